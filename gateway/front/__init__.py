@@ -1,0 +1,1 @@
+"""Speaks HTTP and OpenAI to clients."""
