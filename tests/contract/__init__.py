@@ -1,0 +1,1 @@
+"""What real engines answer, recorded, and whether the simulated engine answers alike."""
