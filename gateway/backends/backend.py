@@ -1,0 +1,141 @@
+"""One vLLM server: where it is, what is known of it, and how much it may be given."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+from urllib.parse import urlsplit
+
+from gateway.backends.health import Health
+from gateway.config import BackendConfig, HealthConfig
+
+DEFAULT_MAX_NUM_SEQS = 256  # vLLM's own default on most GPUs
+SLOW_START_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where to connect, and the Host header to send there."""
+
+    host: str
+    port: int
+    tls: bool
+    host_header: bytes
+
+    @classmethod
+    def of(cls, url: str) -> "Origin":
+        """The origin of a URL that `BackendConfig` accepted."""
+        parts = urlsplit(url)
+        tls = parts.scheme == "https"
+        if not parts.hostname:
+            raise ValueError(f"{url!r} has no host")
+        return cls(parts.hostname, parts.port or (443 if tls else 80), tls, parts.netloc.encode("idna"))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """One entry of a backend's /v1/models."""
+
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KvEventSource:
+    """Where one engine (data-parallel rank) publishes its KV events, as the backend states it."""
+
+    rank: int
+    publisher: str | None
+    endpoint: str | None
+    replay_endpoint: str | None
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a backend said of itself; None = it has not said. Sums are over its engines (data-parallel ranks)."""
+
+    version: str | None = None
+    models: tuple[ModelCard, ...] = ()
+    block_size_tokens: int | None = None
+    kv_cache_tokens: int | None = None  # sum
+    prefix_caching: bool | None = None
+    max_num_seqs: int | None = None  # of one engine
+    engines: int = 1
+    kv_event_sources: tuple[KvEventSource, ...] | None = None
+    process_start_seconds: float | None = None  # Unix time
+    can_admin: bool = False  # vLLM's development endpoints answer
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """The load that a backend's /metrics showed. Sums are over its engines; counters start with its process."""
+
+    at_seconds: float
+    running: int
+    waiting: int
+    kv_usage: float  # 0..1, the fullest engine's
+    prefix_queries_tokens: float
+    prefix_hits_tokens: float
+    preemptions: float
+
+
+class Backend:
+    """One vLLM server. Compares by identity; `index` is its place in the fleet. Changed by `Fleet` alone."""
+
+    __slots__ = (
+        "api_key",
+        "cap",
+        "config",
+        "facts",
+        "health",
+        "index",
+        "kv_cache_tokens",
+        "name",
+        "origin",
+        "slow_since_seconds",
+        "slow_start_seconds",
+        "speed",
+        "telemetry",
+    )
+
+    def __init__(self, index: int, config: BackendConfig, health: HealthConfig, random: Random) -> None:
+        self.index = index
+        self.config = config
+        self.name = config.name
+        self.origin = Origin.of(config.url)
+        self.api_key = config.api_key
+        self.speed = config.speed
+        self.health = Health(health, random)
+        self.telemetry: Telemetry | None = None
+        self.slow_start_seconds = health.slow_start_seconds
+        self.slow_since_seconds: float | None = None
+        self.cap = 0
+        self.kv_cache_tokens: int | None = None
+        self.facts = Facts()
+        self.learn(Facts())
+
+    def learn(self, facts: Facts) -> None:
+        """Take over new facts and what follows from them."""
+        self.facts = facts
+        told = self.config.max_in_flight
+        self.cap = (facts.max_num_seqs or DEFAULT_MAX_NUM_SEQS) * facts.engines if told == "auto" else told
+        tokens = self.config.kv_cache_tokens
+        self.kv_cache_tokens = facts.kv_cache_tokens if tokens == "auto" else tokens
+
+    def limit(self, now_seconds: float) -> int:
+        """Sequences that it may be given now: its cap, less while it starts slowly."""
+        since = self.slow_since_seconds
+        if since is None:
+            return self.cap
+        elapsed = now_seconds - since
+        if elapsed >= self.slow_start_seconds:
+            return self.cap
+        share = SLOW_START_SHARE + (1 - SLOW_START_SHARE) * max(elapsed, 0.0) / self.slow_start_seconds
+        return max(1, int(self.cap * share))
+
+    def __repr__(self) -> str:
+        return f"<Backend {self.name} {self.health.state}, cap {self.cap}>"

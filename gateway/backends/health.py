@@ -1,0 +1,178 @@
+"""Whether one backend is fit for requests: probes with hysteresis, ejection by failed requests. Pure.
+
+Two kinds of evidence are kept apart. Probes of /health give a verdict, which changes after `fall` bad or `rise` good
+ones in a row. Requests give consecutive failures, which eject for a time that doubles at each relapse.
+
+| state    | verdict of the probes | ejected |
+|----------|-----------------------|---------|
+| unknown  | none yet              | no      |
+| up       | up                    | no      |
+| ejected  | up, or none yet       | yes     |
+| down     | down                  | either  |
+
+- Bytes that came within the last `fall` probe intervals overrule probes that time out: a busy engine answers /health
+  late. They never overrule a refused connection or an answer that says the engine is unwell.
+- The first good probe ever is enough: hysteresis protects a running backend, not a starting one.
+- An ejection ends by time, or by a good probe in its second half. If the engine said it is dead, only time counts:
+  /health of such an engine may still say 200.
+- After an ejection the backend is on probation: one failure ejects it again, one success ends the probation.
+"""
+
+import enum
+import math
+from random import Random
+from typing import Literal
+
+from gateway.config import HealthConfig
+
+State = Literal["unknown", "up", "down", "ejected"]
+
+JITTER = 0.1  # keeps several gateways from returning to a backend at the same moment
+MOST_DOUBLINGS = 16
+
+
+class Probe(enum.Enum):
+    """What one probe of /health came to."""
+
+    OK = "ok"
+    TIMEOUT = "timeout"  # no answer in time, or the connection broke
+    UNWELL = "unwell"  # answered 5xx
+    REFUSED = "refused"  # nothing listens there
+
+
+class Health:
+    """The state of one backend. `now` is a monotonic time in seconds, never decreasing."""
+
+    __slots__ = (
+        "_config",
+        "_doublings",
+        "_ejected_at",
+        "_failures",
+        "_falls",
+        "_fatal",
+        "_is_ejected",
+        "_on_probation",
+        "_random",
+        "_returned_at",
+        "_rises",
+        "_unwell",
+        "_verdict",
+        "ejected_until",
+        "ever_up",
+        "heard_at",
+        "refused",
+        "state",
+    )
+
+    def __init__(self, config: HealthConfig, random: Random) -> None:
+        self._config = config
+        self._random = random
+        self.state: State = "unknown"
+        self.refused = False  # the last attempt to reach it was refused
+        self.ever_up = False
+        self.heard_at = -math.inf  # when bytes of an answer last came; a relay may set it for each chunk
+        self.ejected_until = -math.inf
+        self._verdict: Literal["unknown", "up", "down"] = "unknown"
+        self._falls = 0
+        self._rises = 0
+        self._unwell = False
+        self._failures = 0
+        self._is_ejected = False
+        self._fatal = False
+        self._ejected_at = -math.inf
+        self._returned_at = -math.inf
+        self._on_probation = False
+        self._doublings = 0
+
+    @property
+    def gone(self) -> bool:
+        """Certainly unable to serve: it refuses connections, or probes and requests agree that its engine is dead."""
+        return self.refused or (self._unwell and self._is_ejected and self._fatal)
+
+    def probed(self, probe: Probe, now: float) -> None:
+        """Count one probe of /health."""
+        self.tick(now)
+        self.refused = probe is Probe.REFUSED
+        self._unwell = probe is Probe.UNWELL
+        if probe is Probe.OK:
+            self._probed_well(now)
+        else:
+            self._rises = 0
+            self._falls += 1
+            is_busy = probe is Probe.TIMEOUT and now - self.heard_at < self._grace_seconds
+            if self._verdict == "unknown" or (self._falls >= self._config.fall and not is_busy):
+                self._verdict = "down"
+        self._settle()
+
+    def succeeded(self, now: float) -> None:
+        """Count a request that the backend answered."""
+        self.heard_at = now
+        self.refused = False
+        self._failures = 0
+        self._on_probation = False
+
+    def failed(self, now: float, *, fatal: bool = False, refused: bool = False) -> None:
+        """Count a request that the backend failed. `fatal`: its engine is dead, so eject at once."""
+        self.tick(now)
+        self.refused = refused
+        if self._is_ejected:
+            self._fatal = self._fatal or fatal  # requests that were running when it was ejected prolong nothing
+            return
+        self._failures += 1
+        if fatal or self._on_probation or self._failures >= self._config.eject_failures:
+            self._eject(now, fatal)
+
+    def tick(self, now: float) -> None:
+        """End an ejection whose time is over."""
+        if self._is_ejected and now >= self.ejected_until:
+            self._return(now)
+
+    def restarted(self) -> None:
+        """Another process answers there: what requests said of the old one is void."""
+        self._is_ejected = self._fatal = self._on_probation = False
+        self._failures = self._doublings = 0
+        self.ejected_until = -math.inf
+        self._settle()
+
+    @property
+    def _grace_seconds(self) -> float:
+        return self._config.probe_interval_seconds * self._config.fall
+
+    def _probed_well(self, now: float) -> None:
+        self._falls = 0
+        if self._verdict != "up":
+            self._rises += 1
+            if not self.ever_up or self._rises >= self._config.rise:
+                self._verdict = "up"
+                self._rises = 0
+        half_time = (self._ejected_at + self.ejected_until) / 2
+        if self._is_ejected and not self._fatal and now >= half_time:
+            self._return(now)
+
+    def _eject(self, now: float, fatal: bool) -> None:
+        if not self._on_probation:  # it has worked since the last time: forget one doubling for each quiet period
+            quiet_seconds = now - max(self._returned_at, self._ejected_at)
+            forgotten = quiet_seconds / self._config.eject_max_seconds
+            self._doublings = 0 if forgotten >= self._doublings else self._doublings - int(forgotten)
+        seconds = min(self._config.eject_base_seconds * 2**self._doublings, self._config.eject_max_seconds)
+        self._is_ejected = True
+        self._fatal = fatal
+        self._ejected_at = now
+        self.ejected_until = now + seconds * self._random.uniform(1 - JITTER, 1 + JITTER)
+        self._doublings = min(self._doublings + 1, MOST_DOUBLINGS)
+        self._failures = 0
+        self._settle()
+
+    def _return(self, now: float) -> None:
+        self._is_ejected = self._fatal = False
+        self._on_probation = True
+        self._returned_at = now
+        self.ejected_until = -math.inf
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._is_ejected and self._verdict != "down":
+            self.state = "ejected"
+        else:
+            self.state = self._verdict
+        self.ever_up = self.ever_up or self.state == "up"

@@ -1,0 +1,193 @@
+"""The fleet: the one owner of what is known of the backends, and of who may serve which model now.
+
+Reads are lookups in a snapshot that is replaced whenever evidence changes it. Evidence comes from the relay (requests)
+and from the probe (/health, /v1/models, /metrics).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import NamedTuple
+
+from gateway.backends.backend import Backend, Facts, ModelCard, Telemetry
+from gateway.backends.health import Probe, State
+from gateway.config import BackendConfig, HealthConfig
+from gateway.errors import BackendError, ConnectFailed, EngineDead
+
+Clock = Callable[[], float]
+
+
+def eligible(backends: Sequence[Backend], max_ejected: float) -> tuple[Backend, ...]:
+    """Those of a model's backends that may be given requests.
+
+    Ejections beyond the share `max_ejected` are not carried out, the one that ends first being spared first.
+    If that leaves nobody, all are used that are not certainly gone: probes alone must not stop the traffic.
+    """
+    usable = {backend for backend in backends if backend.health.state == "up"}
+    ejected = [backend for backend in backends if backend.health.state == "ejected"]
+    too_many = max(0, len(ejected) - int(len(backends) * max_ejected))
+    sparable = [backend for backend in ejected if not backend.health.gone]
+    sparable.sort(key=lambda backend: backend.health.ejected_until)
+    usable.update(sparable[:too_many])
+    if usable:
+        return tuple(backend for backend in backends if backend in usable)
+    return tuple(backend for backend in backends if not backend.health.gone)
+
+
+class Fleet:
+    """All backends. Synchronous methods only, called from one event loop."""
+
+    def __init__(
+        self, backends: Sequence[BackendConfig], health: HealthConfig, *, clock: Clock, random: Random
+    ) -> None:
+        self.backends = tuple(Backend(index, config, health, random) for index, config in enumerate(backends))
+        self.on_change: list[Callable[[], None]] = []
+        self.on_restart: list[Callable[[Backend], None]] = []
+        self.on_doubt: list[Callable[[Backend], None]] = []  # a closer look at this backend is wanted soon
+        self.ready = False
+        self._health = health
+        self._clock = clock
+        self._serving: dict[str, tuple[Backend, ...]] = {}
+        self._refused: set[Backend] = set()  # refused a connection since the last probe that got through
+
+    def serving(self, model: str) -> tuple[Backend, ...] | None:
+        """The backends that may be given a request for this model now; None = no backend ever listed it."""
+        return self._serving.get(model)
+
+    def models(self) -> tuple[ModelCard, ...]:
+        """What the backends last said they serve; of several cards for a model, the one with the shortest context."""
+        cards: dict[str, ModelCard] = {}
+        for backend in self.backends:
+            for card in backend.facts.models:
+                known = cards.setdefault(card.id, card)
+                if (card.max_model_len or math.inf) < (known.max_model_len or math.inf):
+                    cards[card.id] = card
+        return tuple(cards.values())
+
+    def succeeded(self, backend: Backend) -> None:
+        """A request was answered."""
+        health = backend.health
+        gone = health.gone
+        health.succeeded(self._clock())
+        if health.gone != gone:
+            self._rebuild()
+
+    def failed(self, backend: Backend, error: BackendError) -> None:
+        """A request failed. Errors that are not the backend's fault are not counted."""
+        if not error.counts_as_failure:
+            return
+        refused = isinstance(error, ConnectFailed) and isinstance(error.__cause__, ConnectionRefusedError)
+        if refused:
+            self._refused.add(backend)
+        before = _view(backend)
+        backend.health.failed(self._clock(), fatal=isinstance(error, EngineDead), refused=refused)
+        self._judged(backend, before)
+        if backend.health.state != before.state:
+            self._doubt(backend)
+
+    def model_missing(self, backend: Backend, model: str) -> None:
+        """The backend says that it has no such model: its list is to be read again, if it ever listed it."""
+        if any(card.id == model for card in backend.facts.models):
+            self._doubt(backend)
+
+    def probed(self, backend: Backend, probe: Probe) -> None:
+        """A probe of /health ended."""
+        before = _view(backend)
+        backend.health.probed(probe, self._clock())
+        if probe is Probe.REFUSED:
+            self._refused.add(backend)
+        elif backend in self._refused:
+            self._refused.remove(backend)
+            backend.health.restarted()
+            # Where the process's start is known, the next scrape tells whether it is another process.
+            if before.ever_up and backend.facts.process_start_seconds is None:
+                self._restarted(backend)
+        self._judged(backend, before)
+
+    def learned(self, backend: Backend, facts: Facts) -> None:
+        """The backend told something new about itself."""
+        old, cap, tokens = backend.facts, backend.cap, backend.kv_cache_tokens
+        if facts == old:
+            return
+        backend.learn(facts)
+        self._rebuild(must_tell=(cap, tokens) != (backend.cap, backend.kv_cache_tokens))
+        if _changed(old.process_start_seconds, facts.process_start_seconds) or _changed(old.version, facts.version):
+            backend.health.restarted()
+            self._rebuild()
+            self._restarted(backend)
+
+    def measured(self, backend: Backend, telemetry: Telemetry | None) -> None:
+        """The backend's load was read; None = what was known is too old to be used."""
+        old, backend.telemetry = backend.telemetry, telemetry
+        knows_start = backend.facts.process_start_seconds is not None
+        if old and telemetry and not knows_start and telemetry.prefix_queries_tokens < old.prefix_queries_tokens:
+            self._restarted(backend)  # a counter went back to zero
+
+    def tick(self, backend: Backend) -> None:
+        """Time has passed: end an ejection that is over, tell of a limit that has grown."""
+        now = self._clock()
+        before = _view(backend)
+        backend.health.tick(now)
+        self._judged(backend, before)
+        since = backend.slow_since_seconds
+        if since is not None:
+            if now - since >= backend.slow_start_seconds:
+                backend.slow_since_seconds = None
+            self._tell()
+
+    def _judged(self, backend: Backend, before: "_View") -> None:
+        after = _view(backend)
+        if after == before:
+            return
+        if after.state == "up" and before.state in ("down", "ejected") and before.ever_up:
+            self._start_slowly(backend)
+        self._rebuild()
+
+    def _restarted(self, backend: Backend) -> None:
+        backend.telemetry = None
+        self._start_slowly(backend)
+        for tell in self.on_restart:
+            tell(backend)
+
+    def _start_slowly(self, backend: Backend) -> None:
+        """Spare a cold cache, unless nobody else could take what it is spared."""
+        others = {other for card in backend.facts.models for other in self._serving[card.id]} - {backend}
+        if any(other.health.state == "up" and other.slow_since_seconds is None for other in others):
+            backend.slow_since_seconds = self._clock()
+
+    def _rebuild(self, must_tell: bool = False) -> None:
+        listing: dict[str, list[Backend]] = {model: [] for model in self._serving}
+        for backend in self.backends:
+            for card in backend.facts.models:
+                listing.setdefault(card.id, []).append(backend)
+        serving = {model: eligible(backends, self._health.max_ejected) for model, backends in listing.items()}
+        if serving != self._serving:
+            self._serving = serving
+            self.ready = any(serving.values())
+            must_tell = True
+        if must_tell:
+            self._tell()
+
+    def _tell(self) -> None:
+        for tell in self.on_change:
+            tell()
+
+    def _doubt(self, backend: Backend) -> None:
+        for tell in self.on_doubt:
+            tell(backend)
+
+
+class _View(NamedTuple):
+    """What of a backend's health decides where requests go."""
+
+    state: State
+    gone: bool
+    ever_up: bool
+
+
+def _view(backend: Backend) -> _View:
+    return _View(backend.health.state, backend.health.gone, backend.health.ever_up)
+
+
+def _changed(old: object, new: object) -> bool:
+    return old is not None and new is not None and old != new

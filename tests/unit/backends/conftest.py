@@ -1,0 +1,72 @@
+"""A fleet under a clock that the test turns."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from gateway.backends.backend import Backend, Facts, ModelCard
+from gateway.backends.health import Probe
+from gateway.backends.registry import Fleet
+from gateway.config import BackendConfig, HealthConfig
+from gateway.errors import ConnectFailed
+
+
+@dataclass
+class ManualClock:
+    """Monotonic seconds that pass only when told to."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def refused() -> ConnectFailed:
+    """What the relay raises when nothing listens."""
+    error = ConnectFailed("no connection")
+    error.__cause__ = ConnectionRefusedError()
+    return error
+
+
+@dataclass
+class Scene:
+    """A fleet and what it told its listeners."""
+
+    clock: ManualClock
+    fleet: Fleet
+    changes: list[dict[str, int]] = field(default_factory=list)
+    restarts: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+
+    def serving(self, model: str = "m") -> str:
+        found = self.fleet.serving(model)
+        return "never listed" if found is None else "".join(backend.name for backend in found)
+
+    def probe(self, backend: Backend, probe: Probe, times: int = 1) -> None:
+        for _ in range(times):
+            self.clock.now += 2.0
+            self.fleet.probed(backend, probe)
+
+
+MakeScene = Callable[..., Scene]
+
+
+@pytest.fixture
+def scene() -> MakeScene:
+    def make(count: int = 4, up: bool = True, models: tuple[str, ...] = ("m",), **health: float) -> Scene:
+        clock = ManualClock()
+        configs = [BackendConfig(url=f"http://10.0.0.{n}:8000", name="abcdefgh"[n]) for n in range(count)]
+        fleet = Fleet(configs, HealthConfig.model_validate(health), clock=clock, random=Random(1))
+        made = Scene(clock, fleet)
+        if up:
+            for backend in fleet.backends:
+                fleet.learned(backend, Facts(models=tuple(ModelCard(model) for model in models)))
+                fleet.probed(backend, Probe.OK)
+        fleet.on_change.append(lambda: made.changes.append({}))
+        fleet.on_restart.append(lambda backend: made.restarts.append(backend.name))
+        fleet.on_doubt.append(lambda backend: made.doubts.append(backend.name))
+        return made
+
+    return make

@@ -1,0 +1,237 @@
+from gateway.backends.backend import Facts, ModelCard, Telemetry
+from gateway.backends.health import Probe
+from gateway.errors import BackendBusy, ConnectFailed, EngineDead, FreshConnectionClosed, ReusedConnectionClosed
+
+from .conftest import MakeScene, refused
+
+
+def test_a_model_that_no_backend_ever_listed_is_told_from_one_that_nobody_serves_now(scene: MakeScene) -> None:
+    s = scene(1)
+    assert s.serving("other") == "never listed"
+    s.probe(s.fleet.backends[0], Probe.REFUSED, 3)
+    assert s.serving() == ""
+    assert not s.fleet.ready
+
+
+def test_nothing_is_ready_before_the_first_answer(scene: MakeScene) -> None:
+    s = scene(2, up=False)
+    assert not s.fleet.ready
+    assert s.serving() == "never listed"
+    s.fleet.learned(s.fleet.backends[1], Facts(models=(ModelCard("m"),)))
+    s.fleet.probed(s.fleet.backends[1], Probe.OK)
+    assert s.fleet.ready
+    assert s.serving() == "b"
+
+
+def test_a_refusing_backend_is_left_out(scene: MakeScene) -> None:
+    s = scene()
+    for _ in range(5):
+        s.fleet.failed(s.fleet.backends[0], refused())
+    assert s.serving() == "bcd"
+    assert s.doubts == ["a"]
+
+
+def test_failures_that_are_not_the_backends_fault_eject_nobody(scene: MakeScene) -> None:
+    s = scene()
+    for error in [BackendBusy("busy"), ReusedConnectionClosed("race")] * 10:
+        s.fleet.failed(s.fleet.backends[0], error)
+    assert s.serving() == "abcd"
+
+
+def test_no_more_than_the_share_is_ejected_and_the_first_to_end_is_spared_first(scene: MakeScene) -> None:
+    s = scene()
+    for backend in s.fleet.backends:
+        s.clock.now += 0.7  # more than the jitter
+        for _ in range(5):
+            s.fleet.failed(backend, FreshConnectionClosed("closed"))
+    assert s.serving() == "ab"
+
+
+def test_the_only_backend_is_never_ejected_unless_it_refuses(scene: MakeScene) -> None:
+    s = scene(1)
+    [a] = s.fleet.backends
+    for _ in range(20):
+        s.fleet.failed(a, FreshConnectionClosed("closed"))
+    assert s.serving() == "a"
+    s.fleet.failed(a, refused())
+    assert s.serving() == ""
+    s.fleet.succeeded(a)
+    assert s.serving() == "a"
+
+
+def test_a_connection_that_times_out_is_not_a_refused_one(scene: MakeScene) -> None:
+    s = scene(1)
+    error = ConnectFailed("slow")
+    error.__cause__ = TimeoutError()
+    for _ in range(6):
+        s.fleet.failed(s.fleet.backends[0], error)
+    assert s.serving() == "a"
+
+
+def test_traffic_goes_on_when_all_probes_time_out(scene: MakeScene) -> None:
+    s = scene()
+    for backend in s.fleet.backends:
+        s.probe(backend, Probe.TIMEOUT, 3)
+        assert s.fleet.ready
+    assert s.serving() == "abcd"
+    assert {backend.health.state for backend in s.fleet.backends} == {"down"}
+
+
+def test_in_panic_the_refusing_ones_are_left_out_while_another_exists(scene: MakeScene) -> None:
+    s = scene(3)
+    a, b, c = s.fleet.backends
+    s.probe(a, Probe.REFUSED, 3)
+    s.probe(b, Probe.TIMEOUT, 3)
+    s.probe(c, Probe.UNWELL, 3)
+    assert s.serving() == "bc"
+
+
+def test_an_engine_that_probes_and_requests_call_dead_gets_nothing(scene: MakeScene) -> None:
+    s = scene(1)
+    [a] = s.fleet.backends
+    s.probe(a, Probe.UNWELL, 3)
+    assert s.serving() == "a"
+    s.fleet.failed(a, EngineDead("dead"))
+    assert s.serving() == ""
+
+
+def test_all_die_and_return_without_help(scene: MakeScene) -> None:
+    s = scene()
+    for backend in s.fleet.backends:
+        for _ in range(5):
+            s.fleet.failed(backend, refused())
+        s.probe(backend, Probe.REFUSED, 3)
+    assert s.serving() == ""
+    s.clock.now += 60
+    for backend in s.fleet.backends:
+        s.probe(backend, Probe.OK, 2)
+    assert s.serving() == "abcd"
+    assert s.restarts == ["a", "b", "c", "d"]
+
+
+def test_the_first_to_return_starts_at_full_speed_and_the_next_slowly(scene: MakeScene) -> None:
+    s = scene(2)
+    a, b = s.fleet.backends
+    for backend in (a, b):
+        s.probe(backend, Probe.REFUSED, 3)
+    s.probe(a, Probe.OK, 2)
+    s.probe(b, Probe.OK, 2)
+    assert a.limit(s.clock.now) == a.cap == 256
+    assert b.limit(s.clock.now) < 45
+
+
+def test_a_first_start_is_not_slow(scene: MakeScene) -> None:
+    s = scene(2, up=False)
+    for backend in s.fleet.backends:
+        s.probe(backend, Probe.REFUSED, 5)
+        s.fleet.learned(backend, Facts(models=(ModelCard("m"),)))
+        s.probe(backend, Probe.OK)
+        assert backend.limit(s.clock.now) == 256
+
+
+def test_a_limit_that_grows_is_told(scene: MakeScene) -> None:
+    s = scene(2)
+    a = s.fleet.backends[0]
+    s.probe(a, Probe.REFUSED, 3)
+    s.probe(a, Probe.OK, 2)
+    limits = []
+    for _ in range(20):
+        s.changes.clear()
+        s.clock.now += 2
+        s.fleet.tick(a)
+        limits.append(a.limit(s.clock.now))
+        assert s.changes or limits[-1] == a.cap
+    assert limits == sorted(limits)
+    assert limits[-1] == a.cap
+    assert a.slow_since_seconds is None
+
+
+def test_listeners_hear_only_of_changes(scene: MakeScene) -> None:
+    s = scene()
+    a = s.fleet.backends[0]
+    s.probe(a, Probe.OK, 10)
+    s.fleet.succeeded(a)
+    s.fleet.failed(a, FreshConnectionClosed("closed"))
+    s.fleet.tick(a)
+    assert s.changes == []
+    s.fleet.failed(a, EngineDead("dead"))
+    assert len(s.changes) == 1
+
+
+def test_an_ejection_ends_at_the_tick_after_its_time(scene: MakeScene) -> None:
+    s = scene()
+    a = s.fleet.backends[0]
+    s.fleet.failed(a, EngineDead("dead"))
+    assert s.serving() == "bcd"
+    s.clock.now = a.health.ejected_until
+    s.fleet.tick(a)
+    assert s.serving() == "abcd"
+
+
+def test_another_process_start_or_version_is_a_restart(scene: MakeScene) -> None:
+    s = scene(2)
+    a = s.fleet.backends[0]
+    models = (ModelCard("m"),)
+    s.fleet.learned(a, Facts("0.30.0", models, process_start_seconds=1.0))
+    assert s.restarts == []
+    s.fleet.learned(a, Facts("0.30.0", models, process_start_seconds=2.0))
+    assert s.restarts == ["a"]
+    s.fleet.learned(a, Facts("0.31.0", models, process_start_seconds=2.0))
+    assert s.restarts == ["a", "a"]
+    assert a.limit(s.clock.now) < a.cap
+
+
+def test_a_refused_connection_to_a_known_process_that_still_runs_is_no_restart(scene: MakeScene) -> None:
+    s = scene(2)
+    a = s.fleet.backends[0]
+    facts = Facts("0.30.0", (ModelCard("m"),), process_start_seconds=1.0)
+    s.fleet.learned(a, facts)
+    s.fleet.failed(a, refused())
+    s.probe(a, Probe.OK)
+    s.fleet.learned(a, facts)
+    assert s.restarts == []
+
+
+def test_counters_that_go_back_are_a_restart_where_the_process_start_is_unknown(scene: MakeScene) -> None:
+    s = scene(1)
+    a = s.fleet.backends[0]
+    s.fleet.measured(a, Telemetry(1.0, 0, 0, 0.0, 500.0, 0.0, 0.0))
+    s.fleet.measured(a, Telemetry(2.0, 0, 0, 0.0, 600.0, 0.0, 0.0))
+    assert s.restarts == []
+    s.fleet.measured(a, Telemetry(3.0, 0, 0, 0.0, 20.0, 0.0, 0.0))
+    assert s.restarts == ["a"]
+
+
+def test_a_changed_model_moves_and_the_old_name_stays_known(scene: MakeScene) -> None:
+    s = scene(2)
+    s.fleet.learned(s.fleet.backends[0], Facts(models=(ModelCard("new"),)))
+    assert s.serving("m") == "b"
+    assert s.serving("new") == "a"
+    s.fleet.learned(s.fleet.backends[1], Facts(models=(ModelCard("new"),)))
+    assert s.serving("m") == ""
+    assert [card.id for card in s.fleet.models()] == ["new"]
+
+
+def test_models_are_listed_whatever_the_backends_health_with_the_shortest_context(scene: MakeScene) -> None:
+    s = scene(2)
+    a, b = s.fleet.backends
+    s.fleet.learned(a, Facts(models=(ModelCard("m", max_model_len=8192), ModelCard("lora", parent="m"))))
+    s.fleet.learned(b, Facts(models=(ModelCard("m", max_model_len=4096),)))
+    for backend in (a, b):
+        s.probe(backend, Probe.REFUSED, 3)
+    assert [(card.id, card.max_model_len) for card in s.fleet.models()] == [("m", 4096), ("lora", None)]
+
+
+def test_a_missing_model_is_looked_up_only_if_it_was_listed(scene: MakeScene) -> None:
+    s = scene(1)
+    s.fleet.model_missing(s.fleet.backends[0], "never")
+    assert s.doubts == []
+    s.fleet.model_missing(s.fleet.backends[0], "m")
+    assert s.doubts == ["a"]
+
+
+def test_a_larger_cap_is_told(scene: MakeScene) -> None:
+    s = scene(1)
+    a = s.fleet.backends[0]
+    s.fleet.learned(a, Facts(models=(ModelCard("m"),), max_num_seqs=512, engines=2, kv_cache_tokens=1000))
+    assert (a.cap, a.kv_cache_tokens, len(s.changes)) == (1024, 1000, 1)
