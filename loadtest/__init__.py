@@ -1,0 +1,1 @@
+"""Load testing: a simulated vLLM, workloads, and the tools that drive and compare them."""

@@ -1,0 +1,193 @@
+"""POST /v1/chat/completions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from loadtest.engine.api.exchange import Body, json_answer, read_json, read_messages
+from loadtest.engine.api.logprobs import chat_logprobs
+from loadtest.engine.api.usage import final_chunk_usage, usage
+from loadtest.engine.choice import Choice, Prompt
+from loadtest.engine.event_stream import EventStream
+from loadtest.engine.generation import Generation
+from loadtest.engine.ledger import Entry
+from loadtest.engine.sampling import Sampling, read_sampling
+from loadtest.engine.service import Service
+from loadtest.engine.streaming import StreamedGeneration
+from loadtest.engine.tokens import render_chat, tokenise
+
+
+async def chat_completions(service: Service, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:
+    """Answer a chat, whole or as a stream."""
+    body = await read_json(request)
+    messages = read_messages(body)
+    sampling = read_sampling(body, ("max_completion_tokens", "max_tokens"), service.config.max_model_len)
+    model = service.check_model(body.get("model"))
+    service.check_admission(sampling.n)
+    prompt = chat_prompt(service, body, messages, model, sampling.cache_salt)
+    note(entry, model, [prompt])
+    answer_id = f"chatcmpl-{service.request_id(request)}"
+    entry.request_id = answer_id.removeprefix("chatcmpl-")
+    choices = service.choices([prompt], sampling, entry)
+    shown_model = (entry.script.model if entry.script else None) or model
+    if sampling.stream:
+        events = ChatEvents(service, answer_id, shown_model, sampling, choices)
+        return await stream_events(service, request, entry, choices, events)
+    with Generation(service.engine, choices, entry) as generation:
+        await generation.finished()
+    return json_answer(_answer(service, answer_id, shown_model, sampling, generation))
+
+
+def chat_prompt(
+    service: Service, body: Body, messages: Sequence[tuple[str, str]], model: str, cache_salt: str
+) -> Prompt:
+    """The prompt that the chat template makes; tools are part of it."""
+    tools = body.get("tools")
+    head = [("system", orjson.dumps(tools).decode())] if tools else []
+    text = render_chat([*head, *messages], bool(body.get("add_generation_prompt", True)))
+    return service.prompt(tokenise(text), text, model, cache_salt)
+
+
+def note(entry: Entry, model: str, prompts: Sequence[Prompt]) -> None:
+    """Write into the ledger what the request is about."""
+    entry.model = model
+    entry.nonces = [prompt.nonce for prompt in prompts if prompt.nonce]
+
+
+async def stream_events(
+    service: Service, request: web.BaseRequest, entry: Entry, choices: Sequence[Choice], events: Any
+) -> web.StreamResponse:
+    """Send a generation's events until its end."""
+    stream = EventStream()
+    with StreamedGeneration(service.engine, choices, events, stream, entry) as generation:
+        response = await stream.open(request)
+        service.streams.add(generation)
+        try:
+            await generation.run()
+        finally:
+            service.streams.discard(generation)
+    return response
+
+
+def prompt_details(service: Service, cached_tokens: int) -> dict[str, Any] | None:
+    """`prompt_tokens_details`, if the engine was started with them."""
+    if not service.config.prompt_tokens_details:
+        return None
+    return {"cached_tokens": cached_tokens, "created_cache_tokens": 0, "multimodal_tokens": None}
+
+
+def _answer(service: Service, answer_id: str, model: str, sampling: Sampling, generation: Generation) -> dict[str, Any]:
+    first = generation.choices[0]
+    return {
+        "id": answer_id,
+        "object": "chat.completion",
+        "created": service.created(),
+        "model": model,
+        "choices": [_choice(choice, sampling) for choice in generation.choices],
+        "service_tier": None,
+        "system_fingerprint": service.fingerprint,
+        "usage": usage(
+            generation.prompt_tokens, generation.output_tokens, prompt_details(service, generation.cached_tokens)
+        ),
+        "prompt_logprobs": None,
+        "prompt_token_ids": first.prompt.ids() if sampling.return_token_ids else None,
+        "prompt_text": None,
+        "kv_transfer_params": None,
+        "ec_transfer_params": None,
+        "metrics": None,
+    }
+
+
+def _choice(choice: Choice, sampling: Sampling) -> dict[str, Any]:
+    tokens = choice.sequence.output_tokens
+    texts = choice.token_texts(0, tokens) if sampling.top_logprobs is not None else []
+    return {
+        "index": choice.index,
+        "message": {
+            "role": "assistant",
+            "content": choice.text(0, tokens),
+            "refusal": None,
+            "annotations": None,
+            "audio": None,
+            "function_call": None,
+            "reasoning": None,
+        },
+        "logprobs": None if sampling.top_logprobs is None else chat_logprobs(texts, sampling.top_logprobs),
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+        "token_ids": choice.token_ids(0, tokens) if sampling.return_token_ids else None,
+        "routed_experts": None,
+    }
+
+
+class ChatEvents:
+    """The chunks of a streamed chat. The common case is a template of bytes around the text."""
+
+    def __init__(
+        self, service: Service, answer_id: str, model: str, sampling: Sampling, choices: Sequence[Choice]
+    ) -> None:
+        self._service = service
+        self._sampling = sampling
+        self._choices = choices
+        self._prompt_tokens = choices[0].sequence.prompt_tokens
+        named = orjson.dumps(model)
+        self._head = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,"choices":[' % (
+            orjson.dumps(answer_id),
+            service.created(),
+            named,
+        )
+        self._plain = not (sampling.continuous_usage or sampling.return_token_ids or sampling.top_logprobs is not None)
+        self._before = [self._head + b'{"index":%d,"delta":{"content":' % i for i in range(len(choices))]
+        self._after = b'},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
+
+    def opening(self) -> Sequence[bytes]:
+        """One chunk with the role for each answer."""
+        ids = b"null"
+        if self._sampling.return_token_ids:
+            ids = orjson.dumps(self._choices[0].prompt.ids())
+        role = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        tail = b',"prompt_token_ids":%b,"prompt_text":null}\n\n' % ids
+        return [self._head + role % i + self._usage(0) + tail for i in range(len(self._choices))]
+
+    def tokens(self, choice: Choice, start: int, stop: int, last: bool) -> Sequence[bytes]:
+        """One chunk with the text of the new tokens."""
+        text = orjson.dumps(choice.text(start, stop))
+        if self._plain and not last:
+            return (self._before[choice.index] + text + self._after,)
+        logprobs = ids = b"null"
+        if self._sampling.top_logprobs is not None:
+            logprobs = orjson.dumps(chat_logprobs(choice.token_texts(start, stop), self._sampling.top_logprobs))
+        if self._sampling.return_token_ids:
+            ids = orjson.dumps(choice.token_ids(start, stop))
+        reason = b"null"
+        if last:
+            reason = b'%b,"stop_reason":%b' % (orjson.dumps(choice.finish_reason), orjson.dumps(choice.stop_reason))
+        end = b'},"logprobs":%b,"finish_reason":%b,"token_ids":%b}]' % (logprobs, reason, ids)
+        fingerprint = b""
+        if last and not self._sampling.include_usage:
+            fingerprint = b',"system_fingerprint":' + orjson.dumps(self._service.fingerprint)
+        return (self._before[choice.index] + text + end + self._usage(stop) + fingerprint + b"}\n\n",)
+
+    def closing(self) -> Sequence[bytes]:
+        """The chunk with the usage, if it was asked for."""
+        if not self._sampling.include_usage:
+            return ()
+        outputs = sum(choice.sequence.output_tokens for choice in self._choices)
+        details = prompt_details(self._service, self._choices[0].sequence.cached_tokens)
+        counts = orjson.dumps(final_chunk_usage(self._prompt_tokens, outputs, details))
+        fingerprint = orjson.dumps(self._service.fingerprint)
+        return (self._head + b'],"usage":%b,"system_fingerprint":%b}\n\n' % (counts, fingerprint),)
+
+    def done(self) -> Sequence[bytes]:
+        """The final marker."""
+        return (b"data: [DONE]\n\n",)
+
+    def _usage(self, tokens: int) -> bytes:
+        if not self._sampling.continuous_usage:
+            return b""
+        prompt = self._prompt_tokens
+        return (
+            b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"completion_tokens_details":null}'
+        ) % (prompt, prompt + tokens, tokens)

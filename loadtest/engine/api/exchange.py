@@ -1,0 +1,110 @@
+"""Reading requests and writing answers."""
+
+import json
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+import orjson
+from aiohttp import web
+
+from loadtest.engine.api.errors import ApiError, bad_request, invalid
+
+Body: TypeAlias = dict[str, Any]
+
+# What vLLM's server and its CORS middleware add to every answer.
+COMMON_HEADERS: Final = MappingProxyType({"Server": "uvicorn", "Vary": "Origin"})
+
+
+def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    """An answer in JSON."""
+    return web.Response(
+        body=orjson.dumps(value),
+        status=status,
+        headers={**COMMON_HEADERS, **(headers or {})},
+        content_type="application/json",
+    )
+
+
+def empty_answer(status: int = 200) -> web.Response:
+    """An answer without a body."""
+    return web.Response(status=status, headers=COMMON_HEADERS)
+
+
+def error_answer(error: ApiError, path: str) -> web.Response:
+    """The answer that an error makes."""
+    value = error.anthropic_body() if path.startswith("/v1/messages") and error.status != 401 else error.body()
+    return json_answer(value, error.status, error.headers)
+
+
+async def read_json(request: web.BaseRequest) -> Body:
+    """The request's JSON object."""
+    if request.content_type != "application/json":
+        raise ApiError(
+            400, "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed", "Bad Request"
+        )
+    raw = await request.read()
+    if not raw:
+        raise invalid("body", "missing", "Field required", None)
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        body = _read_leniently(raw)
+    if not isinstance(body, dict):
+        text = "Input should be a valid dictionary or object to extract fields from"
+        raise invalid("body", "model_attributes_type", text, body)
+    return body
+
+
+def _read_leniently(raw: bytes) -> Any:
+    """What Python's parser accepts beyond the standard (NaN, lone surrogates), or the error in vLLM's words."""
+    try:
+        return json.loads(raw)
+    except json.JSONDecodeError as problem:
+        detail = {
+            "type": "json_invalid",
+            "loc": f"body.{problem.pos}",
+            "msg": "JSON decode error",
+            "input": "<dict of 0 items>",
+            "ctx": {"error": problem.msg},
+        }
+        raise ApiError(400, f"1 validation error:\n  {detail}", "Bad Request", f"body.{problem.pos}") from None
+    except (ValueError, RecursionError):
+        raise ApiError(400, "There was an error parsing the body", "Bad Request") from None
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content: a string, or a list of parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in content)
+    raise invalid("body.messages", "string_type", "Input should be a valid string", content)
+
+
+def read_messages(body: Body) -> list[tuple[str, str]]:
+    """The (role, text) pairs of a chat."""
+    messages = body.get("messages")
+    if messages is None:
+        raise invalid("body.messages", "missing", "Field required", body)
+    if not isinstance(messages, list):
+        raise invalid("body.messages", "list_type", "Input should be a valid list", messages)
+    if not messages:
+        raise ApiError(400, "Cannot apply chat template to an empty conversation. Provide at least one message.")
+    pairs = []
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise invalid(f"body.messages.{number}.role", "missing", "Field required", message)
+        pairs.append((message["role"], text_of(message.get("content"))))
+    return pairs
+
+
+def read_token_ids(value: list[Any], vocabulary: int = 2**32) -> list[int]:
+    """A prompt given as token ids."""
+    for token in value:
+        if not isinstance(token, int) or isinstance(token, bool):
+            raise invalid("body.prompt", "int_type", "Input should be a valid integer", token)
+        if not 0 <= token < vocabulary:
+            raise bad_request(f"Token id {token} is out of vocabulary")
+    return value

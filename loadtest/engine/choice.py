@@ -1,0 +1,116 @@
+"""One answer that is being generated: how long it gets, how it ends, and its text token by token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from loadtest.engine.prose import Prose
+from loadtest.engine.sampling import Sampling
+from loadtest.engine.sequence import SequenceState
+from loadtest.engine.tokens import TokenisedText, block_keys, tokenise
+
+_SHORTEST_NATURAL_TOKENS: Final = 16
+_NATURAL_SPREAD_TOKENS: Final = 240
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """An answer's plan: `pieces` holds the text of each token if a stop string cut it, else the prose tells it."""
+
+    index: int
+    prompt: TokenisedText
+    prose: Prose
+    sequence: SequenceState
+    finish_reason: str
+    stop_reason: str | None = None
+    words: int = 0
+    pieces: Sequence[str] | None = None
+
+    def text(self, start: int, stop: int) -> str:
+        """The text of the tokens from `start` up to `stop`; an end-of-sequence token has none."""
+        if self.pieces is not None:
+            return "".join(self.pieces[start:stop])
+        return self.prose.text(start, min(stop, self.words))
+
+    def token_texts(self, start: int, stop: int) -> list[str]:
+        """The same, a string a token."""
+        return [self.text(index, index + 1) for index in range(start, stop)]
+
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """The ids of the tokens from `start` up to `stop`."""
+        ids = []
+        for piece in self.token_texts(start, stop):
+            packed = tokenise(piece or "<|im_end|>").ids()
+            ids.append(packed[0])
+        return ids
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt ready for the engine."""
+
+    tokens: TokenisedText
+    keys: Sequence[int]
+    parent_key: int
+    seed: int
+    nonce: str | None
+
+
+def plan_choice(
+    index: int,
+    sequence_id: int,
+    prompt: Prompt,
+    sampling: Sampling,
+    limit_tokens: int,
+    block_size: int,
+    forced_tokens: int | None = None,
+) -> Choice:
+    """Decide an answer's length and end: at `limit_tokens`, at a stop string, or where the model would stop itself."""
+    seed = prompt.seed ^ (index * 0x5851F42D4C957F2D) ^ sampling.seed
+    prose = Prose.of(seed, prompt.nonce, limit_tokens)
+    natural = _SHORTEST_NATURAL_TOKENS + (seed >> 7) % _NATURAL_SPREAD_TOKENS
+    natural = max(natural, sampling.min_tokens, len(prose.opening) + 1)
+    if forced_tokens is not None:
+        natural = forced_tokens
+    if sampling.ignore_eos or natural > limit_tokens:
+        words = output_tokens = limit_tokens
+        reason = "length"
+    else:
+        words, output_tokens, reason = natural - 1, natural, "stop"
+    keys = prompt.keys
+
+    def output_keys() -> Sequence[int]:
+        tail = prompt.tokens.packed[len(keys) * block_size * 4 :] + prose.packed(words)
+        return block_keys(tail, block_size, keys[-1] if keys else prompt.parent_key)
+
+    sequence = SequenceState(
+        sequence_id=sequence_id,
+        prompt_tokens=prompt.tokens.num_tokens,
+        output_tokens=output_tokens,
+        prompt_keys=keys,
+        output_keys=output_keys,
+    )
+    choice = Choice(index, prompt.tokens, prose, sequence, reason, None, words)
+    if sampling.stop:
+        _cut_at_stop(choice, sampling)
+    return choice
+
+
+def _cut_at_stop(choice: Choice, sampling: Sampling) -> None:
+    """End the answer before the first stop string, with the token that completes it."""
+    pieces = [choice.prose.token(i) for i in range(choice.words)]
+    text = "".join(pieces)
+    found = [(text.find(stop), stop) for stop in sampling.stop if stop in text]
+    if not found:
+        return
+    cut, stop = min(found)
+    kept: list[str] = []
+    position = 0
+    for piece in pieces:
+        kept.append(piece[: max(0, cut - position)])
+        position += len(piece)
+        if position >= cut + len(stop) and len(kept) >= sampling.min_tokens:
+            break
+    choice.pieces = kept
+    choice.sequence.output_tokens = len(kept)
+    choice.finish_reason, choice.stop_reason = "stop", stop

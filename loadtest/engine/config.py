@@ -1,0 +1,31 @@
+"""What a simulated engine is told at its start."""
+
+from dataclasses import dataclass, field
+
+from loadtest.engine.scheduler import Limits
+from loadtest.engine.step_time import PRESETS, StepTime
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One simulated vLLM server. `time_scale` multiplies all engine times: 0 answers at once, 1 is real time."""
+
+    model: str = "sim"
+    host: str = "127.0.0.1"
+    port: int = 0
+    limits: Limits = field(default_factory=Limits)
+    step_time: StepTime = PRESETS["h100-8b"]
+    time_scale: float = 1.0
+    max_model_len: int = 131_072
+    lora_adapters: tuple[str, ...] = ()
+    api_key: str | None = None
+    embedding: bool = False
+    embedding_dimensions: int = 384
+    control: bool = False
+    max_num_queued_reqs: int | None = None
+    prompt_tokens_details: bool = True
+    responses_store: bool = False
+    keep_alive_seconds: float = 5.0
+    shutdown_timeout_seconds: float = 0.0
+    max_body_bytes: int = 32 * 1024 * 1024
+    version: str = "0.33.0"

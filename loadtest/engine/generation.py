@@ -1,0 +1,63 @@
+"""The answers of one request, from submission to the last token. Leaving the `with` block aborts what has not ended."""
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+
+from loadtest.engine.choice import Choice
+from loadtest.engine.engine_loop import EngineLoop, Running
+from loadtest.engine.ledger import Entry
+
+
+class Generation:
+    """Collects whole answers: nobody looks at tokens before the end."""
+
+    def __init__(self, engine: EngineLoop, choices: Sequence[Choice], entry: Entry) -> None:
+        self.choices = choices
+        self._engine = engine
+        self._entry = entry
+        self._running: list[Running] = []
+        self._unfinished = len(choices)
+        self._finished = asyncio.Event()
+
+    def __enter__(self) -> "Generation":
+        submit = self._engine.submit
+        self._running = [submit(choice.sequence, self, False, choice.finish_reason) for choice in self.choices]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for running in self._running:
+            self._engine.abort(running)
+        entry = self._entry
+        entry.prompt_tokens = sum(choice.sequence.prompt_tokens for choice in self.choices)
+        entry.cached_tokens = sum(choice.sequence.cached_tokens for choice in self.choices)
+
+    def on_tokens(self, generated_tokens: int, finished: bool) -> None:
+        """One answer is complete."""
+        if finished:
+            self._entry.output_tokens += generated_tokens
+            self._unfinished -= 1
+            if not self._unfinished:
+                self._finished.set()
+
+    async def finished(self) -> None:
+        """Wait for all answers."""
+        await self._finished.wait()
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts, each counted once however many answers it has."""
+        seen = {id(choice.prompt): choice.sequence.prompt_tokens for choice in self.choices}
+        return sum(seen.values())
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(choice.sequence.output_tokens for choice in self.choices)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the first answer found in the prefix cache."""
+        return self.choices[0].sequence.cached_tokens

@@ -1,0 +1,110 @@
+"""Who asked what, and how it ended: the record that tests hold against the gateway's."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from loadtest.engine.faults import Script
+
+
+class Ending(StrEnum):
+    """How a request ended."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    REFUSED = "refused"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One HTTP request."""
+
+    method: str
+    path: str
+    started_seconds: float
+    headers: Mapping[str, str] = field(default_factory=dict)
+    script: Script | None = None
+    request_id: str | None = None
+    model: str | None = None
+    nonces: list[str] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    status: int | None = None
+    ending: Ending = Ending.RUNNING
+    ended_seconds: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The entry as the control route shows it."""
+        return {
+            "method": self.method,
+            "path": self.path,
+            "request_id": self.request_id,
+            "model": self.model,
+            "nonces": self.nonces,
+            "headers": dict(self.headers),
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+            "status": self.status,
+            "ending": self.ending.value,
+            "started_seconds": self.started_seconds,
+            "ended_seconds": self.ended_seconds,
+        }
+
+
+class Ledger:
+    """Entries of inference and control requests, newest last; without `keep` only the counts are kept."""
+
+    def __init__(self, clock: Callable[[], float], keep: int) -> None:
+        self._clock = clock
+        self._keep = keep
+        self._entries: deque[Entry] = deque(maxlen=keep or 1)
+        self.in_flight = 0
+        self.max_in_flight = 0
+        self.total = 0
+        self.endings = dict.fromkeys(Ending, 0)
+
+    @property
+    def keeps_entries(self) -> bool:
+        """Whether entries are kept."""
+        return self._keep > 0
+
+    def begin(self, method: str, path: str, headers: Mapping[str, str], script: Script | None) -> Entry:
+        """A request arrived."""
+        entry = Entry(method, path, self._clock(), headers, script)
+        self.total += 1
+        self.in_flight += 1
+        self.max_in_flight = max(self.max_in_flight, self.in_flight)
+        if self._keep:
+            self._entries.append(entry)
+        return entry
+
+    def end(self, entry: Entry, ending: Ending) -> None:
+        """A request ended."""
+        entry.ending = ending
+        entry.ended_seconds = self._clock()
+        self.in_flight -= 1
+        self.endings[ending] += 1
+
+    def clear(self) -> None:
+        """Forget what ended; the highest concurrency starts again from the present one."""
+        running = [entry for entry in self._entries if entry.ending is Ending.RUNNING]
+        self._entries.clear()
+        self._entries.extend(running)
+        self.max_in_flight = self.total = self.in_flight
+        self.endings = dict.fromkeys(Ending, 0)
+
+    def as_json(self) -> dict[str, Any]:
+        """Counts and entries."""
+        return {
+            "total": self.total,
+            "in_flight": self.in_flight,
+            "max_in_flight": self.max_in_flight,
+            "endings": {ending.value: count for ending, count in self.endings.items() if ending is not Ending.RUNNING},
+            "entries": [entry.as_json() for entry in self._entries],
+        }

@@ -1,0 +1,344 @@
+"""Continuous batching as vLLM V1 does it: running sequences first, then the queue, within a budget of tokens a step.
+
+Pure: the caller says what time it is, asks for the next step, waits for its duration, and commits it. A decode step
+costs O(sequences that cross a block boundary), not O(sequences): every decoding sequence advances by one token a step,
+so one counter (`decode_clock`) tells the length of all of them, and ends and block boundaries are looked up by it.
+"""
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+from loadtest.engine.block_pool import BlockPool
+from loadtest.engine.sequence import SequenceState, State
+from loadtest.engine.step_time import StepTime
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The sizes that bound a batch."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    block_size: int = 16
+    num_blocks: int = 27_000
+    prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                "max_num_batched_tokens must be at least max_num_seqs: each running sequence needs a token"
+            )
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start."""
+
+    prompt_tokens: int = 0
+    prompt_tokens_cached: int = 0
+    generation_tokens: int = 0
+    prefix_queries_tokens: int = 0
+    prefix_hits_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    peak_running: int = 0
+    peak_used_blocks: int = 0
+
+
+@dataclass(slots=True)
+class Step:
+    """One step that was scheduled, or `repeat` equal decode-only steps in a row."""
+
+    duration_seconds: float
+    repeat: int
+    prefills: list[tuple[SequenceState, int]]
+    decode_sequences: int
+
+
+@dataclass(slots=True)
+class Committed:
+    """What a step did: who got a first token (or, pooling, an answer), who ended. Decoding ones got `repeat` tokens."""
+
+    repeat: int
+    started: list[SequenceState] = field(default_factory=list)
+    finished: list[SequenceState] = field(default_factory=list)
+
+
+class Scheduler:
+    """Owns the queue, the batch and the blocks of one engine."""
+
+    def __init__(self, limits: Limits, step_time: StepTime) -> None:
+        self.limits = limits
+        self.step_time = step_time
+        self.pool = BlockPool(limits.num_blocks)
+        self.counters = Counters()
+        self.waiting: deque[SequenceState] = deque()
+        # Both in order of admission. At most one sequence is partly prefilled: it used up its step's budget.
+        self.decoding: dict[int, SequenceState] = {}
+        self.prefilling: dict[int, SequenceState] = {}
+        self.decode_clock = 0
+        self._context_tokens = 0
+        self._ends: list[tuple[int, int, SequenceState]] = []
+        # decode_clock modulo block_size -> sequences whose next token begins a block at that clock.
+        self._boundaries: list[dict[int, SequenceState]] = [{} for _ in range(limits.block_size)]
+        self._aborted_in_queue = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"<Scheduler {self.num_running}/{self.limits.max_num_seqs} running, {self.num_waiting} waiting, "
+            f"{self.pool.num_used}/{self.pool.num_blocks} blocks>"
+        )
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in the batch."""
+        return len(self.decoding) + len(self.prefilling)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in the queue."""
+        return len(self.waiting) - self._aborted_in_queue
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a sequence of that length can ever run."""
+        return -(-tokens // self.limits.block_size) <= self.pool.num_blocks
+
+    def add(self, sequence: SequenceState) -> None:
+        """Put a new sequence at the end of the queue."""
+        if not self.fits(sequence.prompt_tokens + max(sequence.output_tokens - 1, 0)):
+            raise ValueError("the sequence is longer than the whole KV cache")
+        self.waiting.append(sequence)
+
+    def abort(self, sequence: SequenceState) -> bool:
+        """End a sequence now, wherever it is; False if it has ended already."""
+        if sequence.state in (State.FINISHED, State.ABORTED):
+            return False
+        if sequence.state is State.WAITING:
+            # Dropped when the queue is next looked at: removing from the middle would cost O(queue).
+            self._aborted_in_queue += 1
+        else:
+            self._leave_batch(sequence)
+            self.pool.release(sequence.blocks)
+            sequence.blocks = []
+        sequence.state = State.ABORTED
+        if not self.num_waiting:
+            self.waiting.clear()
+            self._aborted_in_queue = 0
+        return True
+
+    def generated_tokens(self, sequence: SequenceState) -> int:
+        """Tokens that the sequence has got so far."""
+        if sequence.state is State.DECODING:
+            return sequence.earlier_generated_tokens + self.decode_clock - sequence.decode_since
+        return sequence.earlier_generated_tokens
+
+    def schedule(self, now_seconds: float, horizon_seconds: float | None = None) -> Step | None:
+        """Choose the next step, None if there is nothing to do.
+
+        With a horizon (the time of the next arrival), a decode-only step may be repeated while nothing else can happen
+        before it: a replay in virtual time needs no more than the sum.
+        """
+        preempted = self._grow_decoding()
+        budget = self.limits.max_num_batched_tokens - len(self.decoding)
+        prefills: list[tuple[SequenceState, int]] = []
+        duration = self.step_time.base_seconds
+        for sequence in list(self.prefilling.values()):
+            budget, seconds = self._prefill_chunk(sequence, budget, prefills)
+            duration += seconds
+        while not preempted and budget > 0 and self.waiting and self.num_running < self.limits.max_num_seqs:
+            sequence = self.waiting[0]
+            if sequence.state is State.ABORTED:
+                self.waiting.popleft()
+                self._aborted_in_queue -= 1
+                continue
+            if not self._admit(sequence, now_seconds):
+                break
+            self.waiting.popleft()
+            budget, seconds = self._prefill_chunk(sequence, budget, prefills)
+            duration += seconds
+        decodes = len(self.decoding)
+        if not prefills and not decodes:
+            return None
+        counters = self.counters
+        counters.peak_running = max(counters.peak_running, self.num_running)
+        counters.peak_used_blocks = max(counters.peak_used_blocks, self.pool.num_used)
+        repeat = 1
+        if horizon_seconds is not None and not prefills and not preempted:
+            repeat = self._stretch(now_seconds, horizon_seconds)
+            duration = self.step_time.decode_stretch_seconds(repeat, decodes, self._context_tokens)
+        else:
+            duration += self.step_time.decode_seconds(decodes, self._context_tokens)
+        return Step(duration, repeat, prefills, decodes)
+
+    def commit(self, step: Step, now_seconds: float) -> Committed:
+        """The step is done: hand out its tokens, end who is at the end."""
+        done = Committed(step.repeat)
+        counters = self.counters
+        counters.steps += step.repeat
+        decoding = len(self.decoding)
+        self.decode_clock += step.repeat
+        self._context_tokens += decoding * step.repeat
+        counters.generation_tokens += decoding * step.repeat
+        while self._ends and self._ends[0][0] <= self.decode_clock:
+            until, _, sequence = heapq.heappop(self._ends)
+            # An entry of an aborted or preempted sequence is stale.
+            if sequence.state is State.DECODING and sequence.decode_until == until:
+                self._finish(sequence, now_seconds)
+                done.finished.append(sequence)
+        for sequence, tokens in step.prefills:
+            if sequence.state is State.PREFILLING:
+                sequence.computed_tokens += tokens
+                if sequence.computed_tokens == sequence.prefill_target_tokens:
+                    self._end_prefill(sequence, now_seconds, done)
+        return done
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached blocks; refused while sequences hold some."""
+        return self.pool.reset_cache()
+
+    # --- admission and prefill -------------------------------------------------------------------------------------
+
+    def _admit(self, sequence: SequenceState, now_seconds: float) -> bool:
+        """Move a waiting sequence into the batch if all blocks of its prompt fit."""
+        block_size, pool = self.limits.block_size, self.pool
+        target = sequence.prefill_target_tokens
+        # The last token is always computed, because its logits are needed.
+        hit = pool.find(sequence.prompt_keys, (target - 1) // block_size) if self.limits.prefix_caching else []
+        needed = -(-target // block_size) - len(hit)
+        if needed + pool.num_free_among(hit) > pool.num_free:
+            return False
+        pool.take_cached(hit)
+        sequence.blocks = hit + pool.allocate(needed)
+        sequence.computed_tokens = len(hit) * block_size
+        sequence.state = State.PREFILLING
+        self.prefilling[sequence.sequence_id] = sequence
+        if sequence.scheduled_seconds < 0:
+            sequence.scheduled_seconds = now_seconds
+            sequence.cached_tokens = sequence.computed_tokens
+            counters = self.counters
+            counters.prompt_tokens += sequence.prompt_tokens
+            counters.prompt_tokens_cached += sequence.cached_tokens
+            if self.limits.prefix_caching:
+                counters.prefix_queries_tokens += sequence.prompt_tokens
+                counters.prefix_hits_tokens += sequence.cached_tokens
+        return True
+
+    def _prefill_chunk(
+        self, sequence: SequenceState, budget: int, prefills: list[tuple[SequenceState, int]]
+    ) -> tuple[int, float]:
+        """Give a sequence as much of the budget as it can use; its full blocks can be hit from now on."""
+        computed = sequence.computed_tokens
+        tokens = min(budget, sequence.prefill_target_tokens - computed)
+        if tokens <= 0:
+            return budget, 0.0
+        if self.limits.prefix_caching:
+            first, last = computed // self.limits.block_size, (computed + tokens) // self.limits.block_size
+            last = min(last, len(sequence.prompt_keys))
+            if first < last:
+                self.pool.register(sequence.blocks[first:last], sequence.prompt_keys[first:last])
+        prefills.append((sequence, tokens))
+        return budget - tokens, self.step_time.prefill_seconds(tokens, computed)
+
+    def _end_prefill(self, sequence: SequenceState, now_seconds: float, done: Committed) -> None:
+        """The prompt is computed: the same step samples a token."""
+        del self.prefilling[sequence.sequence_id]
+        if sequence.first_token_seconds < 0:
+            sequence.first_token_seconds = now_seconds
+        done.started.append(sequence)
+        if sequence.output_tokens:
+            sequence.earlier_generated_tokens += 1
+            self.counters.generation_tokens += 1
+        remaining = sequence.output_tokens - sequence.earlier_generated_tokens
+        if remaining <= 0:
+            self._end(sequence, now_seconds)
+            done.finished.append(sequence)
+            return
+        sequence.state = State.DECODING
+        sequence.decode_since = self.decode_clock
+        sequence.decode_until = self.decode_clock + remaining
+        self.decoding[sequence.sequence_id] = sequence
+        self._context_tokens += sequence.computed_tokens
+        if len(self._ends) > 2 * len(self.decoding) + 1024:
+            self._ends = [(s.decode_until, s.sequence_id, s) for s in self.decoding.values()]
+            heapq.heapify(self._ends)
+        else:
+            heapq.heappush(self._ends, (sequence.decode_until, sequence.sequence_id, sequence))
+        self._boundaries[self._boundary_slot(sequence)][sequence.sequence_id] = sequence
+
+    # --- decode ----------------------------------------------------------------------------------------------------
+
+    def _boundary_slot(self, sequence: SequenceState) -> int:
+        """The clock, modulo the block size, at which the sequence's next token to compute begins a block."""
+        return (sequence.decode_since - sequence.computed_tokens) % self.limits.block_size
+
+    def _grow_decoding(self) -> bool:
+        """Give a block to each sequence that begins one, preempting the latest admitted when there is none."""
+        preempted = False
+        for sequence in list(self._boundaries[self.decode_clock % self.limits.block_size].values()):
+            while sequence.state is State.DECODING and not self.pool.num_free:
+                self._preempt_last()
+                preempted = True
+            if sequence.state is State.DECODING:
+                sequence.blocks += self.pool.allocate(1)
+        return preempted
+
+    def _stretch(self, now_seconds: float, horizon_seconds: float) -> int:
+        """How many decode steps can be taken as one: until an end, a block boundary, or the horizon."""
+        while self._ends and (
+            self._ends[0][2].state is not State.DECODING or self._ends[0][2].decode_until != self._ends[0][0]
+        ):
+            heapq.heappop(self._ends)
+        limit = self._ends[0][0] - self.decode_clock
+        block_size = self.limits.block_size
+        for ahead in range(1, min(limit, block_size) + 1):
+            if self._boundaries[(self.decode_clock + ahead) % block_size]:
+                limit = ahead
+                break
+        sequences = len(self.decoding)
+        longest = self.step_time.base_seconds + self.step_time.decode_seconds(
+            sequences, self._context_tokens + limit * sequences
+        )
+        return max(1, min(limit, 1 + int((horizon_seconds - now_seconds) / longest)))
+
+    def _preempt_last(self) -> None:
+        """Put the latest admitted sequence back at the head of the queue; it will recompute everything."""
+        batch = self.prefilling or self.decoding
+        sequence = batch[next(reversed(batch))]
+        self._leave_batch(sequence)
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.computed_tokens = 0
+        sequence.state = State.WAITING
+        sequence.preemptions += 1
+        self.counters.preemptions += 1
+        self.waiting.appendleft(sequence)
+
+    def _leave_batch(self, sequence: SequenceState) -> None:
+        """Take a running sequence out of the batch and its indexes; its blocks stay with it."""
+        if sequence.state is State.PREFILLING:
+            del self.prefilling[sequence.sequence_id]
+            return
+        decoded = self.decode_clock - sequence.decode_since
+        del self.decoding[sequence.sequence_id]
+        del self._boundaries[self._boundary_slot(sequence)][sequence.sequence_id]
+        self._context_tokens -= sequence.computed_tokens + decoded
+        sequence.computed_tokens += decoded
+        sequence.earlier_generated_tokens += decoded
+
+    def _finish(self, sequence: SequenceState, now_seconds: float) -> None:
+        self._leave_batch(sequence)
+        self._end(sequence, now_seconds)
+
+    def _end(self, sequence: SequenceState, now_seconds: float) -> None:
+        """Cache the output's full blocks and give all blocks back."""
+        if self.limits.prefix_caching and sequence.output_tokens:
+            first = len(sequence.prompt_keys)
+            full = sequence.computed_tokens // self.limits.block_size
+            if first < full:
+                keys = sequence.output_keys()[: full - first]
+                self.pool.register(sequence.blocks[first : first + len(keys)], keys)
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.state = State.FINISHED
+        sequence.finished_seconds = now_seconds

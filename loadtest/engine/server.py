@@ -1,0 +1,220 @@
+"""The HTTP server of a simulated engine."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from loadtest.engine.api import errors
+from loadtest.engine.api.errors import ApiError
+from loadtest.engine.api.exchange import error_answer
+from loadtest.engine.api.routes import INFERENCE, Handler, Routes, routes
+from loadtest.engine.config import EngineConfig
+from loadtest.engine.engine_loop import EngineLoop
+from loadtest.engine.engine_stats import EngineStats
+from loadtest.engine.event_stream import break_connection
+from loadtest.engine.faults import Faults, Script
+from loadtest.engine.ledger import Ending, Entry, Ledger
+from loadtest.engine.scheduler import Scheduler
+from loadtest.engine.service import Service
+
+_KEPT_ENTRIES: Final = 200_000
+_GUARDED: Final = ("/v1", "/v2", "/inference", "/cohere")
+
+
+def _unix_seconds() -> float:
+    return time.time_ns() / 1e9
+
+
+class SimulatedEngine:
+    """`async with SimulatedEngine(config) as engine:` serves at `engine.url`."""
+
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        unix_seconds: Callable[[], float] = _unix_seconds,
+        seed: int | None = None,
+    ) -> None:
+        self.config = config or EngineConfig()
+        self._unix_seconds = unix_seconds
+        self._random = random.Random(seed)
+        self._service: Service | None = None
+        self._runner: web.ServerRunner | None = None
+        self._site: web.TCPSite | None = None
+        self._routes: Routes = routes(self.config)
+
+    @property
+    def service(self) -> Service:
+        """The engine's state, for tests in the same process."""
+        assert self._service is not None, "the engine is not started"
+        return self._service
+
+    @property
+    def port(self) -> int:
+        """The port that is listened at."""
+        assert self._runner is not None, "the engine is not started"
+        address: tuple[str, int] = self._runner.addresses[0]
+        return address[1]
+
+    @property
+    def url(self) -> str:
+        """The base URL."""
+        return f"http://{self.config.host}:{self.port}"
+
+    async def __aenter__(self) -> "SimulatedEngine":
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen."""
+        loop = asyncio.get_running_loop()
+        config = self.config
+        engine = EngineLoop(
+            Scheduler(config.limits, config.step_time), EngineStats(config.max_model_len), config.time_scale, loop
+        )
+        self._service = Service(
+            config=config,
+            engine=engine,
+            unix_seconds=self._unix_seconds,
+            random=self._random,
+            ledger=Ledger(loop.time, _KEPT_ENTRIES if config.control else 0),
+            faults=Faults.none(),
+            started_unix_seconds=self._unix_seconds(),
+        )
+        server = web.Server(
+            self._handle,
+            handler_cancellation=True,
+            tcp_keepalive=False,
+            keepalive_timeout=config.keep_alive_seconds,
+            access_log=None,
+            request_factory=self._make_request,
+        )
+        self._runner = web.ServerRunner(server)
+        await self._runner.setup()
+        self._site = web.TCPSite(
+            self._runner, config.host, config.port, shutdown_timeout=config.shutdown_timeout_seconds, backlog=2048
+        )
+        await self._site.start()
+
+    async def stop(self) -> None:
+        """Refuse new connections, let requests end for the configured time, then abort the rest."""
+        if self._runner is None:
+            return
+        if not self.config.shutdown_timeout_seconds:
+            self.service.fail_streams()
+        await self._runner.cleanup()
+        self.service.engine.close()
+        self._runner = None
+
+    def _make_request(self, message, payload, protocol, writer, task):  # type: ignore[no-untyped-def]
+        return web.BaseRequest(
+            message, payload, protocol, writer, task, protocol._loop, client_max_size=self.config.max_body_bytes
+        )
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Find the handler, keep the ledger, render errors."""
+        path = request.path
+        handler: Handler | None = None
+        try:
+            handler = self._find(request.method, path)
+            self._authenticate(request, path)
+        except ApiError as error:
+            self._count(request.method, path if handler else "none", error.status)
+            return error_answer(error, path)
+        if path.startswith("/sim/"):
+            return await self._answer(handler, request, Entry("", "", 0.0))
+        try:
+            entry = self._begin(request, path)
+        except ValidationError as problem:
+            return error_answer(ApiError(400, f"x-sim-script: {problem}"), path)
+        return await self._recorded(handler, request, entry)
+
+    async def _recorded(self, handler: Handler, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:
+        service = self.service
+        inference = entry.path in INFERENCE
+        service.server_load += inference
+        ending = Ending.ABORTED
+        try:
+            if entry.script is not None and (early := await self._play_opening(request, entry.script)):
+                ending = Ending.REFUSED
+                response = early
+            else:
+                response = await self._answer(handler, request, entry)
+                ending = Ending.FINISHED if response.status < 400 else Ending.REFUSED
+            entry.status = response.status
+            self._count(entry.method, entry.path, response.status)
+            return response
+        finally:
+            service.server_load -= inference
+            service.ledger.end(entry, ending)
+
+    async def _answer(self, handler: Handler, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:
+        try:
+            return await handler(self.service, request, entry)
+        except ApiError as error:
+            return error_answer(error, request.path)
+        except web.HTTPRequestEntityTooLarge:
+            return error_answer(ApiError(413, "Request body too large", "Request Entity Too Large"), request.path)
+
+    def _begin(self, request: web.BaseRequest, path: str) -> Entry:
+        service = self.service
+        script: Script | None = None
+        headers: dict[str, str] = {}
+        if self.config.control:
+            headers = {str(name): value for name, value in request.headers.items()}
+            if path in INFERENCE:
+                script = service.faults.script_for(request.headers.get("x-sim-script"))
+        return service.ledger.begin(request.method, path, headers, script)
+
+    async def _play_opening(self, request: web.BaseRequest, script: Script) -> web.StreamResponse | None:
+        """The part of a script that comes before any answer."""
+        if script.headers_delay_seconds:
+            await asyncio.sleep(script.headers_delay_seconds)
+        if script.hang:
+            await request.read()
+            await asyncio.Event().wait()
+        if script.die_before_headers is not None:
+            await request.read()
+            break_connection(request, script.die_before_headers)
+            await asyncio.Event().wait()
+        if script.status is None:
+            return None
+        await request.read()
+        headers = {"Retry-After": script.retry_after} if script.retry_after is not None else {}
+        return error_answer(
+            ApiError(script.status, script.message, "InternalServerError", headers=headers), request.path
+        )
+
+    def _find(self, method: str, path: str) -> Handler:
+        methods = self._routes.get(path)
+        if methods is None and path.startswith("/v1/responses/"):
+            methods = self._routes.get("/v1/responses/{response_id}" + ("/cancel" if path.endswith("/cancel") else ""))
+        if methods is None:
+            raise errors.not_found()
+        handler = methods.get(method)
+        if handler is None:
+            raise errors.method_not_allowed(", ".join(methods))
+        return handler
+
+    def _authenticate(self, request: web.BaseRequest, path: str) -> None:
+        key = self.config.api_key
+        if key is None or not path.startswith(_GUARDED):
+            return
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or token != key:
+            raise errors.unauthorised()
+
+    def _count(self, method: str, path: str, status: int) -> None:
+        key = (path, method, f"{status // 100}xx")
+        counts = self.service.http_requests
+        counts[key] = counts.get(key, 0) + 1

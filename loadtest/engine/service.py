@@ -1,0 +1,112 @@
+"""What the handlers of one simulated engine share."""
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import xxhash
+from aiohttp import web
+
+from loadtest.engine.api.errors import engine_dead, queue_full, too_long, unknown_model
+from loadtest.engine.choice import Choice, Prompt, plan_choice
+from loadtest.engine.config import EngineConfig
+from loadtest.engine.engine_loop import EngineLoop
+from loadtest.engine.faults import Faults
+from loadtest.engine.ledger import Entry, Ledger
+from loadtest.engine.prose import find_nonce
+from loadtest.engine.sampling import Sampling
+from loadtest.engine.streaming import StreamedGeneration
+from loadtest.engine.tokens import TokenisedText, block_keys, namespace
+
+
+@dataclass(slots=True)
+class Service:
+    """One engine's configuration, model, and records. Handlers get it and the request, nothing else."""
+
+    config: EngineConfig
+    engine: EngineLoop
+    unix_seconds: Callable[[], float]
+    random: random.Random
+    ledger: Ledger
+    faults: Faults
+    started_unix_seconds: float
+    responses: dict[str, Any] = field(default_factory=dict)
+    http_requests: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    streams: set[StreamedGeneration] = field(default_factory=set)
+    server_load: int = 0
+
+    @property
+    def fingerprint(self) -> str:
+        """The `system_fingerprint` of answers."""
+        return f"vllm-{self.config.version}-{namespace(self.config.model) & 0xFFFFFFFF:08x}"
+
+    @property
+    def served_model(self) -> str:
+        """The name of the base model, as it is at present."""
+        return self.faults.model or self.config.model
+
+    def new_id(self) -> str:
+        """16 random hexadecimal digits."""
+        return f"{self.random.getrandbits(64):016x}"
+
+    def request_id(self, request: web.BaseRequest) -> str:
+        """The client's request id, else a new one."""
+        return request.headers.get("X-Request-Id") or self.new_id()
+
+    def created(self) -> int:
+        """Now, as the `created` field has it."""
+        return int(self.unix_seconds())
+
+    def check_model(self, model: Any, with_aliases: bool = True) -> str:
+        """The name under which the request is answered; 404 if it is not served."""
+        served = self.served_model
+        if not model:
+            return served
+        if model == served or model in self.config.lora_adapters:
+            return str(model)
+        raise unknown_model(str(model), served, with_aliases)
+
+    def check_admission(self, num_sequences: int) -> None:
+        """503 if too much is queued, 500 if the engine is dead."""
+        if self.faults.engine_dead:
+            raise engine_dead()
+        limit = self.config.max_num_queued_reqs
+        if limit is not None and self.engine.num_requests + num_sequences > limit:
+            self.engine.stats.rejected += 1
+            raise queue_full()
+
+    def fail_streams(self) -> None:
+        """The engine died: streams under way end with an error event."""
+        for stream in list(self.streams):
+            stream.fail(engine_dead())
+
+    def prompt(self, tokens: TokenisedText, text: str, model: str, cache_salt: str) -> Prompt:
+        """Hash a prompt; 400 if it exceeds the context."""
+        if tokens.num_tokens > self.config.max_model_len:
+            raise too_long(tokens.num_tokens, self.config.max_model_len)
+        parent = namespace("" if model == self.served_model else model, cache_salt)
+        keys = block_keys(tokens.packed, self.config.limits.block_size, parent)
+        nonce = find_nonce(text) if "nonce:" in text else None
+        return Prompt(tokens, keys, parent, xxhash.xxh3_64_intdigest(tokens.packed, parent), nonce)
+
+    def choices(self, prompts: Iterable[Prompt], sampling: Sampling, entry: Entry) -> list[Choice]:
+        """One planned answer for each prompt and each of its `n`."""
+        planned: list[Choice] = []
+        script = entry.script
+        for prompt in prompts:
+            room = self.config.max_model_len - prompt.tokens.num_tokens
+            limit = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
+            for _ in range(sampling.n):
+                planned.append(
+                    plan_choice(
+                        len(planned),
+                        self.engine.new_id(),
+                        prompt,
+                        sampling,
+                        max(limit, 1),
+                        self.config.limits.block_size,
+                        script.output_tokens if script else None,
+                    )
+                )
+        return planned

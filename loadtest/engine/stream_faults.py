@@ -1,0 +1,68 @@
+"""Scripted faults inside a stream: pace, stall, garbage, an error event, a connection that breaks."""
+
+import asyncio
+from collections.abc import Callable
+
+from loadtest.engine.api.errors import ApiError, engine_dead
+from loadtest.engine.event_stream import EventStream
+from loadtest.engine.faults import Script
+
+
+class StreamFaults:
+    """Decides how many tokens may be sent, and strikes when the scripted one was."""
+
+    def __init__(self, script: Script, stream: EventStream, resume: Callable[[], None]) -> None:
+        self._script = script
+        self._stream = stream
+        self._resume = resume
+        self._loop = asyncio.get_running_loop()
+        self._started_seconds = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._garbage_sent = False
+        self._struck = False
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def allowance(self, sent_tokens: int, wanted_tokens: int) -> int:
+        """How many of the wanted tokens may be sent now."""
+        script = self._script
+        if self._struck:
+            return 0
+        allowed = wanted_tokens
+        for limit in (script.die_at_token, script.stall_at_token, script.error_at_token, script.garbage_at_token):
+            if limit is not None and not (limit == script.garbage_at_token and self._garbage_sent):
+                allowed = min(allowed, limit - sent_tokens)
+        if script.tokens_per_second is not None:
+            due = int((self._loop.time() - self._started_seconds) * script.tokens_per_second) + 1 - sent_tokens
+            if due < wanted_tokens:
+                self._arm(sent_tokens + max(due, 0) + 1)
+            allowed = min(allowed, due)
+        return max(allowed, 0)
+
+    def after_send(self, sent_tokens: int, fail: Callable[[ApiError], None]) -> None:
+        """Strike if the scripted token was reached."""
+        script = self._script
+        if self._struck:
+            return
+        if script.garbage_at_token == sent_tokens and not self._garbage_sent:
+            self._garbage_sent = True
+            self._stream.write(b"data: {this is not JSON\n\n")
+            self._loop.call_soon(self._resume)
+        if script.die_at_token == sent_tokens:
+            self._struck = True
+            self._stream.break_off(script.die_by)
+        elif script.error_at_token == sent_tokens:
+            self._struck = True
+            fail(engine_dead())
+        elif script.stall_at_token == sent_tokens:
+            self._struck = True
+
+    def _arm(self, token: int) -> None:
+        assert self._script.tokens_per_second is not None
+        if self._timer is not None:
+            self._timer.cancel()
+        due = self._started_seconds + (token - 1) / self._script.tokens_per_second
+        self._timer = self._loop.call_at(due + 1e-4, self._resume)

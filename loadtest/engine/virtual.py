@@ -1,0 +1,48 @@
+"""Run the engine model in virtual time: a replay of a trace takes as long as the computing does."""
+
+from loadtest.engine.scheduler import Committed, Limits, Scheduler, Step
+from loadtest.engine.sequence import SequenceState
+from loadtest.engine.step_time import StepTime
+
+
+class VirtualEngine:
+    """One engine whose clock moves only when told to."""
+
+    def __init__(self, limits: Limits, step_time: StepTime) -> None:
+        self.scheduler = Scheduler(limits, step_time)
+        self.now_seconds = 0.0
+        self._step: Step | None = None
+        self._step_ends_seconds = 0.0
+
+    @property
+    def next_event_seconds(self) -> float | None:
+        """When the step under way ends; None when idle."""
+        return self._step_ends_seconds if self._step else None
+
+    def submit(self, sequence: SequenceState) -> None:
+        """A request arrives now."""
+        sequence.arrived_seconds = self.now_seconds
+        self.scheduler.add(sequence)
+
+    def advance(self, until_seconds: float) -> list[SequenceState]:
+        """Run all steps that begin before `until_seconds`; who ended by then, in order of their ends."""
+        finished: list[SequenceState] = []
+        while True:
+            if self._step is None:
+                self._step = self.scheduler.schedule(self.now_seconds, until_seconds)
+                if self._step is None:
+                    break
+                self._step_ends_seconds = self.now_seconds + self._step.duration_seconds
+            if self._step_ends_seconds > until_seconds:
+                break
+            self.now_seconds = self._step_ends_seconds
+            finished += self._commit().finished
+        if until_seconds != float("inf"):
+            self.now_seconds = until_seconds
+        return finished
+
+    def _commit(self) -> Committed:
+        assert self._step is not None
+        done = self.scheduler.commit(self._step, self.now_seconds)
+        self._step = None
+        return done
