@@ -1,0 +1,244 @@
+"""Keeps the fleet's knowledge fresh: probes, scrapes and questions, in three loops for each backend.
+
+The loops are apart so that none can hold up another: a hanging /metrics delays no probe, a slow answer about models no
+scrape. Only the outcome of /health and of requests changes who gets traffic; a scrape that fails ages telemetry.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from random import Random
+from types import TracebackType
+from typing import Any, Self
+
+import structlog
+
+from gateway.backends import discovery
+from gateway.backends.backend import Backend, Facts
+from gateway.backends.control import ControlClient, ControlError
+from gateway.backends.health import Probe, State
+from gateway.backends.registry import Clock, Fleet
+from gateway.backends.telemetry import Scrape
+from gateway.config import HealthConfig
+
+JITTER = 0.1
+EAGER_SECONDS = 0.2  # between probes while no backend at all can serve
+FASTEST_SECONDS = 0.2  # however often a closer look is wanted
+STALE_INTERVALS = 3  # telemetry older than this many probe intervals is dropped
+SERVER_INFO_TIMEOUT_SECONDS = 15.0  # the first call makes the server collect its environment
+
+log = structlog.get_logger()
+
+
+class Watch:
+    """Watches a fleet inside its `async with` block."""
+
+    def __init__(self, fleet: Fleet, config: HealthConfig, *, clock: Clock, random: Random) -> None:
+        self._fleet = fleet
+        self._stack = AsyncExitStack()
+        self._client = ControlClient(config.probe_timeout_seconds, clock)
+        self._watches = {
+            backend: BackendWatch(backend, fleet, config, self._client, clock, random) for backend in fleet.backends
+        }
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._client)
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            self._fleet.on_doubt.append(self._look_closer)
+            stack.callback(self._fleet.on_doubt.remove, self._look_closer)
+            self._fleet.on_restart.append(self._ask_again)
+            stack.callback(self._fleet.on_restart.remove, self._ask_again)
+            for watch in self._watches.values():
+                for step in (watch.probe, watch.ask_facts, watch.scrape):
+                    stack.callback(group.create_task(watch.repeat(step)).cancel)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    def _look_closer(self, backend: Backend) -> None:
+        self._watches[backend].look_closer()
+
+    def _ask_again(self, backend: Backend) -> None:
+        self._watches[backend].ask_again()
+
+
+class BackendWatch:
+    """The three loops that watch one backend."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        fleet: Fleet,
+        config: HealthConfig,
+        client: ControlClient,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self._backend = backend
+        self._fleet = fleet
+        self._config = config
+        self._client = client
+        self._clock = clock
+        self._random = random
+        self._probe_wanted = asyncio.Event()
+        self._facts_wanted = asyncio.Event()
+        self._scrape_wanted = asyncio.Event()
+        self._answers = False  # whether the last probe was answered well
+        self._server_info_asked = False
+        self._told_state: State = "unknown"
+        self._told_reasons: dict[str, str] = {}
+
+    def look_closer(self) -> None:
+        """Probe and read the models soon."""
+        self._probe_wanted.set()
+        self._facts_wanted.set()
+
+    def ask_again(self) -> None:
+        """Another process answers: ask it everything."""
+        self._server_info_asked = False
+        self._facts_wanted.set()
+        self._scrape_wanted.set()
+
+    async def repeat(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Run one of the loops. A fault in it is logged: watching goes on as long as the gateway serves."""
+        while True:
+            try:
+                await step()
+            except Exception:
+                log.exception("backend_watch_failed", backend=self._backend.name)
+                await asyncio.sleep(self._config.probe_interval_seconds)
+
+    async def probe(self) -> None:
+        """Probe /health, then rest."""
+        started = self._clock()
+        probe = await self._client.probe(self._backend)
+        answers = probe is Probe.OK
+        if answers and self._backend.health.state != "up":
+            await self._ask(discovery.MODELS_PATH, _with_models)  # before it gets a request for a model of the past
+        if answers and not self._answers:
+            self.ask_again()
+        self._answers = answers
+        self._fleet.probed(self._backend, probe)
+        self._tell_state(probe)
+        await self._rest_until(started + self._pause_seconds(probe))
+        await asyncio.sleep(max(0.0, started + FASTEST_SECONDS - self._clock()))
+
+    async def ask_facts(self) -> None:
+        """Read models, version and settings when it is time or wanted."""
+        await _wait(self._facts_wanted, self._jittered(self._config.refresh_seconds))
+        if not self._answers:
+            return
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._ask(discovery.MODELS_PATH, _with_models))
+            group.create_task(self._ask(discovery.VERSION_PATH, _with_version))
+            group.create_task(self._ask(discovery.KV_EVENT_SOURCES_PATH, _with_kv_event_sources))
+            if not self._server_info_asked:  # its answer stays the same as long as the process lives
+                self._server_info_asked = True
+                group.create_task(self._ask(discovery.SERVER_INFO_PATH, _with_server_info, SERVER_INFO_TIMEOUT_SECONDS))
+        await asyncio.sleep(FASTEST_SECONDS)
+
+    async def scrape(self) -> None:
+        """Read /metrics when it is time or wanted, and drop what is too old."""
+        await _wait(self._scrape_wanted, self._jittered(self._config.probe_interval_seconds))
+        backend = self._backend
+        if self._answers:
+            try:
+                self._take(await self._client.scrape(backend))
+            except ControlError as error:
+                self._tell_reason("/metrics", str(error))
+        oldest = self._clock() - STALE_INTERVALS * self._config.probe_interval_seconds
+        if backend.telemetry is not None and backend.telemetry.at_seconds < oldest:
+            self._fleet.measured(backend, None)
+
+    def _take(self, scrape: Scrape) -> None:
+        self._tell_reason("/metrics", "")
+        if scrape.telemetry is None:
+            return  # a page without vLLM's metrics
+        self._fleet.learned(
+            self._backend,
+            replace(
+                self._backend.facts,
+                engines=scrape.engines,
+                block_size_tokens=scrape.block_size_tokens,
+                kv_cache_tokens=scrape.kv_cache_tokens,
+                prefix_caching=scrape.prefix_caching,
+                process_start_seconds=scrape.process_start_seconds,
+            ),
+        )
+        self._fleet.measured(self._backend, scrape.telemetry)
+
+    async def _ask(self, path: str, take: Callable[[Facts, Any], Facts], timeout_seconds: float | None = None) -> None:
+        """Learn what a path answers. What it does not answer stays as it was known."""
+        try:
+            document = await self._client.ask(self._backend, path, timeout_seconds)
+            self._fleet.learned(self._backend, take(self._backend.facts, document))
+            self._tell_reason(path, "")
+        except (ControlError, ValueError) as error:
+            self._tell_reason(path, str(error))
+
+    def _pause_seconds(self, probe: Probe) -> float:
+        """From the start of one probe to the next; shorter where the next one decides something."""
+        state, interval = self._backend.health.state, self._config.probe_interval_seconds
+        if not self._fleet.ready and state != "up":
+            interval = min(interval, EAGER_SECONDS)
+        elif (probe is Probe.REFUSED and state == "up") or (probe is Probe.OK and state == "down"):
+            interval /= 4
+        return self._jittered(interval)
+
+    async def _rest_until(self, due: float) -> None:
+        """Wait for the next probe, a wish for one, or the end of an ejection, whichever is first."""
+        while (left := due - self._clock()) > 0:
+            until_return = self._backend.health.ejected_until - self._clock()
+            if await _wait(self._probe_wanted, min(left, until_return) if until_return > 0 else left):
+                return
+            self._fleet.tick(self._backend)
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * self._random.uniform(1 - JITTER, 1 + JITTER)
+
+    def _tell_state(self, probe: Probe) -> None:
+        state, was = self._backend.health.state, self._told_state
+        if state != was:
+            self._told_state = state
+            tell = log.info if state == "up" else log.warning
+            tell("backend_state", backend=self._backend.name, state=state, was=was, probe=probe.value)
+
+    def _tell_reason(self, path: str, reason: str) -> None:
+        """Log why a question failed, once for each reason. Only the list of models is indispensable."""
+        if reason and reason != self._told_reasons.get(path):
+            tell = log.warning if path == discovery.MODELS_PATH else log.debug
+            tell("backend_question_failed", backend=self._backend.name, reason=reason)
+        self._told_reasons[path] = reason
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> bool:
+    """Whether the event came within the time; it is cleared."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    event.clear()
+    return True
+
+
+def _with_models(facts: Facts, document: Any) -> Facts:
+    return replace(facts, models=discovery.read_models(document))
+
+
+def _with_version(facts: Facts, document: Any) -> Facts:
+    return replace(facts, version=discovery.read_version(document))
+
+
+def _with_kv_event_sources(facts: Facts, document: Any) -> Facts:
+    return replace(facts, kv_event_sources=discovery.read_kv_event_sources(document))
+
+
+def _with_server_info(facts: Facts, document: Any) -> Facts:
+    return replace(facts, max_num_seqs=discovery.read_max_num_seqs(document), can_admin=True)
