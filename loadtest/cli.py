@@ -1,9 +1,10 @@
-"""The command line: `loadtest sim ...`."""
+"""The command line: `loadtest sim ...`, `loadtest run ...`."""
 
 from typing import Annotated
 
 import typer
 
+from loadtest.drive.command import run, with_options
 from loadtest.engine.command import Preset, run_simulated_engine
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
@@ -31,6 +32,7 @@ def sim(
     api_key: Annotated[str | None, typer.Option(help="Demand this key under /v1.")] = None,
     embedding: Annotated[bool, typer.Option("--embedding", help="Serve an embedding model.")] = False,
     control: Annotated[bool, typer.Option("--control", help="Offer /sim/* and obey x-sim-script.")] = False,
+    dev_mode: Annotated[bool, typer.Option("--dev-mode", help="Offer the routes clients must not reach.")] = False,
     shutdown_timeout: Annotated[float, typer.Option(min=0, help="Seconds to drain on SIGTERM; 0 aborts.")] = 0,
 ) -> None:
     """Serve one simulated vLLM."""
@@ -50,8 +52,12 @@ def sim(
         api_key=api_key,
         embedding=embedding,
         control=control,
+        dev_mode=dev_mode,
         shutdown_timeout_seconds=shutdown_timeout,
     )
+
+
+app.command("run")(with_options(run))
 
 
 def main() -> None:

@@ -21,10 +21,15 @@ class EngineConfig:
     api_key: str | None = None
     embedding: bool = False
     embedding_dimensions: int = 384
+    # Offer /sim/*, obey x-sim-script, keep a ledger; implies dev_mode.
     control: bool = False
+    # Offer the routes of VLLM_SERVER_DEV_MODE and others that clients must not reach.
+    dev_mode: bool = False
     max_num_queued_reqs: int | None = None
     prompt_tokens_details: bool = True
     responses_store: bool = False
+    # Answer with the x-request-id of the request, or a new one.
+    request_id_headers: bool = False
     keep_alive_seconds: float = 5.0
     shutdown_timeout_seconds: float = 0.0
     max_body_bytes: int = 32 * 1024 * 1024

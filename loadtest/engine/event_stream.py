@@ -2,6 +2,7 @@
 
 import socket
 import struct
+from collections.abc import Mapping
 from typing import Final
 
 from aiohttp import web
@@ -15,11 +16,9 @@ _HIGH_WATER_BYTES: Final = 64 * 1024
 class EventStream:
     """The body of a streamed response."""
 
-    def __init__(self) -> None:
-        self._response = web.StreamResponse(
-            headers={**COMMON_HEADERS, "Content-Type": "text/event-stream; charset=utf-8"}
-        )
-        self._transport: object = None
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        content_type = {"Content-Type": "text/event-stream; charset=utf-8"}
+        self._response = web.StreamResponse(headers={**COMMON_HEADERS, **content_type, **headers})
         self._request: web.BaseRequest | None = None
 
     async def open(self, request: web.BaseRequest) -> web.StreamResponse:

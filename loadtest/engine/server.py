@@ -122,6 +122,13 @@ class SimulatedEngine:
         )
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer, with the request's id in a header if so configured. A stream's headers are sent by then."""
+        response = await self._dispatch(request)
+        if self.config.request_id_headers and not response.prepared:
+            response.headers["X-Request-Id"] = self.service.request_id(request)
+        return response
+
+    async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
         """Find the handler, keep the ledger, render errors."""
         path = request.path
         handler: Handler | None = None

@@ -60,7 +60,8 @@ async def stream_events(
     service: Service, request: web.BaseRequest, entry: Entry, choices: Sequence[Choice], events: Any
 ) -> web.StreamResponse:
     """Send a generation's events until its end."""
-    stream = EventStream()
+    headers = {"X-Request-Id": entry.request_id or ""} if service.config.request_id_headers else {}
+    stream = EventStream(headers)
     with StreamedGeneration(service.engine, choices, events, stream, entry) as generation:
         response = await stream.open(request)
         service.streams.add(generation)

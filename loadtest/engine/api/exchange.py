@@ -33,7 +33,11 @@ def empty_answer(status: int = 200) -> web.Response:
 def error_answer(error: ApiError, path: str) -> web.Response:
     """The answer that an error makes."""
     value = error.anthropic_body() if path.startswith("/v1/messages") and error.status != 401 else error.body()
-    return json_answer(value, error.status, error.headers)
+    response = json_answer(value, error.status, error.headers)
+    if error.status == 401:
+        # The key is checked before the middleware that adds this header.
+        del response.headers["Vary"]
+    return response
 
 
 async def read_json(request: web.BaseRequest) -> Body:

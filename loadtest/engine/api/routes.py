@@ -1,4 +1,4 @@
-"""The table of routes: (path) -> methods -> handler."""
+"""The table of routes: path -> method -> handler."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
@@ -7,8 +7,14 @@ from typing import TypeAlias
 from aiohttp import web
 
 from loadtest.engine.api import control, operations, simulation
+from loadtest.engine.api.audio import transcribe
 from loadtest.engine.api.chat import chat_completions
 from loadtest.engine.api.completions import completions
+from loadtest.engine.api.embeddings import classify, embeddings, pooling
+from loadtest.engine.api.messages import count_tokens, messages
+from loadtest.engine.api.responses import cancel_response, create_response, get_response
+from loadtest.engine.api.scoring import rerank, score
+from loadtest.engine.api.tokenization import detokenize, tokenize
 from loadtest.engine.config import EngineConfig
 from loadtest.engine.ledger import Entry
 from loadtest.engine.service import Service
@@ -24,10 +30,26 @@ _OPERATIONS: Routes = {
     "/metrics": {"GET": operations.metrics},
     "/v1/models": {"GET": operations.models},
     "/kv_event_sources": {"GET": operations.kv_event_sources},
+    "/tokenize": {"POST": tokenize},
+    "/detokenize": {"POST": detokenize},
 }
 _GENERATION: Routes = {
     "/v1/chat/completions": {"POST": chat_completions},
     "/v1/completions": {"POST": completions},
+    "/v1/responses": {"POST": create_response},
+    "/v1/responses/{response_id}": {"GET": get_response},
+    "/v1/responses/{response_id}/cancel": {"POST": cancel_response},
+    "/v1/messages": {"POST": messages},
+    "/v1/messages/count_tokens": {"POST": count_tokens},
+    "/v1/audio/transcriptions": {"POST": transcribe},
+    "/v1/audio/translations": {"POST": transcribe},
+}
+_POOLING: Routes = {
+    "/v1/embeddings": {"POST": embeddings},
+    "/pooling": {"POST": pooling},
+    "/classify": {"POST": classify},
+    **{path: {"POST": score} for path in ("/score", "/v1/score")},
+    **{path: {"POST": rerank} for path in ("/rerank", "/v1/rerank", "/v2/rerank")},
 }
 _SIMULATION: Routes = {
     "/sim/ledger": {"GET": simulation.ledger, "DELETE": simulation.ledger},
@@ -56,7 +78,7 @@ _DANGEROUS = (
     "/init_weight_transfer_engine",
     "/update_weights",
 )
-_CONTROL: Routes = {
+_DEV_MODE: Routes = {
     **{path: {"POST": control.accept} for path in _DANGEROUS},
     "/reset_prefix_cache": {"POST": control.reset_prefix_cache},
     "/server_info": {"GET": control.server_info},
@@ -67,12 +89,15 @@ _CONTROL: Routes = {
     "/openapi.json": {"GET": control.accept},
 }
 # Requests that count as load and that scripts apply to.
-INFERENCE = frozenset(_GENERATION)
+INFERENCE = frozenset({*_GENERATION, *_POOLING})
 
 
 def routes(config: EngineConfig) -> Routes:
     """The routes of an engine with that configuration."""
-    table: dict[str, Mapping[str, Handler]] = {**_OPERATIONS, **_CONTROL, **_GENERATION}
+    table: dict[str, Mapping[str, Handler]] = dict(_OPERATIONS)
+    table.update(_POOLING if config.embedding else _GENERATION)
+    if config.dev_mode or config.control:
+        table.update(_DEV_MODE)
     if config.control:
         table.update(_SIMULATION)
     return MappingProxyType(table)
