@@ -3,7 +3,7 @@
 Foreign exceptions become one of these once, in `relay/`; these become bytes once, in `front/reply.py`.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class GatewayError(Exception):
@@ -137,6 +137,7 @@ class BackendError(GatewayError):
     outcome = "backend_error"
     retryable: ClassVar[bool] = False
     counts_as_failure: ClassVar[bool] = True
+    answer: Any = None  # what the backend said, if it said anything: passed on when nothing else can be tried
 
 
 class ConnectFailed(BackendError):
@@ -159,6 +160,10 @@ class FreshConnectionClosed(BackendError):
     retryable = True
 
 
+class AnswerBrokeOff(BackendError):
+    """The connection ended in the middle of an answer."""
+
+
 class BackendBusy(BackendError):
     """The backend answered 429 or 503 before anything else."""
 
@@ -166,6 +171,20 @@ class BackendBusy(BackendError):
     code = "backend_busy"
     retryable = True
     counts_as_failure = False
+
+
+class ModelMissing(BackendError):
+    """The backend does not know a model that it listed before."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "model_not_found"
+    retryable = True
+    counts_as_failure = False
+
+
+class BackendFault(BackendError):
+    """The backend answered 5xx before anything else: it is counted against it, and passed on."""
 
 
 class EngineDead(BackendError):

@@ -1,0 +1,148 @@
+"""The door to the backends: waits in line, hands out leases, and wakes who waits. The asyncio side of placement."""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from gateway.admission.placement import Binding, Placement
+from gateway.admission.queue import Queue, Ticket
+from gateway.errors import NoBackend, WaitExpired
+from gateway.request import Ask
+
+_TICK_SECONDS = 0.05  # time alone opens backends too: slow starts grow, unseen prefills end, waiting requests starve
+
+
+class Lease:
+    """A place on a backend, held by a `with` block until the last byte."""
+
+    __slots__ = ("_binding", "_gate")
+
+    def __init__(self, gate: "Gate", binding: Binding) -> None:
+        self._gate = gate
+        self._binding = binding
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend."""
+        return self._binding.seat.name
+
+    @property
+    def backend_index(self) -> int:
+        """Its number in the fleet."""
+        return self._binding.seat.index
+
+    @property
+    def hit_tokens(self) -> int:
+        """Prompt tokens that the backend is predicted to hold already."""
+        return self._binding.hit_tokens
+
+    @property
+    def waited_seconds(self) -> float:
+        """Time spent in the line."""
+        return self._binding.waited_seconds
+
+    def first_token(self) -> None:
+        """The backend's first token arrived: its prefill is over."""
+        self._gate.first_token(self._binding)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._gate.release(self._binding)
+
+
+class Gate:
+    """Hands out leases. Owns the waiting clients' futures."""
+
+    def __init__(self, placement: Placement, queue: Queue, max_wait_seconds: float, clock: Callable[[], float]) -> None:
+        self._placement = placement
+        self._queue = queue
+        self._max_wait_seconds = max_wait_seconds
+        self._clock = clock
+        self._waiters: dict[Ticket, asyncio.Future[Binding]] = {}
+        self._wake: asyncio.Handle | None = None
+        self._tick: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Gate {self._placement!r}>"
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the line."""
+        return len(self._waiters)
+
+    async def lease(self, ask: Ask, avoid: frozenset[str] = frozenset()) -> Lease:
+        """A place on the best backend, after waiting for it if need be.
+
+        Raises ModelNotFound, NoBackend, InvalidRequest, QueueFull or WaitExpired. A caller that is cancelled while it
+        waits has taken nothing.
+        """
+        placed = self._placement.place(ask, self._clock(), avoid)
+        if isinstance(placed, Binding):
+            return Lease(self, placed)
+        return Lease(self, await self._wait(placed))
+
+    async def _wait(self, ticket: Ticket) -> Binding:
+        waiter: asyncio.Future[Binding] = asyncio.get_running_loop().create_future()
+        self._waiters[ticket] = waiter
+        self.drain_soon()
+        taken = False
+        try:
+            async with asyncio.timeout(self._max_wait_seconds):
+                binding = await waiter
+                taken = True
+                return binding
+        except TimeoutError as error:
+            raise WaitExpired(
+                f"No backend of model {ticket.ask.model!r} came free within {self._max_wait_seconds:g} s.",
+                retry_after_seconds=self._placement.retry_after_seconds(self._clock()),
+            ) from error
+        finally:
+            del self._waiters[ticket]
+            self._queue.leave(ticket)
+            if not taken and waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self.release(waiter.result())  # granted in the same turn as the deadline or a cancellation
+
+    def first_token(self, binding: Binding) -> None:
+        """A prefill is over, so its backend may be open again."""
+        self._placement.first_token(binding, self._clock())
+        if self._waiters:
+            self.drain_soon()
+
+    def release(self, binding: Binding) -> None:
+        """Give back what a request took. Safe to call again."""
+        self._placement.release(binding, self._clock())
+        if self._waiters:
+            self.drain_soon()
+
+    def drain_soon(self) -> None:
+        """Look through the line at the end of this turn of the loop, once for all that changes in it."""
+        if self._wake is None and self._waiters:
+            self._wake = asyncio.get_running_loop().call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._wake = None
+        now = self._clock()
+        for model in self._queue.models():
+            for ticket, granted in self._placement.drain(model, now):
+                self._grant(ticket, granted)
+        if self._waiters and self._tick is None:
+            self._tick = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._ticked)
+
+    def _ticked(self) -> None:
+        self._tick = None
+        self.drain_soon()
+
+    def _grant(self, ticket: Ticket, granted: Binding | NoBackend) -> None:
+        waiter = self._waiters.get(ticket)
+        if waiter is not None and not waiter.done():
+            if isinstance(granted, Binding):
+                waiter.set_result(granted)
+            else:
+                waiter.set_exception(granted)
+        elif isinstance(granted, Binding):
+            self._placement.release(granted, self._clock())

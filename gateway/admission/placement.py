@@ -1,0 +1,231 @@
+"""Placement: which backend a request is bound to, and when. Pure: values in, decisions out, time passed in.
+
+A request goes to its best backend if that one is open; else it waits in line. When anything changes, the line is looked
+through, cheapest prefill first, aged by waiting: each request is bound if its own best backend is open, and holds out
+for it otherwise, while others overtake. What it holds out for counts as load for those behind it. Nobody waits longer
+than `starvation_seconds` for the best: then any open backend will do.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.admission.drain_rate import DrainRate
+from gateway.admission.queue import Queue, Ticket
+from gateway.errors import InvalidRequest, ModelNotFound, NoBackend
+from gateway.request import Ask
+from gateway.routing.estimate import Estimates
+from gateway.routing.load import Work
+from gateway.routing.policy import Option, Policy, Seat
+
+
+class Candidate(Protocol):
+    """What placement asks of a backend."""
+
+    name: str
+    index: int
+    speed: float
+    cap: int
+    kv_cache_tokens: int | None
+
+    def limit(self, now_seconds: float) -> int:
+        """Sequences that it may have in flight now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """Settings of placement; see the configuration's `routing`."""
+
+    window_seconds: float
+    aging: float = 0.05
+    kv_headroom: float = 0.97
+    scan: int = 64
+    starvation_seconds: float = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class Binding:
+    """A request bound to a backend: what it takes there until it is released."""
+
+    seat: Seat
+    work: Work
+    hit_tokens: int
+    waited_seconds: float
+    released: bool = False
+
+
+class Placement:
+    """Owner of what is taken on each backend."""
+
+    def __init__(
+        self,
+        serving: Callable[[str], Sequence[Candidate] | None],
+        policy: Policy,
+        queue: Queue,
+        estimates: Estimates,
+        knobs: Knobs,
+    ) -> None:
+        self._serving = serving
+        self._policy = policy
+        self._queue = queue
+        self._estimates = estimates
+        self._knobs = knobs
+        self._drain_rate = DrainRate()
+        self._seats: dict[str, Seat] = {}
+
+    def __repr__(self) -> str:
+        seats = ", ".join(f"{seat.name} {seat.load.in_flight}/{seat.slots}" for seat in self._seats.values())
+        return f"<Placement {seats or 'no seats'}; {len(self._queue)} waiting>"
+
+    @property
+    def seats(self) -> list[Seat]:
+        """Every backend that was ever considered."""
+        return list(self._seats.values())
+
+    def place(self, ask: Ask, now: float, avoid: frozenset[str] = frozenset()) -> Binding | Ticket:
+        """Bind a new request at once, or give it a place in the line.
+
+        Raises ModelNotFound, NoBackend, QueueFull, or InvalidRequest if it can never fit.
+        """
+        seats = self._candidates(ask, now, avoid)
+        self._refuse_what_never_fits(ask, seats)
+        options = self._policy.options(ask, seats, now)
+        if not self._queue.waiting(ask.model):
+            option = self._best(ask, options, {}, now, any_open=not self._policy.waits_for_best)
+            if option is not None and self._admits(option, ask, now):
+                return self._bind(ask, option, now, 0.0)
+        ticket = Ticket(ask, now, avoid, min(option.prefill_seconds for option in options))
+        self._queue.join(ticket, self.retry_after_seconds(now))
+        return ticket
+
+    def drain(self, model: str, now: float) -> list[tuple[Ticket, Binding | NoBackend]]:
+        """Bind whoever can be bound now; they leave the line. NoBackend for those whom nobody can serve any more."""
+        granted: list[tuple[Ticket, Binding | NoBackend]] = []
+        virtual: dict[int, float] = {}
+        for ticket in self._in_order(model, now):
+            try:
+                seats = self._candidates(ticket.ask, now, ticket.avoid)
+            except (NoBackend, ModelNotFound) as error:
+                self._queue.leave(ticket)
+                granted.append((ticket, NoBackend(error.message, retry_after_seconds=error.retry_after_seconds)))
+                continue
+            if not any(self._is_open(seat, ticket.ask, now) for seat in seats):
+                continue
+            waited = now - ticket.arrived_seconds
+            any_open = not self._policy.waits_for_best or waited > self._knobs.starvation_seconds
+            options = self._policy.options(ticket.ask, seats, now)
+            option = self._best(ticket.ask, options, virtual, now, any_open=any_open)
+            if option is not None and self._admits(option, ticket.ask, now):
+                self._queue.leave(ticket)
+                granted.append((ticket, self._bind(ticket.ask, option, now, waited)))
+            elif option is not None:
+                virtual[option.seat.index] = virtual.get(option.seat.index, 0.0) + option.prefill_seconds
+        return granted
+
+    def retry_after_seconds(self, now: float) -> float:
+        """When a place may come free for one who is not in the line."""
+        return self._drain_rate.seconds_for(len(self._queue) + 1, now)
+
+    def first_token(self, binding: Binding, now: float) -> None:
+        """The request's prefill is over."""
+        if not binding.released:
+            binding.seat.load.first_token(binding.work, now)
+
+    def release(self, binding: Binding, now: float) -> None:
+        """Give back everything the request took. Only the first call counts."""
+        if not binding.released:
+            binding.released = True
+            self._drain_rate.left(now)
+            binding.seat.load.finish(binding.work, now)
+
+    def _candidates(self, ask: Ask, now: float, avoid: frozenset[str]) -> list[Seat]:
+        backends = self._serving(ask.model)
+        if backends is None:
+            raise ModelNotFound(
+                f"The model {ask.model!r} does not exist here. GET /v1/models lists those that do.", param="model"
+            )
+        if ask.pinned is not None:
+            backends = [backend for backend in backends if backend.name == ask.pinned]
+        elif avoid:
+            backends = [backend for backend in backends if backend.name not in avoid] or backends
+        if not backends:
+            raise NoBackend(f"No backend of model {ask.model!r} is available now.", retry_after_seconds=2.0)
+        return [self._seat(backend, now) for backend in backends]
+
+    def _seat(self, backend: Candidate, now: float) -> Seat:
+        seat = self._seats.get(backend.name)
+        if seat is None:
+            seat = self._seats[backend.name] = Seat(backend.index, backend.name, slowness=backend.speed)
+        seat.cap = backend.cap
+        seat.slots = backend.limit(now)
+        seat.kv_cache_tokens = backend.kv_cache_tokens
+        return seat
+
+    def _refuse_what_never_fits(self, ask: Ask, seats: Sequence[Seat]) -> None:
+        largest = max(seat.cap for seat in seats)
+        if ask.sequences > largest and not ask.divisible:
+            raise InvalidRequest(
+                f"This request asks for {ask.sequences} sequences at once (n x prompts); no backend of model"
+                f" {ask.model!r} runs more than {largest}. Send fewer in one request.",
+                param="n",
+            )
+
+    def _in_order(self, model: str, now: float) -> list[Ticket]:
+        """The oldest tickets; those that starve first, then by cost less what waiting is worth."""
+        tickets = self._queue.oldest(model, self._knobs.scan)
+        if not self._policy.waits_for_best:
+            return tickets
+
+        def rank(ticket: Ticket) -> tuple[bool, float]:
+            waited = now - ticket.arrived_seconds
+            return waited <= self._knobs.starvation_seconds, ticket.prefill_seconds - self._knobs.aging * waited
+
+        return sorted(tickets, key=rank)
+
+    def _best(
+        self, ask: Ask, options: Sequence[Option], virtual: dict[int, float], now: float, *, any_open: bool
+    ) -> Option | None:
+        """The cheapest option, counting what others hold out for; of all of them, or of the open ones."""
+        best: Option | None = None
+        rank: tuple[float, int, int] | None = None
+        for option in options:
+            seat = option.seat
+            if any_open and not self._is_open(seat, ask, now):
+                continue
+            its_rank = (option.cost + virtual.get(seat.index, 0.0), seat.load.in_flight, seat.placed)
+            if rank is None or its_rank < rank:
+                best, rank = option, its_rank
+        return best
+
+    def _is_open(self, seat: Seat, ask: Ask, now: float) -> bool:
+        if seat.load.in_flight + self._slots_of(ask, seat) > seat.slots:
+            return seat.load.in_flight == 0  # a request larger than a slow start allows may run alone
+        return seat.load.prefill_ahead_seconds(now) <= self._knobs.window_seconds
+
+    def _admits(self, option: Option, ask: Ask, now: float) -> bool:
+        return self._is_open(option.seat, ask, now) and self._fits(option, ask)
+
+    def _fits(self, option: Option, ask: Ask) -> bool:
+        """Its prompt and answer fit into the KV cache beside what runs there. A backend that is idle takes anything."""
+        seat = option.seat
+        if seat.kv_cache_tokens is None or seat.load.in_flight == 0:
+            return True
+        needed = ask.prompt_tokens + ask.sequences * self._output_tokens(ask)
+        return seat.load.reserved_tokens + needed <= self._knobs.kv_headroom * seat.kv_cache_tokens
+
+    def _output_tokens(self, ask: Ask) -> int:
+        expected = int(self._estimates.output_tokens)
+        return expected if ask.output_tokens is None else min(expected, ask.output_tokens)
+
+    def _slots_of(self, ask: Ask, seat: Seat) -> int:
+        return min(ask.sequences, seat.cap) if ask.divisible else ask.sequences
+
+    def _bind(self, ask: Ask, option: Option, now: float, waited_seconds: float) -> Binding:
+        seat = option.seat
+        uncached = max(0, ask.prompt_tokens - option.hit_tokens)
+        reserved = uncached + ask.sequences * self._output_tokens(ask)
+        work = Work(self._slots_of(ask, seat), ask.prompt_tokens, reserved, option.prefill_seconds, ask.streams)
+        seat.load.start(work, now)
+        seat.placed += 1
+        self._policy.placed(ask, option)
+        return Binding(seat, work, option.hit_tokens, waited_seconds)

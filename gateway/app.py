@@ -1,0 +1,216 @@
+"""The composition root: builds everything from the configuration, and runs it until it is told to stop."""
+
+import asyncio
+import gc
+import secrets
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from datetime import UTC, datetime
+from itertools import count
+from random import SystemRandom
+from typing import Any, BinaryIO
+
+import structlog
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from gateway.admission.gate import Gate
+from gateway.admission.placement import Knobs, Placement
+from gateway.admission.queue import Queue
+from gateway.backends.probe import Watch
+from gateway.backends.registry import Fleet
+from gateway.config import Config
+from gateway.dispatch import Dispatcher
+from gateway.front.admin import admin_app, admin_listening
+from gateway.front.handler import Handler
+from gateway.front.read import Reader
+from gateway.front.server import Server
+from gateway.observe.access_log import AccessLog
+from gateway.observe.loop_lag import watch_lag
+from gateway.observe.metrics import Labels, Metrics
+from gateway.observe.record import Record
+from gateway.relay.relay import Relay
+from gateway.relay.retry import RetryBudget
+from gateway.routing.cost import CostModel
+from gateway.routing.estimate import Estimates
+from gateway.routing.learning import Learning
+from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
+from gateway.routing.prefix_index import PrefixIndex
+
+_UNKNOWN_KV_TOKENS = 2_000_000  # too large a record costs little, too small a one much
+
+
+class Gateway:
+    """Everything, put together; `running` runs it."""
+
+    def __init__(self, config: Config, log_out: BinaryIO | None, clock: Callable[[], float] = time.monotonic) -> None:
+        random = SystemRandom()
+        self.config = config
+        self.metrics = Metrics()
+        self.fleet = Fleet(config.backends, config.health, clock=clock, random=random)
+        self.estimates = Estimates()
+        self.index = PrefixIndex([self._record_bytes(None)] * len(self.fleet.backends))
+        self.queue = Queue(config.admission.max_queued_requests, config.admission.max_queued_bytes)
+        model = CostModel(config.routing.seconds_per_prefill_token, config.routing.decode_weight)
+        self.placement = Placement(
+            self.fleet.serving, self._policy(model), self.queue, self.estimates, _knobs(config, model)
+        )
+        self.gate = Gate(self.placement, self.queue, config.admission.max_wait_seconds, clock)
+        self.relay = Relay(self.fleet, config.upstream, clock)
+        self.watch = Watch(self.fleet, config.health, clock=clock, random=random)
+        self.access_log = AccessLog(log_out, _wall_clock) if log_out is not None and config.server.access_log else None
+        dispatcher = Dispatcher(
+            self.fleet, self.gate, self.relay, RetryBudget(config.upstream), Learning(self.estimates, self.index),
+            self.metrics, response_headers=config.server.response_headers,
+        )  # fmt: skip
+        prefix, numbers = secrets.token_hex(6), count(1)
+        self.handler = Handler(
+            config, self.fleet, dispatcher, Reader(config, self.estimates, secrets.token_bytes(32)),
+            self._finished, clock, lambda: f"{prefix}-{next(numbers):08x}",
+        )  # fmt: skip
+        self.server = Server(config.server, self.handler, clock)
+        self.fleet.on_change += [self.gate.drain_soon, self._follow_sizes]
+        self.fleet.on_restart.append(lambda backend: self.index.wipe(backend.index))
+        self._add_gauges()
+
+    def _policy(self, model: CostModel) -> Policy:
+        match self.config.routing.policy:
+            case "prefix":
+                return PrefixPolicy(model, self.index, self.estimates)
+            case "least_loaded":
+                return LeastLoadedPolicy()
+            case "round_robin":
+                return RoundRobinPolicy()
+
+    def _record_bytes(self, kv_cache_tokens: int | None) -> int:
+        tokens = (kv_cache_tokens or _UNKNOWN_KV_TOKENS) * self.config.routing.index_capacity_factor
+        return int(tokens * 4)
+
+    def _follow_sizes(self) -> None:
+        for backend in self.fleet.backends:
+            self.index.resize(backend.index, self._record_bytes(backend.kv_cache_tokens))
+
+    def _finished(self, record: Record) -> None:
+        self.metrics.finished(record)
+        if self.access_log is not None:
+            self.access_log.add(record)
+
+    def _add_gauges(self) -> None:
+        def by_backend(read: Callable[[Any], float]) -> Callable[[], Iterable[tuple[Labels, float]]]:
+            return lambda: [((seat.name,), read(seat)) for seat in self.placement.seats]
+
+        headroom = self.config.routing.kv_headroom
+        gauge = self.metrics.gauge
+        backend = ("backend",)
+        gauge("gateway_backend_in_flight", "Sequences on a backend.", backend, by_backend(lambda s: s.load.in_flight))
+        gauge("gateway_backend_in_flight_limit", "Sequences it may have.", backend, by_backend(lambda s: s.slots))
+        gauge("gateway_backend_kv_tokens_reserved", "KV tokens that what is in flight is expected to take.", backend,
+              by_backend(lambda s: s.load.reserved_tokens))  # fmt: skip
+        gauge("gateway_backend_kv_tokens_limit", "KV tokens that may be reserved.", backend,
+              by_backend(lambda s: headroom * (s.kv_cache_tokens or 0)))  # fmt: skip
+        gauge("gateway_backend_up", "1 = a backend takes requests.", backend,
+              lambda: [((b.name,), float(b.health.state == "up")) for b in self.fleet.backends])  # fmt: skip
+        gauge("gateway_queued_requests", "Requests in the waiting line.", ("model",),
+              lambda: [((card.id,), self.queue.waiting(card.id)) for card in self.fleet.models()])  # fmt: skip
+        gauge("gateway_access_log_dropped_lines", "Access-log lines that could not be written.", (),
+              lambda: [((), self.access_log.dropped if self.access_log else 0)])  # fmt: skip
+
+    def backends(self) -> list[dict[str, Any]]:
+        """What is known of each backend and what runs there, for the admin port."""
+        seats = {seat.name: seat for seat in self.placement.seats}
+        now = time.monotonic()
+        return [
+            {
+                "name": backend.name,
+                "state": backend.health.state,
+                "version": backend.facts.version,
+                "models": [card.id for card in backend.facts.models],
+                "in_flight": seats[backend.name].load.in_flight if backend.name in seats else 0,
+                "limit": backend.limit(now),
+                "kv_cache_tokens": backend.kv_cache_tokens,
+                "kv_tokens_reserved": seats[backend.name].load.reserved_tokens if backend.name in seats else 0,
+                "prefix_record_bytes": self.index.used_bytes(backend.index),
+            }
+            for backend in self.fleet.backends
+        ]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[int | None]:
+        """Serve while the block runs; gives the admin port. On leaving, answers still under way are cut."""
+        registry = CollectorRegistry()
+        registry.register(self.metrics)
+        async with AsyncExitStack() as stack:
+            if self.access_log is not None:
+                stack.enter_context(self.access_log)
+            await stack.enter_async_context(self.relay.watching())
+            await stack.enter_async_context(self.watch)
+            await stack.enter_async_context(_running(watch_lag(self.metrics.loop_lag)))
+            admin = await stack.enter_async_context(
+                admin_listening(admin_app(registry, self.backends), self.config.server.admin)
+            )
+            await stack.enter_async_context(self.server.listening())
+            yield admin
+
+
+@asynccontextmanager
+async def _running(coroutine: Any) -> AsyncIterator[None]:
+    task = asyncio.get_running_loop().create_task(coroutine)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def _wall_clock() -> float:
+    return datetime.now(UTC).timestamp()
+
+
+def _knobs(config: Config, model: CostModel) -> Knobs:
+    routing = config.routing
+    return Knobs(
+        window_seconds=routing.prefill_window_seconds or model.window_seconds,
+        aging=routing.aging,
+        kv_headroom=routing.kv_headroom,
+        scan=routing.scan,
+        starvation_seconds=routing.starvation_seconds,
+    )
+
+
+async def _serve(config: Config) -> None:
+    log = structlog.get_logger("gateway")
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    gateway = Gateway(config, sys.stdout.buffer)
+    async with gateway.running() as admin_port:
+        log.info("serving", host=config.server.host, port=gateway.server.port, admin_port=admin_port,
+                 backends=[backend.name for backend in config.backends], policy=config.routing.policy)  # fmt: skip
+        gc.collect()
+        gc.freeze()
+        await stop.wait()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)  # a second one ends the process at once
+        log.info("draining", answering=gateway.server.answering)
+        await gateway.server.drain()
+    log.info("stopped")
+
+
+def serve(config: Config) -> None:
+    """Serve until SIGTERM or Ctrl-C, then drain. Raises OSError if a port cannot be had."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    gc.set_threshold(50_000, 20, 50)  # requests make little garbage in cycles
+    uvloop.run(_serve(config))

@@ -1,0 +1,95 @@
+"""The story of a request: a place on the best backend, the request sent there, the answer passed on, the place back."""
+
+from gateway.admission.gate import Gate, Lease
+from gateway.backends.registry import Fleet
+from gateway.errors import BackendError
+from gateway.front.reply import Reply
+from gateway.observe.metrics import Metrics
+from gateway.observe.record import Record
+from gateway.relay.exchange import Answer
+from gateway.relay.relay import Relay
+from gateway.relay.retry import Attempts, RetryBudget
+from gateway.request import InferenceRequest
+from gateway.routing.learning import Learning
+
+
+class Dispatcher:
+    """Brings requests to backends."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        gate: Gate,
+        relay: Relay,
+        budget: RetryBudget,
+        learning: Learning,
+        metrics: Metrics,
+        *,
+        response_headers: bool,
+    ) -> None:
+        self._fleet = fleet
+        self._gate = gate
+        self._relay = relay
+        self._budget = budget
+        self._learning = learning
+        self._metrics = metrics
+        self._response_headers = response_headers
+
+    async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+        """Answer the request through `reply`; `record` is filled in on the way.
+
+        Raises a GatewayError if it cannot be answered; `reply.begun` then tells whether the client has part of an
+        answer. When cancelled, the backend's work is aborted and everything taken is given back.
+        """
+        attempts = Attempts(self._budget, repeatable=request.repeatable)
+        while True:
+            with await self._gate.lease(request.ask, attempts.avoid) as lease:
+                attempts.start()
+                self._note(lease, attempts, reply, record)
+                try:
+                    answer = await self._relay.send(
+                        request, lease.backend, reply, lease.first_token, fresh=attempts.fresh
+                    )
+                except BackendError as error:
+                    self._failed(request, lease, error)
+                    others = self._others(request, lease, attempts)
+                    if reply.begun or not attempts.allows(error, lease.backend, others=others):
+                        raise
+                else:
+                    self._succeeded(request, lease, answer, record)
+                    return answer
+
+    def _note(self, lease: Lease, attempts: Attempts, reply: Reply, record: Record) -> None:
+        record.backend = lease.backend
+        record.attempts = attempts.count
+        record.queue_seconds += lease.waited_seconds
+        record.predicted_hit_tokens = lease.hit_tokens
+        if self._response_headers:
+            reply.extra = (
+                f"x-gateway-backend: {lease.backend}\r\n"
+                f"x-gateway-queue-ms: {record.queue_seconds * 1000:.0f}\r\n"
+                f"x-gateway-prefix-tokens: {lease.hit_tokens}\r\n"
+            ).encode()
+
+    def _succeeded(self, request: InferenceRequest, lease: Lease, answer: Answer, record: Record) -> None:
+        self._fleet.succeeded(self._relay.backend(lease.backend))
+        self._metrics.attempts.add((lease.backend, "ok"))
+        record.first_byte_seconds = answer.first_byte_seconds
+        if usage := answer.usage:
+            record.prompt_tokens = usage.prompt_tokens
+            record.completion_tokens = usage.completion_tokens
+            record.actual_hit_tokens = usage.cached_tokens
+            self._learning.answered(request.ask, lease.backend_index, lease.hit_tokens, usage)
+
+    def _failed(self, request: InferenceRequest, lease: Lease, error: BackendError) -> None:
+        backend = self._relay.backend(lease.backend)
+        self._fleet.failed(backend, error)
+        self._metrics.attempts.add((lease.backend, error.code or "failed"))
+        if error.code == "model_not_found":
+            self._fleet.model_missing(backend, request.ask.model)
+
+    def _others(self, request: InferenceRequest, lease: Lease, attempts: Attempts) -> bool:
+        """Whether another backend could take the request."""
+        serving = self._fleet.serving(request.ask.model) or ()
+        tried = attempts.avoid | {lease.backend}
+        return request.ask.pinned is None and any(backend.name not in tried for backend in serving)

@@ -1,0 +1,44 @@
+"""The admin port: metrics, and what is going on, for operators only. Never on the main port."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from gateway.config import Listen
+
+
+def admin_app(registry: CollectorRegistry, backends: Callable[[], list[dict[str, Any]]]) -> web.Application:
+    """The routes of the admin port."""
+
+    async def metrics(request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return web.Response(body=encode(registry), headers={"content-type": content_type})
+
+    async def show_backends(_: web.Request) -> web.Response:
+        return web.Response(body=orjson.dumps({"backends": backends()}), content_type="application/json")
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/admin/backends", show_backends)
+    return app
+
+
+@asynccontextmanager
+async def admin_listening(app: web.Application, listen: Listen | None) -> AsyncIterator[int | None]:
+    """Serve the admin port while the block runs; gives the port, or None if it is switched off."""
+    if listen is None:
+        yield None
+        return
+    runner = web.AppRunner(app, access_log=None, handle_signals=False)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, listen.host, listen.port)
+        await site.start()
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,188 @@
+"""From one HTTP request to one answer: route, key, body, dispatch; and exactly one recorded outcome."""
+
+import asyncio
+import re
+from collections.abc import Callable
+
+import structlog
+
+from gateway.backends.registry import Fleet
+from gateway.config import Config
+from gateway.dispatch import Dispatcher
+from gateway.errors import (
+    BackendError,
+    BodyTooLarge,
+    GatewayError,
+    InvalidRequest,
+    ModelNotFound,
+    UnsupportedEncoding,
+)
+from gateway.front.auth import Keys
+from gateway.front.connection import ClientConnection
+from gateway.front.incoming import Incoming
+from gateway.front.local import answer_local
+from gateway.front.multipart import model_of
+from gateway.front.read import Reader, upstream_headers
+from gateway.front.reply import Reply
+from gateway.front.routes import Route, find_route
+from gateway.front.stored import Place, StoredResponses
+from gateway.observe.record import Record
+from gateway.request import Ask, InferenceRequest, Kind
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_NO_BODY = Route("unknown")
+
+
+class InternalError(GatewayError):
+    """A fault of the gateway itself."""
+
+    status = 500
+    type = "internal_error"
+    code = "internal_error"
+    outcome = "internal_error"
+
+
+class Handler:
+    """Answers requests; the owner of nothing but its collaborators."""
+
+    def __init__(
+        self,
+        config: Config,
+        fleet: Fleet,
+        dispatcher: Dispatcher,
+        reader: Reader,
+        finished: Callable[[Record], None],
+        clock: Callable[[], float],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._dispatcher = dispatcher
+        self._reader = reader
+        self._finished = finished
+        self._clock = clock
+        self._new_id = new_id
+        self._keys = Keys(config.auth.keys)
+        self._stored = StoredResponses()
+        self._log = structlog.get_logger("gateway")
+        self.draining = False
+
+    def admit(self, incoming: Incoming) -> bool:
+        """Judge a head before its body is read. True = the body is streamed. Raises a GatewayError."""
+        incoming.route = route = find_route(incoming.method, incoming.path)
+        if not route.public:
+            incoming.key = self._keys.check(incoming.headers)
+        headers = incoming.headers
+        encoding = headers.get(b"content-encoding", b"identity")
+        if encoding.lower() != b"identity":
+            raise UnsupportedEncoding(
+                "Compressed request bodies are not accepted: send the body without Content-Encoding."
+            )
+        streamed = route.kind is Kind.UPLOAD
+        incoming.max_body_bytes = (
+            self._config.server.max_upload_bytes if streamed else self._config.server.max_body_bytes
+        )
+        length = headers.get(b"content-length")
+        if length is not None and int(length) > incoming.max_body_bytes:
+            raise BodyTooLarge(f"The body is larger than {incoming.max_body_bytes} bytes.")
+        return streamed
+
+    async def serve(self, incoming: Incoming, connection: ClientConnection) -> None:
+        """Answer one request through the connection, whatever happens."""
+        given = incoming.headers.get(b"x-request-id")
+        request_id = given.decode() if given is not None and _REQUEST_ID.fullmatch(given) else self._new_id()
+        route = incoming.route or _NO_BODY
+        reply = Reply(
+            connection,
+            request_id,
+            incoming.keep_alive and not self.draining,
+            http10=incoming.http10,
+            anthropic=route.anthropic,
+        )
+        connection.reply = reply
+        record = Record(request_id, route.endpoint, incoming.arrived_seconds, request_bytes=len(incoming.body))
+        record.client = incoming.key.name if incoming.key is not None else ""
+        try:
+            if incoming.error is not None:
+                raise incoming.error
+            record.outcome = await self._answer(incoming, route, reply, record)
+        except asyncio.CancelledError:
+            record.outcome = "client_gone" if connection.gone else "cut_by_shutdown"
+            raise
+        except GatewayError as error:
+            self._fail(error, reply, record)
+        except Exception as error:
+            self._log.exception("internal error", request_id=request_id, endpoint=route.endpoint)
+            self._fail(InternalError(f"The gateway failed on this request ({type(error).__name__})."), reply, record)
+        finally:
+            record.status = reply.status
+            record.ended_seconds = self._clock()
+            self._finished(record)
+
+    async def _answer(self, incoming: Incoming, route: Route, reply: Reply, record: Record) -> str:
+        if route.local is not None:
+            answer_local(route, incoming.path, self._fleet, self.draining, reply)
+            return "completed"
+        request = await self._read(incoming, route, reply.request_id)
+        ask = request.ask
+        record.model = ask.model if self._fleet.serving(ask.model) is not None else "unknown"
+        record.streams = ask.streams
+        answer = await self._dispatcher.dispatch(request, reply, record)
+        if route.endpoint == "responses" and not route.stored and answer.status == 200:
+            self._stored.remember(answer.opening, Place(record.backend, ask.model, record.client))
+        return "completed" if answer.status < 400 else "refused_by_backend"
+
+    async def _read(self, incoming: Incoming, route: Route, request_id: str) -> InferenceRequest:
+        if incoming.upload is not None:
+            model = await model_of(incoming.upload, self._only_model())
+            return InferenceRequest(
+                endpoint=route.endpoint,
+                kind=route.kind,
+                method=incoming.method,
+                target=route.target,
+                ask=Ask(model),
+                request_id=request_id,
+                upload=incoming.upload,
+                content_type=_content_type(incoming),
+                headers=upstream_headers(incoming, request_id),
+                done_marker=route.done_marker,
+                repeatable=False,
+            )
+        if route.stored:
+            return self._stored_request(incoming, route, request_id)
+        return self._reader.read(incoming, route, request_id, incoming.key, self._only_model())
+
+    def _stored_request(self, incoming: Incoming, route: Route, request_id: str) -> InferenceRequest:
+        response_id = route.target.split(b"/")[3].decode()
+        place = self._stored.find(response_id, incoming.key.name if incoming.key is not None else "")
+        if place is None:
+            raise ModelNotFound(f"Response {response_id!r} is not known here.", param="response_id")
+        return InferenceRequest(
+            endpoint=route.endpoint,
+            kind=Kind.LIGHT,
+            method=incoming.method,
+            target=route.target,
+            ask=Ask(place.model, sequences=0, pinned=place.backend),
+            request_id=request_id,
+            headers=upstream_headers(incoming, request_id),
+        )
+
+    def _only_model(self) -> str | None:
+        models = self._fleet.models()
+        return models[0].id if len(models) == 1 else None
+
+    def _fail(self, error: GatewayError, reply: Reply, record: Record) -> None:
+        record.outcome = error.outcome
+        record.error = error.message
+        answer = error.answer if isinstance(error, BackendError) else None
+        if answer is not None and not reply.begun:
+            reply.send(answer.status, answer.content_type, answer.extra, answer.body)
+        else:
+            reply.fail(error)
+
+
+def _content_type(incoming: Incoming) -> bytes:
+    value = incoming.headers.get(b"content-type", b"")
+    if not re.fullmatch(rb'multipart/form-data; *boundary="?[A-Za-z0-9\'()+_,./:=? -]{1,128}"?', value):
+        raise InvalidRequest("Content-Type must be multipart/form-data with a boundary.")
+    return value

@@ -1,0 +1,148 @@
+"""From bytes to a checked request: the few fields that the gateway acts on, everything else untouched."""
+
+import hashlib
+import hmac
+import re
+from typing import Any
+
+from gateway.config import Config, KeyConfig
+from gateway.errors import InvalidRequest
+from gateway.front.guards import parse_body
+from gateway.front.incoming import Incoming
+from gateway.front.rewrite import with_field
+from gateway.front.routes import Route
+from gateway.request import Ask, InferenceRequest, Kind
+from gateway.routing.blocks import prefix_keys, seed
+from gateway.routing.estimate import Estimates
+from gateway.routing.prompt import canonical_prompt, inputs_of, sequences_of
+
+_SAFE_VALUE = re.compile(rb"[\x21-\x7e][\x20-\x7e]{0,1023}")
+_PASSED = (b"traceparent", b"tracestate", b"x-session-id")
+
+
+class Reader:
+    """Reads JSON requests."""
+
+    def __init__(self, config: Config, estimates: Estimates, salt_secret: bytes) -> None:
+        self._limits = config.server
+        self._aliases = config.models.aliases
+        self._estimates = estimates
+        self._salt_secret = salt_secret
+        self._seeds: dict[tuple[str, str], int] = {}
+
+    def read(
+        self, incoming: Incoming, route: Route, request_id: str, key: KeyConfig | None, only_model: str | None
+    ) -> InferenceRequest:
+        """A JSON request. `only_model` is meant where the body names none. Raises InvalidRequest."""
+        document = parse_body(incoming.body, self._limits)
+        body = incoming.body
+        model = _string(document, "model") or only_model
+        if model is None:
+            raise InvalidRequest("You must provide a model: GET /v1/models lists them.", param="model")
+        if alias := self._aliases.get(model):
+            model = alias
+            body = with_field(body, document, "model", model)
+        salt = _string(document, "cache_salt") or ""
+        if key is not None and key.isolate_cache and route.kind is Kind.GENERATE:
+            salt = self._isolated_salt(key, salt)
+            body = with_field(body, document, "cache_salt", salt)
+        streams = _flag(document, "stream")
+        hides_usage = streams and route.injects_usage and document.get("stream_options") is None
+        if hides_usage:
+            body = with_field(body, document, "stream_options", {"include_usage": True})
+        return InferenceRequest(
+            endpoint=route.endpoint,
+            kind=route.kind,
+            method=b"POST",
+            target=route.target,
+            ask=self._ask(document, route, model, salt, streams, len(body)),
+            request_id=request_id,
+            body=body,
+            headers=upstream_headers(incoming, request_id),
+            done_marker=route.done_marker,
+            hides_usage=hides_usage,
+            repeatable=not (route.endpoint == "responses" and (document.get("store") or document.get("background"))),
+        )
+
+    def _ask(
+        self, document: dict[str, Any], route: Route, model: str, salt: str, streams: bool, size_bytes: int
+    ) -> Ask:
+        if route.kind is not Kind.GENERATE:
+            pools = route.kind is Kind.POOL
+            return Ask(model, sequences=inputs_of(document) if pools else 0, divisible=pools, size_bytes=size_bytes)
+        prompt = canonical_prompt(document)
+        sequences = sequences_of(document)
+        if sequences > self._limits.max_sequences:
+            raise InvalidRequest(
+                f"This request asks for {sequences} sequences (n x prompts); at most {self._limits.max_sequences} are"
+                " accepted in one request.",
+                param="n",
+            )
+        return Ask(
+            model,
+            keys=prefix_keys(prompt, self._seed(model, salt)),
+            prompt_bytes=len(prompt),
+            prompt_tokens=max(1, int(len(prompt) / self._estimates.bytes_per_token(model))),
+            sequences=sequences,
+            output_tokens=_limit(document),
+            streams=streams,
+            size_bytes=size_bytes,
+        )
+
+    def _seed(self, model: str, salt: str) -> int:
+        if salt:
+            return seed(model, salt)
+        known = self._seeds.get((model, salt))
+        if known is None:
+            known = seed(model, salt)
+            if len(self._seeds) < 1024:
+                self._seeds[model, salt] = known
+        return known
+
+    def _isolated_salt(self, key: KeyConfig, salt: str) -> str:
+        message = f"{len(key.name)}:{key.name}:{salt}".encode()
+        return hmac.new(self._salt_secret, message, hashlib.sha256).hexdigest()
+
+
+def upstream_headers(incoming: Incoming, request_id: str) -> bytes:
+    """Header lines that travel on: the request's id, trace context, session. Nothing else of the client's does."""
+    lines = b"x-request-id: %b\r\n" % request_id.encode()
+    headers = incoming.headers
+    for name in _PASSED:
+        value = headers.get(name)
+        if value is not None and _SAFE_VALUE.fullmatch(value):
+            lines += b"%b: %b\r\n" % (name, value)
+    return lines
+
+
+def _string(document: dict[str, Any], name: str) -> str | None:
+    value = document.get(name)
+    if value is not None and type(value) is not str:
+        raise InvalidRequest(f"The field {name!r} must be a string.", param=name)
+    if value is not None and len(value) > 1024:
+        raise InvalidRequest(f"The field {name!r} is longer than 1024 characters.", param=name)
+    return value
+
+
+def _flag(document: dict[str, Any], name: str) -> bool:
+    value = document.get(name)
+    if value is not None and type(value) is not bool:
+        raise InvalidRequest(f"The field {name!r} must be true or false.", param=name)
+    return bool(value)
+
+
+def _limit(document: dict[str, Any]) -> int | None:
+    """The client's bound on output tokens, if any. Raises InvalidRequest for counts that are none."""
+    for name in ("n", "best_of"):
+        _count(document, name, at_least=1)
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        if (limit := _count(document, name, at_least=0)) is not None:
+            return limit
+    return None
+
+
+def _count(document: dict[str, Any], name: str, at_least: int) -> int | None:
+    value = document.get(name)
+    if value is None or (type(value) is int and value >= at_least):
+        return value
+    raise InvalidRequest(f"The field {name!r} must be a whole number of at least {at_least}.", param=name)

@@ -1,0 +1,121 @@
+"""The answer to one request, as bytes on the client's connection; and errors in the shape that clients expect."""
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, Protocol
+
+import orjson
+
+from gateway.errors import GatewayError
+
+JSON = b"application/json"
+_STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus}
+
+
+class Wire(Protocol):
+    """The client's connection, as far as a reply needs it."""
+
+    blocked: bool
+
+    def write(self, data: bytes) -> None:
+        """Send bytes; dropped when the client is gone."""
+
+
+class Reply:
+    """Writes one response. `begun`: the client has part of it. `on_room` is called when a full buffer has emptied."""
+
+    __slots__ = (
+        "_anthropic", "_chunked", "_events", "_http10", "_wire", "begun", "complete", "extra", "keep_alive", "on_room",
+        "request_id", "status",
+    )  # fmt: skip
+
+    def __init__(self, wire: Wire, request_id: str, keep_alive: bool, *, http10: bool, anthropic: bool = False) -> None:
+        self._wire = wire
+        self._chunked = False
+        self._events = False
+        self._http10 = http10
+        self._anthropic = anthropic
+        self.request_id = request_id
+        self.keep_alive = keep_alive
+        self.begun = False
+        self.complete = False
+        self.status = 0
+        self.extra = b""
+        self.on_room: Callable[[], None] | None = None
+
+    @property
+    def blocked(self) -> bool:
+        """The client takes no more for now."""
+        return self._wire.blocked
+
+    def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None:
+        """A whole response at once."""
+        self.begun = self.complete = True
+        self.status = status
+        self._wire.write(
+            b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b"
+            % (self._head(status), content_type, len(body), extra, body)
+        )
+
+    def begin(self, status: int, content_type: bytes, extra: bytes) -> None:
+        """The head of a response whose length is not known."""
+        self.begun = True
+        self.status = status
+        self._chunked = not self._http10
+        self._events = content_type.startswith(b"text/event-stream")
+        if not self._chunked:
+            self.keep_alive = False
+        framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
+        streaming = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n"
+        self._wire.write(
+            b"%bcontent-type: %b\r\n%b%b%b\r\n" % (self._head(status), content_type, framing, streaming, extra)
+        )
+
+    def write(self, data: bytes) -> None:
+        """Body bytes of a begun response."""
+        self._wire.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def end(self) -> None:
+        """The body is complete."""
+        self.complete = True
+        if self._chunked:
+            self._wire.write(b"0\r\n\r\n")
+
+    def fail(self, error: GatewayError) -> None:
+        """Tell the client of an error: a whole response, or the last event of a stream that then ends uncleanly."""
+        if self.complete:
+            return
+        if not self.begun:
+            self.send(error.status, JSON, retry_headers(error), render(error, self._anthropic))
+            return
+        self.keep_alive = False
+        if self._events:
+            event = b"event: error\n" if self._anthropic else b""
+            self.write(b"%bdata: %b\n\n" % (event, render(error, self._anthropic)))
+
+    def _head(self, status: int) -> bytes:
+        line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
+        connection = b"" if self.keep_alive and not self._http10 else self._connection_header()
+        return b"%bx-request-id: %b\r\n%b%b" % (line, self.request_id.encode(), connection, self.extra)
+
+    def _connection_header(self) -> bytes:
+        return b"connection: keep-alive\r\n" if self.keep_alive else b"connection: close\r\n"
+
+
+def render(error: GatewayError, anthropic: bool = False) -> bytes:
+    """The error's body: OpenAI's shape, or Anthropic's for /v1/messages."""
+    if anthropic:
+        kind = {429: "rate_limit_error", 401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
+        fallback = "invalid_request_error" if error.status < 500 else "api_error"
+        kind_name = "overloaded_error" if error.status in (503, 529) else kind.get(error.status, fallback)
+        return orjson.dumps({"type": "error", "error": {"type": kind_name, "message": error.message}})
+    body: dict[str, Any] = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return orjson.dumps({"error": body})
+
+
+def retry_headers(error: GatewayError) -> bytes:
+    """When to come back; and for a missing key, how to give one."""
+    if error.retry_after_seconds is not None:
+        milliseconds = max(1, round(error.retry_after_seconds * 1000))
+        return b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (-(-milliseconds // 1000), milliseconds)
+    return b"www-authenticate: Bearer\r\n" if error.status == 401 else b""

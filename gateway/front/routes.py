@@ -1,0 +1,93 @@
+"""The exact (method, path) table. What is not in it does not exist here, in whatever spelling."""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gateway.errors import MethodNotAllowed, RouteNotFound
+from gateway.request import Kind
+
+
+class Local(StrEnum):
+    """What the gateway answers itself."""
+
+    MODELS = "models"
+    MODEL = "model"
+    LIVE = "livez"
+    READY = "readyz"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One endpoint. `target` is sent upstream as it stands here; `done_marker` ends a complete event stream."""
+
+    endpoint: str
+    kind: Kind = Kind.LIGHT
+    target: bytes = b""
+    done_marker: bytes | None = None
+    local: Local | None = None
+    anthropic: bool = False
+    public: bool = False  # no API key needed
+    injects_usage: bool = False
+    stored: bool = False  # speaks of a response that one backend stores
+
+
+_DONE = b"data: [DONE]"
+
+
+def _table() -> dict[tuple[bytes, bytes], Route]:
+    generate = {
+        b"/v1/chat/completions": Route("chat", Kind.GENERATE, done_marker=_DONE, injects_usage=True),
+        b"/v1/completions": Route("completions", Kind.GENERATE, done_marker=_DONE, injects_usage=True),
+        b"/v1/responses": Route("responses", Kind.GENERATE),
+        b"/v1/messages": Route("messages", Kind.GENERATE, done_marker=b"message_stop", anthropic=True),
+    }
+    pool = dict.fromkeys((b"/v1/embeddings",), Route("embeddings", Kind.POOL))
+    pool |= dict.fromkeys((b"/v1/score", b"/score"), Route("score", Kind.POOL))
+    pool |= dict.fromkeys((b"/v1/rerank", b"/rerank", b"/v2/rerank"), Route("rerank", Kind.POOL))
+    pool |= {b"/pooling": Route("pooling", Kind.POOL), b"/classify": Route("classify", Kind.POOL)}
+    light = {
+        b"/v1/messages/count_tokens": Route("count_tokens", anthropic=True),
+        b"/tokenize": Route("tokenize"),
+        b"/detokenize": Route("detokenize"),
+    }
+    upload = {
+        b"/v1/audio/transcriptions": Route("transcriptions", Kind.UPLOAD, done_marker=_DONE),
+        b"/v1/audio/translations": Route("translations", Kind.UPLOAD, done_marker=_DONE),
+    }
+    posts = generate | pool | light | upload
+    gets = {
+        b"/v1/models": Route("models", local=Local.MODELS),
+        b"/livez": Route("livez", local=Local.LIVE, public=True),
+        b"/readyz": Route("readyz", local=Local.READY, public=True),
+        b"/health": Route("readyz", local=Local.READY, public=True),
+    }
+    table = {(b"POST", path): _with_target(route, path) for path, route in posts.items()}
+    return table | {(b"GET", path): route for path, route in gets.items()}
+
+
+def _with_target(route: Route, target: bytes) -> Route:
+    fields = {name: getattr(route, name) for name in route.__slots__}
+    return Route(**fields | {"target": target})
+
+
+ROUTES = _table()
+_PATHS = {path: method for method, path in ROUTES}
+_MODEL = re.compile(rb"/v1/models/([A-Za-z0-9._:@%/+-]{1,512})")
+_RESPONSE = re.compile(rb"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?")
+
+
+def find_route(method: bytes, path: bytes) -> Route:
+    """The route of a request; a query string is dropped. Raises RouteNotFound or MethodNotAllowed."""
+    path = path.partition(b"?")[0]
+    route = ROUTES.get((method, path))
+    if route is not None:
+        return route
+    if method == b"GET" and _MODEL.fullmatch(path):
+        return Route("model", local=Local.MODEL, target=path)
+    if (match := _RESPONSE.fullmatch(path)) and method == (b"POST" if match[2] else b"GET"):
+        return Route("responses", target=path, stored=True)
+    shown = path[:200].decode("ascii", "replace")
+    if path in _PATHS:
+        raise MethodNotAllowed(f"{shown} takes {_PATHS[path].decode()}, not {method.decode('ascii', 'replace')}.")
+    raise RouteNotFound(f"Unknown request URL: {method.decode('ascii', 'replace')} {shown}.")

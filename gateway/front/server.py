@@ -1,0 +1,113 @@
+"""The listening side: accepts clients, looks after slow ones, and stops without losing anybody's request."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+from gateway.config import ServerConfig
+from gateway.errors import Draining
+from gateway.front.connection import ClientConnection
+from gateway.front.handler import Handler
+from gateway.front.incoming import Incoming
+
+_LOOK_SECONDS = 1.0
+_BACKLOG = 4096
+
+
+class Server:
+    """Owner of the client connections."""
+
+    def __init__(self, config: ServerConfig, handler: Handler, clock: Callable[[], float]) -> None:
+        self.config = config
+        self._handler = handler
+        self._clock = clock
+        self._connections: set[ClientConnection] = set()
+        self._server: asyncio.Server | None = None
+        self._everybody_left = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Server {len(self._connections)} clients, {self.answering} answers under way>"
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def answering(self) -> int:
+        """Clients that are being answered."""
+        return sum(connection.answering for connection in self._connections)
+
+    # What connections call.
+
+    def connected(self, connection: ClientConnection) -> bool:
+        """A client connected; False = there are too many."""
+        self._connections.add(connection)
+        return len(self._connections) <= self.config.max_connections
+
+    def disconnected(self, connection: ClientConnection) -> None:
+        """A client is gone."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._everybody_left.set()
+
+    def admit(self, incoming: Incoming) -> bool:
+        """Judge a head before its body is read."""
+        return self._handler.admit(incoming)
+
+    async def serve(self, incoming: Incoming, connection: ClientConnection) -> None:
+        """Answer a request."""
+        await self._handler.serve(incoming, connection)
+
+    # Starting and stopping.
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """Accept clients while the block runs; then cut whoever is left."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: ClientConnection(self, loop),
+            self.config.host,
+            self.config.port,
+            backlog=_BACKLOG,
+            reuse_address=True,
+        )
+        watch = loop.create_task(self._watch(), name="client-watch")
+        try:
+            yield
+        finally:
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
+            self._server.close()
+            await self._cut()
+
+    async def drain(self) -> None:
+        """Stop without losing anybody: not ready, keep accepting, then only finish what runs."""
+        self._handler.draining = True
+        await asyncio.sleep(self.config.drain_delay_seconds)
+        assert self._server is not None
+        self._server.close()
+        deadline = self._clock() + self.config.drain_timeout_seconds
+        while self.answering and self._clock() < deadline:
+            for connection in list(self._connections):
+                if connection.idle:
+                    connection.close()
+            await asyncio.sleep(0.05)
+
+    async def _cut(self) -> None:
+        for connection in list(self._connections):
+            connection.cut(Draining("The gateway shut down before this answer was complete.", retry_after_seconds=1.0))
+        self._everybody_left = asyncio.Event()
+        if self._connections:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._everybody_left.wait()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            now = self._clock()
+            for connection in list(self._connections):
+                connection.look(now)

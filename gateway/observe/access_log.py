@@ -1,0 +1,89 @@
+"""One JSON line a request, written by a thread of its own so that a stuck reader never stops the event loop."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import BinaryIO, Self
+
+import orjson
+
+from gateway.observe.record import Record
+
+_MAX_LINES = 65536
+_PAUSE_SECONDS = 0.2
+
+
+class AccessLog:
+    """A bounded buffer and its writer. Lines that do not fit are dropped and counted."""
+
+    def __init__(self, out: BinaryIO, wall_clock: Callable[[], float]) -> None:
+        self._out = out
+        self._wall_clock = wall_clock
+        self._lines: deque[bytes] = deque()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._write, name="access-log", daemon=True)
+        self.dropped = 0
+
+    def add(self, record: Record) -> None:
+        """Log one request."""
+        if len(self._lines) >= _MAX_LINES:
+            self.dropped += 1
+            return
+        self._lines.append(line_of(record, self._wall_clock()))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(timeout=2.0)
+
+    def _write(self) -> None:
+        while not self._stop.wait(_PAUSE_SECONDS):
+            self._write_out()
+        self._write_out()
+
+    def _write_out(self) -> None:
+        lines = self._lines
+        batch = [lines.popleft() for _ in range(len(lines))]
+        if not batch:
+            return
+        try:
+            self._out.write(b"".join(batch))
+            self._out.flush()
+        except (OSError, ValueError):
+            self.dropped += len(batch)
+
+
+def line_of(record: Record, wall_seconds: float) -> bytes:
+    """The line: times in milliseconds since arrival, null where a thing did not happen."""
+    arrived = record.arrived_seconds
+    first = record.first_byte_seconds
+    return orjson.dumps(
+        {
+            "time": round(wall_seconds, 3),
+            "request_id": record.request_id,
+            "endpoint": record.endpoint,
+            "model": record.model,
+            "client": record.client or None,
+            "backend": record.backend or None,
+            "outcome": record.outcome,
+            "status": record.status,
+            "stream": record.streams,
+            "attempts": record.attempts,
+            "queue_ms": round(record.queue_seconds * 1000, 1),
+            "first_byte_ms": None if first is None else round((first - arrived) * 1000, 1),
+            "duration_ms": round((record.ended_seconds - arrived) * 1000, 1),
+            "request_bytes": record.request_bytes,
+            "prompt_tokens": record.prompt_tokens,
+            "completion_tokens": record.completion_tokens,
+            "predicted_hit_tokens": record.predicted_hit_tokens,
+            "actual_hit_tokens": record.actual_hit_tokens,
+            "error": record.error or None,
+        },
+        option=orjson.OPT_APPEND_NEWLINE,
+    )

@@ -1,0 +1,147 @@
+"""Metrics. Counting is plain arithmetic on the hot path; prometheus-client renders it when it is scraped."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.observe.record import Record
+
+_LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.48, 40.96, 81.92, 163.84, 327.68)
+_SHORT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
+_LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+_MAX_MODELS = 1000
+
+Labels = tuple[str, ...]
+
+
+class Counter:
+    """Sums by label values."""
+
+    def __init__(self, name: str, documentation: str, labels: Labels) -> None:
+        self.name, self.documentation, self.labels = name, documentation, labels
+        self.values: dict[Labels, float] = {}
+
+    def add(self, labels: Labels, amount: float = 1.0) -> None:
+        """Count."""
+        self.values[labels] = self.values.get(labels, 0.0) + amount
+
+    def family(self) -> Metric:
+        """As Prometheus wants it."""
+        family = CounterMetricFamily(self.name, self.documentation, labels=self.labels)
+        for labels, value in self.values.items():
+            family.add_metric(labels, value)
+        return family
+
+
+class Histogram:
+    """Counts by label values and upper bounds."""
+
+    def __init__(self, name: str, documentation: str, labels: Labels, bounds: tuple[float, ...]) -> None:
+        self.name, self.documentation, self.labels, self.bounds = name, documentation, labels, bounds
+        self.values: dict[Labels, tuple[list[int], list[float]]] = {}
+
+    def observe(self, labels: Labels, value: float) -> None:
+        """Count one value."""
+        known = self.values.get(labels)
+        if known is None:
+            known = self.values[labels] = ([0] * (len(self.bounds) + 1), [0.0])
+        known[0][bisect_left(self.bounds, value)] += 1
+        known[1][0] += value
+
+    def family(self) -> Metric:
+        """As Prometheus wants it."""
+        family = HistogramMetricFamily(self.name, self.documentation, labels=self.labels)
+        for labels, (counts, total) in self.values.items():
+            running, buckets = 0, []
+            for bound, count in zip((*map(str, self.bounds), "+Inf"), counts, strict=True):
+                running += count
+                buckets.append((bound, float(running)))
+            family.add_metric(labels, buckets=buckets, sum_value=total[0])
+        return family
+
+
+class Gauges:
+    """Values that are read when scraped: `read` gives label values and value."""
+
+    def __init__(
+        self, name: str, documentation: str, labels: Labels, read: Callable[[], Iterable[tuple[Labels, float]]]
+    ) -> None:
+        self.name, self.documentation, self.labels, self._read = name, documentation, labels, read
+
+    def family(self) -> Metric:
+        """As Prometheus wants it."""
+        family = GaugeMetricFamily(self.name, self.documentation, labels=self.labels)
+        for labels, value in self._read():
+            family.add_metric(labels, value)
+        return family
+
+
+class Metrics(Collector):
+    """Every metric of the gateway. Labels that clients choose are capped."""
+
+    def __init__(self) -> None:
+        model = ("model",)
+        self.requests = Counter(
+            "gateway_requests_total", "Requests by how they ended.", ("endpoint", "model", "backend", "outcome")
+        )
+        self.duration = Histogram(
+            "gateway_request_duration_seconds", "From the last byte of the request to the last byte of the answer.",
+            ("endpoint", "model"), _LONG,
+        )  # fmt: skip
+        self.first_byte = Histogram(
+            "gateway_time_to_first_token_seconds", "From the last byte of the request to the first event of a stream.",
+            model, _SHORT,
+        )  # fmt: skip
+        self.queue_wait = Histogram("gateway_queue_wait_seconds", "Time in the waiting line.", model, _SHORT)
+        self.hit_tokens = Counter(
+            "gateway_prefix_hit_tokens_total", "Prompt tokens in the KV cache already, as predicted and as reported.",
+            ("backend", "kind"),
+        )  # fmt: skip
+        self.prompt_tokens = Counter("gateway_prompt_tokens_total", "Prompt tokens reported by backends.", model)
+        self.completion_tokens = Counter("gateway_completion_tokens_total", "Tokens generated.", model)
+        self.attempts = Counter(
+            "gateway_upstream_attempts_total", "Requests sent to a backend, by result.", ("backend", "result")
+        )
+        self.loop_lag = Histogram("gateway_event_loop_lag_seconds", "Delay of a timer on the event loop.", (), _LAG)
+        self._live: list[Gauges | Counter | Histogram] = [
+            self.requests, self.duration, self.first_byte, self.queue_wait, self.hit_tokens, self.prompt_tokens,
+            self.completion_tokens, self.attempts, self.loop_lag,
+        ]  # fmt: skip
+        self._models: set[str] = set()
+
+    def gauge(
+        self, name: str, documentation: str, labels: Labels, read: Callable[[], Iterable[tuple[Labels, float]]]
+    ) -> None:
+        """Add a gauge that is read when scraped."""
+        self._live.append(Gauges(name, documentation, labels, read))
+
+    def collect(self) -> Iterable[Metric]:
+        """Called by prometheus-client."""
+        return [live.family() for live in self._live]
+
+    def finished(self, record: Record) -> None:
+        """Count one request that ended."""
+        model = self._capped(record.model)
+        self.requests.add((record.endpoint, model, record.backend, record.outcome))
+        if not record.backend:
+            return
+        self.duration.observe((record.endpoint, model), record.ended_seconds - record.arrived_seconds)
+        self.queue_wait.observe((model,), record.queue_seconds)
+        if record.streams and record.first_byte_seconds is not None:
+            self.first_byte.observe((model,), record.first_byte_seconds - record.arrived_seconds)
+        self.hit_tokens.add((record.backend, "predicted"), record.predicted_hit_tokens)
+        if record.actual_hit_tokens is not None:
+            self.hit_tokens.add((record.backend, "actual"), record.actual_hit_tokens)
+        if record.prompt_tokens:
+            self.prompt_tokens.add((model,), record.prompt_tokens)
+            self.completion_tokens.add((model,), record.completion_tokens)
+
+    def _capped(self, model: str) -> str:
+        if model in self._models:
+            return model
+        if len(self._models) >= _MAX_MODELS:
+            return "other"
+        self._models.add(model)
+        return model

@@ -1,0 +1,29 @@
+"""What is remembered of one request, for metrics and the access log. No prompts, no keys."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Record:
+    """One request's story. Times are the loop's clock, in seconds; `None` = did not happen."""
+
+    request_id: str
+    endpoint: str
+    arrived_seconds: float
+    method: str = ""
+    model: str = ""
+    client: str = ""
+    backend: str = ""
+    outcome: str = ""
+    status: int = 0
+    attempts: int = 0
+    streams: bool = False
+    queue_seconds: float = 0.0
+    first_byte_seconds: float | None = None
+    ended_seconds: float = 0.0
+    predicted_hit_tokens: int = 0
+    actual_hit_tokens: int | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    request_bytes: int = 0
+    error: str = ""

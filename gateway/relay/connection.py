@@ -1,0 +1,195 @@
+"""One connection to a backend: writes a request, finds where the answer begins and ends, hands its bytes on."""
+
+import asyncio
+from typing import Protocol, cast
+
+import httptools
+
+from gateway.errors import (
+    AnswerBrokeOff,
+    BackendError,
+    BackendProtocolError,
+    FreshConnectionClosed,
+    ReusedConnectionClosed,
+)
+
+_MAX_HEAD_BYTES = 65536
+_MAX_HEADERS = 100
+
+
+class Receiver(Protocol):
+    """Takes one answer. Calls come in this order; `flushed` ends every batch of bytes that arrived together."""
+
+    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """The final status and headers."""
+
+    def body(self, data: bytes) -> None:
+        """Body bytes, without their framing."""
+
+    def end(self) -> None:
+        """The answer is complete."""
+
+    def flushed(self) -> None:
+        """What arrived together has been handed on."""
+
+    def failed(self, error: BackendError) -> None:
+        """The answer broke off."""
+
+
+class BackendConnection(asyncio.Protocol):
+    """At most one exchange at a time. Between exchanges a byte or an EOF from the backend makes it unusable."""
+
+    __slots__ = (
+        "_head_bytes", "_headers", "_in_head", "_informational", "_keep_alive", "_parser", "_receiver", "_room",
+        "answered", "exchanges", "idle_since", "made_at", "transport",
+    )  # fmt: skip
+
+    def __init__(self, made_at: float) -> None:
+        self.made_at = made_at
+        self.idle_since = made_at
+        self.exchanges = 0
+        self.answered = False  # a byte of the current answer has arrived
+        self.transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._receiver: Receiver | None = None
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._head_bytes = 0
+        self._in_head = False
+        self._informational = False
+        self._keep_alive = False
+        self._room: asyncio.Future[None] | None = None  # set while the backend takes no more
+
+    @property
+    def usable(self) -> bool:
+        """Open, and free for a request."""
+        return self._receiver is None and self.transport is not None and not self.transport.is_closing()
+
+    def send(self, request: bytes, receiver: Receiver) -> None:
+        """Start an exchange: write a whole request, or its head. Only on a usable connection."""
+        assert self.transport is not None
+        self._receiver = receiver
+        self.exchanges += 1
+        self.answered = False
+        self._keep_alive = False
+        self._head_bytes = 0
+        self._in_head = True
+        self.transport.write(request)
+
+    def abort(self) -> None:
+        """Close at once; the backend sees that its client is gone."""
+        self._receiver = None
+        if self.transport is not None:
+            self.transport.abort()
+
+    def pause_reading(self) -> None:
+        """Take nothing from the backend until told otherwise."""
+        if self.transport is not None and self.transport.is_reading():
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Take what comes again."""
+        if self.transport is not None and not self.transport.is_closing() and not self.transport.is_reading():
+            self.transport.resume_reading()
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is open."""
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of an answer."""
+        receiver = self._receiver
+        if receiver is None:
+            self.abort()  # bytes that nobody asked for: the next answer could not be told from them
+            return
+        self.answered = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if self._receiver is not None:
+                self._fail(BackendProtocolError(f"The backend's answer is not valid HTTP: {error}."))
+                return
+            self.abort()  # the answer was complete, what follows it is not ours
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                self._fail(BackendProtocolError("The head of the backend's answer is too large."))
+                return
+        receiver.flushed()
+
+    def eof_received(self) -> bool:
+        """The backend ended the connection; asyncio closes it."""
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The connection is closed. An answer that is not complete by now never will be."""
+        self.transport = None
+        self.resume_writing()
+        if self._receiver is None:
+            return
+        reason = f"({error})" if error else "(closed)"
+        if self.answered:
+            self._fail(AnswerBrokeOff(f"The backend's answer broke off {reason}."))
+        elif self.exchanges > 1:
+            self._fail(ReusedConnectionClosed(f"The backend closed the connection before it answered {reason}."))
+        else:
+            self._fail(FreshConnectionClosed(f"The backend closed the connection before it answered {reason}."))
+
+    def pause_writing(self) -> None:
+        """The backend takes no more for now."""
+        self._room = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        """The backend takes more."""
+        room, self._room = self._room, None
+        if room is not None and not room.done():
+            room.set_result(None)
+
+    async def drained(self) -> None:
+        """Wait until the backend takes more, or is gone."""
+        if self._room is not None:
+            await self._room
+
+    def _fail(self, error: BackendError) -> None:
+        receiver, self._receiver = self._receiver, None
+        self.abort()
+        if receiver is not None:
+            receiver.failed(error)
+
+    # What the parser calls.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header of the answer."""
+        self._headers.append((name, value))
+        if len(self._headers) > _MAX_HEADERS:
+            raise ValueError("too many headers")
+
+    def on_headers_complete(self) -> None:
+        """The end of a head; heads of 1xx answers are passed over."""
+        status = self._parser.get_status_code()
+        self._informational = status < 200
+        if not self._informational and self._receiver is not None:
+            self._in_head = False
+            self._receiver.head(status, self._headers)
+        self._headers = []
+
+    def on_body(self, data: bytes) -> None:
+        """Body bytes."""
+        if self._receiver is not None:
+            self._receiver.body(data)
+
+    def on_message_complete(self) -> None:
+        """The answer is complete: the parser knows only now whether the connection may be used again."""
+        if self._informational:
+            return
+        receiver, self._receiver = self._receiver, None
+        self._keep_alive = self._parser.should_keep_alive()
+        if receiver is None:
+            raise ValueError("bytes after the end of the answer")
+        receiver.end()
+
+    @property
+    def reusable(self) -> bool:
+        """The last answer was complete and the backend keeps the connection open."""
+        return self._keep_alive and self.usable

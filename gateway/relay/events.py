@@ -1,0 +1,65 @@
+"""A stream of server-sent events on its way through: whole events only, so that it can be ended cleanly at any time."""
+
+_MAX_PARTIAL_BYTES = 1048576
+
+
+class EventStream:
+    """Cuts a byte stream at event ends, remembers where usage was, and whether the end marker came.
+
+    `done_marker` are bytes that only a complete answer holds; without one, the end of the body is the end.
+    """
+
+    __slots__ = ("_done_marker", "_hides_usage", "_last", "_partial", "_previous", "usage_first", "usage_last")
+
+    def __init__(self, done_marker: bytes | None, hides_usage: bool) -> None:
+        self._done_marker = done_marker
+        self._hides_usage = hides_usage
+        self._partial = bytearray()
+        self._previous = b""
+        self._last = b""
+        self.usage_first = b""
+        self.usage_last = b""
+
+    def take(self, data: bytes) -> bytes:
+        """Bytes that may be passed on now: up to the last event end, less what the client did not ask for."""
+        if self._partial or not data.endswith(b"\n\n"):
+            data = self._cut(data)
+            if not data:
+                return b""
+        self._previous, self._last = self._last, data
+        if b'"usage"' in data:
+            self.usage_last = data
+            if not self.usage_first:
+                self.usage_first = data
+            if self._hides_usage:
+                return _without_usage(data)
+        return data
+
+    @property
+    def complete(self) -> bool:
+        """The answer's end marker was seen."""
+        return self._done_marker is None or self._done_marker in self._last or self._done_marker in self._previous
+
+    @property
+    def failed(self) -> bool:
+        """The backend itself ended the answer with an error event."""
+        return b'data: {"error"' in self._last or b'data: {"error"' in self._previous
+
+    def _cut(self, data: bytes) -> bytes:
+        partial = self._partial
+        start = max(0, len(partial) - 3)
+        partial += data
+        end = max(partial.rfind(b"\n\n", start) + 2, partial.rfind(b"\r\n\r\n", start) + 4)
+        if end < 4:
+            if len(partial) <= _MAX_PARTIAL_BYTES:
+                return b""
+            end = len(partial)  # no event is that long: pass it on as it is
+        whole = bytes(partial[:end])
+        del partial[:end]
+        return whole
+
+
+def _without_usage(data: bytes) -> bytes:
+    """Drop the events that only carry usage."""
+    kept = [event for event in data.split(b"\n\n") if not (b'"choices":[]' in event and b'"usage"' in event)]
+    return b"\n\n".join(kept)

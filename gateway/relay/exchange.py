@@ -1,0 +1,246 @@
+"""One answer on its way from a backend to a client.
+
+A short answer is held until it is complete, so that a backend that fails before can be replaced unseen. A stream of
+events is passed on as it comes. A long plain answer is passed on once it has grown past what is worth holding.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.errors import (
+    AnswerBrokeOff,
+    BackendBusy,
+    BackendError,
+    BackendFault,
+    EngineDead,
+    FreshConnectionClosed,
+    ModelMissing,
+    StreamInterrupted,
+    StreamStalled,
+)
+from gateway.relay.connection import BackendConnection
+from gateway.relay.events import EventStream
+from gateway.relay.usage import Usage, read_usage
+
+_HELD_BYTES = 1048576
+_TAIL_BYTES = 4096
+_OPENING_BYTES = 512
+_PASSED_HEADERS = frozenset((b"content-language", b"content-disposition", b"openai-processing-ms", b"retry-after"))
+
+
+class Sink(Protocol):
+    """Where an answer goes: the client's side of the gateway."""
+
+    begun: bool
+    on_room: Callable[[], None] | None
+
+    @property
+    def blocked(self) -> bool:
+        """It takes no more for now."""
+
+    def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None:
+        """A whole answer at once."""
+
+    def begin(self, status: int, content_type: bytes, extra: bytes) -> None:
+        """The head of an answer whose length is not known."""
+
+    def write(self, data: bytes) -> None:
+        """Body bytes."""
+
+    def end(self) -> None:
+        """The body is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a backend answered: status, what it counted, and when its first byte came (the loop's clock)."""
+
+    status: int
+    usage: Usage | None
+    first_byte_seconds: float | None
+    opening: bytes = b""
+    body: bytes = b""
+    content_type: bytes = b""
+    extra: bytes = b""
+
+
+class Exchange:
+    """Takes one answer from a connection and passes it on to a sink. `done` holds the Answer, or a BackendError."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        connection: BackendConnection,
+        first_token: Callable[[], None],
+        clock: Callable[[], float],
+        done_marker: bytes | None,
+        hides_usage: bool,
+    ) -> None:
+        self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.heard = False  # a byte came since the last look
+        self.silent_seconds = 0.0
+        self._sink = sink
+        self._connection = connection
+        self._first_token = first_token
+        self._clock = clock
+        self._done_marker = done_marker
+        self._hides_usage = hides_usage
+        self._status = 0
+        self._content_type = b"application/json"
+        self._extra = b""
+        self._events: EventStream | None = None
+        self._parts: list[bytes] = []
+        self._held_bytes = 0
+        self._tail = b""
+        self._opening = b""
+        self._ended = False
+        self._first_byte_seconds: float | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Something of the answer has arrived."""
+        return self._connection.answered
+
+    @property
+    def paused(self) -> bool:
+        """The client takes no more for now, so the backend is not read."""
+        return self._sink.blocked
+
+    # What the connection calls.
+
+    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Status and headers."""
+        self._status = status
+        for name, value in headers:
+            name = name.lower()
+            if name == b"content-type":
+                self._content_type = value
+            elif name == b"content-encoding" or name in _PASSED_HEADERS:
+                self._extra += b"%b: %b\r\n" % (name, value)
+        if status == 200 and self._content_type.startswith(b"text/event-stream"):
+            self._events = EventStream(self._done_marker, self._hides_usage)
+
+    def body(self, data: bytes) -> None:
+        """Body bytes."""
+        self._parts.append(data)
+
+    def end(self) -> None:
+        """The answer is complete."""
+        self._ended = True
+
+    def flushed(self) -> None:
+        """Pass on what has arrived."""
+        self.heard = True
+        if self._parts:
+            if self._first_byte_seconds is None:
+                self._first_byte_seconds = self._clock()
+                self._opening = self._parts[0][:_OPENING_BYTES]
+                if self._events is not None:
+                    self._first_token()
+            if self._events is not None:
+                self._pass_events(self._events)
+            elif self._sink.begun:
+                self._pass_plain()
+            elif not self._ended:
+                self._hold()
+        if self._ended and not self.done.done():
+            self._finish()
+
+    def failed(self, error: BackendError) -> None:
+        """The answer broke off. After its first byte went to the client nothing can be tried again."""
+        if self.done.done():
+            return
+        if self._events is not None and self._events.complete and self._done_marker is not None:
+            self._finish()  # the end marker came; only the framing is missing
+        elif self._sink.begun:
+            self.done.set_exception(error if isinstance(error, StreamInterrupted) else StreamInterrupted(error.message))
+        elif isinstance(error, AnswerBrokeOff) and self._first_byte_seconds is None:
+            self.done.set_exception(FreshConnectionClosed(error.message))  # a head without a body is no answer yet
+        else:
+            self.done.set_exception(error)
+
+    def stalled(self, seconds: float) -> None:
+        """Nothing came for too long."""
+        self.failed(StreamStalled(f"The backend sent nothing for {seconds:g} s."))
+        self._connection.abort()
+
+    # Passing on.
+
+    def _pass_events(self, events: EventStream) -> None:
+        parts = self._parts
+        data = events.take(parts[0] if len(parts) == 1 else b"".join(parts))
+        parts.clear()
+        if data:
+            sink = self._sink
+            if not sink.begun:
+                sink.begin(200, self._content_type, self._extra)
+            sink.write(data)
+            if sink.blocked:
+                self._wait_for_room()
+
+    def _pass_plain(self) -> None:
+        data = b"".join(self._parts)
+        self._parts.clear()
+        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+        self._sink.write(data)
+        if self._sink.blocked:
+            self._wait_for_room()
+
+    def _hold(self) -> None:
+        self._held_bytes += len(self._parts[-1])
+        if self._held_bytes > _HELD_BYTES:
+            self._sink.begin(self._status, self._content_type, self._extra)
+            self._pass_plain()
+
+    def _wait_for_room(self) -> None:
+        self._connection.pause_reading()
+        self._sink.on_room = self._connection.resume_reading
+
+    def _finish(self) -> None:
+        events, sink = self._events, self._sink
+        if events is not None:
+            if events.failed:
+                sink.end()
+                self.done.set_exception(StreamInterrupted("The backend ended its answer with an error event."))
+            elif not events.complete:
+                self.done.set_exception(StreamInterrupted("The backend's answer ended before it was complete."))
+            else:
+                sink.end()
+                self.done.set_result(self._answer(events.usage_first, events.usage_last))
+        elif sink.begun:
+            sink.end()
+            self.done.set_result(self._answer(self._tail))
+        else:
+            self._finish_held(b"".join(self._parts))
+
+    def _finish_held(self, body: bytes) -> None:
+        status = self._status
+        if status < 400:
+            self._sink.send(status, self._content_type, self._extra, body)
+            self.done.set_result(self._answer(body[-_TAIL_BYTES:]))
+            return
+        answer = Answer(status, None, self._first_byte_seconds, self._opening, body, self._content_type, self._extra)
+        if error := _judge(status, body):
+            error.answer = answer
+            self.done.set_exception(error)
+        else:
+            self._sink.send(status, self._content_type, self._extra, body)
+            self.done.set_result(answer)
+
+    def _answer(self, *usage_pieces: bytes) -> Answer:
+        return Answer(self._status, read_usage(*usage_pieces), self._first_byte_seconds, self._opening)
+
+
+def _judge(status: int, body: bytes) -> BackendError | None:
+    """What an error answer says of the backend; None = it says something of the request."""
+    if status in (429, 503):
+        return BackendBusy(f"The backend answered {status}.")
+    if status >= 500:
+        if b"EngineDead" in body or b"EngineCore" in body:
+            return EngineDead("The backend's engine is dead.")
+        return BackendFault(f"The backend answered {status}.")
+    if status == 404 and b"does not exist" in body:
+        return ModelMissing("The backend does not serve this model any more.")
+    return None

@@ -1,0 +1,122 @@
+"""Sends a request to a backend and passes the answer to the client."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+from gateway.backends.backend import Backend
+from gateway.backends.registry import Fleet
+from gateway.config import UpstreamConfig
+from gateway.errors import FirstByteTimeout
+from gateway.relay.connection import BackendConnection
+from gateway.relay.exchange import Answer, Exchange, Sink
+from gateway.relay.pool import Pool
+from gateway.request import InferenceRequest
+
+_LOOK_SECONDS = 1.0
+
+
+class Relay:
+    """Owner of the pools and of the answers under way."""
+
+    def __init__(self, fleet: Fleet, config: UpstreamConfig, clock: Callable[[], float]) -> None:
+        self._pools = {backend.name: Pool(backend, config, clock) for backend in fleet.backends}
+        self._config = config
+        self._clock = clock
+        self._under_way: set[Exchange] = set()
+
+    def __repr__(self) -> str:
+        return f"<Relay {len(self._under_way)} answers under way>"
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def backend(self, name: str) -> Backend:
+        """The backend of that name."""
+        return self._pools[name].backend
+
+    async def send(
+        self,
+        request: InferenceRequest,
+        backend: str,
+        sink: Sink,
+        first_token: Callable[[], None],
+        *,
+        fresh: bool = False,
+    ) -> Answer:
+        """Send the request and pass the answer on until its last byte.
+
+        Raises a BackendError; `sink.begun` then tells whether the client has seen anything. When cancelled, the
+        connection is closed, which makes the backend abort the request.
+        """
+        pool = self._pools[backend]
+        connection = await pool.take(fresh=fresh)
+        exchange = Exchange(sink, connection, first_token, self._clock, request.done_marker, request.hides_usage)
+        self._under_way.add(exchange)
+        try:
+            head = pool.request_head(request.method, request.target) + request.headers
+            if request.upload is None:
+                connection.send(_whole(head, request), exchange)
+                return await exchange.done
+            return await self._send_upload(head, request, connection, exchange)
+        finally:
+            self._under_way.discard(exchange)
+            sink.on_room = None
+            pool.give_back(connection)
+
+    async def _send_upload(
+        self, head: bytes, request: InferenceRequest, connection: BackendConnection, exchange: Exchange
+    ) -> Answer:
+        """Pass an upload on piece by piece, as fast as the backend takes it, while its answer may already come."""
+        assert request.upload is not None
+        connection.send(
+            b"%bcontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n" % (head, request.content_type), exchange
+        )
+        async for piece in request.upload:
+            if exchange.done.done() or connection.transport is None:
+                break
+            connection.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await connection.drained()
+        else:
+            if connection.transport is not None:
+                connection.transport.write(b"0\r\n\r\n")
+        return await exchange.done
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Cut answers that have stalled, while the block runs; then close idle connections."""
+        watch = asyncio.get_running_loop().create_task(self._watch(), name="relay-watch")
+        try:
+            yield
+        finally:
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
+            for pool in self._pools.values():
+                pool.close()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            for exchange in list(self._under_way):
+                self._look_at(exchange)
+
+    def _look_at(self, exchange: Exchange) -> None:
+        if exchange.heard or exchange.paused:
+            exchange.heard = False
+            exchange.silent_seconds = 0.0
+            return
+        exchange.silent_seconds += _LOOK_SECONDS
+        first_byte = self._config.first_byte_timeout_seconds
+        if exchange.begun:
+            if exchange.silent_seconds >= self._config.idle_stream_timeout_seconds:
+                exchange.stalled(exchange.silent_seconds)
+        elif first_byte is not None and exchange.silent_seconds >= first_byte:
+            exchange.failed(FirstByteTimeout(f"The backend sent nothing for {exchange.silent_seconds:g} s."))
+
+
+def _whole(head: bytes, request: InferenceRequest) -> bytes:
+    body = request.body
+    if request.method == b"GET":
+        return head + b"\r\n"
+    return b"%bcontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (head, request.content_type, len(body), body)

@@ -1,0 +1,88 @@
+"""What is in flight on one backend, as far as its next decision needs it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One placed request's share of a backend's load.
+
+    `prefill_seconds` is the predicted time of its uncached prompt; `observable`: its first token will be seen.
+    """
+
+    sequences: int
+    prompt_tokens: int
+    reserved_tokens: int
+    prefill_seconds: float
+    observable: bool
+
+
+class Load:
+    """Requests in flight on one backend: those still in prefill, in order, and those decoding."""
+
+    __slots__ = (
+        "_head_since",
+        "_pending",
+        "_pending_seconds",
+        "context_tokens",
+        "decoding",
+        "in_flight",
+        "reserved_tokens",
+    )
+
+    def __init__(self) -> None:
+        self.in_flight = 0  # sequences
+        self.decoding = 0  # sequences with a first token
+        self.context_tokens = 0  # prompt tokens in flight
+        self.reserved_tokens = 0  # KV tokens expected to be taken by what is in flight
+        self._pending: dict[Work, None] = {}  # in prefill, oldest first
+        self._pending_seconds = 0.0
+        self._head_since = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Load {self.in_flight} in flight, {self.decoding} decoding, {self.context_tokens} tokens>"
+
+    def start(self, work: Work, now: float) -> None:
+        """A request is sent to the backend."""
+        self.in_flight += work.sequences
+        self.context_tokens += work.prompt_tokens
+        self.reserved_tokens += work.reserved_tokens
+        if not self._pending:
+            self._head_since = now
+        self._pending[work] = None
+        self._pending_seconds += work.prefill_seconds
+
+    def first_token(self, work: Work, now: float) -> None:
+        """The request's prefill is over. Only the first call counts."""
+        if self._leave_prefill(work):
+            self.decoding += work.sequences
+            self._head_since = now
+
+    def finish(self, work: Work, now: float) -> None:
+        """The request is over, however it ended."""
+        self.in_flight -= work.sequences
+        self.context_tokens -= work.prompt_tokens
+        self.reserved_tokens -= work.reserved_tokens
+        if self._leave_prefill(work):
+            self._head_since = now
+        else:
+            self.decoding -= work.sequences
+
+    def prefill_ahead_seconds(self, now: float) -> float:
+        """Predicted prefill time of what was sent before, less what has passed of the oldest one's."""
+        while self._pending:
+            head = next(iter(self._pending))
+            passed = now - self._head_since
+            if head.observable or passed < head.prefill_seconds:
+                return max(0.0, self._pending_seconds - min(passed, head.prefill_seconds))
+            self._leave_prefill(head)  # not streamed, so its first token is not seen: taken as over when predicted
+            self.decoding += head.sequences
+            self._head_since += head.prefill_seconds
+        return 0.0
+
+    def _leave_prefill(self, work: Work) -> bool:
+        if work not in self._pending:
+            return False
+        del self._pending[work]
+        self._pending_seconds = self._pending_seconds - work.prefill_seconds if self._pending else 0.0
+        return True
