@@ -1,0 +1,1 @@
+"""How it is asked: arrivals, the client, worker processes."""

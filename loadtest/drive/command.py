@@ -1,0 +1,65 @@
+"""`loadtest run`: reads the options, carries the run out, ends with an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from loadtest.drive.fleet import Stopped, WorkerDied
+from loadtest.drive.options import RunOptions
+from loadtest.drive.run import Order, carry_out
+from loadtest.drive.target import TargetError, look_at
+
+
+def run(options: RunOptions) -> None:
+    """Load an OpenAI-compatible URL and tell what it does, and whether that can be believed.
+
+    Exit code 0: fine. 1: requests failed, the SLO was missed, or the client itself was the limit. 2: usage.
+    """
+    console, complaints = Console(), Console(stderr=True)
+    try:
+        target = asyncio.run(look_at(options.target_url, options.api_key, options.model))
+        order = Order(options.plan(target), target, options.bounds, options.metrics_url, options.out)
+        results = carry_out(order, console)
+    except (TargetError, WorkerDied, OSError) as error:
+        complaints.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    except (Stopped, KeyboardInterrupt):
+        complaints.print("stopped; there is nothing to report", style="red")
+        raise typer.Exit(1) from None
+    raise typer.Exit(0 if results.verdict.passed else 1)
+
+
+def with_options(command: Callable[[RunOptions], None]) -> Callable[..., None]:
+    """The command as a function of single options, as typer reads them; the model stays the only list of options."""
+
+    def called(**values: Any) -> None:
+        try:
+            options = RunOptions(**values)
+        except ValidationError as error:
+            raise typer.BadParameter("; ".join(_complaint(part["msg"]) for part in error.errors())) from None
+        command(options)
+
+    hints = get_type_hints(RunOptions, include_extras=True)
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.is_required() else field.default,
+            annotation=hints[name],
+        )
+        for name, field in RunOptions.model_fields.items()
+    ]
+    called.__doc__ = command.__doc__
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return called
+
+
+def _complaint(message: str) -> str:
+    return message.removeprefix("Value error, ")

@@ -1,0 +1,117 @@
+"""A worker process: warms up, starts when told, reports what ended four times a second."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import resource
+import time
+from collections.abc import Callable, Coroutine
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from loadtest.drive.client import Client, open_session
+from loadtest.drive.driver import Driver
+from loadtest.drive.health import WorkerHealth, watch_health
+from loadtest.drive.messages import Finished, FromWorker, Progress, Ready, Start, ToWorker
+from loadtest.drive.plan import Plan
+from loadtest.drive.record import Record
+
+if TYPE_CHECKING:
+    Channel = Connection[FromWorker, ToWorker]
+
+_REPORT_INTERVAL_SECONDS = 0.25
+# Collections of young objects by the default threshold cost more than they free here, and show as loop lag.
+_GC_THRESHOLD = 20_000
+
+
+def work(channel: Channel, plan: Plan, worker: int) -> None:
+    """Entry point of the process. A parent that has gone ends it silently."""
+    _raise_file_limit()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_work(channel, plan, worker))
+    except* (EOFError, BrokenPipeError):
+        pass
+
+
+async def _work(channel: Channel, plan: Plan, worker: int) -> None:
+    async with open_session(plan) as session:
+        channel.send(Ready(await _warm_up(plan, worker, Client(plan, session, time.monotonic))))
+        start = await asyncio.get_running_loop().run_in_executor(None, channel.recv)
+        if not isinstance(start, Start):
+            return
+        _settle_memory()
+
+        def clock() -> float:
+            return time.monotonic() - start.origin
+
+        ended: list[Record] = []
+        driver = Driver(plan, worker, Client(plan, session, clock), clock, ended.append)
+        health = WorkerHealth(worker)
+
+        def report() -> None:
+            channel.send(Progress(worker, ended.copy(), driver.in_flight))
+            ended.clear()
+
+        await _until_stopped(channel, _measure(driver, health, clock, report))
+        report()
+        channel.send(Finished(health, driver.itl_ticks))
+
+
+async def _warm_up(plan: Plan, worker: int, client: Client) -> list[Record]:
+    return await Driver(plan, worker, client, time.monotonic, lambda _: None).warm_up()
+
+
+async def _until_stopped(channel: Channel, measured: Coroutine[None, None, None]) -> None:
+    """Runs to the end, or until the parent says anything more, or goes away."""
+    loop = asyncio.get_running_loop()
+    measuring = loop.create_task(measured)
+
+    def stop() -> None:
+        loop.remove_reader(channel.fileno())
+        measuring.cancel()
+
+    loop.add_reader(channel.fileno(), stop)
+    try:
+        await asyncio.wait({measuring})
+    finally:
+        loop.remove_reader(channel.fileno())
+    if not measuring.cancelled():
+        measuring.result()
+
+
+async def _measure(
+    driver: Driver, health: WorkerHealth, clock: Callable[[], float], report: Callable[[], None]
+) -> None:
+    await asyncio.sleep(max(0.0, -clock()))
+    async with asyncio.TaskGroup() as group:
+        watching = [
+            group.create_task(watch_health(health, clock, time.process_time)),
+            group.create_task(_report_regularly(report)),
+        ]
+        try:
+            await driver.run()
+        finally:
+            for task in watching:
+                task.cancel()
+
+
+async def _report_regularly(report: Callable[[], None]) -> None:
+    while True:
+        await asyncio.sleep(_REPORT_INTERVAL_SECONDS)
+        report()
+
+
+def _settle_memory() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
+
+
+def _raise_file_limit() -> None:
+    """A connection is a file: take all that the system allows without asking."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,69 @@
+"""What is known of one request after it ended; the only thing statistics are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OK = "ok"
+INTERRUPTED = "interrupted"
+DROPPED = "dropped"
+TIMEOUT = "timeout"
+CONNECT = "connect"
+DISCONNECTED = "disconnected"
+CLIENT_LIMIT = "client_limit"
+STREAM_ERROR = "stream_error_event"
+STREAM_CUT = "stream_without_done"
+NOT_A_STREAM = "not_a_stream"
+BAD_BODY = "bad_body"
+BODY_CUT = "body_cut"
+
+
+def http_outcome(status: int) -> str:
+    """The outcome of an answer that is not 200."""
+    return f"http_{status}"
+
+
+@dataclass(slots=True)
+class Record:
+    """One request. Times are seconds from the start of the run; None is "did not happen" or "was not told"."""
+
+    index: int
+    group: int
+    intended: float
+    sent: float
+    end: float
+    outcome: str
+    asked_tokens: int = 0
+    status: int | None = None
+    detail: str | None = None
+    first_token: float | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    predicted_tokens: int | None = None
+    backend: str | None = None
+    queue_seconds: float | None = None
+    events: int = 0
+    reads: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the answer came whole."""
+        return self.outcome == OK
+
+    @property
+    def was_sent(self) -> bool:
+        """Whether the client gave it to the network."""
+        return self.outcome != DROPPED
+
+    @property
+    def due(self) -> float:
+        """Where honest latency starts: the intended time, or the actual one where a coarse timer sent early."""
+        return min(self.intended, self.sent)
+
+    @property
+    def tpot_seconds(self) -> float | None:
+        """(E2E - TTFT) / (n - 1), from the token count the server reports, never from chunks."""
+        if self.first_token is None or self.completion_tokens is None or self.completion_tokens < 2:
+            return None
+        return (self.end - self.first_token) / (self.completion_tokens - 1)

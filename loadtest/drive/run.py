@@ -1,0 +1,85 @@
+"""A whole run: look at the target, warm up, measure, summarise, write."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from loadtest.drive.fleet import Fleet, Harvest
+from loadtest.drive.plan import Plan
+from loadtest.drive.record import Record
+from loadtest.drive.stopping import StopSignals
+from loadtest.drive.target import Target, TargetError, change, read_counters
+from loadtest.report.environment import environment
+from loadtest.report.files import write_results
+from loadtest.report.live import Progress
+from loadtest.report.schema import Results
+from loadtest.report.summarise import Bounds, summarise
+from loadtest.report.terminal import show
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A run as the user ordered it."""
+
+    plan: Plan
+    target: Target
+    bounds: Bounds
+    metrics_url: str | None
+    out: Path | None
+
+
+def carry_out(order: Order, console: Console) -> Results:
+    """Runs the order, shows the results and writes them where asked."""
+    started_at = datetime.now(UTC)
+    with StopSignals() as signals, Fleet(order.plan, signals.asked) as fleet:
+        console.print(f"warming up {order.plan.url}", style="dim", highlight=False)
+        _check_warm_up(fleet.warm_up())
+        before = _counters(order.metrics_url)
+        with Progress(console, title(order.plan)) as progress:
+            harvest = fleet.measure(progress.take)
+        after = _counters(order.metrics_url)
+    results = _summarised(order, harvest, started_at, change(before, after), sys.argv)
+    show(results, console)
+    if order.out is not None:
+        written = write_results(results, harvest.records, order.out)
+        console.print("written:", ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)
+    return results
+
+
+def title(plan: Plan) -> str:
+    """The run in a line."""
+    if plan.concurrency is not None:
+        load = f"closed loop of {plan.concurrency}"
+    else:
+        load = f"open loop of {plan.rate_per_second:g}/s, {plan.arrivals} arrivals"
+    bounds = [f"{plan.requests} requests"] if plan.requests else []
+    bounds += [f"{plan.duration_seconds:g} s"] if plan.duration_seconds else []
+    how = "" if plan.stream else ", not streamed"
+    return f"{plan.endpoint} · {plan.model} · {plan.workload.kind} · {load} · {' or '.join(bounds)}{how}"
+
+
+def _check_warm_up(records: Sequence[Record]) -> None:
+    """A target that answers no warm-up request would only yield a report full of one error."""
+    if records and not any(record.ok for record in records):
+        kind, _ = Counter(record.outcome for record in records).most_common(1)[0]
+        detail = next(record.detail for record in records if record.outcome == kind)
+        raise TargetError(f"no warm-up request succeeded: {kind}: {detail}")
+
+
+def _counters(url: str | None) -> dict[str, float]:
+    return asyncio.run(read_counters(url)) if url else {}
+
+
+def _summarised(
+    order: Order, harvest: Harvest, started_at: datetime, delta: dict[str, float], command: Sequence[str]
+) -> Results:
+    where = environment(command, started_at, order.target.server)
+    return summarise(order.plan, harvest, order.bounds, where, delta)

@@ -1,0 +1,99 @@
+"""Reads a token stream: finds the moments and the few events that matter, and parses no JSON while it runs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+# A key in front of its colon cannot occur inside a JSON string, where the quotes would be escaped.
+_CONTENT = re.compile(
+    rb'"(?:content|text|reasoning_content|reasoning|refusal)"\s*:\s*"[^"]|"tool_calls"\s*:\s*\[\s*\{|"token_ids"\s*:\s*\[\s*\d'
+)
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_DONE = b"[DONE]"
+
+
+class StreamWatch:
+    """Fed with the reads of one response; knows when content came, the last usage, an error event, and the end."""
+
+    __slots__ = ("_rest", "_usage", "done", "error", "events", "first_event", "read_times")
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._usage: bytes | None = None
+        self.read_times: list[float] = []
+        self.first_event: float | None = None
+        self.events = 0
+        self.done = False
+        self.error: str | None = None
+
+    @property
+    def first_content(self) -> float | None:
+        """When the first content came; for a stream that had none, its first event."""
+        return self.read_times[0] if self.read_times else self.first_event
+
+    def feed(self, data: bytes, now: float) -> None:
+        """Takes one read that arrived at `now`; events may be cut anywhere."""
+        data = self._rest + data
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        *whole, self._rest = data.split(b"\n\n")
+        before = self.events
+        for event in whole:
+            self._event(event, now)
+        if self.events > before:
+            self.read_times.append(now)
+
+    def finish(self) -> None:
+        """The body ended: a last [DONE] counts even where the blank line after it is missing."""
+        if self._rest.strip() == b"data: " + _DONE:
+            self.done = True
+
+    def usage(self) -> dict[str, Any]:
+        """The last usage the server reported; empty where there was none."""
+        if self._usage is None:
+            return {}
+        usage = _parsed(self._usage).get("usage")
+        return usage if isinstance(usage, dict) else {}
+
+    def _event(self, event: bytes, now: float) -> None:
+        data = _data(event)
+        if not data:
+            return
+        if data == _DONE:
+            self.done = True
+            return
+        if self.first_event is None:
+            self.first_event = now
+        if _CONTENT.search(data):
+            self.events += 1
+        if _USAGE.search(data):
+            self._usage = data
+        if b'"error"' in data and self.error is None:
+            self.error = error_message(_parsed(data))
+
+
+def error_message(answer: dict[str, Any]) -> str | None:
+    """The message of an OpenAI-shaped error body or event; None where it holds no error."""
+    error = answer.get("error")
+    if not error:
+        return None
+    message = error.get("message") if isinstance(error, dict) else error
+    return str(message or error)
+
+
+def _data(event: bytes) -> bytes:
+    """The data of an event; comments (keep-alives) and other fields have none."""
+    if event.startswith(b"data:") and b"\n" not in event:
+        return event[5:].strip()
+    return b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    try:
+        answer = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return {}
+    return answer if isinstance(answer, dict) else {}

@@ -1,0 +1,119 @@
+"""Asks the target what it is before the run, and what it counted before and after."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import orjson
+from prometheus_client.parser import text_string_to_metric_families
+
+from loadtest.workloads.text import Corpus
+
+_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
+_SAMPLE_BYTES = 8192
+_COUNTED_SUFFIXES = ("_total", "_sum", "_count")
+
+
+class TargetError(Exception):
+    """The target cannot be driven; the message says why, for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the target said of itself."""
+
+    models: list[str]
+    server: dict[str, str] = field(default_factory=dict)
+    bytes_per_token: float | None = None
+
+
+def base_url(url: str) -> str:
+    """The URL without a trailing slash or `/v1`, so that either form may be given."""
+    url = url if "://" in url else f"http://{url}"
+    return url.rstrip("/").removesuffix("/v1")
+
+
+async def look_at(url: str, api_key: str | None, model: str | None = None) -> Target:
+    """The models the target serves, and, where it tells them, its version and how it cuts our prose into tokens."""
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        async with aiohttp.ClientSession(timeout=_TIMEOUT, headers=headers) as session:
+            async with session.get(f"{url}/v1/models") as response:
+                body, status = await response.read(), response.status
+                server = {"server": response.headers["server"]} if "server" in response.headers else {}
+            if status != 200:
+                raise TargetError(f"{url}/v1/models answers {status}: {body[:200].decode('utf-8', 'replace')}")
+            models = _model_names(body)
+            return Target(
+                models, server | await _version(session, url), await _bytes_per_token(session, url, model or models[0])
+            )
+    except (aiohttp.ClientError, OSError) as error:
+        raise TargetError(f"cannot reach {url}: {error or type(error).__name__}") from None
+
+
+async def read_counters(url: str) -> dict[str, float]:
+    """Every counter (and histogram sum and count) of a Prometheus page, by name and labels."""
+    try:
+        async with aiohttp.ClientSession(timeout=_TIMEOUT) as session, session.get(url) as response:
+            if response.status != 200:
+                raise TargetError(f"{url} answers {response.status}")
+            return counters(await response.text())
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise TargetError(f"cannot read metrics from {url}: {error or type(error).__name__}") from None
+
+
+def counters(page: str) -> dict[str, float]:
+    """The counters of a Prometheus page; the process's own and Python's are left out."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(page):
+        if family.type not in ("counter", "histogram", "summary") or family.name.startswith(("python_", "process_")):
+            continue
+        for sample in family.samples:
+            if sample.name.endswith(_COUNTED_SUFFIXES):
+                labels = ",".join(f'{key}="{value}"' for key, value in sorted(sample.labels.items()))
+                found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def change(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """What was counted in between; a counter that fell was reset, and its new value is all that is known."""
+    delta = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    return {name: after[name] if moved < 0 else moved for name, moved in sorted(delta.items()) if moved}
+
+
+def _model_names(body: bytes) -> list[str]:
+    try:
+        names = [str(model["id"]) for model in orjson.loads(body)["data"]]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        raise TargetError("/v1/models does not answer with a list of models") from None
+    if not names:
+        raise TargetError("/v1/models lists no model")
+    return names
+
+
+async def _version(session: aiohttp.ClientSession, url: str) -> dict[str, str]:
+    async with session.get(f"{url}/version") as response:
+        answer = await _object(response)
+    return {"version": str(answer["version"])} if "version" in answer else {}
+
+
+async def _bytes_per_token(session: aiohttp.ClientSession, url: str, model: str) -> float | None:
+    sample = Corpus(0).slice(random.Random(0), _SAMPLE_BYTES)
+    async with session.post(f"{url}/tokenize", json={"model": model, "prompt": sample}) as response:
+        count = (await _object(response)).get("count")
+    return _SAMPLE_BYTES / count if isinstance(count, int) and count > 0 else None
+
+
+async def _object(response: aiohttp.ClientResponse) -> dict[str, Any]:
+    """The JSON object of an answer that a target need not have; empty where it has none."""
+    if response.status != 200:
+        return {}
+    try:
+        answer = orjson.loads(await response.read())
+    except orjson.JSONDecodeError:
+        return {}
+    return answer if isinstance(answer, dict) else {}

@@ -1,0 +1,1 @@
+"""What came of it: statistics, verdict, terminal, JSON and HTML."""

@@ -1,0 +1,197 @@
+"""The report as one HTML page that needs no network: figures, charts, tables, and how the run was made."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+
+from loadtest.drive.record import Record
+from loadtest.report.figure import milliseconds, number, percent
+from loadtest.report.pictures import pictures
+from loadtest.report.schema import BackendShare, Distribution, Results
+
+
+def page(results: Results, records: Sequence[Record]) -> str:
+    """The whole page."""
+    assets = files("loadtest.report") / "assets"
+    style = (assets / "report.css").read_text(encoding="utf-8")
+    script = (assets / "report.js").read_text(encoding="utf-8")
+    plan = results.plan
+    heading = f"Load test of {plan['model']}"
+    charts = "".join(pictures(results, records)) if records else ""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(heading)}</title><style>{style}</style></head><body>"
+        f"<header><h1>{escape(heading)}</h1><p>{escape(_subtitle(results))}</p></header>"
+        f"{_verdict(results)}{_tiles(results)}"
+        f'<h2>Over the run</h2><div class="charts">{charts}</div>'
+        f"<h2>Latency</h2>{_latencies(results)}"
+        f"{_backends(results.routing.backends)}{_errors(results)}{_client(results)}{_details(results)}"
+        f"<script>{script}</script></body></html>\n"
+    )
+
+
+def _subtitle(results: Results) -> str:
+    plan, environment = results.plan, results.environment
+    if plan["concurrency"] is not None:
+        load = f"closed loop of {plan['concurrency']}"
+    else:
+        load = f"open loop of {plan['rate_per_second']:g} requests/s ({plan['arrivals']} arrivals)"
+    how = "streamed" if plan["stream"] else "not streamed"
+    return f"{plan['url']} · {plan['endpoint']}, {how} · {plan['workload']['kind']} · {load} · {environment.started_at}"
+
+
+def _verdict(results: Results) -> str:
+    verdict = results.verdict
+    if verdict.passed:
+        head = "Passed."
+    elif verdict.valid:
+        head = "Failed."
+    else:
+        head = "Invalid: the client was the limit, so these are not the server's figures."
+    items = [f"<li>{escape(reason)}</li>" for reason in verdict.reasons]
+    items += [f'<li class="warning">{escape(warning)}</li>' for warning in verdict.warnings]
+    listed = f"<ul>{''.join(items)}</ul>" if items else ""
+    return f'<div class="verdict{" passed" if verdict.passed else ""}"><b>{head}</b>{listed}</div>'
+
+
+def _tiles(results: Results) -> str:
+    latency, requests = results.latency, results.requests
+    rates, part = (results.steady, "steady part") if results.steady else (results.overall, "whole run")
+    tiles = [
+        ("succeeded", percent(requests.succeeded / requests.offered if requests.offered else None),
+         f"{number(requests.succeeded)} of {number(requests.offered)}"),
+        ("requests/s", number(rates.requests_per_second), part),
+        ("output tokens/s", number(rates.output_tokens_per_second), part),
+    ]  # fmt: skip
+    for name, values in (
+        ("TTFT p50", latency.ttft_from_intended),
+        ("TPOT p50", latency.tpot),
+        ("E2E p50", latency.e2e_from_intended),
+    ):
+        if values is not None:
+            tiles.append((name, milliseconds(values.p50), f"p99 {milliseconds(values.p99)}"))
+    tiles.append(("peak in flight", number(results.concurrency.peak), f"mean {number(results.concurrency.mean)}"))
+    if results.routing.hit_ratio is not None:
+        ideal = results.routing.ideal_hit_ratio
+        told = f"ideal {percent(ideal)}" if ideal is not None else "of prompt tokens"
+        tiles.append(("prefix cache hits", percent(results.routing.hit_ratio), told))
+    if results.slo is not None:
+        tiles.append(
+            ("goodput", percent(results.slo.attainment), f"{number(results.slo.goodput_per_second)} requests/s")
+        )
+    drawn = (
+        f'<div class="tile"><span>{escape(name)}</span><strong>{escape(value)}</strong>'
+        f"<span>{escape(told)}</span></div>"
+        for name, value, told in tiles
+    )
+    return f'<div class="tiles">{"".join(drawn)}</div>'
+
+
+def _latencies(results: Results) -> str:
+    latency = results.latency
+    rows: list[tuple[str, Distribution | None]] = [
+        ("TTFT from the intended send", latency.ttft_from_intended),
+        ("TTFT from the actual send", latency.ttft),
+        ("TPOT", latency.tpot),
+        ("ITL, between reads", latency.itl),
+        ("E2E from the intended send", latency.e2e_from_intended),
+        ("E2E from the actual send", latency.e2e),
+        ("Queue in the gateway", latency.gateway_queue),
+    ]
+    return _table(
+        ("", "count", "mean", "p50", "p90", "p95", "p99", "max"),
+        (
+            [name, number(d.count), *map(milliseconds, (d.mean, d.p50, d.p90, d.p95, d.p99, d.max))]
+            for name, d in rows
+            if d is not None
+        ),
+    )
+
+
+def _backends(backends: Sequence[BackendShare]) -> str:
+    if not backends:
+        return ""
+    head = ("backend", "requests", "share", "prefix cache hits", "predicted hits", "peak in flight", "TTFT p50")
+    rows = [
+        f"<tr><td>{escape(backend.name)}</td><td>{number(backend.requests)}</td>"
+        f"<td>{_bar(backend.share, 's1')}</td><td>{_bar(backend.hit_ratio, 's3')}</td>"
+        f"<td>{_bar(backend.predicted_ratio, 's3')}</td><td>{number(backend.peak_in_flight)}</td>"
+        f"<td>{milliseconds(backend.ttft_p50)}</td></tr>"
+        for backend in backends
+    ]
+    return f'<h2>Backends</h2><div class="card"><table>{_head(head)}{"".join(rows)}</table></div>'
+
+
+def _bar(ratio: float | None, style: str) -> str:
+    if ratio is None:
+        return percent(None)
+    return f'<span class="bar {style}"><i style="width:{ratio * 100:.1f}%"></i></span>{percent(ratio)}'
+
+
+def _errors(results: Results) -> str:
+    requests = results.requests
+    counts = dict(requests.errors)
+    counts |= {"dropped": requests.dropped} if requests.dropped else {}
+    counts |= {"interrupted": requests.interrupted} if requests.interrupted else {}
+    if not counts:
+        return ""
+    rows = ([kind, number(count), requests.error_examples.get(kind, "")] for kind, count in counts.items())
+    return f"<h2>Requests that did not succeed</h2>{_table(('kind', 'requests', 'example'), rows)}"
+
+
+def _client(results: Results) -> str:
+    client = results.client
+    rows = [
+        [
+            f"worker {worker.worker}",
+            milliseconds(worker.loop_lag_p50),
+            milliseconds(worker.loop_lag_p99),
+            milliseconds(worker.loop_lag_max),
+            percent(worker.cpu_share),
+            percent(worker.cpu_share_p90),
+        ]
+        for worker in client.workers
+    ]
+    head = ("client", "loop lag p50", "p99", "max", "of a core, mean", "p90")
+    lag = f"Requests left {milliseconds(client.send_lag.p99)} late at p99. " if client.send_lag else ""
+    note = f'<p class="note">{lag}The run is invalid above a lag p99 of {milliseconds(client.lag_limit)}.</p>'
+    return f"<h2>The client itself</h2>{_table(head, rows)}{note}"
+
+
+def _details(results: Results) -> str:
+    environment = results.environment
+    told = {**environment.host, **environment.versions, **{f"server {k}": v for k, v in environment.server.items()}}
+    plan = {**{k: v for k, v in results.plan.items() if k != "workload"}, **results.plan["workload"]}
+    parts = [
+        ("Command", f"<code>{escape(shlex.join(environment.command))}</code>"),
+        ("Plan", _table(("", ""), ([key, str(value)] for key, value in plan.items() if value is not None))),
+        ("Environment", _table(("", ""), ([key, str(value)] for key, value in told.items()))),
+    ]
+    if results.metrics_delta:
+        rows = ([name, number(value)] for name, value in results.metrics_delta.items())
+        parts.append(("Counters of the target over the run", _table(("counter", "change"), rows)))
+    return "<h2>How it was made</h2>" + "".join(
+        f"<details><summary>{name}</summary>{body}</details>" for name, body in parts
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells are text; the first column is on the left, an `example` one as well."""
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<td class="text">{escape(cell)}</td>' if name == "example" else f"<td>{escape(cell)}</td>"
+            for name, cell in zip(head, row, strict=True)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return f'<div class="card"><table>{_head(head)}{body}</table></div>'
+
+
+def _head(names: Sequence[str]) -> str:
+    return "<tr>" + "".join(f"<th>{escape(name)}</th>" for name in names) + "</tr>" if any(names) else ""

@@ -1,0 +1,203 @@
+"""The schema of results.json. Latencies are milliseconds, moments are seconds from the start of the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Distribution(_Part):
+    """Percentiles by nearest rank."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+
+class Environment(_Part):
+    """What ran where."""
+
+    versions: dict[str, str]
+    command: list[str]
+    started_at: str
+    host: dict[str, str | int]
+    server: dict[str, str] = Field(description="What the target said of itself.")
+
+
+class Requests(_Part):
+    """Counts. offered = succeeded + failed + dropped + interrupted."""
+
+    offered: int
+    succeeded: int
+    failed: int
+    dropped: int = Field(description="Due, but never sent: the client's own limit of requests in flight was reached.")
+    interrupted: int = Field(description="In flight when the run was ended by hand; neither good nor bad.")
+    late: int = Field(description="Sent more than 10 ms after they were due.")
+    errors: dict[str, int]
+    error_examples: dict[str, str]
+
+
+class Throughput(_Part):
+    """Rates over some stretch of the run. Tokens are spread evenly over each request's decode time."""
+
+    start: float
+    end: float
+    requests_per_second: float
+    output_tokens_per_second: float
+    prompt_tokens_per_second: float
+
+
+class Tokens(_Part):
+    """As the server's `usage` counts them."""
+
+    prompt: int
+    completion: int
+    cached: int | None
+    asked_per_prompt: int
+    counted_per_prompt: float | None
+    without_usage: int = Field(description="Successful answers that held no usage.")
+    short_outputs: int = Field(description="Successful answers with fewer tokens than asked for.")
+
+
+class Latency(_Part):
+    """Successful requests only; how many there are not is in `requests`."""
+
+    ttft_from_intended: Distribution | None
+    ttft: Distribution | None = Field(description="From the actual send.")
+    e2e_from_intended: Distribution | None
+    e2e: Distribution | None = Field(description="From the actual send.")
+    tpot: Distribution | None = Field(description="(E2E - TTFT) / (n - 1) a request, n from usage.")
+    itl: Distribution | None = Field(description="Gaps between reads that brought content.")
+    gateway_queue: Distribution | None = Field(description="x-gateway-queue-ms.")
+
+
+class Streaming(_Part):
+    """How tokens were packed. Above 1 token an event or 1 event a read, ITL is not per token."""
+
+    tokens_per_event: float
+    events_per_read: float
+
+
+class Concurrency(_Part):
+    """Requests in flight as the client saw them, by event sweep."""
+
+    peak: int
+    mean: float
+
+
+class BackendShare(_Part):
+    """What one backend did."""
+
+    name: str
+    requests: int
+    share: float
+    succeeded: int
+    prompt_tokens: int
+    predicted_tokens: int | None
+    cached_tokens: int | None
+    hit_ratio: float | None = Field(description="cached / prompt tokens, where the backend told the cached tokens.")
+    predicted_ratio: float | None
+    peak_in_flight: int = Field(description="Leaves out the time the gateway reports as queueing.")
+    ttft_p50: float | None
+
+
+class Routing(_Part):
+    """Where requests went and what the prefix caches saved."""
+
+    backends: list[BackendShare]
+    hit_ratio: float | None
+    ideal_hit_ratio: float | None = Field(description="If each group's prefix were computed exactly once.")
+    affinity: float | None = Field(description="Share of requests that went to their group's most used backend.")
+
+
+class Slo(_Part):
+    """Goodput: requests within every bound, over all that were offered, refused and dropped ones included."""
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    wanted: float
+    met: int
+    offered: int
+    attainment: float
+    goodput_per_second: float
+    passed: bool
+
+
+class WorkerLoad(_Part):
+    """How one client process coped."""
+
+    worker: int
+    loop_lag_p50: float | None
+    loop_lag_p99: float | None
+    loop_lag_max: float | None
+    cpu_share: float | None = Field(description="Mean share of one core.")
+    cpu_share_p90: float | None
+
+
+class ClientLoad(_Part):
+    """Whether the client itself was the limit."""
+
+    workers: list[WorkerLoad]
+    send_lag: Distribution | None = Field(description="Actual send after the intended one.")
+    lag_limit: float = Field(description="Above this p99 lag the run is invalid.")
+
+
+class Verdict(_Part):
+    """Invalid: the figures are the client's, not the server's. Not passed: invalid, too many errors, or SLO missed."""
+
+    valid: bool
+    passed: bool
+    reasons: list[str]
+    warnings: list[str]
+    ended_early: bool
+
+
+class Bucket(_Part):
+    """One stretch of the timeline; requests belong to the bucket in which they end, latencies where they were due."""
+
+    start: float
+    in_flight: int
+    succeeded: int
+    failed: int
+    output_tokens_per_second: float
+    ttft_p50: float | None
+    ttft_p95: float | None
+    e2e_p50: float | None
+    e2e_p95: float | None
+
+
+class Figures(_Part):
+    """Everything measured in one run."""
+
+    schema_version: int = SCHEMA_VERSION
+    environment: Environment
+    plan: dict[str, Any]
+    requests: Requests
+    overall: Throughput
+    steady: Throughput | None = Field(description="Without the ramp and the tail; None where the run had no such part.")
+    tokens: Tokens
+    latency: Latency
+    streaming: Streaming | None
+    concurrency: Concurrency
+    routing: Routing
+    slo: Slo | None
+    client: ClientLoad
+    metrics_delta: dict[str, float] = Field(description="Change of the target's Prometheus counters over the run.")
+    timeline: list[Bucket]
+
+
+class Results(Figures):
+    """One run: the figures and what to think of them."""
+
+    verdict: Verdict

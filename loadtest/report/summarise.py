@@ -1,0 +1,212 @@
+"""Turns what a run brought in into its results. Pure: records in, figures out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from loadtest.drive.driver import ITL_TICKS_PER_SECOND
+from loadtest.drive.fleet import Harvest
+from loadtest.drive.health import WorkerHealth
+from loadtest.drive.plan import Plan
+from loadtest.drive.record import DROPPED, INTERRUPTED, OK, Record
+from loadtest.report.concurrency import Level, mean, peak, sweep
+from loadtest.report.routing import routing
+from loadtest.report.schema import (
+    ClientLoad,
+    Concurrency,
+    Environment,
+    Figures,
+    Latency,
+    Requests,
+    Results,
+    Slo,
+    Streaming,
+    Throughput,
+    Tokens,
+    WorkerLoad,
+)
+from loadtest.report.statistics import distribution_ms, distribution_of_ticks_ms, percentile
+from loadtest.report.timeline import timeline
+from loadtest.report.verdict import judge
+from loadtest.report.window import steady_window, throughput, whole_window
+from loadtest.workloads.body import Endpoint
+
+_LATE_SECONDS = 0.010
+_NEGLIGIBLE_LAG_MS = 10.0
+_LAG_SHARE_OF_LATENCY = 0.10
+# However long the queue in front of the first token is, a loop this late misses the times between tokens.
+_MOST_LAG_MS = 50.0
+
+
+class Bounds(BaseModel):
+    """What a run must keep to for it to pass."""
+
+    model_config = ConfigDict(frozen=True)
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    attainment: float = 0.95
+    max_error_ratio: float = 0.0
+
+
+def summarise(
+    plan: Plan, harvest: Harvest, bounds: Bounds, environment: Environment, metrics_delta: Mapping[str, float]
+) -> Results:
+    """All figures of a run and the verdict on it."""
+    records = harvest.records
+    good = [record for record in records if record.ok]
+    levels = sweep((record.sent, record.end) for record in records if record.was_sent)
+    window = whole_window(records) if records else (0.0, 0.0)
+    steady = steady_window(records, levels, plan.concurrency)
+    latency = _latency(good, harvest)
+    overall = throughput(records, window)
+    figures = Figures(
+        environment=environment,
+        plan=plan.model_dump(mode="json"),
+        requests=_requests(records),
+        overall=overall,
+        steady=throughput(records, steady) if steady else None,
+        tokens=_tokens(good, plan),
+        latency=latency,
+        streaming=_streaming(good),
+        concurrency=Concurrency(peak=peak(levels), mean=mean(levels)),
+        routing=routing(records, plan.workload),
+        slo=_slo(records, bounds, overall),
+        client=_client(records, harvest.healths, latency),
+        metrics_delta=dict(metrics_delta),
+        timeline=timeline(records, levels) if records else [],
+    )
+    backlog = _backlog(plan, records, levels)
+    verdict = judge(figures, bounds.max_error_ratio, backlog=backlog, ended_early=harvest.stopped_early)
+    return Results(**dict(figures), verdict=verdict)
+
+
+def _requests(records: Sequence[Record]) -> Requests:
+    outcomes = Counter(record.outcome for record in records)
+    examples: dict[str, str] = {}
+    for record in records:
+        if record.detail is not None:
+            examples.setdefault(record.outcome, record.detail)
+    kinds = {kind: count for kind, count in outcomes.most_common() if kind not in (OK, DROPPED, INTERRUPTED)}
+    return Requests(
+        offered=len(records),
+        succeeded=outcomes[OK],
+        failed=sum(kinds.values()),
+        dropped=outcomes[DROPPED],
+        interrupted=outcomes[INTERRUPTED],
+        late=sum(record.sent - record.intended > _LATE_SECONDS for record in records),
+        errors=kinds,
+        error_examples=examples,
+    )
+
+
+def _tokens(good: Sequence[Record], plan: Plan) -> Tokens:
+    counted = [record.prompt_tokens for record in good if record.prompt_tokens is not None]
+    cached = [record.cached_tokens for record in good if record.cached_tokens is not None]
+    outputs = [(record, count) for record in good if (count := record.completion_tokens) is not None]
+    expects_output = plan.endpoint is not Endpoint.EMBEDDINGS and plan.ignore_eos
+    return Tokens(
+        prompt=sum(counted),
+        completion=sum(count for _, count in outputs),
+        cached=sum(cached) if cached else None,
+        asked_per_prompt=plan.workload.prompt_tokens,
+        counted_per_prompt=sum(counted) / len(counted) if counted else None,
+        without_usage=len(good) - len(counted),
+        short_outputs=sum(count < record.asked_tokens for record, count in outputs) if expects_output else 0,
+    )
+
+
+def _latency(good: Sequence[Record], harvest: Harvest) -> Latency:
+    streamed = [(record, record.first_token) for record in good if record.first_token is not None]
+    return Latency(
+        ttft_from_intended=distribution_ms([first - record.due for record, first in streamed]),
+        ttft=distribution_ms([first - record.sent for record, first in streamed]),
+        e2e_from_intended=distribution_ms([record.end - record.due for record in good]),
+        e2e=distribution_ms([record.end - record.sent for record in good]),
+        tpot=distribution_ms([tpot for record in good if (tpot := record.tpot_seconds) is not None]),
+        itl=distribution_of_ticks_ms(harvest.itl_ticks, ITL_TICKS_PER_SECOND),
+        gateway_queue=distribution_ms([r.queue_seconds for r in good if r.queue_seconds is not None]),
+    )
+
+
+def _streaming(good: Sequence[Record]) -> Streaming | None:
+    told = [record for record in good if record.events and record.completion_tokens]
+    if not told:
+        return None
+    events = sum(record.events for record in told)
+    return Streaming(
+        tokens_per_event=sum(record.completion_tokens or 0 for record in told) / events,
+        events_per_read=events / sum(record.reads for record in told),
+    )
+
+
+def _slo(records: Sequence[Record], bounds: Bounds, overall: Throughput) -> Slo | None:
+    if bounds.ttft_ms is None and bounds.tpot_ms is None:
+        return None
+    offered = [record for record in records if record.outcome != INTERRUPTED]
+    met = sum(_within(record, bounds) for record in offered)
+    attainment = met / len(offered) if offered else 0.0
+    return Slo(
+        ttft_ms=bounds.ttft_ms,
+        tpot_ms=bounds.tpot_ms,
+        wanted=bounds.attainment,
+        met=met,
+        offered=len(offered),
+        attainment=attainment,
+        goodput_per_second=met / max(overall.end - overall.start, 1e-9),
+        passed=attainment >= bounds.attainment,
+    )
+
+
+def _within(record: Record, bounds: Bounds) -> bool:
+    """Time to first token counts from the intended send; without a stream the whole answer is the first token."""
+    if not record.ok:
+        return False
+    first = record.end if record.first_token is None else record.first_token
+    if bounds.ttft_ms is not None and (first - record.due) * 1e3 > bounds.ttft_ms:
+        return False
+    tpot = record.tpot_seconds
+    return bounds.tpot_ms is None or tpot is None or tpot * 1e3 <= bounds.tpot_ms
+
+
+def _client(records: Sequence[Record], healths: Sequence[WorkerHealth], latency: Latency) -> ClientLoad:
+    headline = latency.ttft or latency.e2e
+    return ClientLoad(
+        workers=[_worker(health) for health in healths],
+        send_lag=distribution_ms([max(0.0, r.sent - r.intended) for r in records if r.was_sent]),
+        lag_limit=min(
+            max(_NEGLIGIBLE_LAG_MS, _LAG_SHARE_OF_LATENCY * (headline.p50 if headline else 0.0)), _MOST_LAG_MS
+        ),
+    )
+
+
+def _worker(health: WorkerHealth) -> WorkerLoad:
+    lag = distribution_ms(health.loop_lags_seconds)
+    shares = sorted(health.cpu_shares)
+    return WorkerLoad(
+        worker=health.worker,
+        loop_lag_p50=lag.p50 if lag else None,
+        loop_lag_p99=lag.p99 if lag else None,
+        loop_lag_max=lag.max if lag else None,
+        cpu_share=sum(shares) / len(shares) if shares else None,
+        cpu_share_p90=percentile(shares, 90) if shares else None,
+    )
+
+
+def _backlog(plan: Plan, records: Sequence[Record], levels: list[Level]) -> tuple[float, float] | None:
+    """Open loop: the mean in flight in the second and in the last quarter of the arrivals."""
+    if plan.rate_per_second is None or len(records) < 8:
+        return None
+    first, last = min(record.due for record in records), max(record.due for record in records)
+    quarter = (last - first) / 4
+    return _mean_between(levels, first + quarter, first + 2 * quarter), _mean_between(levels, last - quarter, last)
+
+
+def _mean_between(levels: list[Level], start: float, end: float) -> float:
+    before = [level for level in levels if level.start <= start]
+    inside = [level for level in levels if start < level.start < end]
+    cut = [Level(start, before[-1].in_flight if before else 0), *inside]
+    return mean([*cut, Level(end, cut[-1].in_flight)])

@@ -1,0 +1,133 @@
+"""The results as terminal tables."""
+
+from __future__ import annotations
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from loadtest.report.figure import milliseconds, number, percent
+from loadtest.report.schema import Distribution, Results, Throughput
+
+
+def show(results: Results, console: Console) -> None:
+    """Prints everything a user decides by; the rest is in results.json."""
+    console.print(Group(*_parts(results)))
+
+
+def _parts(results: Results) -> list[RenderableType]:
+    parts: list[RenderableType] = [_summary(results), _latencies(results)]
+    if results.routing.backends:
+        parts.append(_backends(results))
+    parts.append(_verdict(results))
+    return parts
+
+
+def _summary(results: Results) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column()
+    requests, tokens = results.requests, results.tokens
+    counts = f"{requests.succeeded} of {requests.offered} offered"
+    extra = {"failed": requests.failed, "dropped": requests.dropped, "interrupted": requests.interrupted}
+    counts += "".join(f", {count} {name}" for name, count in extra.items() if count)
+    table.add_row("requests", counts + (f", {requests.late} sent late" if requests.late else ""))
+    for kind, count in requests.errors.items():
+        table.add_row("", Text(f"{count} x {kind}: {requests.error_examples.get(kind, '')}", style="red"))
+    table.add_row("throughput", _rates(results.overall))
+    if results.steady is not None:
+        table.add_row("  steady part", _rates(results.steady))
+    table.add_row("in flight", f"peak {results.concurrency.peak}, mean {number(results.concurrency.mean)}")
+    cached = f", {tokens.cached:,} from cache" if tokens.cached is not None else ""
+    table.add_row("tokens", f"{tokens.prompt:,} in{cached}, {tokens.completion:,} out")
+    if (hit := results.routing.hit_ratio) is not None:
+        ideal, affinity = results.routing.ideal_hit_ratio, results.routing.affinity
+        told = f"{percent(hit)} of prompt tokens"
+        told += f" (ideal {percent(ideal)})" if ideal is not None else ""
+        told += f", {percent(affinity)} of requests on their group's main backend" if affinity is not None else ""
+        table.add_row("prefix cache hits", told)
+    if results.streaming is not None:
+        packing = results.streaming
+        told = f"{packing.tokens_per_event:.2f} tokens an event, {packing.events_per_read:.2f} events a read"
+        table.add_row("streaming", told)
+    if (slo := results.slo) is not None:
+        met = f"{percent(slo.attainment)} of offered ({slo.met} of {slo.offered}), {number(slo.goodput_per_second)}/s"
+        table.add_row("goodput", Text(met, style="green" if slo.passed else "red"))
+    table.add_row("client", _client(results))
+    return table
+
+
+def _rates(rates: Throughput) -> str:
+    told = f"{number(rates.requests_per_second)} requests/s, {number(rates.output_tokens_per_second)} output tokens/s"
+    return f"{told} over {rates.end - rates.start:.1f} s"
+
+
+def _client(results: Results) -> str:
+    client = results.client
+    lags = [worker.loop_lag_p99 for worker in client.workers if worker.loop_lag_p99 is not None]
+    shares = [worker.cpu_share_p90 for worker in client.workers if worker.cpu_share_p90 is not None]
+    told = f"{len(client.workers)} worker{'s' if len(client.workers) != 1 else ''}"
+    told += f", loop lag p99 {milliseconds(max(lags))}" if lags else ""
+    told += f", {max(shares):.0%} of a core" if shares else ""
+    told += f", send lag p99 {milliseconds(client.send_lag.p99)}" if client.send_lag else ""
+    return f"{told} (limit {milliseconds(client.lag_limit)})"
+
+
+def _latencies(results: Results) -> Table:
+    table = _plain_table("Latency of successful requests, from the intended and from the actual send")
+    table.add_column("")
+    for name in ("mean", "p50", "p90", "p95", "p99", "max"):
+        table.add_column(name, justify="right")
+    latency = results.latency
+    rows: list[tuple[str, Distribution | None]] = [
+        ("TTFT, intended", latency.ttft_from_intended),
+        ("TTFT, sent", latency.ttft),
+        ("TPOT", latency.tpot),
+        ("ITL, reads", latency.itl),
+        ("E2E, intended", latency.e2e_from_intended),
+        ("E2E, sent", latency.e2e),
+        ("gateway queue", latency.gateway_queue),
+    ]
+    for name, values in rows:
+        if values is not None:
+            points = (values.mean, values.p50, values.p90, values.p95, values.p99, values.max)
+            table.add_row(name, *(milliseconds(point) for point in points))
+    return table
+
+
+def _backends(results: Results) -> Table:
+    table = _plain_table("Backends")
+    table.add_column("backend")
+    for name in ("requests", "share", "peak in flight", "TTFT p50", "hit", "predicted hit"):
+        table.add_column(name, justify="right")
+    for backend in results.routing.backends:
+        table.add_row(
+            backend.name,
+            number(backend.requests),
+            percent(backend.share),
+            number(backend.peak_in_flight),
+            milliseconds(backend.ttft_p50),
+            percent(backend.hit_ratio),
+            percent(backend.predicted_ratio),
+        )
+    return table
+
+
+def _plain_table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1))
+
+
+def _verdict(results: Results) -> Panel:
+    verdict = results.verdict
+    if verdict.passed:
+        title, style = "passed", "green"
+    elif verdict.valid:
+        title, style = "failed", "red"
+    else:
+        title, style = "invalid: the client was the limit, so these are not the server's figures", "red"
+    lines = [Text(f"✗ {reason}", style="red") for reason in verdict.reasons]
+    lines += [Text(f"! {warning}", style="yellow") for warning in verdict.warnings]
+    lines = lines or [Text("no complaints")]
+    return Panel(Group(*lines), title=title, title_align="left", border_style=style, expand=False)

@@ -1,0 +1,1 @@
+"""What is asked: prompts, reproducible from a seed and an index."""

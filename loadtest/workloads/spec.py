@@ -1,0 +1,34 @@
+"""The description of a workload, as asked for and as recorded with the results."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class WorkloadKind(StrEnum):
+    """The shapes of prompt there are."""
+
+    SHARED_PREFIX = "shared-prefix"
+    UNIQUE = "unique"
+
+
+class WorkloadSpec(BaseModel):
+    """Sizes are asked in tokens and approximated by bytes; the report says what the server counted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: WorkloadKind = WorkloadKind.SHARED_PREFIX
+    groups: int = Field(default=8, ge=1, description="Distinct shared prefixes (shared-prefix only).")
+    prefix_tokens: int = Field(default=1024, ge=1, description="Tokens every request of a group shares.")
+    tail_tokens: int = Field(default=64, ge=1, description="Tokens only this request has.")
+    bytes_per_token: float = Field(default=4.5, gt=0, description="How many bytes of prose make a token.")
+    max_tokens: int = Field(default=128, ge=1, description="Output length.")
+    output_spread: float = Field(default=0.0, ge=0, lt=1, description="Output lengths vary by this share, evenly.")
+    seed: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens asked for in one prompt."""
+        return self.tail_tokens + (self.prefix_tokens if self.kind is WorkloadKind.SHARED_PREFIX else 0)

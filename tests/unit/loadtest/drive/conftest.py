@@ -1,0 +1,155 @@
+"""A tiny OpenAI-like server whose every answer is a function of the request body's `act` field."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+
+@dataclass
+class Fake:
+    """What the server was asked, and where it listens."""
+
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    open_requests: int = 0
+    peak: int = 0
+    url: str = ""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        self.headers.append(dict(request.headers))
+        self.open_requests += 1
+        self.peak = max(self.peak, self.open_requests)
+        try:
+            return await _ACTS[body.get("act", "stream" if body.get("stream") else "whole")](self, request, body)
+        finally:
+            self.open_requests -= 1
+
+
+def _usage(body: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "prompt_tokens": 100,
+        "completion_tokens": body.get("max_tokens", 0),
+        "prompt_tokens_details": {"cached_tokens": 64},
+    }
+
+
+async def _begun(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(
+        headers={
+            "content-type": "text/event-stream",
+            "x-gateway-backend": "gpu-a",
+            "x-gateway-prefix-tokens": "48",
+            "x-gateway-queue-ms": "2.5",
+        }
+    )
+    await response.prepare(request)
+    return response
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+async def _stream(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    response = await _begun(request)
+    await response.write(_event({"choices": [{"delta": {"role": "assistant", "content": ""}}], "usage": None}))
+    for _ in range(body["max_tokens"]):
+        await response.write(_event({"choices": [{"delta": {"content": "word "}}], "usage": None}))
+    await response.write(_event({"choices": [], "usage": _usage(body)}) + b"data: [DONE]\n\n")
+    return response
+
+
+async def _cut(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    response = await _begun(request)
+    await response.write(_event({"choices": [{"delta": {"content": "half"}}]}))
+    return response
+
+
+async def _broken(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    response = await _begun(request)
+    await response.write(_event({"choices": [{"delta": {"content": "half"}}]}))
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
+async def _error_event(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    response = await _begun(request)
+    await response.write(_event({"error": {"message": "engine died", "code": 500}}))
+    return response
+
+
+async def _whole(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    answer = {"data": [{"embedding": [0.0]}]} if "input" in body else {"choices": [{"text": "all of it"}]}
+    return web.json_response(answer | {"usage": _usage(body)})
+
+
+async def _nonsense(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    return web.json_response({"hello": "world"})
+
+
+async def _refused(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    return web.json_response({"error": {"message": "queue full"}}, status=429, headers={"retry-after": "1"})
+
+
+async def _dropped(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+async def _held(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    await fake.release.wait()
+    return await _stream(fake, request, body)
+
+
+_ACTS: dict[str, Callable[[Fake, web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]] = {
+    "stream": _stream,
+    "cut": _cut,
+    "broken": _broken,
+    "error": _error_event,
+    "whole": _whole,
+    "nonsense": _nonsense,
+    "refused": _refused,
+    "dropped": _dropped,
+    "held": _held,
+}
+
+
+async def _models(_request: web.Request) -> web.Response:
+    return web.json_response({"data": [{"id": "first"}, {"id": "second"}]})
+
+
+async def _tokenize(request: web.Request) -> web.Response:
+    return web.json_response({"count": len((await request.json())["prompt"]) // 5})
+
+
+async def _metrics(_request: web.Request) -> web.Response:
+    return web.Response(text='# TYPE hits counter\nhits_total{backend="a"} 3\n')
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[Fake]:
+    """The server, listening on a free port of loopback."""
+    state = Fake()
+    app = web.Application()
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
+        app.router.add_post(path, state.answer)
+    app.router.add_get("/v1/models", _models)
+    app.router.add_post("/tokenize", _tokenize)
+    app.router.add_get("/metrics", _metrics)
+    async with TestServer(app) as server:
+        state.url = str(server.make_url("")).rstrip("/")
+        yield state
+        state.release.set()

@@ -1,0 +1,196 @@
+"""From records to figures and a verdict."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from loadtest.drive.fleet import Harvest
+from loadtest.drive.health import WorkerHealth
+from loadtest.drive.plan import Plan
+from loadtest.drive.record import Record
+from loadtest.report.schema import Environment, Results
+from loadtest.report.summarise import Bounds, summarise
+
+_ENVIRONMENT = Environment(versions={}, command=[], started_at="", host={}, server={})
+_WORKLOAD = {"groups": 2, "prefix_tokens": 90, "tail_tokens": 10, "max_tokens": 11}
+
+
+def _record(index: int, start: float, **more: Any) -> Record:
+    """A second long: the first token after 0.5 s, then ten more in half a second."""
+    fields: dict[str, Any] = {
+        "index": index,
+        "group": 0,
+        "intended": start,
+        "sent": start,
+        "first_token": start + 0.5,
+        "end": start + 1.0,
+        "outcome": "ok",
+        "asked_tokens": 11,
+        "prompt_tokens": 100,
+        "completion_tokens": 11,
+        "events": 11,
+        "reads": 11,
+    }
+    return Record(**(fields | more))
+
+
+def _failed(index: int, start: float, outcome: str = "http_503") -> Record:
+    return Record(index, 0, start, start, start + 0.01, outcome, status=503, detail="no backend")
+
+
+def _summary(records: list[Record], bounds: Bounds | None = None, **more: Any) -> Results:
+    health = more.pop("health", WorkerHealth(0, array("d", [0.001]), array("d", [0.2])))
+    load = more.pop("load", {"concurrency": 4})
+    early = more.pop("stopped_early", False)
+    plan = Plan.model_validate({"url": "http://x", "model": "m", "requests": 9, "workload": _WORKLOAD, **load})
+    harvest = Harvest(records, Counter({5000: 3}), [health], early)
+    return summarise(plan, harvest, bounds or Bounds(), _ENVIRONMENT, {})
+
+
+def test_latencies_count_from_the_intended_send_and_from_the_actual_one() -> None:
+    results = _summary([_record(0, 10.0, intended=9.0)])
+    latency = results.latency
+    assert latency.ttft is not None
+    assert latency.ttft_from_intended is not None
+    assert latency.e2e_from_intended is not None
+    assert latency.ttft.p50 == pytest.approx(500)
+    assert latency.ttft_from_intended.p50 == pytest.approx(1500)
+    assert latency.e2e_from_intended.p50 == pytest.approx(2000)
+    assert results.requests.late == 1
+
+
+def test_a_timer_that_fired_early_does_not_shorten_latency() -> None:
+    latency = _summary([_record(0, 10.0, intended=10.0004)]).latency
+    assert latency.ttft_from_intended is not None
+    assert latency.ttft_from_intended.p50 == pytest.approx(500)
+
+
+def test_tpot_takes_its_tokens_from_usage_even_where_chunks_hold_many() -> None:
+    results = _summary([_record(0, 0.0, events=2, reads=1)])
+    assert results.latency.tpot is not None
+    assert results.latency.tpot.p50 == pytest.approx(50)
+    assert results.streaming is not None
+    assert results.streaming.tokens_per_event == 5.5
+    assert results.streaming.events_per_read == 2
+    assert any("ITL is per event" in warning for warning in results.verdict.warnings)
+
+
+def test_failures_are_counted_by_kind_with_an_example_and_fail_the_run() -> None:
+    results = _summary([_record(0, 0.0), _failed(1, 0.0), _failed(2, 0.1)])
+    assert results.requests.errors == {"http_503": 2}
+    assert results.requests.error_examples == {"http_503": "no backend"}
+    assert results.verdict.valid
+    assert not results.verdict.passed
+    assert _summary([_record(0, 0.0), _failed(1, 0.0)], Bounds(max_error_ratio=0.5)).verdict.passed
+
+
+def test_goodput_divides_by_what_was_offered_not_by_what_succeeded() -> None:
+    records = [_record(0, 0.0), _record(1, 0.0, first_token=0.9), _failed(2, 0.0), _failed(3, 0.0, "dropped")]
+    slo = _summary(records, Bounds(ttft_ms=600)).slo
+    assert slo is not None
+    assert (slo.met, slo.offered, slo.attainment) == (1, 4, 0.25)
+    assert not slo.passed
+
+
+def test_goodput_holds_the_client_queue_against_the_server() -> None:
+    slo = _summary([_record(0, 5.0, intended=0.0)], Bounds(ttft_ms=600)).slo
+    assert slo is not None
+    assert slo.met == 0
+
+
+@pytest.mark.parametrize(
+    ("health", "reason"),
+    [
+        (WorkerHealth(0, array("d", [0.2] * 10), array("d", [0.2])), "event loop lag"),
+        (WorkerHealth(0, array("d", [0.001]), array("d", [0.95])), "of a core"),
+    ],
+)
+def test_a_client_at_its_limit_makes_the_run_invalid(health: WorkerHealth, reason: str) -> None:
+    verdict = _summary([_record(0, 0.0)], health=health).verdict
+    assert not verdict.valid
+    assert not verdict.passed
+    assert reason in verdict.reasons[0]
+
+
+def test_late_or_dropped_sends_make_the_run_invalid() -> None:
+    late = _summary([_record(index, 10.0, intended=9.0) for index in range(5)]).verdict
+    assert any("sent late" in reason for reason in late.reasons)
+    dropped = _summary([_record(0, 0.0), _failed(1, 0.0, "dropped")]).verdict
+    assert any("never sent" in reason for reason in dropped.reasons)
+    assert not late.valid
+    assert not dropped.valid
+
+
+def test_the_steady_part_of_a_closed_loop_leaves_out_ramp_and_tail() -> None:
+    records = [_record(slot * 10 + turn, float(turn)) for slot in range(4) for turn in range(5)]
+    records += [_record(99, 5.0, end=15.0, first_token=5.5)]
+    results = _summary(records)
+    assert results.steady is not None
+    assert (results.steady.start, results.steady.end) == (1.0, 5.0)
+    assert results.steady.requests_per_second == pytest.approx(5.0)
+    assert results.overall.requests_per_second == pytest.approx(21 / 15)
+    assert results.concurrency.peak == 4
+
+
+def test_tokens_of_a_request_count_only_for_the_part_decoded_in_the_window() -> None:
+    results = _summary([_record(0, 0.0), _record(1, 0.25)], load={"concurrency": 2})
+    assert results.steady is None
+    assert results.overall.output_tokens_per_second == pytest.approx(22 / 1.25)
+
+
+def test_backends_share_hits_affinity_and_the_ideal_are_told() -> None:
+    a, b = {"backend": "a", "cached_tokens": 80, "predicted_tokens": 90}, {"backend": "b", "cached_tokens": 0}
+    records = [_record(0, 0.0, **a), _record(1, 0.0, **a), _record(2, 0.0, **b), _record(3, 0.0, group=1, **b)]
+    routing = _summary(records).routing
+    assert [(one.name, one.share, one.hit_ratio, one.peak_in_flight) for one in routing.backends] == [
+        ("a", 0.5, 0.8, 2),
+        ("b", 0.5, 0.0, 2),
+    ]
+    assert routing.backends[0].predicted_ratio == 0.9
+    assert routing.hit_ratio == 0.4
+    assert routing.affinity == 0.75
+    assert routing.ideal_hit_ratio == pytest.approx(2 * 90 / 400)
+
+
+def test_time_queued_in_the_gateway_is_not_time_in_flight_at_the_backend() -> None:
+    queued = {"backend": "a", "queue_seconds": 0.9}
+    records = [_record(0, 0.0, backend="a", end=0.8), _record(1, 0.0, **queued)]
+    assert _summary(records).routing.backends[0].peak_in_flight == 1
+
+
+def test_a_growing_backlog_in_an_open_loop_is_named() -> None:
+    growing = [_record(index, index / 10, end=index / 10 + 1 + index / 10) for index in range(200)]
+    flat = [_record(index, index / 10) for index in range(200)]
+    load = {"rate_per_second": 10, "requests": 200}
+    assert any("backlog" in warning for warning in _summary(growing, load=load).verdict.warnings)
+    assert not any("backlog" in warning for warning in _summary(flat, load=load).verdict.warnings)
+
+
+def test_a_run_that_was_ended_by_hand_says_so_and_counts_nobody_as_failed() -> None:
+    results = _summary([_record(0, 0.0), _failed(1, 0.0, "interrupted")], stopped_early=True)
+    assert results.verdict.ended_early
+    assert results.verdict.passed
+    assert results.requests.interrupted == 1
+
+
+def test_a_run_without_a_single_request_is_a_failure_and_not_a_crash() -> None:
+    results = _summary([])
+    assert results.verdict.reasons == ["no request succeeded"]
+
+
+def test_results_survive_their_json() -> None:
+    results = _summary([_record(0, 0.0), _failed(1, 0.0)])
+    assert Results.model_validate_json(results.model_dump_json()) == results
+
+
+def test_the_timeline_accounts_for_every_request_and_token() -> None:
+    records = [_record(index, index * 0.37) for index in range(50)] + [_failed(50, 3.0)]
+    timeline = _summary(records).timeline
+    width = timeline[1].start - timeline[0].start
+    assert sum(bucket.succeeded for bucket in timeline) == 50
+    assert sum(bucket.failed for bucket in timeline) == 1
+    assert sum(bucket.output_tokens_per_second * width for bucket in timeline) == pytest.approx(550)
