@@ -1,8 +1,9 @@
 """What a backend's JSON answers say of it. Pure; whatever has another shape than vLLM's raises ValueError."""
 
+from dataclasses import replace
 from typing import Any
 
-from gateway.backends.backend import KvEventSource, ModelCard
+from gateway.backends.backend import Facts, KvEventSource, ModelCard
 
 MODELS_PATH = "/v1/models"
 VERSION_PATH = "/version"
@@ -49,6 +50,31 @@ def read_max_num_seqs(document: Any) -> int:
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise ValueError("max_num_seqs is missing")
     return number
+
+
+def with_models(facts: Facts, document: Any) -> Facts:
+    """The facts with what /v1/models answered."""
+    return replace(facts, models=read_models(document))
+
+
+def with_version(facts: Facts, document: Any) -> Facts:
+    """The facts with what /version answered."""
+    return replace(facts, version=read_version(document))
+
+
+def with_kv_event_sources(facts: Facts, document: Any) -> Facts:
+    """The facts with what /kv_event_sources answered."""
+    return replace(facts, kv_event_sources=read_kv_event_sources(document))
+
+
+def with_server_info(facts: Facts, document: Any) -> Facts:
+    """The facts with what /server_info answered: that it answers shows that the development endpoints are on."""
+    return replace(facts, max_num_seqs=read_max_num_seqs(document), can_admin=True)
+
+
+def without_server_info(facts: Facts) -> Facts:
+    """The facts without what only /server_info can tell."""
+    return replace(facts, max_num_seqs=None, can_admin=False)
 
 
 def _card(entry: dict[str, Any]) -> ModelCard:

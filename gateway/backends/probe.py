@@ -7,7 +7,6 @@ scrape. Only the outcome of /health and of requests changes who gets traffic; a 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from random import Random
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +18,7 @@ from gateway.backends.backend import Backend, Facts
 from gateway.backends.control import ControlClient, ControlError
 from gateway.backends.health import Probe, State
 from gateway.backends.registry import Clock, Fleet
-from gateway.backends.telemetry import Scrape
+from gateway.backends.telemetry import Scrape, with_scrape
 from gateway.config import HealthConfig
 
 JITTER = 0.1
@@ -120,7 +119,9 @@ class BackendWatch:
         probe = await self._client.probe(self._backend)
         answers = probe is Probe.OK
         if answers and self._backend.health.state != "up":
-            await self._ask(discovery.MODELS_PATH, _with_models)  # before it gets a request for a model of the past
+            await self._ask(
+                discovery.MODELS_PATH, discovery.with_models
+            )  # before it gets a request for a model of the past
         if answers and not self._answers:
             self.ask_again()
         self._answers = answers
@@ -135,12 +136,14 @@ class BackendWatch:
         if not self._answers:
             return
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._ask(discovery.MODELS_PATH, _with_models))
-            group.create_task(self._ask(discovery.VERSION_PATH, _with_version))
-            group.create_task(self._ask(discovery.KV_EVENT_SOURCES_PATH, _with_kv_event_sources))
+            group.create_task(self._ask(discovery.MODELS_PATH, discovery.with_models))
+            group.create_task(self._ask(discovery.VERSION_PATH, discovery.with_version))
+            group.create_task(self._ask(discovery.KV_EVENT_SOURCES_PATH, discovery.with_kv_event_sources))
             if not self._server_info_asked:  # its answer stays the same as long as the process lives
                 self._server_info_asked = True
-                group.create_task(self._ask(discovery.SERVER_INFO_PATH, _with_server_info, SERVER_INFO_TIMEOUT_SECONDS))
+                group.create_task(
+                    self._ask(discovery.SERVER_INFO_PATH, discovery.with_server_info, SERVER_INFO_TIMEOUT_SECONDS)
+                )
         await asyncio.sleep(FASTEST_SECONDS)
 
     async def scrape(self) -> None:
@@ -160,17 +163,7 @@ class BackendWatch:
         self._tell_reason("/metrics", "")
         if scrape.telemetry is None:
             return  # a page without vLLM's metrics
-        self._fleet.learned(
-            self._backend,
-            replace(
-                self._backend.facts,
-                engines=scrape.engines,
-                block_size_tokens=scrape.block_size_tokens,
-                kv_cache_tokens=scrape.kv_cache_tokens,
-                prefix_caching=scrape.prefix_caching,
-                process_start_seconds=scrape.process_start_seconds,
-            ),
-        )
+        self._fleet.learned(self._backend, with_scrape(self._backend.facts, scrape))
         self._fleet.measured(self._backend, scrape.telemetry)
 
     async def _ask(self, path: str, take: Callable[[Facts, Any], Facts], timeout_seconds: float | None = None) -> None:
@@ -181,6 +174,8 @@ class BackendWatch:
             self._tell_reason(path, "")
         except (ControlError, ValueError) as error:
             self._tell_reason(path, str(error))
+            if path == discovery.SERVER_INFO_PATH:  # what a former process told holds no more
+                self._fleet.learned(self._backend, discovery.without_server_info(self._backend.facts))
 
     def _pause_seconds(self, probe: Probe) -> float:
         """From the start of one probe to the next; shorter where the next one decides something."""
@@ -226,19 +221,3 @@ async def _wait(event: asyncio.Event, seconds: float) -> bool:
         return False
     event.clear()
     return True
-
-
-def _with_models(facts: Facts, document: Any) -> Facts:
-    return replace(facts, models=discovery.read_models(document))
-
-
-def _with_version(facts: Facts, document: Any) -> Facts:
-    return replace(facts, version=discovery.read_version(document))
-
-
-def _with_kv_event_sources(facts: Facts, document: Any) -> Facts:
-    return replace(facts, kv_event_sources=discovery.read_kv_event_sources(document))
-
-
-def _with_server_info(facts: Facts, document: Any) -> Facts:
-    return replace(facts, max_num_seqs=discovery.read_max_num_seqs(document), can_admin=True)

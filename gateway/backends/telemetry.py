@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from gateway.backends.backend import Telemetry
+from gateway.backends.backend import Facts, Telemetry
 
 MAX_LINE_BYTES = 65536
 MAX_LINES = 1024  # the wanted lines of a hundred data-parallel ranks
@@ -96,6 +96,18 @@ def read_scrape(text: str, at_seconds: float) -> Scrape:
         preemptions=total(PREEMPTIONS),
     )
     return replace(scrape, telemetry=telemetry)
+
+
+def with_scrape(facts: Facts, scrape: Scrape) -> Facts:
+    """The facts with what /metrics told."""
+    return replace(
+        facts,
+        engines=scrape.engines,
+        block_size_tokens=scrape.block_size_tokens,
+        kv_cache_tokens=scrape.kv_cache_tokens,
+        prefix_caching=scrape.prefix_caching,
+        process_start_seconds=scrape.process_start_seconds,
+    )
 
 
 def _kv_cache_tokens(config: dict[str, str]) -> int | None:

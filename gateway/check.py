@@ -1,0 +1,269 @@
+"""`gateway check`: ask each backend once, and say what was found, what follows from it, and what to mend."""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from random import Random
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from gateway.backends import discovery
+from gateway.backends.backend import DEFAULT_MAX_NUM_SEQS, Backend, Facts
+from gateway.backends.control import ControlClient, ControlError
+from gateway.backends.health import Probe
+from gateway.backends.probe import SERVER_INFO_TIMEOUT_SECONDS
+from gateway.backends.telemetry import with_scrape
+from gateway.config import Config
+
+SECURITY_FLOOR = (0, 22)  # older versions of vLLM have published holes that a request can reach
+BACKEND_KEEP_ALIVE_SECONDS = 5.0  # VLLM_HTTP_TIMEOUT_KEEP_ALIVE's default
+
+CACHED_TOKENS_NOTE = (
+    "--enable-prompt-tokens-details cannot be seen from outside. Without it the answers' usage.prompt_tokens_details "
+    "is null, and cache hits are predicted but not confirmed."
+)
+PROBE_WORDS = {
+    Probe.TIMEOUT: "no answer to /health in time",
+    Probe.REFUSED: "connection refused",
+    Probe.UNWELL: "/health says that the engine is not well",
+}
+
+
+@dataclass
+class Answers:
+    """What one backend answered; `problems` maps a path to why it did not."""
+
+    backend: Backend
+    probe: Probe
+    facts: Facts
+    is_vllm: bool = False
+    problems: dict[str, ControlError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """One backend as the operator sees it."""
+
+    name: str
+    url: str
+    reachable: bool
+    version: str | None
+    models: tuple[str, ...]
+    max_model_len: dict[str, int | None]
+    block_size_tokens: int | None
+    kv_cache_tokens: int | None
+    kv_cache_tokens_from: str
+    cap: int
+    cap_from: str
+    prefix_caching: bool | None
+    kv_events: str
+    routing: str
+    routing_because: str
+    warnings: tuple[str, ...]
+
+
+async def examine(config: Config) -> list[Answers]:
+    """Ask every backend everything once, all at the same time."""
+    backends = [Backend(index, each, config.health, Random(0)) for index, each in enumerate(config.backends)]
+    async with ControlClient(config.health.probe_timeout_seconds, time.monotonic) as client:
+        return await asyncio.gather(*(_examine(client, backend) for backend in backends))
+
+
+async def _examine(client: ControlClient, backend: Backend) -> Answers:
+    probe = await client.probe(backend)
+    if probe in (Probe.TIMEOUT, Probe.REFUSED):
+        return Answers(backend, probe, Facts())
+    found = Answers(backend, probe, Facts())
+    await asyncio.gather(
+        _learn(client, found, discovery.MODELS_PATH, discovery.with_models),
+        _learn(client, found, discovery.VERSION_PATH, discovery.with_version),
+        _learn(client, found, discovery.KV_EVENT_SOURCES_PATH, discovery.with_kv_event_sources),
+        _learn(client, found, discovery.SERVER_INFO_PATH, discovery.with_server_info, SERVER_INFO_TIMEOUT_SECONDS),
+        _scrape(client, found),
+    )
+    return found
+
+
+async def _learn(
+    client: ControlClient,
+    found: Answers,
+    path: str,
+    take: Callable[[Facts, Any], Facts],
+    timeout_seconds: float | None = None,
+) -> None:
+    try:
+        document = await client.ask(found.backend, path, timeout_seconds)
+        found.facts = take(found.facts, document)
+    except ControlError as error:
+        found.problems[path] = error
+    except ValueError as error:
+        found.problems[path] = ControlError(f"{path}: {error}")
+
+
+async def _scrape(client: ControlClient, found: Answers) -> None:
+    try:
+        scrape = await client.scrape(found.backend)
+    except ControlError as error:
+        found.problems["/metrics"] = error
+        return
+    found.is_vllm = scrape.telemetry is not None
+    found.facts = with_scrape(found.facts, scrape)
+
+
+def report_on(answers: Answers, policy: str) -> Report:
+    """What the answers of one backend mean."""
+    backend, facts = answers.backend, answers.facts
+    backend.learn(facts)
+    cap_from, kv_from = _sources(answers)
+    routing, because = _routing(answers, policy)
+    return Report(
+        name=backend.name,
+        url=backend.config.url,
+        reachable=answers.probe in (Probe.OK, Probe.UNWELL),
+        version=facts.version,
+        models=tuple(card.id for card in facts.models),
+        max_model_len={card.id: card.max_model_len for card in facts.models},
+        block_size_tokens=facts.block_size_tokens,
+        kv_cache_tokens=backend.kv_cache_tokens,
+        kv_cache_tokens_from=kv_from,
+        cap=backend.cap,
+        cap_from=cap_from,
+        prefix_caching=facts.prefix_caching,
+        kv_events=_kv_events(facts),
+        routing=routing,
+        routing_because=because,
+        warnings=tuple(_warnings(answers)),
+    )
+
+
+def _sources(answers: Answers) -> tuple[str, str]:
+    config, facts = answers.backend.config, answers.facts
+    ranks = f" x {facts.engines} ranks" if facts.engines > 1 else ""
+    if config.max_in_flight != "auto":
+        cap_from = "max_in_flight"
+    elif facts.max_num_seqs:
+        cap_from = f"/server_info{ranks}"
+    else:
+        cap_from = f"default {DEFAULT_MAX_NUM_SEQS}{ranks}"
+    if config.kv_cache_tokens != "auto":
+        return cap_from, "kv_cache_tokens"
+    return cap_from, "/metrics" if facts.kv_cache_tokens else "unknown"
+
+
+def _kv_events(facts: Facts) -> str:
+    if facts.kv_event_sources is None:
+        return "not offered"
+    return ", ".join(source.endpoint or "?" for source in facts.kv_event_sources) or "off"
+
+
+def _routing(answers: Answers, policy: str) -> tuple[str, str]:
+    facts = answers.facts
+    if answers.probe is not Probe.OK:
+        return "none", PROBE_WORDS[answers.probe]
+    if not facts.models:
+        return "none", "it lists no model"
+    if policy != "prefix":
+        return policy, "routing.policy says so"
+    if facts.prefix_caching is False:
+        return "least_loaded", "prefix caching is off"
+    if facts.prefix_caching is None:
+        return "prefix", "assumed: /metrics does not tell whether prefix caching is on"
+    return "prefix", "prefix caching is on"
+
+
+def _warnings(answers: Answers) -> list[str]:
+    if answers.probe is not Probe.OK:
+        return [f"{PROBE_WORDS[answers.probe]}."]
+    facts, problems, found = answers.facts, answers.problems, []
+    if (error := problems.get(discovery.MODELS_PATH)) and error.status == 401:
+        found.append("/v1/models answered 401: set api_key to the key that vLLM was started with.")
+    elif error:
+        found.append(f"{error}.")
+    elif not facts.models:
+        found.append("It lists no model.")
+    if error := problems.get("/metrics"):
+        found.append(f"{error}: load and KV cache size are not known.")
+    elif not answers.is_vllm:
+        found.append("/metrics has none of vLLM's metrics: load and KV cache size are not known.")
+    if facts.prefix_caching is False:
+        found.append("Prefix caching is off: routing by prefix saves nothing (vLLM: --enable-prefix-caching).")
+    if facts.version and (number := _release(facts.version)) and number < SECURITY_FLOOR:
+        floor = ".".join(map(str, SECURITY_FLOOR))
+        found.append(f"Version {facts.version} is below {floor} and has published security holes: update vLLM.")
+    if facts.can_admin:
+        found.append("Development endpoints answer (VLLM_SERVER_DEV_MODE): let nobody but the gateway reach this port.")
+    if answers.backend.config.max_in_flight == "auto" and facts.max_num_seqs is None:
+        found.append("max_num_seqs is not visible: set max_in_flight to vLLM's --max-num-seqs.")
+    return found
+
+
+def _release(version: str) -> tuple[int, int] | None:
+    match = re.match(r"v?(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def fleet_warnings(config: Config, reports: Sequence[Report]) -> list[str]:
+    """What is only seen by looking at all backends."""
+    found = []
+    if config.upstream.keep_alive_seconds >= BACKEND_KEEP_ALIVE_SECONDS:
+        found.append(
+            f"upstream.keep_alive_seconds is {config.upstream.keep_alive_seconds:g}, but vLLM closes connections that "
+            f"are idle for {BACKEND_KEEP_ALIVE_SECONDS:g} s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE): requests would be lost."
+        )
+    with_models = [report for report in reports if report.models]
+    if len({frozenset(report.models) for report in with_models}) > 1:
+        lists = "; ".join(f"{report.name}: {', '.join(report.models)}" for report in with_models)
+        found.append(f"The backends serve different models ({lists}): each request goes to those that list its model.")
+    for model in sorted({model for report in with_models for model in report.models}):
+        lengths = {report.max_model_len[model] for report in with_models if model in report.max_model_len}
+        if len(lengths) > 1:
+            told = ", ".join(str(length) for length in sorted(lengths, key=lambda length: length or 0))
+            found.append(f"{model} has different max_model_len ({told}): a long prompt fails on some backends.")
+    if len({report.version for report in reports if report.version}) > 1:
+        found.append("The backends run different versions of vLLM.")
+    return found
+
+
+def as_json(config: Config, reports: Sequence[Report]) -> dict[str, Any]:
+    """Everything that was found, for programs."""
+    return {"backends": [asdict(report) for report in reports], "warnings": fleet_warnings(config, reports)}
+
+
+def as_table(config: Config, reports: Sequence[Report]) -> Group:
+    """Everything that was found, for people: a column for each backend."""
+    table = Table(title="Backends", title_justify="left", show_header=True)
+    table.add_column("")
+    for report in reports:
+        table.add_column(report.name, overflow="fold")
+    columns = [_column(report) for report in reports]
+    for row in columns[0]:
+        table.add_row(row, *(column[row] for column in columns))
+    notes = [f"{report.name}: {warning}" for report in reports for warning in report.warnings]
+    notes += fleet_warnings(config, reports)
+    return Group(table, *(Text(f"! {note}", style="yellow") for note in notes), Text(CACHED_TOKENS_NOTE, style="dim"))
+
+
+def _column(report: Report) -> dict[str, str]:
+    lengths = (f"{model}: {length or '?'}" for model, length in report.max_model_len.items())
+    return {
+        "URL": report.url,
+        "reachable": "yes" if report.reachable else "no",
+        "version": report.version or "?",
+        "models": ", ".join(report.models) or "none",
+        "max_model_len": ", ".join(lengths) or "?",
+        "block size": _tokens(report.block_size_tokens),
+        "KV cache": f"{_tokens(report.kv_cache_tokens)} ({report.kv_cache_tokens_from})",
+        "cap": f"{report.cap} sequences ({report.cap_from})",
+        "prefix caching": {True: "on", False: "off", None: "?"}[report.prefix_caching],
+        "KV events": report.kv_events,
+        "routing": f"{report.routing}: {report.routing_because}",
+    }
+
+
+def _tokens(number: int | None) -> str:
+    return "?" if number is None else f"{number:,} tokens"

@@ -1,0 +1,180 @@
+"""The command `gateway`. Heavy modules are imported by the commands that need them, so that --help is quick."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+
+import typer
+
+from gateway import __version__
+
+if TYPE_CHECKING:
+    from gateway.config import Config
+
+FAILED = 1
+INVALID = 2
+
+ConfigFile = Annotated[Path | None, typer.Option("-c", "--config", help="YAML file.", metavar="FILE")]
+BackendUrls = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--backend", help="URL of a vLLM server, such as http://10.0.0.11:8000; once for each.", metavar="URL"
+    ),
+]
+Host = Annotated[str | None, typer.Option(help="Address to listen on; overrides the file.")]
+Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks one.")]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="An OpenAI-compatible gateway in front of vLLM servers.",
+    epilog="Exit codes: 0 fine, 1 failed, 2 invalid usage or configuration.",
+)
+config_commands = typer.Typer(no_args_is_help=True, help="Look at the configuration.")
+app.add_typer(config_commands, name="config")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+@app.command()
+def serve(file: ConfigFile = None, backend: BackendUrls = None, host: Host = None, port: Port = None) -> None:
+    """Serve until SIGTERM or Ctrl-C. With --backend no file is needed."""
+    config = _load(file, backend, host, port)
+    from gateway import app as gateway_app
+
+    try:
+        gateway_app.serve(config)
+    except OSError as error:
+        _fail(f"cannot serve: {error.strerror or error}", FAILED)
+
+
+@app.command()
+def check(
+    file: ConfigFile = None,
+    backend: BackendUrls = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Validate the configuration, ask every backend once, and show what was found.
+
+    Exits with 1 if no backend can be reached.
+    """
+    config = _load(file, backend)
+    import asyncio
+
+    from gateway import check as checking
+
+    answers = asyncio.run(checking.examine(config))
+    reports = [checking.report_on(each, config.routing.policy) for each in answers]
+    if json:
+        import orjson
+
+        typer.echo(orjson.dumps(checking.as_json(config, reports), option=orjson.OPT_INDENT_2).decode())
+    else:
+        from rich.console import Console
+
+        Console().print(checking.as_table(config, reports))
+    if not any(report.reachable for report in reports):
+        _fail("no backend can be reached", FAILED)
+
+
+@app.command()
+def demo(
+    backends: Annotated[int, typer.Option(min=1, max=16, help="How many engines.")] = 2,
+    port: Annotated[int, typer.Option(min=1, max=65534, help="The gateway's port; the next one is for admin.")] = 8080,
+    engine: Annotated[Literal["sim", "vllm"], typer.Option(help="Simulated engines, or real ones on the CPU.")] = "sim",
+    model: Annotated[Path | None, typer.Option(help="Folder of the model that real engines serve.")] = None,
+) -> None:
+    """Start engines and a gateway, and print a first request to try. Ctrl-C stops everything."""
+    from gateway import demo as demonstration
+
+    try:
+        demonstration.run(backends, port, engine, model, typer.echo)
+    except demonstration.DemoFailed as error:
+        _fail(str(error), FAILED)
+
+
+@app.command()
+def healthcheck(
+    url: Annotated[str, typer.Option(help="What must answer 200.")] = "http://127.0.0.1:8080/livez",
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait.")] = 2.0,
+) -> None:
+    """Exit with 0 if the URL answers 200, else with 1. For containers."""
+    import http.client
+    import urllib.error
+    import urllib.request
+
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=timeout) as answer:
+            status = answer.status
+    except urllib.error.HTTPError as error:
+        with error:
+            status = error.code
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        _fail(f"{url}: {error}", FAILED)
+    if status != 200:
+        _fail(f"{url} answered {status}", FAILED)
+
+
+@config_commands.command("schema")
+def config_schema() -> None:
+    """Print the JSON Schema of the configuration file."""
+    import orjson
+
+    from gateway.config import Config
+
+    typer.echo(orjson.dumps(Config.model_json_schema(), option=orjson.OPT_INDENT_2).decode())
+
+
+@config_commands.command("print")
+def config_print(file: ConfigFile = None, backend: BackendUrls = None, host: Host = None, port: Port = None) -> None:
+    """Print the effective configuration as YAML, defaults included, secrets masked."""
+    config = _load(file, backend, host, port)
+    import yaml
+
+    typer.echo(yaml.safe_dump(masked(config.model_dump(mode="json")), sort_keys=False), nl=False)
+
+
+def masked(value: object) -> object:
+    """The same document with its secrets hidden."""
+    if isinstance(value, dict):
+        return {
+            key: "***" if key in ("api_key", "key", "key_sha256") and item else masked(item)
+            for key, item in value.items()
+        }
+    return [masked(item) for item in value] if isinstance(value, list) else value
+
+
+def _load(file: Path | None, backends: list[str] | None, host: str | None = None, port: int | None = None) -> "Config":
+    from gateway.config import ConfigError, load
+
+    try:
+        return load(file, backends or [], host, port)
+    except ConfigError as error:
+        _fail(str(error), INVALID)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    for line in message.splitlines():
+        typer.echo(f"gateway: {line}", err=True)
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """Entry point of the command."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)

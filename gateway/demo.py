@@ -1,0 +1,260 @@
+"""`gateway demo`: engines and a gateway, and a first request to try. All that was started ends with the command."""
+
+import json
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import IO, Literal, Protocol
+
+from loadtest.vllm_cpu.process import VllmFailed, VllmOptions, VllmProcess, free_ports
+
+HOST = "127.0.0.1"
+MODEL_NAME = "demo-model"
+DEFAULT_MODEL_DIR = Path(".models/smollm2")
+READY_SECONDS = 30.0
+POLL_SECONDS = 0.1
+STOP_SECONDS = 10.0
+LOG_TAIL_LINES = 10
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Say = Callable[[str], None]
+EngineKind = Literal["sim", "vllm"]
+
+
+class DemoFailed(Exception):
+    """The demonstration cannot go on; the message says why."""
+
+
+class Engine(Protocol):
+    """Something started here that serves OpenAI's API."""
+
+    @property
+    def url(self) -> str:
+        """Where it serves."""
+
+    def start(self) -> None:
+        """Start it; returns at once."""
+
+    def wait_ready(self) -> None:
+        """Return when it serves."""
+
+    def is_running(self) -> bool:
+        """Whether its process is alive."""
+
+    def terminate(self) -> None:
+        """Ask it to stop; returns at once."""
+
+    def stop(self) -> None:
+        """Return when it has ended."""
+
+
+class Server:
+    """A Python module that serves HTTP, as a process of its own."""
+
+    def __init__(self, name: str, url: str, arguments: Sequence[str], ready_path: str, log_path: Path | None) -> None:
+        self.name = name
+        self.url = url
+        self._command = [sys.executable, "-m", *arguments]
+        self._ready_path = ready_path
+        self._log_path = log_path
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; returns at once. Without a log path it writes where this command writes."""
+        with ExitStack() as stack:
+            log: IO[bytes] | None = stack.enter_context(self._log_path.open("wb")) if self._log_path else None
+            # A session of its own: Ctrl-C reaches this command alone, which then stops things in order.
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def wait_ready(self) -> None:
+        """Return when it answers 200. Raises DemoFailed when it ends before, or takes too long."""
+        deadline = time.monotonic() + READY_SECONDS
+        while not answers(self.url + self._ready_path):
+            if not self.is_running():
+                raise DemoFailed(f"{self.name} ended before it was ready{self._log_tail()}")
+            if time.monotonic() > deadline:
+                raise DemoFailed(f"{self.name} is not ready after {READY_SECONDS:.0f} s{self._log_tail()}")
+            time.sleep(POLL_SECONDS)
+
+    def is_running(self) -> bool:
+        """Whether its process is alive."""
+        return self._process is not None and self._process.poll() is None
+
+    def terminate(self) -> None:
+        """Ask it to stop; returns at once."""
+        if self._process is not None:
+            self._process.terminate()
+
+    def stop(self) -> None:
+        """Return when it has ended; it is killed if it takes too long."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _log_tail(self) -> str:
+        if self._log_path is None or not self._log_path.exists():
+            return ""
+        lines = self._log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        return "\n".join(["; its log ends with:", *lines]) if lines else ""
+
+
+def answers(url: str) -> bool:
+    """Whether a URL answers 200 now."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=1.0) as answer:
+            return int(answer.status) == 200
+    except urllib.error.HTTPError as error:
+        error.close()
+        return False
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def require_free(port: int) -> None:
+    """Raises DemoFailed if something listens at the port already."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise DemoFailed(f"port {port} is in use: choose another with --port ({error.strerror})") from error
+
+
+def make_engines(count: int, kind: EngineKind, model: Path | None, logs: Path, say: Say) -> tuple[list[Engine], str]:
+    """Engines that are not started yet, and the model they will serve."""
+    if kind == "vllm":
+        options = VllmOptions(model or DEFAULT_MODEL_DIR)
+        return [VllmProcess(options, logs / f"engine-{number}.log", say) for number in range(count)], options.model_name
+    if model is not None:
+        raise DemoFailed("--model needs --engine vllm: simulated engines have no model")
+    engines: list[Engine] = []
+    for number, port in enumerate(free_ports(count), 1):
+        arguments = ["loadtest", "sim", "--host", HOST, "--port", str(port), "--model", MODEL_NAME]
+        engines.append(
+            Server(f"engine-{number}", f"http://{HOST}:{port}", arguments, "/health", logs / f"engine-{number}.log")
+        )
+    return engines, MODEL_NAME
+
+
+def gateway_config(urls: Sequence[str], port: int) -> dict[str, object]:
+    """The gateway's configuration: reachable from this machine alone, quick to stop."""
+    server = {
+        "host": HOST,
+        "port": port,
+        "admin": {"host": HOST, "port": port + 1},
+        "drain_delay_seconds": 0,
+        "drain_timeout_seconds": 2,
+    }
+    return {"server": server, "backends": [{"url": url, "name": f"engine-{n}"} for n, url in enumerate(urls, 1)]}
+
+
+def first_steps(port: int, model: str, python: str) -> str:
+    """What to try, as pasted into a shell."""
+    url = f"http://{HOST}:{port}"
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 32})
+    return f"""
+The gateway serves {model} at {url}. Try, in another terminal:
+
+curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}
+
+{shlex.quote(python)} - <<'PY'
+from openai import OpenAI
+
+client = OpenAI(base_url="{url}/v1", api_key="unused")
+messages = [{{"role": "user", "content": "Count to ten."}}]
+for chunk in client.chat.completions.create(model="{model}", messages=messages, max_tokens=64, stream=True):
+    print(chunk.choices[0].delta.content or "" if chunk.choices else "", end="", flush=True)
+print()
+PY
+
+metrics   http://{HOST}:{port + 1}/metrics
+backends  http://{HOST}:{port + 1}/admin/backends
+
+Ctrl-C stops everything.
+"""
+
+
+def run(count: int, port: int, kind: EngineKind, model: Path | None, say: Say) -> None:
+    """Start everything, say how to try it, and stay until Ctrl-C or SIGTERM. Raises DemoFailed."""
+    require_free(port)
+    require_free(port + 1)
+    try:
+        with _stoppable(), ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gateway-demo-")))
+            engines, name = make_engines(count, kind, model, folder, say)
+            stack.callback(_stop_all, engines, say)
+            for engine in engines:
+                say(f"starting a {'simulated' if kind == 'sim' else 'CPU'} vLLM at {engine.url}")
+                engine.start()
+            for engine in engines:
+                engine.wait_ready()
+            config = folder / "gateway.yaml"
+            config.write_text(json.dumps(gateway_config([engine.url for engine in engines], port)))
+            arguments = ["gateway", "serve", "-c", str(config)]
+            gateway = Server("the gateway", f"http://{HOST}:{port}", arguments, "/readyz", None)
+            stack.callback(gateway.stop)
+            say(f"starting the gateway at {gateway.url}")
+            gateway.start()
+            gateway.wait_ready()
+            say(first_steps(port, name, sys.executable))
+            _stay(gateway, engines, say)
+    except VllmFailed as error:
+        raise DemoFailed(str(error)) from error
+    except KeyboardInterrupt:
+        say("stopped")
+
+
+def _stay(gateway: Server, engines: Sequence[Engine], say: Say) -> None:
+    running = list(engines)
+    while running:
+        if not gateway.is_running():
+            raise DemoFailed("the gateway ended")
+        for engine in [engine for engine in running if not engine.is_running()]:
+            running.remove(engine)
+            say(f"the engine at {engine.url} has ended; {len(running)} left")
+        time.sleep(POLL_SECONDS)
+    raise DemoFailed("all engines have ended")
+
+
+def _stop_all(engines: Sequence[Engine], say: Say) -> None:
+    say("stopping")
+    for engine in engines:
+        if engine.is_running():
+            engine.terminate()
+    for engine in engines:
+        engine.stop()
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Any of these signals ends the block as Ctrl-C does, and none interrupts the clean-up that follows."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
