@@ -61,7 +61,7 @@ class Fleet:
         self._plan = plan
         self._should_stop = should_stop
         self._channels: list[Channel] = []
-        self._processes: list[BaseProcess] = []
+        self.processes: list[BaseProcess] = []
         self._in_flight: dict[int, int] = {}
 
     def __enter__(self) -> Self:
@@ -75,7 +75,7 @@ class Fleet:
                 process.start()
                 theirs.close()
                 self._channels.append(ours)
-                self._processes.append(process)
+                self.processes.append(process)
         finally:
             signal.signal(signal.SIGINT, restored)
         return self
@@ -86,7 +86,7 @@ class Fleet:
         for channel in self._channels:
             channel.close()
         deadline = time.monotonic() + (_END_GRACE_SECONDS if kind is None else 0.0)
-        for process in self._processes:
+        for process in self.processes:
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.terminate()

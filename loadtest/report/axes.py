@@ -29,7 +29,8 @@ def linear(low: float, high: float, start_px: float, end_px: float, wanted: int 
 
 def logarithmic(low: float, high: float, start_px: float, end_px: float) -> Axis:
     """A log axis of milliseconds over whole 1-2-5 steps around the values."""
-    low, high = _below(low), _above(high)
+    low = _below(low)
+    high = _above(max(high, low * 1.01))
     span = math.log(high / low)
     ticks = [(value, _ms(value)) for value in _one_two_five(low, high)]
     if len(ticks) > 7:

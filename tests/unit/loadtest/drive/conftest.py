@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import queue
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,12 +139,11 @@ async def _tokenize(request: web.Request) -> web.Response:
 
 
 async def _metrics(_request: web.Request) -> web.Response:
-    return web.Response(text='# TYPE hits counter\nhits_total{backend="a"} 3\n')
+    return web.Response(text='# TYPE hits_total counter\nhits_total{backend="a"} 3\n')
 
 
-@pytest.fixture
-async def fake() -> AsyncIterator[Fake]:
-    """The server, listening on a free port of loopback."""
+@contextlib.asynccontextmanager
+async def _serving() -> AsyncIterator[Fake]:
     state = Fake()
     app = web.Application()
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
@@ -153,3 +155,30 @@ async def fake() -> AsyncIterator[Fake]:
         state.url = str(server.make_url("")).rstrip("/")
         yield state
         state.release.set()
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[Fake]:
+    """The server, listening on a free port of loopback."""
+    async with _serving() as state:
+        yield state
+
+
+@pytest.fixture
+def fake_elsewhere() -> Iterator[Fake]:
+    """The server in a thread of its own, for tests that block."""
+    ready: queue.Queue[tuple[Fake, asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
+
+    async def serve() -> None:
+        async with _serving() as state:
+            over = asyncio.Event()
+            ready.put((state, asyncio.get_running_loop(), over))
+            await over.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    state, loop, over = ready.get(timeout=10)
+    yield state
+    loop.call_soon_threadsafe(over.set)
+    thread.join(timeout=10)
+    assert not thread.is_alive()

@@ -1,0 +1,146 @@
+"""Worker processes and the command line, for real."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.drive.fleet import Fleet, Tick, WorkerDied
+from loadtest.drive.plan import Plan
+from loadtest.report.schema import Results
+
+_SMALL = ["--prefix-tokens", "20", "--tail-tokens", "5", "--max-tokens", "4", "--warmup", "2", "--seed", "1"]
+
+
+def _plan(url: str, **more: Any) -> Plan:
+    workload = {"groups": 3, "prefix_tokens": 20, "tail_tokens": 5, "max_tokens": 4}
+    return Plan.model_validate({"url": url, "model": "m", "workload": workload, **more})
+
+
+def _loadtest(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "loadtest", "run", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=40, check=False)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in 20 s"
+        time.sleep(0.01)
+
+
+def test_two_workers_bring_in_every_request_once_and_their_own_health(fake_elsewhere: Any) -> None:
+    ticks: list[Tick] = []
+    plan = _plan(fake_elsewhere.url, concurrency=4, requests=25, workers=2, warmup_requests=3)
+    with Fleet(plan, lambda: False) as fleet:
+        assert len(fleet.warm_up()) == 3
+        harvest = fleet.measure(ticks.append)
+    assert sorted(record.index for record in harvest.records) == list(range(25))
+    assert [health.worker for health in harvest.healths] == [0, 1]
+    assert sum(len(tick.records) for tick in ticks) == 25
+    assert min(record.intended for record in harvest.records) >= 0
+    assert not harvest.stopped_early
+
+
+def test_a_stopped_run_still_brings_in_what_was_in_flight(fake_elsewhere: Any) -> None:
+    plan = _plan(fake_elsewhere.url, concurrency=3, requests=50, extra_body={"act": "held"})
+    with Fleet(plan, lambda: fake_elsewhere.open_requests == 3) as fleet:
+        fleet.warm_up()
+        harvest = fleet.measure(lambda _: None)
+    assert harvest.stopped_early
+    assert [record.outcome for record in harvest.records] == ["interrupted"] * 3
+
+
+def test_a_worker_that_dies_is_told_and_leaves_no_process_behind(fake_elsewhere: Any) -> None:
+    plan = _plan(fake_elsewhere.url, concurrency=1, requests=1, extra_body={"act": "held"})
+    with Fleet(plan, lambda: False) as fleet:
+        fleet.warm_up()
+        (process,) = fleet.processes
+
+        def kill_once_busy(_: Tick) -> None:
+            if fake_elsewhere.open_requests:
+                process.kill()
+
+        with pytest.raises(WorkerDied):
+            fleet.measure(kill_once_busy)
+    assert not process.is_alive()
+
+
+def test_a_good_run_exits_0_and_writes_results_a_log_and_a_page(fake_elsewhere: Any, tmp_path: Path) -> None:
+    metrics = f"{fake_elsewhere.url}/metrics"
+    ran = _loadtest(
+        fake_elsewhere.url + "/v1", "-c", "2", "-n", "20", "--out", str(tmp_path), "--metrics-url", metrics, *_SMALL,
+        "--api-key", "sk-secret", "--bytes-per-token", "2",
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    results = Results.model_validate_json((tmp_path / "results.json").read_text())
+    assert results.requests.succeeded == 20
+    assert results.plan["model"] == "first"
+    assert results.plan["cache_salt"]
+    assert len((tmp_path / "requests.jsonl").read_text().splitlines()) == 20
+    assert "sk-secret" not in "".join(file.read_text() for file in tmp_path.iterdir()) + ran.stdout
+    salts = {body["cache_salt"] for body in fake_elsewhere.bodies}
+    assert salts == {results.plan["cache_salt"]}
+
+
+def test_a_missed_slo_and_failed_requests_exit_1(fake_elsewhere: Any) -> None:
+    ran = _loadtest(fake_elsewhere.url, "-c", "1", "-n", "3", "--slo-ttft-ms", "0.001", *_SMALL)
+    assert ran.returncode == 1
+    assert "SLO met by 0.0%" in ran.stdout
+    refused = json.dumps({"act": "refused"})
+    ran = _loadtest(fake_elsewhere.url, "-c", "1", "-n", "3", *_SMALL, "--warmup", "0", "--extra-body", refused)
+    assert ran.returncode == 1
+    assert "http_429: queue full" in ran.stdout
+
+
+def test_a_target_that_refuses_every_warm_up_is_told_without_a_report(fake_elsewhere: Any) -> None:
+    refused = json.dumps({"act": "refused"})
+    ran = _loadtest(fake_elsewhere.url, "-c", "1", "-n", "3", *_SMALL, "--extra-body", refused)
+    assert ran.returncode == 1
+    assert "no warm-up request succeeded: http_429: queue full" in ran.stderr
+
+
+def test_a_target_that_is_not_there_exits_1_with_one_line() -> None:
+    ran = _loadtest("http://127.0.0.1:1", "-c", "1", "-n", "1")
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("cannot reach http://127.0.0.1:1")
+    assert len(ran.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["-c", "1", "--rate", "1"],
+        ["--rate", "0"],
+        ["-c", "1", "--workers", "none"],
+        ["-c", "1", "--extra-body", "[]"],
+        ["-c", "1", "--duration", "-1"],
+        ["-c", "0"],
+        ["--no-such-option"],
+    ],
+)
+def test_unusable_options_exit_2(words: list[str]) -> None:
+    assert _loadtest("http://127.0.0.1:1", *words).returncode == 2
+
+
+def test_ctrl_c_ends_a_run_early_and_still_reports(fake_elsewhere: Any) -> None:
+    held = json.dumps({"act": "held"})
+    words = [fake_elsewhere.url, "-c", "2", "-n", "9", *_SMALL, "--warmup", "0", "--extra-body", held]
+    command = [sys.executable, "-m", "loadtest", "run", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        _until(lambda: fake_elsewhere.open_requests == 2)
+        process.send_signal(signal.SIGINT)
+        shown, _ = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert re.search(r"2 interrupted", shown)
+    assert "ended by hand" in shown
