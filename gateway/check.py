@@ -260,7 +260,7 @@ def _column(report: Report) -> dict[str, str]:
         "KV cache": f"{_tokens(report.kv_cache_tokens)} ({report.kv_cache_tokens_from})",
         "cap": f"{report.cap} sequences ({report.cap_from})",
         "prefix caching": {True: "on", False: "off", None: "?"}[report.prefix_caching],
-        "KV events": report.kv_events,
+        "KV events": report.kv_events if report.reachable else "?",
         "routing": f"{report.routing}: {report.routing_because}",
     }
 

@@ -173,7 +173,8 @@ class BackendWatch:
             self._fleet.learned(self._backend, take(self._backend.facts, document))
             self._tell_reason(path, "")
         except (ControlError, ValueError) as error:
-            self._tell_reason(path, str(error))
+            is_optional = isinstance(error, ControlError) and error.status == 404 and path != discovery.MODELS_PATH
+            self._tell_reason(path, "" if is_optional else str(error))
             if path == discovery.SERVER_INFO_PATH:  # what a former process told holds no more
                 self._fleet.learned(self._backend, discovery.without_server_info(self._backend.facts))
 

@@ -110,11 +110,11 @@ class Fleet:
         if facts == old:
             return
         backend.learn(facts)
-        self._rebuild(must_tell=(cap, tokens) != (backend.cap, backend.kv_cache_tokens))
         if _changed(old.process_start_seconds, facts.process_start_seconds) or _changed(old.version, facts.version):
             backend.health.restarted()
-            self._rebuild()
             self._restarted(backend)
+        else:
+            self._rebuild(must_tell=(cap, tokens) != (backend.cap, backend.kv_cache_tokens))
 
     def measured(self, backend: Backend, telemetry: Telemetry | None) -> None:
         """The backend's load was read; None = what was known is too old to be used."""
@@ -146,13 +146,12 @@ class Fleet:
     def _restarted(self, backend: Backend) -> None:
         backend.telemetry = None
         self._start_slowly(backend)
-        for tell in self.on_restart:
+        for tell in self.on_restart:  # before on_change, which may place requests
             tell(backend)
+        self._rebuild(must_tell=True)
 
     def _start_slowly(self, backend: Backend) -> None:
-        """Spare a cold cache, unless nobody else could take what it is spared."""
-        others = {other for card in backend.facts.models for other in self._serving[card.id]} - {backend}
-        if any(other.health.state == "up" and other.slow_since_seconds is None for other in others):
+        if backend.slow_start_seconds > 0:
             backend.slow_since_seconds = self._clock()
 
     def _rebuild(self, must_tell: bool = False) -> None:
@@ -161,6 +160,10 @@ class Fleet:
             for card in backend.facts.models:
                 listing.setdefault(card.id, []).append(backend)
         serving = {model: eligible(backends, self._health.max_ejected) for model, backends in listing.items()}
+        for alone in serving.values():
+            if all(backend.slow_since_seconds is not None for backend in alone):
+                for backend in alone:  # nobody else could take what they are spared
+                    backend.slow_since_seconds = None
         if serving != self._serving:
             self._serving = serving
             self.ready = any(serving.values())

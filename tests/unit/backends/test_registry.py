@@ -1,8 +1,15 @@
-from gateway.backends.backend import Facts, ModelCard, Telemetry
+from random import Random
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from gateway.backends.backend import Backend, Facts, ModelCard, Telemetry
 from gateway.backends.health import Probe
+from gateway.backends.registry import Fleet, eligible
+from gateway.config import BackendConfig, HealthConfig
 from gateway.errors import BackendBusy, ConnectFailed, EngineDead, FreshConnectionClosed, ReusedConnectionClosed
 
-from .conftest import MakeScene, refused
+from .conftest import MakeScene, ManualClock, refused
 
 
 def test_a_model_that_no_backend_ever_listed_is_told_from_one_that_nobody_serves_now(scene: MakeScene) -> None:
@@ -235,3 +242,103 @@ def test_a_larger_cap_is_told(scene: MakeScene) -> None:
     a = s.fleet.backends[0]
     s.fleet.learned(a, Facts(models=(ModelCard("m"),), max_num_seqs=512, engines=2, kv_cache_tokens=1000))
     assert (a.cap, a.kv_cache_tokens, len(s.changes)) == (1024, 1000, 1)
+
+
+class AnyFleet(RuleBasedStateMachine):
+    """Whatever happens to four backends, in any order, these hold."""
+
+    which = st.integers(0, 3)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock()
+        self.health = HealthConfig()
+        configs = [BackendConfig(url=f"http://10.0.0.{n}:8000") for n in range(4)]
+        self.fleet = Fleet(configs, self.health, clock=self.clock, random=Random(5))
+        self.told: tuple[str, ...] = ()
+        self.fleet.on_change.append(lambda: setattr(self, "told", self.names()))
+
+    @property
+    def listing(self) -> list[Backend]:
+        return [backend for backend in self.fleet.backends if backend.facts.models == (ModelCard("m"),)]
+
+    @property
+    def served(self) -> tuple[Backend, ...]:
+        return self.fleet.serving("m") or ()
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(backend.name for backend in self.served)
+
+    @rule(number=which, model=st.sampled_from(["m", "m", "other"]), start=st.integers(1, 2))
+    def learn(self, number: int, model: str, start: int) -> None:
+        facts = Facts(models=(ModelCard(model),), process_start_seconds=float(start))
+        self.fleet.learned(self.fleet.backends[number], facts)
+
+    @rule(number=which, probe=st.sampled_from(Probe))
+    def probe(self, number: int, probe: Probe) -> None:
+        self.fleet.probed(self.fleet.backends[number], probe)
+
+    @rule(number=which, kind=st.sampled_from(["closed", "dead", "refused"]), times=st.integers(1, 6))
+    def fail(self, number: int, kind: str, times: int) -> None:
+        for _ in range(times):
+            error = {"closed": FreshConnectionClosed("c"), "dead": EngineDead("d"), "refused": refused()}[kind]
+            self.fleet.failed(self.fleet.backends[number], error)
+
+    @rule(number=which)
+    def succeed(self, number: int) -> None:
+        self.fleet.succeeded(self.fleet.backends[number])
+
+    @rule(seconds=st.floats(0, 70), number=which)
+    def wait(self, seconds: float, number: int) -> None:
+        self.clock.now += seconds
+        self.fleet.tick(self.fleet.backends[number])
+
+    @invariant()
+    def the_snapshot_is_up_to_date_and_was_told(self) -> None:
+        assert self.served == eligible(self.listing, self.health.max_ejected)
+        assert self.told == self.names()
+
+    @invariant()
+    def whoever_is_up_serves_and_traffic_stops_only_when_all_are_gone(self) -> None:
+        assert all(backend in self.served for backend in self.listing if backend.health.state == "up")
+        assert self.served or all(backend.health.gone for backend in self.listing)
+        assert not any(backend.health.gone and backend.health.state != "up" for backend in self.served)
+
+    @invariant()
+    def ejections_keep_out_no_more_than_their_share(self) -> None:
+        out = [b for b in self.listing if b.health.state == "ejected" and not b.health.gone and b not in self.served]
+        assert len(out) <= len(self.listing) * self.health.max_ejected
+
+    @invariant()
+    def limits_are_between_one_and_the_cap(self) -> None:
+        assert all(1 <= backend.limit(self.clock.now) <= backend.cap for backend in self.fleet.backends)
+
+    @invariant()
+    def somebody_takes_full_load(self) -> None:
+        for model in ("m", "other"):
+            serving = self.fleet.serving(model)
+            assert not serving or any(backend.slow_since_seconds is None for backend in serving)
+
+
+TestAnyFleet = AnyFleet.TestCase
+
+
+def test_a_slow_start_ends_when_nobody_is_left_to_take_the_rest(scene: MakeScene) -> None:
+    s = scene(2)
+    a, b = s.fleet.backends
+    s.probe(a, Probe.REFUSED, 3)
+    s.probe(a, Probe.OK, 2)
+    assert a.limit(s.clock.now) < a.cap
+    s.probe(b, Probe.REFUSED, 3)
+    assert a.limit(s.clock.now) == a.cap
+
+
+def test_a_restart_is_told_before_the_change_that_may_place_requests(scene: MakeScene) -> None:
+    s = scene(1)
+    a = s.fleet.backends[0]
+    s.fleet.learned(a, Facts(models=(ModelCard("m"),), process_start_seconds=1.0))
+    order: list[str] = []
+    s.fleet.on_change.append(lambda: order.append("change"))
+    s.fleet.on_restart.append(lambda _backend: order.append("restart"))
+    s.fleet.learned(a, Facts(models=(ModelCard("new"),), process_start_seconds=2.0))
+    assert order == ["restart", "change"]
