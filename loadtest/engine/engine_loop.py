@@ -19,6 +19,9 @@ class TokenSink(Protocol):
     def on_tokens(self, generated_tokens: int, finished: bool) -> None:
         """The sequence has that many tokens so far. Must not block."""
 
+    def on_failure(self, failure: Exception) -> None:
+        """The engine died: there will be no more tokens."""
+
 
 @dataclass(slots=True, eq=False)
 class Running:
@@ -84,6 +87,11 @@ class EngineLoop:
         self._streaming.pop(sequence_id, None)
         if self.scheduler.abort(running.sequence):
             self.stats.on_aborted()
+
+    def fail_all(self, failure: Exception) -> None:
+        """The engine dies: everyone who waits for tokens is told."""
+        for running in list(self._running.values()):
+            running.sink.on_failure(failure)
 
     def pause(self, paused: bool) -> None:
         """Stop or resume stepping, as a hung engine would."""

@@ -19,6 +19,7 @@ class Generation:
         self._running: list[Running] = []
         self._unfinished = len(choices)
         self._finished = asyncio.Event()
+        self._failure: Exception | None = None
 
     def __enter__(self) -> "Generation":
         submit = self._engine.submit
@@ -42,9 +43,16 @@ class Generation:
             if not self._unfinished:
                 self._finished.set()
 
+    def on_failure(self, failure: Exception) -> None:
+        """There will be no answer."""
+        self._failure = failure
+        self._finished.set()
+
     async def finished(self) -> None:
-        """Wait for all answers."""
+        """Wait for all answers; raises what ended the engine."""
         await self._finished.wait()
+        if self._failure is not None:
+            raise self._failure
 
     @property
     def prompt_tokens(self) -> int:

@@ -36,6 +36,8 @@ class Entry:
     output_tokens: int = 0
     status: int | None = None
     ending: Ending = Ending.RUNNING
+    # A scripted fault ended it.
+    struck: bool = False
     ended_seconds: float | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -86,6 +88,8 @@ class Ledger:
 
     def end(self, entry: Entry, ending: Ending) -> None:
         """A request ended."""
+        if entry.struck:
+            ending = Ending.FAILED
         entry.ending = ending
         entry.ended_seconds = self._clock()
         self.in_flight -= 1

@@ -299,7 +299,7 @@ class Scheduler:
         longest = self.step_time.base_seconds + self.step_time.decode_seconds(
             sequences, self._context_tokens + limit * sequences
         )
-        return max(1, min(limit, 1 + int((horizon_seconds - now_seconds) / longest)))
+        return max(1, int(min(limit, 1 + (horizon_seconds - now_seconds) / longest)))
 
     def _preempt_last(self) -> None:
         """Put the latest admitted sequence back at the head of the queue; it will recompute everything."""

@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Final
 
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 
 from loadtest.engine.api import errors
 from loadtest.engine.api.errors import ApiError
-from loadtest.engine.api.exchange import error_answer
+from loadtest.engine.api.exchange import empty_answer, error_answer
 from loadtest.engine.api.routes import INFERENCE, Handler, Routes, routes
 from loadtest.engine.config import EngineConfig
 from loadtest.engine.engine_loop import EngineLoop
@@ -24,6 +25,8 @@ from loadtest.engine.scheduler import Scheduler
 from loadtest.engine.service import Service
 
 _KEPT_ENTRIES: Final = 200_000
+# aiohttp waits twice for handlers; 0 would mean for ever.
+_CLEANUP_SECONDS: Final = 0.05
 _GUARDED: Final = ("/v1", "/v2", "/inference", "/cohere")
 
 
@@ -47,6 +50,8 @@ class SimulatedEngine:
         self._runner: web.ServerRunner | None = None
         self._site: web.TCPSite | None = None
         self._routes: Routes = routes(self.config)
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @property
     def service(self) -> Service:
@@ -99,19 +104,20 @@ class SimulatedEngine:
             access_log=None,
             request_factory=self._make_request,
         )
-        self._runner = web.ServerRunner(server)
+        self._runner = web.ServerRunner(server, shutdown_timeout=_CLEANUP_SECONDS)
         await self._runner.setup()
-        self._site = web.TCPSite(
-            self._runner, config.host, config.port, shutdown_timeout=config.shutdown_timeout_seconds, backlog=2048
-        )
+        self._site = web.TCPSite(self._runner, config.host, config.port, backlog=2048)
         await self._site.start()
 
     async def stop(self) -> None:
-        """Refuse new connections, let requests end for the configured time, then abort the rest."""
-        if self._runner is None:
+        """Refuse new connections, let requests end for the configured time, then fail the rest."""
+        if self._runner is None or self._site is None:
             return
-        if not self.config.shutdown_timeout_seconds:
-            self.service.fail_streams()
+        await self._site.stop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.config.shutdown_timeout_seconds):
+                await self._idle.wait()
+        self.service.engine.fail_all(errors.engine_dead())
         await self._runner.cleanup()
         self.service.engine.close()
         self._runner = None
@@ -150,9 +156,10 @@ class SimulatedEngine:
         service = self.service
         inference = entry.path in INFERENCE
         service.server_load += inference
+        self._idle.clear()
         ending = Ending.ABORTED
         try:
-            if entry.script is not None and (early := await self._play_opening(request, entry.script)):
+            if entry.script is not None and (early := await self._play_opening(request, entry, entry.script)):
                 ending = Ending.REFUSED
                 response = early
             else:
@@ -161,9 +168,14 @@ class SimulatedEngine:
             entry.status = response.status
             self._count(entry.method, entry.path, response.status)
             return response
+        except ConnectionResetError:
+            # The client left while it was being answered: nobody reads this.
+            return empty_answer(499)
         finally:
             service.server_load -= inference
             service.ledger.end(entry, ending)
+            if not service.ledger.in_flight:
+                self._idle.set()
 
     async def _answer(self, handler: Handler, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:
         try:
@@ -183,7 +195,7 @@ class SimulatedEngine:
                 script = service.faults.script_for(request.headers.get("x-sim-script"))
         return service.ledger.begin(request.method, path, headers, script)
 
-    async def _play_opening(self, request: web.BaseRequest, script: Script) -> web.StreamResponse | None:
+    async def _play_opening(self, request: web.BaseRequest, entry: Entry, script: Script) -> web.StreamResponse | None:
         """The part of a script that comes before any answer."""
         if script.headers_delay_seconds:
             await asyncio.sleep(script.headers_delay_seconds)
@@ -192,6 +204,7 @@ class SimulatedEngine:
             await asyncio.Event().wait()
         if script.die_before_headers is not None:
             await request.read()
+            entry.struck = True
             break_connection(request, script.die_before_headers)
             await asyncio.Event().wait()
         if script.status is None:

@@ -16,7 +16,6 @@ from loadtest.engine.faults import Faults
 from loadtest.engine.ledger import Entry, Ledger
 from loadtest.engine.prose import find_nonce
 from loadtest.engine.sampling import Sampling
-from loadtest.engine.streaming import StreamedGeneration
 from loadtest.engine.tokens import TokenisedText, block_keys, namespace
 
 
@@ -33,7 +32,6 @@ class Service:
     started_unix_seconds: float
     responses: dict[str, Any] = field(default_factory=dict)
     http_requests: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    streams: set[StreamedGeneration] = field(default_factory=set)
     server_load: int = 0
 
     @property
@@ -75,11 +73,6 @@ class Service:
         if limit is not None and self.engine.num_requests + num_sequences > limit:
             self.engine.stats.rejected += 1
             raise queue_full()
-
-    def fail_streams(self) -> None:
-        """The engine died: streams under way end with an error event."""
-        for stream in list(self.streams):
-            stream.fail(engine_dead())
 
     def prompt(self, tokens: TokenisedText, text: str, model: str, cache_salt: str) -> Prompt:
         """Hash a prompt; 400 if it exceeds the context."""

@@ -3,15 +3,17 @@
 import asyncio
 from collections.abc import Callable
 
-from loadtest.engine.api.errors import ApiError, engine_dead
+from loadtest.engine.api.errors import engine_dead
 from loadtest.engine.event_stream import EventStream
 from loadtest.engine.faults import Script
+from loadtest.engine.ledger import Entry
 
 
 class StreamFaults:
     """Decides how many tokens may be sent, and strikes when the scripted one was."""
 
-    def __init__(self, script: Script, stream: EventStream, resume: Callable[[], None]) -> None:
+    def __init__(self, entry: Entry, script: Script, stream: EventStream, resume: Callable[[], None]) -> None:
+        self._entry = entry
         self._script = script
         self._stream = stream
         self._resume = resume
@@ -42,7 +44,7 @@ class StreamFaults:
             allowed = min(allowed, due)
         return max(allowed, 0)
 
-    def after_send(self, sent_tokens: int, fail: Callable[[ApiError], None]) -> None:
+    def after_send(self, sent_tokens: int, fail: Callable[[Exception], None]) -> None:
         """Strike if the scripted token was reached."""
         script = self._script
         if self._struck:
@@ -52,10 +54,10 @@ class StreamFaults:
             self._stream.write(b"data: {this is not JSON\n\n")
             self._loop.call_soon(self._resume)
         if script.die_at_token == sent_tokens:
-            self._struck = True
+            self._struck = self._entry.struck = True
             self._stream.break_off(script.die_by)
         elif script.error_at_token == sent_tokens:
-            self._struck = True
+            self._struck = self._entry.struck = True
             fail(engine_dead())
         elif script.stall_at_token == sent_tokens:
             self._struck = True

@@ -45,6 +45,9 @@ class _Sink:
         self.ended = finished
         self.stream.on_progress(self)
 
+    def on_failure(self, failure: Exception) -> None:
+        self.stream.fail(failure)
+
 
 class StreamedGeneration:
     """Sends tokens as they come; a slow client gets fewer, longer events. Leaving the `with` block aborts the rest."""
@@ -61,7 +64,7 @@ class StreamedGeneration:
         self._opened = False
         self._unsent_answers = len(choices)
         self._wake = asyncio.Event()
-        self._faults = StreamFaults(entry.script, stream, self._resume) if entry.script else None
+        self._faults = StreamFaults(entry, entry.script, stream, self._resume) if entry.script else None
         self._failure: ApiError | None = None
 
     def __enter__(self) -> "StreamedGeneration":
@@ -89,9 +92,9 @@ class StreamedGeneration:
             return
         self._send(sink)
 
-    def fail(self, failure: ApiError) -> None:
+    def fail(self, failure: Exception) -> None:
         """End the stream with an error event."""
-        self._failure = failure
+        self._failure = failure if isinstance(failure, ApiError) else ApiError(500, str(failure), "InternalServerError")
         self._wake.set()
 
     def _resume(self) -> None:
@@ -128,6 +131,7 @@ class StreamedGeneration:
         script = self._entry.script
         if script and script.die_after_finish:
             self._stream.write(*events)
+            self._entry.struck = True
             self._stream.break_off(script.die_by)
             return
         events += self._writer.closing()

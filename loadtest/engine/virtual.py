@@ -29,6 +29,8 @@ class VirtualEngine:
         finished: list[SequenceState] = []
         while True:
             if self._step is None:
+                if self.now_seconds >= until_seconds:
+                    break
                 self._step = self.scheduler.schedule(self.now_seconds, until_seconds)
                 if self._step is None:
                     break

@@ -64,11 +64,7 @@ async def stream_events(
     stream = EventStream(headers)
     with StreamedGeneration(service.engine, choices, events, stream, entry) as generation:
         response = await stream.open(request)
-        service.streams.add(generation)
-        try:
-            await generation.run()
-        finally:
-            service.streams.discard(generation)
+        await generation.run()
     return response
 
 

@@ -3,7 +3,7 @@
 from aiohttp import web
 from pydantic import ValidationError
 
-from loadtest.engine.api.errors import ApiError
+from loadtest.engine.api.errors import ApiError, engine_dead
 from loadtest.engine.api.exchange import json_answer
 from loadtest.engine.faults import ServerFaults
 from loadtest.engine.ledger import Entry
@@ -46,4 +46,4 @@ def set_faults(service: Service, wanted: ServerFaults) -> None:
     service.faults.replace(wanted)
     service.engine.pause(wanted.engine_paused or wanted.engine_dead)
     if wanted.engine_dead:
-        service.fail_streams()
+        service.engine.fail_all(engine_dead())

@@ -1,0 +1,27 @@
+"""Waiting for an engine to come to rest."""
+
+import asyncio
+from collections.abc import Callable
+
+from loadtest.engine import SimulatedEngine
+
+DEADLINE_SECONDS = 5.0
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until the condition holds, for some seconds at most."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def idle(engine: SimulatedEngine) -> bool:
+    """Whether the engine holds nothing for anybody."""
+    scheduler = engine.service.engine.scheduler
+    return (
+        not scheduler.num_running
+        and not scheduler.num_waiting
+        and not scheduler.pool.num_used
+        and not engine.service.engine.num_requests
+        and not engine.service.ledger.in_flight
+    )
