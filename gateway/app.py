@@ -40,6 +40,7 @@ from gateway.routing.learning import Learning
 from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.routing.prefix_index import PrefixIndex
 
+_QUIET = frozenset(("livez", "readyz"))  # asked all the time
 _UNKNOWN_KV_TOKENS = 2_000_000  # too large a record costs little, too small a one much
 
 
@@ -61,7 +62,9 @@ class Gateway:
         self.gate = Gate(self.placement, self.queue, config.admission.max_wait_seconds, clock)
         self.relay = Relay(self.fleet, config.upstream, clock)
         self.watch = Watch(self.fleet, config.health, clock=clock, random=random)
-        self.access_log = AccessLog(log_out, _wall_clock) if log_out is not None and config.server.access_log else None
+        self.access_log = (
+            AccessLog(log_out, clock, _wall_clock) if log_out is not None and config.server.access_log else None
+        )
         dispatcher = Dispatcher(
             self.fleet, self.gate, self.relay, RetryBudget(config.upstream), Learning(self.estimates, self.index),
             self.metrics, response_headers=config.server.response_headers,
@@ -72,7 +75,7 @@ class Gateway:
             self._finished, clock, lambda: f"{prefix}-{next(numbers):08x}",
         )  # fmt: skip
         self.server = Server(config.server, self.handler, clock)
-        self.fleet.on_change += [self.gate.drain_soon, self._follow_sizes]
+        self.fleet.on_change += [self.gate.fleet_changed, self._follow_sizes]
         self.fleet.on_restart.append(lambda backend: self.index.wipe(backend.index))
         self._add_gauges()
 
@@ -95,7 +98,7 @@ class Gateway:
 
     def _finished(self, record: Record) -> None:
         self.metrics.finished(record)
-        if self.access_log is not None:
+        if self.access_log is not None and record.endpoint not in _QUIET:
             self.access_log.add(record)
 
     def _add_gauges(self) -> None:

@@ -14,9 +14,10 @@ class Kind(StrEnum):
     UPLOAD = "upload"  # audio: the body is streamed through, unread
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ask:
-    """What placement needs to know of a request: small values only, so that it could travel over a socket.
+    """What placement needs to know of a request: small values only, so that it could travel over a socket. Not changed
+    once made (and not frozen, because that costs as much as the rest of making it).
 
     `keys` are the chained hashes of the prompt's prefix blocks, `prompt_bytes` their text's length.
     `pinned` names the one backend that can answer, for look-ups of what it stores.

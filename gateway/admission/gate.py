@@ -119,6 +119,11 @@ class Gate:
         if self._waiters:
             self.drain_soon()
 
+    def fleet_changed(self) -> None:
+        """Backends came, went, or changed their limits."""
+        self._placement.refresh()
+        self.drain_soon()
+
     def drain_soon(self) -> None:
         """Look through the line at the end of this turn of the loop, once for all that changes in it."""
         if self._wake is None and self._waiters:

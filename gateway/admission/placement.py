@@ -72,6 +72,7 @@ class Placement:
         self._knobs = knobs
         self._drain_rate = DrainRate()
         self._seats: dict[str, Seat] = {}
+        self._views: dict[str, list[Seat]] = {}  # by model, until the fleet changes
 
     def __repr__(self) -> str:
         seats = ", ".join(f"{seat.name} {seat.load.in_flight}/{seat.slots}" for seat in self._seats.values())
@@ -138,32 +139,46 @@ class Placement:
             self._drain_rate.left(now)
             binding.seat.load.finish(binding.work, now)
 
+    def refresh(self) -> None:
+        """The fleet has changed: look at it again."""
+        self._views.clear()
+
     def _candidates(self, ask: Ask, now: float, avoid: frozenset[str]) -> list[Seat]:
-        backends = self._serving(ask.model)
+        """The seats of the backends that may take this request. Raises ModelNotFound or NoBackend."""
+        seats = self._views.get(ask.model)
+        if seats is None:
+            seats = self._view(ask.model, now)
+        if ask.pinned is not None:
+            seats = [seat for seat in seats if seat.name == ask.pinned]
+        elif avoid:
+            seats = [seat for seat in seats if seat.name not in avoid] or seats
+        if not seats:
+            raise NoBackend(f"No backend of model {ask.model!r} is available now.", retry_after_seconds=2.0)
+        return seats
+
+    def _view(self, model: str, now: float) -> list[Seat]:
+        backends = self._serving(model)
         if backends is None:
             raise ModelNotFound(
-                f"The model {ask.model!r} does not exist here. GET /v1/models lists those that do.", param="model"
+                f"The model {model!r} does not exist here. GET /v1/models lists those that do.", param="model"
             )
-        if ask.pinned is not None:
-            backends = [backend for backend in backends if backend.name == ask.pinned]
-        elif avoid:
-            backends = [backend for backend in backends if backend.name not in avoid] or backends
-        if not backends:
-            raise NoBackend(f"No backend of model {ask.model!r} is available now.", retry_after_seconds=2.0)
-        return [self._seat(backend, now) for backend in backends]
+        seats = self._views[model] = [self._seat(backend, now) for backend in backends]
+        return seats
 
     def _seat(self, backend: Candidate, now: float) -> Seat:
         seat = self._seats.get(backend.name)
         if seat is None:
-            seat = self._seats[backend.name] = Seat(backend.index, backend.name, slowness=backend.speed)
+            seat = self._seats[backend.name] = Seat(backend.index, backend.name, slowness=backend.speed**0.5)
         seat.cap = backend.cap
         seat.slots = backend.limit(now)
         seat.kv_cache_tokens = backend.kv_cache_tokens
         return seat
 
     def _refuse_what_never_fits(self, ask: Ask, seats: Sequence[Seat]) -> None:
+        if ask.sequences == 1 or ask.divisible:
+            return
         largest = max(seat.cap for seat in seats)
-        if ask.sequences > largest and not ask.divisible:
+        if ask.sequences > largest:
             raise InvalidRequest(
                 f"This request asks for {ask.sequences} sequences at once (n x prompts); no backend of model"
                 f" {ask.model!r} runs more than {largest}. Send fewer in one request.",

@@ -15,10 +15,11 @@ from gateway.config import ServerConfig
 from gateway.errors import InvalidRequest
 
 # Fields that the gateway acts on. A second one of these could mean another thing to the backend.
-POLICY_KEYS = frozenset(
-    ("model", "stream", "n", "best_of", "messages", "prompt", "input", "max_tokens", "max_completion_tokens",
-     "cache_salt", "stream_options", "tools", "system", "instructions")
-)  # fmt: skip
+POLICY_KEYS = {
+    name: name.encode()
+    for name in ("model", "stream", "n", "best_of", "messages", "prompt", "input", "max_tokens",
+                 "max_completion_tokens", "cache_salt", "stream_options", "tools", "system", "instructions")
+}  # fmt: skip
 # Fields that could make a backend act for somebody else, or load what a client chose.
 REFUSED_KEYS = frozenset(("api_base", "api_key", "base_url", "extra_headers", "user_config", "prompt_embeds"))
 
@@ -95,7 +96,7 @@ def _duplicate_key(body: bytes, pieces: list[bytes], document: dict[str, Any]) -
     has such a name more than once, perhaps in a nested object, is parsed again to look at the keys of the top level.
     """
     for key in document:
-        if key in POLICY_KEYS and pieces.count(key.encode()) > 1:
+        if key in POLICY_KEYS and pieces.count(POLICY_KEYS[key]) > 1:
             break
     else:
         if b"\\" not in body or b"\\u00" not in body or not _ESCAPED_LETTER.search(body):

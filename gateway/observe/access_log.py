@@ -17,9 +17,11 @@ _PAUSE_SECONDS = 0.2
 class AccessLog:
     """A bounded buffer and its writer. Lines that do not fit are dropped and counted."""
 
-    def __init__(self, out: BinaryIO, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, out: BinaryIO, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
         self._out = out
+        self._clock = clock
         self._wall_clock = wall_clock
+        self._offset_seconds = wall_clock() - clock()  # from the loop's clock to Unix time
         self._lines: deque[bytes] = deque()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._write, name="access-log", daemon=True)
@@ -30,7 +32,7 @@ class AccessLog:
         if len(self._lines) >= _MAX_LINES:
             self.dropped += 1
             return
-        self._lines.append(line_of(record, self._wall_clock()))
+        self._lines.append(line_of(record, self._offset_seconds))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -48,6 +50,7 @@ class AccessLog:
         self._write_out()
 
     def _write_out(self) -> None:
+        self._offset_seconds = self._wall_clock() - self._clock()
         lines = self._lines
         batch = [lines.popleft() for _ in range(len(lines))]
         if not batch:
@@ -59,13 +62,12 @@ class AccessLog:
             self.dropped += len(batch)
 
 
-def line_of(record: Record, wall_seconds: float) -> bytes:
-    """The line: times in milliseconds since arrival, null where a thing did not happen."""
-    arrived = record.arrived_seconds
-    first = record.first_byte_seconds
+def line_of(record: Record, offset_seconds: float) -> bytes:
+    """The line: Unix time, and times in milliseconds since arrival; null where a thing did not happen."""
+    arrived, first, ended = record.arrived_seconds, record.first_byte_seconds, record.ended_seconds
     return orjson.dumps(
         {
-            "time": round(wall_seconds, 3),
+            "time": _thousandths(offset_seconds + ended),
             "request_id": record.request_id,
             "endpoint": record.endpoint,
             "model": record.model,
@@ -75,9 +77,9 @@ def line_of(record: Record, wall_seconds: float) -> bytes:
             "status": record.status,
             "stream": record.streams,
             "attempts": record.attempts,
-            "queue_ms": round(record.queue_seconds * 1000, 1),
-            "first_byte_ms": None if first is None else round((first - arrived) * 1000, 1),
-            "duration_ms": round((record.ended_seconds - arrived) * 1000, 1),
+            "queue_ms": _thousandths(record.queue_seconds * 1000),
+            "first_byte_ms": None if first is None else _thousandths((first - arrived) * 1000),
+            "duration_ms": _thousandths((ended - arrived) * 1000),
             "request_bytes": record.request_bytes,
             "prompt_tokens": record.prompt_tokens,
             "completion_tokens": record.completion_tokens,
@@ -87,3 +89,7 @@ def line_of(record: Record, wall_seconds: float) -> bytes:
         },
         option=orjson.OPT_APPEND_NEWLINE,
     )
+
+
+def _thousandths(value: float) -> float:
+    return int(value * 1000) / 1000  # a third of the cost of round()

@@ -53,7 +53,7 @@ class Sink(Protocol):
         """The body is complete."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """How a backend answered: status, what it counted, and when its first byte came (the loop's clock)."""
 
@@ -68,6 +68,12 @@ class Answer:
 
 class Exchange:
     """Takes one answer from a connection and passes it on to a sink. `done` holds the Answer, or a BackendError."""
+
+    __slots__ = (
+        "_clock", "_connection", "_content_type", "_done_marker", "_ended", "_events", "_extra", "_first_byte_seconds",
+        "_first_token", "_held_bytes", "_hides_usage", "_opening", "_parts", "_sink", "_status", "_tail", "done",
+        "heard", "silent_seconds",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -6,10 +6,10 @@ from typing import Any
 
 import orjson
 
-_USAGE = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}"]|"[^"]*"|\{[^{}]*\})*\})')
+_USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Usage:
     """Tokens as the engine reports them; `cached_tokens` is None where it does not say."""
 

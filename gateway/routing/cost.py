@@ -5,8 +5,7 @@ cost = prefill ahead of it + its own uncached prefill, which also stalls the seq
      + time until enough KV cache is free + time until a slot is free
 """
 
-from dataclasses import dataclass
-from math import ceil
+from dataclasses import dataclass, field
 
 from gateway.routing.load import Load
 
@@ -17,14 +16,23 @@ _SLOWDOWN = 0.2  # weight of the decode slowdown, mine and theirs
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Constants of an engine's step time; all but `b` are defaults in proportion to it.
+    """Constants of an engine's step time, in seconds; all but `b` are in proportion to it.
 
-    `b`: seconds per uncached prefill token. `decode_weight`: 0 = TTFT alone, 1 = balanced, 5 = end to end.
+    A step takes a + b x prefill tokens + e x their context + c x decoding sequences + d x context tokens.
+    `decode_weight`: 0 = TTFT alone, 1 = balanced, 5 = end to end.
     """
 
     b: float = 28e-6
     decode_weight: float = 1.0
     max_batched_tokens: int = 8192
+    a: float = field(init=False)
+    c: float = field(init=False)
+    d: float = field(init=False)
+    e: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name, ratio in (("a", 286), ("c", 0.5), ("d", 1.68e-3), ("e", 4.6e-5)):
+            object.__setattr__(self, name, ratio * self.b)
 
     @property
     def window_seconds(self) -> float:
@@ -32,46 +40,47 @@ class CostModel:
         return 0.1 * self.b / 28e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """One backend as a request sees it: what runs there, its size, and what it holds of this prompt."""
-
-    load: Load
-    slots: int
-    kv_cache_tokens: int | None
-    slowness: float
-    hit_tokens: int
-
-
-def prefill_seconds(model: CostModel, spot: Spot, prompt_tokens: int) -> float:
-    """Time to prefill the part of the prompt that the backend does not hold."""
-    uncached = max(1, prompt_tokens - min(spot.hit_tokens, prompt_tokens - 1))
-    e = 4.6e-5 * model.b
-    return spot.slowness * (model.b * uncached + e * uncached * (prompt_tokens - uncached / 2))
+def prefill_seconds(model: CostModel, slowness: float, prompt_tokens: int, hit_tokens: int) -> float:
+    """Time to prefill the part of the prompt that the backend does not hold; at least one token is computed."""
+    uncached = prompt_tokens - min(hit_tokens, prompt_tokens - 1)
+    return slowness * uncached * (model.b + model.e * (prompt_tokens - uncached / 2))
 
 
 def placement_seconds(
-    model: CostModel, spot: Spot, prompt_tokens: int, output_tokens: float, mean_batch: float, now: float
+    model: CostModel,
+    load: Load,
+    slots: int,
+    kv_cache_tokens: int | None,
+    slowness: float,
+    prompt_tokens: int,
+    hit_tokens: int,
+    own_seconds: float,
+    output_tokens: float,
+    mean_batch: float,
+    now: float,
 ) -> float:
-    """Marginal cost of this request on this backend, in seconds; lower is better."""
-    load, slowness = spot.load, spot.slowness
-    a, c, d = 286 * model.b, 0.5 * model.b, 1.68e-3 * model.b
-    stall, slowdown = _STALL * model.decode_weight, _SLOWDOWN * model.decode_weight
+    """Marginal cost of this request on this backend, in seconds; lower is better.
+
+    `own_seconds` is its `prefill_seconds` there, `mean_batch` the mean of sequences in flight over the fleet.
+    """
+    c, d = model.c, model.d
     batch, context, decoding = load.in_flight, load.context_tokens, load.decoding
-    uncached = max(1, prompt_tokens - min(spot.hit_tokens, prompt_tokens - 1))
-    step = slowness * (a + c * decoding + d * context)
+    uncached = prompt_tokens - min(hit_tokens, prompt_tokens - 1)
+    step = slowness * (model.a + c * decoding + d * context)
     smoothed = (1 - _SMOOTHING) * batch + _SMOOTHING * mean_batch
-    ahead = load.prefill_ahead_seconds(now)
-    own = prefill_seconds(model, spot, prompt_tokens)
-    cost = ahead + own * (1 + stall * smoothed)
-    cost += step * (ceil(uncached / model.max_batched_tokens) + (batch - decoding) + (0.5 if decoding else 0.0))
-    cost += slowdown * slowness * output_tokens * (2 * c * batch + d * context + d * batch * prompt_tokens)
-    cost += slowdown * (slowness - 1) * output_tokens * a
-    if spot.kv_cache_tokens:
-        room = spot.kv_cache_tokens - context - batch * output_tokens / 2
+    slowdown = _SLOWDOWN * model.decode_weight * slowness * output_tokens
+    chunks = -(-uncached // model.max_batched_tokens)
+    cost = (
+        load.prefill_ahead_seconds(now)
+        + own_seconds * (1 + _STALL * model.decode_weight * smoothed)
+        + step * (chunks + (batch - decoding) + (0.5 if decoding else 0.0))
+        + slowdown * (2 * c * batch + d * context + d * batch * prompt_tokens)
+        + slowdown * (1 - 1 / slowness) * model.a
+    )
+    if kv_cache_tokens is not None:
+        room = kv_cache_tokens - context - batch * output_tokens / 2
         if prompt_tokens > room:
-            rate = max(1.0, context) / (output_tokens * step)
-            cost += (prompt_tokens - room) / rate
-    if batch >= spot.slots:
-        cost += (batch + 1 - spot.slots) * output_tokens * step / max(1, decoding)
+            cost += (prompt_tokens - room) * output_tokens * step / max(1, context)
+    if batch >= slots:
+        cost += (batch + 1 - slots) * output_tokens * step / max(1, decoding)
     return cost

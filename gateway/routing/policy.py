@@ -6,7 +6,7 @@ from typing import Protocol
 
 from gateway.request import Ask
 from gateway.routing.blocks import bytes_of
-from gateway.routing.cost import CostModel, Spot, placement_seconds, prefill_seconds
+from gateway.routing.cost import CostModel, placement_seconds, prefill_seconds
 from gateway.routing.estimate import Estimates
 from gateway.routing.load import Load
 from gateway.routing.prefix_index import PrefixIndex
@@ -22,7 +22,7 @@ class Seat:
     cap: int = 256
     slots: int = 256  # the cap, less while the backend starts slowly
     kv_cache_tokens: int | None = None
-    slowness: float = 1.0
+    slowness: float = 1.0  # the root of its configured relative time: full weight would overload the fast ones
     placed: int = 0
 
 
@@ -69,12 +69,14 @@ class PrefixPolicy:
         if ask.output_tokens is not None:
             output = min(output, ask.output_tokens)
         mean_batch = sum([seat.load.in_flight for seat in seats]) / max(1, len(seats))
-        options = []
+        tokens, model, options = ask.prompt_tokens, self._model, []
         for seat in seats:
-            hit = min(int(bytes_of(depths[seat.index]) / ratio), ask.prompt_tokens)
-            spot = Spot(seat.load, seat.slots, seat.kv_cache_tokens, seat.slowness**0.5, hit)
-            cost = placement_seconds(self._model, spot, ask.prompt_tokens, output, mean_batch, now)
-            own = prefill_seconds(self._model, spot, ask.prompt_tokens)
+            depth, slowness = depths[seat.index], seat.slowness
+            hit = min(int(bytes_of(depth) / ratio), tokens) if depth else 0
+            own = prefill_seconds(model, slowness, tokens, hit)
+            cost = placement_seconds(
+                model, seat.load, seat.slots, seat.kv_cache_tokens, slowness, tokens, hit, own, output, mean_batch, now
+            )
             options.append(Option(seat, cost, own, hit))
         return options
 
