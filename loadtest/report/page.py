@@ -51,7 +51,7 @@ def _verdict(results: Results) -> str:
     elif verdict.valid:
         head = "Failed."
     else:
-        head = "Invalid: the client was the limit, so these are not the server's figures."
+        head = "Invalid: the client could not keep up, so these are not the server's figures."
     items = [f"<li>{escape(reason)}</li>" for reason in verdict.reasons]
     items += [f'<li class="warning">{escape(warning)}</li>' for warning in verdict.warnings]
     listed = f"<ul>{''.join(items)}</ul>" if items else ""
@@ -65,7 +65,9 @@ def _tiles(results: Results) -> str:
         ("succeeded", percent(requests.succeeded / requests.offered if requests.offered else None),
          f"{number(requests.succeeded)} of {number(requests.offered)}"),
         ("requests/s", number(rates.requests_per_second), part),
-        ("output tokens/s", number(rates.output_tokens_per_second), part),
+        ("output tokens/s", number(rates.output_tokens_per_second), part)
+        if rates.output_tokens_per_second
+        else ("prompt tokens/s", number(rates.prompt_tokens_per_second), part),
     ]  # fmt: skip
     for name, values in (
         ("TTFT p50", latency.ttft_from_intended),

@@ -126,7 +126,7 @@ def _curve(records: Sequence[Record]) -> Chart | None:
     everything = [value for _, _, values in filled for value in (values[0], values[-1])]
     return Chart(
         title="Latency percentiles",
-        note="from the intended send unless told otherwise; each nine takes the same room",
+        note="from the intended send unless told otherwise",
         x=percentiles(count, X_START, X_END),
         y=logarithmic(min(everything), max(everything), Y_START, Y_END),
         series=[_percentile_series(name, style, values, percents) for name, style, values in filled],

@@ -60,7 +60,10 @@ def _summary(results: Results) -> Table:
 
 
 def _rates(rates: Throughput) -> str:
-    told = f"{number(rates.requests_per_second)} requests/s, {number(rates.output_tokens_per_second)} output tokens/s"
+    rate, kind = rates.output_tokens_per_second, "output"
+    if not rate:
+        rate, kind = rates.prompt_tokens_per_second, "prompt"
+    told = f"{number(rates.requests_per_second)} requests/s, {number(rate)} {kind} tokens/s"
     return f"{told} over {rates.end - rates.start:.1f} s"
 
 
@@ -126,7 +129,7 @@ def _verdict(results: Results) -> Panel:
     elif verdict.valid:
         title, style = "failed", "red"
     else:
-        title, style = "invalid: the client was the limit, so these are not the server's figures", "red"
+        title, style = "invalid: the client could not keep up, so these are not the server's figures", "red"
     lines = [Text(f"✗ {reason}", style="red") for reason in verdict.reasons]
     lines += [Text(f"! {warning}", style="yellow") for warning in verdict.warnings]
     lines = lines or [Text("no complaints")]

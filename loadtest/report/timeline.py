@@ -12,12 +12,12 @@ from loadtest.report.schema import Bucket
 from loadtest.report.statistics import percentile
 from loadtest.report.window import tokens_within
 
-_MOST_BUCKETS = 120
+_MOST_BUCKETS = 60
 _WIDTHS_SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 
 
 def bucket_width(length_seconds: float) -> float:
-    """The smallest round width that needs no more than 120 buckets."""
+    """The smallest round width that needs no more than 60 buckets."""
     fitting = (width for width in _WIDTHS_SECONDS if length_seconds / width <= _MOST_BUCKETS)
     return next(fitting, length_seconds / _MOST_BUCKETS)
 

@@ -36,7 +36,8 @@ def _client_limits(figures: Figures) -> list[str]:
     for worker in figures.client.workers:
         if worker.loop_lag_p99 is not None and worker.loop_lag_p99 > limit:
             reasons.append(
-                f"client worker {worker.worker}: event loop lag p99 {worker.loop_lag_p99:.1f} ms > {limit:.1f} ms"
+                f"client worker {worker.worker}: event loop lag p99 {worker.loop_lag_p99:.1f} ms > {limit:.1f} ms; "
+                "use more --workers, or cores that nothing else uses"
             )
         if worker.cpu_share_p90 is not None and worker.cpu_share_p90 > _CPU_LIMIT:
             share = f"{worker.cpu_share_p90:.0%} of a core > {_CPU_LIMIT:.0%}"
