@@ -47,7 +47,8 @@ class EventStream:
 
     async def drained(self) -> None:
         """Wait until the client has read what was sent."""
-        await self._response.drain()
+        if self._request is not None:
+            await self._request.writer.drain()
 
     async def close(self) -> None:
         """End the body."""

@@ -106,6 +106,8 @@ class Scheduler:
 
     def add(self, sequence: SequenceState) -> None:
         """Put a new sequence at the end of the queue."""
+        if sequence.prompt_tokens < 1:
+            raise ValueError("a prompt has at least one token")
         if not self.fits(sequence.prompt_tokens + max(sequence.output_tokens - 1, 0)):
             raise ValueError("the sequence is longer than the whole KV cache")
         self.waiting.append(sequence)

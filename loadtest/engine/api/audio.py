@@ -27,7 +27,8 @@ async def transcribe(service: Service, request: web.BaseRequest, entry: Entry) -
         raise invalid("body.file", "missing", "Field required", None)
     model = service.check_model(fields.get("model"))
     service.check_admission(1)
-    prompt = service.prompt(tokenise(fields.get("prompt") or ""), fields.get("prompt") or "", model, "")
+    text = f"<|startoftranscript|>{fields.get('prompt') or ''}"
+    prompt = service.prompt(tokenise(text), text, model, "")
     note(entry, model, [prompt])
     entry.request_id = service.request_id(request)
     wanted = len(_TEXT) // 4 + 1

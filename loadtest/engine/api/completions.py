@@ -32,6 +32,8 @@ async def completions(service: Service, request: web.BaseRequest, entry: Entry) 
         sampling = replace(sampling, max_tokens=_DEFAULT_MAX_TOKENS)
     model = service.check_model(body.get("model"))
     service.check_admission(sampling.n * len(texts))
+    if not all(tokens.num_tokens for tokens, _ in texts):
+        raise ApiError(400, "The decoder prompt cannot be empty")
     prompts = [service.prompt(tokens, text, model, sampling.cache_salt) for tokens, text in texts]
     note(entry, model, prompts)
     entry.request_id = service.request_id(request)
