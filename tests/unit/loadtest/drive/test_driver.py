@@ -19,15 +19,22 @@ def _plan(url: str, **more: Any) -> Plan:
     return Plan.model_validate({"url": url, "model": "m", "workload": workload, **more})
 
 
-async def _run(plan: Plan, worker: int = 0, until: Callable[[], bool] | None = None) -> list[Record]:
+async def _run(
+    plan: Plan, worker: int = 0, until: Callable[[], bool] | None = None, each: Callable[[int], None] | None = None
+) -> list[Record]:
     origin = time.monotonic()
     records: list[Record] = []
 
     def clock() -> float:
         return time.monotonic() - origin
 
+    def emit(record: Record) -> None:
+        records.append(record)
+        if each is not None:
+            each(len(records))
+
     async with open_session(plan) as session, asyncio.timeout(20):
-        driver = Driver(plan, worker, Client(plan, session, clock), clock, records.append)
+        driver = Driver(plan, worker, Client(plan, session, clock), clock, emit)
         running = asyncio.create_task(driver.run())
         while until is not None and not until():
             await asyncio.sleep(0)
@@ -78,8 +85,12 @@ async def _watch(look: Callable[[], bool], over: Callable[[], bool]) -> None:
 
 async def test_arrivals_beyond_the_limit_of_requests_in_flight_are_counted_as_dropped(fake: Any) -> None:
     plan = _plan(fake.url, rate_per_second=500, requests=10, max_in_flight=3, extra_body={"act": "held"})
-    asyncio.get_running_loop().call_later(0.3, fake.release.set)
-    records = await _run(plan)
+
+    def answer_once_the_rest_is_dropped(ended: int) -> None:
+        if ended == 7:
+            fake.release.set()
+
+    records = await _run(plan, each=answer_once_the_rest_is_dropped)
     outcomes = [record.outcome for record in records]
     assert outcomes.count("ok") == 3
     assert outcomes.count("dropped") == 7
