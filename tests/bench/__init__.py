@@ -1,0 +1,1 @@
+"""Side-by-side cost of proxies on one core."""

@@ -1,0 +1,143 @@
+"""Compare what proxies cost on one core.
+
+`python -m tests.bench run` builds the tools, installs the peers that are missing, compares, and prints the table.
+`smoke` is a short run of ours, and of nginx if it is there, that fails on any error.
+
+The proxy has one core to itself. On another core a mock of two vLLM servers answers and a closed-loop load generator
+asks; both are in C and cost less than any proxy. Every repetition runs every proxy once, in turn, so that a drift of
+the machine hits all alike: quote medians and ratios of one run. CPU is that of the proxy's whole process tree, over the
+same window in which requests and events are counted. A proxy that cannot be installed is left out with a word.
+"""
+
+import os
+import resource
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from tests.bench import measure, peers, report, scenarios
+from tests.bench.install import NotInstalled, install, version
+from tests.bench.machine import describe
+from tests.bench.peers import OURS, Peer
+from tests.bench.place import Cores, Place, choose_cores, choose_ports, hardware_siblings
+from tests.bench.results import Results, Turn
+from tests.bench.scenarios import Scenario
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+_ROOT = Path(".bench")
+_OPEN_FILES = 65536
+Names = Annotated[list[str] | None, typer.Argument(help=f"Proxies: {', '.join(peers.PEERS)}. None = all.")]
+Directory = Annotated[Path, typer.Option("--dir", help="Where tools, peers and results are kept.")]
+
+
+@app.command("install")
+def install_command(names: Names = None, directory: Directory = _ROOT) -> None:
+    """Build the tools and install peers, each into an environment of its own."""
+    _prepare(Place(directory.resolve()), names or [])
+
+
+@app.command()
+def run(
+    names: Names = None,
+    repetitions: Annotated[int, typer.Option("--reps", min=1, help="Runs of every proxy.")] = 5,
+    tests: Annotated[
+        str, typer.Option(help="; ".join(f"{s.name}: {s.title}" for s in scenarios.ALL))
+    ] = scenarios.DEFAULT,
+    out: Annotated[Path | None, typer.Option(help="results.json; the table goes beside it as .md.")] = None,
+    directory: Directory = _ROOT,
+) -> None:
+    """Compare proxies; print and keep the table and every figure behind it."""
+    try:
+        chosen = scenarios.named(tests)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    place = Place(directory.resolve())
+    ready = _prepare(place, names or [])
+    results = _compare(place, ready, chosen, repetitions)
+    path = out or place.root / "results.json"
+    path.write_text(results.model_dump_json(indent=1) + "\n")
+    table = report.markdown(results)
+    path.with_suffix(".md").write_text(table)
+    typer.echo(f"\n{table}\nKept in {path} and {path.with_suffix('.md')}")
+    if not any(turn.samples for turns in results.turns.values() for turn in turns):
+        _fail("no proxy could be measured")
+
+
+@app.command("report")
+def report_command(path: Path = _ROOT / "results.json") -> None:
+    """Print the table of an earlier run."""
+    if not path.exists():
+        _fail(f"there is no {path}: run the comparison first")
+    typer.echo(report.markdown(Results.model_validate_json(path.read_text())))
+
+
+@app.command()
+def smoke(names: Names = None, directory: Directory = _ROOT) -> None:
+    """Half a minute of ours, and of nginx if it is there; exit 1 on any error."""
+    place = Place(directory.resolve())
+    wanted = peers.named(names or [OURS, "nginx"])
+    present = [peer for peer in wanted if peer.name == OURS or peer.program(place)]
+    ready = _prepare(place, [peer.name for peer in present])
+    results = _compare(place, ready, scenarios.SMOKE, repetitions=1)
+    typer.echo(report.markdown(results))
+    if found := report.problems(results, present):
+        _fail("\n".join(found))
+    typer.echo("smoke: every request was answered well")
+
+
+def _fail(why: str) -> NoReturn:
+    typer.echo(why, err=True)
+    raise typer.Exit(1)
+
+
+def _prepare(place: Place, names: list[str]) -> list[Peer]:
+    try:
+        return install(place, peers.named(names), say=lambda text: typer.echo(text, err=True))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    except NotInstalled as error:
+        _fail(str(error))
+
+
+def _compare(place: Place, ready: list[Peer], chosen: list[Scenario], repetitions: int) -> Results:
+    cores = _take_cores()
+    turns: dict[str, list[Turn]] = {peer.name: [] for peer in ready}
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        with measure.engines(place, choose_ports(), cores) as bench:
+            for repetition in range(1, repetitions + 1):
+                for peer in ready:
+                    typer.echo(f"repetition {repetition} of {repetitions}: {peer.name}", err=True)
+                    turns[peer.name].append(measure.measure_turn(bench, peer, chosen))
+    except measure.MeasurementFailed as error:
+        _fail(str(error))
+    return Results(
+        machine=describe(),
+        versions={peer.name: version(place, peer) for peer in ready},
+        scenarios=[scenario.name for scenario in chosen],
+        turns=turns,
+    )
+
+
+def _take_cores() -> Cores:
+    """Choose cores, move this process off the proxy's, and allow children the connections that 500 streams need."""
+    try:
+        cores = choose_cores(os.sched_getaffinity(0), hardware_siblings)
+    except ValueError as error:
+        _fail(str(error))
+    os.sched_setaffinity(0, {cores.harness})
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, _OPEN_FILES)), hard))
+    return cores
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """On SIGTERM: leave through the `with` blocks, which stop what was started."""
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    app()

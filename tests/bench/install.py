@@ -1,0 +1,117 @@
+"""Builds the C tools and installs the peers, each apart from the others; what is there already is left alone."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from pathlib import Path
+
+from tests.bench.bodies import write_bodies
+from tests.bench.peers import OURS, Peer
+from tests.bench.place import SOURCES, Place
+
+Say = Callable[[str], None]
+_C = SOURCES / "c"
+_SHARED = ["bytes.c", "message.c"]
+_PROGRAMS = {
+    "engine": ["engine.c", "answers.c", "stats.c", "alarms.c", *_SHARED],
+    "load": ["load.c", "options.c", "tally.c", "samples.c", *_SHARED],
+}
+
+
+class NotInstalled(Exception):
+    """Something that cannot be had here; the message says what and why."""
+
+
+def find_compiler() -> str | None:
+    """A C compiler, if there is one."""
+    return next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+
+
+def build_tools(place: Place) -> None:
+    """Compile what is older than its sources. Raises NotInstalled without a C compiler."""
+    newest = max(path.stat().st_mtime for path in _C.iterdir())
+    (place.root / "bin").mkdir(parents=True, exist_ok=True)
+    for name, sources in _PROGRAMS.items():
+        program = place.root / "bin" / name
+        if program.exists() and program.stat().st_mtime > newest:
+            continue
+        compiler = find_compiler()
+        if compiler is None:
+            raise NotInstalled("the benchmark's engine and load generator are in C: install a compiler (cc)")
+        partial = program.with_suffix(".partial")
+        command = [compiler, "-O2", "-std=gnu11", "-Wall", "-Wextra", "-o", str(partial)]
+        subprocess.run([*command, *(str(_C / source) for source in sources)], check=True)
+        partial.rename(program)
+
+
+def _pip_install(place: Place, peer: Peer) -> None:
+    venv = place.peer(peer.name)
+    try:
+        if not (venv / "bin" / "python").exists():
+            subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+        pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        subprocess.run([*pip, peer.package], check=True)
+    except subprocess.CalledProcessError as error:
+        raise NotInstalled(f"{peer.package} did not install here (exit {error.returncode})") from error
+
+
+def _apt_install(peer: Peer) -> None:
+    if shutil.which("apt-get") is None or os.geteuid() != 0:
+        raise NotInstalled(f"it is not there, and installing {peer.debian} needs apt-get and root")
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", peer.debian]):
+        done = subprocess.run(["apt-get", *command], env=environment, stdout=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        raise NotInstalled(f"apt-get install {peer.debian} failed (exit {done.returncode})")
+
+
+def install_peer(place: Place, peer: Peer, say: Say) -> None:
+    """Install one peer unless its version is there. Raises NotInstalled."""
+    if peer.name == OURS:
+        if peer.program(place) is None:
+            raise NotInstalled(f"there is no `gateway` beside {sys.executable}")
+    elif peer.package:
+        wanted = peer.package.partition("==")[2]
+        if peer.program(place) is None or version(place, peer) != wanted:
+            say(f"installing {peer.package}")
+            _pip_install(place, peer)
+    elif peer.program(place) is None:
+        say(f"installing {peer.debian} from Debian")
+        _apt_install(peer)
+
+
+def install(place: Place, peers: Iterable[Peer], say: Say) -> list[Peer]:
+    """Make everything ready; says which peers are skipped, and why, and returns the others."""
+    build_tools(place)
+    write_bodies(place)
+    ready: list[Peer] = []
+    for peer in peers:
+        try:
+            install_peer(place, peer, say)
+        except NotInstalled as error:
+            say(f"skipping {peer.name}: {error}")
+        else:
+            ready.append(peer)
+    return ready
+
+
+def version(place: Place, peer: Peer) -> str:
+    """The version of an installed peer; "unknown" when it does not tell."""
+    if peer.name == OURS:
+        return metadata.version("vllm-batching-gateway")
+    if peer.package:
+        package = peer.package.partition("==")[0].replace("-", "_")
+        found = list((place.peer(peer.name) / "lib").glob(f"python*/site-packages/{package}-*.dist-info"))
+        return found[0].name.removesuffix(".dist-info").removeprefix(f"{package}-") if found else "unknown"
+    program = peer.program(place)
+    return _debian_version(program) if program else "unknown"
+
+
+def _debian_version(program: Path) -> str:
+    told = subprocess.run([str(program), "-v"], capture_output=True, text=True, check=False)
+    match = re.search(r"(\d+\.\d+\.\d+)", told.stderr + told.stdout)
+    return match[1] if match else "unknown"

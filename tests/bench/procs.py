@@ -1,0 +1,157 @@
+"""Processes: started on a core, stopped with all their children, their CPU time and memory."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+_STOP_SECONDS = 6
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_PROC = Path("/proc")
+
+
+@contextmanager
+def _bound_to(core: int) -> Iterator[None]:
+    """This thread, and so what it starts meanwhile, on one core."""
+    usual = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, usual)
+
+
+def launch(
+    command: list[str],
+    core: int,
+    out: int | IO[bytes],
+    error: int | IO[bytes],
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start COMMAND on a core, in a process group of its own."""
+    inherited = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    with _bound_to(core):
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=error,
+            env={**inherited, **(environment or {})},
+            start_new_session=True,
+        )
+
+
+@contextmanager
+def running(
+    command: list[str], core: int, log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A server on a core, stopped at the end. It prints errors to LOG, the rest beside it with the suffix .out."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    printed = log.with_suffix(".out")
+    with printed.open("wb") as out, log.open("wb") as error:
+        process = launch(command, core, out, error, environment)
+        try:
+            yield process
+        finally:
+            stop(process)
+            _keep_end(printed)
+
+
+def _keep_end(path: Path, size: int = 65536) -> None:
+    """An access log of millions of lines is written for its cost, not to be kept."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - size))
+        end = file.read()
+    path.write_bytes(end)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask the process group to end; make it after some seconds."""
+    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(_STOP_SECONDS)
+    with suppress(ProcessLookupError):  # what is left of the group, or all of it
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def parent_of(stat: str) -> int:
+    """The parent in the text of /proc/PID/stat, whose second field may hold spaces and parentheses."""
+    return int(stat[stat.rindex(")") + 2 :].split()[1])
+
+
+def tree(root: int) -> list[int]:
+    """A process and all its descendants."""
+    children: dict[int, list[int]] = {}
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = parent_of((entry / "stat").read_text())
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found = [root]
+    for process in found:
+        found.extend(children.get(process, []))
+    return found
+
+
+CpuTimes = dict[tuple[int, int], int]
+"""Nanoseconds of CPU by (process, thread)."""
+
+
+def cpu_times(root: int) -> CpuTimes:
+    """The CPU time of every thread of a process tree."""
+    times: CpuTimes = {}
+    for process in tree(root):
+        try:
+            threads = [entry.name for entry in (_PROC / str(process) / "task").iterdir()]
+        except OSError:
+            continue
+        for thread in threads:
+            try:
+                times[process, int(thread)] = _thread_ns(_PROC / str(process) / "task" / thread)
+            except OSError:
+                continue
+    return times
+
+
+def _thread_ns(task: Path) -> int:
+    try:
+        return int((task / "schedstat").read_text().split()[0])
+    except FileNotFoundError:  # a kernel without it: clock ticks have to do
+        fields = (task / "stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) * 1_000_000_000 // _TICKS_PER_SECOND
+
+
+def cpu_seconds_between(before: CpuTimes, after: CpuTimes) -> float:
+    """CPU spent by the threads that are there at the end."""
+    return sum(now - before.get(thread, 0) for thread, now in after.items()) / 1e9
+
+
+def memory_mib(root: int) -> float:
+    """The memory of a process tree, shared pages counted once (Pss)."""
+    total_kib = 0
+    for process in tree(root):
+        try:
+            rollup = (_PROC / str(process) / "smaps_rollup").read_text()
+        except OSError:
+            continue
+        total_kib += sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    return total_kib / 1024
+
+
+def core_busy_seconds(core: int, stat: str | None = None) -> float:
+    """Seconds since boot in which a core did anything, for other guests of the machine, too.
+
+    From /proc/stat, whose fields are user, nice, system, idle, iowait, irq, softirq, steal, in clock ticks.
+    """
+    for line in (stat or (_PROC / "stat").read_text()).splitlines():
+        name, *fields = line.split()
+        if name == f"cpu{core}":
+            ticks = [int(field) for field in fields[:8]]
+            return (sum(ticks) - ticks[3] - ticks[4]) / _TICKS_PER_SECOND
+    raise ValueError(f"/proc/stat has no cpu{core}")
