@@ -1,7 +1,7 @@
 """Who asked what, and how it ended: the record that tests hold against the gateway's."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -26,7 +26,10 @@ class Entry:
     method: str
     path: str
     started_seconds: float
-    headers: Mapping[str, str] = field(default_factory=dict)
+    # The path as it was sent.
+    raw_path: str = ""
+    headers: Sequence[tuple[str, str]] = ()
+    inference: bool = False
     script: Script | None = None
     request_id: str | None = None
     model: str | None = None
@@ -45,10 +48,12 @@ class Entry:
         return {
             "method": self.method,
             "path": self.path,
+            "raw_path": self.raw_path,
             "request_id": self.request_id,
             "model": self.model,
             "nonces": self.nonces,
-            "headers": dict(self.headers),
+            "headers": {name.lower(): value for name, value in self.headers},
+            "raw_headers": self.headers,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "output_tokens": self.output_tokens,
@@ -60,7 +65,7 @@ class Entry:
 
 
 class Ledger:
-    """Entries of inference and control requests, newest last; without `keep` only the counts are kept."""
+    """Entries of all requests but probes, newest last; without `keep` only the counts are kept."""
 
     def __init__(self, clock: Callable[[], float], keep: int) -> None:
         self._clock = clock
@@ -76,11 +81,19 @@ class Ledger:
         """Whether entries are kept."""
         return self._keep > 0
 
-    def begin(self, method: str, path: str, headers: Mapping[str, str], script: Script | None) -> Entry:
-        """A request arrived."""
-        entry = Entry(method, path, self._clock(), headers, script)
+    def begin(
+        self,
+        method: str,
+        path: str,
+        raw_path: str,
+        headers: Sequence[tuple[str, str]],
+        script: Script | None,
+        inference: bool,
+    ) -> Entry:
+        """A request arrived. Inference requests are those whose concurrency counts."""
+        entry = Entry(method, path, self._clock(), raw_path, headers, inference, script)
         self.total += 1
-        self.in_flight += 1
+        self.in_flight += inference
         self.max_in_flight = max(self.max_in_flight, self.in_flight)
         if self._keep:
             self._entries.append(entry)
@@ -92,7 +105,7 @@ class Ledger:
             ending = Ending.FAILED
         entry.ending = ending
         entry.ended_seconds = self._clock()
-        self.in_flight -= 1
+        self.in_flight -= entry.inference
         self.endings[ending] += 1
 
     def clear(self) -> None:
@@ -100,7 +113,8 @@ class Ledger:
         running = [entry for entry in self._entries if entry.ending is Ending.RUNNING]
         self._entries.clear()
         self._entries.extend(running)
-        self.max_in_flight = self.total = self.in_flight
+        self.max_in_flight = self.in_flight
+        self.total = len(running)
         self.endings = dict.fromkeys(Ending, 0)
 
     def as_json(self) -> dict[str, Any]:

@@ -11,15 +11,15 @@ from typing import Final
 from aiohttp import web
 from pydantic import ValidationError
 
+from loadtest.engine.answer_faults import play_opening, play_whole
 from loadtest.engine.api import errors
 from loadtest.engine.api.errors import ApiError
 from loadtest.engine.api.exchange import empty_answer, error_answer
-from loadtest.engine.api.routes import INFERENCE, Handler, Routes, routes
+from loadtest.engine.api.routes import INFERENCE, PROBES, Handler, Routes, routes
 from loadtest.engine.config import EngineConfig
 from loadtest.engine.engine_loop import EngineLoop
 from loadtest.engine.engine_stats import EngineStats
-from loadtest.engine.event_stream import break_connection
-from loadtest.engine.faults import Faults, Script
+from loadtest.engine.faults import Faults
 from loadtest.engine.ledger import Ending, Entry, Ledger
 from loadtest.engine.scheduler import Scheduler
 from loadtest.engine.service import Service
@@ -135,36 +135,30 @@ class SimulatedEngine:
         return response
 
     async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Find the handler, keep the ledger, render errors."""
+        """Probes and /sim/ leave no trace in the ledger; all else does, whatever becomes of it."""
         path = request.path
-        handler: Handler | None = None
-        try:
-            handler = self._find(request.method, path)
-            self._authenticate(request, path)
-        except ApiError as error:
-            self._count(request.method, path if handler else "none", error.status)
-            return error_answer(error, path)
-        if path.startswith("/sim/"):
-            return await self._answer(handler, request, Entry("", "", 0.0))
+        if path in PROBES or path.startswith("/sim/"):
+            response = await self._answer(request, Entry(request.method, path, 0.0))
+            self._count(request.method, path, response.status)
+            return response
         try:
             entry = self._begin(request, path)
         except ValidationError as problem:
             return error_answer(ApiError(400, f"x-sim-script: {problem}"), path)
-        return await self._recorded(handler, request, entry)
+        return await self._recorded(request, entry)
 
-    async def _recorded(self, handler: Handler, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:
-        service = self.service
-        inference = entry.path in INFERENCE
-        service.server_load += inference
+    async def _recorded(self, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:
+        service, script = self.service, entry.script
+        service.server_load += entry.inference
         self._idle.clear()
         ending = Ending.ABORTED
         try:
-            if entry.script is not None and (early := await self._play_opening(request, entry, entry.script)):
-                ending = Ending.REFUSED
-                response = early
-            else:
-                response = await self._answer(handler, request, entry)
-                ending = Ending.FINISHED if response.status < 400 else Ending.REFUSED
+            response = await play_opening(request, entry, script) if script is not None else None
+            if response is None:
+                response = await self._answer(request, entry)
+                if script is not None and not response.prepared:
+                    response = await play_whole(request, entry, script, response)
+            ending = Ending.FINISHED if response.status < 400 else Ending.REFUSED
             entry.status = response.status
             self._count(entry.method, entry.path, response.status)
             return response
@@ -172,48 +166,28 @@ class SimulatedEngine:
             # The client left while it was being answered: nobody reads this.
             return empty_answer(499)
         finally:
-            service.server_load -= inference
+            service.server_load -= entry.inference
             service.ledger.end(entry, ending)
             if not service.ledger.in_flight:
                 self._idle.set()
 
-    async def _answer(self, handler: Handler, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:
         try:
+            handler = self._find(entry.method, entry.path)
+            self._authenticate(request, entry.path)
             return await handler(self.service, request, entry)
         except ApiError as error:
-            return error_answer(error, request.path)
+            return error_answer(error, entry.path)
         except web.HTTPRequestEntityTooLarge:
-            return error_answer(ApiError(413, "Request body too large", "Request Entity Too Large"), request.path)
+            return error_answer(ApiError(413, "Request body too large", "Request Entity Too Large"), entry.path)
 
     def _begin(self, request: web.BaseRequest, path: str) -> Entry:
-        service = self.service
-        script: Script | None = None
-        headers: dict[str, str] = {}
-        if self.config.control:
-            headers = {str(name): value for name, value in request.headers.items()}
-            if path in INFERENCE:
-                script = service.faults.script_for(request.headers.get("x-sim-script"))
-        return service.ledger.begin(request.method, path, headers, script)
-
-    async def _play_opening(self, request: web.BaseRequest, entry: Entry, script: Script) -> web.StreamResponse | None:
-        """The part of a script that comes before any answer."""
-        if script.headers_delay_seconds:
-            await asyncio.sleep(script.headers_delay_seconds)
-        if script.hang:
-            await request.read()
-            await asyncio.Event().wait()
-        if script.die_before_headers is not None:
-            await request.read()
-            entry.struck = True
-            break_connection(request, script.die_before_headers)
-            await asyncio.Event().wait()
-        if script.status is None:
-            return None
-        await request.read()
-        headers = {"Retry-After": script.retry_after} if script.retry_after is not None else {}
-        return error_answer(
-            ApiError(script.status, script.message, "InternalServerError", headers=headers), request.path
-        )
+        inference = path in INFERENCE
+        if not self.config.control:
+            return self.service.ledger.begin(request.method, path, path, (), None, inference)
+        headers = [(str(name), value) for name, value in request.headers.items()]
+        script = self.service.faults.script_for(request.headers.get("x-sim-script")) if inference else None
+        return self.service.ledger.begin(request.method, path, request.raw_path, headers, script, inference)
 
     def _find(self, method: str, path: str) -> Handler:
         methods = self._routes.get(path)
@@ -235,6 +209,6 @@ class SimulatedEngine:
             raise errors.unauthorised()
 
     def _count(self, method: str, path: str, status: int) -> None:
-        key = (path, method, f"{status // 100}xx")
+        key = (path if path in self._routes else "none", method, f"{status // 100}xx")
         counts = self.service.http_requests
         counts[key] = counts.get(key, 0) + 1

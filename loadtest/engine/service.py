@@ -89,7 +89,9 @@ class Service:
         script = entry.script
         for prompt in prompts:
             room = self.config.max_model_len - prompt.tokens.num_tokens
+            self.engine.stats.n.observe(sampling.n)
             limit = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
+            self.engine.stats.max_tokens.observe(limit, sampling.n)
             for _ in range(sampling.n):
                 planned.append(
                     plan_choice(

@@ -88,6 +88,8 @@ _DEV_MODE: Routes = {
     "/docs": {"GET": control.accept},
     "/openapi.json": {"GET": control.accept},
 }
+# What is asked for every second or so, by whoever watches an engine.
+PROBES = frozenset({"/health", "/ping", "/version", "/load", "/metrics", "/v1/models", "/kv_event_sources"})
 # Requests that count as load and that scripts apply to.
 INFERENCE = frozenset({*_GENERATION, *_POOLING})
 

@@ -142,6 +142,18 @@ async def test_the_scripted_length_and_model_are_answered(asker: Asker) -> None:
     assert answer["model"] == "impostor"
 
 
+@pytest.mark.parametrize("script", [{"die_at_token": 3}, {"die_at_token": 0, "die_by": "rst"}])
+async def test_a_whole_answer_dies_before_its_headers(asker: Asker, script: dict[str, Any]) -> None:
+    with pytest.raises(aiohttp.ClientError):
+        await asker.chat(script, stream=False)
+
+
+async def test_a_whole_answer_may_be_an_error_or_garbage(asker: Asker) -> None:
+    assert (await asker.chat({"error_at_token": 3}, stream=False))[0] == 500
+    with pytest.raises(ValueError, match="Expecting"):
+        json.loads((await asker.chat({"garbage_at_token": 0}, stream=False))[1])
+
+
 async def test_a_malformed_script_is_refused(asker: Asker) -> None:
     status, received, _ = await asker.chat({"die_at_tokn": 3})
     assert status == 400
@@ -236,8 +248,13 @@ async def test_the_ledger_tells_who_asked_and_how_it_ended(
         ledger = await answer.json()
     chat, sleep = ledger["entries"]
     assert (chat["request_id"], chat["nonces"], chat["ending"], chat["output_tokens"]) == ("r7", ["n7"], "finished", 3)
-    assert chat["headers"]["Authorization"] == "Bearer key"
+    assert chat["headers"]["authorization"] == "Bearer key"
     assert sleep["path"] == "/sleep"
     assert (ledger["total"], ledger["in_flight"], ledger["max_in_flight"], ledger["peak_running"]) == (2, 0, 1, 1)
+    async with http.get(f"{engine.url}/nowhere/%2e%2e/x"):
+        pass
+    async with http.get(f"{engine.url}/sim/ledger") as answer:
+        lost = (await answer.json())["entries"][-1]
+    assert (lost["status"], lost["ending"]) == (404, "refused")
     async with http.delete(f"{engine.url}/sim/ledger") as answer:
         assert (await answer.json())["entries"] == []
