@@ -108,7 +108,7 @@ class RoundRobinPolicy:
 
     def options(self, ask: Ask, seats: Sequence[Seat], now: float) -> list[Option]:  # noqa: ARG002
         """Cost is the distance from the backend that had the last turn."""
-        turns = max((seat.index for seat in seats), default=0) + 1
+        turns = max([self._last, *(seat.index for seat in seats)]) + 1
         return [Option(seat, (seat.index - self._last - 1) % turns, 0.0, 0) for seat in seats]
 
     def placed(self, ask: Ask, option: Option) -> None:  # noqa: ARG002

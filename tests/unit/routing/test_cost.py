@@ -1,0 +1,125 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.routing.cost import CostModel, placement_seconds, prefill_seconds
+from gateway.routing.load import Load, Work
+
+MODEL = CostModel()
+
+
+def load_of(
+    decoding: int = 0, in_prefill: int = 0, tokens_each: int = 1000, prefill_seconds_each: float = 0.03
+) -> Load:
+    load = Load()
+    for number in range(decoding + in_prefill):
+        work = Work(1, tokens_each, tokens_each + 200, prefill_seconds_each, observable=True)
+        load.start(work, 0.0)
+        if number < decoding:
+            load.first_token(work, 0.0)
+    return load
+
+
+def cost(
+    load: Load | None = None,
+    *,
+    model: CostModel = MODEL,
+    slots: int = 256,
+    kv: int | None = None,
+    slowness: float = 1.0,
+    prompt: int = 2000,
+    hit: int = 0,
+    output: float = 200.0,
+    mean_batch: float = 0.0,
+) -> float:
+    own = prefill_seconds(model, slowness, prompt, hit)
+    return placement_seconds(model, load or Load(), slots, kv, slowness, prompt, hit, own, output, mean_batch, 0.0)
+
+
+def test_the_step_constants_follow_b_in_the_measured_proportions() -> None:
+    assert pytest.approx(0.008, rel=0.01) == MODEL.a
+    assert pytest.approx(14e-6) == MODEL.c
+    assert pytest.approx(47e-9, rel=0.01) == MODEL.d
+    assert pytest.approx(1.3e-9, rel=0.01) == MODEL.e
+    assert pytest.approx(2 * MODEL.a) == CostModel(b=56e-6).a
+
+
+def test_a_backend_is_open_with_a_tenth_of_a_second_of_prefill_ahead_on_the_reference_engine() -> None:
+    assert pytest.approx(0.1) == MODEL.window_seconds
+    assert pytest.approx(1.0) == CostModel(b=280e-6).window_seconds
+
+
+def test_on_an_idle_backend_the_cost_is_prefill_plus_one_step_a_chunk() -> None:
+    assert cost(prompt=1000) == pytest.approx(28e-6 * 1000 + 4.6e-5 * 28e-6 * 1000 * 500 + MODEL.a)
+    assert cost(prompt=8193) - prefill_seconds(MODEL, 1.0, 8193, 0) == pytest.approx(2 * MODEL.a)
+
+
+def test_the_cost_of_a_busy_backend_is_that_of_the_written_formula() -> None:
+    load = load_of(decoding=3, in_prefill=2)
+    u, batch, context, decoding, output = 1500, 5, 5000, 3, 200.0
+    own = 28e-6 * u + MODEL.e * u * (2000 - u / 2)
+    step = MODEL.a + MODEL.c * decoding + MODEL.d * context
+    expected = 2 * 0.03  # prefill ahead
+    expected += own * (1 + 0.1 * (0.5 * batch + 0.5 * 4.0))
+    expected += step * (1 + 2 + 0.5)
+    expected += 0.2 * output * (2 * MODEL.c * batch + MODEL.d * context + MODEL.d * batch * 2000)
+    assert cost(load, prompt=2000, hit=500, mean_batch=4.0) == pytest.approx(expected)
+
+
+@given(
+    prompt=st.integers(1, 200_000), hit=st.integers(0, 200_000), more=st.integers(1, 1000), slowness=st.floats(0.1, 10)
+)
+def test_a_larger_hit_never_costs_more(prompt: int, hit: int, more: int, slowness: float) -> None:
+    load = load_of(decoding=2, in_prefill=1)
+    smaller = cost(load, prompt=prompt, hit=min(hit, prompt), slowness=slowness)
+    larger = cost(load, prompt=prompt, hit=min(hit + more, prompt), slowness=slowness)
+    assert larger <= smaller + 1e-12
+
+
+@given(prompt=st.integers(1, 100_000))
+def test_at_least_one_token_is_computed_however_much_is_held(prompt: int) -> None:
+    assert prefill_seconds(MODEL, 1.0, prompt, prompt) == prefill_seconds(MODEL, 1.0, prompt, prompt - 1) > 0
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        (load_of(decoding=1), load_of(decoding=2)),
+        (load_of(decoding=2), load_of(decoding=1, in_prefill=1)),
+        (load_of(in_prefill=1), load_of(in_prefill=2)),
+        (load_of(decoding=4, tokens_each=500), load_of(decoding=4, tokens_each=5000)),
+    ],
+    ids=["fewer decoding", "no prefill ahead", "less prefill ahead", "less context"],
+)
+def test_a_less_loaded_backend_costs_less(better: Load, worse: Load) -> None:
+    assert cost(better) < cost(worse)
+
+
+def test_a_slower_backend_costs_more_even_when_idle() -> None:
+    assert cost() < cost(slowness=1.5)
+
+
+def test_a_full_backend_costs_the_wait_for_a_slot() -> None:
+    load = load_of(decoding=4)
+    step = MODEL.a + MODEL.c * 4 + MODEL.d * 4000
+    assert cost(load, slots=4) - cost(load, slots=5) == pytest.approx(1 * 200.0 * step / 4)
+
+
+def test_missing_kv_cache_costs_the_wait_for_it() -> None:
+    load = load_of(decoding=4)
+    step = MODEL.a + MODEL.c * 4 + MODEL.d * 4000
+    assert cost(load, kv=100_000) == pytest.approx(cost(load))
+    room = 5000 - 4000 - 4 * 100
+    assert cost(load, kv=5000) - cost(load) == pytest.approx((2000 - room) * 200.0 * step / 4000)
+
+
+@pytest.mark.parametrize("output", [0.0, 1.0])
+def test_answers_of_no_length_have_a_cost_too(output: float) -> None:
+    assert cost(load_of(decoding=4), kv=1, slots=1, output=output) > 0
+
+
+def test_with_a_decode_weight_of_zero_only_the_time_to_the_first_token_counts() -> None:
+    ttft = CostModel(decode_weight=0.0)
+    load = load_of(decoding=4)
+    step = ttft.a + ttft.c * 4 + ttft.d * 4000
+    assert cost(load, model=ttft) == pytest.approx(prefill_seconds(ttft, 1.0, 2000, 0) + 1.5 * step)

@@ -1,0 +1,117 @@
+import pytest
+
+from gateway.request import Ask
+from gateway.routing.cost import CostModel
+from gateway.routing.estimate import Estimates
+from gateway.routing.load import Work
+from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy, Seat
+from gateway.routing.prefix_index import PrefixIndex
+
+KEYS = tuple(range(1, 9))  # 2 KiB of prompt
+
+
+def seats(count: int = 3) -> list[Seat]:
+    return [Seat(index, "abcdefgh"[index]) for index in range(count)]
+
+
+def busy(seat: Seat, requests: int) -> None:
+    for _ in range(requests):
+        work = Work(1, 1000, 1200, 0.0, observable=True)
+        seat.load.start(work, 0.0)
+        seat.load.first_token(work, 0.0)
+
+
+def prefix_policy(count: int = 3) -> tuple[PrefixPolicy, PrefixIndex]:
+    index = PrefixIndex([1 << 30] * count)
+    return PrefixPolicy(CostModel(), index, Estimates()), index
+
+
+def cheapest(policy: Policy, ask: Ask, among: list[Seat]) -> str:
+    return min(policy.options(ask, among, 0.0), key=lambda option: option.cost).seat.name
+
+
+def test_prefix_prefers_the_backend_that_holds_the_prompt() -> None:
+    policy, index = prefix_policy()
+    index.record(1, KEYS)
+    ask = Ask("m", keys=KEYS, prompt_bytes=2100, prompt_tokens=525)
+    options = policy.options(ask, seats(), 0.0)
+    assert [option.hit_tokens for option in options] == [0, 512, 0]
+    assert cheapest(policy, ask, seats()) == "b"
+    assert options[1].prefill_seconds < options[0].prefill_seconds
+
+
+def test_prefix_leaves_the_holder_when_it_is_much_busier() -> None:
+    policy, index = prefix_policy()
+    index.record(1, KEYS)
+    among = seats()
+    busy(among[1], 200)
+    assert cheapest(policy, Ask("m", keys=KEYS, prompt_bytes=2100, prompt_tokens=525), among) != "b"
+
+
+def test_prefix_remembers_what_was_placed_where() -> None:
+    policy, index = prefix_policy()
+    ask = Ask("m", keys=KEYS, prompt_bytes=2100, prompt_tokens=525)
+    policy.placed(ask, policy.options(ask, seats(), 0.0)[2])
+    assert index.depths(KEYS) == [0, 0, len(KEYS)]
+
+
+def test_a_hit_is_never_longer_than_the_prompt() -> None:
+    policy, index = prefix_policy(1)
+    index.record(0, KEYS)
+    [option] = policy.options(Ask("m", keys=KEYS, prompt_bytes=2048, prompt_tokens=100), seats(1), 0.0)
+    assert option.hit_tokens == 100
+
+
+def test_options_come_in_the_order_of_the_seats_given_though_some_are_missing() -> None:
+    policy, index = prefix_policy(3)
+    index.record(2, KEYS)
+    a, _, c = seats()
+    options = policy.options(Ask("m", keys=KEYS, prompt_bytes=2048, prompt_tokens=512), [c, a], 0.0)
+    assert [(option.seat.name, option.hit_tokens) for option in options] == [("c", 512), ("a", 0)]
+
+
+def test_a_short_answer_makes_a_busy_backend_cheaper() -> None:
+    policy, _ = prefix_policy(1)
+    among = seats(1)
+    busy(among[0], 20)
+    [long] = policy.options(Ask("m", prompt_tokens=100), among, 0.0)
+    [short] = policy.options(Ask("m", prompt_tokens=100, output_tokens=1), among, 0.0)
+    [longer] = policy.options(Ask("m", prompt_tokens=100, output_tokens=100_000), among, 0.0)
+    assert short.cost < long.cost == longer.cost
+
+
+def test_least_loaded_takes_the_smallest_share_of_slots() -> None:
+    among = seats()
+    busy(among[0], 2)
+    busy(among[1], 3)
+    busy(among[2], 3)
+    among[2].slots = 512
+    assert cheapest(LeastLoadedPolicy(), Ask("m"), among) == "c"
+
+
+def test_round_robin_goes_round() -> None:
+    policy, among = RoundRobinPolicy(), seats()
+    order = []
+    for _ in range(7):
+        option = min(policy.options(Ask("m"), among, 0.0), key=lambda option: option.cost)
+        policy.placed(Ask("m"), option)
+        order.append(option.seat.name)
+    assert order == list("abcabca")
+
+
+def test_round_robin_passes_over_backends_that_are_missing() -> None:
+    policy, (a, b, c) = RoundRobinPolicy(), seats()
+    policy.placed(Ask("m"), policy.options(Ask("m"), [a, b, c], 0.0)[0])
+    assert cheapest(policy, Ask("m"), [a, c]) == "c"
+    policy.placed(Ask("m"), policy.options(Ask("m"), [a, b, c], 0.0)[2])
+    assert cheapest(policy, Ask("m"), [a, b]) == "a"
+
+
+@pytest.mark.parametrize("policy", [LeastLoadedPolicy(), RoundRobinPolicy()])
+def test_policies_without_an_index_wait_for_nobody(policy: Policy) -> None:
+    assert not policy.waits_for_best
+    assert policy.options(Ask("m"), [], 0.0) == []
+
+
+def test_the_prefix_policy_waits_for_the_best_backend() -> None:
+    assert prefix_policy()[0].waits_for_best
