@@ -89,6 +89,8 @@ class Placement:
         Raises ModelNotFound, NoBackend, QueueFull, or InvalidRequest if it can never fit.
         """
         seats = self._candidates(ask, now, avoid)
+        if ask.sequences == 0:
+            return self._bind(ask, Option(min(seats, key=lambda seat: seat.load.in_flight), 0.0, 0.0, 0), now, 0.0)
         self._refuse_what_never_fits(ask, seats)
         options = self._policy.options(ask, seats, now)
         if not self._queue.waiting(ask.model):
@@ -102,7 +104,7 @@ class Placement:
     def drain(self, model: str, now: float) -> list[tuple[Ticket, Binding | NoBackend]]:
         """Bind whoever can be bound now; they leave the line. NoBackend for those whom nobody can serve any more."""
         granted: list[tuple[Ticket, Binding | NoBackend]] = []
-        virtual: dict[int, float] = {}
+        virtual: dict[int, float] = {}  # by backend: seconds of prefill that others hold out for
         for ticket in self._in_order(model, now):
             try:
                 seats = self._candidates(ticket.ask, now, ticket.avoid)
@@ -110,15 +112,18 @@ class Placement:
                 self._queue.leave(ticket)
                 granted.append((ticket, NoBackend(error.message, retry_after_seconds=error.retry_after_seconds)))
                 continue
-            if not any(self._is_open(seat, ticket.ask, now) for seat in seats):
-                continue
             waited = now - ticket.arrived_seconds
-            any_open = not self._policy.waits_for_best or waited > self._knobs.starvation_seconds
+            starving = waited > self._knobs.starvation_seconds
+            if not starving and not any(self._is_open(seat, ticket.ask, now) for seat in seats):
+                continue
+            any_open = not self._policy.waits_for_best or starving
             options = self._policy.options(ticket.ask, seats, now)
             option = self._best(ticket.ask, options, virtual, now, any_open=any_open)
             if option is not None and self._admits(option, ticket.ask, now):
                 self._queue.leave(ticket)
                 granted.append((ticket, self._bind(ticket.ask, option, now, waited)))
+            elif starving:
+                break  # it needs more room than any backend has: nobody overtakes it any more
             elif option is not None:
                 virtual[option.seat.index] = virtual.get(option.seat.index, 0.0) + option.prefill_seconds
         return granted
@@ -202,14 +207,14 @@ class Placement:
     ) -> Option | None:
         """The cheapest option, counting what others hold out for; of all of them, or of the open ones."""
         best: Option | None = None
-        rank: tuple[float, int, int] | None = None
+        least = 0.0
         for option in options:
             seat = option.seat
             if any_open and not self._is_open(seat, ask, now):
                 continue
-            its_rank = (option.cost + virtual.get(seat.index, 0.0), seat.load.in_flight, seat.placed)
-            if rank is None or its_rank < rank:
-                best, rank = option, its_rank
+            cost = option.cost + virtual.get(seat.index, 0.0) if virtual else option.cost
+            if best is None or cost < least or (cost == least and _is_quieter(seat, best.seat)):
+                best, least = option, cost
         return best
 
     def _is_open(self, seat: Seat, ask: Ask, now: float) -> bool:
@@ -229,11 +234,12 @@ class Placement:
         return seat.load.reserved_tokens + needed <= self._knobs.kv_headroom * seat.kv_cache_tokens
 
     def _output_tokens(self, ask: Ask) -> int:
-        expected = int(self._estimates.output_tokens)
-        return expected if ask.output_tokens is None else min(expected, ask.output_tokens)
+        expected, told = int(self._estimates.output_tokens), ask.output_tokens
+        return expected if told is None or told > expected else told
 
     def _slots_of(self, ask: Ask, seat: Seat) -> int:
-        return min(ask.sequences, seat.cap) if ask.divisible else ask.sequences
+        wanted = ask.sequences
+        return seat.cap if ask.divisible and wanted > seat.cap else wanted
 
     def _bind(self, ask: Ask, option: Option, now: float, waited_seconds: float) -> Binding:
         seat = option.seat
@@ -244,3 +250,8 @@ class Placement:
         seat.placed += 1
         self._policy.placed(ask, option)
         return Binding(seat, work, option.hit_tokens, waited_seconds)
+
+
+def _is_quieter(seat: Seat, other: Seat) -> bool:
+    """Of two backends at the same cost, the one with less in flight, then the one that was chosen less often."""
+    return (seat.load.in_flight, seat.placed) < (other.load.in_flight, other.placed)

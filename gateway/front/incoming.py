@@ -1,7 +1,5 @@
 """One request as it came over the wire: the few header fields that matter, and the body."""
 
-from dataclasses import dataclass, field
-
 from gateway.config import KeyConfig
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.front.routes import Route
@@ -14,13 +12,14 @@ KNOWN_HEADERS = frozenset(
 _ONLY_ONCE = KNOWN_HEADERS - {b"traceparent", b"tracestate"}
 
 
-@dataclass(slots=True)
 class Incoming:
-    """A request being read, or refused (`error`). `upload` is set when the body is passed on while it arrives."""
+    """A request being read, or refused (`error`). `upload` is set when the body is passed on while it arrives.
+
+    Defaults stand in the class, so that making one costs only what is set.
+    """
 
     method: bytes = b""
     path: bytes = b""
-    headers: dict[bytes, bytes] = field(default_factory=dict)
     http10: bool = False
     keep_alive: bool = False
     body: bytes = b""
@@ -30,6 +29,9 @@ class Incoming:
     arrived_seconds: float = 0.0
     route: Route | None = None
     key: KeyConfig | None = None
+
+    def __init__(self) -> None:
+        self.headers: dict[bytes, bytes] = {}
 
     def take_header(self, name: bytes, value: bytes) -> None:
         """Keep a header that matters; `name` in lower case. Raises InvalidRequest for a second one of a kind."""

@@ -69,7 +69,9 @@ class Reader:
     ) -> Ask:
         if route.kind is not Kind.GENERATE:
             pools = route.kind is Kind.POOL
-            return Ask(model, sequences=inputs_of(document) if pools else 0, divisible=pools, size_bytes=size_bytes)
+            count = inputs_of(document) if pools else 0
+            return Ask(model, sequences=count, divisible=pools, output_tokens=0, size_bytes=size_bytes)
+        limit = _limit(document)
         prompt = canonical_prompt(document)
         sequences = sequences_of(document)
         if sequences > self._limits.max_sequences:
@@ -84,7 +86,7 @@ class Reader:
             prompt_bytes=len(prompt),
             prompt_tokens=max(1, int(len(prompt) / self._estimates.bytes_per_token(model))),
             sequences=sequences,
-            output_tokens=_limit(document),
+            output_tokens=limit,
             streams=streams,
             size_bytes=size_bytes,
         )
@@ -117,9 +119,11 @@ def upstream_headers(incoming: Incoming, request_id: str) -> bytes:
 
 def _string(document: dict[str, Any], name: str) -> str | None:
     value = document.get(name)
-    if value is not None and type(value) is not str:
+    if value is None:
+        return None
+    if type(value) is not str:
         raise InvalidRequest(f"The field {name!r} must be a string.", param=name)
-    if value is not None and len(value) > 1024:
+    if len(value) > 1024:
         raise InvalidRequest(f"The field {name!r} is longer than 1024 characters.", param=name)
     return value
 

@@ -1,16 +1,12 @@
 """What is remembered of one request, for metrics and the access log. No prompts, no keys."""
 
-from dataclasses import dataclass
 
-
-@dataclass(slots=True)
 class Record:
-    """One request's story. Times are the loop's clock, in seconds; `None` = did not happen."""
+    """One request's story. Times are the loop's clock, in seconds; None = did not happen.
 
-    request_id: str
-    endpoint: str
-    arrived_seconds: float
-    method: str = ""
+    Defaults stand in the class, so that making one costs only what is set.
+    """
+
     model: str = ""
     client: str = ""
     backend: str = ""
@@ -25,5 +21,10 @@ class Record:
     actual_hit_tokens: int | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    request_bytes: int = 0
     error: str = ""
+
+    def __init__(self, request_id: str, endpoint: str, arrived_seconds: float, request_bytes: int = 0) -> None:
+        self.request_id = request_id
+        self.endpoint = endpoint
+        self.arrived_seconds = arrived_seconds
+        self.request_bytes = request_bytes

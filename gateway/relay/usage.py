@@ -19,28 +19,29 @@ class Usage:
 
 
 def read_usage(*pieces: bytes) -> Usage | None:
-    """The usage in these pieces of an answer; later ones count over earlier ones. Understands OpenAI's chat and
+    """The last usage in each of these pieces of an answer; later ones count over earlier ones.
+
+    Understands OpenAI's chat and
     Responses names and Anthropic's.
     """
     merged: dict[str, Any] = {}
     for piece in pieces:
-        for match in _USAGE.finditer(piece):
+        match = _USAGE.match(piece, piece.rfind(b'"usage"')) if piece else None
+        if match is not None:
             try:
                 merged |= orjson.loads(match[1])
             except orjson.JSONDecodeError:
                 continue
     if not merged:
         return None
-    prompt = _count(merged, "prompt_tokens", "input_tokens")
-    completion = _count(merged, "completion_tokens", "output_tokens")
     details = merged.get("prompt_tokens_details") or merged.get("input_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else merged.get("cache_read_input_tokens")
-    return Usage(prompt, completion, cached if isinstance(cached, int) else None)
+    cached = details.get("cached_tokens") if type(details) is dict else merged.get("cache_read_input_tokens")
+    return Usage(
+        _count(merged.get("prompt_tokens", merged.get("input_tokens"))),
+        _count(merged.get("completion_tokens", merged.get("output_tokens"))),
+        cached if type(cached) is int else None,
+    )
 
 
-def _count(usage: dict[str, Any], *names: str) -> int:
-    for name in names:
-        value = usage.get(name)
-        if isinstance(value, int):
-            return value
-    return 0
+def _count(value: Any) -> int:
+    return value if type(value) is int else 0
