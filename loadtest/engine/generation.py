@@ -64,8 +64,3 @@ class Generation:
     def output_tokens(self) -> int:
         """Tokens of all answers."""
         return sum(choice.sequence.output_tokens for choice in self.choices)
-
-    @property
-    def cached_tokens(self) -> int:
-        """Prompt tokens that the first answer found in the prefix cache."""
-        return self.choices[0].sequence.cached_tokens

@@ -247,6 +247,9 @@ class Scheduler:
         del self.prefilling[sequence.sequence_id]
         if sequence.first_token_seconds < 0:
             sequence.first_token_seconds = now_seconds
+            if self.limits.prefix_caching:
+                full_blocks_tokens = len(sequence.prompt_keys) * self.limits.block_size
+                sequence.created_cache_tokens = max(0, full_blocks_tokens - sequence.cached_tokens)
         done.started.append(sequence)
         if sequence.output_tokens:
             sequence.earlier_generated_tokens += 1

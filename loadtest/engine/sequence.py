@@ -42,7 +42,9 @@ class SequenceState:
     # The engine's count of decode steps when this sequence entered decoding, and when it will end.
     decode_since: int = 0
     decode_until: int = 0
+    # Prompt tokens found in the prefix cache, and those this sequence added to it.
     cached_tokens: int = 0
+    created_cache_tokens: int = 0
     preemptions: int = 0
     scheduled_seconds: float = -1.0
     first_token_seconds: float = -1.0

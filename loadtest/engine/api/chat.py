@@ -68,11 +68,16 @@ async def stream_events(
     return response
 
 
-def prompt_details(service: Service, cached_tokens: int) -> dict[str, Any] | None:
+def prompt_details(service: Service, choice: Choice) -> dict[str, Any] | None:
     """`prompt_tokens_details`, if the engine was started with them."""
     if not service.config.prompt_tokens_details:
         return None
-    return {"cached_tokens": cached_tokens, "created_cache_tokens": 0, "multimodal_tokens": None}
+    sequence = choice.sequence
+    return {
+        "cached_tokens": sequence.cached_tokens,
+        "created_cache_tokens": sequence.created_cache_tokens,
+        "multimodal_tokens": None,
+    }
 
 
 def _answer(service: Service, answer_id: str, model: str, sampling: Sampling, generation: Generation) -> dict[str, Any]:
@@ -85,9 +90,7 @@ def _answer(service: Service, answer_id: str, model: str, sampling: Sampling, ge
         "choices": [_choice(choice, sampling) for choice in generation.choices],
         "service_tier": None,
         "system_fingerprint": service.fingerprint,
-        "usage": usage(
-            generation.prompt_tokens, generation.output_tokens, prompt_details(service, generation.cached_tokens)
-        ),
+        "usage": usage(generation.prompt_tokens, generation.output_tokens, prompt_details(service, first)),
         "prompt_logprobs": None,
         "prompt_token_ids": first.prompt.ids() if sampling.return_token_ids else None,
         "prompt_text": None,
@@ -172,7 +175,7 @@ class ChatEvents:
         if not self._sampling.include_usage:
             return ()
         outputs = sum(choice.sequence.output_tokens for choice in self._choices)
-        details = prompt_details(self._service, self._choices[0].sequence.cached_tokens)
+        details = prompt_details(self._service, self._choices[0])
         counts = orjson.dumps(final_chunk_usage(self._prompt_tokens, outputs, details))
         fingerprint = orjson.dumps(self._service.fingerprint)
         return (self._head + b'],"usage":%b,"system_fingerprint":%b}\n\n' % (counts, fingerprint),)

@@ -40,17 +40,18 @@ async def messages(service: Service, request: web.BaseRequest, entry: Entry) -> 
     with Generation(service.engine, choices, entry) as generation:
         await generation.finished()
     choice = choices[0]
-    return json_answer(
-        {
-            "id": answer_id,
-            "type": "message",
-            "role": "assistant",
-            "content": [{"type": "text", "text": choice.text(0, choice.sequence.output_tokens)}],
-            "model": model,
-            "stop_reason": _STOP_REASONS[choice.finish_reason],
-            "usage": _usage(choice),
-        }
-    )
+    stop_reason, stop_sequence = _stop_reason(choice)
+    answer = {
+        "id": answer_id,
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "text", "text": choice.text(0, choice.sequence.output_tokens)}],
+        "model": model,
+        "stop_reason": stop_reason,
+        "stop_sequence": stop_sequence,
+        "usage": _usage(choice),
+    }
+    return json_answer({key: value for key, value in answer.items() if value is not None})
 
 
 async def count_tokens(service: Service, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:  # noqa: ARG001
@@ -66,13 +67,20 @@ def _turns(body: Body) -> list[tuple[str, str]]:
     return ([("system", system)] if system else []) + read_messages(body)
 
 
+def _stop_reason(choice: Choice) -> tuple[str, str | None]:
+    """Why the answer ended, and the stop sequence that ended it."""
+    if choice.stop_reason is not None:
+        return "stop_sequence", choice.stop_reason
+    return _STOP_REASONS[choice.finish_reason], None
+
+
 def _usage(choice: Choice) -> dict[str, int]:
-    """Tokens read from the cache are not input tokens."""
+    """Tokens read from the cache or written to it are not input tokens."""
     sequence = choice.sequence
     return {
-        "input_tokens": sequence.prompt_tokens - sequence.cached_tokens,
+        "input_tokens": sequence.prompt_tokens - sequence.cached_tokens - sequence.created_cache_tokens,
         "output_tokens": sequence.output_tokens,
-        "cache_creation_input_tokens": 0,
+        "cache_creation_input_tokens": sequence.created_cache_tokens,
         "cache_read_input_tokens": sequence.cached_tokens,
     }
 
@@ -113,7 +121,8 @@ class MessageEvents:
 
     def closing(self) -> Sequence[bytes]:
         """Why it ended, and the usage."""
-        delta = {"stop_reason": _STOP_REASONS[self._choice.finish_reason], "stop_sequence": None}
+        stop_reason, stop_sequence = _stop_reason(self._choice)
+        delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
         return (_event({"type": "message_delta", "delta": delta, "usage": _usage(self._choice)}),)
 
     def done(self) -> Sequence[bytes]:

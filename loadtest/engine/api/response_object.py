@@ -79,7 +79,7 @@ def _usage(choice: Choice) -> dict[str, Any]:
         "input_tokens": sequence.prompt_tokens,
         "input_tokens_details": {
             "cached_tokens": sequence.cached_tokens,
-            "cache_write_tokens": 0,
+            "cache_write_tokens": sequence.created_cache_tokens,
             "input_tokens_per_turn": [],
             "cached_tokens_per_turn": [],
         },
