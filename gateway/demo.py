@@ -20,6 +20,7 @@ from loadtest.vllm_cpu.process import VllmFailed, VllmOptions, VllmProcess, free
 
 HOST = "127.0.0.1"
 MODEL_NAME = "demo-model"
+MAX_NUM_SEQS = 32
 DEFAULT_MODEL_DIR = Path(".models/smollm2")
 READY_SECONDS = 30.0
 POLL_SECONDS = 0.1
@@ -141,13 +142,14 @@ def require_free(port: int) -> None:
 def make_engines(count: int, kind: EngineKind, model: Path | None, logs: Path, say: Say) -> tuple[list[Engine], str]:
     """Engines that are not started yet, and the model they will serve."""
     if kind == "vllm":
-        options = VllmOptions(model or DEFAULT_MODEL_DIR)
+        options = VllmOptions(model or DEFAULT_MODEL_DIR, max_num_seqs=MAX_NUM_SEQS)
         return [VllmProcess(options, logs / f"engine-{number}.log", say) for number in range(count)], options.model_name
     if model is not None:
         raise DemoFailed("--model needs --engine vllm: simulated engines have no model")
     engines: list[Engine] = []
     for number, port in enumerate(free_ports(count), 1):
         arguments = ["loadtest", "sim", "--host", HOST, "--port", str(port), "--model", MODEL_NAME]
+        arguments += ["--max-num-seqs", str(MAX_NUM_SEQS)]
         engines.append(
             Server(f"engine-{number}", f"http://{HOST}:{port}", arguments, "/health", logs / f"engine-{number}.log")
         )
@@ -163,7 +165,10 @@ def gateway_config(urls: Sequence[str], port: int) -> dict[str, object]:
         "drain_delay_seconds": 0,
         "drain_timeout_seconds": 2,
     }
-    return {"server": server, "backends": [{"url": url, "name": f"engine-{n}"} for n, url in enumerate(urls, 1)]}
+    backends = [
+        {"url": url, "name": f"engine-{number}", "max_in_flight": MAX_NUM_SEQS} for number, url in enumerate(urls, 1)
+    ]
+    return {"server": server, "backends": backends}
 
 
 def first_steps(port: int, model: str, python: str) -> str:

@@ -89,14 +89,15 @@ class BackendWatch:
         self._facts_wanted = asyncio.Event()
         self._scrape_wanted = asyncio.Event()
         self._answers = False  # whether the last probe was answered well
+        self._in_doubt = False
         self._server_info_asked = False
         self._told_state: State = "unknown"
         self._told_reasons: dict[str, str] = {}
 
     def look_closer(self) -> None:
-        """Probe and read the models soon."""
+        """Probe soon and, if that is answered, read the models."""
         self._probe_wanted.set()
-        self._facts_wanted.set()
+        self._in_doubt = True
 
     def ask_again(self) -> None:
         """Another process answers: ask it everything."""
@@ -124,6 +125,9 @@ class BackendWatch:
             )  # before it gets a request for a model of the past
         if answers and not self._answers:
             self.ask_again()
+        if answers and self._in_doubt:
+            self._in_doubt = False
+            self._facts_wanted.set()
         self._answers = answers
         self._fleet.probed(self._backend, probe)
         self._tell_state(probe)

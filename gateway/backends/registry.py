@@ -186,10 +186,12 @@ class _View(NamedTuple):
     state: State
     gone: bool
     ever_up: bool
+    ejected_until: float  # decides who is spared
 
 
 def _view(backend: Backend) -> _View:
-    return _View(backend.health.state, backend.health.gone, backend.health.ever_up)
+    health = backend.health
+    return _View(health.state, health.gone, health.ever_up, health.ejected_until)
 
 
 def _changed(old: object, new: object) -> bool:

@@ -323,6 +323,19 @@ class AnyFleet(RuleBasedStateMachine):
 TestAnyFleet = AnyFleet.TestCase
 
 
+def test_a_relapse_that_nobody_ticked_before_still_changes_who_is_spared(scene: MakeScene) -> None:
+    s = scene(2)
+    a, b = s.fleet.backends
+    s.fleet.failed(a, EngineDead("dead"))
+    s.clock.now += 1
+    s.fleet.failed(b, EngineDead("dead"))
+    assert s.serving() == "a"
+    s.clock.now = a.health.ejected_until
+    s.fleet.failed(a, EngineDead("dead"))
+    assert a.health.ejected_until > b.health.ejected_until
+    assert s.serving() == "b"
+
+
 def test_a_slow_start_ends_when_nobody_is_left_to_take_the_rest(scene: MakeScene) -> None:
     s = scene(2)
     a, b = s.fleet.backends
