@@ -9,9 +9,12 @@ the machine hits all alike: quote medians and ratios of one run. CPU is that of 
 same window in which requests and events are counted. A proxy that cannot be installed is left out with a word.
 """
 
+import fcntl
 import os
 import resource
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -22,7 +25,7 @@ from tests.bench import measure, peers, report, scenarios
 from tests.bench.install import NotInstalled, install, version
 from tests.bench.machine import describe
 from tests.bench.peers import OURS, Peer
-from tests.bench.place import Cores, Place, choose_cores, choose_ports, hardware_siblings
+from tests.bench.place import Cores, Place, choose_cores, hardware_siblings
 from tests.bench.results import Results, Turn
 from tests.bench.scenarios import Scenario
 
@@ -107,7 +110,7 @@ def _compare(place: Place, ready: list[Peer], chosen: list[Scenario], repetition
     turns: dict[str, list[Turn]] = {peer.name: [] for peer in ready}
     signal.signal(signal.SIGTERM, _leave)
     try:
-        with measure.engines(place, choose_ports(), cores) as bench:
+        with _alone(place), measure.engines(place, cores) as bench:
             for repetition in range(1, repetitions + 1):
                 for peer in ready:
                     typer.echo(f"repetition {repetition} of {repetitions}: {peer.name}", err=True)
@@ -120,6 +123,18 @@ def _compare(place: Place, ready: list[Peer], chosen: list[Scenario], repetition
         scenarios=[scenario.name for scenario in chosen],
         turns=turns,
     )
+
+
+@contextmanager
+def _alone(place: Place) -> Iterator[None]:
+    """Waits until no other comparison uses the place; ends with the process, however it ends."""
+    with place.lock.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            typer.echo(f"waiting for another comparison that holds {place.lock}", err=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _take_cores() -> Cores:

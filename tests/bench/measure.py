@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tests.bench.peers import Peer
-from tests.bench.place import Cores, Place, Ports
+from tests.bench.place import Cores, Place, Ports, choose_ports
 from tests.bench.procs import (
     CpuTimes,
     core_busy_seconds,
@@ -41,46 +41,49 @@ class Bench:
     """What every measurement needs."""
 
     place: Place
-    ports: Ports
+    engines: tuple[int, int]
+    """The ports of the running mock engines."""
     cores: Cores
-    engine_pid: int
 
 
 @contextmanager
-def engines(place: Place, ports: Ports, cores: Cores) -> Iterator[Bench]:
+def engines(place: Place, cores: Cores) -> Iterator[Bench]:
     """The mock engines, running."""
+    ports = choose_ports()
     command = [str(place.engine), *(str(port) for port in ports.engines)]
     with running(command, cores.load, place.logs / "engine.log") as process:
-        bench = Bench(place, ports, cores, process.pid)
         _wait_for(process, lambda: _get(f"{ports.backends[-1]}/health"), "the mock engine", answers=1)
-        yield bench
+        yield Bench(place, ports.engines, cores)
 
 
 def measure_turn(bench: Bench, peer: Peer, scenarios: list[Scenario]) -> Turn:
     """Start a proxy, put every load on it, stop it. What fails is in the turn, with the samples taken before."""
     log = bench.place.logs / f"{peer.name}.log"
+    ports = choose_ports(bench.engines)
     samples: dict[str, Sample] = {}
     memory: float | None = None
     try:
-        command = peer.command(bench.place, bench.ports)
-        with running(command, bench.cores.proxy, log, peer.environment(bench.ports)) as process:
-            _wait_for(process, lambda: _chat(bench.ports.proxy), peer.name, _READY_ANSWERS)
+        command = peer.command(bench.place, ports)
+        with running(command, bench.cores.proxy, log, peer.environment(ports)) as process:
+            _wait_for(process, lambda: _chat(ports.proxy), peer.name, _READY_ANSWERS)
             for scenario in scenarios:
-                samples[scenario.name] = measure(bench, process.pid, scenario)
+                samples[scenario.name] = measure(bench, ports, process.pid, scenario)
             memory = memory_mib(process.pid)
     except (MeasurementFailed, OSError) as error:
         return Turn(samples=samples, failure=f"{error}; its last words: {_last_line(log)}")
     return Turn(samples=samples, memory_mib=memory)
 
 
-def measure(bench: Bench, proxy_pid: int, scenario: Scenario) -> Sample:
+def measure(bench: Bench, ports: Ports, proxy_pid: int, scenario: Scenario) -> Sample:
     """Put one load on a running proxy. Raises MeasurementFailed."""
-    _post(f"{bench.ports.backends[0]}/reset")
-    before, after, printed = _under_load(bench, proxy_pid, scenario)
+    _post(f"{ports.backends[0]}/reset")
+    before, after, printed = _under_load(
+        bench, scenario.arguments(bench.place, ports.proxy), proxy_pid, scenario.deadline_seconds
+    )
     load = parse_load(printed)
     seconds = max(after.at - before.at, 1e-9)
     spent = cpu_seconds_between(before.proxy, after.proxy)
-    stats = json.loads(_get(f"{bench.ports.backends[0]}/stats"))
+    stats = json.loads(_get(f"{ports.backends[0]}/stats"))
     arrived = [backend["requests"] for backend in stats["backends"]]
     return Sample(
         load=load,
@@ -118,11 +121,12 @@ def _snapshot(bench: Bench, proxy_pid: int) -> _Snapshot:
     )
 
 
-def _under_load(bench: Bench, proxy_pid: int, scenario: Scenario) -> tuple[_Snapshot, _Snapshot, str]:
+def _under_load(
+    bench: Bench, command: list[str], proxy_pid: int, deadline_seconds: float
+) -> tuple[_Snapshot, _Snapshot, str]:
     """Run the load generator; look at the proxy when its window opens and when it shuts."""
-    command = scenario.arguments(bench.place, bench.ports.proxy)
     process = launch(command, bench.cores.load, subprocess.PIPE, subprocess.PIPE)
-    watchdog = threading.Timer(scenario.deadline_seconds, process.kill)
+    watchdog = threading.Timer(deadline_seconds, process.kill)
     watchdog.start()
     snapshots: dict[bytes, _Snapshot] = {}
     said = b""

@@ -20,6 +20,11 @@ class Place:
         return self.root / "bin" / "engine"
 
     @property
+    def lock(self) -> Path:
+        """Held while a comparison runs: two at once would measure each other."""
+        return self.root / "lock"
+
+    @property
     def load(self) -> Path:
         """The compiled load generator."""
         return self.root / "bin" / "load"
@@ -98,11 +103,16 @@ def is_free(port: int) -> bool:
     return True
 
 
-def choose_ports(free: Callable[[int], bool] = is_free) -> Ports:
-    """The usual ports, or the next free ones; all below the range from which outgoing connections take theirs."""
+def choose_ports(engines: tuple[int, int] | None = None, free: Callable[[int], bool] = is_free) -> Ports:
+    """The usual ports, or the next free ones; all below the range from which outgoing connections take theirs.
 
-    def from_(start: int) -> int:
+    ENGINES that run already keep theirs.
+    """
+
+    def next_free(start: int) -> int:
         return next(port for port in range(start, start + 500) if free(port))
 
-    proxy, metrics, engine = from_(8100), from_(8700), from_(9200)
-    return Ports(proxy, metrics, (engine, from_(engine + 1)))
+    if engines is None:
+        first = next_free(9200)
+        engines = first, next_free(first + 1)
+    return Ports(next_free(8100), next_free(8700), engines)

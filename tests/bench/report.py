@@ -44,7 +44,7 @@ COLUMNS = [
 MEMORY = Column("memory, MiB", "", _no_sample, 0, goal_below=120)
 MARKS = {
     "!": "the paced rate was not reached",
-    "^": "engines and load generator were the limit",
+    "^": "the core of engines and load generator was full",
     "~": "something else ran on the proxy's core",
     "#": "requests failed; not compared",
 }

@@ -9,7 +9,7 @@ import pytest
 from tests.bench.bodies import write_bodies
 from tests.bench.measure import MeasurementFailed, engines, measure_turn, parse_load
 from tests.bench.peers import Peer
-from tests.bench.place import Cores, Place, choose_ports
+from tests.bench.place import Cores, Place
 from tests.bench.scenarios import Scenario
 from tests.unit.bench.builders import make_peer, nowhere
 
@@ -28,7 +28,7 @@ def test_a_turn_measures_every_scenario_and_the_memory_afterwards(tools: Place) 
     """A mock engine stands in for the proxy: it answers the same requests."""
     write_bodies(tools)
     stand_in = make_peer("stand-in", lambda place: place.engine, "{port}")
-    with engines(tools, choose_ports(), CORES) as bench:
+    with engines(tools, CORES) as bench:
         turn = measure_turn(bench, stand_in, [PLAIN, STREAM])
     assert turn.failure == ""
     assert set(turn.samples) == {"a1", "p20"}
@@ -44,7 +44,7 @@ def test_a_turn_measures_every_scenario_and_the_memory_afterwards(tools: Place) 
 
 
 def test_a_proxy_that_ends_at_once_fails_its_turn_with_its_last_words(tools: Place) -> None:
-    with engines(tools, choose_ports(), CORES) as bench:
+    with engines(tools, CORES) as bench:
         turn = measure_turn(bench, python("raise SystemExit('no such flag')"), [PLAIN])
     assert turn.samples == {}
     assert turn.failure == "python ended with 1; its last words: no such flag"
@@ -52,7 +52,7 @@ def test_a_proxy_that_ends_at_once_fails_its_turn_with_its_last_words(tools: Pla
 
 def test_a_peer_that_is_not_there_fails_its_turn(tools: Place) -> None:
     absent = make_peer("absent", nowhere)
-    with engines(tools, choose_ports(), CORES) as bench:
+    with engines(tools, CORES) as bench:
         turn = measure_turn(bench, absent, [PLAIN])
     assert turn.failure.startswith("absent is not installed")
 
@@ -60,7 +60,7 @@ def test_a_peer_that_is_not_there_fails_its_turn(tools: Place) -> None:
 def test_a_load_generator_that_cannot_start_fails_the_turn_with_its_words(tools: Place) -> None:
     stand_in = make_peer("stand-in", lambda place: place.engine, "{port}")
     lost = Scenario("a1", "", "no-such-size", connections=1, seconds=0.1, warmup_seconds=0)
-    with engines(tools, choose_ports(), CORES) as bench:
+    with engines(tools, CORES) as bench:
         turn = measure_turn(bench, stand_in, [lost])
     assert "no-such-size.jsonl: No such file" in turn.failure
 

@@ -1,8 +1,10 @@
 """Cores and ports are chosen so that the parties do not disturb each other."""
 
+import socket
+
 import pytest
 
-from tests.bench.place import Cores, choose_cores, choose_ports
+from tests.bench.place import Cores, choose_cores, choose_ports, is_free
 
 
 def test_on_two_cores_the_harness_shares_the_loads() -> None:
@@ -24,6 +26,20 @@ def test_one_core_is_not_enough() -> None:
 
 
 def test_ports_that_are_taken_are_passed_over() -> None:
-    ports = choose_ports(lambda port: port not in {8100, 9200, 9202})
+    ports = choose_ports(free=lambda port: port not in {8100, 9200, 9202})
     assert (ports.proxy, ports.metrics, ports.engines) == (8101, 8700, (9201, 9203))
     assert ports.backends == ["http://127.0.0.1:9201", "http://127.0.0.1:9203"]
+
+
+def test_engines_that_run_keep_their_ports() -> None:
+    ports = choose_ports((9201, 9203), free=lambda port: port not in {8700, 8701})
+    assert (ports.proxy, ports.metrics, ports.engines) == (8100, 8702, (9201, 9203))
+
+
+def test_a_port_is_free_until_something_listens_on_it() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        assert not is_free(port)
+    assert is_free(port)
