@@ -33,6 +33,7 @@ def sim(
     embedding: Annotated[bool, typer.Option("--embedding", help="Serve an embedding model.")] = False,
     control: Annotated[bool, typer.Option("--control", help="Offer /sim/* and obey x-sim-script.")] = False,
     dev_mode: Annotated[bool, typer.Option("--dev-mode", help="Offer the routes clients must not reach.")] = False,
+    responses_store: Annotated[bool, typer.Option("--responses-store", help="Keep responses for GET.")] = False,
     shutdown_timeout: Annotated[float, typer.Option(min=0, help="Seconds to drain on SIGTERM; 0 aborts.")] = 0,
 ) -> None:
     """Serve one simulated vLLM."""
@@ -53,6 +54,7 @@ def sim(
         embedding=embedding,
         control=control,
         dev_mode=dev_mode,
+        responses_store=responses_store,
         shutdown_timeout_seconds=shutdown_timeout,
     )
 

@@ -289,22 +289,25 @@ class Scheduler:
         return preempted
 
     def _stretch(self, now_seconds: float, horizon_seconds: float) -> int:
-        """How many decode steps can be taken as one: until an end, a block boundary, or the horizon."""
-        while self._ends and (
-            self._ends[0][2].state is not State.DECODING or self._ends[0][2].decode_until != self._ends[0][0]
-        ):
+        """How many decode steps can be taken as one: until an end, the horizon, or a lack of blocks.
+
+        The blocks that the steps begin are taken here, in the order in which single steps would take them.
+        """
+        while self._ends[0][2].state is not State.DECODING or self._ends[0][2].decode_until != self._ends[0][0]:
             heapq.heappop(self._ends)
-        limit = self._ends[0][0] - self.decode_clock
-        block_size = self.limits.block_size
-        for ahead in range(1, min(limit, block_size) + 1):
-            if self._boundaries[(self.decode_clock + ahead) % block_size]:
-                limit = ahead
-                break
         sequences = len(self.decoding)
+        steps = self._ends[0][0] - self.decode_clock
         longest = self.step_time.base_seconds + self.step_time.decode_seconds(
-            sequences, self._context_tokens + limit * sequences
+            sequences, self._context_tokens + steps * sequences
         )
-        return max(1, int(min(limit, 1 + (horizon_seconds - now_seconds) / longest)))
+        steps = max(1, int(min(steps, 1 + (horizon_seconds - now_seconds) / longest)))
+        for ahead in range(1, steps):
+            beginning = self._boundaries[(self.decode_clock + ahead) % self.limits.block_size]
+            if len(beginning) > self.pool.num_free:
+                return ahead
+            for sequence in beginning.values():
+                sequence.blocks += self.pool.allocate(1)
+        return steps
 
     def _preempt_last(self) -> None:
         """Put the latest admitted sequence back at the head of the queue; it will recompute everything."""

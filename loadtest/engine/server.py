@@ -8,7 +8,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final
 
-from aiohttp import web
+from aiohttp import StreamReader, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import RawRequestMessage
 from pydantic import ValidationError
 
 from loadtest.engine.answer_faults import play_opening, play_whole
@@ -122,10 +124,17 @@ class SimulatedEngine:
         self.service.engine.close()
         self._runner = None
 
-    def _make_request(self, message, payload, protocol, writer, task):  # type: ignore[no-untyped-def]
-        return web.BaseRequest(
-            message, payload, protocol, writer, task, protocol._loop, client_max_size=self.config.max_body_bytes
-        )
+    def _make_request(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        protocol: web.RequestHandler[web.BaseRequest],
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
+    ) -> web.BaseRequest:
+        """A request with this engine's limit on bodies."""
+        limit = self.config.max_body_bytes
+        return web.BaseRequest(message, payload, protocol, writer, task, task.get_loop(), client_max_size=limit)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer, with the request's id in a header if so configured. A stream's headers are sent by then."""

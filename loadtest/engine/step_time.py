@@ -38,6 +38,6 @@ class StepTime:
 PRESETS: Final = MappingProxyType(
     {
         "h100-8b": StepTime(8e-3, 28e-6, 1.3e-9, 14e-6, 47e-9),
-        "cpu-tiny": StepTime(4e-3, 60e-6, 5e-9, 150e-6, 100e-9),
+        "cpu-tiny": StepTime(3.3e-3, 60e-6, 5e-9, 150e-6, 45e-9),
     }
 )

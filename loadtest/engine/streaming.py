@@ -41,11 +41,13 @@ class _Sink:
     ended: bool = False
 
     def on_tokens(self, generated_tokens: int, finished: bool) -> None:
+        """Remember how far the answer is, and let the stream send what it can."""
         self.generated = generated_tokens
         self.ended = finished
         self.stream.on_progress(self)
 
     def on_failure(self, failure: Exception) -> None:
+        """The engine died: so does the stream."""
         self.stream.fail(failure)
 
 
