@@ -105,6 +105,7 @@ class Placement:
         """Bind whoever can be bound now; they leave the line. NoBackend for those whom nobody can serve any more."""
         granted: list[tuple[Ticket, Binding | NoBackend]] = []
         virtual: dict[int, float] = {}  # by backend: seconds of prefill that others hold out for
+        kept: set[int] = set()  # backends that nobody else is given until they have room for one who starves
         for ticket in self._in_order(model, now):
             try:
                 seats = self._candidates(ticket.ask, now, ticket.avoid)
@@ -112,6 +113,8 @@ class Placement:
                 self._queue.leave(ticket)
                 granted.append((ticket, NoBackend(error.message, retry_after_seconds=error.retry_after_seconds)))
                 continue
+            if kept:
+                seats = [seat for seat in seats if seat.index not in kept]
             waited = now - ticket.arrived_seconds
             starving = waited > self._knobs.starvation_seconds
             if not starving and not any(self._is_open(seat, ticket.ask, now) for seat in seats):
@@ -122,8 +125,8 @@ class Placement:
             if option is not None and self._admits(option, ticket.ask, now):
                 self._queue.leave(ticket)
                 granted.append((ticket, self._bind(ticket.ask, option, now, waited)))
-            elif starving:
-                break  # it needs more room than any backend has: nobody overtakes it any more
+            elif starving and seats:
+                kept.add(self._emptiest(ticket.ask, seats).index)
             elif option is not None:
                 virtual[option.seat.index] = virtual.get(option.seat.index, 0.0) + option.prefill_seconds
         return granted
@@ -205,21 +208,29 @@ class Placement:
     def _best(
         self, ask: Ask, options: Sequence[Option], virtual: dict[int, float], now: float, *, any_open: bool
     ) -> Option | None:
-        """The cheapest option, counting what others hold out for; of all of them, or of the open ones."""
+        """The cheapest option, counting what others hold out for; of all of them, or of those that admit it now."""
         best: Option | None = None
         least = 0.0
         for option in options:
             seat = option.seat
-            if any_open and not self._is_open(seat, ask, now):
+            if any_open and not self._admits(option, ask, now):
                 continue
             cost = option.cost + virtual.get(seat.index, 0.0) if virtual else option.cost
             if best is None or cost < least or (cost == least and _is_quieter(seat, best.seat)):
                 best, least = option, cost
         return best
 
+    def _emptiest(self, ask: Ask, seats: Sequence[Seat]) -> Seat:
+        """The backend that will have room for it first."""
+        return min(
+            seats, key=lambda seat: (self._slots_of(ask, seat) > seat.cap, seat.load.in_flight / seat.slots, seat.index)
+        )
+
     def _is_open(self, seat: Seat, ask: Ask, now: float) -> bool:
-        if seat.load.in_flight + self._slots_of(ask, seat) > seat.slots:
-            return seat.load.in_flight == 0  # a request larger than a slow start allows may run alone
+        wanted = self._slots_of(ask, seat)
+        if seat.load.in_flight + wanted > seat.slots:
+            # a request larger than a slow start allows may run alone
+            return seat.load.in_flight == 0 and wanted <= seat.cap
         return seat.load.prefill_ahead_seconds(now) <= self._knobs.window_seconds
 
     def _admits(self, option: Option, ask: Ask, now: float) -> bool:

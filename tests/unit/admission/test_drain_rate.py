@@ -1,0 +1,54 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.admission.drain_rate import DrainRate
+
+
+def test_before_anybody_left_the_shortest_time_is_given() -> None:
+    assert DrainRate().seconds_for(10, 5.0) == 0.1
+
+
+def test_steady_departures_a_second_apart_free_ten_places_in_ten_seconds() -> None:
+    rate = DrainRate()
+    for now in range(20):
+        rate.left(float(now))
+    assert rate.seconds_for(10, 19.0) == pytest.approx(10.0)
+
+
+def test_a_change_of_pace_is_followed_smoothly() -> None:
+    rate = DrainRate()
+    rate.left(0.0)
+    rate.left(1.0)
+    rate.left(3.0)
+    assert rate.seconds_for(1, 3.0) == pytest.approx(1.1)
+
+
+def test_silence_makes_the_expected_wait_longer() -> None:
+    rate = DrainRate()
+    rate.left(0.0)
+    rate.left(0.5)
+    assert rate.seconds_for(1, 0.5) == pytest.approx(0.5)
+    assert rate.seconds_for(1, 10.5) == pytest.approx(5.0)
+
+
+@given(gaps=st.lists(st.floats(0, 1e6), max_size=30), places=st.integers(1, 100_000), later=st.floats(0, 1e6))
+def test_the_answer_is_always_between_a_tenth_of_a_second_and_a_minute(
+    gaps: list[float], places: int, later: float
+) -> None:
+    rate, now = DrainRate(), 0.0
+    for gap in gaps:
+        now += gap
+        rate.left(now)
+    assert 0.1 <= rate.seconds_for(places, now + later) <= 60.0
+
+
+@given(gaps=st.lists(st.floats(0.001, 10), min_size=2, max_size=50))
+def test_the_estimate_stays_between_the_shortest_and_the_longest_gap(gaps: list[float]) -> None:
+    rate, now = DrainRate(), 0.0
+    rate.left(now)
+    for gap in gaps:
+        now += gap
+        rate.left(now)
+    shortest, longest = max(0.1, min(gaps)), max(0.1, max(gaps))
+    assert shortest * 0.999 <= rate.seconds_for(1, now) <= longest * 1.001

@@ -1,0 +1,101 @@
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from gateway.admission.queue import Queue, Ticket
+from gateway.errors import QueueFull
+from gateway.request import Ask
+
+MAX_REQUESTS, MAX_BYTES = 5, 100
+
+
+def ticket(model: str = "m", size_bytes: int = 10) -> Ticket:
+    return Ticket(Ask(model, size_bytes=size_bytes), 0.0, frozenset(), 0.0)
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Tickets join and leave in any order; the model is a list of who waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = Queue(MAX_REQUESTS, MAX_BYTES)
+        self.waiting: list[Ticket] = []
+        self.gone: list[Ticket] = []
+
+    @rule(model=st.sampled_from("xyz"), size_bytes=st.integers(0, 60))
+    def join(self, model: str, size_bytes: int) -> None:
+        joining = ticket(model, size_bytes)
+        held = sum(waiting.ask.size_bytes for waiting in self.waiting)
+        if len(self.waiting) == MAX_REQUESTS or held + size_bytes > MAX_BYTES:
+            with pytest.raises(QueueFull) as refused:
+                self.queue.join(joining, 7.0)
+            assert refused.value.retry_after_seconds == 7.0
+            self.gone.append(joining)
+        else:
+            self.queue.join(joining, 7.0)
+            self.waiting.append(joining)
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        if self.waiting:
+            leaving = data.draw(st.sampled_from(self.waiting))
+            assert self.queue.leave(leaving) is True
+            self.waiting.remove(leaving)
+            self.gone.append(leaving)
+
+    @rule(data=st.data())
+    def leave_again(self, data: st.DataObject) -> None:
+        if self.gone:
+            assert self.queue.leave(data.draw(st.sampled_from(self.gone))) is False
+
+    @rule(model=st.sampled_from("xyz"), count=st.integers(0, 6))
+    def look(self, model: str, count: int) -> None:
+        of_model = [waiting for waiting in self.waiting if waiting.ask.model == model]
+        assert self.queue.oldest(model, count) == of_model[:count]
+        assert self.queue.waiting(model) == len(of_model)
+
+    @invariant()
+    def it_holds_exactly_who_waits(self) -> None:
+        held = sum(waiting.ask.size_bytes for waiting in self.waiting)
+        assert len(self.queue) == len(self.waiting) <= MAX_REQUESTS
+        assert repr(self.queue).startswith(f"<Queue {len(self.waiting)} waiting, {held} bytes")
+        assert set(self.queue) == set(self.waiting)
+        assert set(self.queue.models()) == {waiting.ask.model for waiting in self.waiting}
+
+    def teardown(self) -> None:
+        for left in self.waiting:
+            self.queue.leave(left)
+        assert repr(self.queue) == "<Queue 0 waiting, 0 bytes: empty>"
+
+
+TestQueueMachine = QueueMachine.TestCase
+TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_exactly_the_bound_of_requests_may_wait() -> None:
+    queue = Queue(2, 1000)
+    queue.join(ticket(), 1.0)
+    queue.join(ticket(), 1.0)
+    with pytest.raises(QueueFull, match="2 requests are waiting"):
+        queue.join(ticket(), 1.0)
+
+
+def test_exactly_the_bound_of_bytes_may_wait() -> None:
+    queue = Queue(10, 20)
+    queue.join(ticket(size_bytes=15), 1.0)
+    with pytest.raises(QueueFull):
+        queue.join(ticket(size_bytes=6), 1.0)
+    queue.join(ticket(size_bytes=5), 1.0)
+
+
+def test_with_a_bound_of_zero_nobody_waits() -> None:
+    with pytest.raises(QueueFull):
+        Queue(0, 1000).join(ticket(), 1.0)
+
+
+def test_one_models_line_does_not_show_in_anothers() -> None:
+    queue = Queue(10, 1000)
+    queue.join(ticket("x"), 1.0)
+    assert queue.oldest("y", 5) == []
+    assert repr(queue) == "<Queue 1 waiting, 10 bytes: x 1>"
