@@ -128,7 +128,7 @@ class SimulatedEngine:
         self,
         message: RawRequestMessage,
         payload: StreamReader,
-        protocol: web.RequestHandler[web.BaseRequest],
+        protocol: web.RequestHandler,
         writer: AbstractStreamWriter,
         task: asyncio.Task[None],
     ) -> web.BaseRequest:
