@@ -187,6 +187,12 @@ class BackendFault(BackendError):
     """The backend answered 5xx before anything else: it is counted against it, and passed on."""
 
 
+class BackendAborted(BackendError):
+    """The backend gave the answer up, as engines do that are told to stop."""
+
+    retryable = True
+
+
 class EngineDead(BackendError):
     """The backend's engine is dead: its API answers, but can serve nothing."""
 

@@ -1,15 +1,21 @@
 """A stream of server-sent events on its way through: whole events only, so that it can be ended cleanly at any time."""
 
 _MAX_PARTIAL_BYTES = 1048576
+_ERROR = b'data: {"error"'
+ABORTED = b'"finish_reason":"abort"'  # an engine that is shutting down ends its answers like this, as if complete
 
 
 class EventStream:
     """Cuts a byte stream at event ends, remembers where usage was, and whether the end marker came.
 
     `done_marker` are bytes that only a complete answer holds; without one, the end of the body is the end.
+    `failure` is the event with which the backend gave the answer up, if it did: that event and all that follows, even
+    an end marker, are not passed on.
     """
 
-    __slots__ = ("_done_marker", "_hides_usage", "_last", "_partial", "_previous", "usage_first", "usage_last")
+    __slots__ = (
+        "_done_marker", "_hides_usage", "_last", "_partial", "_previous", "failure", "usage_first", "usage_last",
+    )  # fmt: skip
 
     def __init__(self, done_marker: bytes | None, hides_usage: bool) -> None:
         self._done_marker = done_marker
@@ -17,6 +23,7 @@ class EventStream:
         self._partial = bytearray()
         self._previous = b""
         self._last = b""
+        self.failure = b""
         self.usage_first = b""
         self.usage_last = b""
 
@@ -26,6 +33,8 @@ class EventStream:
             data = self._cut(data)
             if not data:
                 return b""
+        if _ERROR in data or ABORTED in data or self.failure:
+            data = self._up_to_failure(data)
         self._previous, self._last = self._last, data
         if b'"usage"' in data:
             self.usage_last = data
@@ -40,10 +49,15 @@ class EventStream:
         """The answer's end marker was seen."""
         return self._done_marker is None or self._done_marker in self._last or self._done_marker in self._previous
 
-    @property
-    def failed(self) -> bool:
-        """The backend itself ended the answer with an error event."""
-        return b'data: {"error"' in self._last or b'data: {"error"' in self._previous
+    def _up_to_failure(self, data: bytes) -> bytes:
+        if self.failure:
+            return b""
+        events = data.split(b"\n\n")
+        for number, event in enumerate(events):
+            if _ERROR in event or ABORTED in event:
+                self.failure = event
+                return b"\n\n".join([*events[:number], b""])
+        return data
 
     def _cut(self, data: bytes) -> bytes:
         partial = self._partial

@@ -9,8 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import orjson
+
 from gateway.errors import (
     AnswerBrokeOff,
+    BackendAborted,
     BackendBusy,
     BackendError,
     BackendFault,
@@ -18,10 +21,9 @@ from gateway.errors import (
     FreshConnectionClosed,
     ModelMissing,
     StreamInterrupted,
-    StreamStalled,
 )
 from gateway.relay.connection import BackendConnection
-from gateway.relay.events import EventStream
+from gateway.relay.events import ABORTED, EventStream
 from gateway.relay.usage import Usage, read_usage
 
 _HELD_BYTES = 1048576
@@ -167,9 +169,9 @@ class Exchange:
         else:
             self.done.set_exception(error)
 
-    def stalled(self, seconds: float) -> None:
-        """Nothing came for too long."""
-        self.failed(StreamStalled(f"The backend sent nothing for {seconds:g} s."))
+    def give_up(self, error: BackendError) -> None:
+        """Wait no longer for the backend."""
+        self.failed(error)
         self._connection.abort()
 
     # Passing on.
@@ -207,9 +209,8 @@ class Exchange:
     def _finish(self) -> None:
         events, sink = self._events, self._sink
         if events is not None:
-            if events.failed:
-                sink.end()
-                self.done.set_exception(StreamInterrupted("The backend ended its answer with an error event."))
+            if events.failure:
+                self._gave_up(events.failure)
             elif not events.complete:
                 self.done.set_exception(StreamInterrupted("The backend's answer ended before it was complete."))
             else:
@@ -221,8 +222,20 @@ class Exchange:
         else:
             self._finish_held(b"".join(self._parts))
 
+    def _gave_up(self, event: bytes) -> None:
+        """The backend ended the stream with an error, or by aborting it."""
+        if self._sink.begun:
+            self.done.set_exception(StreamInterrupted(f"The backend gave the answer up: {_message(event)}"))
+        elif ABORTED in event or _is_engine_death(event):
+            self.done.set_exception(BackendAborted("The backend aborted the answer."))
+        else:
+            self.done.set_exception(BackendFault(f"The backend answered with an error: {_message(event)}"))
+
     def _finish_held(self, body: bytes) -> None:
         status = self._status
+        if status < 400 and self._done_marker is not None and ABORTED in body:
+            self.done.set_exception(BackendAborted("The backend aborted the answer."))
+            return
         if status < 400:
             self._sink.send(status, self._content_type, self._extra, body)
             self.done.set_result(self._answer(body[-_TAIL_BYTES:]))
@@ -244,9 +257,22 @@ def _judge(status: int, body: bytes) -> BackendError | None:
     if status in (429, 503):
         return BackendBusy(f"The backend answered {status}.")
     if status >= 500:
-        if b"EngineDead" in body or b"EngineCore" in body:
+        if _is_engine_death(body):
             return EngineDead("The backend's engine is dead.")
         return BackendFault(f"The backend answered {status}.")
     if status == 404 and b"does not exist" in body:
         return ModelMissing("The backend does not serve this model any more.")
     return None
+
+
+def _is_engine_death(body: bytes) -> bool:
+    return b"EngineDead" in body or b"EngineCore" in body
+
+
+def _message(event: bytes) -> str:
+    """What an error event says."""
+    try:
+        said = orjson.loads(event.partition(b"data: ")[2])["error"]["message"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        said = "it was aborted"
+    return str(said)[:500]

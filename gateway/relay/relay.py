@@ -7,13 +7,14 @@ from contextlib import asynccontextmanager, suppress
 from gateway.backends.backend import Backend
 from gateway.backends.registry import Fleet
 from gateway.config import UpstreamConfig
-from gateway.errors import FirstByteTimeout
+from gateway.errors import FirstByteTimeout, FreshConnectionClosed, StreamStalled
 from gateway.relay.connection import BackendConnection
 from gateway.relay.exchange import Answer, Exchange, Sink
 from gateway.relay.pool import Pool
 from gateway.request import InferenceRequest
 
 _LOOK_SECONDS = 1.0
+_GONE_SECONDS = 10.0  # a backend that refuses connections may leave those it has open and silent for ever
 
 
 class Relay:
@@ -23,7 +24,7 @@ class Relay:
         self._pools = {backend.name: Pool(backend, config, clock) for backend in fleet.backends}
         self._config = config
         self._clock = clock
-        self._under_way: set[Exchange] = set()
+        self._under_way: dict[Exchange, Backend] = {}
 
     def __repr__(self) -> str:
         return f"<Relay {len(self._under_way)} answers under way>"
@@ -52,7 +53,7 @@ class Relay:
         pool = self._pools[backend]
         connection = await pool.take(fresh=fresh)
         exchange = Exchange(sink, connection, first_token, self._clock, request.done_marker, request.hides_usage)
-        self._under_way.add(exchange)
+        self._under_way[exchange] = pool.backend
         try:
             head = pool.request_head(request.method, request.target) + request.headers
             if request.upload is None:
@@ -60,7 +61,7 @@ class Relay:
                 return await exchange.done
             return await self._send_upload(head, request, connection, exchange)
         finally:
-            self._under_way.discard(exchange)
+            del self._under_way[exchange]
             sink.on_room = None
             pool.give_back(connection)
 
@@ -98,21 +99,23 @@ class Relay:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            for exchange in list(self._under_way):
-                self._look_at(exchange)
+            for exchange, backend in list(self._under_way.items()):
+                self._look_at(exchange, backend)
 
-    def _look_at(self, exchange: Exchange) -> None:
+    def _look_at(self, exchange: Exchange, backend: Backend) -> None:
         if exchange.heard or exchange.paused:
             exchange.heard = False
             exchange.silent_seconds = 0.0
             return
         exchange.silent_seconds += _LOOK_SECONDS
-        first_byte = self._config.first_byte_timeout_seconds
-        if exchange.begun:
-            if exchange.silent_seconds >= self._config.idle_stream_timeout_seconds:
-                exchange.stalled(exchange.silent_seconds)
-        elif first_byte is not None and exchange.silent_seconds >= first_byte:
-            exchange.failed(FirstByteTimeout(f"The backend sent nothing for {exchange.silent_seconds:g} s."))
+        config, silent = self._config, exchange.silent_seconds
+        first_byte, silence = config.first_byte_timeout_seconds, f"The backend sent nothing for {silent:g} s."
+        if backend.health.gone and silent >= _GONE_SECONDS:
+            exchange.give_up(FreshConnectionClosed(f"{silence} It refuses connections."))
+        elif exchange.begun and silent >= config.idle_stream_timeout_seconds:
+            exchange.give_up(StreamStalled(silence))
+        elif not exchange.begun and first_byte is not None and silent >= first_byte:
+            exchange.give_up(FirstByteTimeout(silence))
 
 
 def _whole(head: bytes, request: InferenceRequest) -> bytes:

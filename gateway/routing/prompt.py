@@ -13,10 +13,8 @@ def canonical_prompt(document: dict[str, Any]) -> bytes:
     A longer conversation begins with the bytes of a shorter one. Of a list of prompts the first one speaks for all.
     """
     messages = document.get("messages")
-    if type(messages) is list:
-        text = _turns(messages)
-    else:
-        text = _text(document.get("prompt") or document.get("input"))
+    is_chat = type(messages) is list
+    text = _turns(messages) if is_chat else _text(document.get("prompt") or document.get("input"))
     opening = [document[key] for key in _OPENING if document.get(key)]
     return orjson.dumps(opening) + text if opening else text
 
