@@ -40,7 +40,7 @@ def _table() -> dict[tuple[bytes, bytes], Route]:
         b"/v1/chat/completions": Route("chat", Kind.GENERATE, done_marker=_DONE, injects_usage=True),
         b"/v1/completions": Route("completions", Kind.GENERATE, done_marker=_DONE, injects_usage=True),
         b"/v1/responses": Route("responses", Kind.GENERATE),
-        b"/v1/messages": Route("messages", Kind.GENERATE, done_marker=b"message_stop", anthropic=True),
+        b"/v1/messages": Route("messages", Kind.GENERATE, done_marker=b"event: message_stop", anthropic=True),
     }
     pool = dict.fromkeys((b"/v1/embeddings",), Route("embeddings", Kind.POOL))
     pool |= dict.fromkeys((b"/v1/score", b"/score"), Route("score", Kind.POOL))

@@ -8,7 +8,7 @@ ABORTED = b'"finish_reason":"abort"'  # an engine that is shutting down ends its
 class EventStream:
     """Cuts a byte stream at event ends, remembers where usage was, and whether the end marker came.
 
-    `done_marker` are bytes that only a complete answer holds; without one, the end of the body is the end.
+    `done_marker` is how a line starts that only a complete answer holds; without one, the end of the body is the end.
     `failure` is the event with which the backend gave the answer up, if it did: that event and all that follows, even
     an end marker, are not passed on.
     """
@@ -47,7 +47,8 @@ class EventStream:
     @property
     def complete(self) -> bool:
         """The answer's end marker was seen."""
-        return self._done_marker is None or self._done_marker in self._last or self._done_marker in self._previous
+        marker = self._done_marker
+        return marker is None or _has_line(self._last, marker) or _has_line(self._previous, marker)
 
     def _up_to_failure(self, data: bytes) -> bytes:
         if self.failure:
@@ -71,6 +72,11 @@ class EventStream:
         whole = bytes(partial[:end])
         del partial[:end]
         return whole
+
+
+def _has_line(data: bytes, start: bytes) -> bool:
+    """Whether a line starts so; the same bytes inside a line are text that a model wrote."""
+    return data.startswith(start) or b"\n" + start in data
 
 
 def _without_usage(data: bytes) -> bytes:
