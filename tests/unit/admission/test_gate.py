@@ -1,0 +1,219 @@
+import asyncio
+
+import pytest
+
+from gateway.admission.gate import Gate, Lease
+from gateway.errors import ModelNotFound, NoBackend, QueueFull, WaitExpired
+from gateway.request import Ask
+from tests.unit.admission.builders import STARVATION_SECONDS, Hall, ask, hall
+from tests.unit.admission.virtual_time import run, turns
+
+MAX_WAIT_SECONDS = 60.0
+
+
+def gate_of(here: Hall) -> Gate:
+    loop = asyncio.get_running_loop()
+    return Gate(here.placement, here.queue, MAX_WAIT_SECONDS, loop.time)
+
+
+async def hold(gate: Gate, order: list[str], name: str, release: asyncio.Event, wish: Ask | None = None) -> None:
+    with await gate.lease(wish or ask()) as lease:
+        order.append(f"{name} on {lease.backend}")
+        lease.first_token()
+        await release.wait()
+
+
+def test_a_lease_holds_its_slot_until_the_end_of_the_block() -> None:
+    async def main() -> None:
+        here = hall(2)
+        with await gate_of(here).lease(ask()) as lease:
+            assert (lease.backend, lease.backend_index, lease.hit_tokens, lease.waited_seconds) == ("a", 0, 0, 0.0)
+            assert repr(here.placement) == "<Placement a 1/2; 0 waiting>"
+        assert repr(here.placement) == "<Placement a 0/2; 0 waiting>"
+
+    run(main())
+
+
+def test_a_block_that_raises_gives_its_slot_back() -> None:
+    async def main() -> None:
+        here = hall(2)
+        with pytest.raises(ZeroDivisionError):
+            with await gate_of(here).lease(ask()):
+                raise ZeroDivisionError
+        assert repr(here.placement) == "<Placement a 0/2; 0 waiting>"
+
+    run(main())
+
+
+def test_those_who_wait_are_served_in_order_as_slots_come_free() -> None:
+    async def main() -> None:
+        here = hall(1)
+        gate, order = gate_of(here), []
+        releases = [asyncio.Event() for _ in range(3)]
+        async with asyncio.TaskGroup() as group:
+            for number, release in enumerate(releases):
+                group.create_task(hold(gate, order, f"{number}", release))
+                await turns(3)
+            assert gate.waiting == 2
+            assert repr(gate) == "<Gate <Placement a 1/1; 2 waiting>>"
+            for number, release in enumerate(releases):
+                assert order == [f"{earlier} on a" for earlier in range(number + 1)]
+                release.set()
+                await turns(4)
+        assert repr(gate) == "<Gate <Placement a 0/1; 0 waiting>>"
+
+    run(main())
+
+
+def test_a_first_token_opens_the_backend_for_the_next() -> None:
+    async def main() -> None:
+        here = hall(4, policy="prefix")
+        gate, order, release = gate_of(here), [], asyncio.Event()
+        with await gate.lease(ask(prompt_tokens=100_000)) as long:
+            waiting = asyncio.create_task(hold(gate, order, "next", release))
+            await turns(5)
+            assert order == []
+            long.first_token()
+            await turns(3)
+            assert order == ["next on a"]
+            release.set()
+            await waiting
+
+    run(main())
+
+
+def test_time_alone_opens_a_backend_whose_prefill_is_not_seen_to_end() -> None:
+    async def main() -> None:
+        here = hall(4, policy="prefix")
+        gate, loop = gate_of(here), asyncio.get_running_loop()
+        with await gate.lease(ask(prompt_tokens=20_000, streams=False)):
+            began = loop.time()
+            with await gate.lease(ask()) as lease:
+                assert lease.waited_seconds == pytest.approx(loop.time() - began)
+                assert 0.4 < lease.waited_seconds < 1.0
+
+    run(main())
+
+
+def test_one_who_starves_takes_another_backend_when_the_time_has_come() -> None:
+    async def main() -> None:
+        here = hall(1, 1, policy="prefix")
+        gate, loop = gate_of(here), asyncio.get_running_loop()
+        keys = tuple(range(1, 160))
+        here.index.record(1, keys)
+        wish = ask(keys=keys, prompt_bytes=400_000, prompt_tokens=100_000, output_tokens=1)
+        with await gate.lease(wish) as first:
+            assert first.backend == "b"
+            first.first_token()
+            began = loop.time()
+            with await gate.lease(wish) as second:
+                assert second.backend == "a"
+                assert STARVATION_SECONDS <= loop.time() - began < STARVATION_SECONDS + 0.1
+
+    run(main())
+
+
+def test_after_the_longest_wait_the_client_is_told_when_to_come_back() -> None:
+    async def main() -> None:
+        here = hall(1)
+        gate, loop = gate_of(here), asyncio.get_running_loop()
+        with await gate.lease(ask()):
+            began = loop.time()
+            with pytest.raises(WaitExpired, match="came free within 60 s") as expired:
+                await gate.lease(ask())
+            assert loop.time() - began == pytest.approx(MAX_WAIT_SECONDS)
+            assert expired.value.retry_after_seconds is not None
+            assert 0.1 <= expired.value.retry_after_seconds <= 60
+            assert gate.waiting == len(here.queue) == 0
+
+    run(main())
+
+
+def test_when_every_backend_goes_those_who_wait_are_told_at_once() -> None:
+    async def main() -> None:
+        here = hall(1)
+        gate = gate_of(here)
+        with await gate.lease(ask()):
+            waiting = [asyncio.create_task(gate.lease(ask())) for _ in range(3)]
+            await turns(3)
+            here.serving["m"] = []
+            gate.fleet_changed()
+            results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(result) for result in results] == [NoBackend] * 3
+        assert all(isinstance(result, NoBackend) and result.retry_after_seconds == 2.0 for result in results)
+        assert repr(gate) == "<Gate <Placement a 0/1; 0 waiting>>"
+
+    run(main())
+
+
+def test_a_backend_that_comes_back_serves_those_who_wait() -> None:
+    async def main() -> None:
+        here = hall(1, 1)
+        here.serving["m"] = here.sites[:1]
+        gate = gate_of(here)
+        with await gate.lease(ask()):
+            waiting = asyncio.create_task(gate.lease(ask()))
+            await turns(3)
+            here.serving["m"] = here.sites
+            gate.fleet_changed()
+            with await waiting as lease:
+                assert lease.backend == "b"
+
+    run(main())
+
+
+def test_refusals_come_at_once_and_leave_nothing() -> None:
+    async def main() -> None:
+        here = hall(1, max_requests=0)
+        gate = gate_of(here)
+        with pytest.raises(ModelNotFound):
+            await gate.lease(Ask("other"))
+        with await gate.lease(ask()):
+            with pytest.raises(QueueFull):
+                await gate.lease(ask())
+        assert gate.waiting == len(here.queue) == 0
+
+    run(main())
+
+
+def test_all_that_changes_in_one_turn_is_looked_through_once() -> None:
+    async def main() -> None:
+        here = hall(3)
+        gate = gate_of(here)
+        running: list[Lease] = [await gate.lease(ask()) for _ in range(3)]
+        waiting = [asyncio.create_task(gate.lease(ask())) for _ in range(3)]
+        await turns(3)
+        passes = 0
+        drain = here.placement.drain
+
+        def counted(model: str, now: float) -> object:
+            nonlocal passes
+            passes += 1
+            return drain(model, now)
+
+        here.placement.drain = counted  # type: ignore[method-assign,assignment]
+        for lease in running:
+            lease.__exit__(None, None, None)
+        granted = await asyncio.gather(*waiting)
+        assert [lease.backend for lease in granted] == ["a"] * 3
+        assert passes == 1
+
+    run(main())
+
+
+def test_an_idle_gate_sets_no_timers() -> None:
+    async def main() -> None:
+        here = hall(1)
+        gate, order, release = gate_of(here), [], asyncio.Event()
+        with await gate.lease(ask()):
+            waiting = asyncio.create_task(hold(gate, order, "next", release))
+            await asyncio.sleep(1.0)
+        release.set()
+        await waiting
+        await asyncio.sleep(1.0)
+        gate.drain_soon()
+        with pytest.raises(RuntimeError, match="never comes"):
+            await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(RuntimeError, match="never comes"):
+        run(main())
