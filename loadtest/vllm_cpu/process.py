@@ -1,4 +1,4 @@
-"""One real vLLM engine on this machine's CPU, as a process that cannot outlive the block that runs it."""
+"""One real vLLM engine on this machine's CPU, as a process that outlives neither its block nor its parent."""
 
 import json
 import os
@@ -21,6 +21,9 @@ STOP_GRACE_SECONDS = 15.0
 POLL_SECONDS = 0.25
 PROGRESS_SECONDS = 5.0
 LOG_TAIL_LINES = 25
+
+# Waits for the end of its input, which comes when its parent ends in whatever way, then kills the process group.
+GUARD = ("/bin/sh", "-c", "cat > /dev/null; kill -s KILL -- -$1 2> /dev/null", "guard")
 
 Progress = Callable[[str], None]
 
@@ -126,6 +129,7 @@ class VllmProcess:
         self.ready_seconds: float | None = None
         self._progress = progress or (lambda _line: None)
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self._started = 0.0
 
     @property
@@ -170,6 +174,7 @@ class VllmProcess:
                 env=environment(self.options, dict(os.environ)),
                 start_new_session=True,
             )
+        self._guard = subprocess.Popen([*GUARD, str(self.pid)], stdin=subprocess.PIPE, start_new_session=True)
 
     def wait_ready(self, deadline_seconds: float = READY_DEADLINE_SECONDS) -> None:
         """Return once /health answers 200; VllmFailed when it dies or the deadline passes."""
@@ -209,6 +214,7 @@ class VllmProcess:
         finally:
             self._signal_group(signal.SIGKILL)
             self._process.wait()
+            self._dismiss_guard()
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
         """The end of the log, introduced by where it is."""
@@ -239,6 +245,13 @@ class VllmProcess:
                 return int(answer.status) == 200
         except (urllib.error.URLError, OSError):
             return False
+
+    def _dismiss_guard(self) -> None:
+        # Before its input ends: the group's id may belong to somebody else by now.
+        if self._guard is not None and self._guard.stdin is not None:
+            self._guard.kill()
+            self._guard.wait()
+            self._guard.stdin.close()
 
     def _signal_group(self, number: signal.Signals) -> None:
         # The leader keeps the group's id from being reused until it is waited for; workers may outlive it.

@@ -15,6 +15,7 @@ COMPLETION = {"model": MODEL, "prompt": "def read(self, size=-1):", "max_tokens"
 LONG_PROMPT = "import sys\n" * 64  # several prefix blocks
 TOO_LONG_PROMPT = "import sys\n" * CONTEXT_TOKENS
 ALMOST_TOO_LONG = [{"role": "user", "content": "import sys\n" * 2720}]
+TO_THE_END = {**CHAT, "messages": ALMOST_TOO_LONG, "max_tokens": CONTEXT_TOKENS, "ignore_eos": True}
 EMBEDDING = {"model": EMBEDDING_MODEL, "input": ["the cat sat", "on the mat"]}
 
 
@@ -72,7 +73,7 @@ CHATS = (
     Case("chat_long_cold", CHAT_PATH, {**CHAT, "messages": [{"role": "user", "content": LONG_PROMPT}]}),
     Case("chat_long_cached", CHAT_PATH, {**CHAT, "messages": [{"role": "user", "content": LONG_PROMPT}]}),
     Case("chat_priority_ignored", CHAT_PATH, {**CHAT, "priority": 1}),
-    Case("chat_max_tokens_lowered", CHAT_PATH, {**CHAT, "messages": ALMOST_TOO_LONG, "max_tokens": CONTEXT_TOKENS}),
+    Case("chat_max_tokens_lowered", CHAT_PATH, TO_THE_END),
     stream("chat_stream", CHAT_PATH, CHAT),
     stream("chat_stream_usage", CHAT_PATH, CHAT, include_usage=True),
     stream("chat_stream_continuous_usage", CHAT_PATH, CHAT, include_usage=True, continuous_usage_stats=True),

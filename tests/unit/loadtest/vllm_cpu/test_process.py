@@ -1,6 +1,7 @@
 """VllmProcess against a stand-in engine: what it starts, when it is ready, and that nothing outlives it."""
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -124,6 +125,26 @@ def test_an_error_inside_the_block_stops_the_engine_too(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="in the block"), engine(tmp_path) as running:
         raise RuntimeError("in the block")
     wait_gone(running.pid)
+
+
+def test_an_engine_does_not_outlive_a_parent_that_is_killed(tmp_path: Path) -> None:
+    a_model(tmp_path)
+    venv = fake_venv(tmp_path)
+    program = (
+        "import pathlib, sys, time\n"
+        "from loadtest.vllm_cpu.process import VllmOptions, VllmProcess\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "engine = VllmProcess(VllmOptions(folder / 'tiny', venv_dir=folder), folder / 'log')\n"
+        "engine.start()\nengine.wait_ready()\nprint(engine.pid, flush=True)\ntime.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", program, str(venv)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path.cwd()) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        worker = worker_of(tmp_path)
+        parent.kill()
+    wait_gone(pid)
+    wait_gone(worker)
 
 
 def test_a_missing_environment_or_model_says_how_to_get_it(tmp_path: Path) -> None:
