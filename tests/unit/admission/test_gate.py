@@ -37,9 +37,8 @@ def test_a_lease_holds_its_slot_until_the_end_of_the_block() -> None:
 def test_a_block_that_raises_gives_its_slot_back() -> None:
     async def main() -> None:
         here = hall(2)
-        with pytest.raises(ZeroDivisionError):
-            with await gate_of(here).lease(ask()):
-                raise ZeroDivisionError
+        with pytest.raises(ZeroDivisionError), await gate_of(here).lease(ask()):
+            raise ZeroDivisionError
         assert repr(here.placement) == "<Placement a 0/2; 0 waiting>"
 
     run(main())
@@ -168,9 +167,8 @@ def test_refusals_come_at_once_and_leave_nothing() -> None:
         gate = gate_of(here)
         with pytest.raises(ModelNotFound):
             await gate.lease(Ask("other"))
-        with await gate.lease(ask()):
-            with pytest.raises(QueueFull):
-                await gate.lease(ask())
+        with await gate.lease(ask()), pytest.raises(QueueFull):
+            await gate.lease(ask())
         assert gate.waiting == len(here.queue) == 0
 
     run(main())
