@@ -159,6 +159,11 @@ class BackendConnection(asyncio.Protocol):
 
     # What the parser calls.
 
+    def on_message_begin(self) -> None:
+        """The first byte of an answer."""
+        if self._receiver is None:
+            raise ValueError("bytes after the end of the answer")
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header of the answer."""
         self._headers.append((name, value))

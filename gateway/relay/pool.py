@@ -65,7 +65,7 @@ class Pool:
         connection.resume_reading()  # a slow client may have paused it
         now = connection.idle_since = self._clock()
         self._idle.append(connection)
-        while not self._still_good(self._idle[0], now):
+        while self._idle and not self._still_good(self._idle[0], now):
             self._idle.pop(0).abort()
 
     def close(self) -> None:

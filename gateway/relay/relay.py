@@ -73,14 +73,20 @@ class Relay:
         connection.send(
             b"%bcontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n" % (head, request.content_type), exchange
         )
-        async for piece in request.upload:
-            if exchange.done.done() or connection.transport is None:
-                break
-            connection.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-            await connection.drained()
-        else:
-            if connection.transport is not None:
-                connection.transport.write(b"0\r\n\r\n")
+        whole = False
+        try:
+            async for piece in request.upload:
+                if exchange.done.done() or connection.transport is None:
+                    break
+                connection.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                await connection.drained()
+            else:
+                if connection.transport is not None:
+                    connection.transport.write(b"0\r\n\r\n")
+                whole = True
+        finally:
+            if not whole:
+                connection.abort()  # what is sent next here would be taken for the rest of the body
         return await exchange.done
 
     @asynccontextmanager
