@@ -34,6 +34,7 @@ from gateway.observe.metrics import Labels, Metrics
 from gateway.observe.record import Record
 from gateway.relay.relay import Relay
 from gateway.relay.retry import RetryBudget
+from gateway.routing.calibration import Calibration
 from gateway.routing.cost import CostModel
 from gateway.routing.estimate import Estimates
 from gateway.routing.learning import Learning
@@ -56,8 +57,9 @@ class Gateway:
         self.index = PrefixIndex([self._record_bytes(None)] * len(self.fleet.backends))
         self.queue = Queue(config.admission.max_queued_requests, config.admission.max_queued_bytes)
         model = CostModel(config.routing.seconds_per_prefill_token, config.routing.decode_weight)
+        self.calibration = Calibration(model, config.routing.prefill_window_seconds)
         self.placement = Placement(
-            self.fleet.serving, self._policy(model), self.queue, self.estimates, _knobs(config, model)
+            self.fleet.serving, self._policy(), self.queue, self.estimates, self.calibration, _knobs(config)
         )
         self.gate = Gate(self.placement, self.queue, config.admission.max_wait_seconds, clock)
         self.relay = Relay(self.fleet, config.upstream, clock)
@@ -79,10 +81,10 @@ class Gateway:
         self.fleet.on_restart.append(lambda backend: self.index.wipe(backend.index))
         self._add_gauges()
 
-    def _policy(self, model: CostModel) -> Policy:
+    def _policy(self) -> Policy:
         match self.config.routing.policy:
             case "prefix":
-                return PrefixPolicy(model, self.index, self.estimates)
+                return PrefixPolicy(self.calibration, self.index, self.estimates)
             case "least_loaded":
                 return LeastLoadedPolicy()
             case "round_robin":
@@ -118,6 +120,8 @@ class Gateway:
               lambda: [((b.name,), float(b.health.state == "up")) for b in self.fleet.backends])  # fmt: skip
         gauge("gateway_queued_requests", "Requests in the waiting line.", ("model",),
               lambda: [((card.id,), self.queue.waiting(card.id)) for card in self.fleet.models()])  # fmt: skip
+        gauge("gateway_prefill_seconds_per_token", "Learned cost of one uncached prompt token.", (),
+              lambda: [((), self.calibration.model.b)])  # fmt: skip
         gauge("gateway_access_log_dropped_lines", "Access-log lines that could not be written.", (),
               lambda: [((), self.access_log.dropped if self.access_log else 0)])  # fmt: skip
 
@@ -173,10 +177,9 @@ def _wall_clock() -> float:
     return datetime.now(UTC).timestamp()
 
 
-def _knobs(config: Config, model: CostModel) -> Knobs:
+def _knobs(config: Config) -> Knobs:
     routing = config.routing
     return Knobs(
-        window_seconds=routing.prefill_window_seconds or model.window_seconds,
         aging=routing.aging,
         kv_headroom=routing.kv_headroom,
         scan=routing.scan,

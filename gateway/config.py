@@ -97,9 +97,9 @@ class RoutingConfig(Section):
     policy: Literal["prefix", "least_loaded", "round_robin"] = "prefix"
     decode_weight: float = Field(1.0, ge=0, description="0 = TTFT alone, 1 = balanced, 5 = end-to-end latency.")
     prefill_window_seconds: Seconds | None = Field(
-        None, description="A backend with more prefill than this ahead is not open; null = 0.1 s x b / 28e-6."
+        None, description="A backend with more prefill than this ahead is not open; null = 3600 x b, at least 0.02."
     )
-    seconds_per_prefill_token: float = Field(28e-6, gt=0, description="b: what one uncached token costs.")
+    seconds_per_prefill_token: float = Field(28e-6, gt=0, description="b: where learning starts.")
     aging: float = Field(0.05, ge=0, description="Seconds of cost that one second of waiting is worth.")
     kv_headroom: Fraction = Field(0.97, description="Share of the KV cache that placement fills.")
     index_capacity_factor: float = Field(1.0, gt=0, description="Size of the own record, in KV caches.")

@@ -72,6 +72,7 @@ class Dispatcher:
             ).encode()
 
     def _succeeded(self, request: InferenceRequest, lease: Lease, answer: Answer, record: Record) -> None:
+        lease.answered = answer.status == 200
         self._fleet.succeeded(self._relay.backend(lease.backend))
         self._metrics.attempts.add((lease.backend, "ok"))
         record.first_byte_seconds = answer.first_byte_seconds

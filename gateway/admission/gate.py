@@ -16,11 +16,12 @@ _TICK_SECONDS = 0.05  # time alone opens backends too: slow starts grow, unseen 
 class Lease:
     """A place on a backend, held by a `with` block until the last byte."""
 
-    __slots__ = ("_binding", "_gate")
+    __slots__ = ("_binding", "_gate", "answered")
 
     def __init__(self, gate: "Gate", binding: Binding) -> None:
         self._gate = gate
         self._binding = binding
+        self.answered = False  # the whole answer came
 
     @property
     def backend(self) -> str:
@@ -52,7 +53,7 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._gate.release(self._binding)
+        self._gate.release(self._binding, answered=self.answered)
 
 
 class Gate:
@@ -113,9 +114,9 @@ class Gate:
         if self._waiters:
             self.drain_soon()
 
-    def release(self, binding: Binding) -> None:
+    def release(self, binding: Binding, *, answered: bool = False) -> None:
         """Give back what a request took. Safe to call again."""
-        self._placement.release(binding, self._clock())
+        self._placement.release(binding, self._clock(), answered=answered)
         if self._waiters:
             self.drain_soon()
 

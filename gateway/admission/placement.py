@@ -14,6 +14,7 @@ from gateway.admission.drain_rate import DrainRate
 from gateway.admission.queue import Queue, Ticket
 from gateway.errors import InvalidRequest, ModelNotFound, NoBackend
 from gateway.request import Ask
+from gateway.routing.calibration import Calibration
 from gateway.routing.estimate import Estimates
 from gateway.routing.load import Work
 from gateway.routing.policy import Option, Policy, Seat
@@ -36,7 +37,6 @@ class Candidate(Protocol):
 class Knobs:
     """Settings of placement; see the configuration's `routing`."""
 
-    window_seconds: float
     aging: float = 0.05
     kv_headroom: float = 0.97
     scan: int = 64
@@ -63,12 +63,14 @@ class Placement:
         policy: Policy,
         queue: Queue,
         estimates: Estimates,
+        calibration: Calibration,
         knobs: Knobs,
     ) -> None:
         self._serving = serving
         self._policy = policy
         self._queue = queue
         self._estimates = estimates
+        self._calibration = calibration
         self._knobs = knobs
         self._drain_rate = DrainRate()
         self._seats: dict[str, Seat] = {}
@@ -137,15 +139,20 @@ class Placement:
 
     def first_token(self, binding: Binding, now: float) -> None:
         """The request's prefill is over."""
-        if not binding.released:
-            binding.seat.load.first_token(binding.work, now)
+        work = binding.work
+        if not binding.released and binding.seat.load.first_token(work, now) and work.alone:
+            self._calibration.first_token(work.uncached_tokens, work.first_token_seconds, now - work.started_seconds)
 
-    def release(self, binding: Binding, now: float) -> None:
-        """Give back everything the request took. Only the first call counts."""
-        if not binding.released:
-            binding.released = True
-            self._drain_rate.left(now)
-            binding.seat.load.finish(binding.work, now)
+    def release(self, binding: Binding, now: float, *, answered: bool = False) -> None:
+        """Give back everything the request took. Only the first call counts. `answered`: it got its whole answer."""
+        if binding.released:
+            return
+        binding.released = True
+        self._drain_rate.left(now)
+        work = binding.work
+        binding.seat.load.finish(work, now)
+        if answered and work.alone and not work.observable:
+            self._calibration.at_most(work.uncached_tokens, work.first_token_seconds, now - work.started_seconds)
 
     def refresh(self) -> None:
         """The fleet has changed: look at it again."""
@@ -231,7 +238,7 @@ class Placement:
         if seat.load.in_flight + wanted > seat.slots:
             # a request larger than a slow start allows may run alone
             return seat.load.in_flight == 0 and wanted <= seat.cap
-        return seat.load.prefill_ahead_seconds(now) <= self._knobs.window_seconds
+        return seat.load.prefill_ahead_seconds(now) <= self._calibration.window_seconds
 
     def _admits(self, option: Option, ask: Ask, now: float) -> bool:
         return self._is_open(option.seat, ask, now) and self._fits(option, ask)
@@ -256,7 +263,16 @@ class Placement:
         seat = option.seat
         uncached = max(0, ask.prompt_tokens - option.hit_tokens)
         reserved = uncached + ask.sequences * self._output_tokens(ask)
-        work = Work(self._slots_of(ask, seat), ask.prompt_tokens, reserved, option.prefill_seconds, ask.streams)
+        first_token = option.prefill_seconds + option.step_seconds
+        work = Work(
+            self._slots_of(ask, seat),
+            ask.prompt_tokens,
+            reserved,
+            option.prefill_seconds,
+            ask.streams,
+            uncached,
+            first_token,
+        )
         seat.load.start(work, now)
         seat.placed += 1
         self._policy.placed(ask, option)

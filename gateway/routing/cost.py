@@ -34,16 +34,16 @@ class CostModel:
         for name, ratio in (("a", 286), ("c", 0.5), ("d", 1.68e-3), ("e", 4.6e-5)):
             object.__setattr__(self, name, ratio * self.b)
 
-    @property
-    def window_seconds(self) -> float:
-        """Most prefill that may be ahead on a backend that is open: about 0.4 of a full token budget."""
-        return 0.1 * self.b / 28e-6
-
 
 def prefill_seconds(model: CostModel, slowness: float, prompt_tokens: int, hit_tokens: int) -> float:
     """Time to prefill the part of the prompt that the backend does not hold; at least one token is computed."""
     uncached = prompt_tokens - min(hit_tokens, prompt_tokens - 1)
     return slowness * uncached * (model.b + model.e * (prompt_tokens - uncached / 2))
+
+
+def step_seconds(model: CostModel, slowness: float, load: Load) -> float:
+    """Time of an engine step without prefill."""
+    return slowness * (model.a + model.c * load.decoding + model.d * load.context_tokens)
 
 
 def placement_seconds(
@@ -66,7 +66,7 @@ def placement_seconds(
     c, d = model.c, model.d
     batch, context, decoding = load.in_flight, load.context_tokens, load.decoding
     uncached = prompt_tokens - min(hit_tokens, prompt_tokens - 1)
-    step = slowness * (model.a + c * decoding + d * context)
+    step = step_seconds(model, slowness, load)
     smoothed = (1 - _SMOOTHING) * batch + _SMOOTHING * mean_batch
     slowdown = _SLOWDOWN * model.decode_weight * slowness * output_tokens
     chunks = -(-uncached // model.max_batched_tokens)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class Work:
     """One placed request's share of a backend's load.
 
-    `prefill_seconds` is the predicted time of its uncached prompt; `observable`: its first token will be seen.
+    `prefill_seconds` is the predicted time of its uncached prompt, `first_token_seconds` that to its first
+    token when it is alone in prefill; `observable`: its first token will be seen.
     """
 
     sequences: int
@@ -15,6 +16,10 @@ class Work:
     reserved_tokens: int
     prefill_seconds: float
     observable: bool
+    uncached_tokens: int = 0
+    first_token_seconds: float = 0.0
+    started_seconds: float = 0.0
+    alone: bool = False  # no other request was in prefill with it
 
 
 class Load:
@@ -47,16 +52,22 @@ class Load:
         self.in_flight += work.sequences
         self.context_tokens += work.prompt_tokens
         self.reserved_tokens += work.reserved_tokens
+        work.started_seconds = now
         if not self._pending:
             self._head_since = now
+            work.alone = True
+        elif len(self._pending) == 1:
+            next(iter(self._pending)).alone = False
         self._pending[work] = None
         self._pending_seconds += work.prefill_seconds
 
-    def first_token(self, work: Work, now: float) -> None:
-        """The request's prefill is over. Only the first call counts."""
-        if self._leave_prefill(work):
-            self.decoding += work.sequences
-            self._head_since = now
+    def first_token(self, work: Work, now: float) -> bool:
+        """The request's prefill is over. Only the first call counts, and returns True."""
+        if not self._leave_prefill(work):
+            return False
+        self.decoding += work.sequences
+        self._head_since = now
+        return True
 
     def finish(self, work: Work, now: float) -> None:
         """The request is over, however it ended."""
@@ -67,6 +78,11 @@ class Load:
             self._head_since = now
         else:
             self.decoding -= work.sequences
+
+    @property
+    def prefilling(self) -> bool:
+        """Some request has no first token yet."""
+        return bool(self._pending)
 
     def prefill_ahead_seconds(self, now: float) -> float:
         """Predicted prefill time of what was sent before, less what has passed of the oldest one's."""

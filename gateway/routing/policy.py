@@ -6,7 +6,8 @@ from typing import Protocol
 
 from gateway.request import Ask
 from gateway.routing.blocks import bytes_of
-from gateway.routing.cost import CostModel, placement_seconds, prefill_seconds
+from gateway.routing.calibration import Calibration
+from gateway.routing.cost import placement_seconds, prefill_seconds, step_seconds
 from gateway.routing.estimate import Estimates
 from gateway.routing.load import Load
 from gateway.routing.prefix_index import PrefixIndex
@@ -28,12 +29,13 @@ class Seat:
 
 @dataclass(slots=True)
 class Option:
-    """What one backend means for one request: cost in seconds, its own prefill, and predicted hit."""
+    """What one backend means for one request: cost in seconds, its own prefill, predicted hit, time of a step there."""
 
     seat: Seat
     cost: float
     prefill_seconds: float
     hit_tokens: int
+    step_seconds: float = 0.0
 
 
 class Policy(Protocol):
@@ -56,8 +58,8 @@ class PrefixPolicy:
 
     waits_for_best = True
 
-    def __init__(self, model: CostModel, index: PrefixIndex, estimates: Estimates) -> None:
-        self._model = model
+    def __init__(self, calibration: Calibration, index: PrefixIndex, estimates: Estimates) -> None:
+        self._calibration = calibration
         self._index = index
         self._estimates = estimates
 
@@ -69,7 +71,7 @@ class PrefixPolicy:
         if ask.output_tokens is not None:
             output = min(output, ask.output_tokens)
         mean_batch = sum([seat.load.in_flight for seat in seats]) / max(1, len(seats))
-        tokens, model, options = ask.prompt_tokens, self._model, []
+        tokens, model, options = ask.prompt_tokens, self._calibration.model, []
         for seat in seats:
             depth, slowness = depths[seat.index], seat.slowness
             hit = min(int(bytes_of(depth) / ratio), tokens) if depth else 0
@@ -77,7 +79,7 @@ class PrefixPolicy:
             cost = placement_seconds(
                 model, seat.load, seat.slots, seat.kv_cache_tokens, slowness, tokens, hit, own, output, mean_batch, now
             )
-            options.append(Option(seat, cost, own, hit))
+            options.append(Option(seat, cost, own, hit, step_seconds(model, slowness, seat.load)))
         return options
 
     def placed(self, ask: Ask, option: Option) -> None:

@@ -13,8 +13,7 @@ def canonical_prompt(document: dict[str, Any]) -> bytes:
     A longer conversation begins with the bytes of a shorter one. Of a list of prompts the first one speaks for all.
     """
     messages = document.get("messages")
-    is_chat = type(messages) is list
-    text = _turns(messages) if is_chat else _text(document.get("prompt") or document.get("input"))
+    text = _turns(messages) if isinstance(messages, list) else _text(document.get("prompt") or document.get("input"))
     opening = [document[key] for key in _OPENING if document.get(key)]
     return orjson.dumps(opening) + text if opening else text
 
