@@ -53,11 +53,12 @@ class EventStream:
     def _up_to_failure(self, data: bytes) -> bytes:
         if self.failure:
             return b""
-        events = data.split(b"\n\n")
+        separator = _separator(data)
+        events = data.split(separator)
         for number, event in enumerate(events):
             if _ERROR in event or ABORTED in event:
                 self.failure = event
-                return b"\n\n".join([*events[:number], b""])
+                return separator.join([*events[:number], b""])
         return data
 
     def _cut(self, data: bytes) -> bytes:
@@ -81,5 +82,11 @@ def _has_line(data: bytes, start: bytes) -> bool:
 
 def _without_usage(data: bytes) -> bytes:
     """Drop the events that only carry usage."""
-    kept = [event for event in data.split(b"\n\n") if not (b'"choices":[]' in event and b'"usage"' in event)]
-    return b"\n\n".join(kept)
+    separator = _separator(data)
+    kept = [event for event in data.split(separator) if not (b'"choices":[]' in event and b'"usage"' in event)]
+    return separator.join(kept)
+
+
+def _separator(data: bytes) -> bytes:
+    """What stands between events: JSON holds no line ends, so either spelling is found safely."""
+    return b"\r\n\r\n" if b"\r\n\r\n" in data else b"\n\n"

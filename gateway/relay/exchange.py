@@ -100,6 +100,7 @@ class Exchange:
         self._extra = b""
         self._events: EventStream | None = None
         self._parts: list[bytes] = []
+        self._held_parts = 0
         self._held_bytes = 0
         self._tail = b""
         self._opening = b""
@@ -197,7 +198,8 @@ class Exchange:
             self._wait_for_room()
 
     def _hold(self) -> None:
-        self._held_bytes += len(self._parts[-1])
+        self._held_bytes += sum(map(len, self._parts[self._held_parts :]))
+        self._held_parts = len(self._parts)
         if self._held_bytes > _HELD_BYTES:
             self._sink.begin(self._status, self._content_type, self._extra)
             self._pass_plain()
@@ -214,6 +216,8 @@ class Exchange:
             elif not events.complete:
                 self.done.set_exception(StreamInterrupted("The backend's answer ended before it was complete."))
             else:
+                if not sink.begun:
+                    sink.begin(200, self._content_type, self._extra)
                 sink.end()
                 self.done.set_result(self._answer(events.usage_first, events.usage_last))
         elif sink.begun:
