@@ -216,6 +216,7 @@ def serve(config: Config) -> None:
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ],
+        wrapper_class=structlog.make_filtering_bound_logger("info"),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     gc.set_threshold(50_000, 20, 50)  # requests make little garbage in cycles

@@ -71,6 +71,10 @@ class BackendConfig(Section):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("must look like http://host:port")
+        try:
+            _ = parts.port
+        except ValueError as error:
+            raise ValueError("the port must be a number from 0 to 65535") from error
         if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
             raise ValueError("must be scheme, host and port only, without path, query or user")
         return url.rstrip("/")
@@ -210,8 +214,7 @@ def substitute(value: Any, environ: dict[str, str], path: str = "") -> Any:
             raise ConfigError(f"{path.lstrip('.')}: the environment variable {name} is not set and has no default")
         return found
 
-    replaced = _VARIABLE.sub(replace, value)
-    return yaml.safe_load(replaced) if replaced != value and _VARIABLE.fullmatch(value) and replaced else replaced
+    return _VARIABLE.sub(replace, value)
 
 
 def parse(document: Any) -> Config:
@@ -222,7 +225,10 @@ def parse(document: Any) -> Config:
         return Config.model_validate(document)
     except ValidationError as error:
         lines = []
-        for item in error.errors(include_url=False):
+        wrong = error.errors(include_url=False)
+        for item in wrong:
+            if item["type"] == "too_short" and len(wrong) > 1:
+                continue  # only says again that an element is wrong
             place = ".".join(str(part) for part in item["loc"]) or "configuration"
             known = "unknown key" if item["type"] == "extra_forbidden" else item["msg"].removeprefix("Value error, ")
             lines.append(f"{place}: {known}")

@@ -44,8 +44,7 @@ class Dispatcher:
         attempts = Attempts(self._budget, repeatable=request.repeatable)
         while True:
             with await self._gate.lease(request.ask, attempts.avoid) as lease:
-                attempts.start()
-                self._note(lease, attempts, reply, record)
+                self._note(lease, reply, record)
                 try:
                     answer = await self._relay.send(
                         request, lease.backend, reply, lease.first_token, fresh=attempts.fresh
@@ -59,9 +58,9 @@ class Dispatcher:
                     self._succeeded(request, lease, answer, record)
                     return answer
 
-    def _note(self, lease: Lease, attempts: Attempts, reply: Reply, record: Record) -> None:
+    def _note(self, lease: Lease, reply: Reply, record: Record) -> None:
         record.backend = lease.backend
-        record.attempts = attempts.count
+        record.attempts += 1
         record.queue_seconds += lease.waited_seconds
         record.predicted_hit_tokens = lease.hit_tokens
         if self._response_headers:

@@ -16,32 +16,16 @@ _TICK_SECONDS = 0.05  # time alone opens backends too: slow starts grow, unseen 
 class Lease:
     """A place on a backend, held by a `with` block until the last byte."""
 
-    __slots__ = ("_binding", "_gate", "answered")
+    __slots__ = ("_binding", "_gate", "answered", "backend", "backend_index", "hit_tokens", "waited_seconds")
 
     def __init__(self, gate: "Gate", binding: Binding) -> None:
         self._gate = gate
         self._binding = binding
+        self.backend = binding.seat.name
+        self.backend_index = binding.seat.index
+        self.hit_tokens = binding.hit_tokens  # prompt tokens that the backend is predicted to hold already
+        self.waited_seconds = binding.waited_seconds
         self.answered = False  # the whole answer came
-
-    @property
-    def backend(self) -> str:
-        """Name of the backend."""
-        return self._binding.seat.name
-
-    @property
-    def backend_index(self) -> int:
-        """Its number in the fleet."""
-        return self._binding.seat.index
-
-    @property
-    def hit_tokens(self) -> int:
-        """Prompt tokens that the backend is predicted to hold already."""
-        return self._binding.hit_tokens
-
-    @property
-    def waited_seconds(self) -> float:
-        """Time spent in the line."""
-        return self._binding.waited_seconds
 
     def first_token(self) -> None:
         """The backend's first token arrived: its prefill is over."""

@@ -15,6 +15,7 @@ from gateway.admission.queue import Queue, Ticket
 from gateway.errors import InvalidRequest, ModelNotFound, NoBackend
 from gateway.request import Ask
 from gateway.routing.calibration import Calibration
+from gateway.routing.cost import step_seconds
 from gateway.routing.estimate import Estimates
 from gateway.routing.load import Work
 from gateway.routing.policy import Option, Policy, Seat
@@ -93,7 +94,8 @@ class Placement:
         seats = self._candidates(ask, now, avoid)
         if ask.sequences == 0:
             return self._bind(ask, Option(min(seats, key=lambda seat: seat.load.in_flight), 0.0, 0.0, 0), now, 0.0)
-        self._refuse_what_never_fits(ask, seats)
+        if ask.sequences > 1:
+            self._refuse_what_never_fits(ask, seats)
         options = self._policy.options(ask, seats, now)
         if not self._queue.waiting(ask.model):
             option = self._best(ask, options, {}, now, any_open=not self._policy.waits_for_best)
@@ -190,10 +192,8 @@ class Placement:
         return seat
 
     def _refuse_what_never_fits(self, ask: Ask, seats: Sequence[Seat]) -> None:
-        if ask.sequences == 1 or ask.divisible:
-            return
         largest = max(seat.cap for seat in seats)
-        if ask.sequences > largest:
+        if ask.sequences > largest and not ask.divisible:
             raise InvalidRequest(
                 f"This request asks for {ask.sequences} sequences at once (n x prompts); no backend of model"
                 f" {ask.model!r} runs more than {largest}. Send fewer in one request.",
@@ -263,7 +263,7 @@ class Placement:
         seat = option.seat
         uncached = max(0, ask.prompt_tokens - option.hit_tokens)
         reserved = uncached + ask.sequences * self._output_tokens(ask)
-        first_token = option.prefill_seconds + option.step_seconds
+        first_token = option.prefill_seconds + step_seconds(self._calibration.model, seat.slowness, seat.load)
         work = Work(
             self._slots_of(ask, seat),
             ask.prompt_tokens,

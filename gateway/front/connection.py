@@ -17,7 +17,6 @@ from gateway.front.incoming import Incoming
 from gateway.front.reply import Reply
 from gateway.front.upload import Upload
 
-_MAX_HEADERS = 128
 _MAX_LINE_BYTES = 8190
 _MAX_HEAD_BYTES = 65536
 _MAX_PIPELINED = 16
@@ -68,7 +67,7 @@ class ClientConnection(asyncio.Protocol):
         self._blocked_since = 0.0
         self._incoming = Incoming()  # being parsed
         self._head_bytes = 0
-        self._header_count = 0
+        self._headers: list[tuple[bytes, bytes]] = []
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._pipelined: deque[Incoming] = deque()
@@ -137,11 +136,6 @@ class ClientConnection(asyncio.Protocol):
         self._phase = phase
         self._since = self._loop.time()
 
-    def _parsed(self, phase: _Phase) -> None:
-        self._parsing = phase
-        if self._task is None:
-            self._enter(phase)
-
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -206,6 +200,8 @@ class ClientConnection(asyncio.Protocol):
             self._head_bytes += len(data)
             if self._head_bytes > _MAX_HEAD_BYTES:
                 self._refuse(HeadersTooLarge(f"The head of the request is larger than {_MAX_HEAD_BYTES} bytes."))
+        if self._task is None and self._phase is not self._parsing and not self._deaf:
+            self._enter(self._parsing)
 
     def _read_more(self, more: bool) -> None:
         transport = self._transport
@@ -221,9 +217,10 @@ class ClientConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """The first byte of a request."""
         self._incoming = Incoming()
-        self._head_bytes = self._header_count = self._body_bytes = 0
+        self._headers = []
         self._body = []
-        self._parsed(_Phase.HEAD)
+        self._head_bytes = self._body_bytes = 0
+        self._parsing = _Phase.HEAD
 
     def on_url(self, url: bytes) -> None:
         """The request target, in one or more pieces."""
@@ -233,24 +230,18 @@ class ClientConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
-        self._header_count += 1
-        if self._header_count > _MAX_HEADERS:
-            raise HeadersTooLarge(f"The request has over {_MAX_HEADERS} headers.")
-        if len(name) + len(value) > _MAX_LINE_BYTES:
-            raise HeadersTooLarge(f"A header of the request is longer than {_MAX_LINE_BYTES} bytes.")
-        self._incoming.take_header(name.lower(), value)
+        self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The end of the head: refuse what can be refused before the body is read."""
         incoming = self._incoming
-        incoming.method = self._parser.get_method()
-        incoming.close_out_head(self._parser.get_http_version())
+        incoming.take_head(self._parser.get_method(), self._parser.get_http_version(), self._headers)
         if self._host.admit(incoming):
             incoming.upload = Upload(self._read_more)
         expect = incoming.headers.get(b"expect")
         if expect is not None and not self._pipelined and self._task is None:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._parsed(_Phase.BODY)
+        self._parsing = _Phase.BODY
         if incoming.upload is not None:
             incoming.keep_alive = False
             self._ready(incoming)

@@ -150,7 +150,7 @@ class Handler:
             )
         if route.stored:
             return self._stored_request(incoming, route, request_id)
-        return self._reader.read(incoming, route, request_id, incoming.key, self._only_model())
+        return self._reader.read(incoming, route, request_id, incoming.key, self._only_model)
 
     def _stored_request(self, incoming: Incoming, route: Route, request_id: str) -> InferenceRequest:
         response_id = route.target.split(b"/")[3].decode()

@@ -1,7 +1,7 @@
 """One request as it came over the wire: the few header fields that matter, and the body."""
 
 from gateway.config import KeyConfig
-from gateway.errors import GatewayError, InvalidRequest
+from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest
 from gateway.front.routes import Route
 from gateway.front.upload import Upload
 
@@ -9,6 +9,8 @@ KNOWN_HEADERS = frozenset(
     (b"authorization", b"content-encoding", b"content-length", b"content-type", b"expect", b"host", b"traceparent",
      b"tracestate", b"transfer-encoding", b"x-api-key", b"x-request-id", b"x-session-id")
 )  # fmt: skip
+_MAX_HEADERS = 128
+_MAX_VALUE_BYTES = 8190
 _ONLY_ONCE = KNOWN_HEADERS - {b"traceparent", b"tracestate"}
 
 
@@ -33,24 +35,29 @@ class Incoming:
     def __init__(self) -> None:
         self.headers: dict[bytes, bytes] = {}
 
-    def take_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header that matters; `name` in lower case. Raises InvalidRequest for a second one of a kind."""
-        if name in KNOWN_HEADERS:
-            if name in self.headers and name in _ONLY_ONCE:
-                raise InvalidRequest(f"The header {name.decode()} is there twice.")
-            self.headers[name] = value
-
-    def close_out_head(self, version: str) -> None:
-        """Checks that need the whole head. Raises InvalidRequest."""
-        headers = self.headers
-        if version not in ("1.1", "1.0"):
-            raise InvalidRequest(f"HTTP/{version} is not spoken here; use HTTP/1.1.")
-        self.http10 = version == "1.0"
-        if b"host" not in headers and not self.http10:
+    def take_head(self, method: bytes, version: str, headers: list[tuple[bytes, bytes]]) -> None:
+        """Keep what matters of a head. Raises InvalidRequest or HeadersTooLarge."""
+        self.method = method
+        kept = self.headers
+        if len(headers) > _MAX_HEADERS:
+            raise HeadersTooLarge(f"The request has over {_MAX_HEADERS} headers.")
+        for name, value in headers:
+            if len(value) > _MAX_VALUE_BYTES or len(name) > _MAX_VALUE_BYTES:
+                raise HeadersTooLarge(f"A header of the request is longer than {_MAX_VALUE_BYTES} bytes.")
+            name = name.lower()
+            if name in KNOWN_HEADERS:
+                if name in kept and name in _ONLY_ONCE:
+                    raise InvalidRequest(f"The header {name.decode()} is there twice.")
+                kept[name] = value
+        if version != "1.1":
+            if version != "1.0":
+                raise InvalidRequest(f"HTTP/{version} is not spoken here; use HTTP/1.1.")
+            self.http10 = True
+        elif b"host" not in kept:
             raise InvalidRequest("The Host header is missing.")
-        transfer = headers.get(b"transfer-encoding")
+        transfer = kept.get(b"transfer-encoding")
         if transfer is not None and (self.http10 or transfer.lower() != b"chunked"):
             raise InvalidRequest("The only Transfer-Encoding accepted is chunked, in HTTP/1.1.")
-        expect = headers.get(b"expect")
+        expect = kept.get(b"expect")
         if expect is not None and expect.lower() != b"100-continue":
             raise InvalidRequest("The only Expect accepted is 100-continue.")

@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import re
+from collections.abc import Callable
 from typing import Any
 
 from gateway.config import Config, KeyConfig
@@ -31,12 +32,17 @@ class Reader:
         self._seeds: dict[tuple[str, str], int] = {}
 
     def read(
-        self, incoming: Incoming, route: Route, request_id: str, key: KeyConfig | None, only_model: str | None
+        self,
+        incoming: Incoming,
+        route: Route,
+        request_id: str,
+        key: KeyConfig | None,
+        only_model: Callable[[], str | None],
     ) -> InferenceRequest:
-        """A JSON request. `only_model` is meant where the body names none. Raises InvalidRequest."""
+        """A JSON request. `only_model` gives the model meant where the body names none. Raises InvalidRequest."""
         document = parse_body(incoming.body, self._limits)
         body = incoming.body
-        model = _string(document, "model") or only_model
+        model = _string(document, "model") or only_model()
         if model is None:
             raise InvalidRequest("You must provide a model: GET /v1/models lists them.", param="model")
         if alias := self._aliases.get(model):

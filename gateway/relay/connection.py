@@ -40,8 +40,8 @@ class BackendConnection(asyncio.Protocol):
     """At most one exchange at a time. Between exchanges a byte or an EOF from the backend makes it unusable."""
 
     __slots__ = (
-        "_head_bytes", "_headers", "_in_head", "_informational", "_keep_alive", "_parser", "_receiver", "_room",
-        "answered", "exchanges", "idle_since", "made_at", "transport",
+        "_head_bytes", "_headers", "_in_head", "_informational", "_keep_alive", "_parser", "_paused", "_receiver",
+        "_room", "answered", "exchanges", "idle_since", "made_at", "transport",
     )  # fmt: skip
 
     def __init__(self, made_at: float) -> None:
@@ -57,6 +57,7 @@ class BackendConnection(asyncio.Protocol):
         self._in_head = False
         self._informational = False
         self._keep_alive = False
+        self._paused = False
         self._room: asyncio.Future[None] | None = None  # set while the backend takes no more
 
     @property
@@ -83,12 +84,14 @@ class BackendConnection(asyncio.Protocol):
 
     def pause_reading(self) -> None:
         """Take nothing from the backend until told otherwise."""
-        if self.transport is not None and self.transport.is_reading():
+        if self.transport is not None and not self._paused:
+            self._paused = True
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Take what comes again."""
-        if self.transport is not None and not self.transport.is_closing() and not self.transport.is_reading():
+        if self._paused and self.transport is not None and not self.transport.is_closing():
+            self._paused = False
             self.transport.resume_reading()
 
     # What asyncio calls.

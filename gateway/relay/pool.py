@@ -63,10 +63,11 @@ class Pool:
             connection.abort()
             return
         connection.resume_reading()  # a slow client may have paused it
+        idle = self._idle
         now = connection.idle_since = self._clock()
-        self._idle.append(connection)
-        while self._idle and not self._still_good(self._idle[0], now):
-            self._idle.pop(0).abort()
+        idle.append(connection)
+        while idle and now - idle[0].idle_since >= self._config.keep_alive_seconds:
+            idle.pop(0).abort()
 
     def close(self) -> None:
         """Close what is idle."""

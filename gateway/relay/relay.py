@@ -109,6 +109,8 @@ class Relay:
                 self._look_at(exchange, backend)
 
     def _look_at(self, exchange: Exchange, backend: Backend) -> None:
+        if exchange.heard:
+            backend.health.heard_at = self._clock()  # its answers come, however slow its /health is
         if exchange.heard or exchange.paused:
             exchange.heard = False
             exchange.silent_seconds = 0.0

@@ -30,7 +30,7 @@ class RetryBudget:
 class Attempts:
     """The tries of one request: which backends failed it, and whether another try is allowed."""
 
-    __slots__ = ("_budget", "_connect_failures", "_repeatable", "_repeated", "avoid", "count", "fresh")
+    __slots__ = ("_budget", "_connect_failures", "_repeatable", "_repeated", "avoid", "fresh")
 
     def __init__(self, budget: RetryBudget, *, repeatable: bool) -> None:
         self._budget = budget
@@ -39,13 +39,7 @@ class Attempts:
         self._repeated = False
         self.avoid: frozenset[str] = frozenset()
         self.fresh = False  # the next try needs a connection that was not used before
-        self.count = 0
-
-    def start(self) -> None:
-        """A try begins."""
-        if self.count == 0:
-            self._budget.earn()
-        self.count += 1
+        budget.earn()
 
     def allows(self, error: BackendError, backend: str, *, others: bool) -> bool:
         """Whether to try again after this failure, of which the client has seen nothing.

@@ -7,7 +7,7 @@ from typing import Protocol
 from gateway.request import Ask
 from gateway.routing.blocks import bytes_of
 from gateway.routing.calibration import Calibration
-from gateway.routing.cost import placement_seconds, prefill_seconds, step_seconds
+from gateway.routing.cost import placement_seconds, prefill_seconds
 from gateway.routing.estimate import Estimates
 from gateway.routing.load import Load
 from gateway.routing.prefix_index import PrefixIndex
@@ -29,13 +29,12 @@ class Seat:
 
 @dataclass(slots=True)
 class Option:
-    """What one backend means for one request: cost in seconds, its own prefill, predicted hit, time of a step there."""
+    """What one backend means for one request: cost in seconds, its own prefill, and predicted hit."""
 
     seat: Seat
     cost: float
     prefill_seconds: float
     hit_tokens: int
-    step_seconds: float = 0.0
 
 
 class Policy(Protocol):
@@ -79,7 +78,7 @@ class PrefixPolicy:
             cost = placement_seconds(
                 model, seat.load, seat.slots, seat.kv_cache_tokens, slowness, tokens, hit, own, output, mean_batch, now
             )
-            options.append(Option(seat, cost, own, hit, step_seconds(model, slowness, seat.load)))
+            options.append(Option(seat, cost, own, hit))
         return options
 
     def placed(self, ask: Ask, option: Option) -> None:
