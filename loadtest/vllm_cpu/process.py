@@ -240,10 +240,14 @@ class VllmProcess:
         return f"vLLM {self.options.model_name} on port {self.options.port}"
 
     def _is_healthy(self) -> bool:
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5.0) as answer:
+            with direct.open(f"{self.url}/health", timeout=5.0) as answer:
                 return int(answer.status) == 200
-        except (urllib.error.URLError, OSError):
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
+        except OSError:
             return False
 
     def _dismiss_guard(self) -> None:

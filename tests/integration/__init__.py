@@ -1,0 +1,1 @@
+"""The gateway as users run it, in front of simulated or real engines."""

@@ -1,0 +1,78 @@
+"""Two chat engines with the same model and one embeddings engine: simulated, or real vLLM on this CPU."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from loadtest.vllm_cpu.process import VllmOptions, VllmProcess, free_ports
+from tests.integration.processes import stopped_at_exit, wait_until_serving
+
+CHAT_MODEL = "tiny"
+EMBEDDING_MODEL = "minilm"
+CONTEXT_TOKENS = 8192
+MODELS = Path(".models")
+
+
+def print_progress(line: str) -> None:
+    """Shown with `pytest -s`, and when a test fails."""
+    sys.stderr.write(f"{line}\n")
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Where the engines are."""
+
+    chat_urls: tuple[str, str]
+    embedding_url: str
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """All of them."""
+        return (*self.chat_urls, self.embedding_url)
+
+    @property
+    def chat_names(self) -> set[str]:
+        """The chat engines' names, as the gateway gives them by default."""
+        return {urlsplit(url).netloc for url in self.chat_urls}
+
+
+@contextmanager
+def real_fleet(logs: Path) -> Iterator[Fleet]:
+    """Real vLLM engines; they start side by side."""
+    tiny, minilm = MODELS / CHAT_MODEL, MODELS / EMBEDDING_MODEL
+    options = [VllmOptions(tiny), VllmOptions(tiny), VllmOptions(minilm, kv_events=False)]
+    engines = [VllmProcess(each, logs / f"vllm-{number}.log", print_progress) for number, each in enumerate(options)]
+    with ExitStack() as stack:
+        for engine in engines:
+            stack.callback(engine.stop)
+            engine.start()
+        for engine in engines:
+            engine.wait_ready()
+        yield Fleet((engines[0].url, engines[1].url), engines[2].url)
+
+
+@contextmanager
+def simulated_fleet(logs: Path) -> Iterator[Fleet]:
+    """Simulated engines with the same models' names and limits."""
+    chat = ["--model", CHAT_MODEL, "--max-model-len", str(CONTEXT_TOKENS), "--block-size", "32"]
+    embedding = ["--model", EMBEDDING_MODEL, "--max-model-len", "256", "--embedding"]
+    with ExitStack() as stack:
+        urls = []
+        for number, (port, flags) in enumerate(zip(free_ports(3), (chat, chat, embedding), strict=True)):
+            log = logs / f"sim-{number}.log"
+            with log.open("wb") as sink:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "loadtest", "sim", "--port", str(port), *flags],
+                    stdin=subprocess.DEVNULL,
+                    stdout=sink,
+                    stderr=subprocess.STDOUT,
+                )
+            stack.enter_context(stopped_at_exit(process))
+            url = f"http://127.0.0.1:{port}"
+            wait_until_serving(process, f"{url}/health", log)
+            urls.append(url)
+        yield Fleet((urls[0], urls[1]), urls[2])

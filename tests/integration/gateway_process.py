@@ -1,0 +1,63 @@
+"""The gateway as users start it: its command with a configuration file, in a process of its own."""
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from openai import AsyncOpenAI
+
+from loadtest.vllm_cpu.process import free_ports
+from tests.integration.fleet import Fleet
+from tests.integration.processes import stopped_at_exit, wait_until_serving
+
+SDK_TIMEOUT_SECONDS = 45.0
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """Where a running gateway is."""
+
+    url: str
+    admin_url: str
+
+    def client(self, api_key: str = "none", **options: Any) -> AsyncOpenAI:
+        """The OpenAI SDK; it does not try again by itself, so that tests see the first answer."""
+        settings = {"max_retries": 0, "timeout": SDK_TIMEOUT_SECONDS, **options}
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=api_key, **settings)
+
+
+def config_for(fleet: Fleet, sections: Mapping[str, Any], per_backend: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with the whole fleet as backends; `per_backend` applies to the chat engines."""
+    backends = [{"url": url, **per_backend} for url in fleet.chat_urls] + [{"url": fleet.embedding_url}]
+    return {"backends": backends, **sections}
+
+
+@contextmanager
+def running_gateway(
+    folder: Path, config: Mapping[str, Any], flags: Sequence[str] = (), ready_path: str = "/readyz"
+) -> Iterator[Gateway]:
+    """Start it, wait until it is ready, stop it and see it end well."""
+    port, admin_port = free_ports(2)
+    server = {"host": "127.0.0.1", "port": port, "admin": {"host": "127.0.0.1", "port": admin_port}}
+    file = folder / f"gateway-{port}.yaml"
+    # drain_delay is for balancers that must notice first; here nobody does
+    settings = {**server, "drain_delay_seconds": 0, **config.get("server", {})}
+    file.write_text(yaml.safe_dump({**config, "server": settings}))
+    log = folder / f"gateway-{port}.log"
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gateway", "serve", "-c", str(file), *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+        )
+    url = f"http://127.0.0.1:{port}"
+    with stopped_at_exit(process):
+        wait_until_serving(process, url + ready_path, log)
+        yield Gateway(url, f"http://127.0.0.1:{admin_port}")
+    assert process.returncode == 0, f"the gateway ended with {process.returncode}; its output is in {log}"

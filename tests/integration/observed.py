@@ -1,0 +1,98 @@
+"""What engines and the gateway say about themselves in /metrics."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+DEADLINE_SECONDS = 5.0
+POLL_SECONDS = 0.02
+
+
+async def page(url: str) -> str:
+    """The text of a /metrics page."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
+        answer.raise_for_status()
+        return await answer.text()
+
+
+async def samples(url: str) -> list[Sample]:
+    """Every sample of a /metrics page."""
+    return parse(await page(url))
+
+
+def parse(text: str) -> list[Sample]:
+    """The samples in a text."""
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def total(found: list[Sample], name: str, **labels: str) -> float:
+    """The sum of a metric's samples that carry these labels; 0 when there is none."""
+    return sum(
+        sample.value
+        for sample in found
+        if sample.name == name and all(sample.labels.get(key) == value for key, value in labels.items())
+    )
+
+
+async def read(url: str, name: str, **labels: str) -> float:
+    """One metric of one /metrics page, summed over its other labels."""
+    # Parsing the whole page would take longer than the things that are watched here.
+    lines = [line for line in (await page(url)).splitlines() if line.startswith(name)]
+    return total(parse("\n".join(lines) + "\n"), name, **labels)
+
+
+async def running(url: str) -> float:
+    """How many sequences an engine runs, by its own account."""
+    return await read(url, "vllm:num_requests_running")
+
+
+async def waiting(url: str) -> float:
+    """How many sequences wait inside an engine, by its own account."""
+    return await read(url, "vllm:num_requests_waiting")
+
+
+async def eventually(
+    holds: Callable[[], Awaitable[bool]], what: str, deadline_seconds: float = DEADLINE_SECONDS
+) -> float:
+    """Poll until it holds and return after how many seconds it did; fail at the deadline."""
+    started = time.monotonic()
+    while not await holds():
+        elapsed = time.monotonic() - started
+        assert elapsed < deadline_seconds, f"not within {deadline_seconds} s: {what}"
+        await asyncio.sleep(POLL_SECONDS)
+    return time.monotonic() - started
+
+
+async def engines_become_idle(urls: tuple[str, ...], deadline_seconds: float = DEADLINE_SECONDS) -> float:
+    """Wait until no engine runs or holds a request."""
+
+    async def idle() -> bool:
+        return not any([await running(url) + await waiting(url) for url in urls])
+
+    return await eventually(idle, f"{urls} become idle", deadline_seconds)
+
+
+HELD_BY_THE_GATEWAY = ("gateway_backend_in_flight", "gateway_queued_requests", "gateway_backend_kv_tokens_reserved")
+
+
+async def gateway_holds_nothing(admin_url: str) -> None:
+    """Wait until the gateway's books are empty."""
+
+    async def empty() -> bool:
+        found = await samples(admin_url)
+        return not any(total(found, name) for name in HELD_BY_THE_GATEWAY)
+
+    await eventually(empty, "nothing in flight, queued or reserved")
+
+
+async def queued_requests_become(admin_url: str, count: int) -> None:
+    """Wait until this many requests wait in the gateway."""
+
+    async def reached() -> bool:
+        return await read(admin_url, "gateway_queued_requests") == count
+
+    await eventually(reached, f"{count} queued")

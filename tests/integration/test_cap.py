@@ -1,0 +1,101 @@
+"""No engine ever runs more than its cap, by its own account, and the cap is used."""
+
+import asyncio
+from typing import Any
+
+from openai import AsyncOpenAI
+
+from tests.integration.conftest import StartGateway, whole_fleet_is_up
+from tests.integration.fleet import Fleet
+from tests.integration.observed import (
+    engines_become_idle,
+    gateway_holds_nothing,
+    queued_requests_become,
+    running,
+    samples,
+    total,
+    waiting,
+)
+from tests.integration.prompts import ENDLESS_TOKENS, chat
+
+CAP = 2
+REQUESTS = 12
+TOKENS_EACH = 200
+
+
+async def watch(url: str, seen: list[float]) -> None:
+    """Sample an engine's running and waiting sequences until cancelled."""
+    while True:
+        seen.append(await running(url) + await waiting(url))
+        await asyncio.sleep(0.005)
+
+
+async def run_watched(client: AsyncOpenAI, fleet: Fleet, requests: list[dict[str, Any]]) -> list[list[float]]:
+    """Send all requests at once; what each engine held in the meantime."""
+    seen: list[list[float]] = [[] for _ in fleet.chat_urls]
+    watchers = [asyncio.create_task(watch(url, each)) for url, each in zip(fleet.chat_urls, seen, strict=True)]
+    try:
+        answers = await asyncio.gather(*(client.chat.completions.create(**request) for request in requests))
+    finally:
+        for watcher in watchers:
+            watcher.cancel()
+        await asyncio.gather(*watchers, return_exceptions=True)
+    for request, answer in zip(requests, answers, strict=True):
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == TOKENS_EACH * request.get("n", 1)
+    return seen
+
+
+async def test_the_cap_is_shown_before_any_request_came(start_gateway: StartGateway, fleet: Fleet) -> None:
+    with start_gateway({}, max_in_flight=CAP) as gateway:
+        await whole_fleet_is_up(gateway, fleet)
+        found = await samples(gateway.admin_url)
+        limits = {name: total(found, "gateway_backend_in_flight_limit", backend=name) for name in fleet.chat_names}
+        assert limits == dict.fromkeys(fleet.chat_names, CAP)
+
+
+async def test_the_cap_holds_and_is_reached(start_gateway: StartGateway, fleet: Fleet) -> None:
+    with start_gateway({}, max_in_flight=CAP) as gateway:
+        await whole_fleet_is_up(gateway, fleet)
+        async with gateway.client() as sdk:
+            seen = await run_watched(sdk, fleet, [chat(tokens=TOKENS_EACH) for _ in range(REQUESTS)])
+        for samples in seen:
+            assert len(samples) >= 20, "too few samples to prove anything"
+            assert max(samples) == CAP
+        await gateway_holds_nothing(gateway.admin_url)
+    await engines_become_idle(fleet.urls)
+
+
+async def test_a_request_for_several_choices_counts_as_several(start_gateway: StartGateway, fleet: Fleet) -> None:
+    requests = [{**chat(tokens=TOKENS_EACH), "n": 2, "temperature": 1} for _ in range(REQUESTS // 2)]
+    with start_gateway({}, max_in_flight=3) as gateway:
+        await whole_fleet_is_up(gateway, fleet)
+        async with gateway.client() as sdk:
+            seen = await run_watched(sdk, fleet, requests)
+        assert [max(samples) for samples in seen] == [2, 2], "two requests of two do not fit into three slots"
+        await gateway_holds_nothing(gateway.admin_url)
+
+
+async def test_requests_beyond_the_cap_are_served_in_the_order_they_came(
+    start_gateway: StartGateway, fleet: Fleet
+) -> None:
+    finished: list[int] = []
+    with start_gateway({}, max_in_flight=1) as gateway:
+        await whole_fleet_is_up(gateway, fleet)
+        async with gateway.client() as sdk:
+
+            async def one(number: int) -> float:
+                raw = await sdk.chat.completions.with_raw_response.create(**chat(tokens=4))
+                finished.append(number)
+                return float(raw.headers["x-gateway-queue-ms"])
+
+            streams = [await sdk.chat.completions.create(**chat(tokens=ENDLESS_TOKENS), stream=True) for _ in range(2)]
+            waiting_ones = []
+            for number in range(5):
+                waiting_ones.append(asyncio.create_task(one(number)))
+                await queued_requests_become(gateway.admin_url, number + 1)
+            await streams[0].close()
+            waits = await asyncio.gather(*waiting_ones)
+            await streams[1].close()
+    assert finished == list(range(5)), "one slot serves them one after the other"
+    assert all(wait > 0 for wait in waits)
