@@ -1,0 +1,30 @@
+"""Fault tests run on the event loop that the gateway runs on."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+
+import pytest
+import uvloop
+
+from tests.scripted import ScriptedBackend
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The gateway's loop."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[ScriptedBackend]:
+    """A backend."""
+    async with ScriptedBackend() as one:
+        yield one
+
+
+@pytest.fixture
+async def other() -> AsyncIterator[ScriptedBackend]:
+    """Another backend of the same model."""
+    async with ScriptedBackend() as one:
+        yield one

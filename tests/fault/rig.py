@@ -1,0 +1,226 @@
+"""The gateway under test, in this process on real sockets; and what must hold after every test."""
+
+import asyncio
+import io
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import orjson
+from prometheus_client import CollectorRegistry, generate_latest
+from structlog.testing import capture_logs
+
+from gateway.app import Gateway
+from gateway.config import parse
+from gateway.front.connection import ClientConnection
+from gateway.front.incoming import Incoming
+from tests.clients import Answer, Client, chat, request
+from tests.scripted import ScriptedBackend
+
+DEADLINE_SECONDS = 5.0
+BACKEND_KEY = "sk-backend-Canary-51c2"
+CLIENT_KEY = "sk-client-Canary-9f31"
+PROMPT_CANARY = "prompt-canary-7d0e"
+
+QUICK: dict[str, dict[str, Any]] = {
+    "server": {"host": "127.0.0.1", "port": 0, "admin": None, "drain_delay_seconds": 0},
+    "routing": {"policy": "round_robin"},
+    "health": {
+        "probe_interval_seconds": 0.2, "probe_timeout_seconds": 0.5, "eject_base_seconds": 0.5, "slow_start_seconds": 0,
+    },
+}  # fmt: skip
+
+
+class Engine(Protocol):
+    """Whatever the gateway sends requests to."""
+
+    @property
+    def url(self) -> str:
+        """The base URL."""
+
+
+class UnderTest:
+    """A running gateway, and what it was asked and logged."""
+
+    def __init__(self, gateway: Gateway, log: io.BytesIO) -> None:
+        self.gateway = gateway
+        self.log = log
+        self.accepted = 0  # requests that the front took on
+        self.events: Sequence[Any] = []
+        self.complaints: list[str] = []
+        self.expects_internal_errors = False
+        serve = gateway.server.serve
+
+        async def counted(incoming: Incoming, connection: ClientConnection) -> None:
+            self.accepted += 1
+            await serve(incoming, connection)
+
+        gateway.server.serve = counted  # type: ignore[method-assign]
+
+    @property
+    def port(self) -> int:
+        """The main port."""
+        return self.gateway.server.port
+
+    async def client(self, **options: Any) -> Client:
+        """A connection of its own."""
+        return await Client.connect(self.port, **options)
+
+    async def ask(self, body: bytes | None = None, *headers: bytes, **options: Any) -> Answer:
+        """One request on a connection of its own."""
+        async with await self.client() as client:
+            await client.send(request(chat() if body is None else body, *headers, **options))
+            return await client.answer()
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """How requests ended."""
+        found: dict[str, int] = {}
+        for labels, count in self.gateway.metrics.requests.values.items():
+            found[labels[3]] = found.get(labels[3], 0) + int(count)
+        return found
+
+    @property
+    def attempts(self) -> dict[tuple[str, ...], float]:
+        """Requests sent to backends, by backend and result."""
+        return dict(self.gateway.metrics.attempts.values)
+
+    def state(self, engine: Engine) -> str:
+        """What the gateway thinks of a backend."""
+        return self.backend(engine).health.state
+
+    def backend(self, engine: Engine) -> Any:
+        """What the gateway knows of a backend."""
+        return next(backend for backend in self.gateway.fleet.backends if backend.config.url == engine.url)
+
+    @property
+    def in_flight(self) -> int:
+        """Sequences on all backends."""
+        return sum(seat.load.in_flight for seat in self.gateway.placement.seats)
+
+    @property
+    def busy(self) -> list[str]:
+        """What is taken, one line for each thing that is not at rest."""
+        gateway = self.gateway
+        found = {
+            "queued": len(gateway.queue), "waiting": gateway.gate.waiting, "relayed": len(gateway.relay),
+            "answering": gateway.server.answering, "clients": len(gateway.server._connections),
+            "connections in use": sum(pool.open for pool in gateway.relay._pools.values()),
+            "unanswered": self.accepted - sum(self.outcomes.values()),
+        }  # fmt: skip
+        for seat in gateway.placement.seats:
+            load = seat.load
+            for what in ("in_flight", "decoding", "context_tokens", "reserved_tokens", "_pending"):
+                found[f"{seat.name}.{what}"] = len(load._pending) if what == "_pending" else getattr(load, what)
+        return [f"{what}: {count}" for what, count in found.items() if count]
+
+    async def comes_to_rest(self, deadline_seconds: float = 2.0) -> None:
+        """Wait until nothing is taken, queued, relayed or connected, and every request has one outcome."""
+        await holds(lambda: not self.busy, lambda: f"not at rest: {self.busy}", deadline_seconds)
+
+
+async def holds(
+    condition: Callable[[], bool], what: str | Callable[[], str], deadline_seconds: float = DEADLINE_SECONDS
+) -> float:
+    """Wait until it holds; gives after how many seconds it did."""
+    started = time.monotonic()
+    while not condition():
+        elapsed = time.monotonic() - started
+        assert elapsed < deadline_seconds, (
+            f"not within {deadline_seconds} s: {what if isinstance(what, str) else what()}"
+        )
+        await asyncio.sleep(0.002)
+    return time.monotonic() - started
+
+
+def merged(*layers: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Configuration sections, later ones over earlier ones."""
+    sections: dict[str, dict[str, Any]] = {}
+    for layer in layers:
+        for name, section in layer.items():
+            sections[name] = {**sections.get(name, {}), **section}
+    return sections
+
+
+@asynccontextmanager
+async def running(
+    *engines: Engine,
+    sections: dict[str, dict[str, Any]] | None = None,
+    per_backend: dict[str, Any] | None = None,
+    wait: bool = True,
+) -> AsyncIterator[UnderTest]:
+    """A gateway before these engines. When the block ends, everything must be at rest and the books must add up."""
+    entries = [{"url": engine.url, "api_key": BACKEND_KEY, **(per_backend or {})} for engine in engines]
+    config = parse({**merged(QUICK, sections or {}), "backends": entries})
+    log = io.BytesIO()
+    gateway = Gateway(config, log)
+    under_test = UnderTest(gateway, log)
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: under_test.complaints.append(repr(context)))
+    with capture_logs() as events:
+        under_test.events = events
+        async with gateway.running():
+            if wait:
+                backends = gateway.fleet.backends
+                await holds(lambda: all(backend.health.state == "up" for backend in backends), lambda: f"{backends} up")
+            yield under_test
+            await under_test.comes_to_rest()
+    loop.set_exception_handler(None)
+    the_books_add_up(under_test, engines)
+
+
+def the_books_add_up(under_test: UnderTest, engines: Sequence[Engine]) -> None:
+    """Each request has one outcome, was executed at most twice, and left no secret anywhere."""
+    assert under_test.complaints == []
+    metrics = under_test.gateway.metrics
+    outcomes = under_test.outcomes
+    assert sum(outcomes.values()) == under_test.accepted, (outcomes, under_test.accepted)
+    lines = [orjson.loads(line) for line in under_test.log.getvalue().splitlines()]
+    assert len(lines) == under_test.accepted
+    executions = [
+        seen.request_id for engine in engines if isinstance(engine, ScriptedBackend) for seen in engine.ledger
+    ]
+    attempts = {line["request_id"]: max(1, line["attempts"]) for line in lines}
+    if len(attempts) == len(lines):
+        assert all(executions.count(name) <= min(2, attempts.get(name, 2)) for name in set(executions))
+    for engine in engines:
+        assert not isinstance(engine, ScriptedBackend) or engine.malformed == []
+    if not under_test.expects_internal_errors:
+        assert "internal_error" not in outcomes
+        assert [event for event in under_test.events if event["log_level"] in ("error", "critical")] == []
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    page = generate_latest(registry).decode()
+    assert "gateway_backend_in_flight{" in page
+    for what, text in {
+        "metrics": page,
+        "access log": under_test.log.getvalue().decode(),
+        "log": repr(under_test.events),
+    }.items():
+        for secret in (BACKEND_KEY, CLIENT_KEY, PROMPT_CANARY):
+            assert secret not in text, f"{secret} in the {what}"
+
+
+class LoopLag:
+    """`async with LoopLag() as lag:` measures the longest time that the event loop was held up."""
+
+    def __init__(self) -> None:
+        self.longest_seconds = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "LoopLag":
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+        await asyncio.sleep(0.005)
+        self.longest_seconds = 0.0
+        return self
+
+    async def _watch(self) -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0)
+            self.longest_seconds = max(self.longest_seconds, time.perf_counter() - before)
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
