@@ -38,6 +38,7 @@ from gateway.routing.calibration import Calibration
 from gateway.routing.cost import CostModel
 from gateway.routing.estimate import Estimates
 from gateway.routing.learning import Learning
+from gateway.routing.load import Load
 from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.routing.prefix_index import PrefixIndex
 
@@ -51,6 +52,7 @@ class Gateway:
     def __init__(self, config: Config, log_out: BinaryIO | None, clock: Callable[[], float] = time.monotonic) -> None:
         random = SystemRandom()
         self.config = config
+        self.clock = clock
         self.metrics = Metrics()
         self.fleet = Fleet(config.backends, config.health, clock=clock, random=random)
         self.estimates = Estimates()
@@ -59,7 +61,7 @@ class Gateway:
         model = CostModel(config.routing.seconds_per_prefill_token, config.routing.decode_weight)
         self.calibration = Calibration(model, config.routing.prefill_window_seconds)
         self.placement = Placement(
-            self.fleet.serving, self._policy(), self.queue, self.estimates, self.calibration, _knobs(config)
+            self.fleet.candidates, self._policy(), self.queue, self.estimates, self.calibration, _knobs(config)
         )
         self.gate = Gate(self.placement, self.queue, config.admission.max_wait_seconds, clock)
         self.relay = Relay(self.fleet, config.upstream, clock)
@@ -99,23 +101,26 @@ class Gateway:
             self.index.resize(backend.index, self._record_bytes(backend.kv_cache_tokens))
 
     def _finished(self, record: Record) -> None:
+        if record.endpoint in _QUIET:
+            return
         self.metrics.finished(record)
-        if self.access_log is not None and record.endpoint not in _QUIET:
+        if self.access_log is not None:
             self.access_log.add(record)
 
     def _add_gauges(self) -> None:
-        def by_backend(read: Callable[[Any], float]) -> Callable[[], Iterable[tuple[Labels, float]]]:
-            return lambda: [((seat.name,), read(seat)) for seat in self.placement.seats]
+        def by_backend(read: Callable[[Load], float]) -> Callable[[], Iterable[tuple[Labels, float]]]:
+            return lambda: [((b.name,), read(self.placement.load(b.name))) for b in self.fleet.backends]
 
         headroom = self.config.routing.kv_headroom
         gauge = self.metrics.gauge
         backend = ("backend",)
-        gauge("gateway_backend_in_flight", "Sequences on a backend.", backend, by_backend(lambda s: s.load.in_flight))
-        gauge("gateway_backend_in_flight_limit", "Sequences it may have.", backend, by_backend(lambda s: s.slots))
+        gauge("gateway_backend_in_flight", "Sequences on a backend.", backend, by_backend(lambda load: load.in_flight))
+        gauge("gateway_backend_in_flight_limit", "Sequences it may have.", backend,
+              lambda: [((b.name,), b.limit(self.clock())) for b in self.fleet.backends])  # fmt: skip
         gauge("gateway_backend_kv_tokens_reserved", "KV tokens that what is in flight is expected to take.", backend,
-              by_backend(lambda s: s.load.reserved_tokens))  # fmt: skip
+              by_backend(lambda load: load.reserved_tokens))  # fmt: skip
         gauge("gateway_backend_kv_tokens_limit", "KV tokens that may be reserved.", backend,
-              by_backend(lambda s: headroom * (s.kv_cache_tokens or 0)))  # fmt: skip
+              lambda: [((b.name,), headroom * (b.kv_cache_tokens or 0)) for b in self.fleet.backends])  # fmt: skip
         gauge("gateway_backend_up", "1 = a backend takes requests.", backend,
               lambda: [((b.name,), float(b.health.state == "up")) for b in self.fleet.backends])  # fmt: skip
         gauge("gateway_queued_requests", "Requests in the waiting line.", ("model",),
@@ -127,18 +132,18 @@ class Gateway:
 
     def backends(self) -> list[dict[str, Any]]:
         """What is known of each backend and what runs there, for the admin port."""
-        seats = {seat.name: seat for seat in self.placement.seats}
-        now = time.monotonic()
+        loads = {backend.name: self.placement.load(backend.name) for backend in self.fleet.backends}
+        now = self.clock()
         return [
             {
                 "name": backend.name,
                 "state": backend.health.state,
                 "version": backend.facts.version,
                 "models": [card.id for card in backend.facts.models],
-                "in_flight": seats[backend.name].load.in_flight if backend.name in seats else 0,
+                "in_flight": loads[backend.name].in_flight,
                 "limit": backend.limit(now),
                 "kv_cache_tokens": backend.kv_cache_tokens,
-                "kv_tokens_reserved": seats[backend.name].load.reserved_tokens if backend.name in seats else 0,
+                "kv_tokens_reserved": loads[backend.name].reserved_tokens,
                 "prefix_record_bytes": self.index.used_bytes(backend.index),
             }
             for backend in self.fleet.backends

@@ -51,6 +51,10 @@ class MethodNotAllowed(GatewayError):
     type = "invalid_request_error"
     code = "method_not_allowed"
 
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+
 
 class ModelNotFound(GatewayError):
     """No backend serves this model."""

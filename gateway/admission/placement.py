@@ -17,7 +17,7 @@ from gateway.request import Ask
 from gateway.routing.calibration import Calibration
 from gateway.routing.cost import step_seconds
 from gateway.routing.estimate import Estimates
-from gateway.routing.load import Work
+from gateway.routing.load import Load, Work
 from gateway.routing.policy import Option, Policy, Seat
 
 
@@ -85,6 +85,11 @@ class Placement:
     def seats(self) -> list[Seat]:
         """Every backend that was ever considered."""
         return list(self._seats.values())
+
+    def load(self, backend: str) -> Load:
+        """What is in flight on a backend; nothing, if none was ever placed there."""
+        seat = self._seats.get(backend)
+        return seat.load if seat is not None else Load()
 
     def place(self, ask: Ask, now: float, avoid: frozenset[str] = frozenset()) -> Binding | Ticket:
         """Bind a new request at once, or give it a place in the line.

@@ -54,6 +54,13 @@ class Fleet:
         """The backends that may be given a request for this model now; None = no backend ever listed it."""
         return self._serving.get(model)
 
+    def candidates(self, model: str) -> tuple[Backend, ...] | None:
+        """The same, but None only if no backend can have it: one that has not told its models yet may."""
+        serving = self._serving.get(model)
+        if serving is None and not all(backend.facts.models for backend in self.backends):
+            return ()
+        return serving
+
     def models(self) -> tuple[ModelCard, ...]:
         """What the backends last said they serve; of several cards for a model, the one with the shortest context."""
         cards: dict[str, ModelCard] = {}

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, MethodNotAllowed, Unauthorized
 
 JSON = b"application/json"
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus}
@@ -86,7 +86,7 @@ class Reply:
         if self.complete:
             return
         if not self.begun:
-            self.send(error.status, JSON, retry_headers(error), render(error, self._anthropic))
+            self.send(error.status, JSON, error_headers(error), render(error, self._anthropic))
             return
         self.keep_alive = False
         if self._events:
@@ -113,9 +113,11 @@ def render(error: GatewayError, anthropic: bool = False) -> bytes:
     return orjson.dumps({"error": body})
 
 
-def retry_headers(error: GatewayError) -> bytes:
-    """When to come back; and for a missing key, how to give one."""
+def error_headers(error: GatewayError) -> bytes:
+    """When to come back; how to give a key; which method is right."""
     if error.retry_after_seconds is not None:
         milliseconds = max(1, round(error.retry_after_seconds * 1000))
         return b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (-(-milliseconds // 1000), milliseconds)
-    return b"www-authenticate: Bearer\r\n" if error.status == 401 else b""
+    if isinstance(error, MethodNotAllowed):
+        return b"allow: %b\r\n" % error.allow.encode()
+    return b"www-authenticate: Bearer\r\n" if isinstance(error, Unauthorized) else b""

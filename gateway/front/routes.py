@@ -89,5 +89,6 @@ def find_route(method: bytes, path: bytes) -> Route:
         return Route("responses", target=path, stored=True)
     shown = path[:200].decode("ascii", "replace")
     if path in _PATHS:
-        raise MethodNotAllowed(f"{shown} takes {_PATHS[path].decode()}, not {method.decode('ascii', 'replace')}.")
+        allow = _PATHS[path].decode()
+        raise MethodNotAllowed(f"{shown} takes {allow}, not {method.decode('ascii', 'replace')}.", allow=allow)
     raise RouteNotFound(f"Unknown request URL: {method.decode('ascii', 'replace')} {shown}.")

@@ -73,8 +73,8 @@ class Exchange:
 
     __slots__ = (
         "_clock", "_connection", "_content_type", "_done_marker", "_ended", "_events", "_extra", "_first_byte_seconds",
-        "_first_token", "_held_bytes", "_held_parts", "_hides_usage", "_opening", "_parts", "_sink", "_status", "_tail", "done",
-        "heard", "silent_seconds",
+        "_first_token", "_held_bytes", "_held_parts", "_hides_usage", "_opening", "_parts", "_sink", "_status", "_tail",
+        "done", "heard", "silent_seconds",
     )  # fmt: skip
 
     def __init__(
