@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from gateway.admission.placement import Knobs, Placement
 from gateway.admission.queue import Queue
 from gateway.request import Ask
+from gateway.routing.calibration import Calibration
 from gateway.routing.cost import CostModel
 from gateway.routing.estimate import Estimates
 from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
@@ -40,6 +41,7 @@ class Hall:
     queue: Queue
     index: PrefixIndex
     estimates: Estimates
+    calibration: Calibration
     serving: dict[str, Sequence[Site]] = field(default_factory=dict)
     now: float = 0.0
 
@@ -50,9 +52,9 @@ class Hall:
         self.placement.refresh()
 
 
-def policy_of(name: str, index: PrefixIndex, estimates: Estimates) -> Policy:
+def policy_of(name: str, calibration: Calibration, index: PrefixIndex, estimates: Estimates) -> Policy:
     if name == "prefix":
-        return PrefixPolicy(CostModel(), index, estimates)
+        return PrefixPolicy(calibration, index, estimates)
     return LeastLoadedPolicy() if name == "least_loaded" else RoundRobinPolicy()
 
 
@@ -70,10 +72,11 @@ def hall(
     index, estimates = PrefixIndex([1 << 30] * len(sites)), Estimates()
     queue = Queue(max_requests, max_bytes)
     serving: dict[str, Sequence[Site]] = {"m": sites}
-    knobs = Knobs(WINDOW_SECONDS, aging=aging, scan=scan, starvation_seconds=STARVATION_SECONDS)
+    knobs = Knobs(aging=aging, scan=scan, starvation_seconds=STARVATION_SECONDS)
+    calibration = Calibration(CostModel(), WINDOW_SECONDS)
     find: Callable[[str], Sequence[Site] | None] = serving.get
-    placement = Placement(find, policy_of(policy, index, estimates), queue, estimates, knobs)
-    return Hall(sites, placement, queue, index, estimates, serving)
+    placement = Placement(find, policy_of(policy, calibration, index, estimates), queue, estimates, calibration, knobs)
+    return Hall(sites, placement, queue, index, estimates, calibration, serving)
 
 
 def ask(**fields: object) -> Ask:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.cost import CostModel, placement_seconds, prefill_seconds
+from gateway.routing.cost import CostModel, placement_seconds, prefill_seconds, step_seconds
 from gateway.routing.load import Load, Work
 
 MODEL = CostModel()
@@ -42,11 +42,6 @@ def test_the_step_constants_follow_b_in_the_measured_proportions() -> None:
     assert pytest.approx(47e-9, rel=0.01) == MODEL.d
     assert pytest.approx(1.3e-9, rel=0.01) == MODEL.e
     assert pytest.approx(2 * MODEL.a) == CostModel(b=56e-6).a
-
-
-def test_a_backend_is_open_with_a_tenth_of_a_second_of_prefill_ahead_on_the_reference_engine() -> None:
-    assert pytest.approx(0.1) == MODEL.window_seconds
-    assert pytest.approx(1.0) == CostModel(b=280e-6).window_seconds
 
 
 def test_on_an_idle_backend_the_cost_is_prefill_plus_one_step_a_chunk() -> None:
@@ -123,3 +118,8 @@ def test_with_a_decode_weight_of_zero_only_the_time_to_the_first_token_counts() 
     load = load_of(decoding=4)
     step = ttft.a + ttft.c * 4 + ttft.d * 4000
     assert cost(load, model=ttft) == pytest.approx(prefill_seconds(ttft, 1.0, 2000, 0) + 1.5 * step)
+
+
+def test_a_step_without_prefill_takes_longer_with_each_sequence_and_each_token_of_context() -> None:
+    assert step_seconds(MODEL, 1.0, Load()) == MODEL.a
+    assert step_seconds(MODEL, 2.0, load_of(decoding=3)) == pytest.approx(2 * (MODEL.a + 3 * MODEL.c + 3000 * MODEL.d))

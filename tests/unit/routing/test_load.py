@@ -126,3 +126,26 @@ def test_a_request_that_is_aborted_in_prefill_leaves_nothing() -> None:
     load.finish(aborted, 1.0)
     assert load.prefill_ahead_seconds(1.0) == pytest.approx(3.0)
     assert load.in_flight == 1
+
+
+def test_a_request_is_alone_in_prefill_only_if_nobody_else_ever_was_with_it() -> None:
+    load = Load()
+    first, second, third = work(), work(), work()
+    load.start(first, 1.0)
+    assert (first.alone, first.started_seconds) == (True, 1.0)
+    load.start(second, 2.0)
+    assert not first.alone
+    assert not second.alone
+    load.first_token(first, 3.0)
+    load.first_token(second, 3.0)
+    load.start(third, 4.0)
+    assert third.alone
+
+
+def test_only_the_first_call_of_first_token_tells_that_it_counted() -> None:
+    load, started = Load(), work()
+    load.start(started, 0.0)
+    assert load.prefilling
+    assert load.first_token(started, 1.0) is True
+    assert load.first_token(started, 1.0) is False
+    assert not load.prefilling

@@ -1,6 +1,7 @@
 import pytest
 
 from gateway.request import Ask
+from gateway.routing.calibration import Calibration
 from gateway.routing.cost import CostModel
 from gateway.routing.estimate import Estimates
 from gateway.routing.load import Work
@@ -23,7 +24,7 @@ def busy(seat: Seat, requests: int) -> None:
 
 def prefix_policy(count: int = 3) -> tuple[PrefixPolicy, PrefixIndex]:
     index = PrefixIndex([1 << 30] * count)
-    return PrefixPolicy(CostModel(), index, Estimates()), index
+    return PrefixPolicy(Calibration(CostModel()), index, Estimates()), index
 
 
 def cheapest(policy: Policy, ask: Ask, among: list[Seat]) -> str:

@@ -44,17 +44,35 @@ def test_other_system_text_or_tools_make_another_beginning(changed: dict[str, An
 @pytest.mark.parametrize(
     ("document", "text"),
     [
-        ({"prompt": "abc"}, b'"abc"'),
-        ({"prompt": ["abc", "def"]}, b'"abc"'),
+        ({"prompt": "abc"}, b"abc"),
+        ({"prompt": ["abc", "def"]}, b"abc"),
         ({"prompt": [1, 2, 3]}, b"1,2,3"),
-        ({"prompt": [[1, 2], [3]]}, b"[1,2]"),
-        ({"input": "abc"}, b'"abc"'),
-        ({"input": [{"role": "user"}, {"role": "system"}]}, b'{"role":"user"},{"role":"system"}'),
+        ({"prompt": [[1, 2], [3]]}, b"1,2"),
+        ({"input": "abc"}, b"abc"),
+        ({"input": [{"role": "user", "content": "a"}]}, b"\x1euser\x1fa"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            b'\x1e{"content":[{"type":"text"}],"role":"user"}',
+        ),
         ({"messages": [], "prompt": "abc"}, b""),
     ],
 )
 def test_of_each_form_of_prompt(document: dict[str, Any], text: bytes) -> None:
     assert canonical_prompt(document) == text
+
+
+def test_the_order_of_a_turns_fields_does_not_matter_but_their_values_do() -> None:
+    one = {"role": "user", "content": "hi", "name": "ann"}
+    same = {"name": "ann", "content": "hi", "role": "user"}
+    assert canonical_prompt({"messages": [one]}) == canonical_prompt({"messages": [same]})
+    assert canonical_prompt({"messages": [one]}) != canonical_prompt({"messages": [one | {"name": "bob"}]})
+
+
+@pytest.mark.parametrize(
+    "turn", ["text", None, 5, {}, {"role": 5, "content": "x"}, {"role": "user", "content": None}, {"content": "x"}]
+)
+def test_turns_that_make_no_sense_are_the_backends_to_refuse(turn: Any) -> None:
+    assert isinstance(canonical_prompt({"messages": [turn, {"role": "user", "content": "x"}]}), bytes)
 
 
 @pytest.mark.parametrize("document", [{}, {"prompt": None}, {"messages": 5}, {"messages": {"a": 1}}, {"prompt": True}])

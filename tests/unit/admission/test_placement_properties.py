@@ -1,0 +1,237 @@
+"""Arrivals, departures, lost backends and slow starts in any order never break what placement promises."""
+
+from itertools import count
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from gateway.admission.placement import Binding
+from gateway.admission.queue import Ticket
+from gateway.errors import InvalidRequest, ModelNotFound, NoBackend, QueueFull
+from gateway.request import Ask
+from gateway.routing.policy import Seat
+from tests.unit.admission.builders import POLICIES, STARVATION_SECONDS, WINDOW_SECONDS, Hall, Site, hall
+
+CAPS = (2, 4, 6)
+MAX_REQUESTS, MAX_BYTES, SCAN = 12, 120, 8
+KV_HEADROOM = 0.97
+SERVES = {"m": (0, 1, 2), "o": (1, 2)}
+
+ASKS = st.builds(
+    Ask,
+    model=st.sampled_from([*SERVES, "unknown"]),
+    keys=st.sampled_from([(), (1, 2, 3), tuple(range(1, 40)), (7, 8, 9)]),
+    prompt_bytes=st.just(4000),
+    prompt_tokens=st.sampled_from([1, 200, 1000, 8000]),
+    sequences=st.integers(0, 7),
+    divisible=st.booleans(),
+    output_tokens=st.sampled_from([None, 0, 50]),
+    streams=st.booleans(),
+    size_bytes=st.integers(0, 40),
+    pinned=st.sampled_from([None, None, None, None, "a", "c"]),
+)
+
+
+class PlacementMachine(RuleBasedStateMachine):
+    """Three backends of different size, two models. After every event the line is looked through, as the gate does."""
+
+    @initialize(policy=st.sampled_from(POLICIES), kv=st.sampled_from([None, 9000]))
+    def begin(self, policy: str, kv: int | None) -> None:
+        self.here: Hall = hall(*CAPS, policy=policy, kv=kv, max_requests=MAX_REQUESTS, max_bytes=MAX_BYTES, scan=SCAN)
+        self.policy = policy
+        self.up = {site.name for site in self.here.sites}
+        self.numbers = count()
+        self.waiting: dict[Ticket, int] = {}
+        self.bound: dict[int, Binding] = {}
+        self.wishes: dict[int, Ask] = {}
+        self.ended: dict[int, str] = {}
+        self._fleet_changed()
+
+    # What happens.
+
+    @rule(wish=ASKS, avoid=st.frozensets(st.sampled_from("abc"), max_size=3))
+    def arrive(self, wish: Ask, avoid: frozenset[str]) -> None:
+        number = next(self.numbers)
+        self.wishes[number] = wish
+        full = len(self.waiting) == MAX_REQUESTS or self._queued_bytes() + wish.size_bytes > MAX_BYTES
+        try:
+            placed = self.here.placement.place(wish, self.here.now, avoid)
+        except (ModelNotFound, NoBackend, InvalidRequest, QueueFull) as refusal:
+            self.ended[number] = type(refusal).__name__
+            self._check_refusal(type(refusal), wish, full)
+            return
+        if isinstance(placed, Ticket):
+            assert not full
+            self.waiting[placed] = number
+        else:
+            self._check_binding(number, placed, avoid)
+            assert placed.waited_seconds == 0.0
+            assert wish.sequences == 0 or not self._waiting_for(wish.model)
+        self._drain()
+
+    @rule(data=st.data())
+    def first_token(self, data: st.DataObject) -> None:
+        if self.bound:
+            number = data.draw(st.sampled_from(sorted(self.bound)))
+            self.here.placement.first_token(self.bound[number], self.here.now)
+            self._drain()
+
+    @rule(data=st.data(), twice=st.booleans())
+    def end(self, data: st.DataObject, twice: bool) -> None:
+        if self.bound:
+            number = data.draw(st.sampled_from(sorted(self.bound)))
+            binding = self.bound.pop(number)
+            for _ in range(1 + twice):
+                self.here.placement.release(binding, self.here.now)
+            self.ended[number] = "released"
+            self._drain()
+
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        if self.waiting:
+            ticket = data.draw(st.sampled_from(list(self.waiting)))
+            assert self.here.queue.leave(ticket)
+            self.ended[self.waiting.pop(ticket)] = "withdrawn"
+            self._drain()
+
+    @rule(seconds=st.sampled_from([0.01, 0.2, 5.0, STARVATION_SECONDS + 1]))
+    def pass_time(self, seconds: float) -> None:
+        self.here.now += seconds
+        self._drain()
+
+    @rule(name=st.sampled_from("abc"))
+    def backend_goes_or_comes(self, name: str) -> None:
+        self.up ^= {name}
+        self._fleet_changed()
+        self._drain()
+
+    @rule(index=st.integers(0, 2), share=st.sampled_from([0.0, 0.5, 1.0]))
+    def limit_changes(self, index: int, share: float) -> None:
+        site = self.here.sites[index]
+        site.slots = max(1, int(site.cap * share))
+        self._fleet_changed()
+        self._drain()
+
+    # What must hold.
+
+    @invariant()
+    def every_request_is_in_exactly_one_place(self) -> None:
+        places = [*self.waiting.values(), *self.bound, *self.ended]
+        assert sorted(places) == sorted(self.wishes)
+        assert set(self.here.queue) == set(self.waiting)
+        assert len(self.here.queue) <= MAX_REQUESTS
+        assert self._queued_bytes() <= MAX_BYTES
+
+    @invariant()
+    def what_is_taken_is_what_is_bound(self) -> None:
+        for seat in self.here.placement.seats:
+            here = [binding.work for binding in self.bound.values() if binding.seat is seat]
+            assert seat.load.in_flight == sum(work.sequences for work in here)
+            assert seat.load.reserved_tokens == sum(work.reserved_tokens for work in here)
+            assert 0 <= seat.load.decoding <= seat.load.in_flight
+
+    @invariant()
+    def nobody_waits_for_a_model_that_nobody_serves(self) -> None:
+        assert all(self._serving(ticket.ask.model) for ticket in self.waiting)
+
+    @invariant()
+    def one_who_starves_waits_only_for_backends_that_are_closed_or_kept_for_another_who_starves(self) -> None:
+        for model in SERVES:
+            oldest = self.here.queue.oldest(model, SCAN)
+            starving = [ticket for ticket in oldest if self.here.now - ticket.arrived_seconds > STARVATION_SECONDS]
+            shut_out = [ticket for ticket in starving if not self._admitting(ticket)]
+            must_go = starving if self.policy == "prefix" else oldest
+            open_seats = {seat.name for ticket in must_go for seat in self._admitting(ticket)}
+            assert len(open_seats) <= len(shut_out)
+
+    def teardown(self) -> None:
+        """When everything works again, everybody who waits is served, and then nothing is left."""
+        if not hasattr(self, "here"):
+            return
+        self.up = {site.name for site in self.here.sites}
+        for site in self.here.sites:
+            site.slots = site.cap
+        self._fleet_changed()
+        for _ in range(3 * MAX_REQUESTS):
+            self.here.now += STARVATION_SECONDS
+            self._drain()
+            for number, binding in list(self.bound.items()):
+                self.here.placement.release(binding, self.here.now)
+                self.ended[number] = "released"
+                del self.bound[number]
+        assert not self.waiting
+        assert repr(self.here.queue) == "<Queue 0 waiting, 0 bytes: empty>"
+        for seat in self.here.placement.seats:
+            assert repr(seat.load) == "<Load 0 in flight, 0 decoding, 0 tokens>"
+            assert seat.load.reserved_tokens == 0
+
+    # Helpers.
+
+    def _check_refusal(self, kind: type[Exception], wish: Ask, full: bool) -> None:
+        assert full or kind is not QueueFull
+        assert (kind is ModelNotFound) == (wish.model == "unknown")
+        if kind is InvalidRequest:
+            assert wish.sequences > 1
+            assert not wish.divisible
+
+    def _fleet_changed(self) -> None:
+        for model, indexes in SERVES.items():
+            self.here.serving[model] = [self.here.sites[i] for i in indexes if self.here.sites[i].name in self.up]
+        self.here.changed()
+
+    def _serving(self, model: str) -> list[Site]:
+        return list(self.here.serving.get(model, ()))
+
+    def _waiting_for(self, model: str) -> bool:
+        return any(ticket.ask.model == model for ticket in self.waiting)
+
+    def _queued_bytes(self) -> int:
+        return sum(ticket.ask.size_bytes for ticket in self.waiting)
+
+    def _drain(self) -> None:
+        for model in self.here.queue.models():
+            for ticket, granted in self.here.placement.drain(model, self.here.now):
+                number = self.waiting.pop(ticket)
+                if isinstance(granted, Binding):
+                    assert granted.waited_seconds == self.here.now - ticket.arrived_seconds
+                    self._check_binding(number, granted, ticket.avoid)
+                else:
+                    assert not self._allowed(ticket.ask, ticket.avoid)
+                    self.ended[number] = "NoBackend"
+
+    def _check_binding(self, number: int, binding: Binding, avoid: frozenset[str]) -> None:
+        wish = self.wishes[number]
+        seat, site = binding.seat, self.here.sites[binding.seat.index]
+        assert site in self._allowed(wish, avoid)
+        assert binding.work.sequences == (min(wish.sequences, site.cap) if wish.divisible else wish.sequences)
+        if wish.sequences:
+            assert seat.load.in_flight <= site.cap
+            assert seat.load.in_flight <= site.slots or seat.load.in_flight == binding.work.sequences
+        self.bound[number] = binding
+
+    def _allowed(self, wish: Ask, avoid: frozenset[str]) -> list[Site]:
+        sites = self._serving(wish.model)
+        if wish.pinned is not None:
+            return [site for site in sites if site.name == wish.pinned]
+        return [site for site in sites if site.name not in avoid] or sites
+
+    def _admitting(self, ticket: Ticket) -> list[Seat]:
+        """The backends that could take a waiting request now."""
+        names = {site.name for site in self._allowed(ticket.ask, ticket.avoid)}
+        return [seat for seat in self.here.placement.seats if seat.name in names and self._admits(seat, ticket.ask)]
+
+    def _admits(self, seat: Seat, wish: Ask) -> bool:
+        site, load = self.here.sites[seat.index], seat.load
+        wanted = min(wish.sequences, site.cap) if wish.divisible else wish.sequences
+        if load.in_flight == 0 and wanted > site.slots:
+            return wanted <= site.cap
+        output = min(200, 200 if wish.output_tokens is None else wish.output_tokens)
+        needed = load.reserved_tokens + wish.prompt_tokens + wish.sequences * output
+        fits = site.kv_cache_tokens is None or load.in_flight == 0 or needed <= KV_HEADROOM * site.kv_cache_tokens
+        has_slots = load.in_flight + wanted <= site.slots
+        return has_slots and fits and load.prefill_ahead_seconds(self.here.now) <= WINDOW_SECONDS
+
+
+TestPlacementMachine = PlacementMachine.TestCase
+TestPlacementMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,78 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.routing.calibration import Calibration
+from gateway.routing.cost import CostModel, prefill_seconds
+
+START = 28e-6
+
+
+def teach(calibration: Calibration, true_b: float, times: int, tokens: int = 1000) -> None:
+    """Clean samples from an engine whose constants follow `true_b`."""
+    true = CostModel(true_b)
+    for _ in range(times):
+        predicted = prefill_seconds(calibration.model, 1.0, tokens, 0) + calibration.model.a
+        calibration.first_token(tokens, predicted, prefill_seconds(true, 1.0, tokens, 0) + true.a)
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.5, 1.0, 3.0, 10.0])
+def test_started_ten_times_wrong_it_ends_within_a_tenth(factor: float) -> None:
+    calibration = Calibration(CostModel())
+    teach(calibration, START * factor, 100)
+    assert calibration.model.b == pytest.approx(START * factor, rel=0.1)
+
+
+def test_the_other_constants_follow() -> None:
+    calibration = Calibration(CostModel(decode_weight=3.0, max_batched_tokens=2048))
+    teach(calibration, START * 4, 100)
+    assert calibration.model.a == pytest.approx(286 * calibration.model.b)
+    assert calibration.model.decode_weight == 3.0
+    assert calibration.model.max_batched_tokens == 2048
+
+
+@pytest.mark.parametrize(
+    ("tokens", "predicted", "seconds"), [(63, 1.0, 2.0), (1000, 0.0, 2.0), (1000, 1.0, 0.0), (1000, 1.0, -1.0)]
+)
+def test_samples_that_tell_nothing_are_passed_over(tokens: int, predicted: float, seconds: float) -> None:
+    calibration = Calibration(CostModel())
+    calibration.first_token(tokens, predicted, seconds)
+    assert calibration.model.b == START
+
+
+def test_one_outlier_moves_it_by_a_twentieth_of_its_clipped_weight() -> None:
+    calibration = Calibration(CostModel())
+    teach(calibration, START, 50)
+    calibration.first_token(1000, 0.01, 1000.0)
+    assert calibration.model.b == pytest.approx(START * 4**0.05)
+
+
+def test_a_whole_answer_bounds_the_time_to_its_first_token_from_above_only() -> None:
+    calibration = Calibration(CostModel())
+    calibration.at_most(1000, 0.1, 0.5)
+    assert calibration.model.b == START
+    calibration.at_most(1000, 0.1, 0.05)
+    assert calibration.model.b < START
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**6), st.floats(0, 1e6), st.floats(-1, 1e6)), max_size=100),
+)
+def test_nothing_that_is_measured_drives_it_out_of_range(samples: list[tuple[int, float, float]]) -> None:
+    calibration = Calibration(CostModel())
+    for sample in samples:
+        calibration.first_token(*sample)
+        calibration.at_most(*sample)
+    assert 1e-7 <= calibration.model.b <= 1e-1
+
+
+def test_the_window_is_3600_tokens_of_prefill_but_never_less_than_20_milliseconds() -> None:
+    assert Calibration(CostModel()).window_seconds == pytest.approx(0.1, rel=0.01)
+    assert Calibration(CostModel(b=1e-6)).window_seconds == 0.02
+    assert Calibration(CostModel(b=1e-3)).window_seconds == pytest.approx(3.6)
+
+
+def test_a_configured_window_stays() -> None:
+    calibration = Calibration(CostModel(), 0.5)
+    teach(calibration, START * 4, 10)
+    assert calibration.window_seconds == 0.5
