@@ -24,7 +24,9 @@ POLICY_KEYS = {
 REFUSED_KEYS = frozenset(("api_base", "api_key", "base_url", "extra_headers", "user_config", "prompt_embeds"))
 
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
-_ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|6[0-9a-fA-F]|7[0-9aA])")
+_SQUARE = bytes.maketrans(b"{}", b"[]")
+# Any letter that a policy key is made of, spelled as an escape.
+ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|6[0-9a-fA-F]|7[0-9aA])")
 
 
 def parse_body(body: bytes, limits: ServerConfig) -> dict[str, Any]:
@@ -79,14 +81,14 @@ def _check_shape(outside: bytes, limits: ServerConfig) -> None:
 
 
 def _is_deeper(outside: bytes, levels: int) -> bool:
-    """Whether brackets are left after peeling off the innermost pairs that many times."""
-    brackets = outside.translate(None, _NOT_BRACKETS)
+    """Whether brackets are left after peeling off the innermost pairs that many times.
+
+    All brackets are taken for one kind: those that do not match are for the parser to find.
+    """
+    brackets = outside.translate(_SQUARE, _NOT_BRACKETS)
     for _ in range(levels):
-        peeled = brackets.replace(b"{}", b"").replace(b"[]", b"")
-        if len(peeled) == len(brackets):
-            break  # nothing left, or not balanced: the parser says what is wrong
-        brackets = peeled
-    return bool(brackets) and (b"{}" in brackets or b"[]" in brackets)
+        brackets = brackets.replace(b"[]", b"")
+    return b"[]" in brackets
 
 
 def _duplicate_key(body: bytes, pieces: list[bytes], document: dict[str, Any]) -> str | None:
@@ -99,7 +101,7 @@ def _duplicate_key(body: bytes, pieces: list[bytes], document: dict[str, Any]) -
         if key in POLICY_KEYS and pieces.count(POLICY_KEYS[key]) > 1:
             break
     else:
-        if b"\\" not in body or b"\\u00" not in body or not _ESCAPED_LETTER.search(body):
+        if b"\\" not in body or b"\\u00" not in body or not ESCAPED_LETTER.search(body):
             return None
     top: list[str] = []
 

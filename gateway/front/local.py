@@ -27,7 +27,7 @@ def answer_local(route: Route, path: bytes, fleet: Fleet, draining: bool, reply:
         cards = [_card(card) for card in fleet.models()]
         reply.send(200, JSON, b"", orjson.dumps({"object": "list", "data": cards}))
     else:
-        name = unquote(path.decode("ascii")).partition("?")[0].removeprefix(_MODEL_PATH)
+        name = unquote(path.partition(b"?")[0].decode("ascii")).removeprefix(_MODEL_PATH)
         found = next((card for card in fleet.models() if card.id == name), None)
         if found is None:
             raise ModelNotFound(f"The model {name!r} does not exist here.", param="model")
