@@ -20,6 +20,8 @@ from gateway.front.upload import Upload
 _MAX_LINE_BYTES = 8190
 _MAX_HEAD_BYTES = 65536
 _MAX_PIPELINED = 16
+_MAX_PIPELINED_BYTES = 1048576
+_MAX_FRAMING_BYTES = 131072  # of a body, besides as many bytes as it has itself
 _SLICE_BYTES = 65536
 _LINGER_SECONDS = 2.0
 _WRITE_BUFFER_BYTES = 262144
@@ -70,6 +72,7 @@ class ClientConnection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._wire_bytes = 0  # of the body, with its framing
         self._pipelined: deque[Incoming] = deque()
         self._stash: list[bytes] = []  # pipelined bytes that are not parsed yet
         self._deaf = False  # nothing more is parsed: malformed, refused, or closing
@@ -166,23 +169,27 @@ class ClientConnection(asyncio.Protocol):
         self.blocked = False
         if self.reply is not None and self.reply.on_room is not None:
             self.reply.on_room()
+        if self._task is None and self._pipelined:
+            self._next()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of requests."""
         if self._deaf:
             return
-        if self._stash:
-            self._stash.append(data)
-            return
-        if len(data) <= _SLICE_BYTES:
-            self._parse(data)
-            return
         for start in range(0, len(data), _SLICE_BYTES):
-            if len(self._pipelined) >= _MAX_PIPELINED:
+            if self._stash or self._far_ahead:
                 self._stash.append(data[start:])
                 self._read_more(False)
                 return
-            self._parse(data[start : start + _SLICE_BYTES])
+            self._parse(data[start : start + _SLICE_BYTES] if len(data) > _SLICE_BYTES else data)
+
+    @property
+    def _far_ahead(self) -> bool:
+        """The client has sent more requests than it has taken answers to."""
+        waiting = self._pipelined
+        if not waiting:
+            return False
+        return len(waiting) >= _MAX_PIPELINED or sum(len(each.body) for each in waiting) > _MAX_PIPELINED_BYTES
 
     def _parse(self, data: bytes) -> None:
         if self._deaf:
@@ -200,6 +207,10 @@ class ClientConnection(asyncio.Protocol):
             self._head_bytes += len(data)
             if self._head_bytes > _MAX_HEAD_BYTES:
                 self._refuse(HeadersTooLarge(f"The head of the request is larger than {_MAX_HEAD_BYTES} bytes."))
+        elif self._parsing is _Phase.BODY:
+            self._wire_bytes += len(data)
+            if self._wire_bytes - self._body_bytes > _MAX_FRAMING_BYTES + self._body_bytes:
+                self._refuse(InvalidRequest("The body is cut into too many chunks, or has too much besides."))
         if self._task is None and self._phase is not self._parsing and not self._deaf:
             self._enter(self._parsing)
 
@@ -219,7 +230,7 @@ class ClientConnection(asyncio.Protocol):
         self._incoming = Incoming()
         self._headers = []
         self._body = []
-        self._head_bytes = self._body_bytes = 0
+        self._head_bytes = self._body_bytes = self._wire_bytes = 0
         self._parsing = _Phase.HEAD
 
     def on_url(self, url: bytes) -> None:
@@ -279,6 +290,8 @@ class ClientConnection(asyncio.Protocol):
         if self._deaf:
             return
         self._deaf = True
+        if self._parsing is _Phase.IDLE:
+            self._incoming = Incoming()  # the last one is complete and not to blame
         if self._incoming.upload is not None and self._task is not None:
             self._incoming.upload.end(error)
             return
@@ -287,7 +300,7 @@ class ClientConnection(asyncio.Protocol):
         self._ready(self._incoming)
 
     def _ready(self, incoming: Incoming) -> None:
-        if self._task is not None:
+        if self._task is not None or self.blocked:
             self._pipelined.append(incoming)
             return
         if incoming.upload is None:
@@ -301,9 +314,10 @@ class ClientConnection(asyncio.Protocol):
         finally:
             self._task = None
             reply, self.reply = self.reply, None
-            if reply is None or not reply.complete:
-                if self._transport is not None:
-                    self._transport.close()
+            if self._transport is None:
+                self._pipelined.clear()
+            elif reply is None or not reply.complete:
+                self._transport.close()
             elif not reply.keep_alive:
                 self._linger(incoming)
             else:
@@ -317,12 +331,13 @@ class ClientConnection(asyncio.Protocol):
         self._deaf = True
         self._read_more(True)
         self._enter(_Phase.LINGER)
-        if self._transport is not None and self._transport.can_write_eof():
+        if self._transport is not None and self._transport.can_write_eof() and not self._transport.is_closing():
             self._transport.write_eof()
 
     def _next(self) -> None:
         if self._pipelined:
-            self._ready(self._pipelined.popleft())
+            if not self.blocked:  # answers that the client does not take must not pile up
+                self._ready(self._pipelined.popleft())
         elif self._deaf:
             self.close()
         else:
