@@ -38,11 +38,12 @@ def total(found: list[Sample], name: str, **labels: str) -> float:
     )
 
 
-async def read(url: str, name: str, **labels: str) -> float:
-    """One metric of one /metrics page, summed over its other labels."""
+async def read(url: str, *names: str, **labels: str) -> float:
+    """These metrics of one /metrics page, each summed over its other labels, added up."""
     # Parsing the whole page would take longer than the things that are watched here.
-    lines = [line for line in (await page(url)).splitlines() if line.startswith(name)]
-    return total(parse("\n".join(lines) + "\n"), name, **labels)
+    lines = [line for line in (await page(url)).splitlines() if line.startswith(names)]
+    found = parse("\n".join(lines) + "\n")
+    return sum(total(found, name, **labels) for name in names)
 
 
 async def running(url: str) -> float:
@@ -50,9 +51,9 @@ async def running(url: str) -> float:
     return await read(url, "vllm:num_requests_running")
 
 
-async def waiting(url: str) -> float:
-    """How many sequences wait inside an engine, by its own account."""
-    return await read(url, "vllm:num_requests_waiting")
+async def held(url: str) -> float:
+    """How many sequences an engine runs or lets wait, by its own account."""
+    return await read(url, "vllm:num_requests_running", "vllm:num_requests_waiting")
 
 
 async def eventually(
@@ -71,7 +72,7 @@ async def engines_become_idle(urls: tuple[str, ...], deadline_seconds: float = D
     """Wait until no engine runs or holds a request."""
 
     async def idle() -> bool:
-        return not any([await running(url) + await waiting(url) for url in urls])
+        return not any([await held(url) for url in urls])
 
     return await eventually(idle, f"{urls} become idle", deadline_seconds)
 
@@ -83,8 +84,7 @@ async def gateway_holds_nothing(admin_url: str) -> None:
     """Wait until the gateway's books are empty."""
 
     async def empty() -> bool:
-        found = await samples(admin_url)
-        return not any(total(found, name) for name in HELD_BY_THE_GATEWAY)
+        return await read(admin_url, *HELD_BY_THE_GATEWAY) == 0
 
     await eventually(empty, "nothing in flight, queued or reserved")
 

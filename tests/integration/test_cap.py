@@ -10,11 +10,10 @@ from tests.integration.fleet import Fleet
 from tests.integration.observed import (
     engines_become_idle,
     gateway_holds_nothing,
+    held,
     queued_requests_become,
-    running,
     samples,
     total,
-    waiting,
 )
 from tests.integration.prompts import ENDLESS_TOKENS, chat
 
@@ -24,9 +23,9 @@ TOKENS_EACH = 200
 
 
 async def watch(url: str, seen: list[float]) -> None:
-    """Sample an engine's running and waiting sequences until cancelled."""
+    """Sample how many sequences an engine holds until cancelled."""
     while True:
-        seen.append(await running(url) + await waiting(url))
+        seen.append(await held(url))
         await asyncio.sleep(0.005)
 
 

@@ -68,6 +68,7 @@ async def test_a_client_whose_connection_is_reset(client: AsyncOpenAI, gateway: 
         assert answer.connection is not None
         assert answer.connection.transport is not None
         answer.connection.transport.abort()
+        answer.close()
     await nothing_is_held(gateway, fleet)
 
 
