@@ -74,8 +74,9 @@ class Gateway:
             self.metrics, response_headers=config.server.response_headers,
         )  # fmt: skip
         prefix, numbers = secrets.token_hex(6), count(1)
+        salt_secret = config.auth.cache_salt_secret.encode() or secrets.token_bytes(32)
         self.handler = Handler(
-            config, self.fleet, dispatcher, Reader(config, self.estimates, secrets.token_bytes(32)),
+            config, self.fleet, dispatcher, Reader(config, self.estimates, salt_secret),
             self._finished, clock, lambda: f"{prefix}-{next(numbers):08x}",
         )  # fmt: skip
         self.server = Server(config.server, self.handler, clock)

@@ -165,6 +165,7 @@ class AuthConfig(Section):
     """Who may use the gateway."""
 
     keys: tuple[KeyConfig, ...] = Field((), description="Empty = open to everybody.")
+    cache_salt_secret: str = Field("", description="Makes the salts of isolate_cache; empty = new at every start.")
 
 
 class ModelsConfig(Section):

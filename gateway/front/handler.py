@@ -121,7 +121,7 @@ class Handler:
 
     async def _answer(self, incoming: Incoming, route: Route, reply: Reply, record: Record) -> str:
         if route.local is not None:
-            answer_local(route, incoming.path, self._fleet, self.draining, reply)
+            answer_local(route, incoming.path, self._fleet, self._config.models.aliases, self.draining, reply)
             return "completed"
         request = await self._read(incoming, route, reply.request_id)
         ask = request.ask

@@ -1,10 +1,10 @@
 """What the gateway answers itself: which models there are, and whether it lives and is ready."""
 
+from collections.abc import Mapping
 from urllib.parse import unquote
 
 import orjson
 
-from gateway.backends.backend import ModelCard
 from gateway.backends.registry import Fleet
 from gateway.errors import Draining, ModelNotFound, NoBackend
 from gateway.front.reply import JSON, Reply
@@ -13,7 +13,9 @@ from gateway.front.routes import Local, Route
 _MODEL_PATH = "/v1/models/"
 
 
-def answer_local(route: Route, path: bytes, fleet: Fleet, draining: bool, reply: Reply) -> None:
+def answer_local(
+    route: Route, path: bytes, fleet: Fleet, aliases: Mapping[str, str], draining: bool, reply: Reply
+) -> None:
     """Answer through `reply`. Raises ModelNotFound, NoBackend or Draining."""
     if route.local is Local.LIVE:
         reply.send(200, JSON, b"", b'{"status":"alive"}')
@@ -24,15 +26,19 @@ def answer_local(route: Route, path: bytes, fleet: Fleet, draining: bool, reply:
             raise NoBackend("No backend can serve requests now.")
         reply.send(200, JSON, b"", b'{"status":"ready"}')
     elif route.local is Local.MODELS:
-        cards = [_card(card) for card in fleet.models()]
-        reply.send(200, JSON, b"", orjson.dumps({"object": "list", "data": cards}))
+        reply.send(200, JSON, b"", orjson.dumps({"object": "list", "data": _cards(fleet, aliases)}))
     else:
         name = unquote(path.partition(b"?")[0].decode("ascii")).removeprefix(_MODEL_PATH)
-        found = next((card for card in fleet.models() if card.id == name), None)
+        found = next((card for card in _cards(fleet, aliases) if card["id"] == name), None)
         if found is None:
             raise ModelNotFound(f"The model {name!r} does not exist here.", param="model")
-        reply.send(200, JSON, b"", orjson.dumps(_card(found)))
+        reply.send(200, JSON, b"", orjson.dumps(found))
 
 
-def _card(card: ModelCard) -> dict[str, object]:
-    return {"object": "model", "owned_by": "vllm"} | dict(card.raw) | {"id": card.id}
+def _cards(fleet: Fleet, aliases: Mapping[str, str]) -> list[dict[str, object]]:
+    """The backends' model cards as they gave them, and one for each alias of a model that is there."""
+    cards = {
+        card.id: {"object": "model", "owned_by": "vllm"} | dict(card.raw) | {"id": card.id} for card in fleet.models()
+    }
+    named = [cards[model] | {"id": alias} for alias, model in aliases.items() if model in cards and alias not in cards]
+    return [*cards.values(), *named]

@@ -79,7 +79,7 @@ class Relay:
                 if exchange.done.done() or connection.transport is None:
                     break
                 connection.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-                await connection.drained()
+                await self._drained(connection)
             else:
                 if connection.transport is not None:
                     connection.transport.write(b"0\r\n\r\n")
@@ -88,6 +88,15 @@ class Relay:
             if not whole:
                 connection.abort()  # what is sent next here would be taken for the rest of the body
         return await exchange.done
+
+    async def _drained(self, connection: BackendConnection) -> None:
+        """Wait until the backend takes more; not for ever, for meanwhile its client's leaving goes unnoticed."""
+        try:
+            async with asyncio.timeout(self._config.idle_stream_timeout_seconds):
+                await connection.drained()
+        except TimeoutError as error:
+            seconds = self._config.idle_stream_timeout_seconds
+            raise FirstByteTimeout(f"The backend took nothing of the upload for {seconds:g} s.") from error
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
