@@ -1,0 +1,190 @@
+"""What the guard accepts is what a JSON parser accepts, less what could hurt or fool somebody; limits are exact."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config import ServerConfig
+from gateway.errors import InvalidRequest
+from gateway.front.guards import POLICY_KEYS, REFUSED_KEYS, parse_body
+
+LIMITS = ServerConfig()
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
+AWKWARD = st.sampled_from(
+    ['"', "\\", '\\"', "{", "}]", '","model":"', "\u2028", "\x00", "a\\", "é", "😀", "model", "n"]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT | AWKWARD,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT | AWKWARD, inner, max_size=3),
+    max_leaves=12,
+)  # fmt: skip
+KEYS = TEXT | AWKWARD | st.sampled_from(sorted(POLICY_KEYS))
+DOCUMENTS = st.dictionaries(KEYS, VALUES, max_size=5)
+
+
+def limits(**changed: int) -> ServerConfig:
+    return ServerConfig.model_validate(changed)
+
+
+def spelled(text: str, escaped: list[bool]) -> str:
+    """A JSON string, some of whose letters are written as escapes."""
+    letters = [
+        f"\\u{ord(letter):04x}" if escape and ord(letter) < 0x10000 else json.dumps(letter, ensure_ascii=False)[1:-1]
+        for letter, escape in zip(text, escaped, strict=True)
+    ]
+    return '"' + "".join(letters) + '"'
+
+
+@st.composite
+def spellings(draw: st.DrawFn, text: str) -> str:
+    return spelled(text, draw(st.lists(st.booleans(), min_size=len(text), max_size=len(text))))
+
+
+@given(DOCUMENTS, st.booleans(), st.sampled_from([None, 1, "\t"]))
+def test_every_json_object_is_read_as_a_json_parser_reads_it(
+    document: dict[str, Any], ascii_only: bool, indent: int | str | None
+) -> None:
+    body = json.dumps(document, ensure_ascii=ascii_only, indent=indent).encode()
+    assert parse_body(body, LIMITS) == json.loads(body)
+
+
+@given(DOCUMENTS, st.data())
+def test_a_body_that_was_damaged_is_refused_exactly_when_it_is_not_a_json_object_any_more(
+    document: dict[str, Any], data: st.DataObject
+) -> None:
+    body = bytearray(json.dumps(document, ensure_ascii=False).encode())
+    at = data.draw(st.integers(0, len(body) - 1))
+    body[at : at + data.draw(st.integers(0, 2))] = data.draw(
+        st.sampled_from([b"", b'"', b"\\", b"{", b"]", b",", b"a"])
+    )
+    try:
+        expected: Any = json.loads(bytes(body), object_pairs_hook=_unless_a_policy_key_is_there_twice)
+    except (ValueError, RecursionError):
+        expected = None
+    if isinstance(expected, dict) and REFUSED_KEYS.isdisjoint(expected) and "NaN" not in str(expected):
+        assert parse_body(bytes(body), LIMITS) == expected
+    else:
+        with pytest.raises(InvalidRequest):
+            parse_body(bytes(body), LIMITS)
+
+
+def _unless_a_policy_key_is_there_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return dict(pairs)  # one damaged byte never makes a second policy key out of one
+
+
+@given(DOCUMENTS, st.sampled_from(sorted(POLICY_KEYS)), st.data())
+def test_a_policy_key_is_never_there_twice_in_whatever_spelling(
+    document: dict[str, Any], key: str, data: st.DataObject
+) -> None:
+    members = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in document.items() if name != key]
+    for _ in range(2):
+        twin = f"{data.draw(spellings(key))}:{json.dumps(data.draw(VALUES))}"
+        members.insert(data.draw(st.integers(0, len(members))), twin)
+    with pytest.raises(InvalidRequest, match="there twice") as refused:
+        parse_body(("{" + ",".join(members) + "}").encode(), LIMITS)
+    assert refused.value.param == key
+
+
+@given(st.sampled_from(sorted(POLICY_KEYS)), st.data())
+def test_the_same_name_in_a_nested_object_or_as_a_value_is_no_second_key(key: str, data: st.DataObject) -> None:
+    name = data.draw(spellings(key))
+    body = f'{{{name}: [{name}, {{{name}: 1, "x": {{{name}: 2}}}}], "other": {name}}}'
+    assert parse_body(body.encode(), LIMITS) == json.loads(body)
+
+
+def test_a_key_that_we_do_not_act_on_may_be_there_twice() -> None:
+    assert parse_body(b'{"model":"m","user":1,"user":2}', LIMITS) == {"model": "m", "user": 2}
+
+
+@given(st.sampled_from(sorted(REFUSED_KEYS)), st.data())
+def test_fields_that_act_for_somebody_else_are_refused_in_whatever_spelling(key: str, data: st.DataObject) -> None:
+    with pytest.raises(InvalidRequest, match="not accepted here") as refused:
+        parse_body(f'{{"model": "m", {data.draw(spellings(key))}: 1}}'.encode(), LIMITS)
+    assert refused.value.param == key
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b" ", b"null", b"[]", b'"x"', b"1", b"{", b"}", b"{}{}", b'{"a":1,}', b"{'a':1}", b'{"a":NaN}', b'{"a":1e999}',
+     b'{"a":"\x01"}', b'{"a":"\xff"}', b'{"a":"\\ud800"}', b"\xef\xbb\xbf{}", b'{"a"', b'{"a":"', b'{"a":"\\', b'{"a":"\\"'],
+)  # fmt: skip
+def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_body(body, LIMITS)
+
+
+def nested(shape: str) -> bytes:
+    """Brackets one in the other: `[` for arrays, `{` for objects, outermost first."""
+    body = b"1"
+    for bracket in reversed(shape):
+        body = b"[%b]" % body if bracket == "[" else b'{"a":%b}' % body
+    return body
+
+
+@given(st.integers(1, 12), st.text("[{", min_size=0, max_size=16), st.integers(0, 3))
+def test_the_limit_of_depth_is_exact_for_every_mix_of_brackets(deepest: int, inside: str, siblings: int) -> None:
+    shape = "{" + inside
+    body = nested(shape)[:-1] + b',"b":[[],{}]' * siblings + b"}"
+    depth = max(len(shape), 3 if siblings else 0)
+    if depth <= deepest:
+        assert parse_body(body, limits(max_json_depth=deepest)) == json.loads(body)
+    else:
+        with pytest.raises(InvalidRequest, match=f"more than {deepest} levels"):
+            parse_body(body, limits(max_json_depth=deepest))
+
+
+def test_brackets_in_strings_are_no_nesting() -> None:
+    body = json.dumps({"a": "[[[[{{{{" * 100, "b": '"[[['}).encode()
+    assert parse_body(body, limits(max_json_depth=1, max_json_containers=1))["b"] == '"[[['
+
+
+@pytest.mark.parametrize(("containers", "accepted"), [(4, True), (3, False)])
+def test_the_limit_of_containers_is_exact(containers: int, accepted: bool) -> None:
+    body = b'{"a":[{},[]]}'
+    if accepted:
+        assert parse_body(body, limits(max_json_containers=containers))
+    else:
+        with pytest.raises(InvalidRequest, match="over 3 objects and arrays"):
+            parse_body(body, limits(max_json_containers=containers))
+
+
+@pytest.mark.parametrize(("strings", "accepted"), [(3, True), (2, False)])
+def test_the_limit_of_strings_is_exact(strings: int, accepted: bool) -> None:
+    body = b'{"a":["b","c"]}'
+    if accepted:
+        assert parse_body(body, limits(max_json_strings=strings))
+    else:
+        with pytest.raises(InvalidRequest, match="over 2 strings"):
+            parse_body(body, limits(max_json_strings=strings))
+
+
+@pytest.mark.parametrize(("commas", "accepted"), [(9, True), (8, False)])
+def test_the_limit_of_values_counts_commas(commas: int, accepted: bool) -> None:
+    body = b'{"a":[0,1,2,3,4,5,6,7,8,9]}'
+    if accepted:
+        assert parse_body(body, limits(max_json_values=commas))
+    else:
+        with pytest.raises(InvalidRequest, match="over 8 values"):
+            parse_body(body, limits(max_json_values=commas))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a":[' + b'{"a":{}},' * 1_000_000 + b"1]}",
+        b"[" * 2_000_000,
+        b'{"a":"' + b'\\"' * 1_000_000 + b'"}',
+        b'{"a":"' + b"\\" * 2_000_000,
+        b'{"model":1,' + b'"model":1,' * 60_000 + b'"b":1}',
+        b'{"a":[' + b"0," * 2_000_000 + b"0]}",
+    ],
+    ids=["small objects", "only brackets", "escaped quotes", "backslashes", "duplicates", "numbers"],
+)
+@pytest.mark.timeout(5)
+def test_no_body_takes_long_to_refuse(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_body(body, LIMITS)

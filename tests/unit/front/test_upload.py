@@ -1,0 +1,75 @@
+import asyncio
+
+import pytest
+
+from gateway.errors import InvalidRequest
+from gateway.front.upload import Upload
+from tests.unit.admission.virtual_time import run, turns
+
+
+async def all_of(upload: Upload) -> list[bytes]:
+    return [piece async for piece in upload]
+
+
+def test_pieces_come_out_in_order_as_they_arrive() -> None:
+    async def main() -> None:
+        upload = Upload(lambda more: None)
+        reading = asyncio.create_task(all_of(upload))
+        for piece in (b"a", b"b", b"c"):
+            upload.feed(piece)
+            await turns(2)
+        upload.end()
+        assert await reading == [b"a", b"b", b"c"]
+
+    run(main())
+
+
+def test_pieces_that_arrived_before_an_error_come_out_before_it() -> None:
+    async def main() -> None:
+        upload = Upload(lambda more: None)
+        upload.feed(b"a")
+        upload.end(InvalidRequest("gone"))
+        assert await anext(upload) == b"a"
+        with pytest.raises(InvalidRequest, match="gone"):
+            await anext(upload)
+
+    run(main())
+
+
+def test_an_error_reaches_who_waits() -> None:
+    async def main() -> None:
+        upload = Upload(lambda more: None)
+        reading = asyncio.create_task(all_of(upload))
+        await turns(2)
+        upload.end(InvalidRequest("gone"))
+        with pytest.raises(InvalidRequest, match="gone"):
+            await reading
+
+    run(main())
+
+
+def test_what_is_put_back_comes_out_first() -> None:
+    async def main() -> None:
+        upload = Upload(lambda more: None)
+        for piece in (b"a", b"b", b"c"):
+            upload.feed(piece)
+        upload.end()
+        looked_at = [await anext(upload), await anext(upload)]
+        upload.put_back(looked_at)
+        assert await all_of(upload) == [b"a", b"b", b"c"]
+
+    run(main())
+
+
+def test_the_client_is_held_back_while_too_much_waits() -> None:
+    async def main() -> None:
+        calls: list[bool] = []
+        upload = Upload(calls.append)
+        upload.feed(b"x" * 262144)
+        assert calls == []
+        upload.feed(b"y")
+        assert calls == [False]
+        await anext(upload)
+        assert calls == [False, True]
+
+    run(main())
