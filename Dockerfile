@@ -1,0 +1,61 @@
+# The gateway's image: a virtual environment and its bytecode on a slim Python, nothing else.
+#   docker build -t vllm-batching-gateway .
+# Any base with python3 (3.11 or later), its venv module and CA certificates will do: --build-arg BASE_IMAGE=...
+# A package index of one's own: --secret id=pip.conf,src=$HOME/.config/pip/pip.conf
+ARG BASE_IMAGE=python:3.13-slim
+
+FROM ${BASE_IMAGE} AS builder
+ENV PIP_CONFIG_FILE=/run/secrets/pip.conf \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_NO_CACHE_DIR=1 \
+    PIP_ROOT_USER_ACTION=ignore
+# pip lives in an environment of its own, so that the one that is shipped has none
+RUN python3 -m venv /opt/installer && python3 -m venv --without-pip /opt/gateway
+WORKDIR /src
+
+# dependencies first: they change less often than the code. Wheels only: there is no compiler here
+COPY pyproject.toml ./
+RUN --mount=type=secret,id=pip.conf \
+    python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+      > /tmp/requirements.txt && \
+    /opt/installer/bin/pip --python /opt/gateway/bin/python install --only-binary :all: --no-compile \
+      -r /tmp/requirements.txt
+
+COPY README.md LICENSE* ./
+COPY gateway ./gateway
+COPY loadtest ./loadtest
+RUN --mount=type=secret,id=pip.conf \
+    /opt/installer/bin/pip wheel --no-deps --wheel-dir /tmp/wheel . && \
+    /opt/installer/bin/pip --python /opt/gateway/bin/python install --no-deps --no-compile \
+      --no-index --find-links /tmp/wheel vllm-batching-gateway
+
+# Bytecode of all that is installed, and of what it imports from the standard library (slim bases carry none):
+# the final image cannot write any, and would compile at every start and every health check.
+# unchecked-hash: valid whatever a copy does to the files' times
+WORKDIR /
+ENV PYTHONPYCACHEPREFIX=/opt/bytecode
+RUN /opt/gateway/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/gateway/lib && \
+    /opt/gateway/bin/python -c "import gateway.cli, gateway.app, gateway.check, http.client, urllib.request"
+
+FROM ${BASE_IMAGE}
+ARG VERSION=dev
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="vllm-batching-gateway" \
+      org.opencontainers.image.description="An OpenAI-compatible gateway in front of vLLM servers" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+COPY --from=builder /opt/gateway /opt/gateway
+COPY --from=builder /opt/bytecode /opt/bytecode
+ENV PATH=/opt/gateway/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONPYCACHEPREFIX=/opt/bytecode \
+    PYTHONUNBUFFERED=1
+# a number, so that Kubernetes can tell that it is not root; nothing in the image belongs to it
+USER 10001:10001
+EXPOSE 8080 8081
+HEALTHCHECK --interval=15s --timeout=5s --start-period=20s --retries=3 CMD ["gateway", "healthcheck"]
+# exec form: signals reach the gateway, which drains on SIGTERM
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["gateway"]
+CMD ["serve", "-c", "/etc/gateway/gateway.yaml"]

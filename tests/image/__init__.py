@@ -1,0 +1,1 @@
+"""Builds the container image without a container engine, and checks it."""
