@@ -1,4 +1,5 @@
 import time
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,7 @@ def find(pieces: list[bytes], only_model: str | None = None) -> tuple[str, bytes
     """The model, and what is passed on afterwards."""
 
     async def main() -> tuple[str, bytes]:
-        upload = Upload(lambda more: None)
+        upload = Upload(lambda _: None)
         for piece in pieces:
             upload.feed(piece)
         upload.end()
@@ -33,7 +34,7 @@ def find(pieces: list[bytes], only_model: str | None = None) -> tuple[str, bytes
 def test_the_model_is_found_in_any_split_and_every_byte_is_passed_on(cuts: list[int]) -> None:
     whole = MODEL + FILE + END
     edges = [0, *sorted(cuts), len(whole)]
-    pieces = [whole[start:end] for start, end in zip(edges, edges[1:], strict=False) if end > start]
+    pieces = [whole[start:end] for start, end in pairwise(edges) if end > start]
     assert find(pieces) == ("whisper", whole)
 
 

@@ -13,7 +13,7 @@ async def all_of(upload: Upload) -> list[bytes]:
 
 def test_pieces_come_out_in_order_as_they_arrive() -> None:
     async def main() -> None:
-        upload = Upload(lambda more: None)
+        upload = Upload(lambda _: None)
         reading = asyncio.create_task(all_of(upload))
         for piece in (b"a", b"b", b"c"):
             upload.feed(piece)
@@ -26,7 +26,7 @@ def test_pieces_come_out_in_order_as_they_arrive() -> None:
 
 def test_pieces_that_arrived_before_an_error_come_out_before_it() -> None:
     async def main() -> None:
-        upload = Upload(lambda more: None)
+        upload = Upload(lambda _: None)
         upload.feed(b"a")
         upload.end(InvalidRequest("gone"))
         assert await anext(upload) == b"a"
@@ -38,7 +38,7 @@ def test_pieces_that_arrived_before_an_error_come_out_before_it() -> None:
 
 def test_an_error_reaches_who_waits() -> None:
     async def main() -> None:
-        upload = Upload(lambda more: None)
+        upload = Upload(lambda _: None)
         reading = asyncio.create_task(all_of(upload))
         await turns(2)
         upload.end(InvalidRequest("gone"))
@@ -50,7 +50,7 @@ def test_an_error_reaches_who_waits() -> None:
 
 def test_what_is_put_back_comes_out_first() -> None:
     async def main() -> None:
-        upload = Upload(lambda more: None)
+        upload = Upload(lambda _: None)
         for piece in (b"a", b"b", b"c"):
             upload.feed(piece)
         upload.end()

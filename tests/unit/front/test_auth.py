@@ -1,0 +1,59 @@
+import hashlib
+
+import pytest
+
+from gateway.config import KeyConfig
+from gateway.errors import Unauthorized
+from gateway.front.auth import Keys
+
+ANN = KeyConfig(name="ann", key="secret-a")
+BOB = KeyConfig(name="bob", key_sha256=hashlib.sha256(b"secret-b").hexdigest())
+KEYS = Keys([ANN, BOB])
+
+
+def test_without_keys_everybody_may() -> None:
+    assert Keys([]).check({}) is None
+    assert Keys([]).check({b"authorization": b"Bearer anything"}) is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ({b"authorization": b"Bearer secret-a"}, ANN),
+        ({b"authorization": b"bearer secret-b"}, BOB),
+        ({b"authorization": b"BEARER  secret-a "}, ANN),
+        ({b"x-api-key": b"secret-b"}, BOB),
+        ({b"authorization": b"Basic x", b"x-api-key": b"secret-a"}, ANN),
+    ],
+)
+def test_a_known_key_is_found_in_either_header(headers: dict[bytes, bytes], key: KeyConfig) -> None:
+    assert KEYS.check(headers) is key
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {b"authorization": b""},
+        {b"authorization": b"Bearer"},
+        {b"authorization": b"Bearer "},
+        {b"authorization": b"Bearer wrong"},
+        {b"authorization": b"Bearer secret-"},
+        {b"authorization": b"Bearer secret-ab"},
+        {b"authorization": b"Basic secret-a"},
+        {b"authorization": b"secret-a"},
+        {b"authorization": b"Bearer wrong", b"x-api-key": b"secret-a"},
+        {b"x-api-key": b""},
+        {b"authorization": b"Bearer " + BOB.key_sha256.encode()},
+        {b"authorization": b"Bearer \xff"},
+    ],
+)
+def test_anything_else_is_unauthorized(headers: dict[bytes, bytes]) -> None:
+    with pytest.raises(Unauthorized, match="Incorrect or missing"):
+        KEYS.check(headers)
+
+
+def test_the_error_does_not_repeat_the_key() -> None:
+    with pytest.raises(Unauthorized) as error:
+        KEYS.check({b"authorization": b"Bearer hunter2"})
+    assert "hunter2" not in error.value.message

@@ -1,0 +1,64 @@
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import orjson
+import pytest
+
+from gateway.backends.backend import ModelCard
+from gateway.backends.registry import Fleet
+from gateway.errors import Draining, ModelNotFound, NoBackend
+from gateway.front.local import answer_local
+from gateway.front.routes import find_route
+from tests.unit.front.wires import FakeWire, fleet_of, reply_on
+
+FLEET = fleet_of(ModelCard("org/m", raw={"created": 7, "owned_by": "us"}), ModelCard("n"))
+
+
+def answer(
+    path: bytes, fleet: Fleet = FLEET, draining: bool = False, aliases: Mapping[str, str] = MappingProxyType({})
+) -> FakeWire:
+    wire = FakeWire()
+    answer_local(find_route(b"GET", path), path, fleet, aliases, draining, reply_on(wire))
+    return wire
+
+
+def test_it_is_alive_whatever_the_backends_do() -> None:
+    assert answer(b"/livez", fleet_of(up=False), draining=True).status == 200
+
+
+@pytest.mark.parametrize("path", [b"/readyz", b"/health"])
+def test_it_is_ready_when_a_backend_can_serve(path: bytes) -> None:
+    assert answer(path).body == b'{"status":"ready"}'
+    with pytest.raises(NoBackend):
+        answer(path, fleet_of(up=False))
+    with pytest.raises(Draining):
+        answer(path, draining=True)
+
+
+def test_the_models_are_those_of_the_backends_with_their_cards() -> None:
+    document = orjson.loads(answer(b"/v1/models").body)
+    assert document["object"] == "list"
+    assert document["data"] == [
+        {"object": "model", "owned_by": "us", "created": 7, "id": "org/m"},
+        {"object": "model", "owned_by": "vllm", "id": "n"},
+    ]
+
+
+@pytest.mark.parametrize("path", [b"/v1/models/org/m", b"/v1/models/org%2Fm", b"/v1/models/org/m?x=\xff"])
+def test_a_model_is_found_in_any_spelling_of_its_name(path: bytes) -> None:
+    assert orjson.loads(answer(path).body)["id"] == "org/m"
+
+
+@pytest.mark.parametrize("path", [b"/v1/models/x", b"/v1/models/%FF", b"/v1/models/%"])
+def test_an_unknown_model_is_not_found(path: bytes) -> None:
+    with pytest.raises(ModelNotFound, match="does not exist"):
+        answer(path)
+
+
+def test_an_alias_is_listed_with_the_card_of_its_model_if_that_is_there() -> None:
+    aliases = {"gpt": "n", "gone": "x", "n": "org/m"}
+    listed = orjson.loads(answer(b"/v1/models", aliases=aliases).body)["data"]
+    assert [card["id"] for card in listed] == ["org/m", "n", "gpt"]
+    assert orjson.loads(answer(b"/v1/models/gpt", aliases=aliases).body) == {
+        "object": "model", "owned_by": "vllm", "id": "gpt"
+    }  # fmt: skip

@@ -1,0 +1,107 @@
+import pytest
+
+from gateway.errors import MethodNotAllowed, RouteNotFound
+from gateway.front.routes import ROUTES, Local, find_route
+from gateway.request import Kind
+
+POSTS = {
+    "/v1/chat/completions": Kind.GENERATE,
+    "/v1/completions": Kind.GENERATE,
+    "/v1/responses": Kind.GENERATE,
+    "/v1/messages": Kind.GENERATE,
+    "/v1/embeddings": Kind.POOL,
+    "/v1/score": Kind.POOL,
+    "/score": Kind.POOL,
+    "/v1/rerank": Kind.POOL,
+    "/rerank": Kind.POOL,
+    "/v2/rerank": Kind.POOL,
+    "/pooling": Kind.POOL,
+    "/classify": Kind.POOL,
+    "/v1/messages/count_tokens": Kind.LIGHT,
+    "/tokenize": Kind.LIGHT,
+    "/detokenize": Kind.LIGHT,
+    "/v1/audio/transcriptions": Kind.UPLOAD,
+    "/v1/audio/translations": Kind.UPLOAD,
+}
+GETS = {"/v1/models": Local.MODELS, "/livez": Local.LIVE, "/readyz": Local.READY, "/health": Local.READY}
+
+
+def test_the_table_is_exactly_this() -> None:
+    expected = {(b"POST", path.encode()) for path in POSTS} | {(b"GET", path.encode()) for path in GETS}
+    assert set(ROUTES) == expected
+
+
+@pytest.mark.parametrize(("path", "kind"), POSTS.items())
+def test_what_is_forwarded_goes_to_the_same_path(path: str, kind: Kind) -> None:
+    route = find_route(b"POST", path.encode())
+    assert (route.kind, route.target, route.local, route.public) == (kind, path.encode(), None, False)
+
+
+@pytest.mark.parametrize(("path", "local"), GETS.items())
+def test_what_we_answer_ourselves(path: str, local: Local) -> None:
+    route = find_route(b"GET", path.encode())
+    assert route.local is local
+    assert route.public == (path != "/v1/models")
+
+
+def test_a_query_string_is_dropped() -> None:
+    assert find_route(b"POST", b"/v1/completions?a=/livez").target == b"/v1/completions"
+    assert find_route(b"GET", b"/v1/responses/resp_1?stream=true").target == b"/v1/responses/resp_1"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [b"/", b"", b"//v1/completions", b"/v1/completions/", b"/V1/completions", b"/v1/./completions", b"/v1%2fcompletions",
+     b"/v1/completions/..",
+     b"http://h/v1/completions", b"/metrics", b"/version", b"/sleep", b"/reset_prefix_cache",
+     b"/v1/load_lora_adapter", b"/collective_rpc", b"/server_info", b"/docs", b"/v1/models/", b"/v1/responses/",
+     b"/v1/responses/a/b", b"/v1/responses/../sleep", b"/v1/responses/a%2f..", b"/invocations", b"\xff\xfe", b"*"],
+)  # fmt: skip
+@pytest.mark.parametrize("method", [b"GET", b"POST"])
+def test_everything_else_of_a_backend_is_out_of_reach(method: bytes, path: bytes) -> None:
+    with pytest.raises(RouteNotFound):
+        find_route(method, path)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [(b"GET", b"/v1/completions", "POST"), (b"POST", b"/livez", "GET"), (b"DELETE", b"/v1/models", "GET"),
+     (b"HEAD", b"/health", "GET"), (b"OPTIONS", b"/tokenize", "POST"), (b"PUT", b"/score?x", "POST")],
+)  # fmt: skip
+def test_a_known_path_with_another_method_says_which_one_is_right(method: bytes, path: bytes, allowed: str) -> None:
+    with pytest.raises(MethodNotAllowed, match=f"takes {allowed}, not") as error:
+        find_route(method, path)
+    assert error.value.allow == allowed
+
+
+def test_a_model_is_found_by_its_path() -> None:
+    route = find_route(b"GET", b"/v1/models/org/name-1.5:tag%20x")
+    assert (route.local, route.target) == (Local.MODEL, b"/v1/models/org/name-1.5:tag%20x")
+    with pytest.raises(RouteNotFound):
+        find_route(b"POST", b"/v1/models/m")
+
+
+def test_a_stored_response_can_be_read_and_cancelled() -> None:
+    read, cancelled = find_route(b"GET", b"/v1/responses/resp_1"), find_route(b"POST", b"/v1/responses/resp_1/cancel")
+    assert read.stored
+    assert cancelled.stored
+    assert cancelled.target == b"/v1/responses/resp_1/cancel"
+    for method, path in ((b"POST", b"/v1/responses/resp_1"), (b"GET", b"/v1/responses/resp_1/cancel")):
+        with pytest.raises(RouteNotFound):
+            find_route(method, path)
+
+
+def test_streams_that_have_an_end_marker_know_it() -> None:
+    markers = {route.endpoint: route.done_marker for route in ROUTES.values() if route.done_marker}
+    assert set(markers) == {"chat", "completions", "messages", "transcriptions", "translations"}
+    assert markers["messages"] == b"event: message_stop"
+
+
+def test_usage_is_injected_only_where_the_option_exists() -> None:
+    assert {route.endpoint for route in ROUTES.values() if route.injects_usage} == {"chat", "completions"}
+
+
+def test_an_error_shows_at_most_200_bytes_of_the_path() -> None:
+    with pytest.raises(RouteNotFound) as error:
+        find_route(b"GET", b"/" + b"x" * 5000)
+    assert len(error.value.message) < 250

@@ -1,0 +1,92 @@
+"""What the front talks to, in memory."""
+
+import re
+from dataclasses import dataclass, field
+from random import Random
+
+from gateway.backends.backend import Facts, ModelCard
+from gateway.backends.health import Probe
+from gateway.backends.registry import Fleet
+from gateway.config import BackendConfig, HealthConfig
+from gateway.front.incoming import Incoming
+from gateway.front.reply import Reply
+from gateway.front.routes import find_route
+
+
+@dataclass
+class FakeWire:
+    """Keeps what is written."""
+
+    blocked: bool = False
+    sent: bytes = b""
+    gone: bool = False
+    reply: Reply | None = None
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    @property
+    def head(self) -> bytes:
+        return self.sent.partition(b"\r\n\r\n")[0] + b"\r\n"
+
+    @property
+    def body(self) -> bytes:
+        """The body, without chunks."""
+        body = self.sent.partition(b"\r\n\r\n")[2]
+        if b"transfer-encoding: chunked" not in self.head:
+            return body
+        return b"".join(re.findall(rb"(?s)[0-9a-f]+\r\n(.*?)\r\n(?=[0-9a-f]+\r\n|$)", body))
+
+    def header(self, name: bytes) -> bytes | None:
+        match = re.search(rb"(?mi)^" + re.escape(name) + rb": (.*)\r$", self.head)
+        return match[1] if match else None
+
+    @property
+    def status(self) -> int:
+        return int(self.sent.split(b" ", 2)[1])
+
+
+@dataclass
+class Clock:
+    """Seconds that pass when told to."""
+
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def reply_on(wire: FakeWire, *, keep_alive: bool = True, http10: bool = False, anthropic: bool = False) -> Reply:
+    return Reply(wire, "id-1", keep_alive, http10=http10, anthropic=anthropic)
+
+
+def fleet_of(*models: ModelCard, up: bool = True) -> Fleet:
+    """One backend, `a`, that serves these models."""
+    config = BackendConfig(url="http://10.0.0.1:8000", name="a")
+    fleet = Fleet([config], HealthConfig(), clock=Clock(), random=Random(1))
+    fleet.learned(fleet.backends[0], Facts(models=models or (ModelCard("m"),)))
+    if up:
+        fleet.probed(fleet.backends[0], Probe.OK)
+    else:
+        fleet.probed(fleet.backends[0], Probe.REFUSED)
+    return fleet
+
+
+@dataclass
+class Sent:
+    """A request as a client would send it."""
+
+    path: bytes = b"/v1/chat/completions"
+    body: bytes = b'{"model":"m","messages":[]}'
+    method: bytes = b"POST"
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+
+    def incoming(self) -> Incoming:
+        """The same, read and admitted."""
+        made = Incoming()
+        made.method, made.path, made.body = self.method, self.path, self.body
+        made.headers = {b"host": b"x"} | self.headers
+        made.keep_alive = True
+        made.arrived_seconds = 90.0
+        made.route = find_route(self.method, self.path)
+        return made
