@@ -39,6 +39,11 @@ bench: setup
 bench-smoke: setup
 	$(PY) -m tests.bench smoke
 
+image: setup
+	$(PY) -m tests.image.build
+	$(PY) -m pytest tests/image --built-image $(ARGS)
+	@echo "image: built and checked; see it with: buildah --root .image/storage --runroot .image/run --storage-driver vfs images"
+
 docs: setup
 	$(PY) docs/generate.py
 
