@@ -51,7 +51,8 @@ def test_a_query_string_is_dropped() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [b"/", b"", b"//v1/completions", b"/v1/completions/", b"/V1/completions", b"/v1/./completions", b"/v1%2fcompletions",
+    [b"/", b"", b"//v1/completions", b"/v1/completions/", b"/V1/completions", b"/v1/./completions",
+     b"/v1%2fcompletions",
      b"/v1/completions/..",
      b"http://h/v1/completions", b"/metrics", b"/version", b"/sleep", b"/reset_prefix_cache",
      b"/v1/load_lora_adapter", b"/collective_rpc", b"/server_info", b"/docs", b"/v1/models/", b"/v1/responses/",

@@ -1,0 +1,326 @@
+"""One request, one answer, one record, whatever happens on the way."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import orjson
+import pytest
+import structlog
+
+from gateway.backends.backend import ModelCard
+from gateway.backends.registry import Fleet
+from gateway.config import BackendConfig, Config
+from gateway.dispatch import Dispatcher
+from gateway.errors import (
+    BackendBusy,
+    BodyTooLarge,
+    Draining,
+    InvalidRequest,
+    MethodNotAllowed,
+    QueueFull,
+    RouteNotFound,
+    StreamInterrupted,
+    Unauthorized,
+    UnsupportedEncoding,
+)
+from gateway.front.connection import ClientConnection
+from gateway.front.handler import Handler
+from gateway.front.incoming import Incoming
+from gateway.front.read import Reader
+from gateway.front.reply import Reply
+from gateway.front.upload import Upload
+from gateway.observe.record import Record
+from gateway.relay.exchange import Answer
+from gateway.request import InferenceRequest, Kind
+from gateway.routing.estimate import Estimates
+from tests.unit.admission.virtual_time import run, turns
+from tests.unit.front.wires import Clock, FakeWire, Sent, fleet_of
+
+Story = Callable[[InferenceRequest, Reply, Record], Awaitable[Answer]]
+MULTIPART = {b"content-type": b'multipart/form-data; boundary="b"'}
+
+
+async def well(request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+    """The backend `a` answers."""
+    record.backend = "a"
+    reply.send(200, b"application/json", b"", b'{"ok":true}')
+    return Answer(200, None, 95.0, opening=b'{"id":"resp_1"}')
+
+
+class Scene:
+    """A handler whose requests are answered by a story."""
+
+    def __init__(self, story: Story = well, fleet: Fleet | None = None, **config: Any) -> None:
+        self.story = story
+        self.requests: list[InferenceRequest] = []
+        self.records: list[Record] = []
+        whole = Config.model_validate({"backends": [BackendConfig(url="http://10.0.0.1:8000")]} | config)
+        self.handler = Handler(
+            whole,
+            fleet or fleet_of(),
+            cast(Dispatcher, self),
+            Reader(whole, Estimates(), b"secret"),
+            self.records.append,
+            Clock(),
+            lambda: "made-up",
+        )
+
+    async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+        self.requests.append(request)
+        return await self.story(request, reply, record)
+
+    async def serve(self, sent: Sent | Incoming, wire: FakeWire | None = None) -> FakeWire:
+        wire = wire or FakeWire()
+        incoming = sent if isinstance(sent, Incoming) else sent.incoming()
+        await self.handler.serve(incoming, cast(ClientConnection, wire))
+        return wire
+
+    def run(self, sent: Sent | Incoming) -> FakeWire:
+        return run(self.serve(sent))
+
+    @property
+    def record(self) -> Record:
+        assert len(self.records) == 1
+        return self.records[0]
+
+
+def test_a_request_that_is_answered_is_recorded_as_completed() -> None:
+    scene = Scene()
+    wire = scene.run(Sent())
+    record = scene.record
+    assert (wire.status, wire.body) == (200, b'{"ok":true}')
+    assert (record.outcome, record.status, record.model, record.endpoint) == ("completed", 200, "m", "chat")
+    assert (record.arrived_seconds, record.ended_seconds) == (90.0, 100.0)
+    assert record.request_bytes == len(Sent().body)
+
+
+def test_an_error_answer_that_says_something_of_the_request_is_recorded_as_refused() -> None:
+    async def refuse(request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+        reply.send(400, b"application/json", b"", b"{}")
+        return Answer(400, None, None)
+
+    scene = Scene(refuse)
+    scene.run(Sent())
+    assert (scene.record.outcome, scene.record.status) == ("refused_by_backend", 400)
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [(b"abc-1.2:x_Y", b"abc-1.2:x_Y"), (b"", b"made-up"), (b"a b", b"made-up"), (b"x" * 129, b"made-up"),
+     (b"x\xff", b"made-up"), (b"a\tb", b"made-up")],
+)  # fmt: skip
+def test_a_sane_request_id_is_used_and_another_is_replaced(given: bytes, used: bytes) -> None:
+    scene = Scene()
+    wire = scene.run(Sent(headers={b"x-request-id": given}))
+    assert wire.header(b"x-request-id") == used
+    assert scene.requests[0].request_id == scene.record.request_id == used.decode()
+
+
+def test_an_error_is_answered_and_recorded_by_its_outcome() -> None:
+    async def refuse(request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+        raise QueueFull("busy", retry_after_seconds=2.0)
+
+    scene = Scene(refuse)
+    wire = scene.run(Sent())
+    assert (wire.status, wire.header(b"retry-after")) == (429, b"2")
+    assert (scene.record.outcome, scene.record.status, scene.record.error) == ("queue_full", 429, "busy")
+
+
+def test_what_the_backend_said_is_passed_on_when_nothing_else_could_be_tried() -> None:
+    async def busy(request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+        error = BackendBusy("busy")
+        error.answer = Answer(503, None, None, b"", b'{"theirs":1}', b"application/json", b"retry-after: 9\r\n")
+        raise error
+
+    scene = Scene(busy)
+    wire = scene.run(Sent())
+    assert (wire.status, wire.body, wire.header(b"retry-after")) == (503, b'{"theirs":1}', b"9")
+    assert scene.record.outcome == "backend_error"
+
+
+def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
+    async def broken(request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+        reply.begin(200, b"text/event-stream", b"")
+        reply.write(b"data: 1\n\n")
+        raise StreamInterrupted("broke off")
+
+    scene = Scene(broken)
+    wire = scene.run(Sent())
+    assert b'"code":"stream_interrupted"' in wire.body
+    assert (scene.record.outcome, scene.record.status) == ("interrupted", 200)
+
+
+def test_a_fault_of_ours_is_answered_logged_and_recorded() -> None:
+    async def crash(request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+        raise ZeroDivisionError("secret detail")
+
+    scene = Scene(crash)
+    with structlog.testing.capture_logs() as logs:
+        wire = scene.run(Sent())
+    assert wire.status == 500
+    assert orjson.loads(wire.body)["error"]["message"] == "The gateway failed on this request (ZeroDivisionError)."
+    assert [(log["event"], log["endpoint"]) for log in logs] == [("internal error", "chat")]
+    assert scene.record.outcome == "internal_error"
+
+
+@pytest.mark.parametrize(("gone", "outcome"), [(True, "client_gone"), (False, "cut_by_shutdown")])
+def test_a_request_that_is_cut_says_by_whom(gone: bool, outcome: str) -> None:
+    async def endless(request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def main() -> None:
+        scene, wire = Scene(endless), FakeWire()
+        task = asyncio.create_task(scene.serve(Sent(), wire))
+        await turns(3)
+        wire.gone = gone
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (scene.record.outcome, scene.record.status) == (outcome, 0)
+
+    run(main())
+
+
+def test_a_request_refused_while_it_was_read_is_answered_and_recorded() -> None:
+    incoming = Incoming()
+    incoming.error = BodyTooLarge("too large")
+    scene = Scene()
+    wire = scene.run(incoming)
+    assert (wire.status, wire.header(b"connection")) == (413, b"close")
+    assert (scene.record.endpoint, scene.record.outcome) == ("unknown", "rejected")
+
+
+def test_a_model_that_nobody_serves_is_recorded_as_unknown() -> None:
+    scene = Scene()
+    scene.run(Sent(body=b'{"model":"nonsense","messages":[]}'))
+    assert scene.record.model == "unknown"
+
+
+def test_local_answers_are_recorded_too() -> None:
+    scene = Scene()
+    wire = scene.run(Sent(b"/v1/models", b"", b"GET"))
+    assert wire.status == 200
+    assert (scene.record.endpoint, scene.record.outcome) == ("models", "completed")
+    assert scene.requests == []
+
+
+def test_while_draining_connections_are_not_kept() -> None:
+    scene = Scene()
+    scene.handler.draining = True
+    assert scene.run(Sent()).header(b"connection") == b"close"
+
+
+def test_while_draining_it_is_not_ready() -> None:
+    scene = Scene()
+    scene.handler.draining = True
+    assert scene.run(Sent(b"/readyz", b"", b"GET")).status == Draining.status
+
+
+def test_an_upload_is_passed_on_unread_once_its_model_is_known() -> None:
+    async def main() -> None:
+        scene = Scene(fleet=fleet_of(ModelCard("w"), ModelCard("v")))
+        incoming = Sent(b"/v1/audio/transcriptions", b"", headers=MULTIPART).incoming()
+        incoming.upload = Upload(lambda _: None)
+        incoming.upload.feed(b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nw\r\n')
+        await scene.serve(incoming)
+        [request] = scene.requests
+        assert (request.ask.model, request.kind, request.repeatable) == ("w", Kind.UPLOAD, False)
+        assert request.upload is incoming.upload
+        assert request.content_type == MULTIPART[b"content-type"]
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "content_type", [b"", b"application/json", b"multipart/form-data", b"multipart/form-data; boundary=a\r\nx: y"]
+)
+def test_an_upload_without_a_sane_boundary_is_refused(content_type: bytes) -> None:
+    async def main() -> None:
+        scene = Scene()
+        incoming = Sent(b"/v1/audio/transcriptions", b"", headers={b"content-type": content_type}).incoming()
+        incoming.upload = Upload(lambda _: None)
+        incoming.upload.end()
+        assert (await scene.serve(incoming)).status == 400
+        assert scene.requests == []
+
+    run(main())
+
+
+def test_a_stored_response_is_looked_up_where_it_was_made_by_its_client_alone() -> None:
+    async def main() -> None:
+        keys = [{"name": name, "key": name} for name in ("ann", "bob")]
+        scene = Scene(auth={"keys": keys})
+        made = Sent(b"/v1/responses", b'{"model":"m","input":"x"}', headers={b"x-api-key": b"ann"}).incoming()
+        scene.handler.admit(made)
+        await scene.serve(made)
+        for name, status in (("ann", 200), ("bob", 404)):
+            looked_up = Sent(b"/v1/responses/resp_1", b"", b"GET", {b"x-api-key": name.encode()}).incoming()
+            scene.handler.admit(looked_up)
+            assert (await scene.serve(looked_up)).status == status
+        request = scene.requests[-1]
+        assert (request.method, request.target) == (b"GET", b"/v1/responses/resp_1")
+        assert (request.ask.pinned, request.ask.sequences, request.ask.model) == ("a", 0, "m")
+        assert [record.client for record in scene.records] == ["ann", "ann", "bob"]
+
+    run(main())
+
+
+# Heads, before their bodies are read.
+
+
+def admit(sent: Sent, **config: Any) -> tuple[bool, Incoming]:
+    incoming = Incoming()
+    incoming.method, incoming.path, incoming.headers = sent.method, sent.path, dict(sent.headers)
+    return Scene(**config).handler.admit(incoming), incoming
+
+
+def test_only_audio_is_streamed_and_has_a_limit_of_its_own() -> None:
+    server = {"max_body_bytes": 10, "max_upload_bytes": 20}
+    streamed, incoming = admit(Sent(), server=server)
+    assert (streamed, incoming.max_body_bytes) == (False, 10)
+    streamed, incoming = admit(Sent(b"/v1/audio/translations"), server=server)
+    assert (streamed, incoming.max_body_bytes) == (True, 20)
+
+
+@pytest.mark.parametrize(("length", "accepted"), [(b"10", True), (b"11", False)])
+def test_a_body_that_says_it_is_too_large_is_not_read(length: bytes, accepted: bool) -> None:
+    sent = Sent(headers={b"content-length": length})
+    if accepted:
+        admit(sent, server={"max_body_bytes": 10})
+    else:
+        with pytest.raises(BodyTooLarge, match="larger than 10 bytes"):
+            admit(sent, server={"max_body_bytes": 10})
+
+
+@pytest.mark.parametrize(
+    ("sent", "error"),
+    [
+        (Sent(b"/nowhere"), RouteNotFound),
+        (Sent(method=b"GET"), MethodNotAllowed),
+        (Sent(headers={b"content-encoding": b"gzip"}), UnsupportedEncoding),
+    ],
+)
+def test_what_can_be_refused_by_its_head_is(sent: Sent, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        admit(sent)
+
+
+def test_keys_are_checked_before_the_body_is_read_except_for_probes() -> None:
+    auth = {"keys": [{"name": "ann", "key": "secret"}]}
+    with pytest.raises(Unauthorized):
+        admit(Sent(), auth=auth)
+    with pytest.raises(Unauthorized):
+        admit(Sent(b"/v1/models", method=b"GET"), auth=auth)
+    _, incoming = admit(Sent(headers={b"authorization": b"Bearer secret"}), auth=auth)
+    assert incoming.key is not None
+    assert incoming.key.name == "ann"
+    admit(Sent(b"/livez", method=b"GET"), auth=auth)
+
+
+def test_an_invalid_body_never_reaches_a_backend() -> None:
+    scene = Scene()
+    assert scene.run(Sent(body=b"{")).status == InvalidRequest.status
+    assert scene.requests == []
+    assert scene.record.model == ""

@@ -1,0 +1,217 @@
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.config import BackendConfig, Config, KeyConfig, ModelsConfig, ServerConfig
+from gateway.errors import InvalidRequest
+from gateway.front.read import Reader, upstream_headers
+from gateway.request import InferenceRequest, Kind
+from gateway.routing.estimate import Estimates
+from tests.unit.front.wires import Sent
+
+ISOLATED, OTHER = (KeyConfig(name=name, key=name, isolate_cache=True) for name in ("ann", "bob"))
+SHARED = KeyConfig(name="cat", key="cat")
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x" * 3000}]}
+
+
+def reader(**server: int) -> Reader:
+    config = Config(
+        backends=(BackendConfig(url="http://10.0.0.1:8000"),),
+        models=ModelsConfig(aliases={"gpt": "org/m"}),
+        server=ServerConfig.model_validate(server),
+    )
+    return Reader(config, Estimates(), b"secret")
+
+
+def read(
+    document: dict[str, Any] | bytes,
+    path: bytes = b"/v1/chat/completions",
+    *,
+    key: KeyConfig | None = None,
+    only_model: str | None = None,
+    through: Reader | None = None,
+    headers: dict[bytes, bytes] | None = None,
+) -> InferenceRequest:
+    body = document if isinstance(document, bytes) else orjson.dumps(document)
+    incoming = Sent(path, body, headers=headers or {}).incoming()
+    assert incoming.route is not None
+    return (through or reader()).read(incoming, incoming.route, "id-1", key, lambda: only_model)
+
+
+def test_a_body_that_need_not_change_is_passed_on_byte_for_byte() -> None:
+    body = b' { "model" : "m", "seed": 123456789012345678901234567890, "messages":[ ] } '
+    request = read(body)
+    assert request.body is body or request.body == body
+    assert (request.method, request.target, request.content_type) == (
+        b"POST",
+        b"/v1/chat/completions",
+        b"application/json",
+    )
+
+
+def test_what_placement_needs_is_read() -> None:
+    ask = read(CHAT | {"n": 2, "max_tokens": 7, "stream": True}).ask
+    assert (ask.model, ask.sequences, ask.output_tokens, ask.streams) == ("m", 2, 7, True)
+    assert ask.prompt_bytes > 3000
+    assert ask.prompt_tokens == ask.prompt_bytes // 4
+    assert len(ask.keys) == 9
+    assert not ask.divisible
+
+
+def test_an_alias_becomes_the_models_name_in_the_body_too() -> None:
+    request = read(CHAT | {"model": "gpt"})
+    assert request.ask.model == "org/m"
+    assert orjson.loads(request.body) == CHAT | {"model": "org/m"}
+
+
+def test_without_a_model_the_only_one_is_meant_and_the_body_stays() -> None:
+    body = b'{"messages":[]}'
+    request = read(body, only_model="m")
+    assert (request.ask.model, request.body) == ("m", body)
+    with pytest.raises(InvalidRequest, match="must provide a model") as error:
+        read(body)
+    assert error.value.param == "model"
+
+
+def test_usage_is_asked_for_on_streams_and_hidden_if_the_client_did_not() -> None:
+    request = read(CHAT | {"stream": True})
+    assert request.hides_usage
+    assert orjson.loads(request.body)["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({}, b"/v1/chat/completions"),
+        ({"stream": False}, b"/v1/chat/completions"),
+        ({"stream": True, "stream_options": {"include_usage": False}}, b"/v1/chat/completions"),
+        ({"stream": True, "stream_options": {}}, b"/v1/completions"),
+        ({"stream": True}, b"/v1/responses"),
+        ({"stream": True}, b"/v1/messages"),
+    ],
+)
+def test_otherwise_usage_is_left_as_the_client_wants_it(fields: dict[str, Any], path: bytes) -> None:
+    request = read(CHAT | fields, path)
+    assert not request.hides_usage
+    assert orjson.loads(request.body) == CHAT | fields
+
+
+def test_an_isolated_key_gets_a_salt_that_no_other_key_can_have() -> None:
+    bodies = [orjson.loads(read(CHAT, key=key).body) for key in (ISOLATED, OTHER, SHARED)]
+    salts = [body.get("cache_salt") for body in bodies]
+    assert salts[2] is None
+    assert len({*salts}) == 3
+    assert orjson.loads(read(CHAT, key=ISOLATED).body)["cache_salt"] == salts[0]
+    assert len(salts[0]) == 64
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"m","messages":[],"cache_salt":"mine"}',
+        b'{"model":"m","messages":[],"cache\\u005fsalt":"mine"}',
+        b'{"model":"m","messages":[],"cache\\u005fsalt":"mine","metadata":{"cache_salt":"x"}}',
+    ],
+)
+def test_the_salt_that_an_isolated_client_chose_is_kept_within_its_own(body: bytes) -> None:
+    salt = orjson.loads(read(body, key=ISOLATED).body)["cache_salt"]
+    assert salt not in ("mine", orjson.loads(read(CHAT, key=ISOLATED).body)["cache_salt"])
+    assert salt == orjson.loads(read(CHAT | {"cache_salt": "mine"}, key=ISOLATED).body)["cache_salt"]
+
+
+def test_prompts_under_another_model_or_salt_have_other_blocks() -> None:
+    through = reader()
+    same = read(CHAT, through=through).ask.keys
+    assert read(CHAT, through=through).ask.keys == same
+    others = [
+        read(CHAT | {"model": "other"}, through=through),
+        read(CHAT | {"cache_salt": "x"}, through=through),
+        read(CHAT, through=through, key=ISOLATED),
+        read(CHAT, through=through, key=OTHER),
+    ]
+    keys = [same, *(request.ask.keys for request in others)]
+    assert len({each[0] for each in keys}) == 5
+
+
+def test_pooling_requests_count_their_inputs_and_have_no_blocks() -> None:
+    request = read({"model": "m", "input": ["a", "b", "c"]}, b"/v1/embeddings")
+    assert (request.kind, request.ask.sequences, request.ask.divisible) == (Kind.POOL, 3, True)
+    assert (request.ask.keys, request.ask.output_tokens) == ((), 0)
+
+
+def test_look_ups_take_no_sequence() -> None:
+    assert read({"model": "m", "prompt": ["a", "b"]}, b"/tokenize").ask.sequences == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": 5}, "model"),
+        ({"model": "x" * 1025}, "model"),
+        ({"cache_salt": 5}, "cache_salt"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream": 1}, "stream"),
+        ({"n": 0}, "n"),
+        ({"n": -1}, "n"),
+        ({"n": 1.0}, "n"),
+        ({"n": True}, "n"),
+        ({"n": "2"}, "n"),
+        ({"best_of": 0}, "best_of"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_completion_tokens": "x"}, "max_completion_tokens"),
+        ({"max_output_tokens": 1.5}, "max_output_tokens"),
+        ({"n": 1025}, "n"),
+        ({"prompt": ["a"] * 600, "n": 2, "messages": None}, "n"),
+    ],
+)
+def test_a_field_that_makes_no_sense_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        read(CHAT | fields)
+    assert error.value.param == param
+
+
+def test_exactly_the_allowed_sequences_are_accepted() -> None:
+    assert read(CHAT | {"n": 1024}).ask.sequences == 1024
+    with pytest.raises(InvalidRequest, match="at most 4"):
+        read(CHAT | {"n": 5}, through=reader(max_sequences=4))
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
+def test_each_name_for_the_length_of_the_answer_is_understood(name: str) -> None:
+    assert read(CHAT | {name: 9}).ask.output_tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "repeatable"),
+    [
+        (b"/v1/chat/completions", {"store": True}, True),
+        (b"/v1/responses", {}, True),
+        (b"/v1/responses", {"store": True}, False),
+        (b"/v1/responses", {"background": True}, False),
+        (b"/v1/responses", {"store": False}, True),
+    ],
+)
+def test_a_request_that_leaves_something_behind_is_not_sent_twice(
+    path: bytes, fields: dict[str, Any], repeatable: bool
+) -> None:
+    assert read({"model": "m", "input": "x"} | fields, path).repeatable == repeatable
+
+
+def test_only_harmless_headers_travel_on() -> None:
+    headers = {
+        b"traceparent": b"00-1-2-03",
+        b"tracestate": b"a=b",
+        b"x-session-id": b"s 1",
+        b"authorization": b"Bearer secret",
+        b"x-request-id": b"client's",
+    }
+    assert read(CHAT, headers=headers).headers == (
+        b"x-request-id: id-1\r\ntraceparent: 00-1-2-03\r\ntracestate: a=b\r\nx-session-id: s 1\r\n"
+    )
+
+
+@pytest.mark.parametrize("value", [b"", b" x", b"a\rb", b"a\nb", b"a\x00", b"\xff", b"x" * 1025])
+def test_a_value_that_could_break_a_header_is_dropped(value: bytes) -> None:
+    incoming = Sent(headers={b"tracestate": value}).incoming()
+    assert upstream_headers(incoming, "id-1") == b"x-request-id: id-1\r\n"
