@@ -6,6 +6,7 @@ here and never travels further: no client header, path or framing reaches a back
 
 import asyncio
 import enum
+import socket
 from collections import deque
 from typing import Protocol, cast
 
@@ -25,6 +26,8 @@ _MAX_FRAMING_BYTES = 131072  # of a body, besides as many bytes as it has itself
 _SLICE_BYTES = 65536
 _LINGER_SECONDS = 2.0
 _WRITE_BUFFER_BYTES = 262144
+_TCP_INFO = getattr(socket, "TCP_INFO", None)  # its first byte is the connection's state; Linux has it
+_TCP_ESTABLISHED = 1
 
 
 class Host(Protocol):
@@ -113,7 +116,8 @@ class ClientConnection(asyncio.Protocol):
     def look(self, now: float) -> None:
         """Close the connection if its client has been too slow for its phase. Called about once a second."""
         config, passed = self._host.config, now - self._since
-        if self.blocked and now - self._blocked_since > config.write_stall_seconds and self._transport is not None:
+        stalled = self.blocked and now - self._blocked_since > config.write_stall_seconds
+        if self._transport is not None and (stalled or self._has_left(self._transport)):
             self._transport.abort()
         elif self._phase is _Phase.IDLE and passed > config.keep_alive_seconds:
             self.close()
@@ -123,6 +127,15 @@ class ClientConnection(asyncio.Protocol):
             self._look_at_body(passed)
         elif self._phase is _Phase.LINGER and passed > _LINGER_SECONDS:
             self.close()
+
+    def _has_left(self, transport: asyncio.Transport) -> bool:
+        """While nothing is read, only the state of the socket tells that the client has closed it."""
+        if transport.is_reading():
+            return False
+        peer = transport.get_extra_info("socket")
+        if peer is None or _TCP_INFO is None:
+            return False
+        return bool(peer.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] != _TCP_ESTABLISHED)
 
     def _look_at_body(self, passed: float) -> None:
         config = self._host.config
@@ -303,8 +316,8 @@ class ClientConnection(asyncio.Protocol):
         if self._task is not None or self.blocked:
             self._pipelined.append(incoming)
             return
-        if incoming.upload is None:
-            self._enter(_Phase.ANSWER)
+        is_arriving = incoming.upload is not None and self._parsing is _Phase.BODY
+        self._enter(_Phase.BODY if is_arriving else _Phase.ANSWER)
         incoming.arrived_seconds = self._since
         self._task = self._loop.create_task(self._answer(incoming))
 
