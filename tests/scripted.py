@@ -250,6 +250,7 @@ class ScriptedBackend:
         self._script = Script(json_answer())
         self._once: deque[Script] = deque()
         self._server: asyncio.Server | None = None
+        self._hole: list[socket.socket] = []
 
     @property
     def url(self) -> str:
@@ -282,9 +283,14 @@ class ScriptedBackend:
 
     async def start(self) -> None:
         """Listen, at the same port as before."""
+        self._close_hole()
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._connect, "127.0.0.1", self.port, backlog=1024)
         self.port = self._server.sockets[0].getsockname()[1]
+
+    def _close_hole(self) -> None:
+        while self._hole:
+            self._hole.pop().close()
 
     def _connect(self) -> Connection:
         self.accepted += 1
@@ -292,6 +298,7 @@ class ScriptedBackend:
 
     async def stop(self) -> None:
         """Stop at once: refuse connections, reset those that are open."""
+        self._close_hole()
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -299,6 +306,20 @@ class ScriptedBackend:
             connection.reset()
         while self.connections:
             await asyncio.sleep(0)
+
+    async def vanish(self) -> None:
+        """Take no more connections, and refuse none either: packets are lost, as behind a broken firewall."""
+        await self.stop()
+        hole = socket.socket()
+        hole.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        hole.bind(("127.0.0.1", self.port))
+        hole.listen(0)
+        self._hole = [hole]
+        for _ in range(4):  # its backlog holds one
+            filler = socket.socket()
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", self.port))
+            self._hole.append(filler)
 
     async def __aenter__(self) -> Self:
         await self.start()

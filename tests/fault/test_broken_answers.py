@@ -178,7 +178,7 @@ async def test_an_event_of_many_megabytes_is_not_held_back(backend: ScriptedBack
 
 
 async def test_prompts_and_tokens_in_every_script_arrive_byte_by_byte(backend: ScriptedBackend) -> None:
-    text = "𝕬 é ﷽ \u202eabc\u202c 👩‍👩‍👧‍👦 \u0000\u001f \\u0000 </script> ' OR 1=1 -- {{7*7}} ��"
+    text = "\U0001d56c é ﷽ \u202eabc\u202c 👩‍👩‍👧‍👦 \u0000\u001f \\u0000 </script> ' OR 1=1 -- {{7*7}} ��"
     backend.plays(*tokens(0), chunk(event(text)), chunk(DONE_EVENT), last_chunk())
     async with running(backend) as under_test:
         body = chat(text, stream=True, stream_options={"include_usage": False})
@@ -196,8 +196,8 @@ async def test_a_stream_without_any_event_is_a_whole_answer(backend: ScriptedBac
 
 async def test_a_plain_answer_in_small_chunks_is_not_piled_up(backend: ScriptedBackend) -> None:
     piece = b"".join(b"40\r\n%b\r\n" % (b"x" * 64) for _ in range(1000)) + b"1\r\ny\r\n"
-    backend.plays(head(200, kind=b"application/json"), *[step for _ in range(60) for step in (raw(piece), pause(0.001))],
-                  last_chunk())  # fmt: skip
+    pieces = [step for _ in range(60) for step in (raw(piece), pause(0.001))]
+    backend.plays(head(200, kind=b"application/json"), *pieces, last_chunk())
     async with running(backend) as under_test:
         answer = await under_test.ask()
         assert (answer.complete, len(answer.body)) == (True, 64_001 * 60)
