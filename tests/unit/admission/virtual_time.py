@@ -34,6 +34,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._skipping.now
 
+    def hold_up(self, seconds: float) -> None:
+        """As if a callback had taken this long."""
+        self._skipping.now += seconds
+
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
     """Run to the end in virtual time."""

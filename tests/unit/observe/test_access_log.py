@@ -1,0 +1,97 @@
+import io
+import threading
+
+import orjson
+
+from gateway.observe.access_log import AccessLog, line_of
+from gateway.observe.record import Record
+
+
+def record(**fields: object) -> Record:
+    made = Record("id-1", "chat", 10.0)
+    made.model, made.backend, made.outcome = "m", "a", "completed"
+    made.status, made.attempts, made.ended_seconds = 200, 1, 12.5
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_a_line_tells_times_in_milliseconds_since_arrival() -> None:
+    line = line_of(record(first_byte_seconds=10.25, queue_seconds=0.125), 1_700_000_000.0)
+    assert line.endswith(b"}\n")
+    document = orjson.loads(line)
+    assert document["time"] == 1_700_000_012.5
+    assert (document["queue_ms"], document["first_byte_ms"], document["duration_ms"]) == (125.0, 250.0, 2500.0)
+
+
+def test_what_did_not_happen_is_null() -> None:
+    document = orjson.loads(line_of(Record("id", "unknown", 1.0), 0.0))
+    for name in ("first_byte_ms", "client", "backend", "actual_hit_tokens", "error"):
+        assert document[name] is None
+
+
+def test_no_text_that_a_client_chose_makes_a_second_line() -> None:
+    line = line_of(record(model='m"\n{"time":1}', error="a\nb"), 0.0)
+    assert line.count(b"\n") == 1
+    assert orjson.loads(line)["model"] == 'm"\n{"time":1}'
+
+
+class Pipe(io.BytesIO):
+    """An output whose reader may be stuck."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = threading.Event()
+        self.open = threading.Event()
+        self.open.set()
+        self.broken = False
+
+    def write(self, data: object) -> int:
+        assert self.open.wait(10)
+        if self.broken:
+            raise BrokenPipeError
+        done = super().write(data)  # type: ignore[arg-type]
+        self.written.set()
+        return done
+
+
+def log_to(out: Pipe) -> AccessLog:
+    return AccessLog(out, lambda: 100.0, lambda: 1000.0)
+
+
+def test_lines_are_written_in_order_and_none_is_lost_when_it_stops() -> None:
+    out = Pipe()
+    with log_to(out) as log:
+        for number in range(1000):
+            log.add(record(request_id=str(number)))
+    lines = [orjson.loads(line) for line in out.getvalue().splitlines()]
+    assert [line["request_id"] for line in lines] == [str(number) for number in range(1000)]
+    assert lines[0]["time"] == 912.5
+    assert log.dropped == 0
+
+
+def test_lines_are_written_while_it_runs() -> None:
+    out = Pipe()
+    with log_to(out) as log:
+        log.add(record())
+        assert out.written.wait(10)
+
+
+def test_a_stuck_reader_costs_lines_but_never_stops_who_logs() -> None:
+    out = Pipe()
+    out.open.clear()
+    with log_to(out) as log:
+        for _ in range(65536 * 2 + 10):
+            log.add(record())
+        assert log.dropped >= 10
+        out.open.set()
+    assert len(out.getvalue().splitlines()) + log.dropped == 65536 * 2 + 10
+
+
+def test_a_reader_that_is_gone_costs_lines_that_are_counted() -> None:
+    out = Pipe()
+    out.broken = True
+    with log_to(out) as log:
+        log.add(record())
+        log.add(record())
+    assert log.dropped == 2

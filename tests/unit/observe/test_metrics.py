@@ -1,0 +1,113 @@
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.observe.metrics import Counter, Histogram, Metrics
+from gateway.observe.record import Record
+
+
+def record(**fields: object) -> Record:
+    made = Record("id-1", "chat", 10.0)
+    made.model, made.backend, made.outcome = "m", "a", "completed"
+    made.status, made.attempts, made.ended_seconds = 200, 1, 12.0
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def scrape(metrics: Metrics) -> dict[str, float]:
+    """Samples as `name{label="value",...}`."""
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    samples = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+            samples[f"{sample.name}{{{labels}}}"] = sample.value
+    return samples
+
+
+def test_a_finished_request_is_counted_once_everywhere() -> None:
+    metrics = Metrics()
+    metrics.finished(
+        record(streams=True, first_byte_seconds=10.3, queue_seconds=0.2, predicted_hit_tokens=64, actual_hit_tokens=48,
+               prompt_tokens=100, completion_tokens=7)
+    )  # fmt: skip
+    samples = scrape(metrics)
+    assert samples['gateway_requests_total{backend="a",endpoint="chat",model="m",outcome="completed"}'] == 1
+    assert samples['gateway_request_duration_seconds_sum{endpoint="chat",model="m"}'] == 2.0
+    assert samples['gateway_time_to_first_token_seconds_sum{model="m"}'] == pytest.approx(0.3)
+    assert samples['gateway_queue_wait_seconds_count{model="m"}'] == 1
+    assert samples['gateway_prefix_hit_tokens_total{backend="a",kind="predicted"}'] == 64
+    assert samples['gateway_prefix_hit_tokens_total{backend="a",kind="actual"}'] == 48
+    assert samples['gateway_prompt_tokens_total{model="m"}'] == 100
+    assert samples['gateway_completion_tokens_total{model="m"}'] == 7
+
+
+def test_a_request_that_reached_no_backend_is_only_counted() -> None:
+    metrics = Metrics()
+    metrics.finished(record(backend="", outcome="queue_full"))
+    samples = scrape(metrics)
+    assert samples == {'gateway_requests_total{backend="",endpoint="chat",model="m",outcome="queue_full"}': 1}
+
+
+def test_an_answer_that_is_no_stream_has_no_time_to_first_token() -> None:
+    metrics = Metrics()
+    metrics.finished(record(first_byte_seconds=10.3))
+    assert not any(name.startswith("gateway_time_to_first_token") for name in scrape(metrics))
+
+
+def test_models_beyond_a_thousand_share_one_label() -> None:
+    metrics = Metrics()
+    for number in range(1003):
+        metrics.finished(record(model=f"m{number}"))
+    metrics.finished(record(model="m5"))
+    by_model = {labels[1]: value for labels, value in metrics.requests.values.items()}
+    assert len(by_model) == 1001
+    assert by_model["other"] == 3
+    assert by_model["m5"] == 2
+
+
+def test_a_gauge_is_read_when_it_is_scraped() -> None:
+    metrics, value = Metrics(), [1.0]
+    metrics.gauge("gateway_backend_up", "Up.", ("backend",), lambda: [(("a",), value[0])])
+    value[0] = 5.0
+    assert scrape(metrics)['gateway_backend_up{backend="a"}'] == 5.0
+
+
+def test_counters_add_up_by_labels() -> None:
+    counter = Counter("gateway_x_total", "X.", ("a",))
+    counter.add(("1",))
+    counter.add(("1",), 2.5)
+    counter.add(("2",))
+    assert counter.values == {("1",): 3.5, ("2",): 1.0}
+
+
+def test_a_histograms_buckets_are_cumulative_and_their_bounds_inclusive() -> None:
+    metrics = Metrics()
+    for value in (0.001, 0.0011, 99.0):
+        metrics.loop_lag.observe((), value)
+    samples = scrape(metrics)
+    assert samples['gateway_event_loop_lag_seconds_bucket{le="0.001"}'] == 1
+    assert samples['gateway_event_loop_lag_seconds_bucket{le="0.0025"}'] == 2
+    assert samples['gateway_event_loop_lag_seconds_bucket{le="1.0"}'] == 2
+    assert samples['gateway_event_loop_lag_seconds_bucket{le="+Inf"}'] == 3
+    assert samples["gateway_event_loop_lag_seconds_sum{}"] == pytest.approx(99.0021)
+
+
+def test_histograms_that_saw_nothing_show_nothing() -> None:
+    assert Histogram("gateway_x_seconds", "X.", (), (1.0,)).family().samples == []
+
+
+def test_label_values_cannot_break_the_format() -> None:
+    metrics = Metrics()
+    metrics.finished(record(model='m"\n# x'))
+    assert scrape(metrics)
+
+
+def test_every_name_ends_in_its_unit() -> None:
+    for family in Metrics().collect():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        assert name.startswith("gateway_")
+        assert name.endswith(("_total", "_seconds", "_tokens", "_bytes", "_items")), name
+        assert family.documentation.endswith(".")
