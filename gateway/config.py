@@ -60,7 +60,7 @@ class BackendConfig(Section):
 
     url: str
     name: str = Field("", description="Default: host:port.")
-    api_key: str = Field("", description="Sent to the backend; a client's key never is.")
+    api_key: str = Field("", pattern=r"^[!-~]*$", description="Sent to the backend; a client's key never is.")
     max_in_flight: int | Literal["auto"] = Field("auto", description="Sequences; auto = discovered, else 256.")
     kv_cache_tokens: int | Literal["auto"] = Field("auto", description="auto = kv_cache_size_tokens of /metrics.")
     speed: float = Field(1.0, gt=0, description="Relative time for the same work: 2 = half as fast as the others.")
@@ -248,10 +248,10 @@ def load(file: Path | None, backends: list[str], host: str | None = None, port: 
     if isinstance(document, dict):
         if backends:
             document["backends"] = [{"url": url} for url in backends]
-        if host is not None or port is not None:
-            server = document["server"] = dict(document.get("server") or {})
-            server |= {"host": host} if host is not None else {}
-            server |= {"port": port} if port is not None else {}
+        told = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+        server = document.get("server") or {}
+        if told and isinstance(server, dict):  # else parsing says what is wrong
+            document["server"] = server | told
         if not document.get("backends"):
             raise ConfigError("no backends: pass --backend http://host:8000 (again for each) or list them in a file")
     return parse(document)

@@ -1,0 +1,216 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config import BackendConfig, Config, ConfigError, load, parse, substitute
+
+ROOT = Path(__file__).resolve().parents[2]
+BACKENDS = [{"url": "http://10.0.0.1:8000"}]
+
+
+def with_section(section: str, **fields: Any) -> Config:
+    return parse({"backends": BACKENDS, section: fields})
+
+
+def test_a_backend_is_all_that_is_needed() -> None:
+    config = parse({"backends": BACKENDS})
+    assert config.backends[0].name == "10.0.0.1:8000"
+    assert (config.server.port, config.routing.policy, config.admission.max_wait_seconds) == (8080, "prefix", 60.0)
+
+
+@pytest.mark.parametrize("document", [{}, {"backends": []}, {"backends": None}, [], "x", None, 5])
+def test_without_a_backend_there_is_no_configuration(document: Any) -> None:
+    with pytest.raises(ConfigError):
+        parse(document)
+
+
+@pytest.mark.parametrize(
+    ("document", "place"),
+    [
+        ({"servr": {}}, "servr: unknown key"),
+        ({"server": {"prot": 1}}, "server.prot: unknown key"),
+        ({"server": {"admin": {"x": 1}}}, "server.admin.x: unknown key"),
+        ({"auth": {"keys": [{"name": "a", "key": "k", "wieght": 1}]}}, "auth.keys.0.wieght: unknown key"),
+        ({"server": {"port": 70000}}, "server.port: "),
+        ({"server": {"port": "x"}}, "server.port: "),
+        ({"routing": {"policy": "random"}}, "routing.policy: "),
+        ({"routing": {"kv_headroom": 1.5}}, "routing.kv_headroom: "),
+        ({"admission": {"max_wait_seconds": 0}}, "admission.max_wait_seconds: "),
+        ({"health": {"fall": 0}}, "health.fall: "),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(document: dict[str, Any], place: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse({"backends": BACKENDS} | document)
+    assert str(error.value).startswith(place)
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    with pytest.raises(ConfigError) as error:
+        parse({"backends": BACKENDS, "a": 1, "b": 2})
+    assert str(error.value).splitlines() == ["a: unknown key", "b: unknown key"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["10.0.0.1:8000", "ftp://a", "http://", "http://a/v1", "http://a?x=1", "http://a#x", "http://u:p@a", "http://a:99999",
+     "http://a:x", "http://[::1", "http://a b", "http://a\r\nx: y", ""],
+)  # fmt: skip
+def test_a_backend_url_is_scheme_host_and_port_alone(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"backends\.0"):
+        parse({"backends": [{"url": url}]})
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [("http://a:1/", "a:1"), ("https://a.b", "a.b"), ("http://[::1]:8000", "[::1]:8000"), ("HTTP://A:1", "A:1")],
+)
+def test_a_backend_is_named_after_its_url(url: str, name: str) -> None:
+    backend = BackendConfig(url=url)
+    assert backend.name == name
+    assert not backend.url.endswith("/")
+
+
+@pytest.mark.parametrize("name", ["a b", "a\n", 'a"', "x" * 129, "ä"])
+def test_a_name_may_not_break_headers_or_labels(name: str) -> None:
+    with pytest.raises(ConfigError, match="may hold letters"):
+        parse({"backends": [{"url": "http://a:1", "name": name}]})
+
+
+def test_two_backends_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"two backends are called '10\.0\.0\.1:8000'"):
+        parse({"backends": BACKENDS * 2})
+
+
+@pytest.mark.parametrize("value", [0, -1, "many", 1.5])
+@pytest.mark.parametrize("field", ["max_in_flight", "kv_cache_tokens"])
+def test_sizes_are_positive_or_auto(field: str, value: Any) -> None:
+    assert parse({"backends": [BACKENDS[0] | {field: 1}]})
+    assert parse({"backends": [BACKENDS[0] | {field: "auto"}]})
+    with pytest.raises(ConfigError):
+        parse({"backends": [BACKENDS[0] | {field: value}]})
+
+
+@pytest.mark.parametrize("key", ["a\nb", "a b", "a\r\nx: y", "ä", "a\n"])
+def test_a_key_for_a_backend_may_not_break_its_header(key: str) -> None:
+    with pytest.raises(ConfigError, match="api_key"):
+        parse({"backends": [BACKENDS[0] | {"api_key": key}]})
+
+
+@pytest.mark.parametrize("form", [{}, {"key": "k", "key_sha256": "0" * 64}, {"key_sha256": "xyz"}, {"key": ""}])
+def test_a_clients_key_comes_in_exactly_one_form(form: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"auth\.keys\.0"):
+        with_section("auth", keys=[{"name": "ann"} | form])
+
+
+def test_nothing_can_be_changed_afterwards() -> None:
+    config = parse({"backends": BACKENDS})
+    with pytest.raises(ValueError, match="frozen"):
+        config.server.port = 1  # type: ignore[misc]
+
+
+# Environment variables.
+
+
+def test_variables_are_replaced_wherever_they_stand() -> None:
+    document = {"a": "${X}", "b": ["${X}-${Y:-d}", {"c": "${Z:-}"}], "n": 5}
+    assert substitute(document, {"X": "1x"}) == {"a": "1x", "b": ["1x-d", {"c": ""}], "n": 5}
+
+
+def test_a_variable_that_is_not_set_is_told_with_its_place() -> None:
+    with pytest.raises(ConfigError, match=r"backends\.0\.api_key: the environment variable KEY is not set"):
+        substitute({"backends": [{"api_key": "${KEY}"}]}, {})
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    assert substitute("${X:-d}", {"X": ""}) == "d"
+
+
+@given(st.text(st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="$"), min_size=1))
+def test_a_variable_is_taken_literally_whatever_it_looks_like_in_yaml(value: str) -> None:
+    assert substitute("${X}", {"X": value}) == value
+
+
+@pytest.mark.parametrize("key", ["12345", "1e5", "0x1f", "yes", "null", "@key", "a: b", "[", "*x", "!y", "%z"])
+def test_a_key_from_the_environment_may_look_like_anything(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("backends: [{url: 'http://a:1'}]\nauth: {keys: [{name: ann, key: '${KEY}'}]}\n")
+    monkeypatch.setenv("KEY", key)
+    assert load(file, []).auth.keys[0].key == key
+
+
+def test_numbers_and_switches_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(
+        "backends: [{url: 'http://a:1', max_in_flight: '${N}'}, {url: 'http://b:1', max_in_flight: '${M:-auto}'}]\n"
+        "server: {port: '${P:-9000}', access_log: '${LOG}'}\nadmission: {max_wait_seconds: '${W}'}\n"
+    )
+    for name, value in {"N": "32", "LOG": "false", "W": "1.5"}.items():
+        monkeypatch.setenv(name, value)
+    config = load(file, [])
+    assert [backend.max_in_flight for backend in config.backends] == [32, "auto"]
+    assert (config.server.port, config.server.access_log, config.admission.max_wait_seconds) == (9000, False, 1.5)
+
+
+# Files and flags.
+
+
+def test_flags_alone_need_no_file() -> None:
+    config = load(None, ["http://a:1", "http://b:2"], host="127.0.0.1", port=0)
+    assert [backend.name for backend in config.backends] == ["a:1", "b:2"]
+    assert (config.server.host, config.server.port) == ("127.0.0.1", 0)
+
+
+def test_flags_override_the_file_and_leave_the_rest(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("backends: [{url: 'http://a:1'}]\nserver: {port: 1, max_body_bytes: 7}\n")
+    config = load(file, ["http://b:2"], port=2)
+    assert [backend.name for backend in config.backends] == ["b:2"]
+    assert (config.server.port, config.server.max_body_bytes) == (2, 7)
+
+
+def test_nothing_at_all_says_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="pass --backend"):
+        load(None, [])
+
+
+@pytest.mark.parametrize("text", ["a: [", "\t", "backends: !!python/object:os.system {}", "a: 1\n---\nb: 2", "\x00"])
+def test_a_file_that_is_no_yaml_is_told_with_its_name(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"gateway\.yaml"):
+        load(file, [])
+
+
+def test_a_file_that_is_not_there_is_told_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        load(tmp_path / "nowhere.yaml", [])
+
+
+@pytest.mark.parametrize("text", ["- 1", "5", "x"])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        load(file, [])
+
+
+@pytest.mark.parametrize("server", ["5", "[1]", "x"])
+def test_a_section_of_the_wrong_kind_is_refused_though_a_flag_overrides_part_of_it(tmp_path: Path, server: str) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(f"backends: [{{url: 'http://a:1'}}]\nserver: {server}\n")
+    with pytest.raises(ConfigError, match="server"):
+        load(file, [], port=1)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "config").glob("*.yaml")), ids=lambda file: file.name)
+def test_the_example_files_are_valid(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = yaml.safe_load(file.read_text())
+    if isinstance(document, dict) and "backends" in document:
+        assert load(file, []).backends

@@ -1,0 +1,58 @@
+import inspect
+
+import pytest
+
+from gateway import errors
+from gateway.errors import BackendError, ConnectFailed, GatewayError, QueueFull, ReusedConnectionClosed
+
+LEAVES = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, GatewayError) and kind not in (GatewayError, BackendError)
+]
+OPENAI_TYPES = {
+    "invalid_request_error",
+    "authentication_error",
+    "rate_limit_error",
+    "service_unavailable_error",
+    "upstream_error",
+}
+
+
+@pytest.mark.parametrize("kind", LEAVES)
+def test_every_error_knows_its_status_type_and_outcome(kind: type[GatewayError]) -> None:
+    assert 400 <= kind.status < 600
+    assert kind.type in OPENAI_TYPES
+    assert kind.outcome.isidentifier()
+    assert kind.__doc__
+    if kind.status != 400:
+        assert kind.code
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LEAVES if not issubclass(kind, BackendError)])
+def test_an_error_of_ours_is_429_when_capacity_is_taken_and_503_when_there_is_none(kind: type[GatewayError]) -> None:
+    assert (kind.type == "rate_limit_error") == (kind.status == 429)
+    assert (kind.type == "service_unavailable_error") == (kind.status == 503)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LEAVES if issubclass(kind, BackendError)])
+def test_a_backends_failure_is_a_5xx_unless_it_speaks_of_the_model(kind: type[BackendError]) -> None:
+    assert kind.status >= 500 or kind.code == "model_not_found"
+    assert kind("why").answer is None
+
+
+def test_what_is_not_the_backends_fault_is_not_counted_against_it() -> None:
+    spared = {kind.__name__ for kind in LEAVES if issubclass(kind, BackendError) and not kind.counts_as_failure}
+    assert {"ReusedConnectionClosed", "BackendBusy", "ModelMissing"} <= spared
+    assert spared.isdisjoint({"ConnectFailed", "EngineDead", "StreamInterrupted", "BackendFault"})
+
+
+def test_nothing_is_tried_again_once_an_answer_has_begun() -> None:
+    retryable = {kind.__name__ for kind in LEAVES if issubclass(kind, BackendError) and kind.retryable}
+    assert retryable.isdisjoint({"AnswerBrokeOff", "StreamInterrupted", "StreamStalled", "FirstByteTimeout"})
+    assert {ConnectFailed.__name__, ReusedConnectionClosed.__name__} <= retryable
+
+
+def test_an_error_carries_what_the_client_is_told() -> None:
+    error = QueueFull("why", param="n", retry_after_seconds=1.5)
+    assert (str(error), error.message, error.param, error.retry_after_seconds) == ("why", "why", "n", 1.5)
