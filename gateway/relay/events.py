@@ -65,8 +65,9 @@ class EventStream:
         partial = self._partial
         start = max(0, len(partial) - 3)
         partial += data
-        end = max(partial.rfind(b"\n\n", start) + 2, partial.rfind(b"\r\n\r\n", start) + 4)
-        if end < 4:
+        bare, with_returns = partial.rfind(b"\n\n", start), partial.rfind(b"\r\n\r\n", start)
+        end = max(bare + 2 if bare >= 0 else 0, with_returns + 4 if with_returns >= 0 else 0)
+        if not end:
             if len(partial) <= _MAX_PARTIAL_BYTES:
                 return b""
             end = len(partial)  # no event is that long: pass it on as it is

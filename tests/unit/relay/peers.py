@@ -1,0 +1,106 @@
+"""The two sides of an answer, in memory."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+from gateway.errors import BackendError
+from gateway.relay.connection import BackendConnection
+
+
+@dataclass
+class FakeTransport:
+    """Keeps what is written; tells what was done to it."""
+
+    sent: bytes = b""
+    reading: bool = True
+    closing: bool = False
+    aborted: bool = False
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def abort(self) -> None:
+        self.aborted = self.closing = True
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        self.reading = True
+
+
+@dataclass
+class FakeReceiver:
+    """Writes down what a connection tells it."""
+
+    said: list[str] = field(default_factory=list)
+    data: bytes = b""
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    error: BackendError | None = None
+
+    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.said.append(f"head {status}")
+        self.headers = list(headers)
+
+    def body(self, data: bytes) -> None:
+        self.said.append("body")
+        self.data += data
+
+    def end(self) -> None:
+        self.said.append("end")
+
+    def flushed(self) -> None:
+        self.said.append("flushed")
+
+    def failed(self, error: BackendError) -> None:
+        self.said.append(f"failed {type(error).__name__}")
+        self.error = error
+
+
+@dataclass
+class FakeSink:
+    """A client that takes everything, or nothing."""
+
+    begun: bool = False
+    blocked: bool = False
+    complete: bool = False
+    status: int = 0
+    content_type: bytes = b""
+    extra: bytes = b""
+    body: bytes = b""
+    on_room: Callable[[], None] | None = None
+
+    def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None:
+        assert not self.begun
+        self.begun = self.complete = True
+        self.status, self.content_type, self.extra, self.body = status, content_type, extra, body
+
+    def begin(self, status: int, content_type: bytes, extra: bytes) -> None:
+        assert not self.begun
+        self.begun = True
+        self.status, self.content_type, self.extra = status, content_type, extra
+
+    def write(self, data: bytes) -> None:
+        assert self.begun
+        assert not self.complete
+        assert data
+        self.body += data
+
+    def end(self) -> None:
+        assert self.begun
+        assert not self.complete
+        self.complete = True
+
+
+def connected(made_at: float = 0.0) -> tuple[BackendConnection, FakeTransport]:
+    """An open connection to nowhere."""
+    connection, transport = BackendConnection(made_at), FakeTransport()
+    connection.connection_made(cast(asyncio.BaseTransport, transport))
+    return connection, transport

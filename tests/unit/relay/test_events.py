@@ -1,0 +1,115 @@
+"""Whole events only, whatever pieces the stream arrives in."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.relay.events import EventStream
+from gateway.relay.usage import Usage, read_usage
+
+DONE = b"data: [DONE]"
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}'
+ERROR = b'data: {"error":{"message":"engine died"}}'
+ABORT = b'data: {"choices":[{"delta":{},"finish_reason":"abort"}]}'
+SEPARATORS = st.sampled_from([b"\n\n", b"\r\n\r\n"])
+
+
+@st.composite
+def events(draw: st.DrawFn) -> bytes:
+    """Something that a backend may send as one event."""
+    tricks = ['"usage"', '"choices":[]', "data: [DONE]", '\ndata: {"error"', '"finish_reason":"abort"']
+    text = draw(st.text(st.characters(exclude_categories=("Cs",)), max_size=12) | st.sampled_from(tricks))
+    chunk = b"data: " + json.dumps({"choices": [{"delta": {"content": text}}]}, separators=(",", ":")).encode()
+    return draw(st.sampled_from([chunk, b":", b": ping", b"event: x\ndata: {}"]))
+
+
+def cut(whole: bytes, cuts: list[int]) -> list[bytes]:
+    edges = sorted({0, len(whole), *(place % (len(whole) + 1) for place in cuts)})
+    return [whole[start:end] for start, end in pairwise(edges)]
+
+
+CUTS = st.lists(st.integers(0, 10_000), max_size=12)
+
+
+@given(st.lists(events(), max_size=6), SEPARATORS, CUTS, st.sampled_from([b"", b"data: unfin", b"\r", b"x\r\n\r"]))
+def test_any_pieces_in_give_the_same_whole_events_out(
+    stream: list[bytes], separator: bytes, cuts: list[int], rest: bytes
+) -> None:
+    whole = b"".join(event + separator for event in stream)
+    taken, out = EventStream(DONE, hides_usage=False), b""
+    for piece in cut(whole + rest, cuts):
+        passed = taken.take(piece)
+        assert passed == b"" or passed.endswith(separator)
+        out += passed
+    assert out == whole
+    assert not taken.complete
+    assert not taken.failure
+
+
+@given(st.lists(events(), max_size=5), SEPARATORS, CUTS)
+def test_the_end_marker_is_found_in_any_pieces(stream: list[bytes], separator: bytes, cuts: list[int]) -> None:
+    taken = EventStream(DONE, hides_usage=False)
+    for piece in cut(b"".join(event + separator for event in [*stream, DONE]), cuts):
+        assert not taken.complete
+        taken.take(piece)
+    assert taken.complete
+
+
+@given(st.lists(events(), max_size=4), SEPARATORS, CUTS, st.booleans())
+def test_usage_is_found_in_any_pieces_and_hidden_if_nobody_asked_for_it(
+    stream: list[bytes], separator: bytes, cuts: list[int], hidden: bool
+) -> None:
+    taken = EventStream(DONE, hides_usage=hidden)
+    whole = [*stream, USAGE, DONE]
+    out = b"".join(taken.take(piece) for piece in cut(b"".join(event + separator for event in whole), cuts))
+    shown = [event for event in whole if event != USAGE] if hidden else whole
+    assert out == b"".join(event + separator for event in shown)
+    assert read_usage(taken.usage_first, taken.usage_last) == Usage(9, 2)
+    assert taken.complete
+
+
+@given(
+    st.lists(events(), max_size=4), st.sampled_from([ERROR, ABORT]), st.lists(events(), max_size=2), SEPARATORS, CUTS
+)
+def test_from_the_event_on_with_which_a_backend_gives_up_nothing_is_passed_on(
+    before: list[bytes], failure: bytes, after: list[bytes], separator: bytes, cuts: list[int]
+) -> None:
+    taken = EventStream(DONE, hides_usage=False)
+    whole = b"".join(event + separator for event in [*before, failure, *after, DONE])
+    out = b"".join(taken.take(piece) for piece in cut(whole, cuts))
+    assert out == b"".join(event + separator for event in before)
+    assert taken.failure == failure
+
+
+def test_without_a_marker_the_end_of_the_body_is_the_end() -> None:
+    assert EventStream(None, hides_usage=False).complete
+
+
+@pytest.mark.parametrize(
+    ("stream", "complete"),
+    [
+        (b"event: message_stop\ndata: {}\n\n", True),
+        (b"event: x\ndata: {}\n\nevent: message_stop\r\ndata: {}\r\n\r\n", True),
+        (b'event: x\ndata: {"text":"event: message_stop"}\n\n', False),
+        (b"xevent: message_stop\n\n", False),
+    ],
+)
+def test_an_end_marker_counts_only_at_the_start_of_a_line(stream: bytes, complete: bool) -> None:
+    taken = EventStream(b"event: message_stop", hides_usage=False)
+    taken.take(stream)
+    assert taken.complete == complete
+
+
+def test_usage_that_comes_with_choices_is_never_hidden() -> None:
+    both = b'data: {"choices":[{"delta":{}}],"usage":{"prompt_tokens":9}}\n\n'
+    assert EventStream(DONE, hides_usage=True).take(both) == both
+
+
+def test_something_that_never_ends_is_passed_on_as_it_is_beyond_a_mebibyte() -> None:
+    taken, out = EventStream(DONE, hides_usage=False), b""
+    for _ in range(17):
+        out += taken.take(b"x" * 65536)
+    assert out == b"x" * 65536 * 17

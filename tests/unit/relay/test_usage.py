@@ -1,0 +1,63 @@
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.relay.usage import Usage, read_usage
+
+COUNTS = st.integers(0, 10**9)
+
+
+@given(COUNTS, COUNTS, st.none() | COUNTS, st.sampled_from([0, orjson.OPT_INDENT_2]), st.text(max_size=20))
+def test_chat_usage_is_read_back(prompt: int, completion: int, cached: int | None, option: int, text: str) -> None:
+    usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": 1}
+    if cached is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": cached}
+    text = text.encode("utf-8", "replace").decode()
+    body = orjson.dumps({"id": "x", "choices": [{"text": f'"usage" {text}'}], "usage": usage}, option=option)
+    assert read_usage(body) == Usage(prompt, completion, cached)
+
+
+@given(COUNTS, COUNTS, COUNTS)
+def test_responses_usage_is_read_back(prompt: int, completion: int, cached: int) -> None:
+    usage = {"input_tokens": prompt, "input_tokens_details": {"cached_tokens": cached}, "output_tokens": completion}
+    assert read_usage(orjson.dumps({"response": {"usage": usage, "user": None}})) == Usage(prompt, completion, cached)
+
+
+def test_usage_of_messages_comes_in_two_events() -> None:
+    start = b'event: message_start\ndata: {"message":{"usage":{"input_tokens":9,"output_tokens":0,"cache_read_input_tokens":4}}}\n\n'  # noqa: E501
+    delta = b'event: message_delta\ndata: {"delta":{},"usage":{"output_tokens":5}}\n\n'
+    assert read_usage(start, delta) == Usage(9, 5, 4)
+
+
+def test_the_last_usage_of_a_piece_counts() -> None:
+    piece = b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}{"usage":{"prompt_tokens":1,"completion_tokens":2}}'
+    assert read_usage(piece) == Usage(1, 2)
+
+
+def test_a_tail_that_begins_in_the_middle_of_an_answer_is_enough() -> None:
+    assert read_usage(b'ing"}],"usage":{"prompt_tokens":3,"completion_tokens":4},"x":1}') == Usage(3, 4)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [b"", b"{}", b'{"usage":null}', b'{"usage":{}}', b'{"usage":5}', b'{"usage":{"prompt_tokens":', b'"usage"',
+     b'{"usage":{"prompt_tokens":}}', b'{"text":"\\"usage\\":{\\"prompt_tokens\\":1}"}'],
+)  # fmt: skip
+def test_without_usage_there_is_none(piece: bytes) -> None:
+    assert read_usage(piece) is None
+    assert read_usage(piece, b"") is None
+
+
+@pytest.mark.parametrize("value", [None, "5", 1.5, [], True])
+def test_counts_that_are_no_numbers_count_as_nothing(value: Any) -> None:
+    usage = {"prompt_tokens": value, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": value}}
+    assert read_usage(orjson.dumps({"usage": usage})) == Usage(0, 3, None)
+
+
+@pytest.mark.timeout(5)
+def test_no_answer_takes_long_to_read() -> None:
+    assert read_usage(b'"usage":{' * 100_000) is None
+    assert read_usage(b'"usage":{' + b"{}" * 500_000) is None
