@@ -28,6 +28,7 @@ from gateway.front.admin import admin_app, admin_listening
 from gateway.front.handler import Handler
 from gateway.front.read import Reader
 from gateway.front.server import Server
+from gateway.front.stored import StoredResponses
 from gateway.observe.access_log import AccessLog
 from gateway.observe.loop_lag import watch_lag
 from gateway.observe.metrics import Labels, Metrics
@@ -74,9 +75,10 @@ class Gateway:
             self.metrics, response_headers=config.server.response_headers,
         )  # fmt: skip
         prefix, numbers = secrets.token_hex(6), count(1)
+        stored = StoredResponses()
         salt_secret = config.auth.cache_salt_secret.encode() or secrets.token_bytes(32)
         self.handler = Handler(
-            config, self.fleet, dispatcher, Reader(config, self.estimates, salt_secret),
+            config, self.fleet, dispatcher, Reader(config, self.estimates, stored, salt_secret), stored,
             self._finished, clock, lambda: f"{prefix}-{next(numbers):08x}",
         )  # fmt: skip
         self.server = Server(config.server, self.handler, clock)

@@ -1,8 +1,10 @@
 """The story of a request: a place on the best backend, the request sent there, the answer passed on, the place back."""
 
+import asyncio
+
 from gateway.admission.gate import Gate, Lease
 from gateway.backends.registry import Fleet
-from gateway.errors import BackendError
+from gateway.errors import BackendBusy, BackendError, ModelMissing
 from gateway.front.reply import Reply
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
@@ -54,9 +56,14 @@ class Dispatcher:
                     others = self._others(request, lease, attempts)
                     if reply.begun or not attempts.allows(error, lease.backend, others=others):
                         raise
+                except asyncio.CancelledError:
+                    self._metrics.attempts.add((lease.backend, "cancelled"))
+                    raise
                 else:
                     self._succeeded(request, lease, answer, record)
                     return answer
+                finally:
+                    record.first_byte_seconds = lease.first_token_seconds
 
     def _note(self, lease: Lease, reply: Reply, record: Record) -> None:
         record.backend = lease.backend
@@ -74,7 +81,8 @@ class Dispatcher:
         lease.answered = answer.status == 200
         self._fleet.succeeded(self._relay.backend(lease.backend))
         self._metrics.attempts.add((lease.backend, "ok"))
-        record.first_byte_seconds = answer.first_byte_seconds
+        if lease.first_token_seconds is None:
+            lease.first_token_seconds = answer.first_byte_seconds
         if usage := answer.usage:
             record.prompt_tokens = usage.prompt_tokens
             record.completion_tokens = usage.completion_tokens
@@ -85,7 +93,9 @@ class Dispatcher:
         backend = self._relay.backend(lease.backend)
         self._fleet.failed(backend, error)
         self._metrics.attempts.add((lease.backend, error.code or "failed"))
-        if error.code == "model_not_found":
+        if isinstance(error, BackendBusy):
+            error.retry_after_seconds = self._gate.retry_after_seconds()
+        elif isinstance(error, ModelMissing):
             self._fleet.model_missing(backend, request.ask.model)
 
     def _others(self, request: InferenceRequest, lease: Lease, attempts: Attempts) -> bool:

@@ -132,6 +132,15 @@ class Draining(GatewayError):
     outcome = "draining"
 
 
+class InternalError(GatewayError):
+    """A fault of the gateway itself."""
+
+    status = 500
+    type = "internal_error"
+    code = "internal_error"
+    outcome = "internal_error"
+
+
 class BackendError(GatewayError):
     """A backend failed. `retryable`: another backend may be tried, provided that nothing reached the client."""
 
@@ -195,6 +204,22 @@ class BackendAborted(BackendError):
     """The backend gave the answer up, as engines do that are told to stop."""
 
     retryable = True
+
+
+class BackendRefusesKey(BackendError):
+    """The backend does not accept the key that the gateway has for it."""
+
+    code = "backend_refuses_key"
+
+
+class EndpointNotOffered(BackendError):
+    """The backend of this model does not have this endpoint: an embedding model cannot chat."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "endpoint_not_offered"
+    outcome = "refused_by_backend"
+    counts_as_failure = False
 
 
 class EngineDead(BackendError):

@@ -1,6 +1,7 @@
 """How fast places come free, to tell a refused client when to come back."""
 
 _SMOOTHING = 0.1
+_UNKNOWN_SECONDS = 1.0  # answers take seconds, so nobody should be back in a tenth
 
 
 class DrainRate:
@@ -21,6 +22,8 @@ class DrainRate:
     def seconds_for(self, places: int, now: float) -> float:
         """Expected time until this many places came free, between 0.1 and 60 seconds."""
         between = self._between_seconds
+        if between == 0.0:
+            return _UNKNOWN_SECONDS
         if self._last is not None:
             between = max(between, (now - self._last) / 2)  # nothing has left for a while: it became slower
         return min(60.0, max(0.1, places * between))

@@ -16,7 +16,16 @@ _TICK_SECONDS = 0.05  # time alone opens backends too: slow starts grow, unseen 
 class Lease:
     """A place on a backend, held by a `with` block until the last byte."""
 
-    __slots__ = ("_binding", "_gate", "answered", "backend", "backend_index", "hit_tokens", "waited_seconds")
+    __slots__ = (
+        "_binding",
+        "_gate",
+        "answered",
+        "backend",
+        "backend_index",
+        "first_token_seconds",
+        "hit_tokens",
+        "waited_seconds",
+    )
 
     def __init__(self, gate: "Gate", binding: Binding) -> None:
         self._gate = gate
@@ -25,11 +34,12 @@ class Lease:
         self.backend_index = binding.seat.index
         self.hit_tokens = binding.hit_tokens  # prompt tokens that the backend is predicted to hold already
         self.waited_seconds = binding.waited_seconds
+        self.first_token_seconds: float | None = None  # when it came, by the gate's clock
         self.answered = False  # the whole answer came
 
     def first_token(self) -> None:
         """The backend's first token arrived: its prefill is over."""
-        self._gate.first_token(self._binding)
+        self.first_token_seconds = self._gate.first_token(self._binding)
 
     def __enter__(self) -> Self:
         return self
@@ -59,6 +69,10 @@ class Gate:
     def waiting(self) -> int:
         """Requests in the line."""
         return len(self._waiters)
+
+    def retry_after_seconds(self) -> float:
+        """When a place may come free for one who is not in the line."""
+        return self._placement.retry_after_seconds(self._clock())
 
     async def lease(self, ask: Ask, avoid: frozenset[str] = frozenset()) -> Lease:
         """A place on the best backend, after waiting for it if need be.
@@ -92,11 +106,13 @@ class Gate:
             if not taken and waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.release(waiter.result())  # granted in the same turn as the deadline or a cancellation
 
-    def first_token(self, binding: Binding) -> None:
-        """A prefill is over, so its backend may be open again."""
-        self._placement.first_token(binding, self._clock())
+    def first_token(self, binding: Binding) -> float:
+        """A prefill is over, so its backend may be open again. Returns when."""
+        now = self._clock()
+        self._placement.first_token(binding, now)
         if self._waiters:
             self.drain_soon()
+        return now
 
     def release(self, binding: Binding, *, answered: bool = False) -> None:
         """Give back what a request took. Safe to call again."""

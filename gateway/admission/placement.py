@@ -30,6 +30,10 @@ class Candidate(Protocol):
     cap: int
     kv_cache_tokens: int | None
 
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether a prompt sent there before is still of use."""
+
     def limit(self, now_seconds: float) -> int:
         """Sequences that it may have in flight now."""
 
@@ -194,6 +198,7 @@ class Placement:
         seat.cap = backend.cap
         seat.slots = backend.limit(now)
         seat.kv_cache_tokens = backend.kv_cache_tokens
+        seat.caches_prefixes = backend.caches_prefixes
         return seat
 
     def _refuse_what_never_fits(self, ask: Ask, seats: Sequence[Seat]) -> None:

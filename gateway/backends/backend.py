@@ -126,6 +126,11 @@ class Backend:
         tokens = self.config.kv_cache_tokens
         self.kv_cache_tokens = facts.kv_cache_tokens if tokens == "auto" else tokens
 
+    @property
+    def caches_prefixes(self) -> bool:
+        """Its prefix cache is on, or nothing is known to the contrary."""
+        return self.facts.prefix_caching is not False
+
     def limit(self, now_seconds: float) -> int:
         """Sequences that it may be given now: its cap, less while it starts slowly."""
         since = self.slow_since_seconds

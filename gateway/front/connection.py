@@ -61,6 +61,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, host: Host, loop: asyncio.AbstractEventLoop) -> None:
         self.blocked = False  # the client takes nothing more for now
+        self.was_cut = False
         self.reply: Reply | None = None
         self._host = host
         self._loop = loop
@@ -103,6 +104,7 @@ class ClientConnection(asyncio.Protocol):
 
     def cut(self, error: GatewayError) -> None:
         """End whatever is going on here, telling the client why."""
+        self.was_cut = True
         if self._task is not None and self.reply is not None and not self.reply.complete:
             self.reply.fail(error)
         self.close()

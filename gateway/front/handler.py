@@ -13,6 +13,7 @@ from gateway.errors import (
     BackendError,
     BodyTooLarge,
     GatewayError,
+    InternalError,
     InvalidRequest,
     ModelNotFound,
     UnsupportedEncoding,
@@ -23,7 +24,7 @@ from gateway.front.incoming import Incoming
 from gateway.front.local import answer_local
 from gateway.front.multipart import model_of
 from gateway.front.read import Reader, upstream_headers
-from gateway.front.reply import Reply
+from gateway.front.reply import Reply, error_headers
 from gateway.front.routes import Route, find_route
 from gateway.front.stored import Place, StoredResponses
 from gateway.observe.record import Record
@@ -31,15 +32,6 @@ from gateway.request import Ask, InferenceRequest, Kind
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _NO_BODY = Route("unknown")
-
-
-class InternalError(GatewayError):
-    """A fault of the gateway itself."""
-
-    status = 500
-    type = "internal_error"
-    code = "internal_error"
-    outcome = "internal_error"
 
 
 class Handler:
@@ -51,6 +43,7 @@ class Handler:
         fleet: Fleet,
         dispatcher: Dispatcher,
         reader: Reader,
+        stored: StoredResponses,
         finished: Callable[[Record], None],
         clock: Callable[[], float],
         new_id: Callable[[], str],
@@ -63,7 +56,7 @@ class Handler:
         self._clock = clock
         self._new_id = new_id
         self._keys = Keys(config.auth.keys)
-        self._stored = StoredResponses()
+        self._stored = stored
         self._log = structlog.get_logger("gateway")
         self.draining = False
 
@@ -107,7 +100,7 @@ class Handler:
                 raise incoming.error
             record.outcome = await self._answer(incoming, route, reply, record)
         except asyncio.CancelledError:
-            record.outcome = "client_gone" if connection.gone else "cut_by_shutdown"
+            record.outcome = "cut_by_shutdown" if connection.was_cut else "client_gone"
             raise
         except GatewayError as error:
             self._fail(error, reply, record)
@@ -117,6 +110,8 @@ class Handler:
         finally:
             record.status = reply.status
             record.ended_seconds = self._clock()
+            if record.model and not record.backend:
+                record.queue_seconds = record.ended_seconds - record.arrived_seconds  # it waited, in vain
             self._finished(record)
 
     async def _answer(self, incoming: Incoming, route: Route, reply: Reply, record: Record) -> str:
@@ -134,7 +129,7 @@ class Handler:
 
     async def _read(self, incoming: Incoming, route: Route, request_id: str) -> InferenceRequest:
         if incoming.upload is not None:
-            model = await model_of(incoming.upload, self._only_model())
+            model = await model_of(incoming.upload, self._only_model())  # sent on as it is: aliases do not apply
             return InferenceRequest(
                 endpoint=route.endpoint,
                 kind=route.kind,
@@ -176,7 +171,8 @@ class Handler:
         record.error = error.message
         answer = error.answer if isinstance(error, BackendError) else None
         if answer is not None and not reply.begun:
-            reply.send(answer.status, answer.content_type, answer.extra, answer.body)
+            when = b"" if b"retry-after" in answer.extra else error_headers(error)
+            reply.send(answer.status, answer.content_type, answer.extra + when, answer.body)
         else:
             reply.fail(error)
 

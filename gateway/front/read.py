@@ -7,16 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.config import Config, KeyConfig
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.front.guards import parse_body
 from gateway.front.incoming import Incoming
 from gateway.front.rewrite import with_field
 from gateway.front.routes import Route
+from gateway.front.stored import StoredResponses
 from gateway.request import Ask, InferenceRequest, Kind
 from gateway.routing.blocks import prefix_keys, seed
 from gateway.routing.estimate import Estimates
 from gateway.routing.prompt import canonical_prompt, inputs_of, sequences_of
 
+MEDIA_TOKENS = 1000  # what an image, a sound or a file is taken for; how many it has is the model's secret
 _SAFE_VALUE = re.compile(rb"[\x21-\x7e][\x20-\x7e]{0,1023}")
 _PASSED = (b"traceparent", b"tracestate", b"x-session-id")
 
@@ -24,10 +26,11 @@ _PASSED = (b"traceparent", b"tracestate", b"x-session-id")
 class Reader:
     """Reads JSON requests."""
 
-    def __init__(self, config: Config, estimates: Estimates, salt_secret: bytes) -> None:
+    def __init__(self, config: Config, estimates: Estimates, stored: StoredResponses, salt_secret: bytes) -> None:
         self._limits = config.server
         self._aliases = config.models.aliases
         self._estimates = estimates
+        self._stored = stored
         self._salt_secret = salt_secret
         self._seeds: dict[tuple[str, str], int] = {}
 
@@ -61,7 +64,7 @@ class Reader:
             kind=route.kind,
             method=b"POST",
             target=route.target,
-            ask=self._ask(document, route, model, salt, streams, len(body)),
+            ask=self._ask(document, route, model, salt, streams, len(body), key),
             request_id=request_id,
             body=body,
             headers=upstream_headers(incoming, request_id),
@@ -71,7 +74,14 @@ class Reader:
         )
 
     def _ask(
-        self, document: dict[str, Any], route: Route, model: str, salt: str, streams: bool, size_bytes: int
+        self,
+        document: dict[str, Any],
+        route: Route,
+        model: str,
+        salt: str,
+        streams: bool,
+        size_bytes: int,
+        key: KeyConfig | None,
     ) -> Ask:
         if route.kind is not Kind.GENERATE:
             pools = route.kind is Kind.POOL
@@ -79,6 +89,7 @@ class Reader:
             return Ask(model, sequences=count, divisible=pools, output_tokens=0, size_bytes=size_bytes)
         limit = _limit(document)
         prompt = canonical_prompt(document)
+        tokens = len(prompt.text) / self._estimates.bytes_per_token(model) + MEDIA_TOKENS * prompt.media
         sequences = sequences_of(document)
         if sequences > self._limits.max_sequences:
             raise InvalidRequest(
@@ -88,14 +99,25 @@ class Reader:
             )
         return Ask(
             model,
-            keys=prefix_keys(prompt, self._seed(model, salt)),
-            prompt_bytes=len(prompt),
-            prompt_tokens=max(1, int(len(prompt) / self._estimates.bytes_per_token(model))),
+            keys=prefix_keys(prompt.text, self._seed(model, salt)),
+            prompt_bytes=0 if prompt.media else len(prompt.text),
+            prompt_tokens=max(1, int(tokens)),
             sequences=sequences,
             output_tokens=limit,
             streams=streams,
             size_bytes=size_bytes,
+            pinned=self._stored_on(document, key) if route.endpoint == "responses" else None,
         )
+
+    def _stored_on(self, document: dict[str, Any], key: KeyConfig | None) -> str | None:
+        """The backend that stores the response which this one continues."""
+        previous = _string(document, "previous_response_id")
+        if previous is None:
+            return None
+        place = self._stored.find(previous, key.name if key is not None else "")
+        if place is None:
+            raise ModelNotFound(f"Response {previous!r} is not known here.", param="previous_response_id")
+        return place.backend
 
     def _seed(self, model: str, salt: str) -> int:
         if salt:

@@ -83,10 +83,12 @@ class Server:
         assert self._server is not None
         self._server.close()
         deadline = self._clock() + self.config.drain_timeout_seconds
-        while self.answering and self._clock() < deadline:
-            for connection in list(self._connections):
-                if connection.idle:
-                    connection.close()
+        while self._clock() < deadline:
+            busy = [connection for connection in self._connections if not connection.idle]
+            for connection in self._connections.difference(busy):
+                connection.close()
+            if not busy:
+                break
             await asyncio.sleep(0.05)
 
     async def _cut(self) -> None:

@@ -125,10 +125,11 @@ class Metrics(Collector):
         """Count one request that ended."""
         model = self._capped(record.model)
         self.requests.add((record.endpoint, model, record.backend, record.outcome))
+        if record.model:
+            self.queue_wait.observe((model,), record.queue_seconds)
         if not record.backend:
             return
         self.duration.observe((record.endpoint, model), record.ended_seconds - record.arrived_seconds)
-        self.queue_wait.observe((model,), record.queue_seconds)
         if record.streams and record.first_byte_seconds is not None:
             self.first_byte.observe((model,), record.first_byte_seconds - record.arrived_seconds)
         self.hit_tokens.add((record.backend, "predicted"), record.predicted_hit_tokens)

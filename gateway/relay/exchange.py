@@ -17,6 +17,8 @@ from gateway.errors import (
     BackendBusy,
     BackendError,
     BackendFault,
+    BackendRefusesKey,
+    EndpointNotOffered,
     EngineDead,
     FreshConnectionClosed,
     ModelMissing,
@@ -246,7 +248,8 @@ class Exchange:
             return
         answer = Answer(status, None, self._first_byte_seconds, self._opening, body, self._content_type, self._extra)
         if error := _judge(status, body):
-            error.answer = answer
+            if not isinstance(error, BackendRefusesKey | EndpointNotOffered):
+                error.answer = answer
             self.done.set_exception(error)
         else:
             self._sink.send(status, self._content_type, self._extra, body)
@@ -266,6 +269,10 @@ def _judge(status: int, body: bytes) -> BackendError | None:
         return BackendFault(f"The backend answered {status}.")
     if status == 404 and b"does not exist" in body:
         return ModelMissing("The backend does not serve this model any more.")
+    if status in (401, 403):
+        return BackendRefusesKey("The backend does not accept the gateway's key: set its api_key in the configuration.")
+    if status in (404, 405) and b'"error"' not in body:
+        return EndpointNotOffered("The backend of this model does not offer this endpoint.")
     return None
 
 

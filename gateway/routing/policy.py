@@ -23,6 +23,7 @@ class Seat:
     cap: int = 256
     slots: int = 256  # the cap, less while the backend starts slowly
     kv_cache_tokens: int | None = None
+    caches_prefixes: bool = True
     slowness: float = 1.0  # the root of its configured relative time: full weight would overload the fast ones
     placed: int = 0
 
@@ -72,7 +73,7 @@ class PrefixPolicy:
         mean_batch = sum([seat.load.in_flight for seat in seats]) / max(1, len(seats))
         tokens, model, options = ask.prompt_tokens, self._calibration.model, []
         for seat in seats:
-            depth, slowness = depths[seat.index], seat.slowness
+            depth, slowness = depths[seat.index] if seat.caches_prefixes else 0, seat.slowness
             hit = min(int(bytes_of(depth) / ratio), tokens) if depth else 0
             own = prefill_seconds(model, slowness, tokens, hit)
             cost = placement_seconds(

@@ -1,43 +1,71 @@
 """What of a request decides its tokens, as bytes: the same whatever JSON spelling the client used."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
+from xxhash import xxh3_64_hexdigest
 
 _OPENING = ("system", "instructions", "tools")
+_TEXT_PARTS = frozenset(("text", "input_text", "output_text"))
 
 
-def canonical_prompt(document: dict[str, Any]) -> bytes:
-    """The prompt's canonical bytes: system text and tools first, as chat templates put them, then the turns.
+class Prompt(NamedTuple):
+    """The prompt's canonical bytes, and how many images, sounds or files it has, which stand there by their digest."""
+
+    text: bytes
+    media: int = 0
+
+
+def canonical_prompt(document: dict[str, Any]) -> Prompt:
+    """System text and tools first, as chat templates put them, then the turns.
 
     A longer conversation begins with the bytes of a shorter one. Of a list of prompts the first one speaks for all.
     """
-    messages = document.get("messages")
-    text = _turns(messages) if isinstance(messages, list) else _text(document.get("prompt") or document.get("input"))
+    turns = document.get("messages")
+    prompt = _turns(turns) if isinstance(turns, list) else _text(document.get("prompt") or document.get("input"))
     opening = [document[key] for key in _OPENING if document.get(key)]
-    return orjson.dumps(opening) + text if opening else text
+    return Prompt(orjson.dumps(opening) + prompt.text, prompt.media) if opening else prompt
 
 
-def _turns(messages: list[Any]) -> bytes:
-    """Each turn as its role and text; whatever else a turn holds as JSON."""
-    parts = []
+def _turns(messages: list[Any]) -> Prompt:
+    parts, media = [], 0
     for message in messages:
         if type(message) is not dict:
             continue
         role, content = message.get("role"), message.get("content")
-        if type(content) is str and type(role) is str and len(message) == 2:
+        if type(content) is str and len(message) == 2:
             parts.append(f"\x1e{role}\x1f{content}")
         else:
-            parts.append("\x1e" + orjson.dumps(message, option=orjson.OPT_SORT_KEYS).decode())
-    return "".join(parts).encode()
+            text, its_media = _content(content)
+            others = {key: value for key, value in message.items() if key not in ("role", "content")}
+            extra = orjson.dumps(others, option=orjson.OPT_SORT_KEYS).decode() if others else ""
+            parts.append(f"\x1e{role}\x1f{text}{extra}")
+            media += its_media
+    return Prompt("".join(parts).encode(), media)
 
 
-def _text(prompt: Any) -> bytes:
+def _content(content: Any) -> tuple[str, int]:
+    """The text of a turn's content, and how many of its parts are something else."""
+    if type(content) is str:
+        return content, 0
+    if type(content) is not list:
+        return ("" if content is None else orjson.dumps(content).decode()), 0
+    texts, media = [], 0
+    for part in content:
+        if type(part) is dict and part.get("type") in _TEXT_PARTS and type(part.get("text")) is str:
+            texts.append(part["text"])
+        else:
+            texts.append(f"\x1d{xxh3_64_hexdigest(orjson.dumps(part))}")
+            media += 1
+    return "".join(texts), media
+
+
+def _text(prompt: Any) -> Prompt:
     if type(prompt) is list and prompt and type(prompt[0]) is not int:
         if type(prompt[0]) is dict:
             return _turns(prompt)
         prompt = prompt[0]
-    return prompt.encode() if type(prompt) is str else orjson.dumps(prompt)[1:-1]
+    return Prompt(prompt.encode() if type(prompt) is str else orjson.dumps(prompt)[1:-1])
 
 
 def sequences_of(document: dict[str, Any]) -> int:
