@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import SystemRandom
 from types import TracebackType
 from typing import Self
 
@@ -21,9 +23,14 @@ STOP_GRACE_SECONDS = 15.0
 POLL_SECONDS = 0.25
 PROGRESS_SECONDS = 5.0
 LOG_TAIL_LINES = 25
+LOGGED_ERRORS = 5
+CHOSEN_PORTS = range(20_000, 32_000)
 
 # Waits for the end of its input, which comes when its parent ends in whatever way, then kills the process group.
 GUARD = ("/bin/sh", "-c", "cat > /dev/null; kill -s KILL -- -$1 2> /dev/null", "guard")
+
+# An exception's own line in vLLM's log, such as: (EngineCore pid=7) ERROR 11-21 12:00:00 [core.py:9] OSError: no room
+ERROR_LINE = re.compile(r".* ERROR [^\]]*\] \S*(?:Error|Exception|Interrupt)\b")
 
 Progress = Callable[[str], None]
 
@@ -104,12 +111,20 @@ def environment(options: VllmOptions, inherited: dict[str, str]) -> dict[str, st
 
 
 def free_ports(count: int) -> list[int]:
-    """Distinct ports that were free a moment ago."""
+    """Distinct ports that were free a moment ago.
+
+    Not of the range that outgoing connections use: such a port may be taken before a slow starter binds it.
+    """
+    ports: list[int] = []
     with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+        while len(ports) < count:
+            candidate = SystemRandom().choice(CHOSEN_PORTS)
+            try:
+                held.enter_context(socket.socket()).bind(("", candidate))
+            except OSError:
+                continue
+            ports.append(candidate)
+    return ports
 
 
 def with_ports(options: VllmOptions) -> VllmOptions:
@@ -118,6 +133,12 @@ def with_ports(options: VllmOptions) -> VllmOptions:
     chosen = dict(zip(names, free_ports(len(names)), strict=True))
     ports: dict[str, int] = {name: getattr(options, name) or chosen[name] for name in names}
     return VllmOptions(**{**vars(options), **ports})
+
+
+def logged_errors(log: list[str]) -> list[str]:
+    """The exceptions of the engine's inner processes, without tracebacks; the log's end does not show them."""
+    errors = [line for line in log if ERROR_LINE.match(line)]
+    return list(dict.fromkeys(errors))[-LOGGED_ERRORS:]
 
 
 class VllmProcess:
@@ -217,9 +238,10 @@ class VllmProcess:
             self._dismiss_guard()
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
-        """The end of the log, introduced by where it is."""
-        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
-        return f"its log {self.log_path} ends with:\n" + "\n".join(text.splitlines()[-lines:])
+        """The errors in the log and its end, introduced by where it is."""
+        log = self.log_path.read_text(errors="replace").splitlines() if self.log_path.exists() else []
+        errors = [f"its log {self.log_path} has the errors:", *found] if (found := logged_errors(log)) else []
+        return "\n".join([*errors, f"its log {self.log_path} ends with:", *log[-lines:]])
 
     def __enter__(self) -> Self:
         try:

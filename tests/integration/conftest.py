@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from tests.integration.fleet import Fleet, real_fleet, simulated_fleet
+from tests.integration.fleet import Fleet, Spare, real_fleet, simulated_fleet, spare_engine
 from tests.integration.gateway_process import Gateway, config_for, running_gateway
 from tests.integration.observed import eventually, read
 
@@ -57,6 +57,13 @@ def start_gateway(fleet: Fleet, tmp_path: Path) -> StartGateway:
         return running_gateway(tmp_path, config_for(fleet, sections or {}, per_backend))
 
     return start
+
+
+@pytest.fixture
+def spare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Spare]:
+    """A chat engine that the test may end."""
+    with spare_engine(engine_kind(request.config), tmp_path) as running:
+        yield running
 
 
 async def whole_fleet_is_up(gateway: Gateway, fleet: Fleet) -> None:

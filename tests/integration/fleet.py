@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,20 @@ CHAT_MODEL = "tiny"
 EMBEDDING_MODEL = "minilm"
 CONTEXT_TOKENS = 8192
 MODELS = Path(".models")
+CHAT_FLAGS = ("--model", CHAT_MODEL, "--max-model-len", str(CONTEXT_TOKENS), "--block-size", "32")
+
+
+@dataclass(frozen=True)
+class Spare:
+    """A chat engine of the test's own."""
+
+    url: str
+    terminate: Callable[[], None]
+
+    @property
+    def name(self) -> str:
+        """Its name, as the gateway gives it by default."""
+        return urlsplit(self.url).netloc
 
 
 def print_progress(line: str) -> None:
@@ -56,23 +70,39 @@ def real_fleet(logs: Path) -> Iterator[Fleet]:
 
 
 @contextmanager
+def simulated_engine(logs: Path, *flags: str) -> Iterator[Spare]:
+    """One simulated engine in a process of its own."""
+    [port] = free_ports(1)
+    url, log = f"http://127.0.0.1:{port}", logs / f"sim-{port}.log"
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "loadtest", "sim", "--port", str(port), *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+        )
+    with stopped_at_exit(process):
+        wait_until_serving(process, f"{url}/health", log)
+        yield Spare(url, process.terminate)
+
+
+@contextmanager
 def simulated_fleet(logs: Path) -> Iterator[Fleet]:
     """Simulated engines with the same models' names and limits."""
-    chat = ["--model", CHAT_MODEL, "--max-model-len", str(CONTEXT_TOKENS), "--block-size", "32"]
-    embedding = ["--model", EMBEDDING_MODEL, "--max-model-len", "256", "--embedding"]
+    embedding = ("--model", EMBEDDING_MODEL, "--max-model-len", "256", "--embedding")
     with ExitStack() as stack:
-        urls = []
-        for number, (port, flags) in enumerate(zip(free_ports(3), (chat, chat, embedding), strict=True)):
-            log = logs / f"sim-{number}.log"
-            with log.open("wb") as sink:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "loadtest", "sim", "--port", str(port), *flags],
-                    stdin=subprocess.DEVNULL,
-                    stdout=sink,
-                    stderr=subprocess.STDOUT,
-                )
-            stack.enter_context(stopped_at_exit(process))
-            url = f"http://127.0.0.1:{port}"
-            wait_until_serving(process, f"{url}/health", log)
-            urls.append(url)
+        urls = [
+            stack.enter_context(simulated_engine(logs, *flags)).url for flags in (CHAT_FLAGS, CHAT_FLAGS, embedding)
+        ]
         yield Fleet((urls[0], urls[1]), urls[2])
+
+
+@contextmanager
+def spare_engine(kind: str, logs: Path) -> Iterator[Spare]:
+    """One more chat engine, for a test that ends it."""
+    if kind == "sim":
+        with simulated_engine(logs, *CHAT_FLAGS) as spare:
+            yield spare
+        return
+    with VllmProcess(VllmOptions(MODELS / CHAT_MODEL), logs / "vllm-spare.log", print_progress) as engine:
+        yield Spare(engine.url, engine.terminate)

@@ -1,6 +1,7 @@
 """VllmProcess against a stand-in engine: what it starts, when it is ready, and that nothing outlives it."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.vllm_cpu import process
 from loadtest.vllm_cpu.process import (
     VllmFailed,
     VllmOptions,
@@ -15,6 +17,7 @@ from loadtest.vllm_cpu.process import (
     command_line,
     environment,
     free_ports,
+    logged_errors,
     with_ports,
 )
 
@@ -186,6 +189,33 @@ def test_chosen_ports_are_kept_and_missing_ones_are_filled_in(tmp_path: Path) ->
     assert filled.port == 8123
     assert len({filled.port, filled.kv_events_port, filled.kv_replay_port} - {0}) == 3
     assert len(set(free_ports(8))) == 8
+
+
+def test_chosen_ports_cannot_be_taken_by_outgoing_connections() -> None:
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(port < first_ephemeral for port in free_ports(50))
+
+
+def test_a_port_that_is_in_use_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    [port] = free_ports(1)
+    other = port + 1 if port + 1 in process.CHOSEN_PORTS else port - 1
+    monkeypatch.setattr(process, "CHOSEN_PORTS", (port, other))
+    with socket.socket() as taken:
+        taken.bind(("", port))
+        assert free_ports(1) == [other]
+
+
+def test_the_exceptions_of_engine_processes_are_found_in_the_log() -> None:
+    prefix = "(EngineCore pid=7) ERROR 11-21 12:00:00 [core.py:9]"
+    log = [
+        f"{prefix} EngineCore failed to start.",
+        f"{prefix} Traceback (most recent call last):",
+        f'{prefix}   File "/engine/core.py", line 9, in run',
+        f"{prefix} zmq.error.ZMQError: Address already in use",
+        "(APIServer pid=6) INFO 11-21 12:00:01 [launcher.py:1] OSError: not an error line",
+        f"{prefix} zmq.error.ZMQError: Address already in use",
+    ]
+    assert logged_errors(log) == [f"{prefix} zmq.error.ZMQError: Address already in use"]
 
 
 def test_the_environment_keeps_what_is_inherited_and_lets_the_caller_win(tmp_path: Path) -> None:
