@@ -16,6 +16,7 @@ OPENAI_TYPES = {
     "rate_limit_error",
     "service_unavailable_error",
     "upstream_error",
+    "internal_error",
 }
 
 
@@ -36,8 +37,8 @@ def test_an_error_of_ours_is_429_when_capacity_is_taken_and_503_when_there_is_no
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LEAVES if issubclass(kind, BackendError)])
-def test_a_backends_failure_is_a_5xx_unless_it_speaks_of_the_model(kind: type[BackendError]) -> None:
-    assert kind.status >= 500 or kind.code == "model_not_found"
+def test_a_backends_failure_is_a_5xx_unless_it_lacks_the_model_or_endpoint(kind: type[BackendError]) -> None:
+    assert kind.status >= 500 or kind.code in ("model_not_found", "endpoint_not_offered")
     assert kind("why").answer is None
 
 

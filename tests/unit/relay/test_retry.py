@@ -23,6 +23,8 @@ RULES = {
     "BackendBusy": ELSEWHERE,
     "ModelMissing": ELSEWHERE,
     "EngineDead": ELSEWHERE,
+    "BackendRefusesKey": NEVER,
+    "EndpointNotOffered": NEVER,
     "BackendAborted": ELSEWHERE,
     "AnswerBrokeOff": NEVER,
     "BackendFault": NEVER,
