@@ -15,6 +15,7 @@ import httptools
 from gateway.config import ServerConfig
 from gateway.errors import BodyTooLarge, GatewayError, HeadersTooLarge, InvalidRequest, RequestTimeout
 from gateway.front.incoming import Incoming
+from gateway.front.offer import body_parser, has_body
 from gateway.front.reply import Reply
 from gateway.front.upload import Upload
 
@@ -211,7 +212,11 @@ class ClientConnection(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
+        except httptools.HttpParserUpgrade as offer:
+            if self._parsing is _Phase.BODY:
+                self._parser = body_parser(self, self._incoming.headers)
+                self._parse(data[offer.args[0] :])
+                return
             self._deaf = True  # the request itself is complete; what follows would be another protocol
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
@@ -288,6 +293,8 @@ class ClientConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """The request is complete."""
         incoming = self._incoming
+        if not self._body_bytes and has_body(incoming.headers) and self._parser.should_upgrade():
+            return  # its body is still to come
         self._parsing = _Phase.IDLE
         if incoming.upload is not None:
             incoming.upload.end()

@@ -49,6 +49,8 @@ class Incoming:
                 if name in kept and name in _ONLY_ONCE:
                     raise InvalidRequest(f"The header {name.decode()} is there twice.")
                 kept[name] = value
+            elif b"_" in name and name.replace(b"_", b"-") in KNOWN_HEADERS:
+                raise InvalidRequest("A header is spelled with _ for -, which others may take for the same.")
         if version != "1.1":
             if version != "1.0":
                 raise InvalidRequest(f"HTTP/{version} is not spoken here; use HTTP/1.1.")
