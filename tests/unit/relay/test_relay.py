@@ -1,0 +1,336 @@
+"""Sending requests over connections that lead nowhere; and cutting answers that do not come."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from gateway.backends.health import Probe
+from gateway.backends.registry import Fleet
+from gateway.config import UpstreamConfig
+from gateway.errors import BackendError, ConnectFailed, RequestTimeout
+from gateway.relay.connection import BackendConnection
+from gateway.relay.exchange import Answer
+from gateway.relay.pool import Pool
+from gateway.relay.relay import Relay
+from gateway.request import Ask, InferenceRequest, Kind
+from tests.unit.admission.virtual_time import run, turns
+from tests.unit.front.wires import fleet_of
+from tests.unit.relay.peers import FakeSink, FakeTransport, connected
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNK = b"9\r\ndata: {}\n\r\n"
+
+
+def request(**fields: Any) -> InferenceRequest:
+    made = InferenceRequest(
+        "chat", Kind.GENERATE, b"POST", b"/v1/chat/completions", Ask("m"), "id-1", b"{}",
+        headers=b"x-request-id: id-1\r\n", done_marker=b"data: [DONE]",
+    )  # fmt: skip
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+class Scene:
+    """A relay to one backend, in virtual time; `connect` may be told to fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **config: Any) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.fleet: Fleet = fleet_of()
+        self.relay = Relay(self.fleet, UpstreamConfig.model_validate(config), self.loop.time)
+        self.sink = FakeSink()
+        self.made: list[tuple[BackendConnection, FakeTransport]] = []
+        self.refuses = False
+
+        async def connect(pool: Pool) -> BackendConnection:
+            if self.refuses:
+                raise ConnectFailed("refused")
+            self.made.append(connected(self.loop.time()))
+            return self.made[-1][0]
+
+        monkeypatch.setattr(Pool, "_connect", connect)
+
+    def send(self, what: InferenceRequest | None = None, *, fresh: bool = False) -> "asyncio.Task[Answer]":
+        return self.loop.create_task(self.relay.send(what or request(), "a", self.sink, lambda: None, fresh=fresh))
+
+    @property
+    def connection(self) -> BackendConnection:
+        return self.made[-1][0]
+
+    @property
+    def transport(self) -> FakeTransport:
+        return self.made[-1][1]
+
+    def check_that_nothing_is_left(self, idle: int = 0) -> None:
+        assert repr(self.relay) == "<Relay 0 answers under way>"
+        assert repr(self.relay._pools["a"]) == f"<Pool a 0 in use, {idle} idle>"
+        assert self.sink.on_room is None
+
+
+def test_a_request_is_written_whole_and_its_answer_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        scene = Scene(monkeypatch)
+        task = scene.send()
+        await turns(2)
+        assert len(scene.relay) == 1
+        assert scene.transport.sent == (
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: 10.0.0.1:8000\r\naccept-encoding: identity\r\n"
+            b"x-request-id: id-1\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+        )
+        scene.connection.data_received(ANSWER)
+        assert (await task).status == 200
+        assert scene.sink.body == b"{}"
+        scene.check_that_nothing_is_left(idle=1)
+
+    run(main())
+
+
+def test_a_look_up_has_no_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        scene = Scene(monkeypatch)
+        task = scene.send(request(method=b"GET", target=b"/v1/responses/resp_1", body=b""))
+        await turns(2)
+        assert scene.transport.sent.startswith(b"GET /v1/responses/resp_1 HTTP/1.1\r\n")
+        assert scene.transport.sent.endswith(b"x-request-id: id-1\r\n\r\n")
+        scene.connection.data_received(ANSWER)
+        await task
+
+    run(main())
+
+
+@pytest.mark.parametrize("after", range(6))
+@pytest.mark.parametrize("received", [b"", b"HTTP/1.1", STREAM, STREAM + CHUNK, ANSWER])
+def test_a_client_that_leaves_at_any_moment_closes_the_connection_unless_its_answer_is_whole(
+    monkeypatch: pytest.MonkeyPatch, received: bytes, after: int
+) -> None:
+    async def main() -> None:
+        scene = Scene(monkeypatch)
+        task = scene.send()
+        await turns(2)
+        if received:
+            scene.connection.data_received(received)
+        await turns(after)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError) if received != ANSWER or after == 0 else nullcontext():
+            await task
+        whole = received == ANSWER
+        assert scene.transport.aborted != whole
+        scene.check_that_nothing_is_left(idle=int(whole))
+
+    run(main())
+
+
+def test_a_backend_that_cannot_be_reached_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        scene = Scene(monkeypatch)
+        scene.refuses = True
+        with pytest.raises(ConnectFailed):
+            await scene.send()
+        scene.check_that_nothing_is_left()
+
+    run(main())
+
+
+# Uploads.
+
+
+async def pieces(*parts: bytes | BaseException, gate: asyncio.Event | None = None) -> AsyncIterator[bytes]:
+    for part in parts:
+        if isinstance(part, BaseException):
+            raise part
+        yield part
+        if gate is not None:
+            await gate.wait()
+
+
+def upload(source: AsyncIterator[bytes]) -> InferenceRequest:
+    return request(upload=source, kind=Kind.UPLOAD, content_type=b"multipart/form-data; boundary=b", repeatable=False)
+
+
+def test_an_upload_is_passed_on_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        scene = Scene(monkeypatch)
+        task = scene.send(upload(pieces(b"abc", b"0123456789abcdef")))
+        await turns(5)
+        head, _, body = scene.transport.sent.partition(b"\r\n\r\n")
+        assert head.endswith(b"content-type: multipart/form-data; boundary=b\r\ntransfer-encoding: chunked")
+        assert body == b"3\r\nabc\r\n10\r\n0123456789abcdef\r\n0\r\n\r\n"
+        scene.connection.data_received(ANSWER)
+        assert (await task).status == 200
+        scene.check_that_nothing_is_left(idle=1)
+
+    run(main())
+
+
+def test_an_upload_goes_no_faster_than_the_backend_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        scene = Scene(monkeypatch)
+        more = asyncio.Event()
+        task = scene.send(upload(pieces(b"a", b"b", gate=more)))
+        await turns(3)
+        scene.connection.pause_writing()
+        more.set()
+        await turns(3)
+        assert scene.transport.sent.endswith(b"1\r\na\r\n1\r\nb\r\n")
+        scene.connection.resume_writing()
+        await turns(3)
+        assert scene.transport.sent.endswith(b"0\r\n\r\n")
+        scene.connection.data_received(ANSWER)
+        await task
+
+    run(main())
+
+
+def test_a_backend_that_answers_before_the_upload_ends_is_heard_and_its_connection_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        scene = Scene(monkeypatch)
+        more = asyncio.Event()
+        task = scene.send(upload(pieces(b"a", b"b", b"c", gate=more)))
+        await turns(3)
+        scene.connection.data_received(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\n{}")
+        more.set()
+        assert (await task).status == 413
+        assert scene.transport.aborted
+        scene.check_that_nothing_is_left()
+
+    run(main())
+
+
+def test_an_upload_that_fails_aborts_the_backends_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        scene = Scene(monkeypatch)
+        with pytest.raises(RequestTimeout):
+            await scene.send(upload(pieces(b"a", RequestTimeout("slow"))))
+        assert scene.transport.aborted
+        assert not scene.transport.sent.endswith(b"0\r\n\r\n")
+        scene.check_that_nothing_is_left()
+
+    run(main())
+
+
+@pytest.mark.parametrize("after", range(5))
+def test_a_backend_that_closes_during_an_upload_is_told(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    async def main() -> None:
+        scene = Scene(monkeypatch)
+        more = asyncio.Event()
+        task = scene.send(upload(pieces(b"a", b"b", b"c", gate=more)))
+        await turns(2)
+        scene.connection.connection_lost(ConnectionResetError("reset"))
+        await turns(after)
+        more.set()
+        with pytest.raises(BackendError):
+            await task
+        scene.check_that_nothing_is_left()
+
+    run(main())
+
+
+# Answers that do not come.
+
+
+@pytest.mark.parametrize(
+    ("config", "received", "seconds", "error"),
+    [
+        ({"first_byte_timeout_seconds": 7}, b"", 7, "FirstByteTimeout"),
+        ({"idle_stream_timeout_seconds": 5}, STREAM + CHUNK, 6, "StreamStalled"),
+        ({"idle_stream_timeout_seconds": 5}, b"HTTP/1.1 200", 6, "StreamStalled"),
+    ],
+)
+def test_an_answer_that_stalls_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, float], received: bytes, seconds: float, error: str
+) -> None:
+    async def main() -> None:
+        scene = Scene(monkeypatch, **config)
+        async with scene.relay.watching():
+            task = scene.send()
+            await turns(2)
+            if received:
+                scene.connection.data_received(received)
+            began = scene.loop.time()
+            with pytest.raises(BackendError) as raised:
+                await task
+            assert type(raised.value).__name__ == error
+            assert seconds <= scene.loop.time() - began <= seconds + 1
+            assert scene.transport.aborted
+            scene.check_that_nothing_is_left()
+
+    run(main())
+
+
+def test_by_default_the_first_byte_may_take_as_long_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        scene = Scene(monkeypatch)
+        async with scene.relay.watching():
+            task = scene.send()
+            await asyncio.sleep(3600)
+            scene.connection.data_received(ANSWER)
+            assert (await task).status == 200
+
+    run(main())
+
+
+def test_bytes_that_keep_coming_keep_an_answer_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        scene = Scene(monkeypatch, idle_stream_timeout_seconds=5)
+        async with scene.relay.watching():
+            task = scene.send()
+            await turns(2)
+            scene.connection.data_received(STREAM)
+            for _ in range(20):
+                await asyncio.sleep(4)
+                scene.connection.data_received(CHUNK)
+            assert not task.done()
+            assert scene.fleet.backends[0].health.heard_at > scene.loop.time() - 5
+            task.cancel()
+
+    run(main())
+
+
+def test_a_client_that_takes_nothing_is_not_the_backends_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        scene = Scene(monkeypatch, idle_stream_timeout_seconds=5)
+        async with scene.relay.watching():
+            task = scene.send()
+            await turns(2)
+            scene.connection.data_received(STREAM)
+            scene.sink.blocked = True
+            await asyncio.sleep(100)
+            assert not task.done()
+            task.cancel()
+
+    run(main())
+
+
+def test_a_silent_connection_to_a_backend_that_refuses_others_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        scene = Scene(monkeypatch)
+        async with scene.relay.watching():
+            task = scene.send()
+            await turns(2)
+            scene.fleet.probed(scene.fleet.backends[0], Probe.REFUSED)
+            began = scene.loop.time()
+            with pytest.raises(BackendError, match="refuses connections"):
+                await task
+            assert 10 <= scene.loop.time() - began <= 11
+
+    run(main())
+
+
+def test_when_the_watch_ends_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        scene = Scene(monkeypatch)
+        async with scene.relay.watching():
+            task = scene.send()
+            await turns(2)
+            scene.connection.data_received(ANSWER)
+            await task
+        assert scene.transport.aborted
+        scene.check_that_nothing_is_left()
+
+    run(main())
