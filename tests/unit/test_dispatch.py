@@ -1,0 +1,376 @@
+"""The story of a request with a scripted relay: tries, retries, and the place that is always given back."""
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Any, cast
+
+import pytest
+
+from gateway.admission.gate import Gate
+from gateway.admission.placement import Knobs, Placement
+from gateway.admission.queue import Queue
+from gateway.backends.backend import Backend, Facts, ModelCard
+from gateway.backends.health import Probe
+from gateway.backends.registry import Fleet
+from gateway.config import BackendConfig, HealthConfig, UpstreamConfig
+from gateway.dispatch import Dispatcher
+from gateway.errors import (
+    AnswerBrokeOff,
+    BackendBusy,
+    BackendError,
+    BackendFault,
+    ConnectFailed,
+    FreshConnectionClosed,
+    ModelMissing,
+    NoBackend,
+    ReusedConnectionClosed,
+    StreamInterrupted,
+    WaitExpired,
+)
+from gateway.observe.metrics import Metrics
+from gateway.observe.record import Record
+from gateway.relay.exchange import Answer
+from gateway.relay.relay import Relay
+from gateway.relay.retry import RetryBudget
+from gateway.relay.usage import Usage
+from gateway.request import Ask, InferenceRequest, Kind
+from gateway.routing.calibration import Calibration
+from gateway.routing.cost import CostModel
+from gateway.routing.estimate import Estimates
+from gateway.routing.learning import Learning
+from gateway.routing.policy import RoundRobinPolicy
+from gateway.routing.prefix_index import PrefixIndex
+from tests.unit.admission.virtual_time import run, turns
+from tests.unit.front.wires import FakeWire, reply_on
+
+Step = Answer | BackendError | str
+WELL = Answer(200, Usage(100, 7, 48), 1003.5)
+
+
+def request(**ask: Any) -> InferenceRequest:
+    return InferenceRequest("chat", Kind.GENERATE, b"POST", b"/x", Ask("m", streams=True, **ask), "id-1")
+
+
+class Scene:
+    """Backends a, b, c of one slot each, and a relay that plays a script."""
+
+    def __init__(self, *script: Step, backends: str = "abc", **upstream: Any) -> None:
+        loop = asyncio.get_running_loop()
+        configs = [
+            BackendConfig(url=f"http://10.0.0.{number}:1", name=name, max_in_flight=1)
+            for number, name in enumerate(backends)
+        ]
+        self.fleet = Fleet(configs, HealthConfig(), clock=loop.time, random=Random(1))
+        for backend in self.fleet.backends:
+            self.fleet.learned(backend, Facts(models=(ModelCard("m"),)))
+            self.fleet.probed(backend, Probe.OK)
+        self.doubts: list[str] = []
+        self.fleet.on_doubt.append(lambda backend: self.doubts.append(backend.name))
+        queue, estimates, calibration = Queue(10, 1000), Estimates(), Calibration(CostModel())
+        self.estimates = estimates
+        self.placement = Placement(self.fleet.serving, RoundRobinPolicy(), queue, estimates, calibration, Knobs())
+        self.gate = Gate(self.placement, queue, 60.0, loop.time)
+        self.fleet.on_change.append(self.gate.fleet_changed)
+        self.metrics, self.record, self.wire = Metrics(), Record("id-1", "chat", 1000.0), FakeWire()
+        self.reply = reply_on(self.wire)
+        self.script = list(script)
+        self.sent: list[str] = []
+        self.release = asyncio.Event()
+        learning = Learning(estimates, PrefixIndex([1 << 30] * len(backends)))
+        budget = RetryBudget(UpstreamConfig.model_validate(upstream))
+        self.dispatcher = Dispatcher(
+            self.fleet, self.gate, cast(Relay, self), budget, learning, self.metrics, response_headers=True
+        )
+
+    # The relay.
+
+    def backend(self, name: str) -> Backend:
+        return next(backend for backend in self.fleet.backends if backend.name == name)
+
+    async def send(
+        self, what: InferenceRequest, backend: str, sink: object, first_token: Callable[[], None], *, fresh: bool
+    ) -> Answer:
+        self.sent.append(backend + ("!" if fresh else ""))
+        assert self.placement.seats[0].load.in_flight <= 1
+        await turns(2)
+        step = self.script.pop(0)
+        if step == "begin":
+            self.reply.begin(200, b"text/event-stream", b"")
+            first_token()
+            step = self.script.pop(0)
+        if step == "hang":
+            await self.release.wait()
+            step = self.script.pop(0)
+        if isinstance(step, BackendError):
+            raise step
+        assert isinstance(step, Answer)
+        return step
+
+    # The test's side.
+
+    async def dispatch(self, what: InferenceRequest | None = None) -> Answer:
+        return await self.dispatcher.dispatch(what or request(), self.reply, self.record)
+
+    async def fails(self, kind: type[Exception], what: InferenceRequest | None = None) -> None:
+        with pytest.raises(kind):
+            await self.dispatch(what)
+        self.check_that_nothing_is_left()
+
+    def check_that_nothing_is_left(self) -> None:
+        assert self.gate.waiting == 0
+        for seat in self.placement.seats:
+            assert repr(seat.load) == "<Load 0 in flight, 0 decoding, 0 tokens>"
+            assert seat.load.reserved_tokens == 0
+
+    def attempts(self) -> dict[tuple[str, ...], float]:
+        return self.metrics.attempts.values
+
+
+def test_a_request_that_goes_well_is_written_down() -> None:
+    async def main() -> None:
+        scene = Scene(WELL)
+        assert await scene.dispatch() is WELL
+        record = scene.record
+        assert (record.backend, record.attempts, record.first_byte_seconds) == ("a", 1, 1003.5)
+        assert (record.prompt_tokens, record.completion_tokens, record.actual_hit_tokens) == (100, 7, 48)
+        assert scene.reply.extra == (b"x-gateway-backend: a\r\nx-gateway-queue-ms: 0\r\nx-gateway-prefix-tokens: 0\r\n")
+        assert scene.attempts() == {("a", "ok"): 1}
+        assert scene.estimates.output_tokens == 7
+        scene.check_that_nothing_is_left()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("failure", "sent"),
+    [
+        (ConnectFailed("why"), ["a", "b"]),
+        (ReusedConnectionClosed("why"), ["a", "b!"]),
+        (FreshConnectionClosed("why"), ["a", "b"]),
+        (BackendBusy("why"), ["a", "b"]),
+        (ModelMissing("why"), ["a", "b"]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_failure_that_the_client_has_not_seen_is_tried_again(failure: BackendError, sent: list[str]) -> None:
+    async def main() -> None:
+        scene = Scene(failure, WELL)
+        assert await scene.dispatch() is WELL
+        assert scene.sent == sent
+        assert (scene.record.attempts, scene.record.backend) == (2, "b")
+        assert scene.attempts()[("a", failure.code or "failed")] == 1
+        scene.check_that_nothing_is_left()
+
+    run(main())
+
+
+@pytest.mark.parametrize("failure", [BackendFault("why"), AnswerBrokeOff("why"), StreamInterrupted("why")])
+def test_other_failures_are_not(failure: BackendError) -> None:
+    async def main() -> None:
+        scene = Scene(failure)
+        await scene.fails(type(failure))
+        assert scene.sent == ["a"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("failure", [ConnectFailed("why"), BackendBusy("why"), ReusedConnectionClosed("why")])
+def test_nothing_is_tried_again_once_the_client_has_seen_part_of_an_answer(failure: BackendError) -> None:
+    async def main() -> None:
+        scene = Scene("begin", failure)
+        await scene.fails(type(failure))
+        assert scene.sent == ["a"]
+
+    run(main())
+
+
+def test_each_backend_is_asked_once_when_none_can_be_reached() -> None:
+    async def main() -> None:
+        scene = Scene(*(ConnectFailed(name) for name in "abc"))
+        await scene.fails(ConnectFailed)
+        assert scene.sent == ["a", "b", "c"]
+        assert scene.record.attempts == 3
+
+    run(main())
+
+
+def test_an_alone_backend_is_not_asked_again_what_it_refused() -> None:
+    async def main() -> None:
+        scene = Scene(BackendBusy("why"), backends="a")
+        await scene.fails(BackendBusy)
+        assert scene.sent == ["a"]
+
+    run(main())
+
+
+def test_an_alone_backend_is_asked_again_over_a_fresh_connection_when_a_pooled_one_was_closed() -> None:
+    async def main() -> None:
+        scene = Scene(ReusedConnectionClosed("why"), WELL, backends="a")
+        assert await scene.dispatch() is WELL
+        assert scene.sent == ["a", "a!"]
+
+    run(main())
+
+
+def test_a_pinned_request_is_never_tried_elsewhere() -> None:
+    async def main() -> None:
+        scene = Scene(BackendBusy("why"))
+        await scene.fails(BackendBusy, request(pinned="b", sequences=0))
+        assert scene.sent == ["b"]
+
+    run(main())
+
+
+def test_a_request_that_must_not_be_repeated_is_not() -> None:
+    async def main() -> None:
+        scene = Scene(BackendBusy("why"))
+        what = request()
+        what.repeatable = False
+        await scene.fails(BackendBusy, what)
+        assert scene.sent == ["a"]
+
+    run(main())
+
+
+def test_without_a_budget_nothing_is_tried_again() -> None:
+    async def main() -> None:
+        scene = Scene(BackendBusy("why"), retry_budget_min=0, retry_budget_fraction=0.0)
+        await scene.fails(BackendBusy)
+
+    run(main())
+
+
+def test_failures_are_counted_against_the_backend_and_successes_for_it() -> None:
+    async def main() -> None:
+        scene = Scene(*[BackendFault("why")] * 5, backends="a")
+        for _ in range(5):
+            await scene.fails(BackendFault)
+        assert scene.backend("a").health.state == "ejected"
+        assert scene.doubts == ["a"]
+
+    run(main())
+
+
+def test_a_busy_backend_is_not_held_to_have_failed() -> None:
+    async def main() -> None:
+        scene = Scene(*[BackendBusy("why")] * 6, backends="a")
+        for _ in range(6):
+            await scene.fails(BackendBusy)
+        assert scene.backend("a").health.state == "up"
+
+    run(main())
+
+
+def test_a_model_that_is_missing_makes_the_backends_list_be_read_again() -> None:
+    async def main() -> None:
+        scene = Scene(ModelMissing("why"), WELL)
+        await scene.dispatch()
+        assert scene.doubts == ["a"]
+
+    run(main())
+
+
+def test_when_no_backend_is_left_the_request_is_refused() -> None:
+    async def main() -> None:
+        scene = Scene()
+        for backend in scene.fleet.backends:
+            scene.fleet.probed(backend, Probe.REFUSED)
+            scene.fleet.probed(backend, Probe.REFUSED)
+            scene.fleet.probed(backend, Probe.REFUSED)
+        await scene.fails(NoBackend)
+        assert scene.sent == []
+        assert scene.record.backend == ""
+
+    run(main())
+
+
+def test_time_in_the_line_adds_up_over_tries() -> None:
+    async def main() -> None:
+        scene = Scene("hang", WELL, BackendBusy("why"), backends="a")
+        first = asyncio.create_task(scene.dispatch())
+        await turns(4)
+        second = Record("id-2", "chat", 1000.0)
+        waiting = asyncio.create_task(scene.dispatcher.dispatch(request(), scene.reply, second))
+        await asyncio.sleep(3.0)
+        scene.release.set()
+        await first
+        with pytest.raises(BackendBusy):
+            await waiting
+        assert second.queue_seconds == pytest.approx(3.0)
+        assert b"x-gateway-queue-ms: 3000\r\n" in scene.reply.extra
+        scene.check_that_nothing_is_left()
+
+    run(main())
+
+
+def test_a_wait_that_is_too_long_ends_without_a_try() -> None:
+    async def main() -> None:
+        scene = Scene("hang", WELL, backends="a")
+        first = asyncio.create_task(scene.dispatch())
+        await turns(4)
+        record = Record("id-2", "chat", 1000.0)
+        with pytest.raises(WaitExpired):
+            await scene.dispatcher.dispatch(request(), scene.reply, record)
+        assert record.attempts == 0
+        scene.release.set()
+        await first
+        scene.check_that_nothing_is_left()
+
+    run(main())
+
+
+SCRIPTS: list[tuple[Step, ...]] = [
+    (WELL,),
+    ("begin", "hang", WELL),
+    (ConnectFailed("why"), BackendBusy("why"), WELL),
+    (ReusedConnectionClosed("why"), "hang", WELL),
+    (ConnectFailed("why"), ConnectFailed("why"), ConnectFailed("why")),
+    (BackendFault("why"),),
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=range(len(SCRIPTS)))
+@pytest.mark.parametrize("after", range(14))
+def test_a_client_that_leaves_at_any_moment_leaves_nothing_taken(script: tuple[Step, ...], after: int) -> None:
+    async def main() -> None:
+        scene = Scene(*script)
+        task = asyncio.create_task(scene.dispatch())
+        await turns(after)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        scene.check_that_nothing_is_left()
+
+    run(main())
+
+
+@pytest.mark.parametrize("after", range(10))
+def test_a_client_that_leaves_the_line_or_its_backend_lets_the_next_one_in(after: int) -> None:
+    async def main() -> None:
+        scene = Scene("hang", WELL, WELL, WELL, backends="a")
+        first = asyncio.create_task(scene.dispatch())
+        await turns(4)
+        tasks = [
+            asyncio.create_task(scene.dispatcher.dispatch(request(), scene.reply, Record("id", "chat", 0.0)))
+            for _ in range(2)
+        ]
+        await turns(2)
+        scene.release.set()
+        await turns(after)
+        tasks[0].cancel()
+        assert await first is WELL
+        await asyncio.gather(tasks[0], return_exceptions=True)
+        assert await tasks[1] is WELL
+        scene.check_that_nothing_is_left()
+
+    run(main())
+
+
+def test_without_response_headers_nothing_of_the_fleet_is_told() -> None:
+    async def main() -> None:
+        scene = Scene(WELL)
+        scene.dispatcher._response_headers = False
+        await scene.dispatch()
+        assert scene.reply.extra == b""
+
+    run(main())
