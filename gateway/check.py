@@ -27,6 +27,7 @@ CACHED_TOKENS_NOTE = (
     "--enable-prompt-tokens-details cannot be seen from outside. Without it the answers' usage.prompt_tokens_details "
     "is null, and cache hits are predicted but not confirmed."
 )
+NOT_REACHED = (Probe.TIMEOUT, Probe.REFUSED)
 PROBE_WORDS = {
     Probe.TIMEOUT: "no answer to /health in time",
     Probe.REFUSED: "connection refused",
@@ -58,7 +59,7 @@ class Report:
     block_size_tokens: int | None
     kv_cache_tokens: int | None
     kv_cache_tokens_from: str
-    cap: int
+    cap: int | None
     cap_from: str
     prefix_caching: bool | None
     kv_events: str
@@ -76,7 +77,7 @@ async def examine(config: Config) -> list[Answers]:
 
 async def _examine(client: ControlClient, backend: Backend) -> Answers:
     probe = await client.probe(backend)
-    if probe in (Probe.TIMEOUT, Probe.REFUSED):
+    if probe in NOT_REACHED:
         return Answers(backend, probe, Facts())
     found = Answers(backend, probe, Facts())
     await asyncio.gather(
@@ -119,19 +120,20 @@ def report_on(answers: Answers, policy: str) -> Report:
     """What the answers of one backend mean."""
     backend, facts = answers.backend, answers.facts
     backend.learn(facts)
-    cap_from, kv_from = _sources(answers)
+    cap, cap_from = _cap(answers)
+    kv_cache_tokens, kv_from = _kv_cache(answers)
     routing, because = _routing(answers, policy)
     return Report(
         name=backend.name,
         url=backend.config.url,
-        reachable=answers.probe in (Probe.OK, Probe.UNWELL),
+        reachable=answers.probe not in NOT_REACHED,
         version=facts.version,
         models=tuple(card.id for card in facts.models),
         max_model_len={card.id: card.max_model_len for card in facts.models},
         block_size_tokens=facts.block_size_tokens,
-        kv_cache_tokens=backend.kv_cache_tokens,
+        kv_cache_tokens=kv_cache_tokens,
         kv_cache_tokens_from=kv_from,
-        cap=backend.cap,
+        cap=cap,
         cap_from=cap_from,
         prefix_caching=facts.prefix_caching,
         kv_events=_kv_events(facts),
@@ -141,18 +143,21 @@ def report_on(answers: Answers, policy: str) -> Report:
     )
 
 
-def _sources(answers: Answers) -> tuple[str, str]:
-    config, facts = answers.backend.config, answers.facts
+def _cap(answers: Answers) -> tuple[int | None, str]:
+    backend, facts = answers.backend, answers.facts
     ranks = f" x {facts.engines} ranks" if facts.engines > 1 else ""
-    if config.max_in_flight != "auto":
-        cap_from = "max_in_flight"
-    elif facts.max_num_seqs:
-        cap_from = f"/server_info{ranks}"
-    else:
-        cap_from = f"default {DEFAULT_MAX_NUM_SEQS}{ranks}"
-    if config.kv_cache_tokens != "auto":
-        return cap_from, "kv_cache_tokens"
-    return cap_from, "/metrics" if facts.kv_cache_tokens else "unknown"
+    if backend.config.max_in_flight != "auto":
+        return backend.cap, "max_in_flight"
+    if answers.probe in NOT_REACHED:
+        return None, "unknown"
+    return backend.cap, f"/server_info{ranks}" if facts.max_num_seqs else f"default {DEFAULT_MAX_NUM_SEQS}{ranks}"
+
+
+def _kv_cache(answers: Answers) -> tuple[int | None, str]:
+    tokens = answers.backend.kv_cache_tokens
+    if answers.backend.config.kv_cache_tokens != "auto":
+        return tokens, "kv_cache_tokens"
+    return tokens, "unknown" if tokens is None else "/metrics"
 
 
 def _kv_events(facts: Facts) -> str:
@@ -170,7 +175,7 @@ def _routing(answers: Answers, policy: str) -> tuple[str, str]:
     if policy != "prefix":
         return policy, "routing.policy says so"
     if facts.prefix_caching is False:
-        return "least_loaded", "prefix caching is off"
+        return "prefix", "by load alone: prefix caching is off"
     if facts.prefix_caching is None:
         return "prefix", "assumed: /metrics does not tell whether prefix caching is on"
     return "prefix", "prefix caching is on"
@@ -256,14 +261,14 @@ def _column(report: Report) -> dict[str, str]:
         "version": report.version or "?",
         "models": ", ".join(report.models) or "none",
         "max_model_len": ", ".join(lengths) or "?",
-        "block size": _tokens(report.block_size_tokens),
-        "KV cache": f"{_tokens(report.kv_cache_tokens)} ({report.kv_cache_tokens_from})",
-        "cap": f"{report.cap} sequences ({report.cap_from})",
+        "block size": _number(report.block_size_tokens, "tokens"),
+        "KV cache": _number(report.kv_cache_tokens, "tokens", report.kv_cache_tokens_from),
+        "cap": _number(report.cap, "sequences", report.cap_from),
         "prefix caching": {True: "on", False: "off", None: "?"}[report.prefix_caching],
         "KV events": report.kv_events if report.reachable else "?",
         "routing": f"{report.routing}: {report.routing_because}",
     }
 
 
-def _tokens(number: int | None) -> str:
-    return "?" if number is None else f"{number:,} tokens"
+def _number(number: int | None, unit: str, source: str = "") -> str:
+    return "?" if number is None else f"{number:,} {unit}" + (f" ({source})" if source else "")

@@ -1,5 +1,9 @@
 """The command `gateway`. Heavy modules are imported by the commands that need them, so that --help is quick."""
 
+import errno
+import os
+import re
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
@@ -23,6 +27,10 @@ BackendUrls = Annotated[
 ]
 Host = Annotated[str | None, typer.Option(help="Address to listen on; overrides the file.")]
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks one.")]
+AdminPort = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="Port of /metrics and /admin/*; 0 picks one; overrides the file.")
+]
+NoAdmin = Annotated[bool, typer.Option("--no-admin", help="Serve no /metrics and /admin/*.")]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -49,15 +57,58 @@ def root(
 
 
 @app.command()
-def serve(file: ConfigFile = None, backend: BackendUrls = None, host: Host = None, port: Port = None) -> None:
+def serve(
+    file: ConfigFile = None,
+    backend: BackendUrls = None,
+    host: Host = None,
+    port: Port = None,
+    admin_port: AdminPort = None,
+    no_admin: NoAdmin = False,
+) -> None:
     """Serve until SIGTERM or Ctrl-C. With --backend no file is needed."""
-    config = _load(file, backend, host, port)
+    config = _load(file, backend, host, port, admin_port, no_admin)
+    if is_open_to_all(config):
+        typer.echo(
+            f"gateway: warning: auth.keys is empty and server.host is {config.server.host}: "
+            "whoever reaches this port can use the models",
+            err=True,
+        )
     from gateway import app as gateway_app
 
     try:
         gateway_app.serve(config)
     except OSError as error:
-        _fail(f"cannot serve: {error.strerror or error}", FAILED)
+        _fail(why_not_serving(error, config), FAILED)
+
+
+def is_open_to_all(config: "Config") -> bool:
+    """Whether other machines can use the models without a key."""
+    import ipaddress
+
+    try:
+        stays_here = ipaddress.ip_address(config.server.host).is_loopback
+    except ValueError:
+        stays_here = config.server.host == "localhost"
+    return not (stays_here or config.auth.keys)
+
+
+def why_not_serving(error: OSError, config: "Config") -> str:
+    """What keeps the gateway from listening, and which key or option changes it."""
+    main, admin = config.server, config.server.admin
+    if isinstance(error, socket.gaierror):
+        hosts = f"server.host ({main.host})" + (f" and server.admin.host ({admin.host})" if admin else "")
+        return f"cannot serve: {error.strerror}: look at {hosts}"
+    tried = re.search(r"bind on address \('([^']*)', (\d+)", str(error))
+    if error.errno is None or tried is None:
+        return f"cannot serve: {error.strerror or error}"
+    address, port = tried[1], int(tried[2])
+    about_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+    ways = []
+    if port == main.port:
+        ways.append("server.port (--port N)" if about_port else "server.host (--host ADDRESS)")
+    if admin is not None and port == admin.port:
+        ways.append("server.admin.port (--admin-port N)" if about_port else "server.admin.host")
+    return f"cannot listen at {address} port {port}: {os.strerror(error.errno)}: change {' or '.join(ways)}"
 
 
 @app.command()
@@ -65,10 +116,13 @@ def check(
     file: ConfigFile = None,
     backend: BackendUrls = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 if any backend cannot be reached or has a warning.")
+    ] = False,
 ) -> None:
     """Validate the configuration, ask every backend once, and show what was found.
 
-    Exits with 1 if no backend can be reached.
+    Exits with 1 if no backend can be reached; with --strict, if any cannot or has a warning.
     """
     config = _load(file, backend)
     import asyncio
@@ -87,12 +141,22 @@ def check(
         Console().print(checking.as_table(config, reports))
     if not any(report.reachable for report in reports):
         _fail("no backend can be reached", FAILED)
+    if strict and (faulty := [report.name for report in reports if report.warnings or not report.reachable]):
+        _fail(f"not as it should be: {', '.join(faulty)}", FAILED)
 
 
 @app.command()
 def demo(
     backends: Annotated[int, typer.Option(min=1, max=16, help="How many engines.")] = 2,
-    port: Annotated[int, typer.Option(min=1, max=65534, help="The gateway's port; the next one is for admin.")] = 8080,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="The gateway's port; admin gets the next.",
+            show_default="8080, or the next free pair",
+        ),
+    ] = None,
     engine: Annotated[Literal["sim", "vllm"], typer.Option(help="Simulated engines, or real ones on the CPU.")] = "sim",
     model: Annotated[Path | None, typer.Option(help="Folder of the model that real engines serve.")] = None,
 ) -> None:
@@ -139,9 +203,16 @@ def config_schema() -> None:
 
 
 @config_commands.command("print")
-def config_print(file: ConfigFile = None, backend: BackendUrls = None, host: Host = None, port: Port = None) -> None:
+def config_print(
+    file: ConfigFile = None,
+    backend: BackendUrls = None,
+    host: Host = None,
+    port: Port = None,
+    admin_port: AdminPort = None,
+    no_admin: NoAdmin = False,
+) -> None:
     """Print the effective configuration as YAML, defaults included, secrets masked."""
-    config = _load(file, backend, host, port)
+    config = _load(file, backend, host, port, admin_port, no_admin)
     import yaml
 
     typer.echo(yaml.safe_dump(masked(config.model_dump(mode="json")), sort_keys=False), nl=False)
@@ -157,11 +228,20 @@ def masked(value: object) -> object:
     return [masked(item) for item in value] if isinstance(value, list) else value
 
 
-def _load(file: Path | None, backends: list[str] | None, host: str | None = None, port: int | None = None) -> "Config":
+def _load(
+    file: Path | None,
+    backends: list[str] | None,
+    host: str | None = None,
+    port: int | None = None,
+    admin_port: int | None = None,
+    no_admin: bool = False,
+) -> "Config":
+    if no_admin and admin_port is not None:
+        raise typer.BadParameter("give either --admin-port or --no-admin")
     from gateway.config import ConfigError, load
 
     try:
-        return load(file, backends or [], host, port)
+        return load(file, backends or [], host, port, "off" if no_admin else admin_port)
     except ConfigError as error:
         _fail(str(error), INVALID)
 

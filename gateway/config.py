@@ -225,33 +225,72 @@ def parse(document: Any) -> Config:
     try:
         return Config.model_validate(document)
     except ValidationError as error:
-        lines = []
-        wrong = error.errors(include_url=False)
-        for item in wrong:
-            if item["type"] == "too_short" and len(wrong) > 1:
-                continue  # only says again that an element is wrong
-            place = ".".join(str(part) for part in item["loc"]) or "configuration"
-            known = "unknown key" if item["type"] == "extra_forbidden" else item["msg"].removeprefix("Value error, ")
-            lines.append(f"{place}: {known}")
-        raise ConfigError("\n".join(lines)) from error
+        raise ConfigError("\n".join(_complaints(error))) from error
 
 
-def load(file: Path | None, backends: list[str], host: str | None = None, port: int | None = None) -> Config:
+_PLAINLY = {
+    "extra_forbidden": "unknown key",
+    "missing": "is missing",
+    "model_type": "must be a mapping",
+    "dict_type": "must be a mapping",
+    "tuple_type": "must be a list",
+}
+
+
+def _complaints(error: ValidationError) -> list[str]:
+    wrong = error.errors(include_url=False)
+    or_auto = {item["loc"][:-1] for item in wrong if item["loc"][-1:] == ("literal['auto']",)}
+    lines: dict[str, None] = {}  # in order, each once
+    for item in wrong:
+        place, kind = item["loc"], item["type"]
+        if kind == "too_short" and len(wrong) > 1:
+            continue  # only says again that an element is wrong
+        told = _PLAINLY.get(kind) or item["msg"].removeprefix("Value error, ")
+        if place[:-1] in or_auto:
+            place, told = place[:-1], "must be a whole number, or auto"
+        elif kind == "model_type" and place[0] == "backends":
+            told += " with a url, such as {url: http://10.0.0.11:8000}"
+        lines[f"{'.'.join(map(str, place)) or 'configuration'}: {told}"] = None
+    return list(lines)
+
+
+def load(
+    file: Path | None,
+    backends: list[str],
+    host: str | None = None,
+    port: int | None = None,
+    admin_port: int | Literal["off"] | None = None,
+) -> Config:
     """Read the file, if any, and let command-line values override it. Raises ConfigError."""
     document: Any = {}
     if file is not None:
         try:
             document = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"{file}: {error}") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"{file}: {why}") from error
         document = substitute(document, dict(os.environ))
     if isinstance(document, dict):
         if backends:
             document["backends"] = [{"url": url} for url in backends]
-        told = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
         server = document.get("server") or {}
-        if told and isinstance(server, dict):  # else parsing says what is wrong
+        if isinstance(server, dict) and (
+            told := _told(server, host, port, admin_port)
+        ):  # else parsing says what is wrong
             document["server"] = server | told
         if not document.get("backends"):
             raise ConfigError("no backends: pass --backend http://host:8000 (again for each) or list them in a file")
     return parse(document)
+
+
+def _told(
+    server: dict[str, Any], host: str | None, port: int | None, admin_port: int | Literal["off"] | None
+) -> dict[str, Any]:
+    """What the command line says of the section `server`."""
+    told: dict[str, Any] = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    admin = server.get("admin") or {}
+    if admin_port == "off":
+        told["admin"] = None
+    elif admin_port is not None and isinstance(admin, dict):
+        told["admin"] = admin | {"port": admin_port}
+    return told

@@ -1,5 +1,6 @@
 """`gateway demo`: engines and a gateway, and a first request to try. All that was started ends with the command."""
 
+import http.client
 import json
 import shlex
 import signal
@@ -19,6 +20,10 @@ from typing import IO, Literal, Protocol
 from loadtest.vllm_cpu.process import VllmFailed, VllmOptions, VllmProcess, free_ports
 
 HOST = "127.0.0.1"
+PORT = 8080
+PORTS_TRIED = 100
+LAST_PORT = 65535
+PORT_OPTION = "--port N, or make demo ARGS='--port N'"
 MODEL_NAME = "demo-model"
 MAX_NUM_SEQS = 32
 DEFAULT_MODEL_DIR = Path(".models/smollm2")
@@ -81,12 +86,16 @@ class Server:
 
     def wait_ready(self) -> None:
         """Return when it answers 200. Raises DemoFailed when it ends before, or takes too long."""
+        self.wait_until(lambda: answers(self.url + self._ready_path), "is not ready")
+
+    def wait_until(self, holds: Callable[[], bool], otherwise: str) -> None:
+        """Return when something holds. Raises DemoFailed when the process ends before, or it takes too long."""
         deadline = time.monotonic() + READY_SECONDS
-        while not answers(self.url + self._ready_path):
+        while not holds():
             if not self.is_running():
                 raise DemoFailed(f"{self.name} ended before it was ready{self._log_tail()}")
             if time.monotonic() > deadline:
-                raise DemoFailed(f"{self.name} is not ready after {READY_SECONDS:.0f} s{self._log_tail()}")
+                raise DemoFailed(f"{self.name} {otherwise} after {READY_SECONDS:.0f} s{self._log_tail()}")
             time.sleep(POLL_SECONDS)
 
     def is_running(self) -> bool:
@@ -116,33 +125,60 @@ class Server:
         return "\n".join(["; its log ends with:", *lines]) if lines else ""
 
 
-def answers(url: str) -> bool:
-    """Whether a URL answers 200 now."""
+def read(url: str) -> bytes | None:
+    """What a URL answers with 200 now; None if it does not."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=1.0) as answer:
-            return int(answer.status) == 200
+            return bytes(answer.read()) if answer.status == 200 else None
     except urllib.error.HTTPError as error:
         error.close()
-        return False
-    except (urllib.error.URLError, OSError):
-        return False
+        return None
+    except (http.client.HTTPException, OSError):
+        return None
 
 
-def require_free(port: int) -> None:
-    """Raises DemoFailed if something listens at the port already."""
+def answers(url: str) -> bool:
+    """Whether a URL answers 200 now."""
+    return read(url) is not None
+
+
+def choose_ports(wanted: int | None, say: Say, first: int = PORT) -> tuple[int, int]:
+    """The gateway's port and its admin port. Without a wish, the first free pair. Raises DemoFailed."""
+    if wanted is None:
+        pairs = ((port, port + 1) for port in range(first, first + 2 * PORTS_TRIED, 2))
+        pair = next((pair for pair in pairs if not any(map(_why_taken, pair))), None)
+        if pair is None:
+            raise DemoFailed(f"no two ports from {first} on are free: choose one with {PORT_OPTION}")
+        if pair[0] != first:
+            say(f"port {first} or {first + 1} is in use: taking {pair[0]} and {pair[1]} (to choose: {PORT_OPTION})")
+        return pair
+    if why := _why_taken(wanted):
+        raise DemoFailed(f"port {wanted} cannot be used: {why}: choose another with {PORT_OPTION}")
+    if wanted < LAST_PORT and not _why_taken(wanted + 1):
+        return wanted, wanted + 1
+    admin = next(port for port in free_ports(2) if port != wanted)
+    say(f"port {wanted + 1} cannot be used for admin: taking {admin}")
+    return wanted, admin
+
+
+def _why_taken(port: int) -> str | None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            raise DemoFailed(f"port {port} is in use: choose another with --port ({error.strerror})") from error
+            return error.strerror or str(error)
+    return None
 
 
 def make_engines(count: int, kind: EngineKind, model: Path | None, logs: Path, say: Say) -> tuple[list[Engine], str]:
     """Engines that are not started yet, and the model they will serve."""
     if kind == "vllm":
         options = VllmOptions(model or DEFAULT_MODEL_DIR, max_num_seqs=MAX_NUM_SEQS)
+        for needed in (options.venv_dir / "bin/python", options.model_dir / "config.json"):
+            if not needed.exists():
+                raise DemoFailed(f"{needed} is missing: `make demo ENGINE=vllm` installs vLLM and a model first")
         return [VllmProcess(options, logs / f"engine-{number}.log", say) for number in range(count)], options.model_name
     if model is not None:
         raise DemoFailed("--model needs --engine vllm: simulated engines have no model")
@@ -156,12 +192,12 @@ def make_engines(count: int, kind: EngineKind, model: Path | None, logs: Path, s
     return engines, MODEL_NAME
 
 
-def gateway_config(urls: Sequence[str], port: int) -> dict[str, object]:
+def gateway_config(urls: Sequence[str], port: int, admin_port: int) -> dict[str, object]:
     """The gateway's configuration: reachable from this machine alone, quick to stop."""
     server = {
         "host": HOST,
         "port": port,
-        "admin": {"host": HOST, "port": port + 1},
+        "admin": {"host": HOST, "port": admin_port},
         "drain_delay_seconds": 0,
         "drain_timeout_seconds": 2,
     }
@@ -171,7 +207,7 @@ def gateway_config(urls: Sequence[str], port: int) -> dict[str, object]:
     return {"server": server, "backends": backends}
 
 
-def first_steps(port: int, model: str, python: str) -> str:
+def first_steps(port: int, admin_port: int, model: str, python: str) -> str:
     """What to try, as pasted into a shell."""
     url = f"http://{HOST}:{port}"
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 32})
@@ -190,17 +226,22 @@ for chunk in client.chat.completions.create(model="{model}", messages=messages, 
 print()
 PY
 
-metrics   http://{HOST}:{port + 1}/metrics
-backends  http://{HOST}:{port + 1}/admin/backends
+metrics   http://{HOST}:{admin_port}/metrics
+backends  http://{HOST}:{admin_port}/admin/backends
 
 Ctrl-C stops everything.
 """
 
 
-def run(count: int, port: int, kind: EngineKind, model: Path | None, say: Say) -> None:
+def all_up(backends: bytes | None) -> bool:
+    """Whether every backend of an answer of /admin/backends takes requests."""
+    listed = json.loads(backends)["backends"] if backends else []
+    return bool(listed) and all(backend["state"] == "up" and backend["models"] for backend in listed)
+
+
+def run(count: int, wanted_port: int | None, kind: EngineKind, model: Path | None, say: Say) -> None:
     """Start everything, say how to try it, and stay until Ctrl-C or SIGTERM. Raises DemoFailed."""
-    require_free(port)
-    require_free(port + 1)
+    port, admin_port = choose_ports(wanted_port, say)
     try:
         with _stoppable(), ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gateway-demo-")))
@@ -212,14 +253,16 @@ def run(count: int, port: int, kind: EngineKind, model: Path | None, say: Say) -
             for engine in engines:
                 engine.wait_ready()
             config = folder / "gateway.yaml"
-            config.write_text(json.dumps(gateway_config([engine.url for engine in engines], port)))
+            config.write_text(json.dumps(gateway_config([engine.url for engine in engines], port, admin_port)))
             arguments = ["gateway", "serve", "-c", str(config)]
             gateway = Server("the gateway", f"http://{HOST}:{port}", arguments, "/readyz", None)
+            seen = f"http://{HOST}:{admin_port}/admin/backends"
             stack.callback(gateway.stop)
             say(f"starting the gateway at {gateway.url}")
             gateway.start()
             gateway.wait_ready()
-            say(first_steps(port, name, sys.executable))
+            gateway.wait_until(lambda: all_up(read(seen)), "does not see every engine up")
+            say(first_steps(port, admin_port, name, sys.executable))
             _stay(gateway, engines, say)
     except VllmFailed as error:
         raise DemoFailed(str(error)) from error

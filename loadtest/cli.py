@@ -1,4 +1,4 @@
-"""The command line: `loadtest sim ...`, `loadtest run ...`."""
+"""The command line of the load tests: `loadtest run`, `loadtest sim`."""
 
 from typing import Annotated
 
@@ -7,12 +7,12 @@ import typer
 from loadtest.drive.command import run, with_options
 from loadtest.engine.command import Preset, run_simulated_engine
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
-
-
-@app.callback()
-def root() -> None:
-    """Load-test tools: simulate engines, drive load, compare results."""
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Drive load at anything that speaks OpenAI's API (`run`), or stand in for a vLLM server (`sim`).",
+    epilog="Such as: loadtest sim --port 8000, and in another terminal: loadtest run http://127.0.0.1:8000 -c 64 -d 30",
+)
 
 
 @app.command()
@@ -36,7 +36,7 @@ def sim(
     responses_store: Annotated[bool, typer.Option("--responses-store", help="Keep responses for GET.")] = False,
     shutdown_timeout: Annotated[float, typer.Option(min=0, help="Seconds to drain on SIGTERM; 0 aborts.")] = 0,
 ) -> None:
-    """Serve one simulated vLLM."""
+    """Serve one simulated vLLM: real answers, errors and metrics, made-up text, no GPU. Ctrl-C stops it."""
     run_simulated_engine(
         port=port,
         host=host,

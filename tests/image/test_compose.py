@@ -1,6 +1,5 @@
 """The parts of config/compose.yaml fit each other: names, ports, files, limits and times."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -62,13 +61,6 @@ def test_each_engine_has_a_gpu_of_its_own(services: dict[str, Any]) -> None:
     devices = [services[name]["deploy"]["resources"]["reservations"]["devices"] for name in ENGINES]
     assert [device["capabilities"] for (device,) in devices] == [["gpu"], ["gpu"]]
     assert len({device_id for (device,) in devices for device_id in device["device_ids"]}) == len(ENGINES)
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_engines_publish_kv_events_and_their_replay_on_two_ports(services: dict[str, Any], name: str) -> None:
-    events = json.loads(flags(services[name])["kv-events-config"])
-    assert events["enable_kv_cache_events"] is True
-    assert len({urlsplit(events[key]).netloc for key in ("endpoint", "replay_endpoint")}) == 2
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -1,4 +1,5 @@
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -8,7 +9,7 @@ from rich.console import Console
 from gateway.backends.backend import Backend, Facts, KvEventSource, ModelCard
 from gateway.backends.control import ControlError
 from gateway.backends.health import Probe
-from gateway.check import Answers, as_json, as_table, examine, fleet_warnings, report_on
+from gateway.check import Answers, Report, as_json, as_table, examine, fleet_warnings, report_on
 from gateway.config import BackendConfig, Config, HealthConfig, UpstreamConfig
 from tests.unit.backends.scripted import Scripted, hang, json_answer
 from tests.unit.backends.test_control import closed_port
@@ -31,6 +32,13 @@ def answered(facts: Facts, name: str = "a", **settings: object) -> Answers:
 
 def config_for(*urls: str, **sections: object) -> Config:
     return Config.model_validate({"backends": [{"url": url} for url in urls or ("http://h:1",)], **sections})
+
+
+def shown(reports: Sequence[Report]) -> list[str]:
+    """The rows of the table."""
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(as_table(config_for(), reports))
+    return [line for line in console.export_text().splitlines() if line.startswith("│")]
 
 
 def warnings_about(facts: Facts) -> str:
@@ -85,13 +93,26 @@ def test_where_the_numbers_come_from_is_said() -> None:
 @pytest.mark.parametrize(
     ("facts", "policy", "routing"),
     [
-        (replace(GOOD, prefix_caching=False), "prefix", "least_loaded"),
-        (replace(GOOD, prefix_caching=None), "prefix", "prefix"),
-        (GOOD, "round_robin", "round_robin"),
+        (replace(GOOD, prefix_caching=False), "prefix", "prefix: by load alone: prefix caching is off"),
+        (replace(GOOD, prefix_caching=None), "prefix", "prefix: assumed: /metrics does not tell"),
+        (GOOD, "round_robin", "round_robin: routing.policy says so"),
     ],
 )
 def test_the_routing_follows_from_policy_and_cache(facts: Facts, policy: str, routing: str) -> None:
-    assert report_on(answered(facts), policy).routing == routing
+    report = report_on(answered(facts), policy)
+    assert f"{report.routing}: {report.routing_because}".startswith(routing)
+
+
+def test_no_number_is_made_up_for_a_backend_that_was_not_reached() -> None:
+    silent = answered(Facts())
+    silent.probe = Probe.REFUSED
+    told = answered(Facts(), "b", max_in_flight=8, kv_cache_tokens=2000)
+    told.probe = Probe.REFUSED
+    reports = [report_on(silent, "prefix"), report_on(told, "prefix")]
+    assert [(report.cap, report.cap_from) for report in reports] == [(None, "unknown"), (8, "max_in_flight")]
+    rows = {row.split("│")[1].strip(): [cell.strip() for cell in row.split("│")[2:4]] for row in shown(reports)}
+    assert rows["cap"] == ["?", "8 sequences (max_in_flight)"]
+    assert rows["KV cache"] == ["?", "2,000 tokens (kv_cache_tokens)"]
 
 
 def test_kv_event_endpoints_are_shown() -> None:
@@ -149,7 +170,7 @@ def test_the_table_shows_every_backend_its_warnings_and_the_hint_on_cached_token
     ]
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(as_table(config_for(), reports))
-    shown = console.export_text()
+    text = console.export_text()
     for word in ("100,000 tokens", "64 sequences (/server_info)", "! b: Version 0.9", "--enable-prompt-tokens-details"):
-        assert word in shown
+        assert word in text
     assert as_json(config_for(), reports)["backends"][1]["version"] == "0.9"

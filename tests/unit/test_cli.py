@@ -1,8 +1,10 @@
+import errno
 import json
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -14,8 +16,8 @@ from pydantic import BaseModel
 from typer.testing import CliRunner, Result
 
 from gateway import __version__
-from gateway.cli import app
-from gateway.config import Config, load
+from gateway.cli import app, is_open_to_all, why_not_serving
+from gateway.config import Config, load, parse
 
 EXAMPLES = Path(__file__).parents[2] / "config"
 
@@ -24,14 +26,15 @@ def gateway(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
-@pytest.fixture
-def answering() -> Iterator[str]:
-    """A server that answers 200 at /livez and 503 elsewhere."""
+@contextmanager
+def serving(pages: dict[str, str]) -> Iterator[str]:
+    """A server that has these pages, and answers 503 elsewhere."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/livez" else 503)
+            self.send_response(200 if self.path in pages else 503)
             self.end_headers()
+            self.wfile.write(pages.get(self.path, "").encode())
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
             return
@@ -42,6 +45,29 @@ def answering() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def answering() -> Iterator[str]:
+    """A server that answers 200 at /livez and 503 elsewhere."""
+    with serving({"/livez": ""}) as url:
+        yield url
+
+
+@pytest.fixture
+def well() -> Iterator[str]:
+    """A backend that there is nothing to say against."""
+    metrics = 'vllm:num_requests_running{engine="0"} 0.0\nvllm:num_requests_waiting{engine="0"} 0.0\n'
+    with serving({"/health": "", "/v1/models": '{"data": [{"id": "m"}]}', "/metrics": metrics}) as url:
+        yield url
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """What `gateway serve` would have served."""
+    configs: list[Config] = []
+    monkeypatch.setattr("gateway.app.serve", configs.append)
+    return configs
 
 
 def closed_url() -> str:
@@ -102,6 +128,118 @@ def test_each_mistake_in_a_file_is_one_line(tmp_path: Path) -> None:
     assert [line.split(":")[1].strip() for line in result.stderr.splitlines()] == ["server.prot", "backends.0.url"]
 
 
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("backends: [http://a:1]", "backends.0: must be a mapping with a url, such as {url: http://10.0.0.11:8000}"),
+        ("backends: http://a:1", "backends: must be a list"),
+        ("backends: [{name: a}]", "backends.0.url: is missing"),
+        (
+            "backends: [{url: 'http://a:1', max_in_flight: x}]",
+            "backends.0.max_in_flight: must be a whole number, or auto",
+        ),
+        ("backends: [{url: 'http://a:1'}]\nserver: 5", "server: must be a mapping"),
+        ("backends: [{url: 'http://a:1'}]\nmodels: {aliases: [a]}", "models.aliases: must be a mapping"),
+    ],
+)
+def test_what_has_the_wrong_shape_is_told_in_the_words_of_the_file(
+    tmp_path: Path, content: str, complaint: str
+) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(content)
+    result = gateway("serve", "-c", str(file))
+    assert result.exit_code == 2
+    assert result.stderr == f"gateway: {complaint}\n"
+
+
+def test_a_missing_file_is_named_once(tmp_path: Path) -> None:
+    file = tmp_path / "nowhere.yaml"
+    assert gateway("serve", "-c", str(file)).stderr == f"gateway: {file}: No such file or directory\n"
+
+
+def test_the_admin_port_can_be_moved_and_turned_off(tmp_path: Path, served: list[Config]) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("backends: [{url: 'http://h:1'}]\nserver: {admin: {host: 10.0.0.1, port: 1}}\n")
+    for options in ([], ["--admin-port", "0"], ["--no-admin"]):
+        assert gateway("serve", "-c", str(file), *options).exit_code == 0
+    assert [config.server.admin and config.server.admin.model_dump() for config in served] == [
+        {"host": "10.0.0.1", "port": 1},
+        {"host": "10.0.0.1", "port": 0},
+        None,
+    ]
+
+
+def test_an_admin_port_that_the_file_turned_off_is_turned_on_for_this_machine(
+    tmp_path: Path, served: list[Config]
+) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("backends: [{url: 'http://h:1'}]\nserver: {admin: null}\n")
+    assert gateway("serve", "-c", str(file), "--admin-port", "9").exit_code == 0
+    assert served[0].server.admin is not None
+    assert served[0].server.admin.model_dump() == {"host": "127.0.0.1", "port": 9}
+
+
+def test_a_gateway_without_keys_that_others_can_reach_is_warned_of(served: list[Config]) -> None:
+    result = gateway("serve", "--backend", "http://h:1")
+    assert result.stderr.startswith("gateway: warning: auth.keys is empty and server.host is 0.0.0.0")
+    assert len(result.stderr.splitlines()) == 1
+    assert gateway("serve", "--backend", "http://h:1", "--host", "127.0.0.1").stderr == ""
+    assert len(served) == 2
+
+
+@pytest.mark.parametrize(
+    ("host", "is_open"),
+    [("0.0.0.0", True), ("", True), ("10.0.0.1", True), ("::", True), ("example.org", True),
+     ("127.0.0.1", False), ("127.8.8.8", False), ("::1", False), ("localhost", False)],
+)  # fmt: skip
+def test_only_loopback_is_closed_to_others(host: str, is_open: bool) -> None:
+    config = parse({"backends": [{"url": "http://h:1"}], "server": {"host": host}})
+    assert is_open_to_all(config) is is_open
+    with_key = {"keys": [{"name": "a", "key": "k"}]}
+    assert not is_open_to_all(parse({"backends": [{"url": "http://h:1"}], "server": {"host": host}, "auth": with_key}))
+
+
+@pytest.mark.parametrize(
+    ("taken_option", "other_option", "key"),
+    [("--port", "--admin-port", "server.port"), ("--admin-port", "--port", "server.admin.port")],
+)
+def test_a_port_in_use_is_told_with_what_changes_it(taken_option: str, other_option: str, key: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "gateway", "serve", "--backend", closed_url(), "--host", "127.0.0.1"]
+        command += [taken_option, str(port), other_option, "0"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"gateway: cannot listen at 127.0.0.1 port {port}: Address already in use: change {key} ({taken_option} N)"
+    )
+
+
+def bind_error(number: int, host: str, port: int) -> OSError:
+    return OSError(number, f"error while attempting to bind on address ('{host}', {port}): it says why")
+
+
+def test_what_else_can_keep_it_from_listening_is_told_with_what_changes_it() -> None:
+    server = {"host": "10.9.9.9", "port": 80, "admin": {"host": "127.0.0.1", "port": 81}}
+    config = parse({"backends": [{"url": "http://h:1"}], "server": server})
+    privileged = why_not_serving(bind_error(errno.EACCES, "10.9.9.9", 80), config)
+    assert privileged.endswith("port 80: Permission denied: change server.port (--port N)")
+    not_ours = why_not_serving(bind_error(errno.EADDRNOTAVAIL, "10.9.9.9", 80), config)
+    assert not_ours.endswith("change server.host (--host ADDRESS)")
+    unknown = why_not_serving(socket.gaierror(socket.EAI_NONAME, "Name or service not known"), config)
+    assert "look at server.host (10.9.9.9) and server.admin.host (127.0.0.1)" in unknown
+    assert why_not_serving(OSError(errno.EMFILE, "Too many open files"), config) == "cannot serve: Too many open files"
+
+
+def test_two_listeners_at_one_port_are_both_named() -> None:
+    server = {"port": 80, "admin": {"port": 80}}
+    config = parse({"backends": [{"url": "http://h:1"}], "server": server})
+    told = why_not_serving(bind_error(errno.EADDRINUSE, "0.0.0.0", 80), config)
+    assert told.endswith("change server.port (--port N) or server.admin.port (--admin-port N)")
+
+
 @pytest.mark.parametrize("content", [None, "backends: [", "- 1"])
 def test_a_file_that_cannot_be_used_gives_2_and_no_traceback(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "some.yaml"
@@ -120,6 +258,24 @@ def test_check_exits_with_1_when_no_backend_can_be_reached() -> None:
     [report] = json.loads(result.stdout)["backends"]
     assert report["reachable"] is False
     assert report["routing_because"] == "connection refused"
+
+
+def test_a_strict_check_exits_with_1_if_any_backend_is_not_as_it_should_be(
+    tmp_path: Path, well: str, answering: str
+) -> None:
+    def check(*urls: str) -> Result:
+        file = tmp_path / "gateway.yaml"
+        backends = [{"url": url, "name": f"b{number}", "max_in_flight": 8} for number, url in enumerate(urls)]
+        file.write_text(yaml.safe_dump({"backends": backends}))
+        lenient = gateway("check", "-c", str(file), "--json")
+        assert lenient.exit_code == 0
+        return gateway("check", "-c", str(file), "--json", "--strict")
+
+    assert check(well).exit_code == 0
+    for bad in (closed_url(), answering):  # one that cannot be reached, one with a warning
+        result = check(well, bad)
+        assert result.exit_code == 1
+        assert result.stderr == "gateway: not as it should be: b1\n"
 
 
 def test_the_schema_describes_every_section() -> None:
@@ -156,6 +312,14 @@ def test_healthcheck_ignores_proxies(answering: str, monkeypatch: pytest.MonkeyP
     assert gateway("healthcheck", "--url", f"{answering}/livez").exit_code == 0
 
 
-@pytest.mark.parametrize("arguments", [["nonsense"], ["serve", "--port", "70000"], ["demo", "--engine", "other"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["serve", "--port", "70000"],
+        ["demo", "--engine", "other"],
+        ["serve", "--backend", "http://h:1", "--admin-port", "1", "--no-admin"],
+    ],
+)
 def test_wrong_usage_is_2(arguments: list[str]) -> None:
     assert gateway(*arguments).exit_code == 2
