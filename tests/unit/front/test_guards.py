@@ -22,7 +22,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT | AWKWARD, inner, max_size=3),
     max_leaves=12,
 )  # fmt: skip
-KEYS = TEXT | AWKWARD | st.sampled_from(sorted(POLICY_KEYS))
+KEYS = (TEXT | AWKWARD | st.sampled_from(sorted(POLICY_KEYS))).filter(lambda key: key not in REFUSED_KEYS)
 DOCUMENTS = st.dictionaries(KEYS, VALUES, max_size=5)
 
 

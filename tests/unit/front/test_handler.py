@@ -29,6 +29,7 @@ from gateway.front.handler import Handler
 from gateway.front.incoming import Incoming
 from gateway.front.read import Reader
 from gateway.front.reply import Reply
+from gateway.front.stored import StoredResponses
 from gateway.front.upload import Upload
 from gateway.observe.record import Record
 from gateway.relay.exchange import Answer
@@ -56,11 +57,13 @@ class Scene:
         self.requests: list[InferenceRequest] = []
         self.records: list[Record] = []
         whole = Config.model_validate({"backends": [BackendConfig(url="http://10.0.0.1:8000")]} | config)
+        stored = StoredResponses()
         self.handler = Handler(
             whole,
             fleet or fleet_of(),
             cast(Dispatcher, self),
-            Reader(whole, Estimates(), b"secret"),
+            Reader(whole, Estimates(), stored, b"secret"),
+            stored,
             self.records.append,
             Clock(),
             lambda: "made-up",
@@ -164,8 +167,8 @@ def test_a_fault_of_ours_is_answered_logged_and_recorded() -> None:
     assert scene.record.outcome == "internal_error"
 
 
-@pytest.mark.parametrize(("gone", "outcome"), [(True, "client_gone"), (False, "cut_by_shutdown")])
-def test_a_request_that_is_cut_says_by_whom(gone: bool, outcome: str) -> None:
+@pytest.mark.parametrize(("was_cut", "outcome"), [(False, "client_gone"), (True, "cut_by_shutdown")])
+def test_a_request_that_is_cut_says_by_whom(was_cut: bool, outcome: str) -> None:
     async def endless(request: InferenceRequest, reply: Reply, record: Record) -> Answer:
         await asyncio.Event().wait()
         raise AssertionError
@@ -174,7 +177,7 @@ def test_a_request_that_is_cut_says_by_whom(gone: bool, outcome: str) -> None:
         scene, wire = Scene(endless), FakeWire()
         task = asyncio.create_task(scene.serve(Sent(), wire))
         await turns(3)
-        wire.gone = gone
+        wire.was_cut = was_cut
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -80,3 +80,10 @@ def test_two_requests_share_nothing() -> None:
     first.body = b"x"
     assert second.headers == {}
     assert second.body == b""
+
+
+@pytest.mark.parametrize("name", [b"content_length", b"Transfer_Encoding", b"x_api_key"])
+def test_a_header_that_others_may_take_for_one_that_decides_is_refused(name: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="spelled with _"):
+        take((name, b"1"))
+    take((b"x_other", b"1"))

@@ -4,8 +4,9 @@ import orjson
 import pytest
 
 from gateway.config import BackendConfig, Config, KeyConfig, ModelsConfig, ServerConfig
-from gateway.errors import InvalidRequest
-from gateway.front.read import Reader, upstream_headers
+from gateway.errors import InvalidRequest, ModelNotFound
+from gateway.front.read import MEDIA_TOKENS, Reader, upstream_headers
+from gateway.front.stored import Place, StoredResponses
 from gateway.request import InferenceRequest, Kind
 from gateway.routing.estimate import Estimates
 from tests.unit.front.wires import Sent
@@ -15,13 +16,13 @@ SHARED = KeyConfig(name="cat", key="cat")
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x" * 3000}]}
 
 
-def reader(**server: int) -> Reader:
+def reader(stored: StoredResponses | None = None, **server: int) -> Reader:
     config = Config(
         backends=(BackendConfig(url="http://10.0.0.1:8000"),),
         models=ModelsConfig(aliases={"gpt": "org/m"}),
         server=ServerConfig.model_validate(server),
     )
-    return Reader(config, Estimates(), b"secret")
+    return Reader(config, Estimates(), stored or StoredResponses(), b"secret")
 
 
 def read(
@@ -215,3 +216,21 @@ def test_only_harmless_headers_travel_on() -> None:
 def test_a_value_that_could_break_a_header_is_dropped(value: bytes) -> None:
     incoming = Sent(headers={b"tracestate": value}).incoming()
     assert upstream_headers(incoming, "id-1") == b"x-request-id: id-1\r\n"
+
+
+def test_a_response_is_continued_where_the_one_before_is_stored_and_by_its_client_alone() -> None:
+    stored = StoredResponses()
+    stored.remember(b'{"id":"resp_1"}', Place("b", "m", "cat"))
+    through, body = reader(stored), {"model": "m", "input": "x", "previous_response_id": "resp_1"}
+    assert read(body, b"/v1/responses", key=SHARED, through=through).ask.pinned == "b"
+    assert read(body, through=through).ask.pinned is None
+    with pytest.raises(ModelNotFound, match="not known") as error:
+        read(body, b"/v1/responses", through=through)
+    assert error.value.param == "previous_response_id"
+
+
+def test_an_image_counts_as_media_and_tells_nothing_of_bytes_per_token() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
+    ask = read({"model": "m", "messages": [{"role": "user", "content": [image]}]}).ask
+    assert MEDIA_TOKENS <= ask.prompt_tokens < 2 * MEDIA_TOKENS
+    assert ask.prompt_bytes == 0

@@ -19,7 +19,7 @@ class FakeWire:
 
     blocked: bool = False
     sent: bytes = b""
-    gone: bool = False
+    was_cut: bool = False
     reply: Reply | None = None
 
     def write(self, data: bytes) -> None:

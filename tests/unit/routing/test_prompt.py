@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.prompt import canonical_prompt, inputs_of, sequences_of
+from gateway.routing.prompt import Prompt, canonical_prompt, inputs_of, sequences_of
 
 TURN = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": st.text(max_size=20)})
 TURNS = st.lists(TURN, min_size=1, max_size=4)
@@ -15,8 +15,8 @@ TURNS = st.lists(TURN, min_size=1, max_size=4)
 def test_a_longer_conversation_begins_with_the_bytes_of_a_shorter_one(
     shorter: list[dict[str, str]], more: list[dict[str, str]], system: str
 ) -> None:
-    start = canonical_prompt({"system": system, "messages": shorter})
-    whole = canonical_prompt({"system": system, "messages": shorter + more})
+    start = canonical_prompt({"system": system, "messages": shorter}).text
+    whole = canonical_prompt({"system": system, "messages": shorter + more}).text
     assert whole.startswith(start)
 
 
@@ -28,7 +28,7 @@ def test_the_spelling_of_the_json_does_not_matter(turns: list[dict[str, str]]) -
 
 def test_system_text_and_tools_stand_before_the_turns() -> None:
     document = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"name": "f"}], "system": "be brief"}
-    text = canonical_prompt(document)
+    text = canonical_prompt(document).text
     assert text.index(b"be brief") < text.index(b'"f"') < text.index(b"hi")
 
 
@@ -37,7 +37,7 @@ def test_system_text_and_tools_stand_before_the_turns() -> None:
 )
 def test_other_system_text_or_tools_make_another_beginning(changed: dict[str, Any]) -> None:
     document = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"name": "f"}], "system": "be brief"}
-    one, other = canonical_prompt(document), canonical_prompt(document | changed)
+    one, other = canonical_prompt(document).text, canonical_prompt(document | changed).text
     assert one[:40] != other[:40]
 
 
@@ -50,15 +50,12 @@ def test_other_system_text_or_tools_make_another_beginning(changed: dict[str, An
         ({"prompt": [[1, 2], [3]]}, b"1,2"),
         ({"input": "abc"}, b"abc"),
         ({"input": [{"role": "user", "content": "a"}]}, b"\x1euser\x1fa"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-            b'\x1e{"content":[{"type":"text"}],"role":"user"}',
-        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}, b"\x1euser\x1fa"),
         ({"messages": [], "prompt": "abc"}, b""),
     ],
 )
 def test_of_each_form_of_prompt(document: dict[str, Any], text: bytes) -> None:
-    assert canonical_prompt(document) == text
+    assert canonical_prompt(document) == Prompt(text)
 
 
 def test_the_order_of_a_turns_fields_does_not_matter_but_their_values_do() -> None:
@@ -72,12 +69,12 @@ def test_the_order_of_a_turns_fields_does_not_matter_but_their_values_do() -> No
     "turn", ["text", None, 5, {}, {"role": 5, "content": "x"}, {"role": "user", "content": None}, {"content": "x"}]
 )
 def test_turns_that_make_no_sense_are_the_backends_to_refuse(turn: Any) -> None:
-    assert isinstance(canonical_prompt({"messages": [turn, {"role": "user", "content": "x"}]}), bytes)
+    assert canonical_prompt({"messages": [turn, {"role": "user", "content": "x"}]}).text.endswith(b"\x1euser\x1fx")
 
 
 @pytest.mark.parametrize("document", [{}, {"prompt": None}, {"messages": 5}, {"messages": {"a": 1}}, {"prompt": True}])
 def test_a_prompt_that_makes_no_sense_is_the_backends_to_refuse(document: dict[str, Any]) -> None:
-    assert isinstance(canonical_prompt(document), bytes)
+    assert len(canonical_prompt(document).text) < 10
 
 
 @pytest.mark.parametrize(
@@ -115,3 +112,18 @@ def test_sequences_are_choices_times_prompts(document: dict[str, Any], sequences
 )
 def test_inputs_are_what_a_pooling_request_computes(document: dict[str, Any], inputs: int) -> None:
     assert inputs_of(document) == inputs
+
+
+IMAGE, OTHER_IMAGE = ({"type": "image_url", "image_url": {"url": f"data:,{name}"}} for name in "ab")
+
+
+def test_an_image_stands_in_the_prompt_by_its_digest() -> None:
+    def prompt(*parts: Any) -> Prompt:
+        return canonical_prompt({"messages": [{"role": "user", "content": list(parts)}]})
+
+    text = {"type": "text", "text": "look"}
+    assert prompt(text, IMAGE).media == 1
+    assert prompt(text, IMAGE, OTHER_IMAGE).media == 2
+    assert prompt(text, IMAGE).text.startswith(prompt(text).text)
+    assert prompt(text, IMAGE).text != prompt(text, OTHER_IMAGE).text
+    assert len(prompt(text, IMAGE | {"padding": "x" * 10_000}).text) < 100
