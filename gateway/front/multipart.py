@@ -6,9 +6,9 @@ from gateway.errors import InvalidRequest
 from gateway.front.upload import Upload
 
 _LOOK_BYTES = 1048576
-# Every repetition is bounded, so that no upload can make the search slow.
+# Every repetition is bounded, and tried once a line, so that no upload can make the search slow.
 _MODEL = re.compile(
-    rb'content-disposition:[^\r\n]{0,256}?\bname="?model"?[ \t]*(?:;[^\r\n]{0,256})?\r\n'
+    rb'\ncontent-disposition:[^\r\n]{0,256}?\bname="?model"?[ \t]*(?:;[^\r\n]{0,256})?\r\n'
     rb"(?:[^\r\n]{1,1024}\r\n){0,8}\r\n([^\r\n]{1,512})\r\n",
     re.IGNORECASE,
 )

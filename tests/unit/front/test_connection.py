@@ -1,0 +1,532 @@
+"""Bytes of requests in, one answer at a time out, and a bound on everything that a client chooses."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.config import ServerConfig
+from gateway.errors import Draining, GatewayError, Unauthorized
+from gateway.front.connection import ClientConnection
+from gateway.front.incoming import Incoming
+from gateway.front.reply import JSON, Reply
+from tests.unit.admission.virtual_time import run, turns
+
+GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
+CHUNKED = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"
+)
+UPLOAD = b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
+Story = Callable[[Incoming, Reply], Awaitable[None]]
+
+
+async def echo(incoming: Incoming, reply: Reply) -> None:
+    """The answer is the request's body."""
+    reply.send(200, JSON, b"", incoming.body or incoming.path)
+
+
+class FakeTransport:
+    """The client's side: what it got, and whether it is still there."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+        self.reading = True
+        self.closed = self.aborted = self.half_closed = False
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        assert high > 0
+
+    def is_reading(self) -> bool:
+        return self.reading
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return self.closed or self.aborted
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.half_closed = True
+
+    def get_extra_info(self, name: str) -> None:
+        assert name == "socket"
+
+
+class Scene:
+    """One client, and a host whose answers are a story."""
+
+    def __init__(self, story: Story = echo, *, accepts: bool = True, **server: Any) -> None:
+        self.config = ServerConfig.model_validate(server)
+        self.story = story
+        self.accepts = accepts
+        self.here: list[ClientConnection] = []
+        self.served: list[Incoming] = []
+        self.ended: list[str] = []
+        self.refusal: GatewayError | None = None
+        self.loop = asyncio.get_running_loop()
+        self.client = ClientConnection(self, self.loop)
+        self.wire = FakeTransport()
+        self.client.connection_made(cast(asyncio.BaseTransport, self.wire))
+
+    # The host.
+
+    def connected(self, connection: ClientConnection) -> bool:
+        self.here.append(connection)
+        return self.accepts
+
+    def disconnected(self, connection: ClientConnection) -> None:
+        self.here.remove(connection)
+
+    def admit(self, incoming: Incoming) -> bool:
+        if self.refusal is not None:
+            raise self.refusal
+        incoming.max_body_bytes = self.config.max_body_bytes
+        return incoming.path == b"/upload"
+
+    async def serve(self, incoming: Incoming, connection: ClientConnection) -> None:
+        self.served.append(incoming)
+        connection.reply = reply = Reply(connection, "id", incoming.keep_alive, http10=incoming.http10)
+        try:
+            if incoming.error is not None:
+                reply.fail(incoming.error)
+            else:
+                await self.story(incoming, reply)
+            self.ended.append("answered")
+        except asyncio.CancelledError:
+            self.ended.append("cancelled")
+            raise
+        except GatewayError as error:
+            reply.fail(error)
+            self.ended.append("refused")
+
+    # The test's side.
+
+    async def send(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.client.data_received(piece)
+            await turns(3)
+
+    def leave(self) -> None:
+        self.client.connection_lost(None)
+
+    @property
+    def statuses(self) -> list[int]:
+        return [int(part.split(b" ", 1)[0]) for part in self.wire.sent.split(b"HTTP/1.1 ")[1:]]
+
+
+def play(scenario: Callable[[Scene], Awaitable[None]], story: Story = echo, **options: Any) -> Scene:
+    """Run a scenario in virtual time."""
+
+    async def main() -> Scene:
+        scene = Scene(story, **options)
+        await scenario(scene)
+        return scene
+
+    return run(main())
+
+
+def wait_for(event: asyncio.Event) -> Story:
+    async def story(incoming: Incoming, reply: Reply) -> None:
+        await event.wait()
+        await echo(incoming, reply)
+
+    return story
+
+
+async def hang(incoming: Incoming, reply: Reply) -> None:
+    """Never answers."""
+    await asyncio.Event().wait()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([GET, POST, CHUNKED]), min_size=1, max_size=4), st.lists(st.integers(1, 80), max_size=10)
+)
+def test_any_pieces_give_the_same_requests_answered_in_order(requests: list[bytes], sizes: list[int]) -> None:
+    async def scenario(scene: Scene) -> None:
+        rest = b"".join(requests)
+        for size in [*sizes, len(rest)]:
+            if rest:
+                scene.client.data_received(rest[:size])
+                rest = rest[size:]
+                await turns(size % 3)
+        await turns(20)
+        assert [incoming.body for incoming in scene.served] == [
+            b"" if request is GET else b"hello" for request in requests
+        ]
+        assert scene.statuses == [200] * len(requests)
+        assert scene.client.idle
+        assert not scene.wire.closed
+
+    play(scenario)
+
+
+def test_one_request_is_answered_at_a_time() -> None:
+    async def scenario(scene: Scene) -> None:
+        release = asyncio.Event()
+        scene.story = wait_for(release)
+        await scene.send(GET + POST)
+        assert len(scene.served) == 1
+        assert scene.client.answering
+        release.set()
+        await turns(5)
+        assert len(scene.served) == 2
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("request_", [b"GET /livez HTTP/1.0\r\n\r\n", GET[:-2] + b"Connection: close\r\n\r\n"])
+def test_a_client_that_wants_to_close_is_closed_after_its_answer(request_: bytes) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.send(request_)
+        assert scene.statuses == [200]
+        assert scene.wire.closed
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("bytes_", "status"),
+    [
+        (b"garbage\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost : x\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n folded\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nA: \x00\r\n\r\n", 400),
+        (b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 9000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 200 + b"\r\n", 431),
+    ],
+    ids=range(15),
+)
+def test_what_is_malformed_is_refused_once_and_the_connection_ends(bytes_: bytes, status: int) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.send(bytes_, GET)
+        assert scene.statuses == [status]
+        assert scene.wire.half_closed
+        scene.client.look(scene.loop.time() + 2.1)
+        assert scene.wire.closed
+
+    play(scenario)
+
+
+def test_a_head_that_never_ends_is_refused_at_64_kibibytes() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.send(b"GET / HTTP/1.1\r\nHost: x\r\n")
+        for _ in range(20):
+            await scene.send(b"A: %b\r\n" % (b"x" * 4000))
+        assert scene.statuses == [431]
+
+    play(scenario)
+
+
+def test_a_body_larger_than_it_may_be_is_refused_while_it_arrives() -> None:
+    async def scenario(scene: Scene) -> None:
+        head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        await scene.send(head, b"5\r\nhello\r\n")
+        assert scene.statuses == []
+        await scene.send(b"1\r\nx\r\n")
+        assert scene.statuses == [413]
+        assert scene.served[0].body == b""
+
+    play(scenario, max_body_bytes=5)
+
+
+def test_a_body_cut_into_single_bytes_is_refused_after_128_kibibytes_of_framing() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for _ in range(8):
+            await scene.send(b"1\r\nx\r\n" * 10_000)
+        assert scene.statuses == [400]
+
+    play(scenario)
+
+
+def test_a_request_refused_by_its_head_is_answered_without_its_body() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.refusal = Unauthorized("no key")
+        await scene.send(POST[:-5])
+        assert scene.statuses == [401]
+        await scene.send(b"hello" + GET)
+        assert scene.statuses == [401]
+
+    play(scenario)
+
+
+def test_a_refusal_comes_after_the_answers_to_what_was_asked_before() -> None:
+    async def scenario(scene: Scene) -> None:
+        release = asyncio.Event()
+        scene.story = wait_for(release)
+        await scene.send(GET + b"garbage\r\n\r\n")
+        assert scene.statuses == []
+        release.set()
+        await turns(6)
+        assert scene.statuses == [200, 400]
+
+    play(scenario)
+
+
+def test_a_client_that_waits_for_permission_gets_it_before_its_body() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.send(POST[:-9] + b"\r\nExpect: 100-continue\r\n\r\n")
+        assert scene.wire.sent == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await scene.send(b"hello")
+        assert scene.statuses == [100, 200]
+
+    play(scenario)
+
+
+def test_a_client_that_will_be_refused_gets_no_permission() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.refusal = Unauthorized("no key")
+        await scene.send(POST[:-9] + b"\r\nExpect: 100-continue\r\n\r\n")
+        assert scene.statuses == [401]
+
+    play(scenario)
+
+
+def test_an_offer_of_another_protocol_is_not_taken_up_but_its_body_is_read() -> None:
+    async def scenario(scene: Scene) -> None:
+        head = POST[:-9] + b"\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+        await scene.send(head + b"he", b"llo")
+        assert scene.statuses == [200]
+        assert scene.served[0].body == b"hello"
+
+    play(scenario)
+
+
+def test_a_client_that_leaves_stops_its_answer() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.send(POST)
+        assert scene.client.answering
+        scene.leave()
+        await turns(3)
+        assert scene.ended == ["cancelled"]
+        assert scene.here == []
+        assert scene.client.gone
+        scene.client.write(b"late")
+
+    play(scenario, hang)
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_a_client_that_leaves_at_any_moment_leaves_no_task(after: int) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.client.data_received(GET + POST + GET)
+        await turns(after)
+        scene.leave()
+        await turns(5)
+        assert len(asyncio.all_tasks()) == 1
+        assert len(scene.served) == len(scene.ended)
+
+    play(scenario)
+
+
+def test_requests_sent_ahead_are_read_up_to_a_bound_and_none_is_lost() -> None:
+    async def scenario(scene: Scene) -> None:
+        release = asyncio.Event()
+        scene.story = wait_for(release)
+        for _ in range(100):
+            scene.client.data_received(GET)
+        await turns(2)
+        assert not scene.wire.reading
+        assert len(scene.client._pipelined) <= 16
+        release.set()
+        await turns(500)
+        assert scene.statuses == [200] * 100
+        assert scene.wire.reading
+
+    play(scenario)
+
+
+def test_answers_that_the_client_does_not_take_are_not_piled_up() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.client.pause_writing()
+        await scene.send(GET * 5)
+        assert scene.statuses == []
+        scene.client.resume_writing()
+        await turns(20)
+        assert scene.statuses == [200] * 5
+
+    play(scenario)
+
+
+def test_an_answer_is_told_when_the_client_has_room_again() -> None:
+    rooms: list[str] = []
+
+    async def story(incoming: Incoming, reply: Reply) -> None:
+        reply.on_room = lambda: rooms.append("room")
+        await hang(incoming, reply)
+
+    async def scenario(scene: Scene) -> None:
+        await scene.send(GET)
+        scene.client.pause_writing()
+        assert scene.client.blocked
+        scene.client.resume_writing()
+        assert rooms == ["room"]
+        assert not scene.client.blocked
+
+    play(scenario, story)
+
+
+def test_an_answer_that_was_not_completed_closes_the_connection() -> None:
+    async def story(incoming: Incoming, reply: Reply) -> None:
+        reply.begin(200, b"text/event-stream", b"")
+        reply.write(b"data: 1\n\n")
+
+    async def scenario(scene: Scene) -> None:
+        await scene.send(GET)
+        assert scene.wire.closed
+        assert not scene.wire.sent.endswith(b"0\r\n\r\n")
+
+    play(scenario, story)
+
+
+def test_too_many_clients_are_turned_away_at_once() -> None:
+    async def scenario(scene: Scene) -> None:
+        assert scene.wire.aborted
+
+    play(scenario, accepts=False)
+
+
+def test_shutting_down_ends_a_stream_with_an_error_and_closes() -> None:
+    async def story(incoming: Incoming, reply: Reply) -> None:
+        reply.begin(200, b"text/event-stream", b"")
+        await hang(incoming, reply)
+
+    async def scenario(scene: Scene) -> None:
+        await scene.send(GET)
+        scene.client.cut(Draining("bye"))
+        assert b'"code":"shutting_down"' in scene.wire.sent
+        assert scene.wire.closed
+        assert scene.client.was_cut
+
+    play(scenario, story)
+
+
+# Slow clients.
+
+
+@pytest.mark.parametrize(
+    ("sent", "seconds", "status"),
+    [(b"", 75.0, None), (b"GET / HT", 10.0, 408), (POST[:-1], 5.0 + 4 / 1024, 408), (GET, 75.0, None)],
+    ids=["idle", "in its head", "in its body", "after an answer"],
+)
+def test_a_client_may_be_only_so_slow(sent: bytes, seconds: float, status: int | None) -> None:
+    async def scenario(scene: Scene) -> None:
+        if sent:
+            await scene.send(sent)
+        before, began = scene.wire.sent, scene.loop.time()
+        scene.client.look(began + seconds - 0.01)
+        await turns(3)
+        assert scene.wire.sent == before
+        assert not scene.wire.closed
+        scene.client.look(began + seconds + 0.01)
+        await turns(3)
+        if status is None:
+            assert scene.wire.closed
+        else:
+            assert scene.statuses == [status]
+
+    play(scenario)
+
+
+def test_a_client_that_is_answered_is_never_too_slow() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.send(POST)
+        scene.client.look(scene.loop.time() + 10_000)
+        await turns(3)
+        assert not scene.wire.closed
+        assert scene.ended == []
+
+    play(scenario, hang)
+
+
+def test_a_client_that_takes_nothing_for_a_minute_is_dropped() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.send(POST)
+        scene.client.pause_writing()
+        scene.client.look(scene.loop.time() + 59.9)
+        assert not scene.wire.aborted
+        scene.client.look(scene.loop.time() + 60.1)
+        assert scene.wire.aborted
+
+    play(scenario, hang)
+
+
+# Uploads.
+
+
+async def take_all(incoming: Incoming, reply: Reply) -> None:
+    """Answers with the upload."""
+    assert incoming.upload is not None
+    reply.send(200, JSON, b"", b"".join([piece async for piece in incoming.upload]))
+
+
+def test_an_upload_is_answered_while_it_arrives_and_ends_the_connection() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.send(UPLOAD, b"he")
+        assert scene.client.answering
+        await scene.send(b"llo")
+        assert scene.wire.sent.endswith(b"\r\n\r\nhello")
+        scene.client.look(scene.loop.time() + 2.1)
+        assert scene.wire.closed
+
+    play(scenario, take_all)
+
+
+@pytest.mark.parametrize("how", ["leaves", "is too slow", "sends too much", "sends garbage"])
+def test_an_upload_that_will_never_be_whole_is_told_to_who_reads_it(how: str) -> None:
+    async def scenario(scene: Scene) -> None:
+        chunked = UPLOAD.replace(b"Content-Length: 5", b"Transfer-Encoding: chunked")
+        await scene.send(chunked, b"2\r\nhe\r\n")
+        if how == "leaves":
+            scene.leave()
+            await turns(3)
+            assert scene.ended == ["cancelled"]
+            return
+        if how == "is too slow":
+            scene.client.look(scene.loop.time() + 5.1)
+        elif how == "sends too much":
+            await scene.send(b"8\r\n12345678\r\n")
+        else:
+            await scene.send(b"zz\r\n")
+        await turns(3)
+        assert scene.ended == ["refused"]
+        assert scene.statuses == [{"is too slow": 408, "sends too much": 413, "sends garbage": 400}[how]]
+
+    play(scenario, take_all, max_body_bytes=6)
+
+
+def test_an_upload_that_nobody_takes_is_held_back() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.send(UPLOAD.replace(b"Length: 5", b"Length: 500000"), b"x" * 300_000)
+        assert not scene.wire.reading
+
+    play(scenario, hang)

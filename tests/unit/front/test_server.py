@@ -1,0 +1,129 @@
+"""The listening side, over loopback."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
+
+from gateway.config import ServerConfig
+from gateway.front.connection import ClientConnection
+from gateway.front.handler import Handler
+from gateway.front.incoming import Incoming
+from gateway.front.reply import Reply
+from gateway.front.server import Server
+
+GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class FakeHandler:
+    """Answers when told to."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self.release = asyncio.Event()
+        self.release.set()
+        self.serving = asyncio.Event()
+
+    def admit(self, incoming: Incoming) -> bool:
+        incoming.max_body_bytes = 1000
+        return False
+
+    async def serve(self, incoming: Incoming, connection: ClientConnection) -> None:
+        connection.reply = reply = Reply(connection, "id", incoming.keep_alive and not self.draining, http10=False)
+        reply.begin(200, b"text/event-stream", b"")
+        self.serving.set()
+        await self.release.wait()
+        reply.write(b"data: done\n\n")
+        reply.end()
+
+
+@asynccontextmanager
+async def serving(**config: Any) -> AsyncIterator[tuple[Server, FakeHandler]]:
+    handler = FakeHandler()
+    settings = ServerConfig.model_validate({"host": "127.0.0.1", "port": 0, "drain_delay_seconds": 0} | config)
+    server = Server(settings, cast(Handler, handler), asyncio.get_running_loop().time)
+    async with asyncio.timeout(10), server.listening():
+        yield server, handler
+
+
+@asynccontextmanager
+async def client(server: Server) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+
+
+async def test_clients_are_answered_and_counted() -> None:
+    async with serving() as (server, handler):
+        handler.release.clear()
+        async with client(server) as (reader, writer):
+            writer.write(GET)
+            await handler.serving.wait()
+            assert repr(server) == "<Server 1 clients, 1 answers under way>"
+            handler.release.set()
+            assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")
+            assert server.answering == 0
+
+
+async def test_more_clients_than_allowed_are_turned_away() -> None:
+    async with serving(max_connections=1) as (server, _), client(server) as (reader, writer):
+        writer.write(GET)
+        await reader.readuntil(b"0\r\n\r\n")
+        async with client(server) as (second, _):
+            with suppress(ConnectionResetError):
+                assert await second.read() == b""
+
+
+async def test_draining_finishes_what_runs_and_accepts_nobody_new() -> None:
+    async with serving() as (server, handler):
+        handler.release.clear()
+        async with client(server) as (reader, writer):
+            writer.write(GET)
+            await handler.serving.wait()
+            port = server.port
+            draining = asyncio.create_task(server.drain())
+            await asyncio.sleep(0)
+            assert handler.draining
+            while True:
+                try:
+                    _, other = await asyncio.open_connection("127.0.0.1", port)
+                except ConnectionError:
+                    break
+                other.close()
+            assert not draining.done()
+            handler.release.set()
+            assert (await reader.read()).endswith(b"data: done\n\n\r\n0\r\n\r\n")
+            await draining
+
+
+async def test_draining_closes_clients_that_ask_for_nothing() -> None:
+    async with serving() as (server, handler):
+        handler.release.clear()
+        async with client(server) as (idle, _), client(server) as (_, writer):
+            writer.write(GET)
+            await handler.serving.wait()
+            draining = asyncio.create_task(server.drain())
+            assert await idle.read() == b""
+            handler.release.set()
+            await draining
+
+
+async def test_what_does_not_end_in_time_is_cut_with_an_error() -> None:
+    async with serving(drain_timeout_seconds=0.05) as (server, handler):
+        handler.release.clear()
+        async with client(server) as (reader, writer):
+            writer.write(GET)
+            await handler.serving.wait()
+            await server.drain()
+            await server._cut()
+            answer = await reader.read()
+            assert b'"code":"shutting_down"' in answer
+            assert not answer.endswith(b"0\r\n\r\n")
+
+
+async def test_slow_clients_are_looked_after() -> None:
+    async with serving(keep_alive_seconds=0.05) as (server, _), client(server) as (reader, _):
+        assert await reader.read() == b""
