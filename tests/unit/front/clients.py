@@ -1,0 +1,153 @@
+"""A client of the front, in memory, and the host that it talks to."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from gateway.config import ServerConfig
+from gateway.errors import GatewayError
+from gateway.front.connection import ClientConnection
+from gateway.front.incoming import Incoming
+from gateway.front.reply import JSON, Reply
+from tests.unit.admission.virtual_time import run, turns
+
+GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
+CHUNKED = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"
+)
+UPLOAD = b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
+Story = Callable[[Incoming, Reply], Awaitable[None]]
+
+
+async def echo(incoming: Incoming, reply: Reply) -> None:
+    """The answer is the request's body."""
+    reply.send(200, JSON, b"", incoming.body or incoming.path)
+
+
+class FakeTransport:
+    """The client's side: what it got, and whether it is still there."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+        self.reading = True
+        self.closed = self.aborted = self.half_closed = False
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        assert high > 0
+
+    def is_reading(self) -> bool:
+        return self.reading
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return self.closed or self.aborted
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.half_closed = True
+
+    def get_extra_info(self, name: str) -> None:
+        assert name == "socket"
+
+
+class Scene:
+    """One client, and a host whose answers are a story."""
+
+    def __init__(self, story: Story = echo, *, accepts: bool = True, **server: Any) -> None:
+        self.config = ServerConfig.model_validate(server)
+        self.story = story
+        self.accepts = accepts
+        self.here: list[ClientConnection] = []
+        self.served: list[Incoming] = []
+        self.ended: list[str] = []
+        self.refusal: GatewayError | None = None
+        self.loop = asyncio.get_running_loop()
+        self.client = ClientConnection(self, self.loop)
+        self.wire = FakeTransport()
+        self.client.connection_made(cast(asyncio.BaseTransport, self.wire))
+
+    # The host.
+
+    def connected(self, connection: ClientConnection) -> bool:
+        self.here.append(connection)
+        return self.accepts
+
+    def disconnected(self, connection: ClientConnection) -> None:
+        self.here.remove(connection)
+
+    def admit(self, incoming: Incoming) -> bool:
+        if self.refusal is not None:
+            raise self.refusal
+        incoming.max_body_bytes = self.config.max_body_bytes
+        return incoming.path == b"/upload"
+
+    async def serve(self, incoming: Incoming, connection: ClientConnection) -> None:
+        self.served.append(incoming)
+        connection.reply = reply = Reply(connection, "id", incoming.keep_alive, http10=incoming.http10)
+        try:
+            if incoming.error is not None:
+                reply.fail(incoming.error)
+            else:
+                await self.story(incoming, reply)
+            self.ended.append("answered")
+        except asyncio.CancelledError:
+            self.ended.append("cancelled")
+            raise
+        except GatewayError as error:
+            reply.fail(error)
+            self.ended.append("refused")
+
+    # The test's side.
+
+    async def send(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.client.data_received(piece)
+            await turns(3)
+
+    def leave(self) -> None:
+        self.client.connection_lost(None)
+
+    @property
+    def statuses(self) -> list[int]:
+        return [int(part.split(b" ", 1)[0]) for part in self.wire.sent.split(b"HTTP/1.1 ")[1:]]
+
+
+def play(scenario: Callable[[Scene], Awaitable[None]], story: Story = echo, **options: Any) -> Scene:
+    """Run a scenario in virtual time."""
+
+    async def main() -> Scene:
+        scene = Scene(story, **options)
+        await scenario(scene)
+        return scene
+
+    return run(main())
+
+
+def wait_for(event: asyncio.Event) -> Story:
+    async def story(incoming: Incoming, reply: Reply) -> None:
+        await event.wait()
+        await echo(incoming, reply)
+
+    return story
+
+
+async def hang(incoming: Incoming, reply: Reply) -> None:
+    """Never answers."""
+    await asyncio.Event().wait()
