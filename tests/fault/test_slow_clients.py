@@ -245,3 +245,22 @@ async def test_a_client_that_waits_for_100_continue_is_refused_before_it_sends(b
         await client.send(head_only)
         data = await client.read()
         assert data.startswith(b"HTTP/1.1 413 ")
+
+
+async def test_idle_connections_take_little_memory_and_no_time(backend: ScriptedBackend) -> None:
+    count = 1000
+    async with running(backend) as under_test:
+        clients = [await under_test.client() for _ in range(50)]
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        clients += [await under_test.client() for _ in range(count)]
+        await holds(lambda: len(under_test.gateway.server._connections) == count + 50, "all are connected")
+        each = (tracemalloc.get_traced_memory()[0] - before) / count
+        tracemalloc.stop()
+        assert each < 16 * 1024, each
+        async with LoopLag() as lag:
+            for _ in range(30):
+                assert (await under_test.ask()).status == 200
+        assert lag.longest_seconds < 0.25
+        for client in clients:
+            client.close()
