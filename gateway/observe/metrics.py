@@ -1,7 +1,7 @@
 """Metrics. Counting is plain arithmetic on the hot path; prometheus-client renders it when it is scraped."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -116,6 +116,9 @@ class Metrics(Collector):
     ) -> None:
         """Add a gauge that is read when scraped."""
         self._live.append(Gauges(name, documentation, labels, read))
+
+    def __iter__(self) -> Iterator[Gauges | Counter | Histogram]:
+        return iter(self._live)
 
     def collect(self) -> Iterable[Metric]:
         """Called by prometheus-client."""
