@@ -1,6 +1,7 @@
 """One connection to a backend: writes a request, finds where the answer begins and ends, hands its bytes on."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol, cast
 
 import httptools
@@ -15,6 +16,7 @@ from gateway.errors import (
 
 _MAX_HEAD_BYTES = 65536
 _MAX_HEADERS = 100
+_REST_SECONDS = 1.0
 
 
 class Receiver(Protocol):
@@ -75,6 +77,11 @@ class BackendConnection(asyncio.Protocol):
         self._head_bytes = 0
         self._in_head = True
         self.transport.write(request)
+
+    def finish(self, keep: Callable[["BackendConnection"], None]) -> None:
+        """The answer is complete but for the end of its framing: give the connection to `keep` when that has come."""
+        self._receiver = _Rest(self, keep)
+        self.resume_reading()
 
     def abort(self) -> None:
         """Close at once; the backend sees that its client is gone."""
@@ -198,6 +205,43 @@ class BackendConnection(asyncio.Protocol):
         receiver.end()
 
     @property
+    def busy(self) -> bool:
+        """An answer is under way."""
+        return self._receiver is not None
+
+    @property
     def reusable(self) -> bool:
         """The last answer was complete and the backend keeps the connection open."""
         return self._keep_alive and self.usable
+
+
+class _Rest:
+    """Takes the end of an answer that is over for its client."""
+
+    def __init__(self, connection: BackendConnection, keep: Callable[[BackendConnection], None]) -> None:
+        self._connection = connection
+        self._keep = keep
+        self._ended = False
+        self._late = asyncio.get_running_loop().call_later(_REST_SECONDS, connection.abort)
+
+    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Does not come: the head has been taken."""
+
+    def body(self, data: bytes) -> None:  # noqa: ARG002
+        """More of the answer after its end: the connection is of no use."""
+        self._late.cancel()
+        self._connection.abort()
+
+    def end(self) -> None:
+        """The end of the framing."""
+        self._ended = True
+
+    def flushed(self) -> None:
+        """Give the connection back."""
+        if self._ended:
+            self._late.cancel()
+            self._keep(self._connection)
+
+    def failed(self, error: BackendError) -> None:  # noqa: ARG002
+        """The connection broke; nobody minds."""
+        self._late.cancel()

@@ -1,6 +1,7 @@
 """A stream of server-sent events on its way through: whole events only, so that it can be ended cleanly at any time."""
 
 _MAX_PARTIAL_BYTES = 1048576
+_DONE = b"data: [DONE]\n\n"
 _ERROR = b'data: {"error"'
 ABORTED = b'"finish_reason":"abort"'  # an engine that is shutting down ends its answers like this, as if complete
 
@@ -14,7 +15,8 @@ class EventStream:
     """
 
     __slots__ = (
-        "_done_marker", "_hides_usage", "_last", "_partial", "_previous", "failure", "usage_first", "usage_last",
+        "_done_marker", "_hides_usage", "_last", "_partial", "_previous", "ended", "failure", "usage_first",
+        "usage_last",
     )  # fmt: skip
 
     def __init__(self, done_marker: bytes | None, hides_usage: bool) -> None:
@@ -23,6 +25,7 @@ class EventStream:
         self._partial = bytearray()
         self._previous = b""
         self._last = b""
+        self.ended = False  # the last event was [DONE]: the answer is complete, though its framing may not be
         self.failure = b""
         self.usage_first = b""
         self.usage_last = b""
@@ -36,6 +39,8 @@ class EventStream:
         if _ERROR in data or ABORTED in data or self.failure:
             data = self._up_to_failure(data)
         self._previous, self._last = self._last, data
+        if data.endswith(_DONE):
+            self.ended = self._done_marker is not None
         if b'"usage"' in data:
             self.usage_last = data
             if not self.usage_first:

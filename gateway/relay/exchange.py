@@ -115,6 +115,11 @@ class Exchange:
         return self._connection.answered
 
     @property
+    def answered(self) -> bool:
+        """The client has its whole answer."""
+        return self.done.done() and not self.done.cancelled() and self.done.exception() is None
+
+    @property
     def paused(self) -> bool:
         """The client takes no more for now, so the backend is not read."""
         return self._sink.blocked
@@ -190,6 +195,8 @@ class Exchange:
             sink.write(data)
             if sink.blocked:
                 self._wait_for_room()
+            if events.ended and not self._ended:
+                self._finish()  # engines send the end of the framing a little later; nobody has to wait for it
 
     def _pass_plain(self) -> None:
         data = b"".join(self._parts)

@@ -56,9 +56,18 @@ class Pool:
         self.open += 1
         return connection
 
-    def give_back(self, connection: BackendConnection) -> None:
-        """After an exchange: keep the connection if its answer was complete, else close it."""
+    def give_back(self, connection: BackendConnection, *, answered: bool = False) -> None:
+        """After an exchange: keep the connection if its answer was complete, else close it.
+
+        `answered`: the client has its whole answer, so only the end of its framing can be missing.
+        """
         self.open -= 1
+        if answered and connection.busy:
+            connection.finish(self._keep)
+        else:
+            self._keep(connection)
+
+    def _keep(self, connection: BackendConnection) -> None:
         if not connection.reusable:
             connection.abort()
             return

@@ -56,14 +56,18 @@ class Relay:
         self._under_way[exchange] = pool.backend
         try:
             head = pool.request_head(request.method, request.target) + request.headers
-            if request.upload is None:
-                connection.send(_whole(head, request), exchange)
-                return await exchange.done
-            return await self._send_upload(head, request, connection, exchange)
+            if request.upload is not None:
+                return await self._send_upload(head, request, connection, exchange)
+            connection.send(_whole(head, request), exchange)
+            return await exchange.done
+        except asyncio.CancelledError:
+            if exchange.answered:
+                return exchange.done.result()  # the client left with its whole answer
+            raise
         finally:
             del self._under_way[exchange]
             sink.on_room = None
-            pool.give_back(connection)
+            pool.give_back(connection, answered=exchange.answered)
 
     async def _send_upload(
         self, head: bytes, request: InferenceRequest, connection: BackendConnection, exchange: Exchange

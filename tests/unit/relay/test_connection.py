@@ -200,3 +200,38 @@ def test_who_writes_waits_until_the_backend_takes_more_or_is_gone() -> None:
 
     run(main("room"))
     run(main("gone"))
+
+
+STREAM_BUT_ITS_END = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\ne\r\ndata: [DONE]\n\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("rest", "kept"), [(b"0\r\n\r\n", True), (b"5\r\nhello\r\n0\r\n\r\n", False), (b"junk", False), (None, False)]
+)
+def test_a_connection_whose_answer_is_over_is_kept_once_its_framing_has_ended(rest: bytes | None, kept: bool) -> None:
+    async def main() -> None:
+        connection, transport, _ = sending()
+        connection.data_received(STREAM_BUT_ITS_END)
+        back: list[BackendConnection] = []
+        connection.finish(back.append)
+        assert connection.busy
+        if rest is None:
+            connection.connection_lost(None)
+        else:
+            connection.data_received(rest)
+        assert back == ([connection] if kept else [])
+        assert connection.reusable == kept
+        assert transport.aborted == (not kept and rest is not None)
+
+    run(main())
+
+
+def test_a_framing_that_does_not_end_costs_the_connection() -> None:
+    async def main() -> None:
+        connection, transport, _ = sending()
+        connection.data_received(STREAM_BUT_ITS_END)
+        connection.finish(lambda _: None)
+        await asyncio.sleep(1.1)
+        assert transport.aborted
+
+    run(main())
