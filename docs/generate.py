@@ -86,7 +86,8 @@ def _type(field: Schema, schema: Schema) -> str:
         return f"list of {_type(field['items'], schema)}s"
     if field.get("type") == "object":
         return "mapping"
-    return {"integer": "whole number", "boolean": "true or false"}.get(field["type"], field["type"]) + _bounds(field)
+    kind = str(field["type"])
+    return {"integer": "whole number", "boolean": "true or false"}.get(kind, kind) + _bounds(field)
 
 
 def _bounds(field: Schema) -> str:
@@ -125,7 +126,8 @@ def metrics() -> str:
     ]
     intro = (
         "Served by `GET /metrics` on the admin port, in Prometheus' or OpenMetrics' format. Every name ends in its"
-        " unit. The label `model` is one of the models that backends serve, `unknown`, or `other` beyond a thousand of them."
+        " unit. The label `model` is one of the models that backends serve, `unknown`, or `other` beyond a thousand of"
+        " them."
     )
     return page("Metrics", intro, table(("Name", "Type", "Labels", "Meaning"), rows))
 
@@ -158,8 +160,8 @@ def error_reference() -> str:
     failures = (
         "*Tried again*: whether the gateway sends the request to another backend by itself, as long as nothing of the"
         " answer has reached the client and the retry budget allows it. *Counted*: whether the failure brings the"
-        " backend nearer to being ejected. What a backend itself answered with such a status is passed on as it is, where it"
-        " answered at all. A stream that has begun ends with the error as its last event and without its end marker."
+        " backend nearer to being ejected. What a backend itself answered with such a status is passed on as it is, if"
+        " it answered at all. A stream that has begun ends with the error as its last event and without its end marker."
     )
     return page(
         "Errors",

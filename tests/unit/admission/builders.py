@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gateway.admission.placement import Knobs, Placement
+from gateway.admission.placement import Candidate, Knobs, Placement
 from gateway.admission.queue import Queue
 from gateway.request import Ask
 from gateway.routing.calibration import Calibration
@@ -27,6 +27,7 @@ class Site:
     slots: int = 4
     kv_cache_tokens: int | None = None
     speed: float = 1.0
+    caches_prefixes: bool = True
 
     def limit(self, now_seconds: float) -> int:
         return self.slots
@@ -74,7 +75,7 @@ def hall(
     serving: dict[str, Sequence[Site]] = {"m": sites}
     knobs = Knobs(aging=aging, scan=scan, starvation_seconds=STARVATION_SECONDS)
     calibration = Calibration(CostModel(), WINDOW_SECONDS)
-    find: Callable[[str], Sequence[Site] | None] = serving.get
+    find: Callable[[str], Sequence[Candidate] | None] = serving.get
     placement = Placement(find, policy_of(policy, calibration, index, estimates), queue, estimates, calibration, knobs)
     return Hall(sites, placement, queue, index, estimates, calibration, serving)
 

@@ -5,8 +5,11 @@ from hypothesis import strategies as st
 from gateway.admission.drain_rate import DrainRate
 
 
-def test_before_anybody_left_the_shortest_time_is_given() -> None:
-    assert DrainRate().seconds_for(10, 5.0) == 0.1
+def test_before_two_have_left_it_is_a_second() -> None:
+    rate = DrainRate()
+    assert rate.seconds_for(10, 5.0) == 1.0
+    rate.left(5.0)
+    assert rate.seconds_for(10, 5.0) == 1.0
 
 
 def test_steady_departures_a_second_apart_free_ten_places_in_ten_seconds() -> None:

@@ -47,7 +47,8 @@ def test_a_block_that_raises_gives_its_slot_back() -> None:
 def test_those_who_wait_are_served_in_order_as_slots_come_free() -> None:
     async def main() -> None:
         here = hall(1)
-        gate, order = gate_of(here), []
+        gate = gate_of(here)
+        order: list[str] = []
         releases = [asyncio.Event() for _ in range(3)]
         async with asyncio.TaskGroup() as group:
             for number, release in enumerate(releases):
@@ -67,7 +68,8 @@ def test_those_who_wait_are_served_in_order_as_slots_come_free() -> None:
 def test_a_first_token_opens_the_backend_for_the_next() -> None:
     async def main() -> None:
         here = hall(4, policy="prefix")
-        gate, order, release = gate_of(here), [], asyncio.Event()
+        gate, release = gate_of(here), asyncio.Event()
+        order: list[str] = []
         with await gate.lease(ask(prompt_tokens=100_000)) as long:
             waiting = asyncio.create_task(hold(gate, order, "next", release))
             await turns(5)
@@ -202,7 +204,8 @@ def test_all_that_changes_in_one_turn_is_looked_through_once() -> None:
 def test_an_idle_gate_sets_no_timers() -> None:
     async def main() -> None:
         here = hall(1)
-        gate, order, release = gate_of(here), [], asyncio.Event()
+        gate, release = gate_of(here), asyncio.Event()
+        order: list[str] = []
         with await gate.lease(ask()):
             waiting = asyncio.create_task(hold(gate, order, "next", release))
             await asyncio.sleep(1.0)

@@ -106,7 +106,7 @@ def test_a_full_line_refuses_with_a_hint() -> None:
     wait(here)
     with pytest.raises(QueueFull) as error:
         here.placement.place(ask(), 0.0)
-    assert error.value.retry_after_seconds == pytest.approx(0.1)
+    assert error.value.retry_after_seconds == 1.0
 
 
 def test_the_hint_grows_with_the_line() -> None:
@@ -351,3 +351,37 @@ def test_the_speed_of_a_backend_counts_with_its_root() -> None:
     here.sites[0].speed = 4.0
     assert bind(here).seat.name == "b"
     assert here.placement.seats[0].slowness == 2.0
+
+
+def test_where_nothing_is_cached_what_was_sent_before_does_not_count() -> None:
+    here = hall(4, 4, policy="prefix")
+    wish = hold_the_prompt(here, 1)
+    here.sites[1].caches_prefixes = False
+    placed = bind(here, wish)
+    assert (placed.seat.name, placed.hit_tokens) == ("a", 0)
+
+
+def test_the_load_of_a_backend_that_was_never_used_is_nothing() -> None:
+    here = hall(4)
+    assert here.placement.load("a").in_flight == 0
+    bind(here)
+    assert here.placement.load("a").in_flight == 1
+
+
+def test_a_first_token_after_a_prefill_alone_teaches_what_a_token_costs() -> None:
+    here = hall(4, policy="prefix")
+    before = here.calibration.model.b
+    placed = here.placement.place(ask(prompt_tokens=1000), 0.0)
+    assert isinstance(placed, Binding)
+    here.placement.first_token(placed, 1.0)
+    assert here.calibration.model.b > before
+
+
+@pytest.mark.parametrize(("answered", "learns"), [(True, True), (False, False)])
+def test_a_whole_answer_that_was_faster_than_predicted_teaches_too(answered: bool, learns: bool) -> None:
+    here = hall(4, policy="prefix")
+    before = here.calibration.model.b
+    placed = here.placement.place(ask(prompt_tokens=1000, streams=False), 0.0)
+    assert isinstance(placed, Binding)
+    here.placement.release(placed, 0.001, answered=answered)
+    assert (here.calibration.model.b < before) == learns

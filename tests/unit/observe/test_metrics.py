@@ -44,11 +44,22 @@ def test_a_finished_request_is_counted_once_everywhere() -> None:
     assert samples['gateway_completion_tokens_total{model="m"}'] == 7
 
 
-def test_a_request_that_reached_no_backend_is_only_counted() -> None:
+def test_a_request_that_reached_no_backend_is_counted_with_its_wait_alone() -> None:
     metrics = Metrics()
-    metrics.finished(record(backend="", outcome="queue_full"))
+    metrics.finished(record(backend="", outcome="queue_timeout", queue_seconds=60.0))
     samples = scrape(metrics)
-    assert samples == {'gateway_requests_total{backend="",endpoint="chat",model="m",outcome="queue_full"}': 1}
+    assert samples['gateway_requests_total{backend="",endpoint="chat",model="m",outcome="queue_timeout"}'] == 1
+    assert samples['gateway_queue_wait_seconds_sum{model="m"}'] == 60.0
+    assert {name.partition("{")[0] for name in samples} == {
+        "gateway_requests_total", "gateway_queue_wait_seconds_bucket", "gateway_queue_wait_seconds_sum",
+        "gateway_queue_wait_seconds_count",
+    }  # fmt: skip
+
+
+def test_a_request_refused_before_its_model_was_known_is_only_counted() -> None:
+    metrics = Metrics()
+    metrics.finished(record(backend="", model="", outcome="rejected"))
+    assert list(scrape(metrics)) == ['gateway_requests_total{backend="",endpoint="chat",model="",outcome="rejected"}']
 
 
 def test_an_answer_that_is_no_stream_has_no_time_to_first_token() -> None:
