@@ -283,3 +283,22 @@ async def test_whether_anything_was_heard_is_noted() -> None:
     scene.connection.data_received(b"HTTP/1.1 200 OK\r\n")
     assert scene.exchange.heard
     assert scene.exchange.begun
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "fault"),
+    [
+        (401, b'{"error":{"message":"Unauthorized"}}', "BackendRefusesKey"),
+        (404, b'{"detail":"Not Found"}', "EndpointNotOffered"),
+        (405, b'{"detail":"Method Not Allowed"}', "EndpointNotOffered"),
+    ],
+)
+async def test_an_answer_that_speaks_of_how_the_fleet_is_set_up_is_replaced_by_our_own(
+    status: int, body: bytes, fault: str
+) -> None:
+    scene = Scene()
+    scene.head(status)
+    scene.body(body, end=True)
+    assert scene.fault == fault
+    assert scene.error.answer is None
+    assert not scene.sink.begun
