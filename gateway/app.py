@@ -30,6 +30,7 @@ from gateway.front.read import Reader
 from gateway.front.server import Server
 from gateway.front.stored import StoredResponses
 from gateway.observe.access_log import AccessLog
+from gateway.observe.finished import Finished
 from gateway.observe.loop_lag import watch_lag
 from gateway.observe.metrics import Labels, Metrics
 from gateway.observe.record import Record
@@ -43,7 +44,7 @@ from gateway.routing.load import Load
 from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.routing.prefix_index import PrefixIndex
 
-_QUIET = frozenset(("livez", "readyz"))  # asked all the time
+_SETTLE_SECONDS = 0.1
 _UNKNOWN_KV_TOKENS = 2_000_000  # too large a record costs little, too small a one much
 
 
@@ -70,16 +71,18 @@ class Gateway:
         self.access_log = (
             AccessLog(log_out, clock, _wall_clock) if log_out is not None and config.server.access_log else None
         )
+        self.finished = Finished(*self._consumers())
+        self.metrics.before_collecting = self.finished.settle
         dispatcher = Dispatcher(
-            self.fleet, self.gate, self.relay, RetryBudget(config.upstream), Learning(self.estimates, self.index),
-            self.metrics, response_headers=config.server.response_headers,
+            self.fleet, self.gate, self.relay, RetryBudget(config.upstream), self.metrics,
+            response_headers=config.server.response_headers,
         )  # fmt: skip
         prefix, numbers = secrets.token_hex(6), count(1)
         stored = StoredResponses()
         salt_secret = config.auth.cache_salt_secret.encode() or secrets.token_bytes(32)
         self.handler = Handler(
             config, self.fleet, dispatcher, Reader(config, self.estimates, stored, salt_secret), stored,
-            self._finished, clock, lambda: f"{prefix}-{next(numbers):08x}",
+            self.finished.add, clock, lambda: f"{prefix}-{next(numbers):08x}",
         )  # fmt: skip
         self.server = Server(config.server, self.handler, clock)
         self.fleet.on_change += [self.gate.fleet_changed, self._follow_sizes]
@@ -103,12 +106,22 @@ class Gateway:
         for backend in self.fleet.backends:
             self.index.resize(backend.index, self._record_bytes(backend.kv_cache_tokens))
 
-    def _finished(self, record: Record) -> None:
-        if record.endpoint in _QUIET:
-            return
-        self.metrics.finished(record)
+    def _consumers(self) -> list[Callable[[Record], None]]:
+        learning = Learning(self.estimates, self.index)
+
+        def learn(record: Record) -> None:
+            if record.ask is not None and record.usage is not None:
+                learning.answered(record.ask, record.backend_index, record.predicted_hit_tokens, record.usage)
+
+        consumers: list[Callable[[Record], None]] = [learn, self.metrics.finished]
         if self.access_log is not None:
-            self.access_log.add(record)
+            consumers.append(self.access_log.add)
+        return consumers
+
+    async def _settle(self) -> None:
+        while True:
+            await asyncio.sleep(_SETTLE_SECONDS)
+            self.finished.settle()
 
     def _add_gauges(self) -> None:
         def by_backend(read: Callable[[Load], float]) -> Callable[[], Iterable[tuple[Labels, float]]]:
@@ -163,6 +176,8 @@ class Gateway:
             await stack.enter_async_context(self.relay.watching())
             await stack.enter_async_context(self.watch)
             await stack.enter_async_context(_running(watch_lag(self.metrics.loop_lag)))
+            stack.callback(self.finished.settle)
+            await stack.enter_async_context(_running(self._settle()))
             admin = await stack.enter_async_context(
                 admin_listening(admin_app(registry, self.backends), self.config.server.admin)
             )

@@ -12,7 +12,6 @@ from gateway.relay.exchange import Answer
 from gateway.relay.relay import Relay
 from gateway.relay.retry import Attempts, RetryBudget
 from gateway.request import InferenceRequest
-from gateway.routing.learning import Learning
 
 
 class Dispatcher:
@@ -24,7 +23,6 @@ class Dispatcher:
         gate: Gate,
         relay: Relay,
         budget: RetryBudget,
-        learning: Learning,
         metrics: Metrics,
         *,
         response_headers: bool,
@@ -33,7 +31,6 @@ class Dispatcher:
         self._gate = gate
         self._relay = relay
         self._budget = budget
-        self._learning = learning
         self._metrics = metrics
         self._response_headers = response_headers
 
@@ -87,7 +84,7 @@ class Dispatcher:
             record.prompt_tokens = usage.prompt_tokens
             record.completion_tokens = usage.completion_tokens
             record.actual_hit_tokens = usage.cached_tokens
-            self._learning.answered(request.ask, lease.backend_index, lease.hit_tokens, usage)
+            record.ask, record.backend_index, record.usage = request.ask, lease.backend_index, usage
 
     def _failed(self, request: InferenceRequest, lease: Lease, error: BackendError) -> None:
         backend = self._relay.backend(lease.backend)

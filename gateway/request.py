@@ -36,6 +36,15 @@ class Ask:
 
 
 @dataclass(slots=True)
+class Usage:
+    """Tokens as the engine reports them; `cached_tokens` is None where it does not say."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+
+
+@dataclass(slots=True)
 class InferenceRequest:
     """A checked request, ready to be placed and sent.
 

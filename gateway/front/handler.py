@@ -112,7 +112,8 @@ class Handler:
             record.ended_seconds = self._clock()
             if record.model and not record.backend:
                 record.queue_seconds = record.ended_seconds - record.arrived_seconds  # it waited, in vain
-            self._finished(record)
+            if not route.public:
+                self._finished(record)
 
     async def _answer(self, incoming: Incoming, route: Route, reply: Reply, record: Record) -> str:
         if route.local is not None:

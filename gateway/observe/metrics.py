@@ -110,6 +110,7 @@ class Metrics(Collector):
             self.completion_tokens, self.attempts, self.loop_lag,
         ]  # fmt: skip
         self._models: set[str] = set()
+        self.before_collecting: Callable[[], None] = lambda: None
 
     def gauge(
         self, name: str, documentation: str, labels: Labels, read: Callable[[], Iterable[tuple[Labels, float]]]
@@ -122,6 +123,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Called by prometheus-client."""
+        self.before_collecting()
         return [live.family() for live in self._live]
 
     def finished(self, record: Record) -> None:

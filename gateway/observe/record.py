@@ -1,4 +1,6 @@
-"""What is remembered of one request, for metrics and the access log. No prompts, no keys."""
+"""What is remembered of one request, for metrics, the access log and learning. No prompts, no keys."""
+
+from gateway.request import Ask, Usage
 
 
 class Record:
@@ -22,6 +24,9 @@ class Record:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     error: str = ""
+    ask: Ask | None = None
+    backend_index: int = 0
+    usage: Usage | None = None
 
     def __init__(self, request_id: str, endpoint: str, arrived_seconds: float, request_bytes: int = 0) -> None:
         self.request_id = request_id

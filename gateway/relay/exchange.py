@@ -26,7 +26,8 @@ from gateway.errors import (
 )
 from gateway.relay.connection import BackendConnection
 from gateway.relay.events import ABORTED, EventStream
-from gateway.relay.usage import Usage, read_usage
+from gateway.relay.usage import read_usage
+from gateway.request import Usage
 
 _HELD_BYTES = 1048576
 _TAIL_BYTES = 4096

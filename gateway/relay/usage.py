@@ -1,28 +1,19 @@
 """Token counts of an answer, read from its bytes without parsing the rest of it."""
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from gateway.request import Usage
+
 _USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
-
-
-@dataclass(slots=True)
-class Usage:
-    """Tokens as the engine reports them; `cached_tokens` is None where it does not say."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int | None = None
 
 
 def read_usage(*pieces: bytes) -> Usage | None:
     """The last usage in each of these pieces of an answer; later ones count over earlier ones.
 
-    Understands OpenAI's chat and
-    Responses names and Anthropic's.
+    Understands OpenAI's names, of chat and of responses, and Anthropic's.
     """
     merged: dict[str, Any] = {}
     for piece in pieces:

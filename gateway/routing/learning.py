@@ -1,7 +1,6 @@
 """What answers teach: bytes per token, answer lengths, and whether a backend's cache holds what it is thought to."""
 
-from gateway.relay.usage import Usage
-from gateway.request import Ask
+from gateway.request import Ask, Usage
 from gateway.routing.estimate import Estimates
 from gateway.routing.prefix_index import PrefixIndex
 

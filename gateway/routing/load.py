@@ -74,8 +74,9 @@ class Load:
         self.in_flight -= work.sequences
         self.context_tokens -= work.prompt_tokens
         self.reserved_tokens -= work.reserved_tokens
+        was_head = bool(self._pending) and next(iter(self._pending)) is work
         if self._leave_prefill(work):
-            self._head_since = now
+            self._head_since = now if was_head else self._head_since
         else:
             self.decoding -= work.sequences
 

@@ -51,8 +51,6 @@ class PrefixIndex:
             if high - low == 1:
                 _assign(depths, lost, high)
                 return
-            if high == low:
-                return
             middle = (low + high) // 2
             between = self._holders.get(keys[middle], 0) & held
             self._descend(keys, low, held, middle, between, depths)

@@ -78,6 +78,7 @@ class UnderTest:
     def outcomes(self) -> dict[str, int]:
         """How requests ended."""
         found: dict[str, int] = {}
+        self.gateway.finished.settle()
         for labels, count in self.gateway.metrics.requests.values.items():
             found[labels[3]] = found.get(labels[3], 0) + int(count)
         return found

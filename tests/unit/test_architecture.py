@@ -21,10 +21,10 @@ LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "request": set(),
     "config": set(),
-    "routing": {"request", "relay.usage"},
+    "routing": {"request"},
     "admission": {"request", "errors", "routing"},
     "backends": {"config", "errors"},
-    "observe": set(),
+    "observe": {"request"},
     "relay": {"request", "errors", "config", "backends"},
     "front": {
         "request",

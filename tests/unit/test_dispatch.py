@@ -33,14 +33,11 @@ from gateway.observe.record import Record
 from gateway.relay.exchange import Answer
 from gateway.relay.relay import Relay
 from gateway.relay.retry import RetryBudget
-from gateway.relay.usage import Usage
-from gateway.request import Ask, InferenceRequest, Kind
+from gateway.request import Ask, InferenceRequest, Kind, Usage
 from gateway.routing.calibration import Calibration
 from gateway.routing.cost import CostModel
 from gateway.routing.estimate import Estimates
-from gateway.routing.learning import Learning
 from gateway.routing.policy import RoundRobinPolicy
-from gateway.routing.prefix_index import PrefixIndex
 from tests.unit.admission.virtual_time import run, turns
 from tests.unit.front.wires import FakeWire, reply_on
 
@@ -68,7 +65,6 @@ class Scene:
         self.doubts: list[str] = []
         self.fleet.on_doubt.append(lambda backend: self.doubts.append(backend.name))
         queue, estimates, calibration = Queue(10, 1000), Estimates(), Calibration(CostModel())
-        self.estimates = estimates
         self.placement = Placement(self.fleet.serving, RoundRobinPolicy(), queue, estimates, calibration, Knobs())
         self.gate = Gate(self.placement, queue, 60.0, loop.time)
         self.fleet.on_change.append(self.gate.fleet_changed)
@@ -77,10 +73,9 @@ class Scene:
         self.script = list(script)
         self.sent: list[str] = []
         self.release = asyncio.Event()
-        learning = Learning(estimates, PrefixIndex([1 << 30] * len(backends)))
         budget = RetryBudget(UpstreamConfig.model_validate(upstream))
         self.dispatcher = Dispatcher(
-            self.fleet, self.gate, cast(Relay, self), budget, learning, self.metrics, response_headers=True
+            self.fleet, self.gate, cast(Relay, self), budget, self.metrics, response_headers=True
         )
 
     # The relay.
@@ -136,7 +131,8 @@ def test_a_request_that_goes_well_is_written_down() -> None:
         assert (record.prompt_tokens, record.completion_tokens, record.actual_hit_tokens) == (100, 7, 48)
         assert scene.reply.extra == (b"x-gateway-backend: a\r\nx-gateway-queue-ms: 0\r\nx-gateway-prefix-tokens: 0\r\n")
         assert scene.attempts() == {("a", "ok"): 1}
-        assert scene.estimates.output_tokens == 7
+        assert scene.record.usage is not None
+        assert scene.record.usage.completion_tokens == 7
         scene.check_that_nothing_is_left()
 
     run(main())

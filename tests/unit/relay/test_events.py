@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.relay.events import EventStream
-from gateway.relay.usage import Usage, read_usage
+from gateway.relay.usage import read_usage
+from gateway.request import Usage
 
 DONE = b"data: [DONE]"
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}'

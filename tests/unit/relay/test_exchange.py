@@ -4,7 +4,7 @@ import pytest
 
 from gateway.errors import AnswerBrokeOff, BackendError, FirstByteTimeout, StreamStalled
 from gateway.relay.exchange import Answer, Exchange
-from gateway.relay.usage import Usage
+from gateway.request import Usage
 from tests.unit.relay.peers import FakeSink, connected
 
 EVENTS = [(b"Content-Type", b"text/event-stream; charset=utf-8")]

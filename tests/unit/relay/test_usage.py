@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.relay.usage import Usage, read_usage
+from gateway.relay.usage import read_usage
+from gateway.request import Usage
 
 COUNTS = st.integers(0, 10**9)
 

@@ -1,7 +1,6 @@
 import pytest
 
-from gateway.relay.usage import Usage
-from gateway.request import Ask
+from gateway.request import Ask, Usage
 from gateway.routing.estimate import Estimates
 from gateway.routing.learning import Learning
 from gateway.routing.prefix_index import PrefixIndex

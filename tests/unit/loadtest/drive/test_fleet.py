@@ -47,7 +47,7 @@ def test_two_workers_bring_in_every_request_once_and_their_own_health(fake_elsew
     assert sorted(record.index for record in harvest.records) == list(range(25))
     assert [health.worker for health in harvest.healths] == [0, 1]
     assert sum(len(tick.records) for tick in ticks) == 25
-    assert min(record.intended for record in harvest.records) >= 0
+    assert min(record.intended for record in harvest.records) >= -0.01  # clocks of two processes
     assert not harvest.stopped_early
 
 
