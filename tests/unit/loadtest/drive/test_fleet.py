@@ -77,10 +77,14 @@ def test_a_worker_that_dies_is_told_and_leaves_no_process_behind(fake_elsewhere:
 
 def test_a_good_run_exits_0_and_writes_results_a_log_and_a_page(fake_elsewhere: Any, tmp_path: Path) -> None:
     metrics = f"{fake_elsewhere.url}/metrics"
-    ran = _loadtest(
-        fake_elsewhere.url + "/v1", "-c", "2", "-n", "20", "--out", str(tmp_path), "--metrics-url", metrics, *_SMALL,
-        "--api-key", "sk-secret", "--bytes-per-token", "2",
-    )  # fmt: skip
+    for _ in range(5):  # a machine that is busy makes a run invalid, rightly
+        fake_elsewhere.bodies.clear()
+        ran = _loadtest(
+            fake_elsewhere.url + "/v1", "-r", "50", "-n", "20", "--out", str(tmp_path), "--metrics-url", metrics,
+            *_SMALL, "--api-key", "sk-secret", "--bytes-per-token", "2",
+        )  # fmt: skip
+        if " lag p99 " not in ran.stdout:
+            break
     assert ran.returncode == 0, ran.stdout + ran.stderr
     results = Results.model_validate_json((tmp_path / "results.json").read_text())
     assert results.requests.succeeded == 20
