@@ -1,5 +1,6 @@
 # The whole developer interface. Each target sets up what it needs.
 SHELL := /bin/bash
+PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 ENGINE ?= sim
@@ -9,9 +10,9 @@ ARGS ?=
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
-	@test -x $(PY) || python3 -m venv $(VENV) 2>/dev/null || { rm -rf $(VENV); \
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV) 2>/dev/null || { rm -rf $(VENV); \
 	  echo "python3 -m venv needs the package python3-venv: installing it"; \
-	  { apt-get update -qq && apt-get install -y -qq python3-venv; } >/dev/null && python3 -m venv $(VENV); } || \
+	  { apt-get update -qq && apt-get install -y -qq python3-venv; } >/dev/null && $(PYTHON) -m venv $(VENV); } || \
 	  { echo "Cannot make $(VENV): install python3-venv (apt-get install python3-venv) and run make again." >&2; exit 1; }
 	@echo "installing the gateway and its developer tools into $(VENV)"
 	@$(PY) -m pip install -q --disable-pip-version-check -e '.[dev]'
