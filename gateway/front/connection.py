@@ -116,6 +116,12 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def abort(self) -> None:
+        """Close at once; what was written and is not sent yet is lost."""
+        self._deaf = True
+        if self._transport is not None:
+            self._transport.abort()
+
     def look(self, now: float) -> None:
         """Close the connection if its client has been too slow for its phase. Called about once a second."""
         config, passed = self._host.config, now - self._since

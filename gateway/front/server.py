@@ -99,6 +99,9 @@ class Server:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await self._everybody_left.wait()
+        for connection in list(self._connections):
+            connection.abort()  # it does not take what was written; the loop would wait for it on closing
+        await asyncio.sleep(0)
 
     async def _watch(self) -> None:
         while True:

@@ -264,3 +264,19 @@ async def test_idle_connections_take_little_memory_and_no_time(backend: Scripted
         assert lag.longest_seconds < 0.25
         for client in clients:
             client.close()
+
+
+async def test_a_client_that_does_not_read_does_not_hold_up_the_end_of_the_gateway(backend: ScriptedBackend) -> None:
+    backend.plays(head(200), drained(PIECE, 4000), hang())
+    async with running(backend) as under_test:
+        client = await under_test.client(receive_buffer_bytes=4096)
+        await client.send(STREAM)
+        await holds(lambda: blocked(under_test) == 1, "the client is blocked")
+        server = under_test.gateway.server
+        since = now()
+        await server._cut()
+        assert not server._connections
+        assert now() - since < 2
+        await under_test.comes_to_rest()
+        assert under_test.outcomes == {"cut_by_shutdown": 1}
+        client.close()
