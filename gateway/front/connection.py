@@ -98,10 +98,11 @@ class ClientConnection(asyncio.Protocol):
         """The client has left."""
         return self._transport is None
 
-    def write(self, data: bytes) -> None:
-        """Send bytes; dropped when the client is gone."""
+    def write(self, data: bytes) -> bool:
+        """Send bytes; dropped when the client is gone. True = its buffer is full."""
         if self._transport is not None:
             self._transport.write(data)
+        return self.blocked
 
     def cut(self, error: GatewayError) -> None:
         """End whatever is going on here, telling the client why."""

@@ -17,8 +17,8 @@ class Wire(Protocol):
 
     blocked: bool
 
-    def write(self, data: bytes) -> None:
-        """Send bytes; dropped when the client is gone."""
+    def write(self, data: bytes) -> bool:
+        """Send bytes; dropped when the client is gone. True = its buffer is full."""
 
 
 class Reply:
@@ -71,9 +71,9 @@ class Reply:
             b"%bcontent-type: %b\r\n%b%b%b\r\n" % (self._head(status), content_type, framing, streaming, extra)
         )
 
-    def write(self, data: bytes) -> None:
-        """Body bytes of a begun response."""
-        self._wire.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+    def write(self, data: bytes) -> bool:
+        """Body bytes of a begun response. True = the client takes no more for now."""
+        return self._wire.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self) -> None:
         """The body is complete."""

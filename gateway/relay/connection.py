@@ -17,6 +17,7 @@ from gateway.errors import (
 _MAX_HEAD_BYTES = 65536
 _MAX_HEADERS = 100
 _REST_SECONDS = 1.0
+_COPIED_BYTES = 4096  # a larger body is not worth a copy to save a buffer
 
 
 class Receiver(Protocol):
@@ -67,8 +68,8 @@ class BackendConnection(asyncio.Protocol):
         """Open, and free for a request."""
         return self._receiver is None and self.transport is not None and not self.transport.is_closing()
 
-    def send(self, request: bytes, receiver: Receiver) -> None:
-        """Start an exchange: write a whole request, or its head. Only on a usable connection."""
+    def send(self, request: bytes, receiver: Receiver, body: bytes = b"") -> None:
+        """Start an exchange: write a request, or its head. Only on a usable connection."""
         assert self.transport is not None
         self._receiver = receiver
         self.exchanges += 1
@@ -76,7 +77,10 @@ class BackendConnection(asyncio.Protocol):
         self._keep_alive = False
         self._head_bytes = 0
         self._in_head = True
-        self.transport.write(request)
+        if len(body) > _COPIED_BYTES:
+            self.transport.writelines((request, body))
+        else:
+            self.transport.write(request + body)
 
     def finish(self, keep: Callable[["BackendConnection"], None]) -> None:
         """The answer is complete but for the end of its framing: give the connection to `keep` when that has come."""

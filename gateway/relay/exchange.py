@@ -51,8 +51,8 @@ class Sink(Protocol):
     def begin(self, status: int, content_type: bytes, extra: bytes) -> None:
         """The head of an answer whose length is not known."""
 
-    def write(self, data: bytes) -> None:
-        """Body bytes."""
+    def write(self, data: bytes) -> bool:
+        """Body bytes. True = it takes no more for now."""
 
     def end(self) -> None:
         """The body is complete."""
@@ -77,7 +77,7 @@ class Exchange:
     __slots__ = (
         "_clock", "_connection", "_content_type", "_done_marker", "_ended", "_events", "_extra", "_first_byte_seconds",
         "_first_token", "_held_bytes", "_held_parts", "_hides_usage", "_opening", "_parts", "_sink", "_status", "_tail",
-        "done", "heard", "silent_seconds",
+        "body", "done", "heard", "silent_seconds",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +103,7 @@ class Exchange:
         self._extra = b""
         self._events: EventStream | None = None
         self._parts: list[bytes] = []
+        self.body = self._parts.append  # what the connection calls with body bytes, once an event: no frame for it
         self._held_parts = 0
         self._held_bytes = 0
         self._tail = b""
@@ -139,10 +140,6 @@ class Exchange:
         if status == 200 and self._content_type.startswith(b"text/event-stream"):
             self._events = EventStream(self._done_marker, self._hides_usage)
 
-    def body(self, data: bytes) -> None:
-        """Body bytes."""
-        self._parts.append(data)
-
     def end(self) -> None:
         """The answer is complete."""
         self._ended = True
@@ -150,6 +147,10 @@ class Exchange:
     def flushed(self) -> None:
         """Pass on what has arrived."""
         self.heard = True
+        if self._events is not None and self._first_byte_seconds is not None and not self._ended:
+            if self._parts:
+                self._pass_events(self._events)
+            return
         if self._parts:
             if self._first_byte_seconds is None:
                 self._first_byte_seconds = self._clock()
@@ -193,8 +194,7 @@ class Exchange:
             sink = self._sink
             if not sink.begun:
                 sink.begin(200, self._content_type, self._extra)
-            sink.write(data)
-            if sink.blocked:
+            if sink.write(data):
                 self._wait_for_room()
             if events.ended and not self._ended:
                 self._finish()  # engines send the end of the framing a little later; nobody has to wait for it
@@ -203,8 +203,7 @@ class Exchange:
         data = b"".join(self._parts)
         self._parts.clear()
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
-        self._sink.write(data)
-        if self._sink.blocked:
+        if self._sink.write(data):
             self._wait_for_room()
 
     def _hold(self) -> None:

@@ -58,7 +58,7 @@ class Relay:
             head = pool.request_head(request.method, request.target) + request.headers
             if request.upload is not None:
                 return await self._send_upload(head, request, connection, exchange)
-            connection.send(_whole(head, request), exchange)
+            connection.send(_head(head, request), exchange, request.body)
             return await exchange.done
         except asyncio.CancelledError:
             if exchange.answered:
@@ -139,8 +139,7 @@ class Relay:
             exchange.give_up(FirstByteTimeout(silence))
 
 
-def _whole(head: bytes, request: InferenceRequest) -> bytes:
-    body = request.body
+def _head(lines: bytes, request: InferenceRequest) -> bytes:
     if request.method == b"GET":
-        return head + b"\r\n"
-    return b"%bcontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (head, request.content_type, len(body), body)
+        return lines + b"\r\n"
+    return b"%bcontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (lines, request.content_type, len(request.body))

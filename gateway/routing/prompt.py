@@ -28,13 +28,14 @@ def canonical_prompt(document: dict[str, Any]) -> Prompt:
 
 
 def _turns(messages: list[Any]) -> Prompt:
-    parts, media = [], 0
+    parts: list[str] = []
+    media = 0
     for message in messages:
         if type(message) is not dict:
             continue
         role, content = message.get("role"), message.get("content")
         if type(content) is str and len(message) == 2:
-            parts.append(f"\x1e{role}\x1f{content}")
+            parts += ("\x1e", str(role), "\x1f", content)
         else:
             text, its_media = _content(content)
             others = {key: value for key, value in message.items() if key not in ("role", "content")}

@@ -22,8 +22,9 @@ class FakeWire:
     was_cut: bool = False
     reply: Reply | None = None
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> bool:
         self.sent += data
+        return self.blocked
 
     @property
     def head(self) -> bytes:

@@ -1,7 +1,7 @@
 """The two sides of an answer, in memory."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -20,6 +20,9 @@ class FakeTransport:
 
     def write(self, data: bytes) -> None:
         self.sent += data
+
+    def writelines(self, pieces: Iterable[bytes]) -> None:
+        self.sent += b"".join(pieces)
 
     def abort(self) -> None:
         self.aborted = self.closing = True
@@ -87,11 +90,12 @@ class FakeSink:
         self.begun = True
         self.status, self.content_type, self.extra = status, content_type, extra
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> bool:
         assert self.begun
         assert not self.complete
         assert data
         self.body += data
+        return self.blocked
 
     def end(self) -> None:
         assert self.begun
