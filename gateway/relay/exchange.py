@@ -188,6 +188,9 @@ class Exchange:
 
     def _pass_events(self, events: EventStream) -> None:
         parts = self._parts
+        if self.done.done():  # the end marker has come, or the client has left, and this was under way
+            parts.clear()
+            return
         data = events.take(parts[0] if len(parts) == 1 else b"".join(parts))
         parts.clear()
         if data:
