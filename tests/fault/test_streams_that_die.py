@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.clients import chat
+from tests.clients import chat, request
 from tests.fault.rig import holds, running
 from tests.scripted import ScriptedBackend
 from tests.scripts import (
@@ -19,6 +19,7 @@ from tests.scripts import (
     head,
     json_answer,
     last_chunk,
+    pause,
     raw,
     reset,
     stream,
@@ -258,3 +259,19 @@ async def test_a_refused_answer_passes_through_as_the_backend_gave_it(backend: S
         assert (answer.status, answer.body) == (400, b'{"error":{"message":"too long"}}')
         backend.plays(*json_answer())
         assert (await under_test.ask()).status == 200
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.003])
+async def test_what_comes_after_the_end_marker_reaches_nobody(backend: ScriptedBackend, seconds: float) -> None:
+    late = (chunk(event("LATE")), chunk(DONE_EVENT), chunk(event("LATE")))
+    async with running(backend) as under_test, await under_test.client() as client:
+        for number in range(30):
+            between = (pause(seconds),) if seconds else ()
+            backend.plays_once(*tokens(2), chunk(DONE_EVENT), *between, *late, *between, *late, last_chunk())
+            await client.send(request(STREAM))
+            answer = await client.answer()
+            assert answer.complete
+            assert answer.is_done or not seconds  # what came together is passed on together
+            backend.plays_once(*json_answer(f"next {number}"))
+            await client.send(request(chat()))
+            assert (await client.answer()).json["choices"][0]["message"]["content"] == f"next {number}"
