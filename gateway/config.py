@@ -43,6 +43,7 @@ class ServerConfig(Section):
     max_json_containers: int = Field(32768, gt=0, description="More objects and arrays in one body get 400.")
     max_json_strings: int = Field(65536, gt=0, description="More strings in one body get 400.")
     max_json_values: int = Field(500000, gt=0, description="More values in one body get 400.")
+    allow_media_urls: bool = Field(False, description="Let requests name images, sounds and videos by http(s) URL.")
     max_sequences: int = Field(1024, gt=0, description="Most sequences (n x prompts) that one request may ask for.")
     header_timeout_seconds: Seconds = Field(10.0, description="From a request's first byte to the end of its head.")
     body_grace_seconds: Seconds = Field(5.0, description="A body may be slower than the minimum rate for this long.")
@@ -143,7 +144,7 @@ class UpstreamConfig(Section):
     keep_alive_seconds: Seconds = Field(3.0, description="Must be below the backend's own (vLLM: 5 s).")
     max_connection_age_seconds: Seconds = 300.0
     retry_budget_fraction: Fraction = Field(0.1, description="Retries allowed per request served.")
-    retry_budget_min: int = Field(3, ge=0, description="Retries allowed before any request was served.")
+    retry_budget_min: int = Field(10, ge=0, description="Retries allowed before any request was served.")
 
 
 class KeyConfig(Section):

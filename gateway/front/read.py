@@ -10,6 +10,7 @@ from gateway.config import Config, KeyConfig
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.front.guards import parse_body
 from gateway.front.incoming import Incoming
+from gateway.front.media import refuse_remote_media
 from gateway.front.rewrite import with_field
 from gateway.front.routes import Route
 from gateway.front.stored import StoredResponses
@@ -44,6 +45,8 @@ class Reader:
     ) -> InferenceRequest:
         """A JSON request. `only_model` gives the model meant where the body names none. Raises InvalidRequest."""
         document = parse_body(incoming.body, self._limits)
+        if not self._limits.allow_media_urls:
+            refuse_remote_media(document)
         body = incoming.body
         model = _string(document, "model") or only_model()
         if model is None:

@@ -1,15 +1,15 @@
 """Prompt bytes to prefix blocks: chained xxh3 hashes at fixed edges.
 
 Two prompts share their first k block keys exactly when they share the first `EDGES[k - 1]` bytes (and the seed).
-Blocks grow with their position, from 256 bytes to 4 KiB: a hit is known to about an eighth of its length, and a
-200 KB prompt has about a hundred keys, not thousands.
+Blocks grow with their position, from 256 bytes to 4 KiB: what a hit is short of is an eighth of it on average, and a
+200 KB prompt has 73 keys, not thousands.
 """
 
 from bisect import bisect_right
 
 from xxhash import xxh3_64_intdigest
 
-_SIZES = ((256, 2048), (512, 8192), (1024, 65536), (4096, 2097152))
+_SIZES = ((256, 512), (512, 4096), (1024, 8192), (2048, 65536), (4096, 2097152))
 
 
 def _edges() -> tuple[int, ...]:
@@ -22,6 +22,7 @@ def _edges() -> tuple[int, ...]:
 
 
 EDGES = _edges()
+LENGTHS = tuple(end - start for start, end in zip((0, *EDGES), EDGES, strict=False))  # bytes of each block
 _SPANS = tuple(zip((0, *EDGES), EDGES, strict=False))
 
 

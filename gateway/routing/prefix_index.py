@@ -8,7 +8,7 @@ set of backends can only shrink along a chain. Look-ups rely on that and search 
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from gateway.routing.blocks import EDGES
+from gateway.routing.blocks import LENGTHS
 
 
 class PrefixIndex:
@@ -59,38 +59,36 @@ class PrefixIndex:
     def record(self, backend: int, keys: Sequence[int]) -> None:
         """A prompt with these blocks was sent to the backend: it holds them now, most recently used."""
         record, holders, bit = self._records[backend], self._holders, 1 << backend
-        for position in range(len(keys) - 1, -1, -1):
-            key = keys[position]
+        touch, added = record.move_to_end, 0
+        for key, length in zip(reversed(keys), reversed(LENGTHS[: len(keys)]), strict=True):
             if key in record:
-                record.move_to_end(key)
+                touch(key)
             else:
-                size = EDGES[position] - EDGES[position - 1] if position else EDGES[0]
-                record[key] = size
-                self._used_bytes[backend] += size
+                record[key] = length
+                added += length
                 holders[key] = holders.get(key, 0) | bit
+        self._used_bytes[backend] += added
         if self._used_bytes[backend] > self._capacities_bytes[backend]:
             self._evict(backend)
 
     def wipe(self, backend: int) -> None:
         """The backend's cache is gone."""
-        for key in self._records[backend]:
-            self._forget(backend, key)
-        self._records[backend].clear()
-        self._used_bytes[backend] = 0
+        capacity, self._capacities_bytes[backend] = self._capacities_bytes[backend], 0
+        self._evict(backend)
+        self._capacities_bytes[backend] = capacity
 
     def _evict(self, backend: int) -> None:
-        record = self._records[backend]
-        while record and self._used_bytes[backend] > self._capacities_bytes[backend]:
-            key, size = record.popitem(last=False)
-            self._used_bytes[backend] -= size
-            self._forget(backend, key)
-
-    def _forget(self, backend: int, key: int) -> None:
-        left = self._holders[key] & ~(1 << backend)
-        if left:
-            self._holders[key] = left
-        else:
-            del self._holders[key]
+        record, holders, others = self._records[backend], self._holders, ~(1 << backend)
+        used, capacity = self._used_bytes[backend], self._capacities_bytes[backend]
+        while record and used > capacity:
+            key, length = record.popitem(last=False)
+            used -= length
+            left = holders[key] & others
+            if left:
+                holders[key] = left
+            else:
+                del holders[key]
+        self._used_bytes[backend] = used
 
 
 def _assign(depths: list[int], mask: int, depth: int) -> None:

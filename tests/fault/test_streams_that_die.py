@@ -277,7 +277,6 @@ async def test_what_comes_after_the_end_marker_reaches_nobody(backend: ScriptedB
             assert (await client.answer()).json["choices"][0]["message"]["content"] == f"next {number}"
 
 
-@pytest.mark.xfail(strict=True, reason="an idle gateway has 3 retries to give, but ejects only after 5 failures")
 async def test_one_dying_backend_costs_no_request_of_a_gateway_that_has_just_started(
     backend: ScriptedBackend, other: ScriptedBackend
 ) -> None:

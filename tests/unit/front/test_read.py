@@ -56,7 +56,7 @@ def test_what_placement_needs_is_read() -> None:
     assert (ask.model, ask.sequences, ask.output_tokens, ask.streams) == ("m", 2, 7, True)
     assert ask.prompt_bytes > 3000
     assert ask.prompt_tokens == ask.prompt_bytes // 4
-    assert len(ask.keys) == 9
+    assert len(ask.keys) == 6
     assert not ask.divisible
 
 

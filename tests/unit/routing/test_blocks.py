@@ -15,10 +15,10 @@ def test_edges_grow_from_256_bytes_to_2_mebibytes_in_about_a_hundred_and_fifty_s
     assert len([edge for edge in EDGES if edge <= 200_000]) < 150
 
 
-def test_a_block_is_never_larger_than_an_eighth_of_what_precedes_it_once_past_the_first_2_kilobytes() -> None:
+def test_a_block_is_never_larger_than_a_quarter_of_what_precedes_it_once_past_the_first_2_kilobytes() -> None:
     for before, after in pairwise(EDGES):
-        if before >= 4096:
-            assert (after - before) <= before / 8 or after - before == 4096
+        if before >= 2048:
+            assert (after - before) <= before / 4
 
 
 def test_only_full_blocks_have_a_key() -> None:

@@ -8,7 +8,7 @@ from gateway.routing.load import Work
 from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy, Seat
 from gateway.routing.prefix_index import PrefixIndex
 
-KEYS = tuple(range(1, 9))  # 2 KiB of prompt
+KEYS = tuple(range(1, 6))  # 2 KiB of prompt
 
 
 def seats(count: int = 3) -> list[Seat]:

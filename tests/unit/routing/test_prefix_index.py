@@ -127,8 +127,8 @@ def test_a_prompt_that_is_larger_than_the_cache_leaves_its_beginning() -> None:
     index = PrefixIndex([1000])
     keys = prefix_keys(b"x" * 10_000, 1)
     index.record(0, keys)
-    assert index.depths(keys) == [3]
-    assert index.used_bytes(0) == bytes_of(3) == 768
+    assert index.depths(keys) == [2]
+    assert index.used_bytes(0) == bytes_of(2) == 512
 
 
 def test_no_keys_have_no_depth() -> None:
