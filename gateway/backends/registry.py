@@ -61,6 +61,13 @@ class Fleet:
             return ()
         return serving
 
+    def recovery_seconds(self) -> float:
+        """When a backend may be back, for a client that found none: an ejection's end, or enough good probes."""
+        now = self._clock()
+        probes = self._health.rise * self._health.probe_interval_seconds
+        waits = [b.health.ejected_until - now if b.health.state == "ejected" else probes for b in self.backends]
+        return max(0.5, min(waits))
+
     def models(self) -> tuple[ModelCard, ...]:
         """What the backends last said they serve; of several cards for a model, the one with the shortest context."""
         cards: dict[str, ModelCard] = {}

@@ -16,6 +16,7 @@ from gateway.errors import (
     InternalError,
     InvalidRequest,
     ModelNotFound,
+    NoBackend,
     UnsupportedEncoding,
 )
 from gateway.front.auth import Keys
@@ -170,6 +171,8 @@ class Handler:
     def _fail(self, error: GatewayError, reply: Reply, record: Record) -> None:
         record.outcome = error.outcome
         record.error = error.message
+        if isinstance(error, NoBackend):
+            error.retry_after_seconds = self._fleet.recovery_seconds()
         answer = error.answer if isinstance(error, BackendError) else None
         if answer is not None and not reply.begun:
             when = b"" if b"retry-after" in answer.extra else error_headers(error)

@@ -1,7 +1,7 @@
 """What may be tried again: by the kind of failure, once, and within a budget."""
 
 from gateway.config import UpstreamConfig
-from gateway.errors import BackendError, ConnectFailed, ReusedConnectionClosed
+from gateway.errors import BackendError, ConnectFailed, ModelMissing, ReusedConnectionClosed
 
 _MAX_CONNECT_FAILURES = 3
 _MAX_SAVED = 100.0
@@ -51,7 +51,9 @@ class Attempts:
             self.avoid |= {backend}
             self._connect_failures += 1
             return others and self._connect_failures <= _MAX_CONNECT_FAILURES
-        if self._repeated or not self._repeatable or not error.retryable:
+        if not self._repeatable or not error.retryable:
+            return False
+        if self._repeated and not isinstance(error, ModelMissing):  # who lacks the model has not run the request
             return False
         if isinstance(error, ReusedConnectionClosed):
             self._repeated = self.fresh = True

@@ -355,3 +355,9 @@ def test_a_restart_is_told_before_the_change_that_may_place_requests(scene: Make
     s.fleet.on_restart.append(lambda _backend: order.append("restart"))
     s.fleet.learned(a, Facts(models=(ModelCard("new"),), process_start_seconds=2.0))
     assert order == ["restart", "change"]
+
+
+def test_a_client_that_finds_no_backend_is_told_when_one_may_be_back(scene: MakeScene) -> None:
+    fleet = scene(1)
+    health = HealthConfig()
+    assert fleet.fleet.recovery_seconds() == health.rise * health.probe_interval_seconds

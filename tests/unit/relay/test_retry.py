@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 
 from gateway import errors
 from gateway.config import UpstreamConfig
-from gateway.errors import BackendBusy, BackendError, ConnectFailed, FreshConnectionClosed, ReusedConnectionClosed
+from gateway.errors import (
+    BackendBusy,
+    BackendError,
+    ConnectFailed,
+    FreshConnectionClosed,
+    ModelMissing,
+    ReusedConnectionClosed,
+)
 from gateway.relay.retry import Attempts, RetryBudget
 
 KINDS = [
@@ -66,7 +73,7 @@ def test_after_a_first_failure_the_table_says_what_may_follow(
     assert Attempts(budget(), repeatable=repeatable).allows(kind("why"), "a", others=others) == allowed
 
 
-@pytest.mark.parametrize("second", [kind for kind in KINDS if kind is not ConnectFailed])
+@pytest.mark.parametrize("second", [kind for kind in KINDS if kind not in (ConnectFailed, ModelMissing)])
 @pytest.mark.parametrize("first", [ReusedConnectionClosed, FreshConnectionClosed, BackendBusy])
 def test_a_request_that_may_have_been_received_is_sent_twice_at_most(
     first: type[BackendError], second: type[BackendError]
@@ -74,6 +81,14 @@ def test_a_request_that_may_have_been_received_is_sent_twice_at_most(
     attempts = Attempts(budget(), repeatable=True)
     assert attempts.allows(first("why"), "a", others=True)
     assert not attempts.allows(second("why"), "b", others=True)
+
+
+def test_a_backend_that_lacks_the_model_has_run_nothing_so_another_may_still_be_tried() -> None:
+    attempts = Attempts(budget(), repeatable=True)
+    assert attempts.allows(ReusedConnectionClosed("why"), "a", others=True)
+    assert attempts.allows(ModelMissing("why"), "a", others=True)
+    assert attempts.avoid == {"a"}
+    assert not attempts.allows(FreshConnectionClosed("why"), "b", others=True)
 
 
 def test_up_to_three_connections_that_never_came_about_are_replaced() -> None:
