@@ -62,6 +62,10 @@ def _rows(section: Schema, schema: Schema, prefix: str) -> Iterator[tuple[str, .
         yield f"`{prefix}{name}`", _type(field, schema), default, field.get("description", "")
         if nested is not None:
             yield from _rows(nested, schema, f"{prefix}{name}{'[].' if is_list else '.'}")
+    others = section.get("additionalProperties")
+    if isinstance(others, dict) and (nested := _section_of(others, schema)) is not None:
+        yield "`<name>`", "section", "none", nested["description"]
+        yield from _rows(nested, schema, f"{prefix}<name>.")
 
 
 def _section_of(field: Schema, schema: Schema) -> Schema | None:

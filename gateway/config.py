@@ -169,10 +169,32 @@ class AuthConfig(Section):
     cache_salt_secret: str = Field("", description="Makes the salts of isolate_cache; empty = new at every start.")
 
 
+class ModelConfig(Section):
+    """One model, under the name that backends use for it."""
+
+    tokenizer: str = Field(
+        "", description="Folder or hub name: prompts are tokenized here too, so cached prefixes are known exactly."
+    )
+
+
 class ModelsConfig(Section):
-    """Names of models."""
+    """Names of models, and by name what is to be known of a model."""
+
+    model_config = ConfigDict(extra="allow")  # of the type below
+    __pydantic_extra__: dict[str, ModelConfig] = Field(init=False)
 
     aliases: dict[str, str] = Field(default_factory=dict, description="Name that clients use: name that backends use.")
+
+    @model_validator(mode="after")
+    def _has_no_section_for_an_alias(self) -> Self:
+        if wrong := sorted(self.by_name.keys() & self.aliases.keys()):
+            raise ValueError(f"{wrong[0]!r} is an alias; write its section for {self.aliases[wrong[0]]!r}")
+        return self
+
+    @property
+    def by_name(self) -> dict[str, ModelConfig]:
+        """The sections of single models."""
+        return self.__pydantic_extra__ or {}
 
 
 class Config(Section):

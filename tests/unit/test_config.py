@@ -41,6 +41,12 @@ def test_without_a_backend_there_is_no_configuration(document: Any) -> None:
         ({"routing": {"kv_headroom": 1.5}}, "routing.kv_headroom: "),
         ({"admission": {"max_wait_seconds": 0}}, "admission.max_wait_seconds: "),
         ({"health": {"fall": 0}}, "health.fall: "),
+        ({"models": {"org/m.1": {"tokeniser": "x"}}}, "models.org/m.1.tokeniser: unknown key"),
+        ({"models": {"org/m": "x"}}, "models.org/m: must be a mapping"),
+        (
+            {"models": {"aliases": {"gpt": "org/m"}, "gpt": {}}},
+            "models: 'gpt' is an alias; write its section for 'org/m'",
+        ),
     ],
 )
 def test_a_mistake_is_told_with_its_place(document: dict[str, Any], place: str) -> None:
@@ -214,3 +220,17 @@ def test_the_example_files_are_valid(file: Path, monkeypatch: pytest.MonkeyPatch
     document = yaml.safe_load(file.read_text())
     if isinstance(document, dict) and "backends" in document:
         assert load(file, []).backends
+
+
+def test_a_model_has_a_section_of_its_own_beside_the_aliases() -> None:
+    models = with_section("models", **{"aliases": {"gpt": "org/m"}, "org/m": {"tokenizer": "/models/m"}}).models
+    assert models.aliases == {"gpt": "org/m"}
+    assert {name: model.tokenizer for name, model in models.by_name.items()} == {"org/m": "/models/m"}
+    assert with_section("models", aliases={"gpt": "org/m"}).models.by_name == {}
+
+
+def test_the_schema_tells_what_a_models_section_may_hold() -> None:
+    definitions = Config.model_json_schema()["$defs"]
+    assert definitions["ModelsConfig"]["additionalProperties"] == {"$ref": "#/$defs/ModelConfig"}
+    assert definitions["ModelConfig"]["additionalProperties"] is False
+    assert "tokenizer" in definitions["ModelConfig"]["properties"]
