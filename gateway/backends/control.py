@@ -2,7 +2,7 @@
 
 import errno
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -73,13 +73,15 @@ class ControlClient:
         """The JSON that a path answers with. Raises ControlError."""
         with _translated(path):
             async with self._get(backend, path, timeout_seconds or self._timeout_seconds) as response:
-                _expect_ok(response, path)
-                body = bytearray()
-                async for piece in response.content.iter_chunked(PIECE_BYTES):
-                    body += piece
-                    if len(body) > MAX_JSON_BYTES:
-                        raise ControlError(f"{path} answered more than {MAX_JSON_BYTES} bytes")
-                return orjson.loads(body)
+                return await _json_of(response, path)
+
+    async def post(self, backend: Backend, path: str, document: Any, timeout_seconds: float | None = None) -> Any:
+        """The JSON that a path answers a JSON document with. Raises ControlError."""
+        with _translated(path):
+            async with self._send(
+                "POST", backend, path, timeout_seconds or self._timeout_seconds, orjson.dumps(document)
+            ) as response:
+                return await _json_of(response, path)
 
     async def scrape(self, backend: Backend) -> Scrape:
         """Read /metrics; of a longer page, its first 4 MiB. Raises ControlError."""
@@ -94,13 +96,25 @@ class ControlClient:
                         break
                 return read_scrape(lines.finish(), self._clock())
 
+    def _get(
+        self, backend: Backend, path: str, timeout_seconds: float
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return self._send("GET", backend, path, timeout_seconds)
+
     @asynccontextmanager
-    async def _get(self, backend: Backend, path: str, timeout_seconds: float) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _send(
+        self, method: str, backend: Backend, path: str, timeout_seconds: float, body: bytes | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._session is None:
             raise RuntimeError("the client is used outside its `async with` block")
-        async with self._session.get(
+        headers = {"Authorization": f"Bearer {backend.api_key}"} if backend.api_key else {}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        async with self._session.request(
+            method,
             URL(backend.config.url + path, encoded=True),
-            headers={"Authorization": f"Bearer {backend.api_key}"} if backend.api_key else {},
+            data=body,
+            headers=headers,
             timeout=aiohttp.ClientTimeout(total=timeout_seconds),
             allow_redirects=False,
         ) as response:
@@ -126,3 +140,13 @@ class _translated:
 def _expect_ok(response: aiohttp.ClientResponse, path: str) -> None:
     if response.status != 200:
         raise ControlError(f"{path} answered {response.status}", response.status)
+
+
+async def _json_of(response: aiohttp.ClientResponse, path: str) -> Any:
+    _expect_ok(response, path)
+    body = bytearray()
+    async for piece in response.content.iter_chunked(PIECE_BYTES):
+        body += piece
+        if len(body) > MAX_JSON_BYTES:
+            raise ControlError(f"{path} answered more than {MAX_JSON_BYTES} bytes")
+    return orjson.loads(body)

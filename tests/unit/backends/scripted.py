@@ -72,7 +72,7 @@ class Scripted:
 
     async def __aenter__(self) -> Self:
         app = web.Application()
-        app.router.add_get("/{path:.*}", self._serve)
+        app.router.add_route("*", "/{path:.*}", self._serve)
         self._runner = web.AppRunner(app, shutdown_timeout=0.01, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)

@@ -88,6 +88,29 @@ async def test_questions_carry_the_backends_key_and_no_cookie() -> None:
         assert not any("Cookie" in headers for headers in server.headers)
 
 
+async def test_a_document_is_posted_as_json_with_the_backends_key() -> None:
+    async def echo(request: web.Request) -> web.StreamResponse:
+        sent = await request.json()
+        return web.json_response({"sent": sent, "type": request.content_type, "method": request.method})
+
+    async with Scripted() as server, client() as asking:
+        server.answers["/tokenize"] = echo
+        answer = await asking.post(backend(server.url, api_key="sk-1"), "/tokenize", {"prompt": "žluť"})
+        assert answer == {"sent": {"prompt": "žluť"}, "type": "application/json", "method": "POST"}
+        assert [headers.get("Authorization") for headers in server.headers] == ["Bearer sk-1"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"), [(hang, None), (text_answer("x" * 2000000), None), (json_answer({}, 400), 400)]
+)
+async def test_a_post_has_the_limits_of_a_question(answer, status: int | None) -> None:  # type: ignore[no-untyped-def]
+    async with Scripted() as server, client(0.3) as asking:
+        server.answers["/tokenize"] = answer
+        with pytest.raises(ControlError, match="/tokenize") as error:
+            await asking.post(backend(server.url), "/tokenize", {})
+        assert error.value.status == status
+
+
 async def test_a_redirect_is_not_followed() -> None:
     async def redirect(request: web.Request) -> web.StreamResponse:
         raise web.HTTPFound("/version")
