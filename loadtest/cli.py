@@ -1,4 +1,4 @@
-"""The command line of the load tests: `loadtest run`, `loadtest sim`."""
+"""The command line of the load tests: `loadtest run`, `loadtest sim`, `loadtest replay`."""
 
 from typing import Annotated
 
@@ -6,11 +6,13 @@ import typer
 
 from loadtest.drive.command import run, with_options
 from loadtest.engine.command import Preset, run_simulated_engine
+from loadtest.replay.command import replay
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Drive load at anything that speaks OpenAI's API (`run`), or stand in for a vLLM server (`sim`).",
+    help="Drive load at anything that speaks OpenAI's API (`run`), stand in for a vLLM server (`sim`), or replay a"
+    " recorded trace through routing policies (`replay`).",
     epilog="Such as: loadtest sim --port 8000, and in another terminal: loadtest run http://127.0.0.1:8000 -c 64 -d 30",
 )
 
@@ -60,6 +62,7 @@ def sim(
 
 
 app.command("run")(with_options(run))
+app.command("replay")(replay)
 
 
 def main() -> None:

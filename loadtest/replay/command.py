@@ -1,0 +1,157 @@
+"""`loadtest replay`: reads the options, replays the grid, and writes tables, figures and a picture."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from loadtest.engine.command import Preset
+from loadtest.replay import options as asked
+from loadtest.replay.capacity import Kept, kept_in
+from loadtest.replay.formats import read_trace
+from loadtest.replay.grid import Cell, Outcome, Workers
+from loadtest.replay.picture import page
+from loadtest.replay.results import GridResults
+from loadtest.replay.scenario import Bounds, Faults, Scenario
+from loadtest.replay.tables import terminal_tables
+from loadtest.replay.trace import Trace, TraceError
+
+_WIDEST = 200
+
+
+def replay(
+    trace: asked.TracePath,
+    block_size: asked.BlockSize = None,
+    limit: asked.Limit = None,
+    minutes: asked.Minutes = None,
+    policies: asked.Policies = "ours,lmetric,sglang,llmd",
+    backends: asked.Backends = "4,8",
+    load: asked.Loads = "0.8,0.95",
+    capacity: asked.Capacity = None,
+    seeds: asked.Seeds = 1,
+    baseline: asked.Baseline = "lmetric",
+    jobs: asked.Jobs = 2,
+    preset: asked.Speed = Preset.H100_8B,
+    kv_tokens: asked.KvTokens = 430_000,
+    max_num_seqs: asked.MaxNumSeqs = 256,
+    max_num_batched_tokens: asked.MaxNumBatchedTokens = 8192,
+    slow: asked.SlowEngines = None,
+    restart: asked.LostCaches = None,
+    flash_crowd: asked.Crowd = False,
+    slo_ttft: asked.SloTtft = 0.5,
+    slo_ttft_prefills: asked.SloTtftPrefills = 1.5,
+    slo_tpot: asked.SloTpot = 0.04,
+    out: asked.Out = None,
+) -> None:
+    """Replay a recorded trace through the gateway's own placement, and through other routers' rules.
+
+    Engines are modelled and time is virtual; nothing listens, nothing is sent. Exit code 2: usage, or a bad trace.
+    """
+    complaints = Console(stderr=True)
+    try:
+        plain = Scenario(
+            engines=1,
+            rate_per_second=0.0,
+            seed=0,
+            preset=preset.value,
+            kv_tokens=kv_tokens,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            bounds=Bounds(slo_ttft, slo_ttft_prefills, slo_tpot),
+            faults=_faults(slow, restart, flash_crowd=flash_crowd),
+        )
+        fleets = [replace(plain, engines=engines) for engines in asked.listed(backends, int, "--backends")]
+        loads, names = asked.listed(load, float, "--load"), asked.policies(policies)
+        recorded = read_trace(trace, block_size, limit, minutes)
+        _check(recorded, plain)
+    except (ValueError, TraceError) as error:
+        complaints.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from None
+    with Workers(recorded, jobs) as workers, _progress(complaints) as progress:
+        if capacity is not None:
+            capacities = {fleet.engines: capacity * fleet.engines for fleet in fleets}
+        else:
+            capacities = _capacities(recorded, fleets, workers, progress)
+        cells = [
+            Cell(share, replace(fleet, rate_per_second=share * capacities[fleet.engines], seed=seed), name)
+            for fleet in fleets
+            for share in loads
+            for seed in range(seeds)
+            for name in names
+        ]
+        outcomes = _replayed(cells, workers, progress)
+    command = shlex.join(["loadtest", *sys.argv[1:]])
+    _tell(GridResults(recorded, baseline, capacities, outcomes, command), out, complaints)
+
+
+def _faults(slow: str | None, restart: str | None, *, flash_crowd: bool) -> Faults:
+    faults = Faults(flash_crowd=flash_crowd)
+    if slow is not None:
+        told = asked.slow(slow)
+        faults = replace(faults, slow_factor=told.factor, slow_engines=told.engines)
+    if restart is not None:
+        lost = asked.restart(restart)
+        faults = replace(faults, restart_at=lost.at, restart_share=lost.share)
+    return faults
+
+
+def _check(trace: Trace, scenario: Scenario) -> None:
+    """Whether every request fits into an engine. Raises ValueError."""
+    limits = scenario.limits(trace.block_tokens)
+    longest = max(row.prompt_tokens + row.output_tokens for row in trace.rows)
+    if longest > limits.num_blocks * trace.block_tokens:
+        raise ValueError(f"--kv-tokens: the longest request has {longest} tokens")
+
+
+def _capacities(trace: Trace, scenarios: Sequence[Scenario], workers: Workers, progress: Progress) -> dict[int, float]:
+    kept = Kept(kept_in())
+    found = {scenario.engines: rate for scenario in scenarios if (rate := kept.get(trace, scenario)) is not None}
+    wanted = [scenario for scenario in scenarios if scenario.engines not in found]
+    if wanted:
+        task = progress.add_task("capacity", total=len(wanted))
+        for scenario, rate in zip(wanted, workers.capacities(wanted), strict=True):
+            kept.put(trace, scenario, rate)
+            found[scenario.engines] = rate
+            progress.advance(task)
+    return dict(sorted(found.items()))
+
+
+def _replayed(cells: Sequence[Cell], workers: Workers, progress: Progress) -> list[Outcome]:
+    task = progress.add_task("replays", total=len(cells))
+    found: dict[Cell, Outcome] = {}
+    for outcome in workers.outcomes(cells):
+        found[outcome.cell] = outcome
+        progress.advance(task)
+    return [found[cell] for cell in cells]
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        console=console, transient=True, disable=not console.is_terminal,
+    )  # fmt: skip
+
+
+def _tell(results: GridResults, out: Path | None, complaints: Console) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDEST)
+    for table in terminal_tables(results):
+        console.print(table)
+    requests = sum(outcome.figures.requests for outcome in results.outcomes)
+    seconds = sum(outcome.figures.wall_seconds for outcome in results.outcomes)
+    complaints.print(f"{len(results.outcomes)} replays, {requests / seconds:,.0f} requests per second of one process")
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        document = orjson.dumps(results.document(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        (out / "results.json").write_bytes(document)
+        (out / "report.html").write_text(page(results), encoding="utf-8")
+        complaints.print(f"wrote {out / 'results.json'} and {out / 'report.html'}")

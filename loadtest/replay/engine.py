@@ -1,0 +1,116 @@
+"""One modelled engine in virtual time, for a replay that may hand it a request at any moment.
+
+A stretch of decode-only steps is not carried out until its end, or until a request comes in the middle of it; a step
+that has begun is never changed. So a replay costs a few operations a request, and is exact all the same.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+from loadtest.engine.block_pool import BlockPool
+from loadtest.engine.scheduler import Committed, Limits, Scheduler, Step
+from loadtest.engine.sequence import SequenceState, State
+from loadtest.engine.step_time import StepTime
+
+_NOTHING = Committed(0)
+
+
+class _Pool(BlockPool):
+    def forget(self) -> None:
+        """Lose the index of what is cached, as if every block had been overwritten; who runs keeps its blocks."""
+        self._cached.clear()
+        self._key_of = [None] * self.num_blocks
+
+
+class _Scheduler(Scheduler):
+    def __init__(self, limits: Limits, step_time: StepTime) -> None:
+        super().__init__(limits, step_time)
+        self.pool: _Pool = _Pool(limits.num_blocks)
+
+    @property
+    def only_decodes(self) -> bool:
+        """Nobody is in prefill, nobody waits."""
+        return bool(self.decoding) and not self.prefilling and not self.waiting
+
+    def steps_to_first_end(self) -> int:
+        """Decode steps until the first sequence is at its end."""
+        ends = self._ends
+        while ends[0][2].state is not State.DECODING or ends[0][2].decode_until != ends[0][0]:
+            heapq.heappop(ends)
+        return ends[0][0] - self.decode_clock
+
+    def seconds_of(self, steps: int) -> float:
+        """How long so many decode-only steps take."""
+        return self.step_time.decode_stretch_seconds(steps, len(self.decoding), self._context_tokens)
+
+    def has_blocks_for(self, steps: int) -> bool:
+        """Whether that many steps certainly find the blocks that they begin."""
+        return len(self.decoding) * (steps // self.limits.block_size + 1) <= self.pool.num_free
+
+
+class ReplayEngine:
+    """An engine that says when its next event is; `advance` carries it out."""
+
+    def __init__(self, limits: Limits, step_time: StepTime) -> None:
+        self.scheduler = _Scheduler(limits, step_time)
+        self.next_event_seconds = math.inf
+        self._step: Step | None = None
+        self._decodes_since: float | None = None  # decode-only steps from then on are still to be carried out
+
+    def submit(self, sequence: SequenceState, now: float) -> None:
+        """A request arrives; it joins the step after the one that runs."""
+        if self._decodes_since is not None:
+            self._catch_up(now)
+        sequence.arrived_seconds = now
+        self.scheduler.add(sequence)
+        if self._step is None:
+            self._begin(now)
+
+    def advance(self) -> Committed:
+        """What ended at `next_event_seconds`; the next step begins at once."""
+        now = self.next_event_seconds
+        if self._decodes_since is not None:
+            self._catch_up(math.inf)
+            if self.next_event_seconds > now:
+                return _NOTHING  # the same moment but for rounding
+        assert self._step is not None
+        done = self.scheduler.commit(self._step, now)
+        self._begin(now)
+        return done
+
+    def forget_cache(self) -> None:
+        """The prefix cache is lost; nobody is told."""
+        self.scheduler.pool.forget()
+
+    def _begin(self, now: float) -> None:
+        scheduler = self.scheduler
+        self._step, self._decodes_since = None, None
+        if scheduler.only_decodes:
+            steps = scheduler.steps_to_first_end()
+            if scheduler.has_blocks_for(steps):
+                self._decodes_since = now
+                self.next_event_seconds = now + scheduler.seconds_of(steps)
+                return
+            self._step = scheduler.schedule(now)
+        else:
+            # Whoever waits is first in line, so an arrival cannot change a stretch in which nobody is admitted.
+            self._step = scheduler.schedule(now, math.inf)
+        self.next_event_seconds = math.inf if self._step is None else now + self._step.duration_seconds
+
+    def _catch_up(self, now: float) -> None:
+        """Carry out the decode steps that have begun by now, but for the last one, or the one that ends a sequence."""
+        scheduler, since = self.scheduler, self._decodes_since
+        assert since is not None
+        self._decodes_since = None
+        while True:
+            until_end = scheduler.steps_to_first_end()
+            step = scheduler.schedule(since, now)
+            assert step is not None
+            end = since + step.duration_seconds
+            if end > now or step.repeat >= until_end:
+                self._step, self.next_event_seconds = step, end
+                return
+            scheduler.commit(step, end)
+            since = end

@@ -1,0 +1,135 @@
+"""The gateway's own placement as a replay's router. Everything that the gateway's classes want is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.admission.placement import Binding, Knobs, Placement
+from gateway.admission.queue import Queue, Ticket
+from gateway.config import RoutingConfig
+from gateway.request import Ask, Usage
+from gateway.routing.affinity import Affinity
+from gateway.routing.calibration import Calibration
+from gateway.routing.cost import CostModel
+from gateway.routing.estimate import Estimates
+from gateway.routing.exact_index import ExactIndex
+from gateway.routing.hits import Hits
+from gateway.routing.learning import Learning
+from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
+from gateway.routing.prefix_index import PrefixIndex
+from gateway.routing.trust import Trust
+from loadtest.replay.engine import ReplayEngine
+from loadtest.replay.fleet import fleet
+from loadtest.replay.request import ReplayRequest
+from loadtest.replay.router import Sending
+from loadtest.replay.scenario import Scenario
+
+_MODEL = "replayed"
+_BYTES_PER_TOKEN = 4  # prompts have no text here; sizes are told as if they had
+_NO_BOUND = 1 << 62  # everybody waits as long as it takes, so that all policies answer the same requests
+
+
+class PoolBlocks(ExactIndex):
+    """What KV events would tell, without their delay: the blocks in the engines' own pools."""
+
+    def __init__(self, engines: Sequence[ReplayEngine]) -> None:
+        super().__init__()
+        self._pools = [engine.scheduler.pool for engine in engines]
+        for index in range(len(engines)):
+            self.set_live(index, live=True)
+
+    def depths(self, keys: Sequence[int]) -> list[int]:
+        """Leading blocks that each engine's cache holds."""
+        return [len(pool.find(keys, len(keys))) for pool in self._pools]
+
+
+class GatewayRouter:
+    """Requests go through `Placement` and its line, and their usage is learned from, as in the gateway."""
+
+    def __init__(
+        self,
+        policy: str,
+        scenario: Scenario,
+        block_tokens: int,
+        routing: RoutingConfig,
+        exact: ExactIndex | None = None,
+    ) -> None:
+        self._estimates = Estimates()
+        model = CostModel(routing.seconds_per_prefill_token, routing.decode_weight, scenario.max_num_batched_tokens)
+        calibration = Calibration(model, routing.prefill_window_seconds)
+        capacity = int(scenario.kv_tokens * routing.index_capacity_factor * _BYTES_PER_TOKEN)
+        index, trust = PrefixIndex([capacity] * scenario.engines), Trust()
+        self._learning = Learning(self._estimates, index, trust)
+        self._queue = Queue(_NO_BOUND, _NO_BOUND)
+        backends = fleet(scenario.engines, scenario.max_num_seqs, scenario.kv_tokens, block_tokens, scenario.speeds())
+        knobs = Knobs(routing.aging, routing.kv_headroom, routing.scan, routing.starvation_seconds)
+        hits = Hits(index, trust, exact)
+        self.placement = Placement(
+            {_MODEL: backends}.get, _policy(policy, calibration, hits, self._estimates), self._queue,
+            self._estimates, calibration, knobs,
+        )  # fmt: skip
+        self._block_tokens = block_tokens
+        self._tells_tokens = exact is not None
+        self._asks: dict[int, tuple[Ask, Binding]] = {}  # by the request's number
+        self._tickets: dict[Ticket, ReplayRequest] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the gateway's line."""
+        return len(self._tickets)
+
+    def arrived(self, request: ReplayRequest, now: float) -> list[Sending]:
+        """Bound at once, or in the line."""
+        ask = self._ask(request)
+        placed = self.placement.place(ask, now)
+        if isinstance(placed, Binding):
+            return [self._bound(request, ask, placed)]
+        self._tickets[placed] = request
+        return []
+
+    def first_token(self, request: ReplayRequest, now: float) -> None:
+        """As the gateway sees it pass."""
+        self.placement.first_token(self._asks[request.number][1], now)
+
+    def finished(self, request: ReplayRequest, now: float) -> None:
+        """The lease is given back, and the answer's usage learned."""
+        ask, binding = self._asks.pop(request.number)
+        self.placement.release(binding, now, answered=True)
+        usage = Usage(request.prompt_tokens, request.output_tokens, request.cached_tokens)
+        self._learning.answered(ask, binding.seat.index, binding.hit_tokens, usage)
+
+    def settle(self, now: float) -> list[Sending]:
+        """Look through the line once for all that changed; the caller also comes when time alone has passed."""
+        sendings: list[Sending] = []
+        if not self._tickets:
+            return sendings
+        for ticket, granted in self.placement.drain(_MODEL, now):
+            request = self._tickets.pop(ticket)
+            if not isinstance(granted, Binding):
+                raise granted
+            sendings.append(self._bound(request, ticket.ask, granted))
+        return sendings
+
+    def _bound(self, request: ReplayRequest, ask: Ask, binding: Binding) -> Sending:
+        self._asks[request.number] = ask, binding
+        return request, binding.seat.index
+
+    def _ask(self, request: ReplayRequest) -> Ask:
+        step = self._block_tokens * _BYTES_PER_TOKEN
+        return Ask(
+            _MODEL,
+            keys=request.keys,
+            edges=tuple(range(step, step * len(request.keys) + 1, step)),
+            prompt_size=request.prompt_tokens * _BYTES_PER_TOKEN,
+            prompt_tokens=request.prompt_tokens,
+            turn=request.turn,
+            turn_end=request.turn_end,
+            token_keys=request.keys if self._tells_tokens else (),
+            streams=True,
+        )
+
+
+def _policy(name: str, calibration: Calibration, hits: Hits, estimates: Estimates) -> Policy:
+    if name == "prefix":
+        return PrefixPolicy(calibration, hits, estimates, Affinity())
+    return LeastLoadedPolicy() if name == "least_loaded" else RoundRobinPolicy()

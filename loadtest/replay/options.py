@@ -1,0 +1,123 @@
+"""The options of `loadtest replay`: their help, and how lists and faults are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from typer import Argument, Option
+
+from loadtest.engine.command import Preset
+from loadtest.replay.policies import NAMES, USUAL
+
+_T = TypeVar("_T")
+_ROWS, _GRID, _ENGINE, _FAULTS, _OUTCOME = "Trace", "Grid", "Engines", "Faults", "Bounds and results"
+
+
+def _option(*names: str, panel: str, told: str, **more: Any) -> Any:
+    return Option(*names, rich_help_panel=panel, help=told, **more)
+
+
+TracePath = Annotated[Path, Argument(help="Mooncake's JSONL, a derivative of it, or sessions; or Azure's CSV.")]
+BlockSize = Annotated[
+    int | None, _option(min=1, panel=_ROWS, told="Tokens of a hash_ids block. Default: as the format has it.")
+]
+Limit = Annotated[int | None, _option(min=1, panel=_ROWS, told="The first rows only.")]
+Minutes = Annotated[float | None, _option(min=0.01, panel=_ROWS, told="The first minutes only.")]
+
+Policies = Annotated[str, _option(panel=_GRID, told=f"`all` ({', '.join(USUAL)}), or some of {', '.join(NAMES)}.")]
+Backends = Annotated[str, _option(panel=_GRID, told="Numbers of engines.")]
+Loads = Annotated[str, _option("--load", panel=_GRID, told="Shares of capacity.")]
+Capacity = Annotated[
+    float | None, _option(min=0.001, panel=_GRID, told="Requests/s that one engine carries. Default: found, and kept.")
+]
+Seeds = Annotated[int, _option(min=1, panel=_GRID, told="How many; they shift and jitter the trace, and decide lots.")]
+Baseline = Annotated[str, _option(panel=_GRID, told="The policy that ratios are against.")]
+Jobs = Annotated[int, _option("--jobs", "-j", min=1, panel=_GRID, told="Processes.")]
+
+Speed = Annotated[Preset, _option("--preset", panel=_ENGINE, told="How fast an engine is.")]
+KvTokens = Annotated[int, _option(min=1, panel=_ENGINE, told="Size of a KV cache in tokens.")]
+MaxNumSeqs = Annotated[int, _option(min=1, panel=_ENGINE, told="Sequences that run at once.")]
+MaxNumBatchedTokens = Annotated[int, _option(min=1, panel=_ENGINE, told="Tokens of a step.")]
+
+SlowEngines = Annotated[
+    str | None, _option("--slow", panel=_FAULTS, told="FACTOR:COUNT engines are slower; the gateway is told, once.")
+]
+LostCaches = Annotated[
+    str | None, _option("--restart", panel=_FAULTS, told="AT:SHARE of the engines lose their caches; nobody is told.")
+]
+Crowd = Annotated[
+    bool, _option("--flash-crowd", panel=_FAULTS, told="12 % more requests, all on one new prefix of 8k tokens.")
+]
+
+SloTtft = Annotated[float, _option(min=0, panel=_OUTCOME, told="Bound on TTFT: these seconds, and what comes next.")]
+SloTtftPrefills = Annotated[float, _option(min=0, panel=_OUTCOME, told="Times the prompt's prefill without a cache.")]
+SloTpot = Annotated[float, _option(min=0, panel=_OUTCOME, told="Bound on TPOT in seconds.")]
+Out = Annotated[
+    Path | None, _option("--out", "-o", file_okay=False, panel=_OUTCOME, told="Folder for results.json, report.html.")
+]
+
+
+def listed(text: str, parse: Callable[[str], _T], name: str) -> list[_T]:
+    """Values between commas. Raises ValueError."""
+    try:
+        values = [parse(part.strip()) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{name}: {text!r} is not a list of values between commas") from None
+    if any(isinstance(value, int | float) and value <= 0 for value in values):
+        raise ValueError(f"{name}: values must be above 0")
+    return values
+
+
+def policies(text: str) -> list[str]:
+    """Names between commas, or `all`. Raises ValueError."""
+    if text == "all":
+        return list(USUAL)
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in NAMES]
+    if unknown:
+        raise ValueError(f"--policies: {', '.join(unknown)} unknown; there are {', '.join(NAMES)}")
+    return list(dict.fromkeys(names))
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """So many engines take that multiple of the time."""
+
+    factor: float
+    engines: int
+
+
+def slow(text: str) -> Slow:
+    """FACTOR:COUNT. Raises ValueError."""
+    factor, colon, count = text.partition(":")
+    try:
+        parsed = Slow(float(factor), int(count) if colon else 1)
+    except ValueError:
+        raise ValueError(f"--slow: {text!r} is not FACTOR:COUNT, such as 2.5:4") from None
+    if parsed.factor <= 0 or parsed.engines < 1:
+        raise ValueError("--slow: factor and count must be above 0")
+    return parsed
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """At this share of the replay, this share of the engines lose their caches."""
+
+    at: float
+    share: float
+
+
+def restart(text: str) -> Restart:
+    """AT:SHARE, where SHARE may be `half` or `all`. Raises ValueError."""
+    at, colon, share = text.partition(":")
+    words = {"half": 0.5, "all": 1.0}
+    try:
+        parsed = Restart(float(at), words[share] if share in words else float(share) if colon else 0.5)
+    except ValueError:
+        raise ValueError(f"--restart: {text!r} is not AT:SHARE, such as 0.4:half") from None
+    if not (0 <= parsed.at < 1 and 0 < parsed.share <= 1):
+        raise ValueError("--restart: the moment is a share from 0 to 1 of the replay, and so is SHARE of the engines")
+    return parsed

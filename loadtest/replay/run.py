@@ -1,0 +1,33 @@
+"""One replay, from a trace to figures."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from loadtest.replay.policies import Site, router_of
+from loadtest.replay.scenario import Scenario
+from loadtest.replay.simulation import Simulation, engines_of
+from loadtest.replay.summary import Figures, figures_of
+from loadtest.replay.trace import Trace
+from loadtest.replay.workload import FlashCrowd, requests_of
+
+
+def replay(trace: Trace, scenario: Scenario, policy: str, told: Callable[[int], None] | None = None) -> Figures:
+    """Replay the trace under a policy. The same arguments give the same figures, but for the wall time."""
+    faults = scenario.faults
+    requests = requests_of(
+        trace, scenario.engines, scenario.rate_per_second, scenario.seed, FlashCrowd() if faults.flash_crowd else None
+    )
+    engines = engines_of(scenario, trace.block_tokens)
+    lots = random.Random(f"{policy}/{scenario.seed}")
+    router = router_of(policy, Site(scenario, trace.block_tokens, engines, lots))
+    wipe = None
+    if faults.restart_at is not None:
+        # Of a closed loop the last arrival is not known beforehand: the sessions' starts tell how long it lasts.
+        length = max(request.arrival_seconds for request in requests if request.arrival_seconds < float("inf"))
+        wipe = faults.restart_at * length, range(round(faults.restart_share * scenario.engines))
+    began = time.perf_counter()
+    Simulation(requests, engines, router, wipe).run(told)
+    return figures_of(requests, scenario, time.perf_counter() - began)

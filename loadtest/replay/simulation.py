@@ -1,0 +1,138 @@
+"""The replay itself: arrivals, engine steps and the router's reactions, in order of virtual time."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from loadtest.engine.scheduler import Committed
+from loadtest.engine.sequence import SequenceState
+from loadtest.engine.step_time import StepTime
+from loadtest.replay.engine import ReplayEngine
+from loadtest.replay.request import ReplayRequest
+from loadtest.replay.router import Router, Sending
+from loadtest.replay.scenario import Scenario
+
+_LOOK_SECONDS = 0.05  # how often the gateway looks through its line though nothing happened
+
+
+def engines_of(scenario: Scenario, block_tokens: int) -> list[ReplayEngine]:
+    """The scenario's engines."""
+    limits = scenario.limits(block_tokens)
+    return [ReplayEngine(limits, _slowed(scenario.step_time, speed)) for speed in scenario.speeds()]
+
+
+def _slowed(step: StepTime, factor: float) -> StepTime:
+    if factor == 1.0:
+        return step
+    return replace(
+        step,
+        base_seconds=step.base_seconds * factor,
+        per_prefill_token_seconds=step.per_prefill_token_seconds * factor,
+        per_attention_pair_seconds=step.per_attention_pair_seconds * factor,
+        per_decode_sequence_seconds=step.per_decode_sequence_seconds * factor,
+        per_context_token_seconds=step.per_context_token_seconds * factor,
+    )
+
+
+class Simulation:
+    """Owner of virtual time. A request is sent on at once: the network takes none."""
+
+    def __init__(
+        self,
+        requests: Sequence[ReplayRequest],
+        engines: Sequence[ReplayEngine],
+        router: Router,
+        wipe: tuple[float, Sequence[int]] | None = None,
+    ) -> None:
+        self._engines = engines
+        self._router = router
+        self._requests = requests
+        self._arrivals = [(r.arrival_seconds, r.number) for r in requests if r.arrival_seconds != math.inf]
+        heapq.heapify(self._arrivals)
+        self._events = [math.inf] * len(engines)
+        self._wipe = wipe
+        self._look_seconds = math.inf
+        self.now_seconds = 0.0
+        self.left = len(requests)
+
+    def run(self, told: Callable[[int], None] | None = None) -> None:
+        """Until every request is answered; `told` hears now and then how many are left."""
+        events, arrivals = self._events, self._arrivals
+        next_told = self.left
+        while self.left:
+            engine_event = min(events)
+            arrival = arrivals[0][0] if arrivals else math.inf
+            now = min(engine_event, arrival, self._look_seconds)
+            if now == math.inf:
+                raise RuntimeError(f"{self.left} requests are never answered")
+            self.now_seconds = now
+            if self._wipe is not None and now >= self._wipe[0]:
+                self._forget()
+            if engine_event == now:
+                self._advance(events.index(now), now)
+            elif arrival == now:
+                self._arrive(now)
+            self._settle(now)
+            if told is not None and self.left <= next_told:
+                told(self.left)
+                next_told = self.left - max(1, len(self._requests) // 50)
+
+    def _arrive(self, now: float) -> None:
+        _, number = heapq.heappop(self._arrivals)
+        self._send(self._router.arrived(self._requests[number], now), now)
+
+    def _advance(self, index: int, now: float) -> None:
+        engine = self._engines[index]
+        done: Committed = engine.advance()
+        self._events[index] = engine.next_event_seconds
+        for sequence in done.started:
+            request = self._requests[sequence.sequence_id]
+            if request.first_token_seconds < 0:
+                request.first_token_seconds = now
+                request.cached_tokens = sequence.cached_tokens
+                self._router.first_token(request, now)
+        for sequence in done.finished:
+            self._finish(self._requests[sequence.sequence_id], sequence, now)
+
+    def _finish(self, request: ReplayRequest, sequence: SequenceState, now: float) -> None:
+        request.finished_seconds = now
+        request.preemptions = sequence.preemptions
+        self.left -= 1
+        self._router.finished(request, now)
+        following = request.following
+        if following is not None:
+            following.arrival_seconds = now + following.think_seconds
+            heapq.heappush(self._arrivals, (following.arrival_seconds, following.number))
+
+    def _settle(self, now: float) -> None:
+        self._send(self._router.settle(now), now)
+        if not self._router.waiting:
+            self._look_seconds = math.inf
+        elif now >= self._look_seconds or self._look_seconds == math.inf:
+            self._look_seconds = now + _LOOK_SECONDS
+
+    def _send(self, sendings: list[Sending], now: float) -> None:
+        for request, index in sendings:
+            request.engine = index
+            engine = self._engines[index]
+            engine.submit(_sequence(request), now)
+            self._events[index] = engine.next_event_seconds
+
+    def _forget(self) -> None:
+        assert self._wipe is not None
+        for index in self._wipe[1]:
+            self._engines[index].forget_cache()
+        self._wipe = None
+
+
+def _sequence(request: ReplayRequest) -> SequenceState:
+    return SequenceState(
+        request.number,
+        request.prompt_tokens,
+        request.output_tokens,
+        request.keys,
+        lambda: request.answer_keys,
+    )

@@ -1,0 +1,116 @@
+"""What one replay came to, and how policies compare over many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from loadtest.replay.request import ReplayRequest
+from loadtest.replay.scenario import Scenario
+from loadtest.report.statistics import percentile
+
+WARM_UP_SHARE = 0.1
+_VIOLATION_FLOOR = 0.01  # added to both sides of a ratio of violations: none against few is no infinite gain
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean and percentiles; seconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One policy in one scenario; shares are of the requests that count."""
+
+    requests: int
+    ttft: Spread
+    tpot: Spread
+    e2e: Spread
+    goodput: float  # share that kept both bounds
+    ttft_violations: float
+    tpot_violations: float
+    hit_ratio: float  # of prompt tokens
+    preemptions: int
+    prefill_imbalance: float  # prompt tokens computed by the busiest engine, against the mean
+    virtual_seconds: float
+    wall_seconds: float
+
+    @property
+    def violations(self) -> float:
+        """Share that broke a bound."""
+        return 1.0 - self.goodput
+
+
+def figures_of(requests: Sequence[ReplayRequest], scenario: Scenario, wall_seconds: float) -> Figures:
+    """Figures of a finished replay. The first tenth to arrive found empty caches and counts for nothing."""
+    ordered = sorted(requests, key=lambda request: (request.arrival_seconds, request.number))
+    counted = ordered[int(len(ordered) * WARM_UP_SHARE) :]
+    bounds = scenario.bounds
+    late = [
+        request.ttft_seconds
+        > bounds.ttft_seconds + bounds.ttft_prefills * scenario.cold_prefill_seconds(request.prompt_tokens)
+        for request in counted
+    ]
+    slow = [(request.tpot_seconds or 0.0) > bounds.tpot_seconds for request in counted]
+    computed = [0] * scenario.engines
+    for request in counted:
+        computed[request.engine] += request.prompt_tokens - request.cached_tokens
+    return Figures(
+        requests=len(counted),
+        ttft=_spread(request.ttft_seconds for request in counted),
+        tpot=_spread(tpot for request in counted if (tpot := request.tpot_seconds) is not None),
+        e2e=_spread(request.e2e_seconds for request in counted),
+        goodput=sum(not (a or b) for a, b in zip(late, slow, strict=True)) / len(counted),
+        ttft_violations=sum(late) / len(counted),
+        tpot_violations=sum(slow) / len(counted),
+        hit_ratio=sum(r.cached_tokens for r in counted) / sum(r.prompt_tokens for r in counted),
+        preemptions=sum(request.preemptions for request in counted),
+        prefill_imbalance=max(computed) * len(computed) / max(1, sum(computed)),
+        virtual_seconds=max(request.finished_seconds for request in requests),
+        wall_seconds=wall_seconds,
+    )
+
+
+def _spread(values: Iterable[float]) -> Spread:
+    ordered = sorted(values)
+    if not ordered:
+        return Spread(0.0, 0.0, 0.0, 0.0)
+    mean = math.fsum(ordered) / len(ordered)
+    return Spread(mean, percentile(ordered, 50), percentile(ordered, 90), percentile(ordered, 99))
+
+
+@dataclass(frozen=True, slots=True)
+class Ratios:
+    """Geometric means, over scenarios, of a policy's figures against the baseline's; below 1 is better."""
+
+    ttft: float
+    ttft_p50: float
+    ttft_p99: float
+    tpot: float
+    tpot_p99: float
+    e2e: float
+    violations: float
+
+
+def ratios(pairs: Sequence[tuple[Figures, Figures]]) -> Ratios:
+    """Of (policy's, baseline's) figures, one pair a scenario."""
+    return Ratios(
+        ttft=_geometric((a.ttft.mean, b.ttft.mean) for a, b in pairs),
+        ttft_p50=_geometric((a.ttft.p50, b.ttft.p50) for a, b in pairs),
+        ttft_p99=_geometric((a.ttft.p99, b.ttft.p99) for a, b in pairs),
+        tpot=_geometric((a.tpot.mean, b.tpot.mean) for a, b in pairs),
+        tpot_p99=_geometric((a.tpot.p99, b.tpot.p99) for a, b in pairs),
+        e2e=_geometric((a.e2e.mean, b.e2e.mean) for a, b in pairs),
+        violations=_geometric((a.violations + _VIOLATION_FLOOR, b.violations + _VIOLATION_FLOOR) for a, b in pairs),
+    )
+
+
+def _geometric(pairs: Iterable[tuple[float, float]]) -> float:
+    logs = [math.log(value / base) for value, base in pairs if value > 0 and base > 0]
+    return math.exp(math.fsum(logs) / len(logs)) if logs else 1.0

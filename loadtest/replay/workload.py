@@ -1,0 +1,124 @@
+"""A trace as the traffic of N engines: copies rotated in time, each with prefixes of its own, at a chosen rate."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from loadtest.replay.answers import Turn, turns_of
+from loadtest.replay.request import ReplayRequest
+from loadtest.replay.trace import Row, Trace
+
+_ENGINES_PER_COPY = 4
+_NAMESPACE = 1 << 44  # added to the keys of a copy
+_CROWD_KEY = 1 << 60
+_COMMON_SHARE = 0.5  # a block that at least this share of requests begins with stays common to all copies
+
+
+@dataclass(frozen=True, slots=True)
+class FlashCrowd:
+    """Many requests on one new prefix, spread evenly over a part of the replay."""
+
+    share: float = 0.12  # of the other requests
+    begins: float = 0.4
+    ends: float = 0.6
+    prefix_tokens: int = 8192
+    own_tokens: int = 512
+    output_tokens: int = 150
+
+
+def copies_for(trace: Trace, engines: int, rate_per_second: float) -> int:
+    """How often the trace is laid over itself.
+
+    Of requests: once for each four engines, so that the rate alone sets how close repeated prompts follow each other.
+    Of sessions: as often as the rate needs, because think times are people's and do not shrink.
+    """
+    if trace.sessions:
+        return max(1, math.ceil(rate_per_second / trace.rate_per_second))
+    return max(1, engines // _ENGINES_PER_COPY)
+
+
+def requests_of(
+    trace: Trace, engines: int, rate_per_second: float, seed: int, crowd: FlashCrowd | None = None
+) -> list[ReplayRequest]:
+    """All requests, those of an open loop with their arrivals; of a session the first turn alone has one."""
+    rng = random.Random(f"{trace.name}/{seed}")
+    copies = copies_for(trace, engines, rate_per_second)
+    stretch = copies * trace.rate_per_second / rate_per_second
+    turns = turns_of(trace.rows, trace.block_tokens)
+    common = _common_key(trace.rows)
+    made: list[ReplayRequest] = []
+    for copy in range(copies):
+        offset = rng.random() * trace.span_seconds if copy or seed else 0.0
+        made += _copy(trace, turns, _renamed(copy, common), offset, stretch, rng)
+    if crowd is not None:
+        made += _crowd(crowd, len(made), trace.span_seconds * stretch, trace.block_tokens, rng)
+    made.sort(key=lambda request: request.arrival_seconds)
+    for number, request in enumerate(made):
+        request.number = number
+    return made
+
+
+def _copy(
+    trace: Trace,
+    turns: Sequence[Turn],
+    renamed: Callable[[tuple[int, ...]], tuple[int, ...]],
+    offset: float,
+    stretch: float,
+    rng: random.Random,
+) -> list[ReplayRequest]:
+    span, made, latest = trace.span_seconds, [], dict[int, ReplayRequest]()
+    for row, turn in zip(trace.rows, turns, strict=True):
+        at = row.at_seconds + (rng.random() * trace.tick_seconds if trace.tick_seconds else 0.0)
+        request = ReplayRequest(
+            0, (at + offset) % span * stretch, row.prompt_tokens, row.output_tokens,
+            renamed(row.keys), renamed(turn.answer_keys), row.think_seconds, turn.turn, turn.turn_end,
+        )  # fmt: skip
+        made.append(request)
+        if row.session is not None:
+            before = latest.get(row.session)
+            if before is not None:
+                before.following, request.arrival_seconds = request, math.inf
+            latest[row.session] = request
+    return made
+
+
+def _renamed(copy: int, common: int | None) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
+    """Keys in the copy's own namespace; one object for each key, however often it occurs."""
+    if copy == 0:
+        return lambda keys: keys
+    names: dict[int, int] = {} if common is None else {common: common}
+
+    def renamed(keys: tuple[int, ...]) -> tuple[int, ...]:
+        for key in keys:
+            if key not in names:
+                names[key] = key + copy * _NAMESPACE
+        return tuple([names[key] for key in keys])
+
+    return renamed
+
+
+def _common_key(rows: Sequence[Row]) -> int | None:
+    """The block that most prompts begin with, such as a system prompt."""
+    firsts = [row.keys[0] for row in rows if row.keys]
+    if not firsts:
+        return None
+    common = max(set(firsts), key=firsts.count) if len(set(firsts)) < 1000 else None
+    return common if common is not None and firsts.count(common) >= _COMMON_SHARE * len(rows) else None
+
+
+def _crowd(
+    crowd: FlashCrowd, others: int, length_seconds: float, block_tokens: int, rng: random.Random
+) -> list[ReplayRequest]:
+    prefix = tuple(range(_CROWD_KEY, _CROWD_KEY + crowd.prefix_tokens // block_tokens))
+    own = crowd.own_tokens // block_tokens
+    fresh = count(_CROWD_KEY << 1)
+    made = []
+    for _ in range(int(crowd.share * others)):
+        at = (crowd.begins + rng.random() * (crowd.ends - crowd.begins)) * length_seconds
+        keys = prefix + tuple(next(fresh) for _ in range(own))
+        made.append(ReplayRequest(0, at, crowd.prefix_tokens + crowd.own_tokens, crowd.output_tokens, keys))
+    return made
