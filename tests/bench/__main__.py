@@ -2,6 +2,7 @@
 
 `python -m tests.bench run` builds the tools, installs the peers that are missing, compares, and prints the table.
 `smoke` is a short run of ours, and of nginx if it is there, that fails on any error.
+`routing` compares what routers make of prefix caches, on real engines under a trace.
 
 The proxy has one core to itself. On another core a mock of two vLLM servers answers and a closed-loop load generator
 asks; both are in C and cost less than any proxy. Every repetition runs every proxy once, in turn, so that a drift of
@@ -9,24 +10,21 @@ the machine hits all alike: quote medians and ratios of one run. CPU is that of 
 same window in which requests and events are counted. A proxy that cannot be installed is left out with a word.
 """
 
-import fcntl
 import os
 import resource
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
 
 from tests.bench import measure, peers, report, scenarios
+from tests.bench.alone import alone
 from tests.bench.install import NotInstalled, install, version
 from tests.bench.machine import describe
 from tests.bench.peers import OURS, Peer
 from tests.bench.place import Cores, Place, choose_cores, hardware_siblings
 from tests.bench.results import Results, Turn
+from tests.bench.routing.command import routing
 from tests.bench.scenarios import Scenario
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -91,6 +89,13 @@ def smoke(names: Names = None, directory: Directory = _ROOT) -> None:
     typer.echo("smoke: every request was answered well")
 
 
+app.command("routing")(routing)
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
 def _fail(why: str) -> NoReturn:
     typer.echo(why, err=True)
     raise typer.Exit(1)
@@ -98,7 +103,7 @@ def _fail(why: str) -> NoReturn:
 
 def _prepare(place: Place, names: list[str]) -> list[Peer]:
     try:
-        return install(place, peers.named(names), say=lambda text: typer.echo(text, err=True))
+        return install(place, peers.named(names), say=_say)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except NotInstalled as error:
@@ -108,9 +113,8 @@ def _prepare(place: Place, names: list[str]) -> list[Peer]:
 def _compare(place: Place, ready: list[Peer], chosen: list[Scenario], repetitions: int) -> Results:
     cores = _take_cores()
     turns: dict[str, list[Turn]] = {peer.name: [] for peer in ready}
-    signal.signal(signal.SIGTERM, _leave)
     try:
-        with _alone(place), measure.engines(place, cores) as bench:
+        with alone(place, _say), measure.engines(place, cores) as bench:
             for repetition in range(1, repetitions + 1):
                 for peer in ready:
                     typer.echo(f"repetition {repetition} of {repetitions}: {peer.name}", err=True)
@@ -125,18 +129,6 @@ def _compare(place: Place, ready: list[Peer], chosen: list[Scenario], repetition
     )
 
 
-@contextmanager
-def _alone(place: Place) -> Iterator[None]:
-    """Waits until no other comparison uses the place; ends with the process, however it ends."""
-    with place.lock.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            typer.echo(f"waiting for another comparison that holds {place.lock}", err=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _take_cores() -> Cores:
     """Choose cores, move this process off the proxy's, and allow children the connections that 500 streams need."""
     try:
@@ -147,11 +139,6 @@ def _take_cores() -> Cores:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, _OPEN_FILES)), hard))
     return cores
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """On SIGTERM: leave through the `with` blocks, which stop what was started."""
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class Bench:
     """What every measurement needs."""
 
     place: Place
-    engines: tuple[int, int]
+    engines: tuple[int, ...]
     """The ports of the running mock engines."""
     cores: Cores
 

@@ -49,7 +49,7 @@ class Ports:
 
     proxy: int
     metrics: int
-    engines: tuple[int, int]
+    engines: tuple[int, ...]
 
     @property
     def backends(self) -> list[str]:
@@ -103,7 +103,7 @@ def is_free(port: int) -> bool:
     return True
 
 
-def choose_ports(engines: tuple[int, int] | None = None, free: Callable[[int], bool] = is_free) -> Ports:
+def choose_ports(engines: tuple[int, ...] | None = None, free: Callable[[int], bool] = is_free) -> Ports:
     """The usual ports, or the next free ones; all below the range from which outgoing connections take theirs.
 
     ENGINES that run already keep theirs.

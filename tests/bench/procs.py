@@ -14,8 +14,11 @@ _PROC = Path("/proc")
 
 
 @contextmanager
-def _bound_to(core: int) -> Iterator[None]:
-    """This thread, and so what it starts meanwhile, on one core."""
+def _bound_to(core: int | None) -> Iterator[None]:
+    """This thread, and so what it starts meanwhile, on one core; None = where it may run anyway."""
+    if core is None:
+        yield
+        return
     usual = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -26,12 +29,12 @@ def _bound_to(core: int) -> Iterator[None]:
 
 def launch(
     command: list[str],
-    core: int,
+    core: int | None,
     out: int | IO[bytes],
     error: int | IO[bytes],
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start COMMAND on a core, in a process group of its own."""
+    """Start COMMAND on a core, or on any, in a process group of its own."""
     inherited = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     with _bound_to(core):
         return subprocess.Popen(
@@ -46,9 +49,12 @@ def launch(
 
 @contextmanager
 def running(
-    command: list[str], core: int, log: Path, environment: Mapping[str, str] | None = None
+    command: list[str], core: int | None, log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A server on a core, stopped at the end. It prints errors to LOG, the rest beside it with the suffix .out."""
+    """A server on a core, or on any, stopped at the end.
+
+    It prints errors to LOG, the rest beside it with the suffix .out.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     printed = log.with_suffix(".out")
     with printed.open("wb") as out, log.open("wb") as error:
