@@ -1,0 +1,126 @@
+"""Prompts that would show it if the gateway and a backend tokenized differently, and what the difference is."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from gateway.tokenization.conversation import Feature
+
+Tokens = Sequence[int]
+
+_TEXT: Final = (
+    "Příliš žluťoučký kůň, 3.14159 = 10²³;  two  spaces\t日本語 e\u0301 🧑\u200d🚀\n"
+    "\n\tdef f(x):\n        return x ** 2\n"
+)
+_FUNCTIONS: Final = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Today's weather \u2013 <b>briefly</b>.",
+            "parameters": {
+                "type": "object",
+                "properties": {"place": {"type": "string"}, "days": {"type": "integer", "default": 1}},
+                "required": ["place"],
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "get_time"}},
+]
+_CALL: Final = {
+    "id": "call00001",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": '{"place": "Plze\u0148", "days": 2}'},
+}
+_SYSTEM: Final = {"role": "system", "content": "You are brief. Ž\n"}
+_QUESTION: Final = {"role": "user", "content": _TEXT}
+_ANSWER: Final = {"role": "assistant", "content": " It squares:\n\n```\n4\n```"}
+_THOUGHT: Final = {"role": "assistant", "content": "Four.", "reasoning": "Two squared\nis four."}
+_PARTS: Final = [{"type": "text", "text": "First part."}, {"type": "text", "text": " And a second one."}]
+
+
+class Probe(NamedTuple):
+    """A request, as a client would send it and /tokenize takes it, and the feature that it tries."""
+
+    feature: Feature
+    document: Mapping[str, Any]
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint whose requests look like this."""
+        return "completions" if self.feature is Feature.COMPLETION else "chat"
+
+
+def _chat(*messages: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {"messages": list(messages), "add_generation_prompt": True, **more}
+
+
+PROBES: Final = (
+    Probe(Feature.COMPLETION, {"prompt": _TEXT}),
+    Probe(Feature.COMPLETION, {"prompt": _TEXT * 2, "add_special_tokens": False}),
+    Probe(Feature.CHAT, _chat(_QUESTION)),
+    Probe(Feature.CHAT, _chat(_QUESTION, _ANSWER, {"role": "user", "content": "\tThanks. "})),
+    Probe(Feature.CHAT, _chat(_SYSTEM, _QUESTION)),
+    Probe(Feature.PARTS, _chat({"role": "user", "content": _PARTS})),
+    Probe(Feature.TOOLS, _chat(_QUESTION, tools=_FUNCTIONS)),
+    Probe(
+        Feature.TOOLS,
+        _chat(
+            _QUESTION,
+            {"role": "assistant", "content": None, "tool_calls": [_CALL]},
+            {"role": "tool", "tool_call_id": "call00001", "content": '{"sky": "blue"}'},
+            tools=_FUNCTIONS,
+        ),
+    ),
+    Probe(Feature.REASONING, _chat(_QUESTION, _THOUGHT, {"role": "user", "content": "And cubed?"})),
+    Probe(
+        Feature.CONTINUED,
+        _chat(_QUESTION, _ANSWER) | {"add_generation_prompt": False, "continue_final_message": True},
+    ),
+)
+_HINTS: Final = {
+    Feature.COMPLETION: "the backend has another tokenizer or another revision of it, or its mode is set by a flag",
+    Feature.CHAT: "the backend has another chat template, or one of the flags --chat-template,"
+    " --chat-template-content-format, --default-chat-template-kwargs",
+}
+
+
+class Comparison(NamedTuple):
+    """What of a model's prompts is made alike on both sides; `difference` is one that makes the rest useless."""
+
+    features: frozenset[Feature]
+    difference: str = ""
+
+    @property
+    def alike(self) -> bool:
+        """Whether the tokens told here can be used for the backend."""
+        return bool(self.features) and not self.difference
+
+
+def compare(ours: Sequence[Tokens | None], theirs: Sequence[Tokens | None]) -> Comparison:
+    """Both sides' answers to `PROBES`, in their order; None = that side refuses the prompt.
+
+    A probe that both refuse says nothing (templates may refuse system turns, and some models have no template).
+    """
+    told: set[Feature] = set()
+    unlike: dict[Feature, str] = {}
+    for probe, our, their in zip(PROBES, ours, theirs, strict=True):
+        if our is None and their is None:
+            continue
+        told.add(probe.feature)
+        if (difference := _difference(our, their)) and probe.feature not in unlike:
+            unlike[probe.feature] = difference
+    for feature in (Feature.COMPLETION, Feature.CHAT):
+        if feature in unlike:
+            return Comparison(frozenset(), f"{feature}: {unlike[feature]}; perhaps {_HINTS[feature]}")
+    return Comparison(frozenset(told - unlike.keys()))
+
+
+def _difference(ours: Tokens | None, theirs: Tokens | None) -> str:
+    if ours is None or theirs is None:
+        return "only the backend renders it" if ours is None else "only the gateway renders it"
+    if ours == theirs:
+        return ""
+    for position, (our, their) in enumerate(zip(ours, theirs, strict=False)):
+        if our != their:
+            return f"from token {position} on, {our} here and {their} there"
+    return f"{len(ours)} tokens here and {len(theirs)} there"

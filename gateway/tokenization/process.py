@@ -1,0 +1,105 @@
+"""One life of the tokenizer process, as the gateway sees it: questions go in, answers come back, until it ends."""
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+from gateway.tokenization.wire import LENGTH_BYTES, Answer, Job, Load, framed, length_of, read_answer
+
+COMMAND: Final = (sys.executable, "-m", "gateway.tokenization.worker")
+_QUIET: Final = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+_IN_HAND: Final = 2  # questions sent and not yet answered: the next one is there when the process is done with one
+
+
+class ProcessEnded(Exception):
+    """The tokenizer process is no longer there to answer."""
+
+
+class TokenizerProcess:
+    """Asks the process; made by `running`."""
+
+    def __init__(self, process: Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._questions = process.stdin
+        self._answers = process.stdout
+        self._turns = asyncio.Semaphore(_IN_HAND)
+        self._asked: dict[int, tuple[asyncio.Future[Answer], asyncio.TimerHandle]] = {}
+        self._number = 0
+        self._ended = False
+
+    async def ask(self, make: Callable[[int], Load | Job], hung_seconds: float) -> Answer:
+        """The answer to the question that `make` makes of its number. Raises ProcessEnded.
+
+        A caller that is cancelled leaves its question to be answered unheard. A process that takes longer than
+        `hung_seconds` over one question is killed.
+        """
+        await self._turns.acquire()  # released when the question is answered, or the process has ended
+        if self._ended or self._questions.is_closing():
+            self._turns.release()
+            raise ProcessEnded
+        self._number += 1
+        number = self._number
+        try:
+            message = framed(make(number))
+        except BaseException:
+            self._turns.release()
+            raise
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[Answer] = loop.create_future()
+        self._asked[number] = answered, loop.call_later(hung_seconds, self._kill)
+        self._questions.write(message)
+        return await answered
+
+    async def listen(self) -> None:
+        """Hand out answers until the process ends."""
+        try:
+            while True:
+                prefix = await self._answers.readexactly(LENGTH_BYTES)
+                answer = read_answer(await self._answers.readexactly(length_of(prefix)))
+                answered, timer = self._asked.pop(answer.number)
+                timer.cancel()
+                self._turns.release()
+                if not answered.done():
+                    answered.set_result(answer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        for answered, timer in self._asked.values():
+            timer.cancel()
+            self._turns.release()
+            if not answered.done():
+                answered.set_exception(ProcessEnded())
+        self._asked.clear()
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+
+@asynccontextmanager
+async def running(command: tuple[str, ...] = COMMAND) -> AsyncIterator[TokenizerProcess]:
+    """A process for the block; it ends with it. Raises OSError if none can be started."""
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=os.environ | _QUIET)
+    asking = TokenizerProcess(process)
+    try:
+        yield asking
+    finally:
+        asking._end()
+        asking._kill()
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.wait()

@@ -1,0 +1,273 @@
+"""Exact tokens of prompts for models whose tokenizer is configured, as far as backends were seen to make the same ones.
+
+Rendering and encoding happen in a process of their own. Whatever goes wrong there, a request is told None in bounded
+time, and is then routed by its bytes.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from dataclasses import asdict
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any, Final, Self
+
+import structlog
+
+from gateway.backends.backend import Backend
+from gateway.backends.control import ControlClient, ControlError
+from gateway.backends.registry import Fleet
+from gateway.config import ConfigError, ModelsConfig
+from gateway.tokenization.conversation import ContentFormat, Feature, decisive
+from gateway.tokenization.probes import Probe
+from gateway.tokenization.process import COMMAND, ProcessEnded, TokenizerProcess, running
+from gateway.tokenization.state import Counters, ModelState, Verdict
+from gateway.tokenization.verification import CannotCompare, best_format, compared
+from gateway.tokenization.wire import Answer, Job, Load
+
+MAX_WAITING: Final = 32  # requests that wait for their tokens; more are routed by their bytes
+MAX_REQUEST_BYTES: Final = 1048576
+WAIT_SECONDS: Final = 0.05
+WAIT_SECONDS_PER_BYTE: Final = 0.5e-6  # less than a tenth of what prefilling such a text takes
+HUNG_SECONDS: Final = 10.0
+LOAD_SECONDS: Final = 600.0  # a hub's files may have to be fetched
+QUESTION_SECONDS: Final = 10.0
+RETRY_SECONDS: Final = 10.0
+RESTART_SECONDS: Final = 5.0
+_NEEDED: Final = {"chat": Feature.CHAT, "completions": Feature.COMPLETION}
+
+log = structlog.get_logger("gateway")
+
+
+class Tokenization:
+    """Tells prompts' tokens inside its `async with` block. Raises ConfigError if the library for it is not installed.
+
+    The owner calls `look_again` when the fleet has changed, and `forget` when a backend has restarted.
+    """
+
+    def __init__(
+        self, models: ModelsConfig, fleet: Fleet, clock: Callable[[], float], command: tuple[str, ...] = COMMAND
+    ) -> None:
+        self.counters = Counters()
+        self._models = {
+            name: ModelState(name, model.tokenizer) for name, model in models.by_name.items() if model.tokenizer
+        }
+        if self._models and not all(map(find_spec, ("transformers", "jinja2"))):
+            raise ConfigError(
+                f"models.{next(iter(self._models))}.tokenizer: needs packages that are not installed:"
+                " pip install 'vllm-batching-gateway[tokenizer]'"
+            )
+        self._fleet = fleet
+        self._clock = clock
+        self._command = command
+        self._client = ControlClient(QUESTION_SECONDS, clock)
+        self._process: TokenizerProcess | None = None
+        self._waiting = 0
+        self._look = asyncio.Event()
+        self._lives: dict[Backend, int] = {}  # counts restarts, so that none is missed while a backend is compared
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        if self._models:
+            await self._stack.enter_async_context(self._client)
+            for work in (self._keep_process(), self._keep_comparing()):
+                self._stack.push_async_callback(_stopped, asyncio.get_running_loop().create_task(work))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    def covers(self, model: str) -> bool:
+        """Whether `token_bytes` may know the tokens of this model's prompts at all."""
+        state = self._models.get(model)
+        return state is not None and bool(state.features)
+
+    def accepted(self, model: str, backend: str) -> bool:
+        """Whether this backend was seen to make the tokens that are told here."""
+        state = self._models.get(model)
+        return state is not None and state.verdict(backend).state == "verified"
+
+    async def token_bytes(self, model: str, document: dict[str, Any], endpoint: str, size_bytes: int) -> bytes | None:
+        """The packed token ids of a request's prompt; None = not known, or not soon enough. Changes no document."""
+        state, process = self._models.get(model), self._process
+        if state is None or process is None or _NEEDED.get(endpoint) not in state.features:
+            return None
+        if size_bytes > MAX_REQUEST_BYTES:
+            self.counters.too_long += 1
+            return None
+        if self._waiting >= MAX_WAITING:
+            self.counters.busy += 1
+            return None
+        self._waiting += 1
+        started = self._clock()
+        try:
+            async with asyncio.timeout(WAIT_SECONDS + size_bytes * WAIT_SECONDS_PER_BYTE):
+                answer = await self._ask(process, state, endpoint, document, state.content_format, state.features)
+        except TimeoutError:
+            self.counters.late += 1
+            return None
+        except (ProcessEnded, TypeError, OverflowError):
+            self.counters.failed += 1
+            return None
+        finally:
+            self._waiting -= 1
+            self.counters.wait_seconds += self._clock() - started
+        self._count(answer)
+        return answer.tokens
+
+    def look_again(self) -> None:
+        """Compare with backends that were not compared yet, if there are any."""
+        self._look.set()
+
+    def forget(self, backend: Backend) -> None:
+        """This backend's process is another one now: what it does has to be seen again."""
+        self._lives[backend] = self._lives.get(backend, 0) + 1
+        for model in self._models.values():
+            if backend.name in model.verdicts:
+                model.judged(backend.name, Verdict())
+        self._look.set()
+
+    def status(self) -> list[dict[str, Any]]:
+        """What is known of each model's tokenizer, for the admin port."""
+        return [model.told() for model in self._models.values()]
+
+    def totals(self) -> dict[str, float]:
+        """The counters by name, for metrics."""
+        return asdict(self.counters)
+
+    async def verify(self, model: str, backend: Backend) -> Verdict:
+        """Compare a model's tokens with this backend's, and remember what came of it."""
+        state, life = self._models[model], self._lives.get(backend, 0)
+        process = self._process
+        if process is None or not state.encoding:
+            return Verdict()
+
+        async def tell_ours(probe: Probe, content_format: ContentFormat) -> bytes | None:
+            document = dict(probe.document)
+            every = frozenset(Feature)
+            return (await self._ask(process, state, probe.endpoint, document, content_format, every)).tokens
+
+        try:
+            comparisons = await compared(model, backend, self._client, tell_ours)
+        except CannotCompare as error:
+            verdict = Verdict("refused", str(error))
+        except (ControlError, ProcessEnded) as error:
+            verdict = Verdict("pending", str(error))
+        else:
+            if not state.features:
+                state.content_format = best_format(comparisons)
+            comparison = comparisons[state.content_format]
+            verdict = (
+                Verdict("verified", "", comparison.features)
+                if comparison.alike
+                else Verdict("refused", comparison.difference or "neither side renders any prompt")
+            )
+        if life != self._lives.get(backend, 0) or process is not self._process:
+            return Verdict()  # it has restarted meanwhile
+        self._tell(state, backend, verdict)
+        state.judged(backend.name, verdict)
+        return verdict
+
+    def _tell(self, state: ModelState, backend: Backend, verdict: Verdict) -> None:
+        if verdict == state.verdicts.get(backend.name):
+            return
+        about = {"model": state.name, "backend": backend.name}
+        match verdict.state:
+            case "verified":
+                log.info("tokens_verified", **about, features=sorted(each.value for each in verdict.features))
+            case "refused":
+                log.warning("tokens_refused", **about, reason=verdict.reason)
+            case "pending":
+                log.info("tokens_not_compared_yet", **about, reason=verdict.reason)
+
+    async def _ask(
+        self,
+        process: TokenizerProcess,
+        state: ModelState,
+        endpoint: str,
+        document: dict[str, Any],
+        content_format: ContentFormat,
+        features: frozenset[Feature],
+    ) -> Answer:
+        def job(number: int) -> Job:
+            return Job(number, state.name, endpoint, decisive(document), content_format, list(features))
+
+        return await process.ask(job, HUNG_SECONDS)
+
+    def _count(self, answer: Answer) -> None:
+        counters = self.counters
+        if answer.tokens is not None:
+            counters.encoded += 1
+        elif answer.failed:
+            counters.failed += 1
+        else:
+            counters.unknown += 1
+        counters.segments += answer.segments
+        counters.cached_segments += answer.cached_segments
+        counters.encode_seconds += answer.seconds
+
+    async def _keep_process(self) -> None:
+        """Have a tokenizer process; one that ends is followed by another."""
+        while True:
+            try:
+                async with running(self._command) as process:
+                    self._process = process
+                    self._look.set()
+                    await process.listen()
+            except OSError as error:
+                log.error("tokenizer_process_not_started", reason=str(error))
+            else:
+                log.warning("tokenizer_process_ended")
+            finally:
+                self._process = None
+                for model in self._models.values():
+                    model.unload()
+            await asyncio.sleep(RESTART_SECONDS)
+
+    async def _keep_comparing(self) -> None:
+        """Load what is not loaded and compare what is not compared, now and whenever it is time or wanted."""
+        while True:
+            self._look.clear()
+            try:
+                done = await self._load_and_compare()
+            except ProcessEnded:
+                done = True  # the next process asks for another look
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if done else RETRY_SECONDS):
+                    await self._look.wait()
+
+    async def _load_and_compare(self) -> bool:
+        """Whether nothing is left to be tried again."""
+        done = True
+        for model in self._models.values():
+            if not model.encoding and not await self._load(model):
+                done = False
+                continue
+            for backend in self._fleet.backends:
+                serves = any(card.id == model.name for card in backend.facts.models)
+                reachable = backend.health.state != "down"
+                if serves and reachable and model.verdict(backend.name).state == "pending":
+                    done &= (await self.verify(model.name, backend)).state != "pending"
+        return done
+
+    async def _load(self, model: ModelState) -> bool:
+        process = self._process
+        if process is None:
+            return False
+        answer = await process.ask(lambda number: Load(number, model.name, model.source), LOAD_SECONDS)
+        if answer.tokens is None:
+            if answer.reason != model.failure:
+                log.error("tokenizer_not_loaded", model=model.name, tokenizer=model.source, reason=answer.reason)
+            model.failure = answer.reason
+            return False
+        model.encoding, model.failure = answer.reason, ""
+        log.info("tokenizer_loaded", model=model.name, encodes=answer.reason, seconds=round(answer.seconds, 3))
+        return True
+
+
+async def _stopped(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

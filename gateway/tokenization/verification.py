@@ -1,0 +1,60 @@
+"""Compares the tokens that are told here with those that a backend tells of the same prompts."""
+
+from array import array
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from gateway.backends.backend import Backend
+from gateway.backends.control import ControlClient, ControlError
+from gateway.tokenization.conversation import ContentFormat
+from gateway.tokenization.probes import PROBES, Comparison, Probe, compare
+
+PATH = "/tokenize"
+_NOT_THERE = (404, 405, 501)
+_REFUSED = (400, 422)  # the backend cannot render this prompt
+
+TellOurs = Callable[[Probe, ContentFormat], Awaitable[bytes | None]]
+
+
+class CannotCompare(Exception):
+    """The backend does not tell its tokens, and will not: the message says why."""
+
+
+async def compared(
+    model: str, backend: Backend, client: ControlClient, tell_ours: TellOurs
+) -> dict[ContentFormat, Comparison]:
+    """What is alike for each content format. Raises CannotCompare, or ControlError if it is worth another try."""
+    theirs = [await _theirs(model, backend, client, probe) for probe in PROBES]
+    comparisons = {}
+    for content_format in ContentFormat:
+        ours = [_ids(await tell_ours(probe, content_format)) for probe in PROBES]
+        comparisons[content_format] = compare(ours, theirs)
+    return comparisons
+
+
+def best_format(comparisons: dict[ContentFormat, Comparison]) -> ContentFormat:
+    """The content format under which most is alike."""
+    return max(comparisons, key=lambda each: (comparisons[each].alike, len(comparisons[each].features)))
+
+
+async def _theirs(model: str, backend: Backend, client: ControlClient, probe: Probe) -> list[int] | None:
+    try:
+        answer = await client.post(backend, PATH, {"model": model, **probe.document})
+    except ControlError as error:
+        if error.status in _REFUSED:
+            return None
+        if error.status in _NOT_THERE:
+            raise CannotCompare(str(error)) from error
+        raise
+    return _checked(answer)
+
+
+def _checked(answer: Any) -> list[int]:
+    tokens = answer.get("tokens") if isinstance(answer, dict) else None
+    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+        raise CannotCompare(f"{PATH} answered without a list of tokens")
+    return tokens
+
+
+def _ids(tokens: bytes | None) -> list[int] | None:
+    return None if tokens is None else array("I", tokens).tolist()

@@ -1,0 +1,59 @@
+"""What goes between the gateway and its tokenizer process: length, then MessagePack."""
+
+from typing import Any, Final
+
+import msgspec
+
+LENGTH_BYTES: Final = 4
+
+
+class Load(msgspec.Struct, tag=True, frozen=True):
+    """Make a model's tokenizer ready."""
+
+    number: int
+    model: str
+    source: str
+
+
+class Job(msgspec.Struct, tag=True, frozen=True):
+    """Tell a prompt's tokens. `features` are those that may be rendered: another one makes the answer unknown."""
+
+    number: int
+    model: str
+    endpoint: str
+    document: dict[str, Any]
+    content_format: str
+    features: list[str]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What came of a `Load` or a `Job`; without `tokens` (packed ids), `reason` says why."""
+
+    number: int
+    tokens: bytes | None = None
+    reason: str = ""
+    failed: bool = False  # by a fault, not because the prompt is none that can be told exactly
+    seconds: float = 0.0
+    segments: int = 0
+    cached_segments: int = 0
+
+
+def framed(message: Load | Job | Answer) -> bytes:
+    """A message as it is sent. Raises TypeError or OverflowError for what MessagePack cannot hold."""
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+def length_of(prefix: bytes) -> int:
+    """How many bytes follow."""
+    return int.from_bytes(prefix, "little")
+
+
+def read_question(body: bytes) -> Load | Job:
+    """What the gateway asked."""
+    return msgspec.msgpack.decode(body, type=Load | Job)
+
+
+def read_answer(body: bytes) -> Answer:
+    """What the tokenizer process answered."""
+    return msgspec.msgpack.decode(body, type=Answer)

@@ -1,0 +1,28 @@
+"""Backends that tokenize as the fake tokenizer process does, or otherwise."""
+
+from typing import Any
+
+from aiohttp import web
+
+from gateway.tokenization.conversation import NotUnderstood
+from tests.unit.backends.scripted import Answer
+from tests.unit.tokenization.fake_worker import letters_of
+
+
+def tokenizes(content_format: str = "string", shift: int = 0, without: tuple[str, ...] = ()) -> Answer:
+    """An answer to /tokenize; `shift` makes it differ, prompts with a field of `without` are refused."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        document: dict[str, Any] = await request.json()
+        assert document.pop("model") == "m"
+        endpoint = "completions" if "prompt" in document else "chat"
+        try:
+            if not document.keys().isdisjoint(without):
+                raise NotUnderstood("refused")
+            text = letters_of(endpoint, document, content_format)
+        except NotUnderstood as error:
+            return web.json_response({"error": {"message": str(error)}}, status=400)
+        tokens = [ord(letter) + shift for letter in text]
+        return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": 4096})
+
+    return answer

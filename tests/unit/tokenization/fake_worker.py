@@ -1,0 +1,56 @@
+"""A tokenizer process that starts at once: each letter is a token. Some prompts make it misbehave."""
+
+import os
+import sys
+import time
+from array import array
+from typing import Any
+
+from gateway.tokenization.conversation import NotUnderstood, read
+from gateway.tokenization.tokenizer import CannotLoad
+from gateway.tokenization.worker import Worker, serve
+
+COMMAND = (sys.executable, "-m", "tests.unit.tokenization.fake_worker")
+DIES, HANGS, SLOW, FAILS = "#dies", "#hangs", "#slow", "#fails"
+SLOW_SECONDS = 0.4
+
+
+class Letters:
+    """Stands for a `ModelTokenizer`."""
+
+    def __init__(self, source: str, cache_bytes: int) -> None:
+        if source == "missing":
+            raise CannotLoad("missing cannot be loaded")
+        self.segments = self
+        self.segmented = True
+        self.seen = self.cached = 0
+
+    def tokens(self, endpoint: str, document: dict[str, Any], content_format: str, features: list[str]) -> bytes:
+        """The letters' code points."""
+        reading = read(endpoint, document, content_format)
+        if not reading.features <= set(features):
+            raise NotUnderstood("a feature too many")
+        text = letters_of(endpoint, document, content_format)
+        match text:
+            case "#dies":
+                os._exit(3)
+            case "#hangs":
+                time.sleep(60)
+            case "#slow":
+                time.sleep(SLOW_SECONDS)
+            case "#fails":
+                raise RuntimeError("on purpose")
+        self.seen += 2
+        self.cached += 1
+        return array("I", map(ord, text)).tobytes()
+
+
+def letters_of(endpoint: str, document: dict[str, Any], content_format: str) -> str:
+    """The text of a prompt."""
+    reading = read(endpoint, document, content_format)
+    return reading.text if reading.text is not None else repr((reading.messages, reading.tools, reading.variables))
+
+
+if __name__ == "__main__":
+    with os.fdopen(os.dup(0), "rb") as questions, os.fdopen(os.dup(1), "wb") as answers:
+        serve(questions, answers, Worker(Letters, time.monotonic))  # type: ignore[arg-type]

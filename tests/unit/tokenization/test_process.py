@@ -1,0 +1,96 @@
+import asyncio
+import sys
+from array import array
+from collections.abc import Callable
+
+import pytest
+
+from gateway.tokenization.conversation import Feature
+from gateway.tokenization.process import ProcessEnded, TokenizerProcess, running
+from gateway.tokenization.wire import Job, Load
+from tests.unit.tokenization.fake_worker import COMMAND, DIES, HANGS
+
+EVERY = [feature.value for feature in Feature]
+PATIENT_SECONDS = 30.0
+
+
+def completion(prompt: str) -> Callable[[int], Job]:
+    return lambda number: Job(number, "m", "completions", {"prompt": prompt}, "string", EVERY)
+
+
+def ids(text: str) -> bytes:
+    return array("I", map(ord, text)).tobytes()
+
+
+async def load(process: TokenizerProcess) -> None:
+    assert (await process.ask(lambda number: Load(number, "m", "x"), PATIENT_SECONDS)).tokens == b""
+
+
+async def test_many_questions_at_once_get_their_own_answers() -> None:
+    async with asyncio.timeout(30), running(COMMAND) as process, asyncio.TaskGroup() as group:
+        listening = group.create_task(process.listen())
+        await load(process)
+        texts = [f"prompt {number}" for number in range(50)]
+        answers = await asyncio.gather(*(process.ask(completion(text), PATIENT_SECONDS) for text in texts))
+        assert [answer.tokens for answer in answers] == list(map(ids, texts))
+        listening.cancel()
+
+
+async def test_a_caller_who_leaves_delays_nobody_for_good() -> None:
+    async with asyncio.timeout(30), running(COMMAND) as process, asyncio.TaskGroup() as group:
+        listening = group.create_task(process.listen())
+        await load(process)
+        leaving = [group.create_task(process.ask(completion("#slow"), PATIENT_SECONDS)) for _ in range(4)]
+        await asyncio.sleep(0)
+        for caller in leaving:
+            caller.cancel()
+        assert (await process.ask(completion("last"), PATIENT_SECONDS)).tokens == ids("last")
+        assert all(caller.cancelled() for caller in leaving)
+        listening.cancel()
+
+
+async def test_when_the_process_dies_everybody_is_told() -> None:
+    async with asyncio.timeout(30), running(COMMAND) as process, asyncio.TaskGroup() as group:
+        group.create_task(process.listen())
+        await load(process)
+        prompts = (DIES, *"abcde")
+        asked = [process.ask(completion(prompt), PATIENT_SECONDS) for prompt in prompts]
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        assert all(isinstance(outcome, ProcessEnded) for outcome in outcomes)
+        with pytest.raises(ProcessEnded):
+            await process.ask(completion("later"), PATIENT_SECONDS)
+
+
+async def test_a_process_that_hangs_is_ended() -> None:
+    async with asyncio.timeout(30), running(COMMAND) as process, asyncio.TaskGroup() as group:
+        group.create_task(process.listen())
+        await load(process)
+        with pytest.raises(ProcessEnded):
+            await process.ask(completion(HANGS), hung_seconds=0.05)
+
+
+async def test_a_question_that_cannot_be_sent_takes_no_turn() -> None:
+    async with asyncio.timeout(30), running(COMMAND) as process, asyncio.TaskGroup() as group:
+        listening = group.create_task(process.listen())
+        await load(process)
+        for _ in range(5):
+            with pytest.raises(OverflowError):
+                await process.ask(lambda number: Load(number << 70, "m", "x"), PATIENT_SECONDS)
+        assert (await process.ask(completion("x"), PATIENT_SECONDS)).tokens == ids("x")
+        listening.cancel()
+
+
+async def test_leaving_the_block_ends_the_process_and_who_waits_for_it() -> None:
+    async with asyncio.timeout(30):
+        async with running(COMMAND) as process:
+            asking = asyncio.get_running_loop().create_task(process.ask(completion("x"), PATIENT_SECONDS))
+            await asyncio.sleep(0)
+        with pytest.raises(ProcessEnded):
+            await asking
+        assert process._process.returncode is not None
+
+
+async def test_a_command_that_does_not_exist_is_an_os_error() -> None:
+    with pytest.raises(OSError, match="nowhere"):
+        async with running(("/nowhere/python", sys.executable)):
+            raise AssertionError("never reached")

@@ -1,0 +1,43 @@
+from gateway.tokenization.conversation import Feature
+from gateway.tokenization.state import ModelState, Verdict
+
+
+def verified(*features: Feature) -> Verdict:
+    return Verdict("verified", "", frozenset(features))
+
+
+def test_what_can_be_told_is_what_every_verified_backend_does_alike() -> None:
+    model = ModelState("m", "/models/m")
+    model.judged("a", verified(Feature.CHAT, Feature.TOOLS))
+    assert model.features == {Feature.CHAT, Feature.TOOLS}
+    model.judged("b", verified(Feature.CHAT, Feature.PARTS))
+    assert model.features == {Feature.CHAT}
+    model.judged("b", Verdict("refused", "why"))
+    assert model.features == {Feature.CHAT, Feature.TOOLS}
+    model.judged("a", Verdict())
+    assert model.features == frozenset()
+
+
+def test_with_the_tokenizer_all_that_was_seen_of_it_is_gone() -> None:
+    model = ModelState("m", "/models/m", encoding="in segments")
+    model.judged("a", verified(Feature.CHAT))
+    model.unload()
+    assert (model.encoding, model.features, model.verdict("a").state) == ("", frozenset(), "pending")
+
+
+def test_an_operator_is_told_each_backends_state_and_reason() -> None:
+    model = ModelState("m", "/models/m", encoding="in segments")
+    model.judged("a", verified(Feature.TOOLS, Feature.CHAT))
+    model.judged("b", Verdict("refused", "from token 0 on"))
+    assert model.told() == {
+        "model": "m",
+        "tokenizer": "/models/m",
+        "encoding": "in segments",
+        "failure": "",
+        "content_format": "string",
+        "features": ["chat", "tools"],
+        "backends": {
+            "a": {"state": "verified", "reason": "", "features": ["chat", "tools"]},
+            "b": {"state": "refused", "reason": "from token 0 on", "features": []},
+        },
+    }

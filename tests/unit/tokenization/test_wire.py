@@ -1,0 +1,26 @@
+import pytest
+
+from gateway.tokenization.wire import LENGTH_BYTES, Answer, Job, Load, framed, length_of, read_answer, read_question
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        Load(1, "m", "/models/m"),
+        Job(2, "m", "chat", {"messages": [{"role": "user", "content": "ž"}], "n": None, "x": 1.5}, "string", ["chat"]),
+    ],
+)
+def test_a_question_arrives_as_it_was_sent(question: Load | Job) -> None:
+    message = framed(question)
+    assert length_of(message[:LENGTH_BYTES]) == len(message) - LENGTH_BYTES
+    assert read_question(message[LENGTH_BYTES:]) == question
+
+
+def test_an_answer_arrives_as_it_was_sent() -> None:
+    answer = Answer(3, b"\x00\x01", seconds=0.5, segments=4, cached_segments=3)
+    assert read_answer(framed(answer)[LENGTH_BYTES:]) == answer
+
+
+def test_a_number_that_the_form_cannot_hold_is_told_before_it_is_sent() -> None:
+    with pytest.raises(OverflowError):
+        framed(Job(1, "m", "chat", {"x": 1 << 70}, "string", []))
