@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import structlog
 
@@ -25,18 +25,26 @@ from gateway.tokenization.state import Counters, ModelState, Verdict
 from gateway.tokenization.verification import CannotCompare, best_format, compared
 from gateway.tokenization.wire import Answer, Job, Load
 
-MAX_WAITING: Final = 32  # requests that wait for their tokens; more are routed by their bytes
-MAX_REQUEST_BYTES: Final = 1048576
-WAIT_SECONDS: Final = 0.05
-WAIT_SECONDS_PER_BYTE: Final = 0.5e-6  # less than a tenth of what prefilling such a text takes
 HUNG_SECONDS: Final = 10.0
 LOAD_SECONDS: Final = 600.0  # a hub's files may have to be fetched
 QUESTION_SECONDS: Final = 10.0
-RETRY_SECONDS: Final = 10.0
-RESTART_SECONDS: Final = 5.0
 _NEEDED: Final = {"chat": Feature.CHAT, "completions": Feature.COMPLETION}
 
 log = structlog.get_logger("gateway")
+
+
+class Bounds(NamedTuple):
+    """How long and for how much things are done."""
+
+    max_waiting: int = 32  # requests that wait for their tokens; more are routed by their bytes
+    max_request_bytes: int = 1048576
+    wait_seconds: float = 0.05
+    wait_seconds_per_byte: float = 0.5e-6  # less than a tenth of what prefilling such a text takes
+    retry_seconds: float = 10.0
+    restart_seconds: float = 5.0
+
+
+DEFAULT_BOUNDS: Final = Bounds()
 
 
 class Tokenization:
@@ -46,7 +54,12 @@ class Tokenization:
     """
 
     def __init__(
-        self, models: ModelsConfig, fleet: Fleet, clock: Callable[[], float], command: tuple[str, ...] = COMMAND
+        self,
+        models: ModelsConfig,
+        fleet: Fleet,
+        clock: Callable[[], float],
+        bounds: Bounds = DEFAULT_BOUNDS,
+        command: tuple[str, ...] = COMMAND,
     ) -> None:
         self.counters = Counters()
         self._models = {
@@ -59,6 +72,7 @@ class Tokenization:
             )
         self._fleet = fleet
         self._clock = clock
+        self._bounds = bounds
         self._command = command
         self._client = ControlClient(QUESTION_SECONDS, clock)
         self._process: TokenizerProcess | None = None
@@ -94,16 +108,17 @@ class Tokenization:
         state, process = self._models.get(model), self._process
         if state is None or process is None or _NEEDED.get(endpoint) not in state.features:
             return None
-        if size_bytes > MAX_REQUEST_BYTES:
+        bounds = self._bounds
+        if size_bytes > bounds.max_request_bytes:
             self.counters.too_long += 1
             return None
-        if self._waiting >= MAX_WAITING:
+        if self._waiting >= bounds.max_waiting:
             self.counters.busy += 1
             return None
         self._waiting += 1
         started = self._clock()
         try:
-            async with asyncio.timeout(WAIT_SECONDS + size_bytes * WAIT_SECONDS_PER_BYTE):
+            async with asyncio.timeout(bounds.wait_seconds + size_bytes * bounds.wait_seconds_per_byte):
                 answer = await self._ask(process, state, endpoint, document, state.content_format, state.features)
         except TimeoutError:
             self.counters.late += 1
@@ -224,7 +239,7 @@ class Tokenization:
                 self._process = None
                 for model in self._models.values():
                     model.unload()
-            await asyncio.sleep(RESTART_SECONDS)
+            await asyncio.sleep(self._bounds.restart_seconds)
 
     async def _keep_comparing(self) -> None:
         """Load what is not loaded and compare what is not compared, now and whenever it is time or wanted."""
@@ -235,7 +250,7 @@ class Tokenization:
             except ProcessEnded:
                 done = True  # the next process asks for another look
             with suppress(TimeoutError):
-                async with asyncio.timeout(None if done else RETRY_SECONDS):
+                async with asyncio.timeout(None if done else self._bounds.retry_seconds):
                     await self._look.wait()
 
     async def _load_and_compare(self) -> bool:

@@ -11,7 +11,7 @@ from gateway.tokenization.tokenizer import CannotLoad
 from gateway.tokenization.worker import Worker, serve
 
 COMMAND = (sys.executable, "-m", "tests.unit.tokenization.fake_worker")
-DIES, HANGS, SLOW, FAILS = "#dies", "#hangs", "#slow", "#fails"
+DIES, HANGS = "#dies", "#hangs"
 SLOW_SECONDS = 0.4
 
 

@@ -13,13 +13,15 @@ from gateway.backends.backend import Facts, ModelCard
 from gateway.backends.registry import Fleet
 from gateway.config import BackendConfig, ConfigError, HealthConfig, ModelConfig, ModelsConfig
 from gateway.tokenization import tokenization as module
-from gateway.tokenization.tokenization import Tokenization
+from gateway.tokenization.tokenization import Bounds, Tokenization
 from tests.unit.backends.scripted import Scripted, json_answer
 from tests.unit.tokenization.backends import tokenizes
-from tests.unit.tokenization.fake_worker import COMMAND, DIES, SLOW_SECONDS, letters_of
+from tests.unit.tokenization.fake_worker import COMMAND, DIES, HANGS, letters_of
 
 MODELS = ModelsConfig(m=ModelConfig(tokenizer="x"))
 DEADLINE_SECONDS = 30.0
+PATIENT = Bounds(wait_seconds=DEADLINE_SECONDS, retry_seconds=0.02, restart_seconds=0.02)
+HASTY = PATIENT._replace(wait_seconds=0.05, max_waiting=3)
 PROMPT = {"prompt": "Hi", "max_tokens": 5}
 
 
@@ -32,14 +34,16 @@ def fleet_of(*servers: Scripted) -> Fleet:
 
 
 @asynccontextmanager
-async def tokenizing(*answers: Any, models: ModelsConfig = MODELS) -> AsyncIterator[tuple[Tokenization, Fleet]]:
+async def tokenizing(
+    *answers: Any, models: ModelsConfig = MODELS, bounds: Bounds = PATIENT
+) -> AsyncIterator[tuple[Tokenization, Fleet]]:
     """The tokenization of a fleet whose backends answer /tokenize as told."""
     async with AsyncExitStack() as stack, asyncio.timeout(DEADLINE_SECONDS):
         servers = [await stack.enter_async_context(Scripted()) for _ in answers]
         for server, answer in zip(servers, answers, strict=True):
             server.answers["/tokenize"] = answer
         fleet = fleet_of(*servers)
-        tokenization = Tokenization(models, fleet, time.monotonic, COMMAND)
+        tokenization = Tokenization(models, fleet, time.monotonic, bounds, COMMAND)
         fleet.on_change.append(tokenization.look_again)
         fleet.on_restart.append(tokenization.forget)
         yield await stack.enter_async_context(tokenization), fleet
@@ -145,8 +149,7 @@ async def test_a_backend_that_lists_the_model_later_is_compared_then() -> None:
         assert await until_judged(tokenization) == {"b0": "verified"}
 
 
-async def test_a_backend_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RETRY_SECONDS", 0.02)
+async def test_a_backend_that_does_not_answer_is_asked_again() -> None:
     plain, times = tokenizes(), iter(range(100))
 
     async def at_last(request: Any) -> Any:
@@ -156,10 +159,7 @@ async def test_a_backend_that_does_not_answer_is_asked_again(monkeypatch: pytest
         assert await until_judged(tokenization) == {"b0": "verified"}
 
 
-async def test_a_process_that_dies_is_replaced_and_everything_is_compared_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "RESTART_SECONDS", 0.01)
+async def test_a_process_that_dies_is_replaced_and_everything_is_compared_again() -> None:
     with capture_logs() as logs:
         async with tokenizing(tokenizes()) as (tokenization, _):
             await until_judged(tokenization)
@@ -172,8 +172,7 @@ async def test_a_process_that_dies_is_replaced_and_everything_is_compared_again(
     assert "tokenizer_process_ended" in [log["event"] for log in logs]
 
 
-async def test_a_tokenizer_that_cannot_be_loaded_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
+async def test_a_tokenizer_that_cannot_be_loaded_is_told_once() -> None:
     models = ModelsConfig(m=ModelConfig(tokenizer="missing"))
     with capture_logs() as logs:
         async with tokenizing(tokenizes(), models=models) as (tokenization, _):
@@ -185,19 +184,16 @@ async def test_a_tokenizer_that_cannot_be_loaded_is_told_once(monkeypatch: pytes
 
 
 async def test_a_prompt_that_takes_too_long_is_given_up() -> None:
-    async with tokenizing(tokenizes()) as (tokenization, _):
+    async with tokenizing(tokenizes(), bounds=HASTY) as (tokenization, _):
         await until_judged(tokenization)
-        started = time.monotonic()
-        assert await tokenization.token_bytes("m", {"prompt": "#slow"}, "completions", 50) is None
-        assert time.monotonic() - started < SLOW_SECONDS
+        assert await tokenization.token_bytes("m", {"prompt": HANGS}, "completions", 50) is None
         assert tokenization.counters.late == 1
 
 
-async def test_when_too_many_wait_a_prompt_is_given_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_WAITING", 3)
-    async with tokenizing(tokenizes()) as (tokenization, _):
+async def test_when_too_many_wait_a_prompt_is_given_up_at_once() -> None:
+    async with tokenizing(tokenizes(), bounds=HASTY) as (tokenization, _):
         await until_judged(tokenization)
-        asked = [tokenization.token_bytes("m", {"prompt": "#slow"}, "completions", 50) for _ in range(5)]
+        asked = [tokenization.token_bytes("m", {"prompt": HANGS}, "completions", 50) for _ in range(5)]
         assert await asyncio.gather(*asked) == [None] * 5
         assert (tokenization.counters.late, tokenization.counters.busy) == (3, 2)
         assert tokenization._waiting == 0
@@ -208,7 +204,7 @@ async def test_when_too_many_wait_a_prompt_is_given_up_at_once(monkeypatch: pyte
     [
         ("other", "chat", {"messages": []}, 50, None),
         ("m", "responses", {"input": "Hi"}, 50, None),
-        ("m", "completions", PROMPT, module.MAX_REQUEST_BYTES + 1, "too_long"),
+        ("m", "completions", PROMPT, PATIENT.max_request_bytes + 1, "too_long"),
         ("m", "completions", {"prompt": "#fails"}, 50, "failed"),
         ("m", "completions", {"prompt": 1 << 70}, 50, "failed"),
         ("m", "completions", {"prompt": [1, 2]}, 50, "unknown"),
@@ -230,7 +226,7 @@ async def test_a_caller_who_leaves_is_not_counted_as_waiting() -> None:
     async with tokenizing(tokenizes()) as (tokenization, _):
         await until_judged(tokenization)
         loop = asyncio.get_running_loop()
-        asking = loop.create_task(tokenization.token_bytes("m", {"prompt": "#slow"}, "completions", 50))
+        asking = loop.create_task(tokenization.token_bytes("m", {"prompt": HANGS}, "completions", 50))
         await asyncio.sleep(0)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -267,7 +263,7 @@ async def test_a_real_tokenizer_is_verified_with_a_backend_that_has_it(folder: s
         server = await stack.enter_async_context(Scripted())
         server.answers["/tokenize"] = answer
         models = ModelsConfig(m=ModelConfig(tokenizer=folder))
-        tokenization = await stack.enter_async_context(Tokenization(models, fleet_of(server), time.monotonic))
+        tokenization = await stack.enter_async_context(Tokenization(models, fleet_of(server), time.monotonic, PATIENT))
         assert await until_judged(tokenization) == {"b0": "verified"}
         document = {"messages": [{"role": "user", "content": "Hi"}]}
         assert await tokenization.token_bytes("m", document, "chat", 50) == real.tokens(
