@@ -170,6 +170,35 @@ def demo(
 
 
 @app.command()
+def prefixes(
+    url: Annotated[str, typer.Argument(help="Admin port of a running gateway.")] = "http://127.0.0.1:8081",
+    minutes: Annotated[float, typer.Option(min=0, help="Look at the last so many; 0 = all that is kept.")] = 0.0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show how much of the prompts is found in KV caches, and what keeps the rest from being found."""
+    from gateway.admin_client import AdminError, ask_admin
+
+    try:
+        report = ask_admin(url, f"/admin/prefixes?minutes={minutes:g}")
+    except AdminError as error:
+        _fail(str(error), FAILED)
+    if json:
+        import orjson
+
+        typer.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
+        return
+    from rich.console import Console
+
+    from gateway.prefixes_view import as_view
+
+    try:
+        view = as_view(report)
+    except (KeyError, TypeError, ValueError) as error:
+        _fail(f"{url}: not a report that this version can show ({error!r})", FAILED)
+    Console().print(view)
+
+
+@app.command()
 def healthcheck(
     url: Annotated[str, typer.Option(help="What must answer 200.")] = "http://127.0.0.1:8080/livez",
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait.")] = 2.0,

@@ -197,6 +197,13 @@ class ModelsConfig(Section):
         return self.__pydantic_extra__ or {}
 
 
+class PrefixReportConfig(Section):
+    """What /admin/prefixes tells of prompts, and of what keeps caches cold."""
+
+    enabled: bool = Field(True, description="Keep some prompts in memory (512, 8 MiB at most) to look for causes in.")
+    show_text: bool = Field(False, description="Show pieces of prompts in the report; else hashes, kinds and places.")
+
+
 class Config(Section):
     """The whole file."""
 
@@ -208,6 +215,7 @@ class Config(Section):
     upstream: UpstreamConfig = UpstreamConfig()
     auth: AuthConfig = AuthConfig()
     models: ModelsConfig = ModelsConfig()
+    prefix_report: PrefixReportConfig = PrefixReportConfig()
 
     @model_validator(mode="after")
     def _has_distinct_backends(self) -> Self:

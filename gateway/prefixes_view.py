@@ -1,0 +1,173 @@
+"""`gateway prefixes`: the prefix report for people, with a picture of each cause."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+Document = dict[str, Any]
+_WIDTH = 64
+_ROWS = 8
+_SHARES = (
+    ("hit", "found in a cache", "█", "green"),
+    ("behind_a_difference", "seen before, but behind a difference", "▒", "red"),
+    ("other", "new, or evicted", "·", "dim"),
+)
+_NONE = "No cause found: nothing that many prompts share stands behind something that differs."
+
+
+def as_view(report: Document) -> Group:
+    """Everything of the report."""
+    return Group(*_parts(report))
+
+
+def _parts(report: Document) -> Iterator[RenderableType]:
+    yield from _totals(report)
+    yield _title("What keeps caches cold")
+    if not report["breakers"]:
+        samples = report["samples"]
+        yield Text(_NONE if samples["kept"] else "No requests yet.")
+        yield Text(f"Looked at {samples['kept']:,} prompts, for {samples['of_requests']:,} requests.", style="dim")
+    for number, breaker in enumerate(report["breakers"], start=1):
+        yield from _breaker(number, breaker)
+    if report["prefixes"]:
+        yield _title("Most reused prefixes")
+        yield _prefixes(report["prefixes"][:_ROWS])
+    if report["clients"]:
+        yield _title("By API key")
+        yield _counts(report["clients"][:_ROWS], ("client",))
+    if report["applications"]:
+        yield _title("By application (what prompts begin with)")
+        yield _counts(_with_others(report["applications"]), ("id", "client", "name"))
+
+
+def _totals(report: Document) -> Iterator[RenderableType]:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("", "requests", "prompt tokens", "predicted hits", "actual hits", "hit rate"):
+        table.add_column(column, justify="left" if not column else "right")
+    minutes = report["window_seconds"] / 60
+    for name, key in ((f"last {minutes:,.0f} min", "window"), ("since start", "since_start")):
+        row = report["totals"][key]
+        table.add_row(name, *_numbers(row))
+    yield table
+    shares = report["shares"]
+    if shares["hit"] is None:
+        return
+    bar = Text()
+    cells = _cells([shares[key] for key, *_ in _SHARES], _WIDTH)
+    for width, (_, _, mark, style) in zip(cells, _SHARES, strict=True):
+        bar.append(mark * width, style)
+    yield Text("\nPrompt tokens of the last ") + Text(f"{minutes:,.0f} min")
+    yield bar
+    for key, meaning, mark, style in _SHARES:
+        yield Text(f"{mark} ", style) + Text(f"{shares[key]:4.0%}  {meaning}", "default")
+
+
+def _breaker(number: int, breaker: Document) -> Iterator[RenderableType]:
+    saved = breaker["saved_tokens_per_hour"]
+    head = Text(f"{number}. {breaker['kind']}", "bold red")
+    head.append(f" in {breaker['part']}", "bold")
+    if breaker["part"] != "cache_salt":
+        place = f", byte {breaker['part_offset_bytes']:,} of it (token {breaker['position_tokens']:,} of the prompt)"
+        head.append(place, "default")
+    yield head
+    who = ", ".join(client or "(no key)" for client in breaker["clients"])
+    facts = (
+        f"{breaker['requests']:,} requests of {who}, {_round(breaker['requests_per_hour'])} an hour; "
+        f"{breaker['variants']:,} variants in {breaker['samples']:,} prompts looked at; "
+        f"costs {breaker['saved_tokens_per_request']:,} tokens a request, {_round(saved)} an hour."
+    )
+    yield _indented(Text(facts))
+    yield _indented(_picture(breaker["picture"]))
+    yield _indented(Text(breaker["advice"], "cyan"))
+    if breaker["also"]:
+        yield _indented(Text(f"Further on there is also: {', '.join(breaker['also'])}.", "dim"))
+    for example in breaker.get("examples", ()):
+        yield _indented(Text(f"  {example!r}", "dim"))
+    yield Text("")
+
+
+def _indented(part: RenderableType) -> Padding:
+    return Padding(part, (0, 0, 0, 3), expand=False)
+
+
+def _picture(runs: Sequence[Document]) -> Group:
+    """A prompt from left to right: shared, and what differs, and shared text that a cache cannot use any more."""
+    bar, told, behind = Text(), Text(), False
+    for width, run in zip(_cells([run["tokens"] for run in runs], _WIDTH), runs, strict=True):
+        what = run["what"]
+        if what == "shared":
+            mark, style, word = ("█", "yellow", "shared, but lost") if behind else ("█", "green", "shared")
+        elif what in ("differs", "reordered"):
+            mark, style, word = "▒", "red", "differs" if what == "differs" else "in another order each time"
+            behind = True
+        else:
+            mark, style, word = "·", "dim", "its own"
+        bar.append(mark * width, style)
+        told.append("  " if told else "")
+        told.append(f"{mark} ", style)
+        told.append(f"{run['tokens']:,} {word}")
+    return Group(bar, told + Text(" (tokens)", "dim"))
+
+
+def _cells(sizes: Sequence[float], width: int) -> list[int]:
+    """How many cells each gets: by its size, but at least one if it is there at all."""
+    whole = sum(sizes) or 1
+    cells = [max(1, round(size / whole * width)) if size else 0 for size in sizes]
+    while sum(cells) > width and max(cells) > 1:
+        cells[cells.index(max(cells))] -= 1
+    return cells
+
+
+def _prefixes(prefixes: Sequence[Document]) -> Table:
+    table = _table("id", "tokens", "bytes", "requests", "tokens saved", "on backends", "ends in")
+    for entry in prefixes:
+        table.add_row(
+            entry["id"], f"{entry['tokens']:,}", f"{entry['bytes']:,}", f"{entry['requests']:,}",
+            f"{entry['saved_tokens']:,}", ", ".join(entry["backends"]), repr(entry.get("text", ""))[1:-1],
+        )  # fmt: skip
+    return table
+
+
+def _counts(entries: Sequence[Document], names: tuple[str, ...]) -> Table:
+    table = _table(*names, "requests", "prompt tokens", "predicted hits", "actual hits", "hit rate")
+    for entry in entries:
+        table.add_row(*(entry[name] or ("(no key)" if name == "client" else "") for name in names), *_numbers(entry))
+    return table
+
+
+def _with_others(entries: Sequence[Document]) -> list[Document]:
+    return [*entries[:_ROWS], *(entry for entry in entries[_ROWS:] if entry["id"] == "others")]
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        text = column in ("id", "client", "name", "on backends", "ends in")
+        table.add_column(column, justify="left" if text else "right", overflow="fold")
+    return table
+
+
+def _numbers(row: Document) -> tuple[str, ...]:
+    rate, actual = row["hit_rate"], row["actual_hit_tokens"]
+    told = rate if rate is not None else row["predicted_hit_rate"]
+    shown = "-" if told is None else f"{told:.1%}" + ("" if rate is not None else " (predicted)")
+    return (
+        f"{row['requests']:,}", f"{row['prompt_tokens']:,}", f"{row['predicted_hit_tokens']:,}",
+        "not told" if actual is None else f"{actual:,}", shown,
+    )  # fmt: skip
+
+
+def _round(number: int) -> str:
+    """Three digits that matter."""
+    for size, unit in ((1_000_000_000, " billion"), (1_000_000, " million")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{int(float(f'{number:.3g}')):,}"
+
+
+def _title(text: str) -> Text:
+    return Text(f"\n{text}", "bold")
