@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 import math
 
-from loadtest.engine.block_pool import BlockPool
 from loadtest.engine.scheduler import Committed, Limits, Scheduler, Step
 from loadtest.engine.sequence import SequenceState, State
 from loadtest.engine.step_time import StepTime
@@ -17,18 +16,7 @@ from loadtest.engine.step_time import StepTime
 _NOTHING = Committed(0)
 
 
-class _Pool(BlockPool):
-    def forget(self) -> None:
-        """Lose the index of what is cached, as if every block had been overwritten; who runs keeps its blocks."""
-        self._cached.clear()
-        self._key_of = [None] * self.num_blocks
-
-
 class _Scheduler(Scheduler):
-    def __init__(self, limits: Limits, step_time: StepTime) -> None:
-        super().__init__(limits, step_time)
-        self.pool: _Pool = _Pool(limits.num_blocks)
-
     @property
     def only_decodes(self) -> bool:
         """Nobody is in prefill, nobody waits."""
@@ -81,8 +69,9 @@ class ReplayEngine:
         return done
 
     def forget_cache(self) -> None:
-        """The prefix cache is lost; nobody is told."""
-        self.scheduler.pool.forget()
+        """The prefix cache is lost, but for what running sequences hold; nobody is told."""
+        pool = self.scheduler.pool
+        pool.release(pool.allocate(pool.num_free))
 
     def _begin(self, now: float) -> None:
         scheduler = self.scheduler

@@ -16,6 +16,7 @@ from loadtest.replay.trace import Row, Trace, TraceError
 
 _COARSE_TICK_SECONDS = 0.5  # times that lie at least this far apart were rounded, and are spread again
 _CLOCK_ERROR_SECONDS = 0.0025
+_MOONCAKE_BLOCK_TOKENS = 512
 _AZURE_HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens"
 _PLAIN_BLOCK_TOKENS = 16
 _T = TypeVar("_T")
@@ -49,7 +50,8 @@ def _read(
         return _trace(path, rows, block, sessions=False)
     documents = list(_documents(path, first, numbered))
     parse, length = _json_format(path, *documents[0])
-    block = block_tokens or _block_tokens(path, documents, length)
+    usual = _MOONCAKE_BLOCK_TOKENS if parse is _mooncake else None
+    block = block_tokens or usual or _block_tokens(path, documents, length)
     parsed = (_checked(path, number, lambda: parse(document, block)) for number, document in documents)  # noqa: B023
     rows = list(_until(parsed, limit, minutes))
     return _trace(path, rows, block, sessions=parse is _session)

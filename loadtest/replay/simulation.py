@@ -15,6 +15,7 @@ from loadtest.replay.request import ReplayRequest
 from loadtest.replay.router import Router, Sending
 from loadtest.replay.scenario import Scenario
 
+_MOST_ANSWER_BLOCKS_BITS = 24
 _LOOK_SECONDS = 0.05  # how often the gateway looks through its line though nothing happened
 
 
@@ -118,7 +119,7 @@ class Simulation:
         for request, index in sendings:
             request.engine = index
             engine = self._engines[index]
-            engine.submit(_sequence(request), now)
+            engine.submit(_sequence(request, engine.scheduler.limits.block_size), now)
             self._events[index] = engine.next_event_seconds
 
     def _forget(self) -> None:
@@ -128,11 +129,20 @@ class Simulation:
         self._wipe = None
 
 
-def _sequence(request: ReplayRequest) -> SequenceState:
+def _sequence(request: ReplayRequest, block_tokens: int) -> SequenceState:
     return SequenceState(
         request.number,
         request.prompt_tokens,
         request.output_tokens,
         request.keys,
-        lambda: request.answer_keys,
+        lambda: _answer_keys(request, block_tokens),
     )
+
+
+def _answer_keys(request: ReplayRequest, block_tokens: int) -> Sequence[int]:
+    """Keys of the blocks that the answer completes: those that a later prompt has, else keys that nobody else has."""
+    if request.answer_keys:
+        return request.answer_keys
+    completed = (request.prompt_tokens + request.output_tokens - 1) // block_tokens - len(request.keys)
+    first = -(request.number + 1) << _MOST_ANSWER_BLOCKS_BITS
+    return range(first, first + completed)

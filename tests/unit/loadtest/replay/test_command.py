@@ -1,0 +1,82 @@
+"""`loadtest replay` from the command line to its files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import orjson
+import pytest
+from typer.testing import CliRunner
+
+from loadtest.cli import app
+from tests.unit.loadtest.replay.builders import conversation_trace
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture(name="trace_file")
+def _trace_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "small.jsonl"
+    rows = (
+        {"timestamp": round(row.at_seconds * 1000), "input_length": row.prompt_tokens,
+         "output_length": row.output_tokens, "hash_ids": row.keys}
+        for row in conversation_trace(rows=200).rows
+    )  # fmt: skip
+    path.write_bytes(b"\n".join(orjson.dumps(row) for row in rows))
+    return path
+
+
+def test_a_grid_is_told_as_tables_figures_and_a_picture(trace_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = RUNNER.invoke(
+        app,
+        ["replay", str(trace_file), "--block-size", "64", "--policies", "ours,lmetric", "--backends", "2", "--load",
+         "0.5,1.2", "--seeds", "2", "--jobs", "1", "--out", str(out), "--slow", "2:1", "--restart", "0.5:half",
+         "--flash-crowd"],
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "2 engines, load 0.5" in result.stdout
+    assert "geometric mean" in result.stdout
+    document = json.loads((out / "results.json").read_text())
+    assert len(document["outcomes"]) == 8
+    assert set(document["ratios"]) == {"ours", "lmetric"}
+    assert set(document["ratios"]["lmetric"].values()) == {1.0}
+    assert document["capacity_requests_per_second"]["2"] > 0
+    page = (out / "report.html").read_text()
+    assert page.count("<svg") == 3
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert (tmp_path / "cache" / "loadtest" / "capacities.json").exists()
+
+
+def test_two_processes_find_what_one_finds(trace_file: Path, tmp_path: Path) -> None:
+    documents = []
+    for jobs in ("1", "2"):
+        out = tmp_path / jobs
+        arguments = ["replay", str(trace_file), "--block-size", "64", "--policies", "ours,sglang", "--backends", "2"]
+        arguments += ["--load", "0.9", "--capacity", "20", "--jobs", jobs, "--out", str(out)]
+        assert RUNNER.invoke(app, arguments).exit_code == 0
+        document = json.loads((out / "results.json").read_text())
+        for outcome in document["outcomes"]:
+            del outcome["figures"]["wall_seconds"]
+        documents.append(document["outcomes"])
+    assert documents[0] == documents[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--policies", "best"], "best unknown"),
+        (["--load", "0.5,x"], "--load"),
+        (["--backends", "0"], "above 0"),
+        (["--slow", "x"], "FACTOR:COUNT"),
+        (["--restart", "2"], "share from 0 to 1"),
+        (["--restart", "0.5:some"], "AT:SHARE"),
+        (["--kv-tokens", "500"], "--kv-tokens"),
+    ],
+)
+def test_what_cannot_be_is_told_with_exit_code_2(trace_file: Path, arguments: list[str], told: str) -> None:
+    result = RUNNER.invoke(app, ["replay", str(trace_file), "--block-size", "64", *arguments])
+    assert result.exit_code == 2
+    assert told in result.stderr

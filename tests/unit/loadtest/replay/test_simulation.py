@@ -1,0 +1,110 @@
+"""Whole replays: nobody is lost, nothing is kept, the same again gives the same."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from gateway.config import RoutingConfig
+from loadtest.replay.gateway_router import GatewayRouter
+from loadtest.replay.policies import NAMES, router_of
+from loadtest.replay.request import ReplayRequest
+from loadtest.replay.router import PushRouter, Router
+from loadtest.replay.run import replay
+from loadtest.replay.scenario import Faults, Scenario
+from loadtest.replay.simulation import Simulation, engines_of
+from loadtest.replay.trace import Trace
+from loadtest.replay.workload import requests_of
+from tests.unit.loadtest.replay.builders import (
+    BLOCK,
+    conversation_trace,
+    request,
+    scenario,
+    session_trace,
+    site,
+)
+
+
+def _run(trace: Trace, at: Scenario, policy: str) -> tuple[list[ReplayRequest], Router, Simulation]:
+    requests = requests_of(trace, at.engines, at.rate_per_second, at.seed)
+    its_site = replace(site(at), rng=random.Random(0))
+    router = router_of(policy, its_site)
+    simulation = Simulation(requests, its_site.engines, router)
+    simulation.run()
+    assert all(engine.scheduler.num_running + engine.scheduler.num_waiting == 0 for engine in its_site.engines)
+    assert all(engine.scheduler.pool.num_used == 0 for engine in its_site.engines)
+    return requests, router, simulation
+
+
+@pytest.mark.parametrize("policy", NAMES)
+def test_every_request_ends_once_and_all_loads_return_to_zero(policy: str) -> None:
+    requests, router, simulation = _run(conversation_trace(), scenario(rate=60.0), policy)
+    assert simulation.left == 0
+    assert router.waiting == 0
+    assert all(0 <= r.arrival_seconds < r.first_token_seconds <= r.finished_seconds for r in requests)
+    if isinstance(router, PushRouter):
+        assert all((view.in_flight, view.prefill_tokens) == (0, 0) for view in router._engines)
+        assert not router._uncached
+    elif isinstance(router, GatewayRouter):
+        loads = [seat.load for seat in router.placement.seats]
+        assert all((load.in_flight, load.decoding, load.reserved_tokens) == (0, 0, 0) for load in loads)
+
+
+@pytest.mark.parametrize("policy", ["ours", "sglang", "dynamo", "llmd", "lmetric"])
+def test_the_same_seed_gives_the_same_figures(policy: str) -> None:
+    once, again = (replay(conversation_trace(), scenario(seed=3), policy) for _ in range(2))
+    assert replace(once, wall_seconds=0.0) == replace(again, wall_seconds=0.0)
+
+
+def test_another_seed_gives_others() -> None:
+    one, other = (replay(conversation_trace(), scenario(seed=seed), "ours") for seed in (1, 2))
+    assert one.ttft != other.ttft
+
+
+def test_a_turn_is_sent_when_its_think_time_after_the_answer_is_over() -> None:
+    requests, _, _ = _run(session_trace(think_seconds=0.5), scenario(rate=10.0), "ours")
+    followed = [r for r in requests if r.following is not None]
+    assert len(followed) == len(requests) * 3 // 4
+    for before in followed:
+        assert before.following is not None
+        assert before.following.arrival_seconds == before.finished_seconds + 0.5
+    # a session's next turn finds the blocks of the one before, wherever else others went
+    assert sum(r.cached_tokens for r in requests) > 0.5 * sum(r.prompt_tokens for r in requests)
+
+
+def test_one_request_through_the_gateway_takes_what_the_step_model_says() -> None:
+    at = scenario(engines=2)
+    router = GatewayRouter("prefix", at, BLOCK, RoutingConfig())
+    alone = request(prompt_tokens=2000, output_tokens=5)
+    Simulation([alone], engines_of(at, BLOCK), router).run()
+    assert alone.ttft_seconds == pytest.approx(at.cold_prefill_seconds(2000), abs=1e-9)
+    decode = at.step_time.decode_stretch_seconds(4, 1, 2000)
+    assert alone.tpot_seconds == pytest.approx(decode / 4, abs=1e-9)
+
+
+def test_lost_caches_lower_the_hit_ratio() -> None:
+    calm = scenario(rate=20.0, kv_tokens=100_000)
+    lossy = replace(calm, faults=Faults(restart_at=0.5, restart_share=1.0))
+    trace = conversation_trace()
+    assert replay(trace, lossy, "lmetric").hit_ratio < replay(trace, calm, "lmetric").hit_ratio - 0.02
+
+
+def test_slow_engines_get_less_from_the_gateway_which_is_told() -> None:
+    at = scenario(engines=4, rate=40.0, faults=Faults(slow_factor=3.0, slow_engines=2))
+    assert at.speeds() == (1.0, 1.0, 3.0, 3.0)
+    requests, _, _ = _run(conversation_trace(), at, "ours")
+    fast, slow = (sum(r.engine in engines for r in requests) for engines in ((0, 1), (2, 3)))
+    assert fast > 1.5 * slow
+
+
+def test_a_line_forms_in_the_gateway_and_not_in_the_engines_above_capacity() -> None:
+    at = scenario(engines=1, max_num_seqs=4)
+    router = GatewayRouter("least_loaded", at, BLOCK, RoutingConfig())
+    crowd = [request(number) for number in range(20)]
+    engines = engines_of(at, BLOCK)
+    Simulation(crowd, engines, router).run()
+    assert engines[0].scheduler.counters.peak_running <= 4
+    assert engines[0].scheduler.counters.preemptions == 0
+    assert max(r.ttft_seconds for r in crowd) > 4 * min(r.ttft_seconds for r in crowd)
