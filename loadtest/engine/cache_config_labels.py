@@ -3,8 +3,8 @@
 from loadtest.engine.config import EngineConfig
 
 
-def cache_config_labels(config: EngineConfig) -> dict[str, str]:
-    """The labels and their values; those the gateway reads tell the simulated cache."""
+def cache_config_labels(config: EngineConfig, rank: int) -> dict[str, str]:
+    """The labels and their values for one data-parallel rank; those the gateway reads tell the simulated cache."""
     limits = config.limits
     tokens = limits.num_blocks * limits.block_size
     values: dict[str, object] = {
@@ -15,7 +15,7 @@ def cache_config_labels(config: EngineConfig) -> dict[str, str]:
         "effective_attention_block_size": limits.block_size,
         "enable_mamba_shared_prefix_checkpoint": False,
         "enable_prefix_caching": limits.prefix_caching,
-        "engine": 0,
+        "engine": rank,
         "gpu_memory_utilization": 0.92,
         "hash_block_size": None,
         "is_attention_free": False,

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from loadtest.engine.block_content import BlockContent
+from loadtest.engine.output_keys import OutputKeys
 from loadtest.engine.prose import Prose
 from loadtest.engine.sampling import Sampling
 from loadtest.engine.sequence import SequenceState
-from loadtest.engine.tokens import TokenisedText, block_keys, tokenise
+from loadtest.engine.steering import Steering
+from loadtest.engine.tokens import BYTES_PER_TOKEN, TokenisedText, tokenise
 
 _SHORTEST_NATURAL_TOKENS: Final = 16
 _NATURAL_SPREAD_TOKENS: Final = 240
@@ -25,6 +28,11 @@ class Choice:
     stop_reason: str | None = None
     words: int = 0
     pieces: Sequence[str] | None = None
+    # The data-parallel rank that the client wants, None for any.
+    rank: int | None = None
+    # For the statistics: the longest it may get, and how many answers the prompt gets, if this is the first of them.
+    limit_tokens: int | None = None
+    first_of: int | None = None
 
     def text(self, start: int, stop: int) -> str:
         """The text of the tokens from `start` up to `stop`; an end-of-sequence token has none."""
@@ -54,6 +62,8 @@ class Prompt:
     parent_key: int
     seed: int
     nonce: str | None
+    lora_name: str | None = None
+    cache_salt: str | None = None
 
 
 def plan_choice(
@@ -78,22 +88,32 @@ def plan_choice(
     else:
         words, output_tokens, reason = natural - 1, natural, "stop"
     keys = prompt.keys
-
-    def output_keys() -> Sequence[int]:
-        tail = prompt.tokens.packed[len(keys) * block_size * 4 :] + prose.packed(words)
-        return block_keys(tail, block_size, keys[-1] if keys else prompt.parent_key)
-
+    tail = prompt.tokens.packed[len(keys) * block_size * BYTES_PER_TOKEN :]
+    output_keys = OutputKeys(keys[-1] if keys else prompt.parent_key, tail, prose.packed, words, block_size)
     sequence = SequenceState(
         sequence_id=sequence_id,
         prompt_tokens=prompt.tokens.num_tokens,
         output_tokens=output_tokens,
         prompt_keys=keys,
-        output_keys=output_keys,
+        output_keys=lambda: output_keys,
     )
-    choice = Choice(index, prompt.tokens, prose, sequence, reason, None, words)
+    choice = Choice(index, prompt.tokens, prose, sequence, reason, None, words, limit_tokens=limit_tokens)
     if sampling.stop:
         _cut_at_stop(choice, sampling)
     return choice
+
+
+def content_of(choice: Choice, prompt: Prompt, lora_id: int | None, steering: Steering) -> BlockContent:
+    """What KV events tell of the blocks of an answer and its prompt."""
+    return BlockContent(
+        prompt.tokens,
+        choice.prose.packed,
+        prompt.lora_name,
+        lora_id,
+        prompt.cache_salt,
+        steering.session_id,
+        steering.reports_hits,
+    )
 
 
 def _cut_at_stop(choice: Choice, sampling: Sampling) -> None:

@@ -2,8 +2,23 @@
 
 from dataclasses import dataclass, field
 
+from loadtest.engine.kv_events import Encoding, HashFormat
 from loadtest.engine.scheduler import Limits
 from loadtest.engine.step_time import PRESETS, StepTime
+
+
+@dataclass(frozen=True, slots=True)
+class KvEventsConfig:
+    """vLLM's --kv-events-config, and in which of its forms the events are told. The ports are those of rank 0."""
+
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+    encoding: Encoding = Encoding.MAP
+    hashes: HashFormat = HashFormat.INT
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +49,10 @@ class EngineConfig:
     shutdown_timeout_seconds: float = 0.0
     max_body_bytes: int = 32 * 1024 * 1024
     version: str = "0.33.0"
+    # Engines behind the one server, each with its own limits and KV cache.
+    data_parallel_size: int = 1
+    kv_events: KvEventsConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.data_parallel_size < 1:
+            raise ValueError(f"data_parallel_size must be at least 1, not {self.data_parallel_size}")

@@ -31,23 +31,31 @@ class Running:
     sink: TokenSink
     wants_every_token: bool
     finish_reason: str
+    loop: "EngineLoop"
 
 
 class EngineLoop:
     """Owns the scheduler's clock: at most one timer at a time, the end of the step under way."""
 
-    def __init__(self, scheduler: Scheduler, stats: EngineStats, time_scale: float, loop: asyncio.AbstractEventLoop):
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        stats: EngineStats,
+        time_scale: float,
+        loop: asyncio.AbstractEventLoop,
+        after_step: Callable[[], None] | None = None,
+    ) -> None:
         self.scheduler = scheduler
         self.stats = stats
         self._scale = time_scale
         self._loop = loop
+        self._after_step = after_step
         self._running: dict[int, Running] = {}
         self._streaming: dict[int, Running] = {}
         self._step: Step | None = None
         self._timer: asyncio.Handle | None = None
         self._due_seconds = 0.0
         self._engine_seconds = 0.0
-        self._next_id = 0
         self.paused = False
 
     @property
@@ -60,11 +68,6 @@ class EngineLoop:
         """Engine time, at the last step's end."""
         return self._engine_seconds
 
-    def new_id(self) -> int:
-        """A number for a new sequence."""
-        self._next_id += 1
-        return self._next_id
-
     def submit(
         self, sequence: SequenceState, sink: TokenSink, wants_every_token: bool, finish_reason: str = "stop"
     ) -> Running:
@@ -72,7 +75,7 @@ class EngineLoop:
         self._catch_up_idle()
         sequence.arrived_seconds = self._engine_seconds
         self.scheduler.add(sequence)
-        running = Running(sequence, sink, wants_every_token, finish_reason)
+        running = Running(sequence, sink, wants_every_token, finish_reason, self)
         self._running[sequence.sequence_id] = running
         if wants_every_token:
             self._streaming[sequence.sequence_id] = running
@@ -142,6 +145,8 @@ class EngineLoop:
         self._engine_seconds += step.duration_seconds
         done = self.scheduler.commit(step, self._engine_seconds)
         self.stats.on_step(step, done)
+        if self._after_step is not None:
+            self._after_step()
         clock = self.scheduler.decode_clock
         for sequence in done.finished:
             running = self._running.pop(sequence.sequence_id, None)

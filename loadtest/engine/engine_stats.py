@@ -82,7 +82,6 @@ class EngineStats:
         self.preemptions = Histogram((0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0))
         self.n = Histogram((1.0, 2.0, 5.0, 10.0, 20.0))
         self.finished = {"stop": 0, "length": 0, "abort": 0, "error": 0, "repetition": 0}
-        self.rejected = 0
 
     def on_step(self, step: Step, done: Committed) -> None:
         """A step was committed."""
@@ -91,6 +90,12 @@ class EngineStats:
             self.inter_token_latency.observe(step.duration_seconds, step.decode_sequences)
         for sequence in done.started:
             self.time_to_first_token.observe(sequence.first_token_seconds - sequence.arrived_seconds)
+
+    def on_asked(self, answers: int | None, limit_tokens: int) -> None:
+        """A sequence was queued that may get so long; `answers` tells the n of its request, once for all of them."""
+        self.max_tokens.observe(limit_tokens)
+        if answers is not None:
+            self.n.observe(answers)
 
     def on_aborted(self) -> None:
         """A request was aborted."""

@@ -53,6 +53,10 @@ class ServerFaults(BaseModel):
     metrics_bytes: _Count = 0
     metrics_status: Annotated[int, Field(ge=200, le=599)] | None = None
     models_status: Annotated[int, Field(ge=200, le=599)] | None = None
+    # Of each rank, that many batches of KV events are numbered and kept for replay, but not sent.
+    kv_events_drop_batches: _Count = 0
+    # KV events are neither sent nor replayed; they gather, and are sent when this ends.
+    kv_events_hang: bool = False
     # The name of the served model, as after a restart with another one.
     model: str | None = None
 

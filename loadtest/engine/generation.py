@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from loadtest.engine.choice import Choice
-from loadtest.engine.engine_loop import EngineLoop, Running
+from loadtest.engine.data_parallel import EngineRanks
+from loadtest.engine.engine_loop import Running
 from loadtest.engine.ledger import Entry
 
 
 class Generation:
     """Collects whole answers: nobody looks at tokens before the end."""
 
-    def __init__(self, engine: EngineLoop, choices: Sequence[Choice], entry: Entry) -> None:
+    def __init__(self, engine: EngineRanks, choices: Sequence[Choice], entry: Entry) -> None:
         self.choices = choices
         self._engine = engine
         self._entry = entry
@@ -22,8 +23,7 @@ class Generation:
         self._failure: Exception | None = None
 
     def __enter__(self) -> "Generation":
-        submit = self._engine.submit
-        self._running = [submit(choice.sequence, self, False, choice.finish_reason) for choice in self.choices]
+        self._running = [self._engine.submit(choice, self, False) for choice in self.choices]
         return self
 
     def __exit__(

@@ -57,7 +57,7 @@ class Prose:
         token = self.token
         return "".join([token(index) for index in range(start, stop)])
 
-    def packed(self, tokens: int) -> bytes:
-        """The first tokens as the tokeniser would pack them."""
+    def packed(self, start: int, stop: int) -> bytes:
+        """The tokens from `start` up to `stop` as the tokeniser would pack them."""
         width = BYTES_PER_TOKEN
-        return b"".join(self.token(i).encode()[:width].ljust(width, b"\0") for i in range(tokens))
+        return b"".join(self.token(i).encode()[:width].ljust(width, b"\0") for i in range(start, stop))

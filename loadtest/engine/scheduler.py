@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from loadtest.engine.block_pool import BlockPool
+from loadtest.engine.cache_observer import CacheObserver
 from loadtest.engine.sequence import SequenceState, State
 from loadtest.engine.step_time import StepTime
 
@@ -68,10 +69,11 @@ class Committed:
 class Scheduler:
     """Owns the queue, the batch and the blocks of one engine."""
 
-    def __init__(self, limits: Limits, step_time: StepTime) -> None:
+    def __init__(self, limits: Limits, step_time: StepTime, observer: CacheObserver | None = None) -> None:
         self.limits = limits
         self.step_time = step_time
-        self.pool = BlockPool(limits.num_blocks)
+        self.pool = BlockPool(limits.num_blocks, observer)
+        self._observer = observer
         self.counters = Counters()
         self.waiting: deque[SequenceState] = deque()
         # Both in order of admission. At most one sequence is partly prefilled: it used up its step's budget.
@@ -121,8 +123,7 @@ class Scheduler:
             self._aborted_in_queue += 1
         else:
             self._leave_batch(sequence)
-            self.pool.release(sequence.blocks)
-            sequence.blocks = []
+            self._give_blocks_back(sequence)
         sequence.state = State.ABORTED
         if not self.num_waiting:
             self.waiting.clear()
@@ -142,6 +143,8 @@ class Scheduler:
         before it: a replay in virtual time needs no more than the sum.
         """
         preempted = self._grow_decoding()
+        if self._observer is not None:
+            self._register_outputs()
         budget = self.limits.max_num_batched_tokens - len(self.decoding)
         prefills: list[tuple[SequenceState, int]] = []
         duration = self.step_time.base_seconds
@@ -205,14 +208,22 @@ class Scheduler:
         """Move a waiting sequence into the batch if all blocks of its prompt fit."""
         block_size, pool = self.limits.block_size, self.pool
         target = sequence.prefill_target_tokens
-        # The last token is always computed, because its logits are needed.
-        hit = pool.find(sequence.prompt_keys, (target - 1) // block_size) if self.limits.prefix_caching else []
+        hit: list[int] = []
+        if self.limits.prefix_caching:
+            # The last token is always computed, because its logits are needed.
+            most = (target - 1) // block_size
+            # A preempted sequence looks for the blocks of its own output too.
+            keys = sequence.keys(0, most) if sequence.earlier_generated_tokens else sequence.prompt_keys
+            hit = pool.find(keys, most)
         needed = -(-target // block_size) - len(hit)
         if needed + pool.num_free_among(hit) > pool.num_free:
             return False
         pool.take_cached(hit)
         sequence.blocks = hit + pool.allocate(needed)
         sequence.computed_tokens = len(hit) * block_size
+        sequence.registered_blocks = len(hit)
+        if self._observer is not None and hit and sequence.content is not None and sequence.content.reports_hits:
+            self._observer.on_stored(sequence, 0, None, sequence.keys(0, len(hit)))
         sequence.state = State.PREFILLING
         self.prefilling[sequence.sequence_id] = sequence
         if sequence.scheduled_seconds < 0:
@@ -235,10 +246,7 @@ class Scheduler:
         if tokens <= 0:
             return budget, 0.0
         if self.limits.prefix_caching:
-            first, last = computed // self.limits.block_size, (computed + tokens) // self.limits.block_size
-            last = min(last, len(sequence.prompt_keys))
-            if first < last:
-                self.pool.register(sequence.blocks[first:last], sequence.prompt_keys[first:last])
+            self._register(sequence, (computed + tokens) // self.limits.block_size)
         prefills.append((sequence, tokens))
         return budget - tokens, self.step_time.prefill_seconds(tokens, computed)
 
@@ -314,8 +322,7 @@ class Scheduler:
         batch = self.prefilling or self.decoding
         sequence = batch[next(reversed(batch))]
         self._leave_batch(sequence)
-        self.pool.release(sequence.blocks)
-        sequence.blocks = []
+        self._give_blocks_back(sequence)
         sequence.computed_tokens = 0
         sequence.state = State.WAITING
         sequence.preemptions += 1
@@ -339,14 +346,37 @@ class Scheduler:
         self._end(sequence, now_seconds)
 
     def _end(self, sequence: SequenceState, now_seconds: float) -> None:
-        """Cache the output's full blocks and give all blocks back."""
-        if self.limits.prefix_caching and sequence.output_tokens:
-            first = len(sequence.prompt_keys)
-            full = sequence.computed_tokens // self.limits.block_size
-            if first < full:
-                keys = sequence.output_keys()[: full - first]
-                self.pool.register(sequence.blocks[first : first + len(keys)], keys)
-        self.pool.release(sequence.blocks)
-        sequence.blocks = []
+        self._give_blocks_back(sequence)
         sequence.state = State.FINISHED
         sequence.finished_seconds = now_seconds
+
+    # --- blocks ----------------------------------------------------------------------------------------------------
+
+    def _register(self, sequence: SequenceState, upto_block: int) -> None:
+        """Make the sequence's full blocks before number `upto_block` findable."""
+        first = sequence.registered_blocks
+        if first >= upto_block:
+            return
+        keys = sequence.keys(first, upto_block)
+        if not keys:
+            return
+        sequence.registered_blocks = first + len(keys)
+        self.pool.register(sequence.blocks[first : first + len(keys)], keys)
+        if self._observer is not None:
+            [parent] = sequence.keys(first - 1, first) if first else [None]
+            self._observer.on_stored(sequence, first, parent, keys)
+
+    def _register_outputs(self) -> None:
+        """Register the output blocks that this step completes; unobserved, their sequence's end is early enough."""
+        if not self.limits.prefix_caching:
+            return
+        block_size, clock = self.limits.block_size, self.decode_clock + 1
+        for sequence in self._boundaries[clock % block_size].values():
+            self._register(sequence, (sequence.computed_tokens + clock - sequence.decode_since) // block_size)
+
+    def _give_blocks_back(self, sequence: SequenceState) -> None:
+        """Release all blocks of a sequence that left the batch; its output's full blocks stay cached."""
+        if self.limits.prefix_caching and sequence.output_tokens:
+            self._register(sequence, sequence.computed_tokens // self.limits.block_size)
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from loadtest.engine.block_content import BlockContent
+
 
 class State(Enum):
     """Where a sequence is in its life."""
@@ -36,6 +38,10 @@ class SequenceState:
 
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
+    # How many of its blocks, from the first on, can be found by key.
+    registered_blocks: int = 0
+    # What KV events tell of the blocks; None where nobody is told.
+    content: BlockContent | None = None
     computed_tokens: int = 0
     # Tokens generated before the present stretch of decoding: not zero after a preemption.
     earlier_generated_tokens: int = 0
@@ -54,3 +60,14 @@ class SequenceState:
     def prefill_target_tokens(self) -> int:
         """Tokens that must be computed before the next token can be sampled."""
         return self.prompt_tokens + self.earlier_generated_tokens
+
+    def keys(self, first_block: int, upto_block: int) -> Sequence[int]:
+        """The keys of its blocks from `first_block` up to `upto_block`, as far as there are any."""
+        prompt_keys = self.prompt_keys
+        prompt_blocks = len(prompt_keys)
+        if upto_block <= prompt_blocks:
+            return prompt_keys[first_block:upto_block]
+        outputs = self.output_keys()
+        if first_block >= prompt_blocks:
+            return outputs[first_block - prompt_blocks : upto_block - prompt_blocks]
+        return [*prompt_keys[first_block:], *outputs[: upto_block - prompt_blocks]]

@@ -19,11 +19,9 @@ from loadtest.engine.api.errors import ApiError
 from loadtest.engine.api.exchange import empty_answer, error_answer
 from loadtest.engine.api.routes import INFERENCE, PROBES, Handler, Routes, routes
 from loadtest.engine.config import EngineConfig
-from loadtest.engine.engine_loop import EngineLoop
-from loadtest.engine.engine_stats import EngineStats
-from loadtest.engine.faults import Faults
+from loadtest.engine.faults import Faults, ServerFaults
 from loadtest.engine.ledger import Ending, Entry, Ledger
-from loadtest.engine.scheduler import Scheduler
+from loadtest.engine.process import new_engines, new_publishers
 from loadtest.engine.service import Service
 
 _KEPT_ENTRIES: Final = 200_000
@@ -49,6 +47,7 @@ class SimulatedEngine:
         self._unix_seconds = unix_seconds
         self._random = random.Random(seed)
         self._service: Service | None = None
+        self._server: web.Server | None = None
         self._runner: web.ServerRunner | None = None
         self._site: web.TCPSite | None = None
         self._routes: Routes = routes(self.config)
@@ -83,22 +82,33 @@ class SimulatedEngine:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen."""
+        """Listen, and publish KV events if so configured."""
         loop = asyncio.get_running_loop()
         config = self.config
-        engine = EngineLoop(
-            Scheduler(config.limits, config.step_time), EngineStats(config.max_model_len), config.time_scale, loop
-        )
+        kv_events = new_publishers(config, self._unix_seconds)
+        if kv_events is not None:
+            await kv_events.open()
         self._service = Service(
             config=config,
-            engine=engine,
+            engine=new_engines(config, kv_events, loop),
+            kv_events=kv_events,
             unix_seconds=self._unix_seconds,
             random=self._random,
             ledger=Ledger(loop.time, _KEPT_ENTRIES if config.control else 0),
             faults=Faults.none(),
             started_unix_seconds=self._unix_seconds(),
+            restart=self.restart,
         )
-        server = web.Server(
+        try:
+            await self._listen()
+        except BaseException:
+            if kv_events is not None:
+                await kv_events.close()
+            raise
+
+    async def _listen(self) -> None:
+        config = self.config
+        self._server = web.Server(
             self._handle,
             handler_cancellation=True,
             tcp_keepalive=False,
@@ -106,7 +116,7 @@ class SimulatedEngine:
             access_log=None,
             request_factory=self._make_request,
         )
-        self._runner = web.ServerRunner(server, shutdown_timeout=_CLEANUP_SECONDS)
+        self._runner = web.ServerRunner(self._server, shutdown_timeout=_CLEANUP_SECONDS)
         await self._runner.setup()
         self._site = web.TCPSite(self._runner, config.host, config.port, backlog=2048)
         await self._site.start()
@@ -122,7 +132,33 @@ class SimulatedEngine:
         self.service.engine.fail_all(errors.engine_dead())
         await self._runner.cleanup()
         self.service.engine.close()
+        if self.service.kv_events is not None:
+            await self.service.kv_events.close()
         self._runner = None
+
+    async def restart(self, keep: web.BaseRequest | None = None) -> None:
+        """Become a new process at the same ports: connections break, caches, counters and sequence numbers are new.
+
+        The connection of the request `keep` stays, so that it can be answered.
+        """
+        service = self.service
+        assert self._server is not None, "the engine is not started"
+        for connection in self._server.connections:
+            transport = connection.transport
+            if transport is not None and (keep is None or transport is not keep.transport):
+                transport.abort()
+        service.engine.close()
+        publishers = service.kv_events
+        service.kv_events = new_publishers(self.config, self._unix_seconds, publishers)
+        service.engine = new_engines(self.config, service.kv_events, asyncio.get_running_loop())
+        service.faults.replace(ServerFaults(model=service.faults.model))
+        service.started_unix_seconds = self._unix_seconds()
+        service.responses.clear()
+        service.http_requests.clear()
+        if publishers is not None:
+            await publishers.close()
+        if service.kv_events is not None:
+            await service.kv_events.open()
 
     def _make_request(
         self,

@@ -1,7 +1,7 @@
 """What the handlers of one simulated engine share."""
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,13 +9,15 @@ import xxhash
 from aiohttp import web
 
 from loadtest.engine.api.errors import engine_dead, queue_full, too_long, unknown_model
-from loadtest.engine.choice import Choice, Prompt, plan_choice
+from loadtest.engine.choice import Choice, Prompt, content_of, plan_choice
 from loadtest.engine.config import EngineConfig
-from loadtest.engine.engine_loop import EngineLoop
+from loadtest.engine.data_parallel import EngineRanks
 from loadtest.engine.faults import Faults
+from loadtest.engine.kv_event_publisher import KvEventPublishers
 from loadtest.engine.ledger import Entry, Ledger
 from loadtest.engine.prose import find_nonce
 from loadtest.engine.sampling import Sampling
+from loadtest.engine.steering import Steering
 from loadtest.engine.tokens import TokenisedText, block_keys, namespace
 
 
@@ -24,12 +26,15 @@ class Service:
     """One engine's configuration, model, and records. Handlers get it and the request, nothing else."""
 
     config: EngineConfig
-    engine: EngineLoop
+    engine: EngineRanks
+    kv_events: KvEventPublishers | None
     unix_seconds: Callable[[], float]
     random: random.Random
     ledger: Ledger
     faults: Faults
     started_unix_seconds: float
+    # Become a new process; the connection of the given request is kept.
+    restart: Callable[[web.BaseRequest | None], Awaitable[None]]
     responses: dict[str, Any] = field(default_factory=dict)
     http_requests: dict[tuple[str, str, str], int] = field(default_factory=dict)
     server_load: int = 0
@@ -37,7 +42,8 @@ class Service:
     @property
     def fingerprint(self) -> str:
         """The `system_fingerprint` of answers."""
-        return f"vllm-{self.config.version}-{namespace(self.config.model) & 0xFFFFFFFF:08x}"
+        ranks = f"-dp{self.config.data_parallel_size}" if self.config.data_parallel_size > 1 else ""
+        return f"vllm-{self.config.version}{ranks}-{namespace(self.config.model) & 0xFFFFFFFF:08x}"
 
     @property
     def served_model(self) -> str:
@@ -71,37 +77,47 @@ class Service:
             raise engine_dead()
         limit = self.config.max_num_queued_reqs
         if limit is not None and self.engine.num_requests + num_sequences > limit:
-            self.engine.stats.rejected += 1
+            self.engine.rejected += 1
             raise queue_full()
 
     def prompt(self, tokens: TokenisedText, text: str, model: str, cache_salt: str) -> Prompt:
         """Hash a prompt; 400 if it exceeds the context."""
         if tokens.num_tokens > self.config.max_model_len:
             raise too_long(tokens.num_tokens, self.config.max_model_len)
-        parent = namespace("" if model == self.served_model else model, cache_salt)
+        lora = None if model == self.served_model else model
+        parent = namespace(lora or "", cache_salt)
         keys = block_keys(tokens.packed, self.config.limits.block_size, parent)
         nonce = find_nonce(text) if "nonce:" in text else None
-        return Prompt(tokens, keys, parent, xxhash.xxh3_64_intdigest(tokens.packed, parent), nonce)
+        seed = xxhash.xxh3_64_intdigest(tokens.packed, parent)
+        return Prompt(tokens, keys, parent, seed, nonce, lora, cache_salt or None)
 
-    def choices(self, prompts: Iterable[Prompt], sampling: Sampling, entry: Entry) -> list[Choice]:
+    def choices(
+        self, prompts: Iterable[Prompt], sampling: Sampling, entry: Entry, steering: Steering | None = None
+    ) -> list[Choice]:
         """One planned answer for each prompt and each of its `n`."""
         planned: list[Choice] = []
-        script = entry.script
+        forced = entry.script.output_tokens if entry.script else None
+        steering = steering or Steering()
         for prompt in prompts:
             room = self.config.max_model_len - prompt.tokens.num_tokens
-            self.engine.stats.n.observe(sampling.n)
-            limit = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
-            self.engine.stats.max_tokens.observe(limit, sampling.n)
-            for _ in range(sampling.n):
-                planned.append(
-                    plan_choice(
-                        len(planned),
-                        self.engine.new_id(),
-                        prompt,
-                        sampling,
-                        max(limit, 1),
-                        self.config.limits.block_size,
-                        script.output_tokens if script else None,
-                    )
+            limit = max(1, room if sampling.max_tokens is None else min(room, sampling.max_tokens))
+            for number in range(sampling.n):
+                choice = plan_choice(
+                    len(planned),
+                    self.engine.new_id(),
+                    prompt,
+                    sampling,
+                    limit,
+                    self.config.limits.block_size,
+                    forced,
                 )
+                choice.rank = steering.rank
+                choice.first_of = None if number else sampling.n
+                if self.kv_events is not None:
+                    choice.sequence.content = content_of(choice, prompt, self._lora_id(prompt.lora_name), steering)
+                planned.append(choice)
         return planned
+
+    def _lora_id(self, name: str | None) -> int | None:
+        """vLLM numbers adapters from 1 on, as they are named at its start."""
+        return None if name is None else 1 + self.config.lora_adapters.index(name)

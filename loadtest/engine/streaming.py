@@ -8,7 +8,8 @@ from typing import Protocol
 
 from loadtest.engine.api.errors import ApiError
 from loadtest.engine.choice import Choice
-from loadtest.engine.engine_loop import EngineLoop, Running
+from loadtest.engine.data_parallel import EngineRanks
+from loadtest.engine.engine_loop import Running
 from loadtest.engine.event_stream import EventStream
 from loadtest.engine.ledger import Entry
 from loadtest.engine.stream_faults import StreamFaults
@@ -55,7 +56,7 @@ class StreamedGeneration:
     """Sends tokens as they come; a slow client gets fewer, longer events. Leaving the `with` block aborts the rest."""
 
     def __init__(
-        self, engine: EngineLoop, choices: Sequence[Choice], writer: EventWriter, stream: EventStream, entry: Entry
+        self, engine: EngineRanks, choices: Sequence[Choice], writer: EventWriter, stream: EventStream, entry: Entry
     ) -> None:
         self._engine = engine
         self._writer = writer
@@ -70,9 +71,12 @@ class StreamedGeneration:
         self._failure: ApiError | None = None
 
     def __enter__(self) -> "StreamedGeneration":
-        for sink in self._sinks:
-            choice = sink.choice
-            self._running.append(self._engine.submit(choice.sequence, sink, True, choice.finish_reason))
+        try:
+            for sink in self._sinks:
+                self._running.append(self._engine.submit(sink.choice, sink, True))
+        except ApiError as refusal:
+            # vLLM has begun to answer by then: the error is the stream's only event.
+            self.fail(refusal)
         return self
 
     def __exit__(

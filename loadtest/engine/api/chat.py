@@ -15,6 +15,7 @@ from loadtest.engine.generation import Generation
 from loadtest.engine.ledger import Entry
 from loadtest.engine.sampling import Sampling, read_sampling
 from loadtest.engine.service import Service
+from loadtest.engine.steering import read_steering
 from loadtest.engine.streaming import StreamedGeneration
 from loadtest.engine.tokens import render_chat, tokenise
 
@@ -30,7 +31,7 @@ async def chat_completions(service: Service, request: web.BaseRequest, entry: En
     note(entry, model, [prompt])
     answer_id = f"chatcmpl-{service.request_id(request)}"
     entry.request_id = answer_id.removeprefix("chatcmpl-")
-    choices = service.choices([prompt], sampling, entry)
+    choices = service.choices([prompt], sampling, entry, read_steering(request.headers, body))
     shown_model = (entry.script.model if entry.script else None) or model
     if sampling.stream:
         events = ChatEvents(service, answer_id, shown_model, sampling, choices)

@@ -17,6 +17,7 @@ from loadtest.engine.generation import Generation
 from loadtest.engine.ledger import Entry
 from loadtest.engine.sampling import Sampling, read_sampling
 from loadtest.engine.service import Service
+from loadtest.engine.steering import read_steering
 from loadtest.engine.tokens import TokenisedText, from_ids, tokenise
 
 _DEFAULT_MAX_TOKENS: Final = 16
@@ -37,7 +38,7 @@ async def completions(service: Service, request: web.BaseRequest, entry: Entry) 
     prompts = [service.prompt(tokens, text, model, sampling.cache_salt) for tokens, text in texts]
     note(entry, model, prompts)
     entry.request_id = service.request_id(request)
-    choices = service.choices(prompts, sampling, entry)
+    choices = service.choices(prompts, sampling, entry, read_steering(request.headers, body))
     answer_id = f"cmpl-{entry.request_id}"
     shown_model = (entry.script.model if entry.script else None) or model
     if sampling.stream:

@@ -13,8 +13,8 @@ async def accept(service: Service, request: web.BaseRequest, entry: Entry) -> we
 
 
 async def reset_prefix_cache(service: Service, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:  # noqa: ARG001
-    """Forget all cached prefixes, if no request holds one."""
-    service.engine.scheduler.reset_prefix_cache()
+    """Forget all cached prefixes of each rank on which no request holds one. KV events tell it after the next step."""
+    service.engine.reset_prefix_cache()
     return empty_answer()
 
 
@@ -27,4 +27,6 @@ async def server_info(service: Service, request: web.BaseRequest, entry: Entry) 
         "policy": "fcfs",
     }
     cache = {"block_size": limits.block_size, "num_gpu_blocks": limits.num_blocks}
-    return json_answer({"vllm_config": {"scheduler_config": scheduler, "cache_config": cache}, "vllm_env": {}})
+    parallel = {"data_parallel_size": service.config.data_parallel_size}
+    configs = {"scheduler_config": scheduler, "cache_config": cache, "parallel_config": parallel}
+    return json_answer({"vllm_config": configs, "vllm_env": {}})

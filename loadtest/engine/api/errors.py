@@ -120,6 +120,11 @@ def queue_full() -> ApiError:
     return ApiError(503, _BUSY, HTTPStatus.SERVICE_UNAVAILABLE.phrase)
 
 
+def rank_out_of_range(rank: int, size: int) -> ApiError:
+    """The request wants a data-parallel rank that does not exist."""
+    return ApiError(400, f"data_parallel_rank {rank} is out of range [0, {size}).")
+
+
 def engine_dead() -> ApiError:
     """The engine process is gone."""
     return ApiError(500, _ENGINE_DEAD, "InternalServerError")

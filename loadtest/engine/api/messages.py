@@ -14,6 +14,7 @@ from loadtest.engine.generation import Generation
 from loadtest.engine.ledger import Entry
 from loadtest.engine.sampling import read_sampling
 from loadtest.engine.service import Service
+from loadtest.engine.steering import read_steering
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 
@@ -33,7 +34,7 @@ async def messages(service: Service, request: web.BaseRequest, entry: Entry) -> 
     prompt = chat_prompt(service, body, turns, model, "")
     note(entry, model, [prompt])
     entry.request_id = service.request_id(request)
-    choices = service.choices([prompt], sampling, entry)
+    choices = service.choices([prompt], sampling, entry, read_steering(request.headers, {}))
     answer_id = f"chatcmpl-{entry.request_id}"
     if sampling.stream:
         return await stream_events(service, request, entry, choices, MessageEvents(answer_id, model, choices[0]))

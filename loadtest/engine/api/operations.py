@@ -31,8 +31,8 @@ async def load(service: Service, request: web.BaseRequest, entry: Entry) -> web.
 
 
 async def kv_event_sources(service: Service, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:  # noqa: ARG001
-    """Where KV events are published, by data-parallel rank: nowhere."""
-    return json_answer({})
+    """Where KV events are published, by data-parallel rank; empty if nowhere."""
+    return json_answer({} if service.kv_events is None else service.kv_events.sources())
 
 
 async def models(service: Service, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:  # noqa: ARG001

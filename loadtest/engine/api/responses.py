@@ -1,5 +1,6 @@
 """POST /v1/responses, GET /v1/responses/{id}, POST /v1/responses/{id}/cancel."""
 
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -13,6 +14,7 @@ from loadtest.engine.generation import Generation
 from loadtest.engine.ledger import Entry
 from loadtest.engine.sampling import read_sampling
 from loadtest.engine.service import Service
+from loadtest.engine.steering import read_steering
 
 
 async def create_response(service: Service, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:
@@ -29,7 +31,8 @@ async def create_response(service: Service, request: web.BaseRequest, entry: Ent
     prompt = chat_prompt(service, body, turns, model, body.get("cache_salt") or "")
     note(entry, model, [prompt])
     entry.request_id = service.request_id(request)
-    choice = service.choices([prompt], sampling, entry)[0]
+    steering = replace(read_steering(request.headers, body), rank=None)  # vLLM reads no rank here
+    choice = service.choices([prompt], sampling, entry, steering)[0]
     response_id, message_id = f"resp_{service.new_id()}", f"msg_{service.new_id()}"
     created = service.created()
     if sampling.stream:

@@ -53,6 +53,7 @@ _POOLING: Routes = {
 }
 _SIMULATION: Routes = {
     "/sim/ledger": {"GET": simulation.ledger, "DELETE": simulation.ledger},
+    "/sim/restart": {"POST": simulation.restart},
     "/sim/faults": {"GET": simulation.faults, "POST": simulation.faults, "DELETE": simulation.faults},
 }
 _DANGEROUS = (

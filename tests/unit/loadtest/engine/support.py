@@ -17,11 +17,9 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 def idle(engine: SimulatedEngine) -> bool:
     """Whether the engine holds nothing for anybody."""
-    scheduler = engine.service.engine.scheduler
+    schedulers = [rank.scheduler for rank in engine.service.engine.ranks]
     return (
-        not scheduler.num_running
-        and not scheduler.num_waiting
-        and not scheduler.pool.num_used
+        not any(scheduler.num_running or scheduler.num_waiting or scheduler.pool.num_used for scheduler in schedulers)
         and not engine.service.engine.num_requests
         and not engine.service.ledger.in_flight
     )

@@ -1,10 +1,13 @@
 """The block pool: references, LRU order, the prefix index."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from loadtest.engine.block_pool import BlockPool
+from loadtest.engine.sequence import SequenceState
 
 
 def test_released_blocks_are_reused_tail_first() -> None:
@@ -38,6 +41,69 @@ def test_the_first_block_keeps_a_key() -> None:
     pool.register([second], [7])
     assert pool.find([7], 1) == [first]
     assert pool.num_cached == 1
+
+
+def test_a_copy_takes_over_when_the_first_block_is_reused() -> None:
+    pool = BlockPool(3)
+    first, second, _third = blocks = pool.allocate(3)
+    pool.register([first, second], [7, 7])
+    assert pool.cached_keys() == {7: 2}
+    pool.release([first])
+    assert pool.allocate(1) == [first]
+    assert pool.find([7], 1) == [second]
+    pool.release([second])
+    assert pool.allocate(1) == [second]
+    assert (pool.find([7], 1), pool.num_cached) == ([], 0)
+    pool.release(blocks)
+
+
+def test_a_copy_is_forgotten_before_the_first_block() -> None:
+    pool = BlockPool(2)
+    first, second = pool.allocate(2)
+    pool.register([first, second], [7, 7])
+    pool.release([second])
+    assert pool.allocate(1) == [second]
+    assert (pool.find([7], 1), pool.cached_keys()) == ([first], {7: 1})
+
+
+def test_blocks_that_hold_nothing_to_find_are_reused_before_all_others() -> None:
+    pool = BlockPool(5)
+    old, new = pool.allocate(2), pool.allocate(3)
+    pool.register(old, [1, 2])
+    pool.register(new[:1], [3])
+    pool.release(old)
+    pool.release(new)
+    assert pool.allocate(5) == [new[2], new[1], old[1], old[0], new[0]]
+
+
+class Heard:
+    """An observer that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def on_stored(self, sequence: SequenceState, first_block: int, parent_key: int | None, keys: Sequence[int]) -> None:
+        raise AssertionError("the pool does not know whose blocks are stored")
+
+    def on_removed(self, key: int) -> None:
+        self.lines.append(f"removed {key}")
+
+    def on_cleared(self) -> None:
+        self.lines.append("cleared")
+
+
+def test_an_observer_hears_of_each_copy_that_is_reused_and_of_a_reset_that_happens() -> None:
+    heard = Heard()
+    pool = BlockPool(3, heard)
+    blocks = pool.allocate(3)
+    pool.register(blocks[:2], [7, 7])
+    assert not pool.reset_cache()
+    pool.release(blocks)
+    assert heard.lines == []
+    pool.release(pool.allocate(3))
+    assert heard.lines == ["removed 7", "removed 7"]
+    assert pool.reset_cache()
+    assert heard.lines[2:] == ["cleared"]
 
 
 def test_blocks_in_use_cannot_be_reset() -> None:

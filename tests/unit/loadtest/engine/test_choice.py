@@ -71,5 +71,5 @@ def test_deltas_join_to_the_whole_text() -> None:
 
 def test_output_keys_continue_the_prompt_keys() -> None:
     choice = plan("p" * 128, Sampling(ignore_eos=True), limit=64)
-    expected = block_keys(b"p" * 128 + choice.prose.packed(64), 16, namespace(""))
+    expected = block_keys(b"p" * 128 + choice.prose.packed(0, 64), 16, namespace(""))
     assert [*choice.sequence.prompt_keys, *choice.sequence.output_keys()] == expected

@@ -54,6 +54,21 @@ async def test_sigterm_lets_requests_end_if_told_to() -> None:
     assert received.endswith(b"data: [DONE]\n\n")
 
 
+async def test_ranks_and_kv_events_are_set_by_flags() -> None:
+    flags = ("--data-parallel-size", "2", "--kv-events-endpoint", "tcp://*:0", "--kv-events-topic", "kv@x")
+    more = ("--kv-events-replay-endpoint", "tcp://*:0", "--kv-events-buffer-steps", "7")
+    async with (
+        simulated(*flags, *more, "--kv-events-encoding", "array") as (_, url),
+        aiohttp.ClientSession() as http,
+        http.get(f"{url}/kv_event_sources") as answer,
+    ):
+        sources = await answer.json()
+    assert [*sources] == ["0", "1"]
+    for source in sources.values():
+        assert (source["topic"], source["buffer_steps"]) == ("kv@x", 7)
+        assert source["replay_endpoint"].startswith("tcp://127.0.0.1:")
+
+
 async def test_impossible_limits_are_a_usage_error() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "loadtest", "sim", "--port", "0", "--max-num-seqs", "9000",

@@ -29,18 +29,18 @@ async def asked(engine: SimulatedEngine, **fields: object) -> AsyncIterator[asyn
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_running_request_is_aborted(slow_engine: SimulatedEngine, stream: bool) -> None:
-    scheduler = slow_engine.service.engine.scheduler
+    scheduler = slow_engine.service.engine.ranks[0].scheduler
     async with asked(slow_engine, stream=stream):
         await eventually(lambda: scheduler.num_running == 1)
         await eventually(lambda: scheduler.counters.generation_tokens > 2)
     await eventually(lambda: idle(slow_engine))
     assert slow_engine.service.ledger.endings["aborted"] == 1
-    assert slow_engine.service.engine.stats.finished["abort"] == 1
+    assert slow_engine.service.engine.ranks[0].stats.finished["abort"] == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_queued_request_is_aborted(slow_engine: SimulatedEngine, stream: bool) -> None:
-    scheduler = slow_engine.service.engine.scheduler
+    scheduler = slow_engine.service.engine.ranks[0].scheduler
     async with asked(slow_engine, n=8):
         await eventually(lambda: scheduler.num_running == 8)
         async with asked(slow_engine, stream=stream):
@@ -53,7 +53,7 @@ async def test_a_queued_request_is_aborted(slow_engine: SimulatedEngine, stream:
 async def test_all_choices_of_a_stream_are_aborted(slow_engine: SimulatedEngine) -> None:
     async with asked(slow_engine, n=5, stream=True) as reader:
         await reader.readuntil(b'"index":4')
-        assert slow_engine.service.engine.scheduler.num_running == 5
+        assert slow_engine.service.engine.ranks[0].scheduler.num_running == 5
     await eventually(lambda: idle(slow_engine))
 
 
@@ -72,7 +72,7 @@ async def test_a_slow_reader_gets_fewer_events_and_the_whole_text() -> None:
     async with SimulatedEngine(config) as engine, asked(engine, stream=True, max_tokens=60_000) as reader:
         transport = reader._transport  # type: ignore[attr-defined]
         transport.pause_reading()
-        await eventually(lambda: engine.service.engine.scheduler.counters.generation_tokens >= 60_000)
+        await eventually(lambda: engine.service.engine.ranks[0].scheduler.counters.generation_tokens >= 60_000)
         transport.resume_reading()
         raw = bytearray()
         while not raw.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):

@@ -182,7 +182,7 @@ async def test_streams_under_way_end_with_an_error_when_the_engine_dies(
 ) -> None:
     asker = Asker(http, slow_engine)
     streams = [asyncio.ensure_future(asker.chat(stream=stream)) for stream in (True, False)]  # noqa: TID251
-    await eventually(lambda: slow_engine.service.engine.scheduler.counters.generation_tokens > 2)
+    await eventually(lambda: slow_engine.service.engine.ranks[0].scheduler.counters.generation_tokens > 2)
     await asker.faults(engine_dead=True)
     (_, stream, whole), (status, _, _) = await asyncio.gather(*streams)
     assert whole
@@ -194,7 +194,7 @@ async def test_a_paused_engine_is_healthy_and_answers_when_resumed(asker: Asker,
     await asker.faults(engine_paused=True)
     async with asyncio.TaskGroup() as tasks:
         answer = tasks.create_task(asker.chat())
-        await eventually(lambda: engine.service.engine.scheduler.num_waiting == 1)
+        await eventually(lambda: engine.service.engine.ranks[0].scheduler.num_waiting == 1)
         await asker.faults()
     assert answer.result()[0] == 200
 

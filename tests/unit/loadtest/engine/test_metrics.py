@@ -51,7 +51,7 @@ async def test_the_counters_count(http: aiohttp.ClientSession, engine: Simulated
 async def test_the_gauges_follow_the_load(http: aiohttp.ClientSession, slow_engine: SimulatedEngine) -> None:
     body = {"prompt": "p" * 400, "max_tokens": 2000, "ignore_eos": True, "n": 10, "stream": True}
     async with http.post(f"{slow_engine.url}/v1/completions", json=body):
-        await eventually(lambda: slow_engine.service.engine.scheduler.num_running == 8)
+        await eventually(lambda: slow_engine.service.engine.ranks[0].scheduler.num_running == 8)
         text = await page(http, slow_engine)
         assert value(text, "vllm:num_requests_running") == 8
         assert value(text, "vllm:num_requests_waiting") == 2

@@ -42,7 +42,7 @@ def test_the_next_turn_begins_with_the_tokens_of_the_prompt_and_its_answer() -> 
     prompt = tokenise(render_chat(turns)).packed
     prose = Prose(seed=5)
     later = tokenise(render_chat([*turns, ("assistant", prose.text(0, 40)), ("user", "And now?")])).packed
-    assert later.startswith(prompt + prose.packed(40))
+    assert later.startswith(prompt + prose.packed(0, 40))
 
 
 def test_ids_that_do_not_fit_are_refused() -> None:

@@ -1,0 +1,91 @@
+"""KV events as vLLM encodes them: what entered and left the prefix cache, in one msgpack batch a step."""
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+BlockHash: TypeAlias = int | bytes
+
+MEDIUM: Final = "GPU"
+# Of the only group of layers that a model with full attention has.
+GROUP: Final = 0
+SPEC_KIND: Final = "full_attention"
+
+
+class Encoding(StrEnum):
+    """How an event is laid out: by field names, or by position as vLLM did until the middle of 2026."""
+
+    MAP = "map"
+    ARRAY = "array"
+
+
+class HashFormat(StrEnum):
+    """How a block's hash is told: its low 64 bits, or all its bytes."""
+
+    INT = "int"
+    BYTES = "bytes"
+
+
+class Event(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
+    """Something that happened to the prefix cache. The order of the fields is that of the wire."""
+
+
+class BlockStored(Event):
+    """Blocks that follow each other can be found from now on. `extra_keys` has one entry a block."""
+
+    block_hashes: list[BlockHash]
+    parent_block_hash: BlockHash | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple[str, ...] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
+
+
+class BlockRemoved(Event):
+    """One copy of each block is gone."""
+
+    block_hashes: list[BlockHash]
+    medium: str | None
+    group_idx: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+
+
+class AllBlocksCleared(Event):
+    """The cache was reset."""
+
+
+# The fields that the last vLLM with positional events had, all of them always present.
+_POSITIONS: Final = {
+    BlockStored: BlockStored.__struct_fields__[:11],
+    BlockRemoved: BlockRemoved.__struct_fields__[:3],
+    AllBlocksCleared: (),
+}
+
+
+def encoder(encoding: Encoding) -> Callable[[float, Sequence[Event], int], bytes]:
+    """Encodes a batch of that wall-clock time, with those events, of that data-parallel rank."""
+    encode = msgspec.msgpack.Encoder().encode
+
+    def by_name(unix_seconds: float, events: Sequence[Event], rank: int) -> bytes:
+        return encode((unix_seconds, events, rank))
+
+    def by_position(unix_seconds: float, events: Sequence[Event], rank: int) -> bytes:
+        return encode((unix_seconds, [_positional(event) for event in events], rank))
+
+    return by_name if encoding is Encoding.MAP else by_position
+
+
+def _positional(event: Event) -> list[Any]:
+    kind = type(event)
+    return [kind.__name__, *(getattr(event, field) for field in _POSITIONS[kind])]
