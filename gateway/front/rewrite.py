@@ -17,7 +17,7 @@ def with_field(body: bytes, document: dict[str, Any], name: str, value: Any) -> 
         comma = b"" if body[:end].rstrip().endswith(b"{") else b","
         return b"%b%b%b:%b}" % (body[:end], comma, key, encoded)
     # With escaped letters the one place where the name stands as it is may be in a nested object.
-    if body.count(key) == 1 and isinstance(document[name], str) and not ESCAPED_LETTER.search(body):
+    if isinstance(document[name], str) and not ESCAPED_LETTER.search(body):
         pattern = re.compile(re.escape(key) + rb'(\s*:\s*)"(?:[^"\\]|\\.)*"')
         changed, count = pattern.subn(lambda match: key + match[1] + encoded, body)
         if count == 1:
