@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 Seconds = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+_TCP = re.compile(r"tcp://(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\]):[0-9]{1,5}")
 
 
 class ConfigError(Exception):
@@ -56,6 +57,24 @@ class ServerConfig(Section):
     access_log: bool = Field(True, description="One JSON line a request on standard output.")
 
 
+class KvEventsConfig(Section):
+    """Where a backend's KV events are read; rank r of a data-parallel backend uses ports r above these."""
+
+    endpoint: str = Field(description="tcp://host:port of the publisher; * stands for the backend's host.")
+    replay: str | None = Field(None, description="tcp://host:port where missed events can be asked for.")
+    topic: str | None = Field(None, description="Only messages with this topic; null = all.")
+    bind: bool = Field(False, description="Listen at `endpoint`, for publishers that connect.")
+
+    @field_validator("endpoint", "replay")
+    @classmethod
+    def _is_tcp(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and not _TCP.fullmatch(endpoint):
+            raise ValueError("must look like tcp://host:port")
+        if endpoint is not None and not 0 < int(endpoint.rpartition(":")[2]) < 65536:
+            raise ValueError("the port must be a number from 1 to 65535")
+        return endpoint
+
+
 class BackendConfig(Section):
     """One vLLM server."""
 
@@ -64,6 +83,9 @@ class BackendConfig(Section):
     api_key: str = Field("", pattern=r"^[!-~]*$", description="Sent to the backend; a client's key never is.")
     max_in_flight: int | Literal["auto"] = Field("auto", description="Sequences; auto = discovered, else 256.")
     kv_cache_tokens: int | Literal["auto"] = Field("auto", description="auto = kv_cache_size_tokens of /metrics.")
+    kv_events: Literal["auto", "off"] | KvEventsConfig = Field(
+        "auto", description="auto, the default: read where /kv_event_sources says, at the backend's own host."
+    )
     speed: float = Field(1.0, gt=0, description="Relative time for the same work: 2 = half as fast as the others.")
 
     @field_validator("url")
@@ -79,6 +101,11 @@ class BackendConfig(Section):
         if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
             raise ValueError("must be scheme, host and port only, without path, query or user")
         return url.rstrip("/")
+
+    @field_validator("kv_events", mode="before")
+    @classmethod
+    def _may_be_a_yaml_word(cls, value: Any) -> Any:
+        return "off" if value is False else value  # YAML reads an unquoted `off` as false
 
     @field_validator("max_in_flight", "kv_cache_tokens")
     @classmethod
@@ -108,6 +135,7 @@ class RoutingConfig(Section):
     aging: float = Field(0.05, ge=0, description="Seconds of cost that one second of waiting is worth.")
     kv_headroom: Fraction = Field(0.97, description="Share of the KV cache that placement fills.")
     index_capacity_factor: float = Field(1.0, gt=0, description="Size of the own record, in KV caches.")
+    index_memory_bytes: int = Field(536870912, gt=0, description="Most memory of all own records together.")
     scan: int = Field(64, ge=1, le=256, description="Oldest waiting requests looked at in one pass.")
     starvation_seconds: Seconds = Field(30.0, description="After this wait a request takes any open backend, first.")
 
@@ -276,12 +304,17 @@ def _complaints(error: ValidationError) -> list[str]:
         place, kind = item["loc"], item["type"]
         if kind == "too_short" and len(wrong) > 1:
             continue  # only says again that an element is wrong
+        if place[-2:-1] == ("kv_events",) and kind == "literal_error":
+            continue  # the other form's complaint follows
         told = _PLAINLY.get(kind) or item["msg"].removeprefix("Value error, ")
         if place[:-1] in or_auto:
             place, told = place[:-1], "must be a whole number, or auto"
+        elif place[-2:] == ("kv_events", "KvEventsConfig"):
+            place, told = place[:-1], "must be auto, off, or a mapping such as {endpoint: tcp://10.0.0.11:5557}"
         elif kind == "model_type" and place[0] == "backends":
             told += " with a url, such as {url: http://10.0.0.11:8000}"
-        lines[f"{'.'.join(map(str, place)) or 'configuration'}: {told}"] = None
+        shown = ".".join(str(part) for part in place if part != "KvEventsConfig")
+        lines[f"{shown or 'configuration'}: {told}"] = None
     return list(lines)
 
 

@@ -6,7 +6,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import BackendConfig, Config, ConfigError, load, parse, substitute
+from gateway.config import BackendConfig, Config, ConfigError, KvEventsConfig, load, parse, substitute
 
 ROOT = Path(__file__).resolve().parents[2]
 BACKENDS = [{"url": "http://10.0.0.1:8000"}]
@@ -99,6 +99,44 @@ def test_sizes_are_positive_or_auto(field: str, value: Any) -> None:
     assert parse({"backends": [BACKENDS[0] | {field: "auto"}]})
     with pytest.raises(ConfigError):
         parse({"backends": [BACKENDS[0] | {field: value}]})
+
+
+KV_EVENTS_FORMS = "must be auto, off, or a mapping such as {endpoint: tcp://10.0.0.11:5557}"
+
+
+@pytest.mark.parametrize(
+    ("written", "complaint"),
+    [
+        ("on", f": {KV_EVENTS_FORMS}"),
+        ("7", f": {KV_EVENTS_FORMS}"),
+        ("null", f": {KV_EVENTS_FORMS}"),
+        ("zmq", f": {KV_EVENTS_FORMS}"),
+        ("{}", ".endpoint: is missing"),
+        ("{endpoint: ipc:///tmp/kv}", ".endpoint: must look like tcp://host:port"),
+        ("{endpoint: 'tcp://h:1/x'}", ".endpoint: must look like tcp://host:port"),
+        ("{endpoint: 'tcp://h:1', replay: 'tcp://h:0'}", ".replay: the port must be a number from 1 to 65535"),
+        ("{endpoint: 'tcp://h:1', replai: 'tcp://h:2'}", ".replai: unknown key"),
+    ],
+)
+def test_a_wrong_word_on_kv_events_is_told_once(written: str, complaint: str) -> None:
+    document = yaml.safe_load(f"backends: [{{url: http://h:1, kv_events: {written}}}]")
+    with pytest.raises(ConfigError) as error:
+        parse(document)
+    assert str(error.value) == f"backends.0.kv_events{complaint}"
+
+
+@pytest.mark.parametrize("written", ["auto", "off", "'off'", "false"])
+def test_kv_events_are_followed_unless_they_are_off(written: str) -> None:
+    [backend] = parse(yaml.safe_load(f"backends: [{{url: http://h:1, kv_events: {written}}}]")).backends
+    assert backend.kv_events == ("auto" if written == "auto" else "off")
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://*:5557", "tcp://10.0.0.1:1", "tcp://[fd00::1]:5557", "tcp://gpu-a.x:65535"]
+)
+def test_kv_event_endpoints_may_be_told(endpoint: str) -> None:
+    [backend] = parse({"backends": [{"url": "http://h:1", "kv_events": {"endpoint": endpoint}}]}).backends
+    assert backend.kv_events == KvEventsConfig(endpoint=endpoint, replay=None, topic=None, bind=False)
 
 
 @pytest.mark.parametrize("key", ["a\nb", "a b", "a\r\nx: y", "ä", "a\n"])

@@ -1,0 +1,1 @@
+"""What engines say of their KV caches, as they say it: from the wire to the routing index."""

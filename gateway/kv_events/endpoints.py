@@ -1,0 +1,123 @@
+"""Where a backend's KV events are to be read. Pure.
+
+A backend tells its publishers in /kv_event_sources. vLLM's publisher listens if its endpoint has a wildcard, and
+connects otherwise; its answer does not tell a `tcp://*:0` that was resolved to the node's address from an address to
+connect to. Both are read at the reported port of the backend's own host, and nowhere else: an answer can never make
+the gateway connect to another machine. A publisher that connects needs `kv_events: {endpoint: ..., bind: true}`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from gateway.backends.backend import Backend, KvEventSource
+from gateway.config import KvEventsConfig
+
+WILDCARDS = frozenset({"*", "0.0.0.0", "::", ""})
+
+
+class Address(NamedTuple):
+    """Host and port of a tcp:// endpoint."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, endpoint: str) -> "Address":
+        """Take an endpoint apart. Raises ValueError for what cannot be reached from another machine."""
+        scheme, separator, rest = endpoint.partition("://")
+        if not separator or scheme != "tcp":
+            raise ValueError(f"{endpoint} cannot be reached over the network")
+        host, _, port = rest.rpartition(":")
+        if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"{endpoint} has no port")
+        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+
+    def __str__(self) -> str:
+        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One engine's (data-parallel rank's) events: where to listen, and where to ask for what was missed."""
+
+    rank: int
+    endpoint: str
+    replay: str | None
+    topic: str | None = None  # None = any
+    bind: bool = False
+    capacity_tokens: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to read of a backend, and if that is less than everything, why."""
+
+    sources: tuple[Source, ...] = ()
+    problem: str | None = None
+
+
+def plan(backend: Backend) -> Plan:
+    """Where to read this backend's events, by its configuration and what it told."""
+    config, facts = backend.config.kv_events, backend.facts
+    tokens = backend.kv_cache_tokens
+    capacity = tokens // facts.engines if tokens is not None else None
+    if config == "off":
+        return Plan(problem="kv_events is off")
+    if isinstance(config, KvEventsConfig):
+        return Plan(tuple(_configured(config, backend, capacity)))
+    if facts.kv_event_sources is None:
+        return Plan(problem="it has no /kv_event_sources")
+    if not facts.kv_event_sources:
+        return Plan(problem="it publishes none (vLLM: --kv-events-config)")
+    sources, problems = [], []
+    for told in facts.kv_event_sources:
+        try:
+            source = _told(told, backend.origin.host, capacity)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        try:
+            replay = _replay(told, backend.origin.host)
+        except ValueError as error:
+            problems.append(str(error))
+            replay = None
+        sources.append(replace(source, replay=replay))
+    return Plan(tuple(sources), "; ".join(dict.fromkeys(problems)) or None)
+
+
+def _told(source: KvEventSource, host: str, capacity: int | None) -> Source:
+    """Raises ValueError with the reason why it cannot be read."""
+    if source.publisher != "zmq":
+        raise ValueError(f"its publisher is {source.publisher or 'null'}, not zmq")
+    if not source.endpoint:
+        raise ValueError("it does not tell its endpoint")
+    endpoint = Address(host, Address.of(source.endpoint).port)
+    return Source(source.rank, str(endpoint), None, source.topic, capacity_tokens=capacity)
+
+
+def _replay(source: KvEventSource, host: str) -> str | None:
+    """Raises ValueError likewise."""
+    return str(Address(host, Address.of(source.replay_endpoint).port)) if source.replay_endpoint else None
+
+
+def _configured(config: KvEventsConfig, backend: Backend, capacity: int | None) -> Iterator[Source]:
+    """Rank r publishes r ports above rank 0, as vLLM does it."""
+    for rank in range(backend.facts.engines):
+        endpoint, replay = Address.of(config.endpoint), Address.of(config.replay) if config.replay else None
+        if not config.bind:
+            endpoint = _reachable(endpoint, backend.origin.host)
+        if replay is not None:
+            replay = _reachable(replay, backend.origin.host)._replace(port=replay.port + rank)
+        yield Source(
+            rank,
+            str(endpoint._replace(port=endpoint.port + rank)),
+            None if replay is None else str(replay),
+            config.topic,
+            config.bind,
+            capacity,
+        )
+
+
+def _reachable(address: Address, host: str) -> Address:
+    return address._replace(host=host) if address.host in WILDCARDS else address

@@ -1,0 +1,146 @@
+"""The way from the reader's thread to the event loop, and the part's face to the rest of the gateway."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from gateway.kv_events.endpoints import Source
+from gateway.kv_events.reader import Reader, Update
+
+
+class EngineEvents(Protocol):
+    """Who is told what engines hold. Called on the event loop, in the order of the events, a few keys at a time."""
+
+    def changed(self, seat: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
+        """Blocks came and went. Tokens are those that the engine holds by now, maybe ahead of the keys told so far."""
+
+    def cleared(self, seat: int) -> None:
+        """The engine's cache was lost, or is not known any more. The keys that went are told by `changed`."""
+
+    def state(self, seat: int, live: bool, whole: bool) -> None:
+        """Whether what was told is kept up to date, and whether it is all that the engine holds."""
+
+
+class KvEvents:
+    """Follows engines inside its `async with` block. All methods are called on the event loop.
+
+    `seat_of` maps a backend's name and an engine's rank to a seat number, None = nobody asks for this engine. A seat
+    belongs to one engine.
+    """
+
+    def __init__(
+        self, events: EngineEvents, seat_of: Callable[[str, int], int | None], clock: Callable[[], float]
+    ) -> None:
+        self._events = events
+        self._seat_of = seat_of
+        self._clock = clock
+        self._sources: dict[str, dict[int, Source]] = {}  # backend -> seat -> source
+        self._updates: deque[Update] = deque()
+        self._waking = False
+        self._reader: Reader | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._reader = Reader(self._deliver, lambda: len(self._updates), self._clock)
+        self._reader.start()
+        for backend, sources in self._sources.items():
+            for seat, source in sources.items():
+                self._reader.follow(seat, backend, source)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await asyncio.to_thread(reader.stop)
+
+    def follow(self, backend: str, sources: Sequence[Source]) -> None:
+        """Follow exactly these engines of a backend. What is followed already goes on undisturbed."""
+        wanted = {seat: source for source in sources if (seat := self._seat_of(backend, source.rank)) is not None}
+        if len(wanted) < sum(self._seat_of(backend, source.rank) is not None for source in sources):
+            raise ValueError(f"two engines of {backend} have the same seat")
+        known = self._sources.get(backend, {})
+        self._sources[backend] = wanted
+        if self._reader is None:
+            return
+        for seat in known.keys() - wanted.keys():
+            self._reader.forget(seat)
+        for seat, source in wanted.items():
+            if known.get(seat) != source:
+                self._reader.follow(seat, backend, source)
+            elif known[seat].capacity_tokens != source.capacity_tokens:
+                self._reader.resize(seat, source.capacity_tokens)
+
+    def forget(self, backend: str) -> None:
+        """Follow none of a backend's engines."""
+        self.follow(backend, ())
+        del self._sources[backend]
+
+    def restarted(self, backend: str) -> None:
+        """The backend is known to be another process than before."""
+        if self._reader is not None:
+            for seat in self._sources.get(backend, ()):
+                self._reader.restarted(seat)
+
+    def status(self) -> list[dict[str, Any]]:
+        """How each stream does, for operators."""
+        if self._reader is None:
+            return []
+        now = self._clock()
+        return [
+            {
+                "seat": seat,
+                "backend": status.backend,
+                "rank": status.rank,
+                "state": status.state,
+                "whole": status.whole,
+                "last_event_seconds": None if status.last_event_at is None else now - status.last_event_at,
+                "resident_blocks": status.resident_blocks,
+                "block_tokens": status.block_tokens or None,
+                "orphans": status.orphans,
+                "events": status.events,
+                "messages": status.messages,
+                "gaps": status.gaps,
+                "repairs": status.repairs,
+                "restarts": status.restarts,
+                "lost_views": status.lost_views,
+                "malformed": status.malformed,
+                "ignored_events": status.ignored_events,
+            }
+            for seat, status in sorted(self._reader.statuses().items())
+        ]
+
+    # In the reader's thread.
+
+    def _deliver(self, updates: list[Update]) -> None:
+        self._updates.extend(updates)
+        if not self._waking and self._loop is not None:
+            self._waking = True
+            try:
+                self._loop.call_soon_threadsafe(self._apply)
+            except RuntimeError:  # the loop is closed
+                self._updates.clear()
+
+    # On the loop.
+
+    def _apply(self) -> None:
+        """One update each turn of the loop, so that others have theirs."""
+        if self._updates:
+            self._tell(self._updates.popleft())
+        if not self._updates:
+            self._waking = False
+        if self._updates and self._loop is not None:  # again: one may have come between
+            self._waking = True
+            self._loop.call_soon(self._apply)
+
+    def _tell(self, update: Update) -> None:
+        if update.cleared:
+            self._events.cleared(update.seat)
+        elif update.state is not None:
+            self._events.state(update.seat, *update.state)
+        else:
+            self._events.changed(update.seat, update.added, update.removed, update.resident_tokens)

@@ -1,0 +1,241 @@
+"""What one engine holds, by its own account, in our keys. Pure.
+
+An engine names its blocks by hashes that only it can compute. Here each is matched with a key of
+`routing.token_blocks`, chained from the parent's key, so that a prompt that was tokenized here finds it. A block whose
+parent is not known (its event was never received) is kept as an orphan: it counts, but has no key.
+
+Only blocks in GPU memory count; a connector's copies elsewhere do not. Of a model with several groups of layers, the
+first group with full attention speaks for all: the others keep a window or a state, which proves no prefix.
+
+vLLM keeps several copies of a block that it computed twice, and tells of each one stored and each one removed: the
+block is gone with its last copy. An account that grows beyond the cache cannot be right (stores were told twice, or
+removals once for all copies), so from then on one removal ends a block.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from gateway.kv_events.wire import BlockHash, Cleared, Event, Removed, Stored
+from gateway.routing.token_blocks import TOKEN_BYTES, packed, token_keys, token_seed
+
+FULL_ATTENTION = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})  # None: not told
+GPU = frozenset({None, "GPU"})
+MAX_BLOCKS = 1 << 22  # of an engine whose size is not known
+
+
+class Changes(NamedTuple):
+    """What became of an engine's keys. `cleared`: its cache was lost; the keys that went are in `removed` all the same,
+    for a reader that wants to take them off a few at a time."""
+
+    cleared: bool
+    added: list[int]
+    removed: list[int]
+
+
+class Ledger:
+    """One engine's blocks. Changes are collected until they are taken."""
+
+    def __init__(self, capacity_tokens: int | None = None) -> None:
+        self.capacity_tokens = capacity_tokens
+        self.block_tokens = 0  # 0 = not known yet
+        self.orphans = 0
+        self.ignored_events = 0
+        self._group: int | None = None
+        self._counts_copies = True
+        self._copies = 0
+        self._keys: dict[BlockHash, int | None] = {}  # None = an orphan
+        self._more_copies: dict[BlockHash, int] = {}  # only of blocks with more than one
+        self._hashes: dict[int, int] = {}  # key -> how many hashes have it
+        self._cleared = False
+        self._blocks_taken = 0
+        self._changes: dict[int, bool] = {}  # key -> whether it is held now
+
+    @property
+    def resident_blocks(self) -> int:
+        """Distinct blocks held."""
+        return len(self._keys)
+
+    @property
+    def resident_tokens(self) -> int:
+        """Prompt tokens that the blocks are good for; further copies of a block are not counted."""
+        return len(self._keys) * self.block_tokens
+
+    @property
+    def pending(self) -> int:
+        """Changes that were not taken yet; another number of blocks is one, though none has a key."""
+        return len(self._changes) + self._cleared + (len(self._keys) != self._blocks_taken)
+
+    def apply(self, event: Event) -> None:
+        """Follow one event."""
+        if isinstance(event, Stored):
+            self._stored(event)
+        elif isinstance(event, Removed):
+            self._removed(event)
+        else:
+            assert isinstance(event, Cleared)
+            self.clear()
+
+    def clear(self) -> None:
+        """Everything is gone, or nothing is known any more."""
+        self._changes.update(dict.fromkeys(self._hashes, False))
+        self._keys.clear()
+        self._more_copies.clear()
+        self._hashes.clear()
+        self._copies = self.orphans = 0
+        self._cleared = True
+
+    def restart(self) -> None:
+        """Another process speaks now: nothing that was learned holds."""
+        self.clear()
+        self.block_tokens, self._group, self._counts_copies = 0, None, True
+
+    def take(self) -> Changes:
+        """The changes since the last time; a key that came and went is in `removed` alone."""
+        changes, self._changes = self._changes, {}
+        cleared, self._cleared = self._cleared, False
+        self._blocks_taken = len(self._keys)
+        added = [key for key, held in changes.items() if held]
+        removed = [key for key, held in changes.items() if not held] if len(added) < len(changes) else []
+        return Changes(cleared, added, removed)
+
+    def _stored(self, event: Stored) -> None:
+        hashes, size = event.block_hashes, event.block_size
+        if not self._counts(event) or len(event.token_ids) != len(hashes) * size:
+            self.ignored_events += 1  # a window's or a state's blocks come with gaps
+            return
+        if size != self.block_tokens and not self._resized(size):
+            self.ignored_events += 1  # a part of a block
+            return
+        parent = event.parent_block_hash
+        salted = parent is None
+        chain = token_seed(event.lora_name, _salt(event)) if salted else self._keys.get(parent)  # type: ignore[arg-type]
+        keys: Iterable[int | None]
+        if chain is None:
+            keys = [None] * len(hashes)
+        else:
+            try:
+                keys = _chained(event, chain, salted)
+            except OverflowError:
+                self.ignored_events += 1  # what is no token id
+                return
+        for block, key in zip(hashes, keys, strict=True):
+            self._add(block, key)
+        if self._copies > self._capacity_blocks():
+            self._overflowed()
+
+    def _add(self, block: BlockHash, key: int | None) -> None:
+        keys = self._keys
+        if block not in keys:
+            keys[block] = key
+            self._copies += 1
+        else:
+            if self._counts_copies:
+                self._more_copies[block] = self._more_copies.get(block, 0) + 1
+                self._copies += 1
+            if key is None or keys[block] is not None:
+                return
+            keys[block] = key  # an orphan's prefix became known
+            self.orphans -= 1
+        if key is None:
+            self.orphans += 1
+            return
+        hashes = self._hashes.get(key, 0)
+        self._hashes[key] = hashes + 1
+        if not hashes:
+            self._changes[key] = True
+
+    def _removed(self, event: Removed) -> None:
+        if event.medium not in GPU or (event.group_idx is not None and event.group_idx != self._group):
+            self.ignored_events += 1
+            return
+        keys, more = self._keys, self._more_copies
+        for block in event.block_hashes:
+            if block not in keys:
+                continue
+            self._copies -= 1
+            if block in more:
+                left = more[block] - 1
+                if left:
+                    more[block] = left
+                else:
+                    del more[block]
+                continue
+            key = keys.pop(block)
+            if key is None:
+                self.orphans -= 1
+                continue
+            hashes = self._hashes[key] - 1
+            if hashes:
+                self._hashes[key] = hashes
+            else:
+                del self._hashes[key]
+                self._changes[key] = False
+
+    def _counts(self, event: Stored) -> bool:
+        """Whether the event tells of blocks that prove a prefix in GPU memory."""
+        if event.medium not in GPU or event.kv_cache_spec_kind not in FULL_ATTENTION:
+            return False
+        if self._group is None:
+            self._group = event.group_idx
+        return event.group_idx == self._group
+
+    def _resized(self, size: int) -> bool:
+        """The largest blocks are the engine's; smaller ones are parts of blocks, which are not followed."""
+        if size < self.block_tokens:
+            return False
+        if self.block_tokens:
+            self.clear()
+        self.block_tokens = size
+        return True
+
+    def _capacity_blocks(self) -> int:
+        if self.capacity_tokens is None or not self.block_tokens:
+            return MAX_BLOCKS
+        return min(MAX_BLOCKS, self.capacity_tokens // self.block_tokens + 1)
+
+    def _overflowed(self) -> None:
+        """More blocks than the engine can hold."""
+        self._counts_copies = False
+        self._more_copies.clear()
+        self._copies = len(self._keys)
+        if self._copies > 4 * self._capacity_blocks():
+            self.clear()  # not this engine's size, or not its events
+
+
+def _chained(event: Stored, chain: int, begins: bool) -> Iterable[int]:
+    """Keys of the event's blocks; media and embeddings in a block change its key."""
+    token_bytes, size = packed(event.token_ids), event.block_size
+    extra = event.extra_keys
+    if not extra or not any(extra):
+        return token_keys(token_bytes, size, chain)
+    if len(extra) != len(event.block_hashes):
+        raise OverflowError("extra keys do not match the blocks")
+    width, keys = size * TOKEN_BYTES, []
+    for number, entry in enumerate(extra):
+        [chain] = token_keys(token_bytes[number * width : (number + 1) * width], size, chain)
+        mixed = _mixed(event, entry, begins and number == 0)
+        if mixed:
+            chain = xxh3_64_intdigest(repr(mixed).encode("utf-8", "surrogatepass"), chain)
+        keys.append(chain)
+    return keys
+
+
+def _mixed(event: Stored, entry: Any, is_first: bool) -> list[Any]:
+    """What of a block's extra keys is neither the LoRA adapter nor the salt, which begin the chain."""
+    left = list(entry) if isinstance(entry, list) else [] if entry is None else [entry]
+    if event.lora_name and event.lora_name in left:
+        left.remove(event.lora_name)
+    if is_first and (salt := _salt(event)) is not None:
+        left.remove(salt)
+    return left
+
+
+def _salt(event: Stored) -> str | None:
+    """The cache salt among the first block's extra keys: text that is not the LoRA adapter's name."""
+    first = event.extra_keys[0] if event.extra_keys else None
+    texts = [key for key in first if isinstance(key, str)] if isinstance(first, list) else []
+    if event.lora_name and event.lora_name in texts:
+        texts.remove(event.lora_name)
+    return texts[-1] if texts else None

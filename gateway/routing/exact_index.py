@@ -1,0 +1,77 @@
+"""Which engine holds which prefix blocks, as the engines themselves say.
+
+Unlike the gateway's own record, engines may evict a block before its successors, so a chain can have holes: a prefix
+ends at the first block that is missing, whatever follows.
+"""
+
+from collections.abc import Iterable, Sequence
+
+
+class ExactIndex:
+    """Owner of the engines' view. Keys are those of `routing.token_blocks`; engines are numbered from 0, and new
+    numbers may come at any time."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, int] = {}  # key -> bit mask of engines
+        self._live = 0  # bit mask
+        self._engines = 0
+
+    def __repr__(self) -> str:
+        return f"<ExactIndex {len(self._holders)} keys of {self._engines} engines, live: {self._live:b}>"
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def live(self, engine: int) -> bool:
+        """Whether what is known of the engine is kept up to date."""
+        return bool(self._live >> engine & 1)
+
+    def set_live(self, engine: int, live: bool) -> None:
+        """The engine's events arrive, or no longer do. What was known stays, and is not used by `depths`."""
+        self._grow(engine)
+        bit = 1 << engine
+        self._live = self._live | bit if live else self._live & ~bit
+
+    def apply(self, engine: int, added: Iterable[int], removed: Iterable[int]) -> None:
+        """Blocks that the engine holds now, and others that it holds no more. Repetition is harmless."""
+        self._grow(engine)
+        holders, bit = self._holders, 1 << engine
+        known = holders.get
+        for key in added:
+            holders[key] = known(key, 0) | bit
+        others = ~bit
+        for key in removed:
+            mask = known(key, 0)
+            if mask == bit:
+                del holders[key]
+            elif mask & bit:
+                holders[key] = mask & others
+
+    def clear(self, engine: int) -> None:
+        """The engine holds nothing. Goes through all keys of all engines."""
+        bit = 1 << engine
+        self.apply(engine, (), [key for key, mask in self._holders.items() if mask & bit])
+
+    def depths(self, keys: Sequence[int]) -> list[int]:
+        """For each engine, how many of the leading blocks it holds; 0 for those that are not live."""
+        depths = [0] * self._engines
+        held, known = self._live, self._holders.get
+        for depth, key in enumerate(keys):
+            still = held & known(key, 0)
+            if still != held:
+                _assign(depths, held & ~still, depth)
+                held = still
+                if not held:
+                    return depths
+        _assign(depths, held, len(keys))
+        return depths
+
+    def _grow(self, engine: int) -> None:
+        self._engines = max(self._engines, engine + 1)
+
+
+def _assign(depths: list[int], mask: int, depth: int) -> None:
+    while mask:
+        bit = mask & -mask
+        depths[bit.bit_length() - 1] = depth
+        mask ^= bit

@@ -1,0 +1,75 @@
+"""Who is told of engines' caches in tests."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from gateway.kv_events.endpoints import Source
+from gateway.kv_events.feed import KvEvents
+from gateway.routing.exact_index import ExactIndex
+from gateway.routing.token_blocks import packed, token_keys, token_seed
+from tests.unit.kv_events.publisher import Publisher
+
+DEADLINE_SECONDS = 10.0
+
+
+class Listener:
+    """Keeps an index, and wakes whoever waits for something to become true of it."""
+
+    def __init__(self) -> None:
+        self.index = ExactIndex()
+        self.states: dict[int, tuple[bool, bool]] = {}
+        self.resident_tokens: dict[int, int] = {}
+        self.clears: list[int] = []
+        self.calls: list[str] = []
+        self.largest_update = 0
+        self._news = asyncio.Event()
+
+    def changed(self, seat: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
+        self.index.apply(seat, added, removed)
+        self.resident_tokens[seat] = resident_tokens
+        self.largest_update = max(self.largest_update, len(added) + len(removed))
+        self.calls.append("changed")
+        self._news.set()
+
+    def cleared(self, seat: int) -> None:
+        self.clears.append(seat)
+        self.calls.append("cleared")
+        self._news.set()
+
+    def state(self, seat: int, live: bool, whole: bool) -> None:
+        self.index.set_live(seat, live)
+        self.states[seat] = (live, whole)
+        self.calls.append(f"state {live} {whole}")
+        self._news.set()
+
+    def depth(self, tokens: Sequence[int], block_tokens: int = 4, seat: int = 0) -> int:
+        """Leading blocks of a prompt that the seat is known to hold."""
+        depths = self.index.depths(token_keys(packed(tokens), block_tokens, token_seed()))
+        return depths[seat] if seat < len(depths) else 0
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        """Wait for it."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not holds():
+                self._news.clear()
+                await self._news.wait()
+
+    async def joined(self, publisher: Publisher, seat: int = 0, whole: bool = True) -> None:
+        """Wait until both sides know of each other."""
+        await self.until_live(seat, whole)
+        await asyncio.to_thread(publisher.wait_for_subscriber)
+
+    async def until_live(self, seat: int = 0, whole: bool = True) -> None:
+        """Wait until the seat's events are followed."""
+        await self.until(lambda: self.states.get(seat) == (True, whole))
+
+
+def source_of(publisher: Publisher, rank: int = 0, topic: str | None = "kv@test") -> Source:
+    """Where a publisher is heard."""
+    return Source(rank, publisher.endpoint, publisher.replay_endpoint, topic)
+
+
+def status(events: KvEvents, seat: int = 0) -> dict[str, object]:
+    """A seat's status."""
+    [found] = [entry for entry in events.status() if entry["seat"] == seat]
+    return found

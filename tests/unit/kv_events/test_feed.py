@@ -1,0 +1,115 @@
+import asyncio
+import time
+
+import pytest
+
+from gateway.kv_events.endpoints import Source
+from gateway.kv_events.feed import KvEvents
+from tests.unit.kv_events.following import following, prompt
+from tests.unit.kv_events.listener import Listener, source_of, status
+from tests.unit.kv_events.publisher import Cache, Publisher
+
+NOWHERE = Source(0, "tcp://127.0.0.1:9", None)
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+async def test_engines_of_several_backends_are_followed_in_their_seats(listener: Listener) -> None:
+    seats = {("a", 0): 3, ("a", 1): 1, ("b", 0): 0}
+    with Publisher() as first, Publisher() as second, Publisher() as third:
+        for publisher, number in ((first, 0), (second, 1), (third, 2)):
+            publisher.publish(*Cache().serve(prompt(number)))
+        async with KvEvents(listener, lambda *engine: seats.get(engine), time.monotonic) as events:
+            events.follow("a", [source_of(first), source_of(second, rank=1), source_of(third, rank=7)])
+            events.follow("b", [source_of(third)])
+            for seat in (0, 1, 3):
+                await listener.until_live(seat)
+            assert [listener.depth(prompt(0), seat=seat) for seat in (0, 1, 3)] == [0, 0, 5]
+            assert [listener.depth(prompt(1), seat=seat) for seat in (0, 1, 3)] == [0, 5, 0]
+            assert [listener.depth(prompt(2), seat=seat) for seat in (0, 1, 3)] == [5, 0, 0]
+            told = [(entry["seat"], entry["backend"], entry["rank"]) for entry in events.status()]
+    assert told == [(0, "b", 0), (1, "a", 1), (3, "a", 0)]
+
+
+async def test_following_the_same_again_disturbs_nothing(listener: Listener) -> None:
+    with Publisher() as publisher:
+        async with following(listener, source_of(publisher)) as events:
+            await listener.joined(publisher)
+            for tokens in (None, 100, 200):
+                source = source_of(publisher)
+                events.follow("a", [Source(0, source.endpoint, source.replay, source.topic, False, tokens)])
+            publisher.publish(*Cache().serve(prompt(0)))
+            await listener.until(lambda: listener.depth(prompt(0)) == 5)
+            assert status(events)["repairs"] == 1
+            assert listener.calls == ["state True True", "changed"]
+
+
+async def test_a_backend_that_is_forgotten_is_cleared(listener: Listener) -> None:
+    with Publisher() as publisher:
+        publisher.publish(*Cache().serve(prompt(0)))
+        async with following(listener, source_of(publisher)) as events:
+            await listener.until_live()
+            events.forget("a")
+            await listener.until(lambda: len(listener.index) == 0)
+            assert listener.states == {0: (False, False)}
+            assert events.status() == []
+            events.follow("a", [source_of(publisher)])
+            await listener.until_live()
+            assert listener.depth(prompt(0)) == 5
+
+
+async def test_what_was_asked_for_before_the_start_is_followed_from_the_start(listener: Listener) -> None:
+    with Publisher() as publisher:
+        events = KvEvents(listener, lambda _, rank: rank, time.monotonic)
+        events.follow("a", [source_of(publisher)])
+        assert events.status() == []
+        async with events:
+            await listener.until_live()
+
+
+async def test_two_engines_cannot_have_one_seat(listener: Listener) -> None:
+    async with KvEvents(listener, lambda *_: 0, time.monotonic) as events:
+        with pytest.raises(ValueError, match="two engines of a have the same seat"):
+            events.follow("a", [NOWHERE, Source(1, "tcp://127.0.0.1:9", None)])
+
+
+async def test_a_publisher_that_is_not_there_keeps_connecting_and_holds_up_nothing(listener: Listener) -> None:
+    async with following(listener, NOWHERE) as events:
+        await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            while not events.status():
+                await asyncio.sleep(0.01)
+        assert status(events)["state"] == "connecting"
+        assert status(events)["last_event_seconds"] is None
+    assert listener.states == {}
+
+
+async def test_a_loop_that_stalls_loses_nothing_and_is_not_flooded_afterwards(listener: Listener) -> None:
+    cache = Cache(capacity=2000)
+    with Publisher() as publisher:
+        async with following(listener, source_of(publisher)) as events:
+            await listener.joined(publisher)
+            for number in range(400):
+                publisher.publish(*cache.serve(prompt(number, blocks=20)))
+                if number == 200:
+                    time.sleep(0.3)  # the loop hangs
+            await listener.until(lambda: listener.depth(prompt(399, blocks=20)) == 20)
+            await listener.until(lambda: len(listener.index) == 2000)
+            assert status(events)["lost_views"] == 0
+    assert listener.largest_update <= 1024
+
+
+async def test_nothing_is_told_after_the_end(listener: Listener) -> None:
+    with Publisher() as publisher:
+        publisher.publish(*Cache().serve(prompt(0)))
+        async with following(listener, source_of(publisher)):
+            await listener.until_live()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        told = len(listener.calls)
+        publisher.publish(*Cache().serve(prompt(1)))
+        await asyncio.sleep(0.05)
+        assert len(listener.calls) == told

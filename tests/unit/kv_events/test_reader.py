@@ -1,0 +1,152 @@
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import zmq
+
+from gateway.kv_events import reader as module
+from gateway.kv_events.endpoints import Source
+from gateway.kv_events.reader import Reader, Update
+from gateway.kv_events.stream import Stream
+from tests.unit.kv_events.following import prompt
+from tests.unit.kv_events.listener import source_of
+from tests.unit.kv_events.publisher import Cache, Publisher, stored
+
+
+class Inbox:
+    """Updates as they are delivered, in whatever thread."""
+
+    def __init__(self) -> None:
+        self.updates: list[Update] = []
+        self.pending = 0
+        self._news = threading.Condition()
+
+    def deliver(self, updates: list[Update]) -> None:
+        with self._news:
+            self.updates += updates
+            self._news.notify_all()
+
+    def comes(self, holds: Callable[[], object], within_seconds: float) -> bool:
+        with self._news:
+            return bool(self._news.wait_for(holds, timeout=within_seconds))
+
+    def wait(self, holds: Callable[[], object]) -> None:
+        assert self.comes(holds, within_seconds=10)
+
+    def held(self, seat: int = 0) -> set[int]:
+        keys = set[int]()
+        for update in self.updates:
+            if update.seat == seat:
+                keys = keys - set(update.removed) | set(update.added)
+        return keys
+
+    def states(self, seat: int = 0) -> list[tuple[bool, bool]]:
+        return [update.state for update in self.updates if update.seat == seat and update.state is not None]
+
+
+@pytest.fixture
+def inbox() -> Inbox:
+    return Inbox()
+
+
+@pytest.fixture
+def reader(inbox: Inbox) -> Iterator[Reader]:
+    reader = Reader(inbox.deliver, lambda: inbox.pending, time.monotonic)
+    reader.start()
+    yield reader
+    reader.stop()
+
+
+def test_a_large_change_comes_in_pieces_and_before_the_state(reader: Reader, inbox: Inbox) -> None:
+    with Publisher() as publisher:
+        publisher.publish(stored(range(3000), range(12000), None, 4))
+        reader.follow(0, "a", source_of(publisher))
+        inbox.wait(inbox.states)
+        assert [len(update.added) for update in inbox.updates] == [1024, 1024, 952, 0]
+        assert inbox.updates[-1] == Update(0, resident_tokens=12000, state=(True, True))
+        assert {update.resident_tokens for update in inbox.updates} == {12000}
+
+
+def test_a_seat_that_is_forgotten_is_cleared(reader: Reader, inbox: Inbox) -> None:
+    with Publisher() as publisher:
+        publisher.publish(*Cache().serve(prompt(0)))
+        reader.follow(0, "a", source_of(publisher))
+        inbox.wait(inbox.states)
+        assert len(inbox.held()) == 5
+        reader.forget(0)
+        inbox.wait(lambda: not inbox.held())
+        assert inbox.states() == [(True, True), (False, False)]
+    assert any(update.cleared for update in inbox.updates)
+    assert reader.statuses() == {}
+
+
+def test_another_source_for_a_seat_takes_the_place_of_the_first(reader: Reader, inbox: Inbox) -> None:
+    with Publisher() as first, Publisher() as second:
+        first.publish(*Cache().serve(prompt(0)))
+        second.publish(*Cache().serve(prompt(1, blocks=7)))
+        reader.follow(0, "a", source_of(first))
+        inbox.wait(inbox.states)
+        reader.follow(0, "a", source_of(second))
+        inbox.wait(lambda: len(inbox.states()) == 3)
+    assert len(inbox.held()) == 7
+
+
+def test_the_end_of_the_reader_tells_that_nothing_is_known(inbox: Inbox) -> None:
+    reader = Reader(inbox.deliver, lambda: 0, time.monotonic)
+    reader.start()
+    with Publisher() as publisher:
+        publisher.publish(*Cache().serve(prompt(0)))
+        reader.follow(0, "a", source_of(publisher))
+        inbox.wait(inbox.states)
+        reader.stop()
+    assert inbox.states()[-1] == (False, False)
+    assert inbox.held() == set()
+
+
+def test_the_reader_waits_for_a_loop_that_is_behind(reader: Reader, inbox: Inbox) -> None:
+    cache = Cache()
+    with Publisher() as publisher:
+        reader.follow(0, "a", source_of(publisher))
+        inbox.wait(inbox.states)
+        publisher.wait_for_subscriber()
+        inbox.pending = module.MAX_PENDING_UPDATES + 1
+        reader.resize(0, None)  # a turn that ends in waiting
+        publisher.publish(*cache.serve(prompt(0)))
+        assert not inbox.comes(inbox.held, within_seconds=0.2)
+        inbox.pending = 0
+        inbox.wait(lambda: len(inbox.held()) == 5)
+
+
+def test_a_fault_in_one_stream_leaves_the_others_alone(
+    reader: Reader, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REOPEN_SECONDS", 0.05)
+    faults = iter([RuntimeError("a fault"), zmq.ZMQError(1)])
+    take = Stream._take
+
+    def faulty(stream: Stream, sequence: int, payload: bytes) -> None:
+        if stream.source.rank == 0 and (fault := next(faults, None)):
+            raise fault
+        take(stream, sequence, payload)
+
+    monkeypatch.setattr(Stream, "_take", faulty)
+    with Publisher() as publisher:
+        publisher.publish(*Cache().serve(prompt(0)))
+        reader.follow(0, "a", source_of(publisher))
+        reader.follow(1, "b", source_of(publisher, rank=1))
+        inbox.wait(lambda: inbox.states(1))
+        inbox.wait(lambda: inbox.states(0))
+    assert len(inbox.held(0)) == len(inbox.held(1)) == 5
+
+
+def test_a_port_that_is_taken_is_tried_again(reader: Reader, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REOPEN_SECONDS", 0.05)
+    with Publisher() as holder:
+        source = Source(0, holder.endpoint, None, bind=True)
+        reader.follow(0, "a", source)
+    with Publisher(connect_to=holder.endpoint, replay=False) as publisher:
+        inbox.wait(inbox.states)
+        publisher.wait_for_subscriber()
+        publisher.publish(*Cache().serve(prompt(0)))
+        inbox.wait(lambda: len(inbox.held()) == 5)

@@ -1,0 +1,57 @@
+import time
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from gateway.kv_events.replay import Replay
+from tests.unit.kv_events.publisher import Publisher, removed
+
+
+@pytest.fixture
+def context() -> Iterator["zmq.Context[zmq.Socket[bytes]]"]:
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def read_to_the_end(replay: Replay) -> list[int]:
+    numbers, deadline = list[int](), time.monotonic() + 5
+    while not replay.ended and time.monotonic() < deadline:
+        replay.socket.poll(100)
+        numbers += [number for number, _ in replay.messages()]
+    return numbers
+
+
+def test_messages_from_the_asked_one_on_come_until_the_end_marker(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    with Publisher() as publisher:
+        for number in range(5):
+            publisher.publish(removed([number]))
+        assert publisher.replay_endpoint is not None
+        replay = Replay(context, publisher.replay_endpoint, 2, 0.0, proving=False)
+        assert read_to_the_end(replay) == [2, 3, 4]
+        assert replay.ended
+        replay.close()
+
+
+def test_an_answer_may_be_empty(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    with Publisher() as publisher:
+        assert publisher.replay_endpoint is not None
+        replay = Replay(context, publisher.replay_endpoint, 0, 0.0, proving=False)
+        assert read_to_the_end(replay) == []
+        assert replay.ended
+        replay.close()
+
+
+def test_what_is_no_message_is_passed_over(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    router = context.socket(zmq.ROUTER)
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    replay = Replay(context, f"tcp://127.0.0.1:{port}", 0, 0.0, proving=False)
+    client, empty, start = router.recv_multipart()
+    assert (empty, start) == (b"", bytes(8))
+    for frames in ([], [b"x"], [b"t", b"short", b"p"], [b"t", (7).to_bytes(8, "big"), b"p"], [b"", b"\xff" * 8, b""]):
+        router.send_multipart([client, b"", *frames])
+    assert read_to_the_end(replay) == [7]
+    assert replay.ended
+    replay.close()
+    router.close()
