@@ -6,7 +6,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from itertools import count
@@ -24,28 +24,29 @@ from gateway.backends.probe import Watch
 from gateway.backends.registry import Fleet
 from gateway.config import Config
 from gateway.dispatch import Dispatcher
+from gateway.exact_prompts import ExactPrompts
 from gateway.front.admin import admin_app, admin_listening
 from gateway.front.handler import Handler
 from gateway.front.read import Reader
 from gateway.front.server import Server
 from gateway.front.stored import StoredResponses
+from gateway.knowledge import Knowledge
 from gateway.observe.access_log import AccessLog
 from gateway.observe.finished import Finished
 from gateway.observe.loop_lag import watch_lag
-from gateway.observe.metrics import Labels, Metrics
+from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
+from gateway.overview import Overview
 from gateway.relay.relay import Relay
 from gateway.relay.retry import RetryBudget
+from gateway.routing.affinity import Affinity
 from gateway.routing.calibration import Calibration
 from gateway.routing.cost import CostModel
-from gateway.routing.estimate import Estimates
-from gateway.routing.learning import Learning
-from gateway.routing.load import Load
 from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
-from gateway.routing.prefix_index import PrefixIndex
+from gateway.tokenization.tokenization import Tokenization
 
 _SETTLE_SECONDS = 0.1
-_UNKNOWN_KV_TOKENS = 2_000_000  # too large a record costs little, too small a one much
+_SIZES_EVERY = 50
 
 
 class Gateway:
@@ -57,13 +58,19 @@ class Gateway:
         self.clock = clock
         self.metrics = Metrics()
         self.fleet = Fleet(config.backends, config.health, clock=clock, random=random)
-        self.estimates = Estimates()
-        self.index = PrefixIndex([self._record_bytes(None)] * len(self.fleet.backends))
+        self.knowledge = Knowledge(config, self.fleet, self.metrics)
+        self.tokenization = Tokenization(config.models, self.fleet, clock)
+        self.exact_prompts = ExactPrompts(self.fleet, self.knowledge.exact, self.tokenization)
         self.queue = Queue(config.admission.max_queued_requests, config.admission.max_queued_bytes)
         model = CostModel(config.routing.seconds_per_prefill_token, config.routing.decode_weight)
         self.calibration = Calibration(model, config.routing.prefill_window_seconds)
         self.placement = Placement(
-            self.fleet.candidates, self._policy(), self.queue, self.estimates, self.calibration, _knobs(config)
+            self.fleet.candidates,
+            self._policy(),
+            self.queue,
+            self.knowledge.estimates,
+            self.calibration,
+            _knobs(config),
         )
         self.gate = Gate(self.placement, self.queue, config.admission.max_wait_seconds, clock)
         self.relay = Relay(self.fleet, config.upstream, clock)
@@ -80,38 +87,33 @@ class Gateway:
         prefix, numbers = secrets.token_hex(6), count(1)
         stored = StoredResponses()
         salt_secret = config.auth.cache_salt_secret.encode() or secrets.token_bytes(32)
+        self.reader = Reader(config, self.knowledge.estimates, stored, salt_secret, self.exact_prompts.wanted)
         self.handler = Handler(
-            config, self.fleet, dispatcher, Reader(config, self.estimates, stored, salt_secret), stored,
-            self.finished.add, clock, lambda: f"{prefix}-{next(numbers):08x}",
+            config, self.fleet, dispatcher, self.reader, stored, self.finished.add, clock,
+            lambda: f"{prefix}-{next(numbers):08x}", self.exact_prompts.complete,
         )  # fmt: skip
         self.server = Server(config.server, self.handler, clock)
-        self.fleet.on_change += [self.gate.fleet_changed, self._follow_sizes]
-        self.fleet.on_restart.append(lambda backend: self.index.wipe(backend.index))
+        self.fleet.on_change += [
+            self.gate.fleet_changed, self.knowledge.follow_sizes, self.tokenization.look_again
+        ]  # fmt: skip
+        self.fleet.on_restart += [self.knowledge.forget, self.tokenization.forget]
+        self.overview = Overview(
+            config, self.fleet, self.placement, self.gate, self.queue, self.knowledge, self.reader, clock
+        )
         self._add_gauges()
 
     def _policy(self) -> Policy:
         match self.config.routing.policy:
             case "prefix":
-                return PrefixPolicy(self.calibration, self.index, self.estimates)
+                return PrefixPolicy(self.calibration, self.knowledge.hits, self.knowledge.estimates, Affinity())
             case "least_loaded":
                 return LeastLoadedPolicy()
             case "round_robin":
                 return RoundRobinPolicy()
 
-    def _record_bytes(self, kv_cache_tokens: int | None) -> int:
-        tokens = (kv_cache_tokens or _UNKNOWN_KV_TOKENS) * self.config.routing.index_capacity_factor
-        return int(tokens * 4)
-
-    def _follow_sizes(self) -> None:
-        for backend in self.fleet.backends:
-            self.index.resize(backend.index, self._record_bytes(backend.kv_cache_tokens))
-
     def _consumers(self) -> list[Callable[[Record], None]]:
-        learning = Learning(self.estimates, self.index)
-
         def learn(record: Record) -> None:
-            if record.ask is not None and record.usage is not None:
-                learning.answered(record.ask, record.backend_index, record.predicted_hit_tokens, record.usage)
+            self.knowledge.learn(record, self.placement.seats_of)
 
         consumers: list[Callable[[Record], None]] = [learn, self.metrics.finished]
         if self.access_log is not None:
@@ -119,51 +121,19 @@ class Gateway:
         return consumers
 
     async def _settle(self) -> None:
-        while True:
+        for turn in count():
             await asyncio.sleep(_SETTLE_SECONDS)
             self.finished.settle()
+            if turn % _SIZES_EVERY == 0:
+                self.knowledge.follow_sizes()  # bytes per token have been learned
 
     def _add_gauges(self) -> None:
-        def by_backend(read: Callable[[Load], float]) -> Callable[[], Iterable[tuple[Labels, float]]]:
-            return lambda: [((b.name,), read(self.placement.load(b.name))) for b in self.fleet.backends]
-
-        headroom = self.config.routing.kv_headroom
+        self.overview.add_gauges(self.metrics)
         gauge = self.metrics.gauge
-        backend = ("backend",)
-        gauge("gateway_backend_in_flight", "Sequences on a backend.", backend, by_backend(lambda load: load.in_flight))
-        gauge("gateway_backend_in_flight_limit", "Sequences it may have.", backend,
-              lambda: [((b.name,), b.limit(self.clock())) for b in self.fleet.backends])  # fmt: skip
-        gauge("gateway_backend_kv_tokens_reserved", "KV tokens that what is in flight is expected to take.", backend,
-              by_backend(lambda load: load.reserved_tokens))  # fmt: skip
-        gauge("gateway_backend_kv_tokens_limit", "KV tokens that may be reserved.", backend,
-              lambda: [((b.name,), headroom * (b.kv_cache_tokens or 0)) for b in self.fleet.backends])  # fmt: skip
-        gauge("gateway_backend_up", "1 = a backend takes requests.", backend,
-              lambda: [((b.name,), float(b.health.state == "up")) for b in self.fleet.backends])  # fmt: skip
-        gauge("gateway_queued_requests", "Requests in the waiting line.", ("model",),
-              lambda: [((card.id,), self.queue.waiting(card.id)) for card in self.fleet.models()])  # fmt: skip
         gauge("gateway_prefill_seconds_per_token", "Learned cost of one uncached prompt token.", (),
               lambda: [((), self.calibration.model.b)])  # fmt: skip
         gauge("gateway_access_log_dropped_lines", "Access-log lines that could not be written.", (),
               lambda: [((), self.access_log.dropped if self.access_log else 0)])  # fmt: skip
-
-    def backends(self) -> list[dict[str, Any]]:
-        """What is known of each backend and what runs there, for the admin port."""
-        loads = {backend.name: self.placement.load(backend.name) for backend in self.fleet.backends}
-        now = self.clock()
-        return [
-            {
-                "name": backend.name,
-                "state": backend.health.state,
-                "version": backend.facts.version,
-                "models": [card.id for card in backend.facts.models],
-                "in_flight": loads[backend.name].in_flight,
-                "limit": backend.limit(now),
-                "kv_cache_tokens": backend.kv_cache_tokens,
-                "kv_tokens_reserved": loads[backend.name].reserved_tokens,
-                "prefix_record_bytes": self.index.used_bytes(backend.index),
-            }
-            for backend in self.fleet.backends
-        ]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[int | None]:
@@ -175,11 +145,14 @@ class Gateway:
                 stack.enter_context(self.access_log)
             await stack.enter_async_context(self.relay.watching())
             await stack.enter_async_context(self.watch)
+            await stack.enter_async_context(self.tokenization)
             await stack.enter_async_context(_running(watch_lag(self.metrics.loop_lag)))
             stack.callback(self.finished.settle)
             await stack.enter_async_context(_running(self._settle()))
             admin = await stack.enter_async_context(
-                admin_listening(admin_app(registry, self.backends), self.config.server.admin)
+                admin_listening(
+                    admin_app(registry, self.overview.backends, self.overview.route), self.config.server.admin
+                )
             )
             await stack.enter_async_context(self.server.listening())
             yield admin

@@ -12,6 +12,7 @@ from gateway.relay.exchange import Answer
 from gateway.relay.relay import Relay
 from gateway.relay.retry import Attempts, RetryBudget
 from gateway.request import InferenceRequest
+from gateway.routing.explain import as_header
 
 
 class Dispatcher:
@@ -42,11 +43,12 @@ class Dispatcher:
         """
         attempts = Attempts(self._budget, repeatable=request.repeatable)
         while True:
+            told = self._explanation(request, attempts)
             with await self._gate.lease(request.ask, attempts.avoid) as lease:
-                self._note(lease, reply, record)
+                self._note(lease, reply, record, told)
                 try:
                     answer = await self._relay.send(
-                        request, lease.backend, reply, lease.first_token, fresh=attempts.fresh
+                        request, lease.backend, reply, lease.first_token, rank=lease.rank, fresh=attempts.fresh
                     )
                 except BackendError as error:
                     self._failed(request, lease, error)
@@ -62,7 +64,14 @@ class Dispatcher:
                 finally:
                     record.first_byte_seconds = lease.first_token_seconds
 
-    def _note(self, lease: Lease, reply: Reply, record: Record) -> None:
+    def _explanation(self, request: InferenceRequest, attempts: Attempts) -> str:
+        """A header line for those who ask for it."""
+        if not (request.explains and self._response_headers and request.ask.sequences):
+            return ""
+        verdicts = self._gate.explain(request.ask, attempts.avoid)
+        return f"x-gateway-explain: {as_header(verdicts).decode()}\r\n"
+
+    def _note(self, lease: Lease, reply: Reply, record: Record, told: str) -> None:
         record.backend = lease.backend
         record.attempts += 1
         record.queue_seconds += lease.waited_seconds
@@ -71,7 +80,7 @@ class Dispatcher:
             reply.extra = (
                 f"x-gateway-backend: {lease.backend}\r\n"
                 f"x-gateway-queue-ms: {record.queue_seconds * 1000:.0f}\r\n"
-                f"x-gateway-prefix-tokens: {lease.hit_tokens}\r\n"
+                f"x-gateway-prefix-tokens: {lease.hit_tokens}\r\n{told}"
             ).encode()
 
     def _succeeded(self, request: InferenceRequest, lease: Lease, answer: Answer, record: Record) -> None:
@@ -84,7 +93,7 @@ class Dispatcher:
             record.prompt_tokens = usage.prompt_tokens
             record.completion_tokens = usage.completion_tokens
             record.actual_hit_tokens = usage.cached_tokens
-            record.ask, record.backend_index, record.usage = request.ask, lease.backend_index, usage
+            record.ask, record.seat_index, record.usage = request.ask, lease.seat_index, usage
 
     def _failed(self, request: InferenceRequest, lease: Lease, error: BackendError) -> None:
         backend = self._relay.backend(lease.backend)

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class Kind(StrEnum):
@@ -19,20 +20,44 @@ class Ask:
     """What placement needs to know of a request: small values only, so that it could travel over a socket. Not changed
     once made (and not frozen, because that costs as much as the rest of making it).
 
-    `keys` are the chained hashes of the prompt's prefix blocks, `prompt_bytes` their text's length.
-    `pinned` names the one backend that can answer, for look-ups of what it stores.
+    `keys` are the chained hashes of the prompt's prefix blocks, `edges` its size up to the end of each, in the unit of
+    `prompt_size` (bytes; in a replay, tokens). `turn` and `turn_end` count the keys before and through the last answer
+    that the conversation has; 0 if it has none. `anchor_tokens` are the tokens of its first `anchor_size`, where an
+    engine has told them. `learnable_bytes` is the size if that says something of bytes per token, else 0.
+    `token_keys` are the keys of the engine's own blocks, where the prompt's tokens are known.
+    `pinned` names the one backend that can answer, for look-ups of what it stores; `rank` the one engine of a backend
+    that the client asks for. `hint` stands for a session or a cache key that the client named; 0 = none.
     """
 
     model: str
     keys: tuple[int, ...] = ()
-    prompt_bytes: int = 0
+    edges: tuple[int, ...] = ()
+    prompt_size: int = 0
     prompt_tokens: int = 1
+    turn: int = 0
+    turn_end: int = 0
+    anchor_size: int = 0
+    anchor_tokens: int = 0
+    learnable_bytes: int = 0
+    token_keys: tuple[int, ...] = ()
     sequences: int = 1
     divisible: bool = False
     output_tokens: int | None = None
     streams: bool = False
     size_bytes: int = 0
     pinned: str | None = None
+    rank: int | None = None
+    hint: int = 0
+
+    def tokens_of(self, blocks: int) -> int:
+        """Tokens of the first blocks of the prompt, as far as they are known or can be guessed."""
+        if not blocks:
+            return 0
+        size, anchor = self.edges[blocks - 1], self.anchor_size
+        if size <= anchor:
+            return self.anchor_tokens * size // anchor
+        rest = (self.prompt_tokens - self.anchor_tokens) * (size - anchor) // max(1, self.prompt_size - anchor)
+        return self.anchor_tokens + max(0, rest)
 
 
 @dataclass(slots=True)
@@ -65,3 +90,6 @@ class InferenceRequest:
     done_marker: bytes | None = None
     hides_usage: bool = False
     repeatable: bool = True
+    explains: bool = False  # the client wants to know why it goes where it goes
+    document: dict[str, Any] | None = None  # the body, parsed, while its prompt may still be tokenized
+    salt: str = ""  # of the prompt's KV cache blocks

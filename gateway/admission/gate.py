@@ -9,6 +9,7 @@ from gateway.admission.placement import Binding, Placement
 from gateway.admission.queue import Queue, Ticket
 from gateway.errors import NoBackend, WaitExpired
 from gateway.request import Ask
+from gateway.routing.explain import Verdict
 
 _TICK_SECONDS = 0.05  # time alone opens backends too: slow starts grow, unseen prefills end, waiting requests starve
 
@@ -21,9 +22,10 @@ class Lease:
         "_gate",
         "answered",
         "backend",
-        "backend_index",
         "first_token_seconds",
         "hit_tokens",
+        "rank",
+        "seat_index",
         "waited_seconds",
     )
 
@@ -31,7 +33,8 @@ class Lease:
         self._gate = gate
         self._binding = binding
         self.backend = binding.seat.name
-        self.backend_index = binding.seat.index
+        self.seat_index = binding.seat.index
+        self.rank = binding.seat.rank  # of the engine, where the backend runs several
         self.hit_tokens = binding.hit_tokens  # prompt tokens that the backend is predicted to hold already
         self.waited_seconds = binding.waited_seconds
         self.first_token_seconds: float | None = None  # when it came, by the gate's clock
@@ -73,6 +76,10 @@ class Gate:
     def retry_after_seconds(self) -> float:
         """When a place may come free for one who is not in the line."""
         return self._placement.retry_after_seconds(self._clock())
+
+    def explain(self, ask: Ask, avoid: frozenset[str] = frozenset()) -> list[Verdict]:
+        """What each engine would mean for a request now, best first. Raises ModelNotFound or NoBackend."""
+        return self._placement.explain(ask, self._clock(), avoid)
 
     async def lease(self, ask: Ask, avoid: frozenset[str] = frozenset()) -> Lease:
         """A place on the best backend, after waiting for it if need be.

@@ -1,41 +1,32 @@
 """Placement: which backend a request is bound to, and when. Pure: values in, decisions out, time passed in.
 
 A request goes to its best backend if that one is open; else it waits in line. When anything changes, the line is looked
-through, cheapest prefill first, aged by waiting: each request is bound if its own best backend is open, and holds out
-for it otherwise, while others overtake. What it holds out for counts as load for those behind it. Nobody waits longer
-than `starvation_seconds` for the best: then any open backend will do.
+through (`drain`): each request is bound if its own best backend is open, and holds out for it otherwise, while others
+overtake.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+import numpy as np
+
+from gateway.admission.candidate import Candidate
+from gateway.admission.drain import Drain
 from gateway.admission.drain_rate import DrainRate
 from gateway.admission.queue import Queue, Ticket
+from gateway.admission.room import Room
 from gateway.errors import InvalidRequest, ModelNotFound, NoBackend
 from gateway.request import Ask
 from gateway.routing.calibration import Calibration
 from gateway.routing.cost import step_seconds
 from gateway.routing.estimate import Estimates
+from gateway.routing.explain import Verdict
 from gateway.routing.load import Load, Work
-from gateway.routing.policy import Option, Policy, Seat
+from gateway.routing.matrix import Hit
+from gateway.routing.policy import Policy
+from gateway.routing.seat import Option, Seat
 
-
-class Candidate(Protocol):
-    """What placement asks of a backend."""
-
-    name: str
-    index: int
-    speed: float
-    cap: int
-    kv_cache_tokens: int | None
-
-    @property
-    def caches_prefixes(self) -> bool:
-        """Whether a prompt sent there before is still of use."""
-
-    def limit(self, now_seconds: float) -> int:
-        """Sequences that it may have in flight now."""
+_HITS_GOOD_FOR_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +65,11 @@ class Placement:
         self._serving = serving
         self._policy = policy
         self._queue = queue
-        self._estimates = estimates
         self._calibration = calibration
         self._knobs = knobs
+        self._room = Room(calibration, estimates, knobs.kv_headroom)
         self._drain_rate = DrainRate()
-        self._seats: dict[str, Seat] = {}
+        self._seats: dict[int, Seat] = {}
         self._views: dict[str, list[Seat]] = {}  # by model, until the fleet changes
 
     def __repr__(self) -> str:
@@ -87,13 +78,16 @@ class Placement:
 
     @property
     def seats(self) -> list[Seat]:
-        """Every backend that was ever considered."""
+        """Every engine that was ever considered."""
         return list(self._seats.values())
 
-    def load(self, backend: str) -> Load:
-        """What is in flight on a backend; nothing, if none was ever placed there."""
-        seat = self._seats.get(backend)
-        return seat.load if seat is not None else Load()
+    def loads(self, backend: str) -> list[Load]:
+        """What is in flight on each engine of a backend on which something was ever placed."""
+        return [seat.load for seat in self._seats.values() if seat.name == backend]
+
+    def seats_of(self, model: str) -> Sequence[Seat]:
+        """The engines that requests for a model go to now, as far as any has been asked for lately."""
+        return self._views.get(model, ())
 
     def place(self, ask: Ask, now: float, avoid: frozenset[str] = frozenset()) -> Binding | Ticket:
         """Bind a new request at once, or give it a place in the line.
@@ -107,42 +101,73 @@ class Placement:
             self._refuse_what_never_fits(ask, seats)
         options = self._policy.options(ask, seats, now)
         if not self._queue.waiting(ask.model):
-            option = self._best(ask, options, {}, now, any_open=not self._policy.waits_for_best)
-            if option is not None and self._admits(option, ask, now):
+            option = self._best(ask, options, now)
+            if option is not None:
                 return self._bind(ask, option, now, 0.0)
         ticket = Ticket(ask, now, avoid, min(option.prefill_seconds for option in options))
         self._queue.join(ticket, self.retry_after_seconds(now))
+        if seats is self._views[ask.model]:
+            ticket.hits = np.array([option.hit_tokens for option in options], dtype=np.int64)
+            ticket.hits_seconds, ticket.hits_of = now, seats
         return ticket
 
     def drain(self, model: str, now: float) -> list[tuple[Ticket, Binding | NoBackend]]:
         """Bind whoever can be bound now; they leave the line. NoBackend for those whom nobody can serve any more."""
         granted: list[tuple[Ticket, Binding | NoBackend]] = []
-        virtual: dict[int, float] = {}  # by backend: seconds of prefill that others hold out for
-        kept: set[int] = set()  # backends that nobody else is given until they have room for one who starves
+        tickets, eligible = [], []
         for ticket in self._in_order(model, now):
             try:
-                seats = self._candidates(ticket.ask, now, ticket.avoid)
+                eligible.append(self._candidates(ticket.ask, now, ticket.avoid))
+                tickets.append(ticket)
             except (NoBackend, ModelNotFound) as error:
                 self._queue.leave(ticket)
                 granted.append((ticket, NoBackend(error.message, retry_after_seconds=error.retry_after_seconds)))
-                continue
-            if kept:
-                seats = [seat for seat in seats if seat.index not in kept]
-            waited = now - ticket.arrived_seconds
-            starving = waited > self._knobs.starvation_seconds
-            if not starving and not any(self._is_open(seat, ticket.ask, now) for seat in seats):
-                continue
-            any_open = not self._policy.waits_for_best or starving
-            options = self._policy.options(ticket.ask, seats, now)
-            option = self._best(ticket.ask, options, virtual, now, any_open=any_open)
-            if option is not None and self._admits(option, ticket.ask, now):
-                self._queue.leave(ticket)
-                granted.append((ticket, self._bind(ticket.ask, option, now, waited)))
-            elif starving and seats:
-                kept.add(self._emptiest(ticket.ask, seats).index)
-            elif option is not None:
-                virtual[option.seat.index] = virtual.get(option.seat.index, 0.0) + option.prefill_seconds
+        if not tickets:
+            return granted
+        seats = self._views[model]
+        is_open = [self._room.is_open(seat, now) for seat in seats]
+        starvation_seconds = self._knobs.starvation_seconds
+        if not any(is_open) and now - tickets[0].arrived_seconds <= starvation_seconds:
+            return granted
+        hits = [self._hits(ticket, seats, now) for ticket in tickets]
+        ranking = self._policy.ranking([ticket.ask for ticket in tickets], hits, seats, now)
+        for row, its_seats in enumerate(eligible):
+            if its_seats is not seats:
+                for column, seat in enumerate(seats):
+                    if seat not in its_seats:
+                        ranking.close(column, row)
+
+        def bind(ticket: Ticket, column: int, prefill_seconds: float) -> None:
+            assert ticket.hits is not None
+            option = Option(seats[column], 0.0, prefill_seconds, int(ticket.hits[column]))
+            self._queue.leave(ticket)
+            granted.append((ticket, self._bind(ticket.ask, option, now, now - ticket.arrived_seconds)))
+
+        Drain(seats, ranking, is_open, self._room, starvation_seconds, self._policy.waits_for_best, bind).run(
+            tickets, now
+        )
         return granted
+
+    def _hits(self, ticket: Ticket, seats: list[Seat], now: float) -> Hit:
+        """Predicted hits of one who waits; caches change slowly, so a look is good for a while."""
+        if ticket.hits is None or ticket.hits_of is not seats or now - ticket.hits_seconds > _HITS_GOOD_FOR_SECONDS:
+            ticket.hits = np.array(self._policy.hits(ticket.ask, seats), dtype=np.int64)
+            ticket.hits_seconds, ticket.hits_of = now, seats
+        return ticket.hits
+
+    def explain(self, ask: Ask, now: float, avoid: frozenset[str] = frozenset()) -> list[Verdict]:
+        """What each engine would mean for a request now, best first. Changes nothing.
+
+        Raises ModelNotFound or NoBackend.
+        """
+        seats = self._candidates(ask, now, avoid)
+        options = self._policy.options(ask, seats, now)
+        parts = self._policy.parts(ask, options, now)
+        verdicts = [
+            Verdict(option.seat, option.cost, option.hit_tokens, self._room.admits(option.seat, ask, now), its_parts)
+            for option, its_parts in zip(options, parts, strict=True)
+        ]
+        return sorted(verdicts, key=lambda verdict: (verdict.cost, verdict.seat.load.in_flight, verdict.seat.placed))
 
     def retry_after_seconds(self, now: float) -> float:
         """When a place may come free for one who is not in the line."""
@@ -178,6 +203,8 @@ class Placement:
             seats = [seat for seat in seats if seat.name == ask.pinned]
         elif avoid:
             seats = [seat for seat in seats if seat.name not in avoid] or seats
+        if ask.rank is not None:
+            seats = [seat for seat in seats if seat.rank == ask.rank] or seats  # one without ranks ignores the wish
         if not seats:
             raise NoBackend(f"No backend of model {ask.model!r} is available now.", retry_after_seconds=2.0)
         return seats
@@ -192,12 +219,14 @@ class Placement:
         return seats
 
     def _seat(self, backend: Candidate, now: float) -> Seat:
-        seat = self._seats.get(backend.name)
+        seat = self._seats.get(backend.index)
         if seat is None:
-            seat = self._seats[backend.name] = Seat(backend.index, backend.name, slowness=backend.speed**0.5)
+            seat = Seat(backend.index, backend.name, backend.rank, slowness=backend.speed**0.5)
+            self._seats[backend.index] = seat
         seat.cap = backend.cap
         seat.slots = backend.limit(now)
         seat.kv_cache_tokens = backend.kv_cache_tokens
+        seat.block_tokens = backend.block_tokens
         seat.caches_prefixes = backend.caches_prefixes
         return seat
 
@@ -222,60 +251,24 @@ class Placement:
 
         return sorted(tickets, key=rank)
 
-    def _best(
-        self, ask: Ask, options: Sequence[Option], virtual: dict[int, float], now: float, *, any_open: bool
-    ) -> Option | None:
-        """The cheapest option, counting what others hold out for; of all of them, or of those that admit it now."""
+    def _best(self, ask: Ask, options: Sequence[Option], now: float) -> Option | None:
+        """The cheapest option, if that admits the request; where nobody waits for the best, the cheapest that does."""
+        any_open = not self._policy.waits_for_best
         best: Option | None = None
-        least = 0.0
         for option in options:
-            seat = option.seat
-            if any_open and not self._admits(option, ask, now):
+            if any_open and not self._room.admits(option.seat, ask, now):
                 continue
-            cost = option.cost + virtual.get(seat.index, 0.0) if virtual else option.cost
-            if best is None or cost < least or (cost == least and _is_quieter(seat, best.seat)):
-                best, least = option, cost
-        return best
-
-    def _emptiest(self, ask: Ask, seats: Sequence[Seat]) -> Seat:
-        """The backend that will have room for it first."""
-        return min(
-            seats, key=lambda seat: (self._slots_of(ask, seat) > seat.cap, seat.load.in_flight / seat.slots, seat.index)
-        )
-
-    def _is_open(self, seat: Seat, ask: Ask, now: float) -> bool:
-        wanted = self._slots_of(ask, seat)
-        if seat.load.in_flight + wanted > seat.slots:
-            # a request larger than a slow start allows may run alone
-            return seat.load.in_flight == 0 and wanted <= seat.cap
-        return seat.load.prefill_ahead_seconds(now) <= self._calibration.window_seconds
-
-    def _admits(self, option: Option, ask: Ask, now: float) -> bool:
-        return self._is_open(option.seat, ask, now) and self._fits(option, ask)
-
-    def _fits(self, option: Option, ask: Ask) -> bool:
-        """Its prompt and answer fit into the KV cache beside what runs there. A backend that is idle takes anything."""
-        seat = option.seat
-        if seat.kv_cache_tokens is None or seat.load.in_flight == 0:
-            return True
-        needed = ask.prompt_tokens + ask.sequences * self._output_tokens(ask)
-        return seat.load.reserved_tokens + needed <= self._knobs.kv_headroom * seat.kv_cache_tokens
-
-    def _output_tokens(self, ask: Ask) -> int:
-        expected, told = int(self._estimates.output_tokens), ask.output_tokens
-        return expected if told is None or told > expected else told
-
-    def _slots_of(self, ask: Ask, seat: Seat) -> int:
-        wanted = ask.sequences
-        return seat.cap if ask.divisible and wanted > seat.cap else wanted
+            if best is None or option.cost < best.cost or (option.cost == best.cost and _is_quieter(option, best)):
+                best = option
+        return best if best is not None and (any_open or self._room.admits(best.seat, ask, now)) else None
 
     def _bind(self, ask: Ask, option: Option, now: float, waited_seconds: float) -> Binding:
         seat = option.seat
         uncached = max(0, ask.prompt_tokens - option.hit_tokens)
-        reserved = uncached + ask.sequences * self._output_tokens(ask)
+        reserved = uncached + ask.sequences * self._room.output_tokens(ask)
         first_token = option.prefill_seconds + step_seconds(self._calibration.model, seat.slowness, seat.load)
         work = Work(
-            self._slots_of(ask, seat),
+            self._room.slots_of(ask, seat),
             ask.prompt_tokens,
             reserved,
             option.prefill_seconds,
@@ -289,6 +282,7 @@ class Placement:
         return Binding(seat, work, option.hit_tokens, waited_seconds)
 
 
-def _is_quieter(seat: Seat, other: Seat) -> bool:
-    """Of two backends at the same cost, the one with less in flight, then the one that was chosen less often."""
-    return (seat.load.in_flight, seat.placed) < (other.load.in_flight, other.placed)
+def _is_quieter(option: Option, other: Option) -> bool:
+    """Of two engines at the same cost, the one with less in flight, then the one that was chosen less often."""
+    one, two = option.seat, other.seat
+    return (one.load.in_flight, one.placed) < (two.load.in_flight, two.placed)

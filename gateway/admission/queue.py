@@ -5,18 +5,22 @@ from collections.abc import Iterator
 
 from gateway.errors import QueueFull
 from gateway.request import Ask
+from gateway.routing.matrix import Hit
 
 
 class Ticket:
     """A place in the line."""
 
-    __slots__ = ("arrived_seconds", "ask", "avoid", "prefill_seconds")
+    __slots__ = ("arrived_seconds", "ask", "avoid", "hits", "hits_of", "hits_seconds", "prefill_seconds")
 
     def __init__(self, ask: Ask, arrived_seconds: float, avoid: frozenset[str], prefill_seconds: float) -> None:
         self.ask = ask
         self.arrived_seconds = arrived_seconds
         self.avoid = avoid
         self.prefill_seconds = prefill_seconds  # on the backend that holds most of its prompt
+        self.hits: Hit | None = None  # predicted, for each of the seats `hits_of`, at `hits_seconds`
+        self.hits_of: object = None
+        self.hits_seconds = 0.0
 
 
 class Queue:

@@ -10,6 +10,7 @@ from gateway.backends.health import Health
 from gateway.config import BackendConfig, HealthConfig
 
 DEFAULT_MAX_NUM_SEQS = 256  # vLLM's own default on most GPUs
+DEFAULT_BLOCK_TOKENS = 16
 SLOW_START_SHARE = 0.1
 
 
@@ -127,6 +128,15 @@ class Backend:
         self.kv_cache_tokens = facts.kv_cache_tokens if tokens == "auto" else tokens
 
     @property
+    def rank(self) -> None:
+        """It is no single engine among several; see `EngineRank`."""
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of one block of its KV cache."""
+        return self.facts.block_size_tokens or DEFAULT_BLOCK_TOKENS
+
+    @property
     def caches_prefixes(self) -> bool:
         """Its prefix cache is on, or nothing is known to the contrary."""
         return self.facts.prefix_caching is not False
@@ -144,3 +154,47 @@ class Backend:
 
     def __repr__(self) -> str:
         return f"<Backend {self.name} {self.health.state}, cap {self.cap}>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineRank:
+    """One engine of a backend that runs several (data parallel): each has a KV cache and slots of its own."""
+
+    backend: Backend
+    rank: int
+    index: int
+
+    @property
+    def name(self) -> str:
+        """The backend's."""
+        return self.backend.name
+
+    @property
+    def speed(self) -> float:
+        """The backend's."""
+        return self.backend.speed
+
+    @property
+    def cap(self) -> int:
+        """Its share of the backend's sequences."""
+        return max(1, self.backend.cap // self.backend.facts.engines)
+
+    @property
+    def kv_cache_tokens(self) -> int | None:
+        """Its share of the backend's KV cache."""
+        tokens = self.backend.kv_cache_tokens
+        return None if tokens is None else tokens // self.backend.facts.engines
+
+    @property
+    def block_tokens(self) -> int:
+        """The backend's."""
+        return self.backend.block_tokens
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """The backend's."""
+        return self.backend.caches_prefixes
+
+    def limit(self, now_seconds: float) -> int:
+        """Its share of what the backend may be given now."""
+        return max(1, self.backend.limit(now_seconds) // self.backend.facts.engines)

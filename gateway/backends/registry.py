@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
-from gateway.backends.backend import Backend, Facts, ModelCard, Telemetry
+from gateway.backends.backend import Backend, EngineRank, Facts, ModelCard, Telemetry
 from gateway.backends.health import Probe, State
 from gateway.config import BackendConfig, HealthConfig
 from gateway.errors import BackendError, ConnectFailed, EngineDead
@@ -48,18 +48,35 @@ class Fleet:
         self._health = health
         self._clock = clock
         self._serving: dict[str, tuple[Backend, ...]] = {}
+        self._ranks: dict[tuple[Backend, int], EngineRank] = {}
         self._refused: set[Backend] = set()  # refused a connection since the last probe that got through
 
     def serving(self, model: str) -> tuple[Backend, ...] | None:
         """The backends that may be given a request for this model now; None = no backend ever listed it."""
         return self._serving.get(model)
 
-    def candidates(self, model: str) -> tuple[Backend, ...] | None:
-        """The same, but None only if no backend can have it: one that has not told its models yet may."""
+    def candidates(self, model: str) -> list[Backend | EngineRank] | None:
+        """The engines of these; None only if no backend can have it: one that has not told its models yet may."""
         serving = self._serving.get(model)
         if serving is None and not all(backend.facts.models for backend in self.backends):
-            return ()
-        return serving
+            return []
+        return None if serving is None else [engine for backend in serving for engine in self.engines(backend)]
+
+    def engines(self, backend: Backend) -> Sequence[Backend | EngineRank]:
+        """Each engine that a backend runs; itself, if that is one. An engine keeps its number for good."""
+        if backend.facts.engines == 1:
+            return (backend,)
+        return [self.engine(backend, rank) for rank in range(backend.facts.engines)]
+
+    def engine(self, backend: Backend, rank: int) -> Backend | EngineRank:
+        """The engine of that rank."""
+        if backend.facts.engines == 1:
+            return backend
+        known = self._ranks.get((backend, rank))
+        if known is None:
+            known = EngineRank(backend, rank, len(self.backends) + len(self._ranks))
+            self._ranks[backend, rank] = known
+        return known
 
     def recovery_seconds(self) -> float:
         """When a backend may be back, for a client that found none: an ejection's end, or enough good probes."""
@@ -77,6 +94,11 @@ class Fleet:
                 if (card.max_model_len or math.inf) < (known.max_model_len or math.inf):
                     cards[card.id] = card
         return tuple(cards.values())
+
+    def adapter(self, model: str) -> str | None:
+        """The model's name, if it is a LoRA adapter of another."""
+        cards = [card for backend in self._serving.get(model, ()) for card in backend.facts.models if card.id == model]
+        return model if any(card.parent for card in cards) else None
 
     def succeeded(self, backend: Backend) -> None:
         """A request was answered."""

@@ -10,22 +10,42 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from gateway.config import Listen
+from gateway.errors import GatewayError
+from gateway.front.reply import render
+
+_MAX_BODY_BYTES = 33554432
 
 
-def admin_app(registry: CollectorRegistry, backends: Callable[[], list[dict[str, Any]]]) -> web.Application:
-    """The routes of the admin port."""
+def admin_app(
+    registry: CollectorRegistry,
+    backends: Callable[[], list[dict[str, Any]]],
+    route: Callable[[bytes, str], dict[str, Any]],
+) -> web.Application:
+    """The routes of the admin port. `route` makes a dry run of a body and its endpoint; it may raise a GatewayError."""
 
     async def metrics(request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return web.Response(body=encode(registry), headers={"content-type": content_type})
 
     async def show_backends(_: web.Request) -> web.Response:
-        return web.Response(body=orjson.dumps({"backends": backends()}), content_type="application/json")
+        return as_json({"backends": backends()})
 
-    app = web.Application()
+    async def show_route(request: web.Request) -> web.Response:
+        try:
+            return as_json(route(await request.read(), request.query.get("path", "")))
+        except GatewayError as error:
+            return web.Response(body=render(error), status=error.status, content_type="application/json")
+
+    app = web.Application(client_max_size=_MAX_BODY_BYTES)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/admin/backends", show_backends)
+    app.router.add_post("/admin/route", show_route)
     return app
+
+
+def as_json(document: Any) -> web.Response:
+    """An answer to an operator."""
+    return web.Response(body=orjson.dumps(document), content_type="application/json")
 
 
 @asynccontextmanager

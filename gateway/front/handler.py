@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -48,6 +48,7 @@ class Handler:
         finished: Callable[[Record], None],
         clock: Callable[[], float],
         new_id: Callable[[], str],
+        complete: Callable[[InferenceRequest], Awaitable[None]],
     ) -> None:
         self._config = config
         self._fleet = fleet
@@ -56,6 +57,7 @@ class Handler:
         self._finished = finished
         self._clock = clock
         self._new_id = new_id
+        self._complete = complete
         self._keys = Keys(config.auth.keys)
         self._stored = stored
         self._log = structlog.get_logger("gateway")
@@ -121,6 +123,9 @@ class Handler:
             answer_local(route, incoming.path, self._fleet, self._config.models.aliases, self.draining, reply)
             return "completed"
         request = await self._read(incoming, route, reply.request_id)
+        if request.document is not None:
+            await self._complete(request)
+        request.explains = incoming.headers.get(b"x-gateway-explain") == b"1"
         ask = request.ask
         record.model = ask.model if self._fleet.serving(ask.model) is not None else "unknown"
         record.streams = ask.streams

@@ -7,7 +7,8 @@ from gateway.front.upload import Upload
 
 KNOWN_HEADERS = frozenset(
     (b"authorization", b"content-encoding", b"content-length", b"content-type", b"expect", b"host", b"traceparent",
-     b"tracestate", b"transfer-encoding", b"x-api-key", b"x-request-id", b"x-session-id")
+     b"tracestate", b"transfer-encoding", b"x-api-key", b"x-data-parallel-rank", b"x-gateway-explain",
+     b"x-request-id", b"x-session-id")
 )  # fmt: skip
 _MAX_HEADERS = 128
 _MAX_VALUE_BYTES = 8190

@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import re
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
@@ -27,12 +28,20 @@ _PASSED = (b"traceparent", b"tracestate", b"x-session-id")
 class Reader:
     """Reads JSON requests."""
 
-    def __init__(self, config: Config, estimates: Estimates, stored: StoredResponses, salt_secret: bytes) -> None:
+    def __init__(
+        self,
+        config: Config,
+        estimates: Estimates,
+        stored: StoredResponses,
+        salt_secret: bytes,
+        tokens_wanted: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         self._limits = config.server
         self._aliases = config.models.aliases
         self._estimates = estimates
         self._stored = stored
         self._salt_secret = salt_secret
+        self._tokens_wanted = tokens_wanted
         self._seeds: dict[tuple[str, str], int] = {}
 
     def read(
@@ -62,12 +71,16 @@ class Reader:
         hides_usage = streams and route.injects_usage and document.get("stream_options") is None
         if hides_usage:
             body = with_field(body, document, "stream_options", {"include_usage": True})
+        prompt_is_ids = type(document.get("prompt")) is list
+        keeps_document = route.kind is Kind.GENERATE and (prompt_is_ids or self._tokens_wanted(model))
         return InferenceRequest(
             endpoint=route.endpoint,
             kind=route.kind,
             method=b"POST",
             target=route.target,
-            ask=self._ask(document, route, model, salt, streams, len(body), key),
+            document=document if keeps_document else None,
+            salt=salt,
+            ask=self._ask(document, incoming, route, model, salt, streams, len(body), key),
             request_id=request_id,
             body=body,
             headers=upstream_headers(incoming, request_id),
@@ -79,6 +92,7 @@ class Reader:
     def _ask(
         self,
         document: dict[str, Any],
+        incoming: Incoming,
         route: Route,
         model: str,
         salt: str,
@@ -91,8 +105,6 @@ class Reader:
             count = inputs_of(document) if pools else 0
             return Ask(model, sequences=count, divisible=pools, output_tokens=0, size_bytes=size_bytes)
         limit = _limit(document)
-        prompt = canonical_prompt(document)
-        tokens = len(prompt.text) / self._estimates.bytes_per_token(model) + MEDIA_TOKENS * prompt.media
         sequences = sequences_of(document)
         if sequences > self._limits.max_sequences:
             raise InvalidRequest(
@@ -100,16 +112,41 @@ class Reader:
                 " accepted in one request.",
                 param="n",
             )
+        ask = self._prompt(document, model, salt)
+        ask.sequences, ask.output_tokens, ask.streams, ask.size_bytes = sequences, limit, streams, size_bytes
+        if route.endpoint == "responses":
+            ask.pinned = self._stored_on(document, key)
+        ask.rank = _rank(incoming.headers.get(b"x-data-parallel-rank"))
+        session = incoming.headers.get(b"x-session-id") or document.get("prompt_cache_key")
+        if session:
+            ask.hint = seed(key.name if key is not None else "", str(session)[:1024])
+        return ask
+
+    def _prompt(self, document: dict[str, Any], model: str, salt: str) -> Ask:
+        """The prompt's blocks and size."""
+        prompt = canonical_prompt(document)
+        keys, edges = prefix_keys(prompt.pieces, self._seed(model, salt))
+        size, turn, turn_end = sum(map(len, prompt.pieces)), 0, 0
+        if prompt.answer > 0 and edges:
+            asked = sum(map(len, prompt.pieces[: prompt.answer]))
+            turn, turn_end = bisect_right(edges, asked), bisect_right(edges, asked + len(prompt.pieces[prompt.answer]))
+        known = self._estimates.measure(model, keys, edges, size, turn, turn_end)
+        tokens = known.prompt_tokens
+        if prompt.token_ids is not None:
+            tokens = len(prompt.token_ids)
+        elif prompt.media and not known.anchor_size:
+            tokens += MEDIA_TOKENS * prompt.media
         return Ask(
             model,
-            keys=prefix_keys(prompt.text, self._seed(model, salt)),
-            prompt_bytes=0 if prompt.media else len(prompt.text),
-            prompt_tokens=max(1, int(tokens)),
-            sequences=sequences,
-            output_tokens=limit,
-            streams=streams,
-            size_bytes=size_bytes,
-            pinned=self._stored_on(document, key) if route.endpoint == "responses" else None,
+            keys=keys,
+            edges=edges,
+            prompt_size=size,
+            prompt_tokens=tokens,
+            turn=turn if known.answer_is_whole else 0,
+            turn_end=turn_end if known.answer_is_whole else 0,
+            anchor_size=known.anchor_size,
+            anchor_tokens=known.anchor_tokens,
+            learnable_bytes=0 if prompt.media or prompt.token_ids is not None else size,
         )
 
     def _stored_on(self, document: dict[str, Any], key: KeyConfig | None) -> str | None:
@@ -146,6 +183,11 @@ def upstream_headers(incoming: Incoming, request_id: str) -> bytes:
         if value is not None and _SAFE_VALUE.fullmatch(value):
             lines += b"%b: %b\r\n" % (name, value)
     return lines
+
+
+def _rank(value: bytes | None) -> int | None:
+    """The engine of a backend that the client asks for; vLLM ignores what is no number, and so does this."""
+    return int(value) if value is not None and re.fullmatch(rb"[0-9]{1,4}", value) else None
 
 
 def _string(document: dict[str, Any], name: str) -> str | None:

@@ -25,7 +25,7 @@ class Record:
     completion_tokens: int = 0
     error: str = ""
     ask: Ask | None = None
-    backend_index: int = 0
+    seat_index: int = 0
     usage: Usage | None = None
 
     def __init__(self, request_id: str, endpoint: str, arrived_seconds: float, request_bytes: int = 0) -> None:

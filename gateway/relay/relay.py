@@ -11,7 +11,7 @@ from gateway.errors import FirstByteTimeout, FreshConnectionClosed, StreamStalle
 from gateway.relay.connection import BackendConnection
 from gateway.relay.exchange import Answer, Exchange, Sink
 from gateway.relay.pool import Pool
-from gateway.request import InferenceRequest
+from gateway.request import InferenceRequest, Kind
 
 _LOOK_SECONDS = 1.0
 _GONE_SECONDS = 10.0  # a backend that refuses connections may leave those it has open and silent for ever
@@ -43,9 +43,10 @@ class Relay:
         sink: Sink,
         first_token: Callable[[], None],
         *,
+        rank: int | None = None,
         fresh: bool = False,
     ) -> Answer:
-        """Send the request and pass the answer on until its last byte.
+        """Send the request and pass the answer on until its last byte. `rank` names one of the backend's engines.
 
         Raises a BackendError; `sink.begun` then tells whether the client has seen anything. When cancelled, the
         connection is closed, which makes the backend abort the request.
@@ -56,6 +57,8 @@ class Relay:
         self._under_way[exchange] = pool.backend
         try:
             head = pool.request_head(request.method, request.target) + request.headers
+            if rank is not None and request.kind is Kind.GENERATE:
+                head += b"x-data-parallel-rank: %d\r\n" % rank
             if request.upload is not None:
                 return await self._send_upload(head, request, connection, exchange)
             connection.send(_head(head, request), exchange, request.body)

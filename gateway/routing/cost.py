@@ -6,6 +6,7 @@ cost = prefill ahead of it + its own uncached prefill, which also stalls the seq
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gateway.routing.load import Load
 
@@ -35,6 +36,47 @@ class CostModel:
             object.__setattr__(self, name, ratio * self.b)
 
 
+class Terms(NamedTuple):
+    """What a backend contributes to the cost of every request, until its load changes. Seconds, unless said otherwise.
+
+    With `output` tokens expected and `prompt` tokens in all, a request costs there
+    ahead + own x (stall + stall_by_mean x mean batch) + step x chunks + waits
+    + output x (slowdown + slowdown_by_prompt x prompt + slot) + output x room_rate x tokens that do not fit.
+    """
+
+    slowness: float
+    step: float  # an engine step without prefill
+    waits: float  # for prefills to begin, and the step under way
+    stall: float  # factor of the own prefill
+    stall_by_mean: float
+    slowdown: float
+    slowdown_by_prompt: float
+    slot: float
+    room_tokens: float  # free in the KV cache, but for what running sequences will still take of it
+    room_by_output: float
+    room_rate: float
+
+
+def terms_of(model: CostModel, load: Load, slots: int, kv_cache_tokens: int | None, slowness: float) -> Terms:
+    """The terms of a backend with this load."""
+    batch, context, decoding, weight = load.in_flight, load.context_tokens, load.decoding, model.decode_weight
+    step = step_seconds(model, slowness, load)
+    slowdown = _SLOWDOWN * weight * slowness
+    return Terms(
+        slowness=slowness,
+        step=step,
+        waits=step * (batch - decoding + (0.5 if decoding else 0.0)),
+        stall=1 + _STALL * weight * (1 - _SMOOTHING) * batch,
+        stall_by_mean=_STALL * weight * _SMOOTHING,
+        slowdown=slowdown * (2 * model.c * batch + model.d * context + (1 - 1 / slowness) * model.a),
+        slowdown_by_prompt=slowdown * model.d * batch,
+        slot=(batch + 1 - slots) * step / max(1, decoding) if batch >= slots else 0.0,
+        room_tokens=float("inf") if kv_cache_tokens is None else kv_cache_tokens - context,
+        room_by_output=batch / 2,
+        room_rate=step / max(1, context),
+    )
+
+
 def prefill_seconds(model: CostModel, slowness: float, prompt_tokens: int, hit_tokens: int) -> float:
     """Time to prefill the part of the prompt that the backend does not hold; at least one token is computed."""
     uncached = prompt_tokens - min(hit_tokens, prompt_tokens - 1)
@@ -46,41 +88,61 @@ def step_seconds(model: CostModel, slowness: float, load: Load) -> float:
     return slowness * (model.a + model.c * load.decoding + model.d * load.context_tokens)
 
 
-def placement_seconds(
-    model: CostModel,
-    load: Load,
-    slots: int,
-    kv_cache_tokens: int | None,
-    slowness: float,
+class Parts(NamedTuple):
+    """A cost, taken apart; seconds."""
+
+    ahead: float
+    prefill: float
+    stall: float
+    steps: float
+    slowdown: float
+    slot: float
+    memory: float
+
+
+def cost_parts(
+    terms: Terms,
     prompt_tokens: int,
-    hit_tokens: int,
     own_seconds: float,
+    chunks: int,
     output_tokens: float,
     mean_batch: float,
-    now: float,
+    ahead_seconds: float,
+) -> Parts:
+    """The same as `placement_seconds`, term by term."""
+    lacking = prompt_tokens - terms.room_tokens + output_tokens * terms.room_by_output
+    return Parts(
+        ahead=ahead_seconds,
+        prefill=own_seconds,
+        stall=own_seconds * (terms.stall - 1 + terms.stall_by_mean * mean_batch),
+        steps=terms.step * chunks + terms.waits,
+        slowdown=output_tokens * (terms.slowdown + terms.slowdown_by_prompt * prompt_tokens),
+        slot=output_tokens * terms.slot,
+        memory=output_tokens * terms.room_rate * max(0.0, lacking),
+    )
+
+
+def placement_seconds(
+    terms: Terms,
+    prompt_tokens: int,
+    own_seconds: float,
+    chunks: int,
+    output_tokens: float,
+    mean_batch: float,
+    ahead_seconds: float,
 ) -> float:
     """Marginal cost of this request on this backend, in seconds; lower is better.
 
-    `own_seconds` is its `prefill_seconds` there, `mean_batch` the mean of sequences in flight over the fleet.
+    `own_seconds` is its `prefill_seconds` there, in `chunks` engine steps; `mean_batch` the mean of sequences in
+    flight over the fleet; `ahead_seconds` the prefill that was sent there before.
     """
-    c, d = model.c, model.d
-    batch, context, decoding = load.in_flight, load.context_tokens, load.decoding
-    uncached = prompt_tokens - min(hit_tokens, prompt_tokens - 1)
-    step = step_seconds(model, slowness, load)
-    smoothed = (1 - _SMOOTHING) * batch + _SMOOTHING * mean_batch
-    slowdown = _SLOWDOWN * model.decode_weight * slowness * output_tokens
-    chunks = -(-uncached // model.max_batched_tokens)
+    (_, step, waits, stall, stall_by_mean, slowdown, by_prompt, slot, room, room_by_output, room_rate) = terms
     cost = (
-        load.prefill_ahead_seconds(now)
-        + own_seconds * (1 + _STALL * model.decode_weight * smoothed)
-        + step * (chunks + (batch - decoding) + (0.5 if decoding else 0.0))
-        + slowdown * (2 * c * batch + d * context + d * batch * prompt_tokens)
-        + slowdown * (1 - 1 / slowness) * model.a
+        ahead_seconds
+        + own_seconds * (stall + stall_by_mean * mean_batch)
+        + step * chunks
+        + waits
+        + output_tokens * (slowdown + by_prompt * prompt_tokens + slot)
     )
-    if kv_cache_tokens is not None:
-        room = kv_cache_tokens - context - batch * output_tokens / 2
-        if prompt_tokens > room:
-            cost += (prompt_tokens - room) * output_tokens * step / max(1, context)
-    if batch >= slots:
-        cost += (batch + 1 - slots) * output_tokens * step / max(1, decoding)
-    return cost
+    lacking = prompt_tokens - room + output_tokens * room_by_output
+    return cost + output_tokens * room_rate * lacking if lacking > 0 else cost

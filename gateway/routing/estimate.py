@@ -1,4 +1,30 @@
-"""Running estimates learned from what engines report: bytes per token, and tokens per answer."""
+"""Running estimates learned from what engines report: bytes per token, tokens of known prompts, tokens per answer."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_MAX_KNOWN = 65536
+_ALIKE = 2.0  # an answer that comes back may differ by this factor in length, and 64 bytes, from what was generated
+
+
+class Counted(NamedTuple):
+    """What an engine counted in a prompt, and in its answer."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+class Measure(NamedTuple):
+    """A prompt's tokens, the first part of it for which an engine has told them, and whether its last answer is whole.
+
+    A client may leave out what a model only thought; then the cache holds something else than the conversation.
+    """
+
+    prompt_tokens: int
+    anchor_size: int = 0
+    anchor_tokens: int = 0
+    answer_is_whole: bool = False
 
 
 class Estimates:
@@ -7,6 +33,7 @@ class Estimates:
     def __init__(self, bytes_per_token: float = 4.0, output_tokens: float = 200.0) -> None:
         self._start_ratio = bytes_per_token
         self._ratios: dict[str, tuple[float, int]] = {}
+        self._known: OrderedDict[int, Counted] = OrderedDict()  # by the prompt's last key
         self.output_tokens = output_tokens
         self._answers = 0
 
@@ -14,6 +41,21 @@ class Estimates:
         """Prompt bytes that make one token of this model; 4 until an answer has told."""
         known = self._ratios.get(model)
         return known[0] if known else self._start_ratio
+
+    def measure(
+        self, model: str, keys: Sequence[int], edges: Sequence[int], size: int, turn: int, turn_end: int
+    ) -> Measure:
+        """The tokens of a prompt of `size` bytes; `turn` and `turn_end` as in `Ask`."""
+        ratio, anchor, tokens, is_whole = self.bytes_per_token(model), 0, 0, False
+        if turn and (known := self._known.get(keys[turn - 1])) is not None:
+            anchor, tokens, after = edges[turn - 1], known.prompt_tokens, edges[turn_end - 1]
+            expected = known.output_tokens * ratio
+            is_whole = expected / _ALIKE - 64 <= after - anchor <= expected * _ALIKE + 64
+            if is_whole:
+                anchor, tokens = after, tokens + known.output_tokens
+        if keys and edges[-1] == size and (known := self._known.get(keys[-1])) is not None:
+            return Measure(known.prompt_tokens, size, known.prompt_tokens, is_whole)
+        return Measure(max(1, tokens + int((size - anchor) / ratio)), anchor, tokens, is_whole)
 
     def learn(self, model: str, prompt_bytes: int, prompt_tokens: int, output_tokens: int) -> None:
         """An answer's usage. Short prompts are mostly chat template and tell nothing of the ratio."""
@@ -25,3 +67,10 @@ class Estimates:
         if output_tokens > 0:
             self._answers = min(self._answers + 1, 500)
             self.output_tokens += (output_tokens - self.output_tokens) / self._answers
+
+    def remember(self, prompt_key: int, prompt_tokens: int, output_tokens: int) -> None:
+        """What an engine counted in the prompt whose last key this is."""
+        self._known[prompt_key] = Counted(prompt_tokens, output_tokens)
+        self._known.move_to_end(prompt_key)
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)

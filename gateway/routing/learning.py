@@ -1,26 +1,36 @@
-"""What answers teach: bytes per token, answer lengths, and whether a backend's cache holds what it is thought to."""
+"""What answers teach: tokens, answer lengths, and whether a backend's cache holds what it is thought to."""
 
 from gateway.request import Ask, Usage
 from gateway.routing.estimate import Estimates
 from gateway.routing.prefix_index import PrefixIndex
+from gateway.routing.trust import Trust
 
 _WORTH_A_LOOK_TOKENS = 1024
 _SHARE_THAT_IS_GONE = 0.25
 
 
 class Learning:
-    """Corrects estimates and the prefix index from reported usage."""
+    """Corrects estimates, the prefix index and the trust in it from reported usage."""
 
-    def __init__(self, estimates: Estimates, index: PrefixIndex) -> None:
+    def __init__(self, estimates: Estimates, index: PrefixIndex, trust: Trust) -> None:
         self._estimates = estimates
         self._index = index
+        self._trust = trust
 
-    def answered(self, ask: Ask, backend: int, predicted_hit_tokens: int, usage: Usage) -> None:
+    def answered(self, ask: Ask, seat: int, predicted_hit_tokens: int, usage: Usage) -> None:
         """An answer's usage. A large hit that did not happen means that the backend's cache was lost."""
-        self._estimates.learn(ask.model, ask.prompt_bytes, usage.prompt_tokens, usage.completion_tokens)
-        cached = usage.cached_tokens
-        if cached is None or predicted_hit_tokens < _WORTH_A_LOOK_TOKENS:
+        prompt, output, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
+        self._estimates.learn(ask.model, ask.learnable_bytes, prompt, output)
+        if not ask.keys or ask.sequences != 1 or prompt < 1:
             return
-        if cached < _SHARE_THAT_IS_GONE * predicted_hit_tokens:
-            self._index.wipe(backend)
-            self._index.record(backend, ask.keys)
+        last = ask.keys[-1]
+        if ask.edges[-1] == ask.prompt_size:
+            self._estimates.remember(last, prompt, output)
+        if cached is not None:
+            self._trust.observed(seat, int(predicted_hit_tokens / self._trust.share(seat)), cached)
+            if predicted_hit_tokens >= _WORTH_A_LOOK_TOKENS and cached < _SHARE_THAT_IS_GONE * predicted_hit_tokens:
+                self._index.wipe(seat)
+                self._index.record(seat, ask.keys, ask.edges)
+        if output > 1:
+            size = self._estimates.bytes_per_token(ask.model) if ask.learnable_bytes else ask.prompt_size / prompt
+            self._index.record_answer(seat, last, int(output * size))

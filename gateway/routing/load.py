@@ -29,6 +29,7 @@ class Load:
         "_head_since",
         "_pending",
         "_pending_seconds",
+        "changes",
         "context_tokens",
         "decoding",
         "in_flight",
@@ -36,6 +37,7 @@ class Load:
     )
 
     def __init__(self) -> None:
+        self.changes = 0  # how often anything of this has changed
         self.in_flight = 0  # sequences
         self.decoding = 0  # sequences with a first token
         self.context_tokens = 0  # prompt tokens in flight
@@ -49,6 +51,7 @@ class Load:
 
     def start(self, work: Work, now: float) -> None:
         """A request is sent to the backend."""
+        self.changes += 1
         self.in_flight += work.sequences
         self.context_tokens += work.prompt_tokens
         self.reserved_tokens += work.reserved_tokens
@@ -65,12 +68,14 @@ class Load:
         """The request's prefill is over. Only the first call counts, and returns True."""
         if not self._leave_prefill(work):
             return False
+        self.changes += 1
         self.decoding += work.sequences
         self._head_since = now
         return True
 
     def finish(self, work: Work, now: float) -> None:
         """The request is over, however it ended."""
+        self.changes += 1
         self.in_flight -= work.sequences
         self.context_tokens -= work.prompt_tokens
         self.reserved_tokens -= work.reserved_tokens
@@ -89,10 +94,11 @@ class Load:
         """Predicted prefill time of what was sent before, less what has passed of the oldest one's."""
         while self._pending:
             head = next(iter(self._pending))
-            passed = now - self._head_since
-            if head.observable or passed < head.prefill_seconds:
-                return max(0.0, self._pending_seconds - min(passed, head.prefill_seconds))
+            passed, whole = now - self._head_since, head.prefill_seconds
+            if head.observable or passed < whole:
+                return max(0.0, self._pending_seconds - (passed if passed < whole else whole))
             self._leave_prefill(head)  # not streamed, so its first token is not seen: taken as over when predicted
+            self.changes += 1
             self.decoding += head.sequences
             self._head_since += head.prefill_seconds
         return 0.0

@@ -1,47 +1,23 @@
-"""Routing policies: given one request and the backends that could take it, what would each cost?"""
+"""Routing policies: given one request and the engines that could take it, what would each cost?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.request import Ask
-from gateway.routing.blocks import bytes_of
+from gateway.routing.affinity import Affinity
 from gateway.routing.calibration import Calibration
-from gateway.routing.cost import placement_seconds, prefill_seconds
+from gateway.routing.cost import Parts, cost_parts, placement_seconds, prefill_seconds
 from gateway.routing.estimate import Estimates
-from gateway.routing.load import Load
-from gateway.routing.prefix_index import PrefixIndex
-
-
-@dataclass(slots=True, eq=False)
-class Seat:
-    """One backend as placement keeps it: its number, its load, and its sizes at this moment."""
-
-    index: int
-    name: str
-    load: Load = field(default_factory=Load)
-    cap: int = 256
-    slots: int = 256  # the cap, less while the backend starts slowly
-    kv_cache_tokens: int | None = None
-    caches_prefixes: bool = True
-    slowness: float = 1.0  # the root of its configured relative time: full weight would overload the fast ones
-    placed: int = 0
-
-
-@dataclass(slots=True)
-class Option:
-    """What one backend means for one request: cost in seconds, its own prefill, and predicted hit."""
-
-    seat: Seat
-    cost: float
-    prefill_seconds: float
-    hit_tokens: int
+from gateway.routing.hits import Hits
+from gateway.routing.matrix import CostMatrix, Hit
+from gateway.routing.ranking import OneByOne, Ranking
+from gateway.routing.seat import Option, Seat
 
 
 class Policy(Protocol):
     """A policy ranks; placement decides what is open and who waits.
 
-    `waits_for_best`: a request may wait for its best backend though another is open.
+    `waits_for_best`: a request may wait for its best engine though another is open.
     """
 
     waits_for_best: bool
@@ -49,46 +25,82 @@ class Policy(Protocol):
     def options(self, ask: Ask, seats: Sequence[Seat], now: float) -> list[Option]:
         """One option for each seat, in the same order."""
 
+    def hits(self, ask: Ask, seats: Sequence[Seat]) -> list[int]:
+        """Predicted hit tokens, for each seat, as far as the policy cares."""
+
+    def parts(self, ask: Ask, options: Sequence[Option], now: float) -> Sequence[Parts | None]:
+        """The costs of `options`, taken apart; None where they are not in seconds."""
+
+    def ranking(self, asks: Sequence[Ask], hits: Sequence[Hit], seats: Sequence[Seat], now: float) -> Ranking:
+        """All waiting requests at once; `hits` has a row for each."""
+
     def placed(self, ask: Ask, option: Option) -> None:
-        """The request is sent to the option's backend."""
+        """The request is sent to the option's engine."""
 
 
 class PrefixPolicy:
-    """Marginal cost, with the part of the prompt that each backend already holds taken off."""
+    """Marginal cost, with the part of the prompt that each engine already holds taken off."""
 
     waits_for_best = True
 
-    def __init__(self, calibration: Calibration, index: PrefixIndex, estimates: Estimates) -> None:
+    def __init__(self, calibration: Calibration, hits: Hits, estimates: Estimates, affinity: Affinity) -> None:
         self._calibration = calibration
-        self._index = index
+        self._hits = hits
         self._estimates = estimates
+        self._affinity = affinity
 
     def options(self, ask: Ask, seats: Sequence[Seat], now: float) -> list[Option]:
         """Costs by `routing.cost`."""
-        depths = self._index.depths(ask.keys)
-        ratio = self._estimates.bytes_per_token(ask.model)
-        output = self._estimates.output_tokens
-        if ask.output_tokens is not None:
-            output = min(output, ask.output_tokens)
+        hits, output = self._hits.of(ask, seats), self.output_tokens(ask)
         mean_batch = sum([seat.load.in_flight for seat in seats]) / max(1, len(seats))
         tokens, model, options = ask.prompt_tokens, self._calibration.model, []
-        for seat in seats:
-            depth, slowness = depths[seat.index] if seat.caches_prefixes else 0, seat.slowness
-            hit = min(int(bytes_of(depth) / ratio), tokens) if depth else 0
-            own = prefill_seconds(model, slowness, tokens, hit)
-            cost = placement_seconds(
-                model, seat.load, seat.slots, seat.kv_cache_tokens, slowness, tokens, hit, own, output, mean_batch, now
-            )
+        for seat, hit in zip(seats, hits, strict=True):
+            ahead, terms = seat.load.prefill_ahead_seconds(now), seat.terms(model)
+            own = prefill_seconds(model, seat.slowness, tokens, hit)
+            chunks = -(-(tokens - hit) // model.max_batched_tokens)
+            cost = placement_seconds(terms, tokens, own, chunks, output, mean_batch, ahead)
             options.append(Option(seat, cost, own, hit))
+        if ask.hint:
+            self._affinity.favour(ask.hint, options)
         return options
 
+    def parts(self, ask: Ask, options: Sequence[Option], now: float) -> list[Parts]:
+        """Seven parts; what a hint takes off is not among them."""
+        mean_batch = sum([option.seat.load.in_flight for option in options]) / max(1, len(options))
+        model, output = self._calibration.model, self.output_tokens(ask)
+        return [
+            cost_parts(
+                option.seat.terms(model), ask.prompt_tokens, option.prefill_seconds,
+                -(-(ask.prompt_tokens - option.hit_tokens) // model.max_batched_tokens),
+                output, mean_batch, option.seat.load.prefill_ahead_seconds(now),
+            )
+            for option in options
+        ]  # fmt: skip
+
+    def hits(self, ask: Ask, seats: Sequence[Seat]) -> list[int]:
+        """Predicted hit tokens, for each seat."""
+        return self._hits.of(ask, seats)
+
+    def ranking(self, asks: Sequence[Ask], hits: Sequence[Hit], seats: Sequence[Seat], now: float) -> CostMatrix:
+        """The costs of many requests at once."""
+        outputs = [self.output_tokens(ask) for ask in asks]
+        return CostMatrix(self._calibration.model, [ask.prompt_tokens for ask in asks], outputs, hits, seats, now)
+
+    def output_tokens(self, ask: Ask) -> float:
+        """The answer's expected length."""
+        expected, told = self._estimates.output_tokens, ask.output_tokens
+        return expected if told is None or told > expected else told
+
     def placed(self, ask: Ask, option: Option) -> None:
-        """The backend will hold this prompt."""
-        self._index.record(option.seat.index, ask.keys)
+        """The engine will hold this prompt."""
+        if ask.keys:
+            self._hits.placed(ask, option.seat)
+        if ask.hint:
+            self._affinity.placed(ask.hint, option.seat)
 
 
 class LeastLoadedPolicy:
-    """The backend with the smallest share of its slots taken."""
+    """The engine with the smallest share of its slots taken."""
 
     waits_for_best = False
 
@@ -96,12 +108,24 @@ class LeastLoadedPolicy:
         """Cost is the share of slots taken."""
         return [Option(seat, seat.load.in_flight / seat.slots, 0.0, 0) for seat in seats]
 
+    def hits(self, ask: Ask, seats: Sequence[Seat]) -> list[int]:  # noqa: ARG002
+        """None: prompts are not looked at."""
+        return [0] * len(seats)
+
+    def parts(self, ask: Ask, options: Sequence[Option], now: float) -> list[None]:  # noqa: ARG002
+        """Costs are not in seconds."""
+        return [None] * len(options)
+
+    def ranking(self, asks: Sequence[Ask], hits: Sequence[Hit], seats: Sequence[Seat], now: float) -> OneByOne:  # noqa: ARG002
+        """By the options of each."""
+        return OneByOne(asks, seats, lambda ask, seats: self.options(ask, seats, now))
+
     def placed(self, ask: Ask, option: Option) -> None:
         """Nothing is remembered."""
 
 
 class RoundRobinPolicy:
-    """Each backend in turn."""
+    """Each engine in turn."""
 
     waits_for_best = False
 
@@ -109,9 +133,21 @@ class RoundRobinPolicy:
         self._last = -1
 
     def options(self, ask: Ask, seats: Sequence[Seat], now: float) -> list[Option]:  # noqa: ARG002
-        """Cost is the distance from the backend that had the last turn."""
+        """Cost is the distance from the engine that had the last turn."""
         turns = max([self._last, *(seat.index for seat in seats)]) + 1
         return [Option(seat, (seat.index - self._last - 1) % turns, 0.0, 0) for seat in seats]
+
+    def hits(self, ask: Ask, seats: Sequence[Seat]) -> list[int]:  # noqa: ARG002
+        """None: prompts are not looked at."""
+        return [0] * len(seats)
+
+    def parts(self, ask: Ask, options: Sequence[Option], now: float) -> list[None]:  # noqa: ARG002
+        """Costs are not in seconds."""
+        return [None] * len(options)
+
+    def ranking(self, asks: Sequence[Ask], hits: Sequence[Hit], seats: Sequence[Seat], now: float) -> OneByOne:  # noqa: ARG002
+        """By the options of each."""
+        return OneByOne(asks, seats, lambda ask, seats: self.options(ask, seats, now))
 
     def placed(self, ask: Ask, option: Option) -> None:  # noqa: ARG002
         """The turn passes on."""

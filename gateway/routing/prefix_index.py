@@ -3,22 +3,34 @@
 The record of a backend is an LRU of block keys, as large as the backend's KV cache. A prompt's blocks are touched from
 the last to the first, so a block is always at least as recent as its successors, and eviction never leaves a hole: the
 set of backends can only shrink along a chain. Look-ups rely on that and search by bisection.
+
+An answer is one more block, known not by its text but by the prompt that it followed.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from gateway.routing.blocks import LENGTHS
+_ANSWER = 0x9E3779B97F4A7C15  # makes the key of an answer from the last key of its prompt
+_LEAST_BYTES = 64  # that a block is counted with, so that many tiny messages do not make a large record
+BLOCK_MEMORY_BYTES = 200  # of a block in the record, about
+DEFAULT_MAX_BLOCKS = 1 << 21
 
 
 class PrefixIndex:
-    """Owner of the record. Keys are those of `routing.blocks.prefix_keys`; backends are numbered from 0."""
+    """Owner of the record. Keys and edges are those of `routing.blocks.prefix_keys`; backends are numbered from 0.
 
-    def __init__(self, capacities_bytes: Sequence[int]) -> None:
+    `max_blocks` bounds the memory of all records together (`BLOCK_MEMORY_BYTES` each).
+    """
+
+    def __init__(self, capacities_bytes: Sequence[int], max_blocks: int = DEFAULT_MAX_BLOCKS) -> None:
         self._holders: dict[int, int] = {}  # key -> bit mask of backends
-        self._records: list[OrderedDict[int, int]] = [OrderedDict() for _ in capacities_bytes]  # key -> bytes
-        self._used_bytes = [0] * len(capacities_bytes)
-        self._capacities_bytes = list(capacities_bytes)
+        self._records: list[OrderedDict[int, int]] = []  # key -> bytes
+        self._used_bytes: list[int] = []
+        self._capacities_bytes: list[int] = []
+        self._max_blocks = max_blocks
+        self._share = max_blocks  # of each backend
+        for backend, capacity in enumerate(capacities_bytes):
+            self.resize(backend, capacity)
 
     def __repr__(self) -> str:
         sizes = ", ".join(str(len(record)) for record in self._records)
@@ -28,10 +40,33 @@ class PrefixIndex:
         """Prompt bytes that the record says are cached on a backend."""
         return self._used_bytes[backend]
 
+    def blocks(self, backend: int) -> int:
+        """Blocks in a backend's record."""
+        return len(self._records[backend])
+
     def resize(self, backend: int, capacity_bytes: int) -> None:
-        """Follow a new size of the backend's KV cache."""
+        """Follow a new size of the backend's KV cache, or begin the record of a new one."""
+        if backend >= len(self._records):
+            self._grow(backend + 1)
         self._capacities_bytes[backend] = capacity_bytes
         self._evict(backend)
+
+    def _grow(self, backends: int) -> None:
+        while len(self._records) < backends:
+            self._records.append(OrderedDict())
+            self._used_bytes.append(0)
+            self._capacities_bytes.append(0)
+        self._share = self._max_blocks // backends
+        for backend, record in enumerate(self._records):
+            if len(record) > self._share:
+                self._evict(backend)
+
+    def shrink(self, backend: int, held_bytes: int) -> None:
+        """The backend holds no more than this now: forget what was least recently used."""
+        if self._used_bytes[backend] > held_bytes:
+            capacity, self._capacities_bytes[backend] = self._capacities_bytes[backend], held_bytes
+            self._evict(backend)
+            self._capacities_bytes[backend] = capacity
 
     def depths(self, keys: Sequence[int]) -> list[int]:
         """For each backend, how many of the leading blocks it holds."""
@@ -56,39 +91,60 @@ class PrefixIndex:
             self._descend(keys, low, held, middle, between, depths)
             low, held = middle, between
 
-    def record(self, backend: int, keys: Sequence[int]) -> None:
+    def answered(self, prompt_key: int) -> int:
+        """Bit mask of the backends that hold an answer to the prompt whose last key this is."""
+        return self._holders.get(prompt_key ^ _ANSWER, 0)
+
+    def record(self, backend: int, keys: Sequence[int], edges: Sequence[int]) -> None:
         """A prompt with these blocks was sent to the backend: it holds them now, most recently used."""
         record, holders, bit = self._records[backend], self._holders, 1 << backend
         touch, added = record.move_to_end, 0
-        for key, length in zip(reversed(keys), reversed(LENGTHS[: len(keys)]), strict=True):
+        for place in range(len(keys) - 1, -1, -1):
+            key = keys[place]
             if key in record:
                 touch(key)
             else:
-                record[key] = length
-                added += length
+                size = max(_LEAST_BYTES, edges[place] - (edges[place - 1] if place else 0))
+                record[key] = size
+                added += size
                 holders[key] = holders.get(key, 0) | bit
-        self._used_bytes[backend] += added
-        if self._used_bytes[backend] > self._capacities_bytes[backend]:
-            self._evict(backend)
+        if added:
+            self._used_bytes[backend] += added
+            if self._used_bytes[backend] > self._capacities_bytes[backend] or len(record) > self._share:
+                self._evict(backend)
+
+    def record_answer(self, backend: int, prompt_key: int, size_bytes: int) -> None:
+        """The backend has answered the prompt whose last key this is; the answer's tokens are cached behind it."""
+        if prompt_key in self._records[backend]:  # else it is gone already, and so is what followed it
+            self.record(backend, (prompt_key ^ _ANSWER,), (size_bytes,))
+
+    def supersede_answer(self, backend: int, prompt_key: int) -> None:
+        """The answer came back as part of a longer prompt, whose blocks now stand for it."""
+        key = prompt_key ^ _ANSWER
+        length = self._records[backend].pop(key, 0)
+        if length:
+            self._used_bytes[backend] -= length
+            self._drop(key, 1 << backend)
 
     def wipe(self, backend: int) -> None:
         """The backend's cache is gone."""
-        capacity, self._capacities_bytes[backend] = self._capacities_bytes[backend], 0
-        self._evict(backend)
-        self._capacities_bytes[backend] = capacity
+        self.shrink(backend, 0)
 
     def _evict(self, backend: int) -> None:
-        record, holders, others = self._records[backend], self._holders, ~(1 << backend)
+        record, bit = self._records[backend], 1 << backend
         used, capacity = self._used_bytes[backend], self._capacities_bytes[backend]
-        while record and used > capacity:
+        while record and (used > capacity or len(record) > self._share):
             key, length = record.popitem(last=False)
             used -= length
-            left = holders[key] & others
-            if left:
-                holders[key] = left
-            else:
-                del holders[key]
+            self._drop(key, bit)
         self._used_bytes[backend] = used
+
+    def _drop(self, key: int, bit: int) -> None:
+        left = self._holders[key] & ~bit
+        if left:
+            self._holders[key] = left
+        else:
+            del self._holders[key]
 
 
 def _assign(depths: list[int], mask: int, depth: int) -> None:

@@ -1,48 +1,73 @@
 """What of a request decides its tokens, as bytes: the same whatever JSON spelling the client used."""
 
+from array import array
 from typing import Any, NamedTuple
 
 import orjson
 from xxhash import xxh3_64_hexdigest
 
-_OPENING = ("system", "instructions", "tools")
+# What a chat template or the tokenization is given besides the turns, in the order in which templates use it.
+_OPENING = (
+    "system", "instructions", "tools", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort",
+    "add_special_tokens", "add_generation_prompt", "continue_final_message", "truncate_prompt_tokens",
+    "mm_processor_kwargs",
+)  # fmt: skip
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text"))
+_TURN_FIELDS = frozenset(("role", "content"))
 
 
 class Prompt(NamedTuple):
-    """The prompt's canonical bytes, and how many images, sounds or files it has, which stand there by their digest."""
+    """The prompt's canonical bytes, message by message.
 
-    text: bytes
+    `media`: images, sounds and files, which stand there by their digest. `answer`: the piece that is the last
+    answer which the conversation already has, or -1. `token_ids`: what the client gave in place of text.
+    """
+
+    pieces: list[bytes]
     media: int = 0
+    answer: int = -1
+    token_ids: list[int] | None = None
+
+    @property
+    def text(self) -> bytes:
+        """All of it."""
+        return b"".join(self.pieces)
 
 
 def canonical_prompt(document: dict[str, Any]) -> Prompt:
     """System text and tools first, as chat templates put them, then the turns.
 
-    A longer conversation begins with the bytes of a shorter one. Of a list of prompts the first one speaks for all.
+    A longer conversation begins with the pieces of a shorter one. Of a list of prompts the first one speaks for all.
     """
     turns = document.get("messages")
-    prompt = _turns(turns) if isinstance(turns, list) else _text(document.get("prompt") or document.get("input"))
-    opening = [document[key] for key in _OPENING if document.get(key)]
-    return Prompt(orjson.dumps(opening) + prompt.text, prompt.media) if opening else prompt
+    prompt = _turns(turns) if type(turns) is list else _text(document.get("prompt") or document.get("input"))
+    opening = [(key, document[key]) for key in _OPENING if key in document and document[key] not in (None, "", [], {})]
+    if document.get("tool_choice") == "none":
+        opening.append(("tool_choice", "none"))
+    if not opening:
+        return prompt
+    answer = prompt.answer + 1 if prompt.answer >= 0 else -1
+    return Prompt([orjson.dumps(opening), *prompt.pieces], prompt.media, answer, prompt.token_ids)
 
 
 def _turns(messages: list[Any]) -> Prompt:
-    parts: list[str] = []
-    media = 0
+    pieces: list[bytes] = []
+    media, answer = 0, -1
     for message in messages:
         if type(message) is not dict:
             continue
         role, content = message.get("role"), message.get("content")
+        if role == "assistant":
+            answer = len(pieces)
         if type(content) is str and len(message) == 2:
-            parts += ("\x1e", str(role), "\x1f", content)
+            pieces.append(f"\x1e{role}\x1f{content}".encode())
         else:
             text, its_media = _content(content)
-            others = {key: value for key, value in message.items() if key not in ("role", "content")}
+            others = {key: value for key, value in message.items() if key not in _TURN_FIELDS and value is not None}
             extra = orjson.dumps(others, option=orjson.OPT_SORT_KEYS).decode() if others else ""
-            parts.append(f"\x1e{role}\x1f{text}{extra}")
+            pieces.append(f"\x1e{role}\x1f{text}{extra}".encode())
             media += its_media
-    return Prompt("".join(parts).encode(), media)
+    return Prompt(pieces, media, answer)
 
 
 def _content(content: Any) -> tuple[str, int]:
@@ -53,12 +78,14 @@ def _content(content: Any) -> tuple[str, int]:
         return ("" if content is None else orjson.dumps(content).decode()), 0
     texts, media = [], 0
     for part in content:
-        if type(part) is dict and part.get("type") in _TEXT_PARTS and type(part.get("text")) is str:
+        if type(part) is str:
+            texts.append(part)
+        elif type(part) is dict and part.get("type") in _TEXT_PARTS and type(part.get("text")) is str:
             texts.append(part["text"])
         else:
             texts.append(f"\x1d{xxh3_64_hexdigest(orjson.dumps(part))}")
             media += 1
-    return "".join(texts), media
+    return "\x1c".join(texts), media  # templates put something, or nothing, between parts: never what one text has
 
 
 def _text(prompt: Any) -> Prompt:
@@ -66,7 +93,14 @@ def _text(prompt: Any) -> Prompt:
         if type(prompt[0]) is dict:
             return _turns(prompt)
         prompt = prompt[0]
-    return Prompt(prompt.encode() if type(prompt) is str else orjson.dumps(prompt)[1:-1])
+    if type(prompt) is str:
+        return Prompt([prompt.encode()])
+    if type(prompt) is list and prompt:
+        try:
+            return Prompt([array("I", prompt).tobytes()], token_ids=prompt)
+        except (TypeError, OverflowError):
+            pass  # not token ids: the backend will say so
+    return Prompt([orjson.dumps(prompt)[1:-1]])
 
 
 def sequences_of(document: dict[str, Any]) -> int:

@@ -65,7 +65,7 @@ class Scene:
         self.doubts: list[str] = []
         self.fleet.on_doubt.append(lambda backend: self.doubts.append(backend.name))
         queue, estimates, calibration = Queue(10, 1000), Estimates(), Calibration(CostModel())
-        self.placement = Placement(self.fleet.serving, RoundRobinPolicy(), queue, estimates, calibration, Knobs())
+        self.placement = Placement(self.fleet.candidates, RoundRobinPolicy(), queue, estimates, calibration, Knobs())
         self.gate = Gate(self.placement, queue, 60.0, loop.time)
         self.fleet.on_change.append(self.gate.fleet_changed)
         self.metrics, self.record, self.wire = Metrics(), Record("id-1", "chat", 1000.0), FakeWire()
@@ -84,7 +84,14 @@ class Scene:
         return next(backend for backend in self.fleet.backends if backend.name == name)
 
     async def send(
-        self, what: InferenceRequest, backend: str, sink: object, first_token: Callable[[], None], *, fresh: bool
+        self,
+        what: InferenceRequest,
+        backend: str,
+        sink: object,
+        first_token: Callable[[], None],
+        *,
+        rank: int | None = None,
+        fresh: bool,
     ) -> Answer:
         self.sent.append(backend + ("!" if fresh else ""))
         assert self.placement.seats[0].load.in_flight <= 1

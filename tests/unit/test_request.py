@@ -4,7 +4,16 @@ from gateway.request import Ask, InferenceRequest, Kind
 
 
 def test_what_placement_needs_is_small_enough_to_travel() -> None:
-    ask = Ask("m", keys=(1, 2, 3), prompt_bytes=1000, sequences=2, output_tokens=5, streams=True, pinned="a")
+    ask = Ask(
+        "m",
+        keys=(1, 2, 3),
+        edges=(128, 256, 300),
+        prompt_size=300,
+        sequences=2,
+        output_tokens=5,
+        streams=True,
+        pinned="a",
+    )
     assert pickle.loads(pickle.dumps(ask)) == ask
 
 

@@ -3,14 +3,18 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gateway.admission.placement import Candidate, Knobs, Placement
+from gateway.admission.candidate import Candidate
+from gateway.admission.placement import Knobs, Placement
 from gateway.admission.queue import Queue
 from gateway.request import Ask
+from gateway.routing.affinity import Affinity
 from gateway.routing.calibration import Calibration
 from gateway.routing.cost import CostModel
 from gateway.routing.estimate import Estimates
+from gateway.routing.hits import Hits
 from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.routing.prefix_index import PrefixIndex
+from gateway.routing.trust import Trust
 
 POLICIES = ("prefix", "least_loaded", "round_robin")
 WINDOW_SECONDS = 0.1
@@ -28,6 +32,8 @@ class Site:
     kv_cache_tokens: int | None = None
     speed: float = 1.0
     caches_prefixes: bool = True
+    rank: int | None = None
+    block_tokens: int = 16
 
     def limit(self, now_seconds: float) -> int:
         return self.slots
@@ -55,7 +61,7 @@ class Hall:
 
 def policy_of(name: str, calibration: Calibration, index: PrefixIndex, estimates: Estimates) -> Policy:
     if name == "prefix":
-        return PrefixPolicy(calibration, index, estimates)
+        return PrefixPolicy(calibration, Hits(index, Trust()), estimates, Affinity())
     return LeastLoadedPolicy() if name == "least_loaded" else RoundRobinPolicy()
 
 

@@ -27,7 +27,7 @@ def test_a_lease_holds_its_slot_until_the_end_of_the_block() -> None:
     async def main() -> None:
         here = hall(2)
         with await gate_of(here).lease(ask()) as lease:
-            assert (lease.backend, lease.backend_index, lease.hit_tokens, lease.waited_seconds) == ("a", 0, 0, 0.0)
+            assert (lease.backend, lease.seat_index, lease.hit_tokens, lease.waited_seconds) == ("a", 0, 0, 0.0)
             assert repr(here.placement) == "<Placement a 1/2; 0 waiting>"
         assert repr(here.placement) == "<Placement a 0/2; 0 waiting>"
 
@@ -100,9 +100,9 @@ def test_one_who_starves_takes_another_backend_when_the_time_has_come() -> None:
     async def main() -> None:
         here = hall(1, 1, policy="prefix")
         gate, loop = gate_of(here), asyncio.get_running_loop()
-        keys = tuple(range(1, 160))
-        here.index.record(1, keys)
-        wish = ask(keys=keys, prompt_bytes=400_000, prompt_tokens=100_000, output_tokens=1)
+        keys, edges = tuple(range(1, 160)), tuple(range(2500, 397_501, 2500))
+        here.index.record(1, keys, edges)
+        wish = ask(keys=keys, edges=edges, prompt_size=400_000, prompt_tokens=100_000, output_tokens=1)
         with await gate.lease(wish) as first:
             assert first.backend == "b"
             first.first_token()

@@ -7,6 +7,9 @@ from gateway.request import Ask
 from tests.unit.admission.builders import POLICIES, STARVATION_SECONDS, Hall, ask, hall
 
 KEYS = tuple(range(1, 9))
+EDGES = tuple(range(256, 2049, 256))
+LONG_KEYS = tuple(range(1, 160))
+LONG_EDGES = tuple(range(2500, 397_501, 2500))
 
 
 def bind(here: Hall, wish: Ask | None = None, avoid: frozenset[str] = frozenset()) -> Binding:
@@ -32,8 +35,14 @@ def drain(here: Hall) -> dict[Ticket, str]:
 
 def hold_the_prompt(here: Hall, backend: int) -> Ask:
     """A long prompt that one backend holds."""
-    here.index.record(backend, KEYS)
-    return ask(keys=KEYS, prompt_bytes=2048, prompt_tokens=512)
+    here.index.record(backend, KEYS, EDGES)
+    return ask(keys=KEYS, edges=EDGES, prompt_size=2048, prompt_tokens=512)
+
+
+def hold_a_very_long_prompt(here: Hall, backend: int) -> Ask:
+    """A hundred thousand tokens of which one backend holds nearly all."""
+    here.index.record(backend, LONG_KEYS, LONG_EDGES)
+    return ask(keys=LONG_KEYS, edges=LONG_EDGES, prompt_size=400_000, prompt_tokens=100_000, output_tokens=1)
 
 
 def test_a_request_is_bound_at_once_when_a_backend_is_open() -> None:
@@ -201,12 +210,7 @@ def test_a_backend_with_too_much_prefill_ahead_is_not_open() -> None:
 
 def test_with_prefix_routing_a_request_holds_out_for_the_backend_that_has_its_prompt() -> None:
     here = hall(1, 1, policy="prefix")
-    wish = hold_the_prompt(here, 1)
-    wish.prompt_tokens, wish.output_tokens = 100_000, 1
-    wish.prompt_bytes = 400_000
-    keys = tuple(range(1, 160))
-    here.index.record(1, keys)
-    wish.keys = keys
+    wish = hold_a_very_long_prompt(here, 1)
     running = bind(here, wish)
     assert running.seat.name == "b"
     assert running.hit_tokens > 90_000
@@ -227,9 +231,7 @@ def bind_waiting(here: Hall) -> str:
 
 def test_after_the_starvation_time_any_open_backend_will_do() -> None:
     here = hall(1, 1, policy="prefix")
-    keys = tuple(range(1, 160))
-    here.index.record(1, keys)
-    wish = ask(keys=keys, prompt_bytes=400_000, prompt_tokens=100_000, output_tokens=1)
+    wish = hold_a_very_long_prompt(here, 1)
     bind(here, wish)
     ticket = wait(here, wish)
     here.now = STARVATION_SECONDS
@@ -330,8 +332,8 @@ def test_a_backend_kept_for_one_who_starves_leaves_the_others_to_everybody() -> 
 def test_a_request_reserves_what_it_does_not_find_in_the_cache() -> None:
     here = hall(4, policy="prefix", kv=100_000)
     placed = bind(here, hold_the_prompt(here, 0))
-    assert placed.hit_tokens == 512
-    assert placed.seat.load.reserved_tokens == 200
+    assert placed.hit_tokens == 496  # the last token is always computed, and so is its block
+    assert placed.seat.load.reserved_tokens == 200 + 16
     assert placed.seat.load.context_tokens == 512
 
 
@@ -363,9 +365,9 @@ def test_where_nothing_is_cached_what_was_sent_before_does_not_count() -> None:
 
 def test_the_load_of_a_backend_that_was_never_used_is_nothing() -> None:
     here = hall(4)
-    assert here.placement.load("a").in_flight == 0
+    assert here.placement.loads("a") == []
     bind(here)
-    assert here.placement.load("a").in_flight == 1
+    assert [load.in_flight for load in here.placement.loads("a")] == [1]
 
 
 def test_a_first_token_after_a_prefill_alone_teaches_what_a_token_costs() -> None:

@@ -10,7 +10,7 @@ from gateway.admission.placement import Binding
 from gateway.admission.queue import Ticket
 from gateway.errors import InvalidRequest, ModelNotFound, NoBackend, QueueFull
 from gateway.request import Ask
-from gateway.routing.policy import Seat
+from gateway.routing.seat import Seat
 from tests.unit.admission.builders import POLICIES, STARVATION_SECONDS, WINDOW_SECONDS, Hall, Site, hall
 
 CAPS = (2, 4, 6)
@@ -22,7 +22,8 @@ ASKS = st.builds(
     Ask,
     model=st.sampled_from([*SERVES, "unknown"]),
     keys=st.sampled_from([(), (1, 2, 3), tuple(range(1, 40)), (7, 8, 9)]),
-    prompt_bytes=st.just(4000),
+    edges=st.just(tuple(range(100, 4000, 100))),
+    prompt_size=st.just(4000),
     prompt_tokens=st.sampled_from([1, 200, 1000, 8000]),
     sequences=st.integers(0, 7),
     divisible=st.booleans(),

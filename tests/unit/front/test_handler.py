@@ -55,6 +55,7 @@ class Scene:
     def __init__(self, story: Story = well, fleet: Fleet | None = None, **config: Any) -> None:
         self.story = story
         self.requests: list[InferenceRequest] = []
+        self.completed: list[InferenceRequest] = []
         self.records: list[Record] = []
         whole = Config.model_validate({"backends": [BackendConfig(url="http://10.0.0.1:8000")]} | config)
         stored = StoredResponses()
@@ -67,7 +68,12 @@ class Scene:
             self.records.append,
             Clock(),
             lambda: "made-up",
+            self.complete,
         )
+
+    async def complete(self, request: InferenceRequest) -> None:
+        self.completed.append(request)
+        request.document = None
 
     async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> Answer:
         self.requests.append(request)

@@ -54,9 +54,9 @@ def test_a_body_that_need_not_change_is_passed_on_byte_for_byte() -> None:
 def test_what_placement_needs_is_read() -> None:
     ask = read(CHAT | {"n": 2, "max_tokens": 7, "stream": True}).ask
     assert (ask.model, ask.sequences, ask.output_tokens, ask.streams) == ("m", 2, 7, True)
-    assert ask.prompt_bytes > 3000
-    assert ask.prompt_tokens == ask.prompt_bytes // 4
-    assert len(ask.keys) == 6
+    assert ask.prompt_size == ask.edges[-1] == ask.learnable_bytes > 3000
+    assert ask.prompt_tokens == ask.prompt_size // 4
+    assert len(ask.keys) == len(ask.edges) == 20
     assert not ask.divisible
 
 
@@ -233,4 +233,4 @@ def test_an_image_counts_as_media_and_tells_nothing_of_bytes_per_token() -> None
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
     ask = read({"model": "m", "messages": [{"role": "user", "content": [image]}]}).ask
     assert MEDIA_TOKENS <= ask.prompt_tokens < 2 * MEDIA_TOKENS
-    assert ask.prompt_bytes == 0
+    assert ask.learnable_bytes == 0

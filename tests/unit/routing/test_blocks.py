@@ -1,68 +1,94 @@
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.blocks import EDGES, bytes_of, prefix_keys, seed
+from gateway.routing.blocks import LONGEST_BYTES, prefix_keys, seed
 
 CHAIN = seed("m", "")
+PIECES = st.lists(st.integers(0, 3000), max_size=6)
 
 
-def test_edges_grow_from_256_bytes_to_2_mebibytes_in_about_a_hundred_and_fifty_steps_for_200_kilobytes() -> None:
-    assert EDGES[0] == 256
-    assert EDGES[-1] == 2 * 1024 * 1024
-    assert all(before < after for before, after in pairwise(EDGES))
-    assert len([edge for edge in EDGES if edge <= 200_000]) < 150
+def edges_of(*lengths: int) -> tuple[int, ...]:
+    return prefix_keys([b"x" * length for length in lengths], CHAIN)[1]
 
 
-def test_a_block_is_never_larger_than_a_quarter_of_what_precedes_it_once_past_the_first_2_kilobytes() -> None:
-    for before, after in pairwise(EDGES):
-        if before >= 2048:
-            assert (after - before) <= before / 4
+def test_blocks_grow_from_128_bytes_to_4_kibibytes_in_about_a_hundred_steps_for_200_kilobytes() -> None:
+    edges = edges_of(200_000)
+    assert edges[0] == 128
+    assert edges[-1] == 200_000
+    assert edges[-2] - edges[-3] == 4096
+    assert all(before < after for before, after in pairwise(edges))
+    assert len(edges) < 110
 
 
-def test_only_full_blocks_have_a_key() -> None:
-    assert prefix_keys(b"x" * 255, CHAIN) == ()
-    assert len(prefix_keys(b"x" * 256, CHAIN)) == 1
-    assert len(prefix_keys(b"x" * 511, CHAIN)) == 1
-    assert len(prefix_keys(b"x" * 512, CHAIN)) == 2
+def test_a_block_is_never_larger_than_an_eighth_of_what_precedes_it_once_past_the_first_kibibyte() -> None:
+    for before, after in pairwise(edges_of(LONGEST_BYTES)):
+        if before >= 1024:
+            assert (after - before) <= before / 8
 
 
-def test_text_beyond_the_last_edge_has_no_key() -> None:
-    longest = b"x" * EDGES[-1]
-    assert prefix_keys(longest, CHAIN) == prefix_keys(longest + b"y" * 10_000, CHAIN)
+@given(PIECES)
+def test_every_piece_ends_with_an_edge_and_the_last_edge_is_the_end(lengths: list[int]) -> None:
+    edges = edges_of(*lengths)
+    ends = {end for end in accumulate(lengths) if end}
+    assert ends <= set(edges)
+    assert (edges[-1] if edges else 0) == sum(lengths)
+    assert list(edges) == sorted(set(edges))
 
 
-@given(
-    prompt=st.integers(0, 30_000),
-    change_at=st.integers(0, 30_000),
-    more=st.integers(0, 5_000),
-)
-def test_two_prompts_share_exactly_the_keys_of_the_blocks_before_their_first_difference(
+@pytest.mark.parametrize(("length", "blocks"), [(0, 0), (1, 1), (128, 1), (129, 2), (256, 2), (2048, 16), (2049, 17)])
+def test_what_a_full_block_leaves_over_has_a_key_too(length: int, blocks: int) -> None:
+    assert len(prefix_keys([b"x" * length], CHAIN)[0]) == blocks
+
+
+def test_text_beyond_2_mebibytes_has_no_key() -> None:
+    longest = b"x" * LONGEST_BYTES
+    for more in ([longest + b"y" * 10_000], [longest, b"y" * 10], [b"x" * 100, longest[100:] + b"y", b"z"]):
+        keys, edges = prefix_keys(more, CHAIN)
+        assert edges[-1] == LONGEST_BYTES
+        assert len(keys) == len(edges)
+    assert prefix_keys([longest + b"y" * 10_000], CHAIN) == prefix_keys([longest], CHAIN)
+
+
+@given(prompt=st.integers(1, 30_000), change_at=st.integers(0, 30_000), more=st.integers(0, 5_000))
+def test_two_texts_share_exactly_the_keys_of_the_blocks_before_their_first_difference(
     prompt: int, change_at: int, more: int
 ) -> None:
     first = b"a" * prompt
     other = bytearray(b"a" * (prompt + more))
     if change_at < len(other):
         other[change_at] = ord("b")
-    left, right = prefix_keys(first, CHAIN), prefix_keys(bytes(other), CHAIN)
+    (left, left_edges), (right, right_edges) = prefix_keys([first], CHAIN), prefix_keys([bytes(other)], CHAIN)
     common = min(prompt, change_at)
-    shared = len([edge for edge in EDGES if edge <= common])
+    shared = len([edge for edge, same in zip(left_edges, right_edges, strict=False) if edge == same and edge <= common])
     assert left[:shared] == right[:shared]
     assert not set(left[shared:]) & set(right[shared:])
 
 
+@given(common=PIECES, left=PIECES, right=PIECES)
+def test_two_conversations_share_exactly_the_keys_of_their_common_pieces(
+    common: list[int], left: list[int], right: list[int]
+) -> None:
+    start = [b"c" * length for length in common]
+    one, other = ([*start, *(name * length for length in more)] for name, more in ((b"l", left), (b"r", right)))
+    both, _ = prefix_keys(start, CHAIN)
+    (ones, _), (others, _) = prefix_keys(one, CHAIN), prefix_keys(other, CHAIN)
+    assert ones[: len(both)] == others[: len(both)] == both
+    assert not set(ones[len(both) :]) & set(others[len(both) :])
+
+
+def test_where_a_message_ends_makes_a_difference() -> None:
+    whole, cut = prefix_keys([b"x" * 100], CHAIN)[0], prefix_keys([b"x" * 60, b"x" * 40], CHAIN)[0]
+    assert not set(whole) & set(cut)
+
+
 def test_another_seed_gives_other_keys_throughout() -> None:
-    prompt = bytes(range(256)) * 40
-    assert not set(prefix_keys(prompt, seed("m", ""))) & set(prefix_keys(prompt, seed("m", "salt")))
+    prompt = [bytes(range(256)) * 40]
+    assert not set(prefix_keys(prompt, seed("m", ""))[0]) & set(prefix_keys(prompt, seed("m", "salt"))[0])
 
 
 @given(st.lists(st.text(max_size=4), min_size=1, max_size=3), st.lists(st.text(max_size=4), min_size=1, max_size=3))
 def test_seeds_of_different_parts_differ_however_the_parts_are_cut(one: list[str], other: list[str]) -> None:
     assert (seed(*one) == seed(*other)) == (one == other)
-
-
-def test_bytes_of_is_the_text_that_the_blocks_cover() -> None:
-    assert bytes_of(0) == 0
-    assert bytes_of(1) == 256
-    assert [bytes_of(count) for count in range(1, len(EDGES) + 1)] == list(EDGES)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.cost import CostModel, placement_seconds, prefill_seconds, step_seconds
+from gateway.routing.cost import CostModel, placement_seconds, prefill_seconds, step_seconds, terms_of
 from gateway.routing.load import Load, Work
 
 MODEL = CostModel()
@@ -32,8 +32,11 @@ def cost(
     output: float = 200.0,
     mean_batch: float = 0.0,
 ) -> float:
-    own = prefill_seconds(model, slowness, prompt, hit)
-    return placement_seconds(model, load or Load(), slots, kv, slowness, prompt, hit, own, output, mean_batch, 0.0)
+    load = load or Load()
+    own, uncached = prefill_seconds(model, slowness, prompt, hit), prompt - min(hit, prompt - 1)
+    chunks, ahead = -(-uncached // model.max_batched_tokens), load.prefill_ahead_seconds(0.0)
+    terms = terms_of(model, load, slots, kv, slowness)
+    return placement_seconds(terms, prompt, own, chunks, output, mean_batch, ahead)
 
 
 def test_the_step_constants_follow_b_in_the_measured_proportions() -> None:

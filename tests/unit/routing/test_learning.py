@@ -4,23 +4,25 @@ from gateway.request import Ask, Usage
 from gateway.routing.estimate import Estimates
 from gateway.routing.learning import Learning
 from gateway.routing.prefix_index import PrefixIndex
+from gateway.routing.trust import Trust
 
 OLD, NEW = (1, 2, 3), (7, 8)
-ASK = Ask("m", keys=NEW, prompt_bytes=8000)
+OLD_EDGES, NEW_EDGES = (128, 256, 384), (4000, 8000)
+ASK = Ask("m", keys=NEW, edges=NEW_EDGES, prompt_size=8000, learnable_bytes=8000)
 
 
 @pytest.fixture
 def index() -> PrefixIndex:
     index = PrefixIndex([1 << 30, 1 << 30])
     for backend in (0, 1):
-        index.record(backend, OLD)
-    index.record(0, NEW)
+        index.record(backend, OLD, OLD_EDGES)
+    index.record(0, NEW, NEW_EDGES)
     return index
 
 
 def answered(index: PrefixIndex, predicted: int, cached: int | None) -> Estimates:
     estimates = Estimates()
-    Learning(estimates, index).answered(ASK, 0, predicted, Usage(2000, 30, cached))
+    Learning(estimates, index, Trust()).answered(ASK, 0, predicted, Usage(2000, 30, cached))
     return estimates
 
 

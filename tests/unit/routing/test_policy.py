@@ -1,18 +1,28 @@
 import pytest
 
 from gateway.request import Ask
+from gateway.routing.affinity import Affinity
 from gateway.routing.calibration import Calibration
 from gateway.routing.cost import CostModel
 from gateway.routing.estimate import Estimates
+from gateway.routing.hits import Hits
 from gateway.routing.load import Work
-from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy, Seat
+from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.routing.prefix_index import PrefixIndex
+from gateway.routing.seat import Seat
+from gateway.routing.trust import Trust
 
-KEYS = tuple(range(1, 6))  # 2 KiB of prompt
+KEYS = tuple(range(1, 6))  # 2 KiB of prompt, at 4 bytes a token
+EDGES = (256, 512, 1024, 1536, 2048)
 
 
 def seats(count: int = 3) -> list[Seat]:
     return [Seat(index, "abcdefgh"[index]) for index in range(count)]
+
+
+def asking(tokens: int) -> Ask:
+    """A prompt of that many tokens that begins with `KEYS`."""
+    return Ask("m", keys=KEYS, edges=EDGES, prompt_size=4 * tokens, prompt_tokens=tokens)
 
 
 def busy(seat: Seat, requests: int) -> None:
@@ -24,7 +34,7 @@ def busy(seat: Seat, requests: int) -> None:
 
 def prefix_policy(count: int = 3) -> tuple[PrefixPolicy, PrefixIndex]:
     index = PrefixIndex([1 << 30] * count)
-    return PrefixPolicy(Calibration(CostModel()), index, Estimates()), index
+    return PrefixPolicy(Calibration(CostModel()), Hits(index, Trust()), Estimates(), Affinity()), index
 
 
 def cheapest(policy: Policy, ask: Ask, among: list[Seat]) -> str:
@@ -33,8 +43,8 @@ def cheapest(policy: Policy, ask: Ask, among: list[Seat]) -> str:
 
 def test_prefix_prefers_the_backend_that_holds_the_prompt() -> None:
     policy, index = prefix_policy()
-    index.record(1, KEYS)
-    ask = Ask("m", keys=KEYS, prompt_bytes=2100, prompt_tokens=525)
+    index.record(1, KEYS, EDGES)
+    ask = asking(525)
     options = policy.options(ask, seats(), 0.0)
     assert [option.hit_tokens for option in options] == [0, 512, 0]
     assert cheapest(policy, ask, seats()) == "b"
@@ -43,32 +53,32 @@ def test_prefix_prefers_the_backend_that_holds_the_prompt() -> None:
 
 def test_prefix_leaves_the_holder_when_it_is_much_busier() -> None:
     policy, index = prefix_policy()
-    index.record(1, KEYS)
+    index.record(1, KEYS, EDGES)
     among = seats()
     busy(among[1], 200)
-    assert cheapest(policy, Ask("m", keys=KEYS, prompt_bytes=2100, prompt_tokens=525), among) != "b"
+    assert cheapest(policy, asking(525), among) != "b"
 
 
 def test_prefix_remembers_what_was_placed_where() -> None:
     policy, index = prefix_policy()
-    ask = Ask("m", keys=KEYS, prompt_bytes=2100, prompt_tokens=525)
+    ask = asking(525)
     policy.placed(ask, policy.options(ask, seats(), 0.0)[2])
     assert index.depths(KEYS) == [0, 0, len(KEYS)]
 
 
 def test_a_hit_is_never_longer_than_the_prompt() -> None:
     policy, index = prefix_policy(1)
-    index.record(0, KEYS)
-    [option] = policy.options(Ask("m", keys=KEYS, prompt_bytes=2048, prompt_tokens=100), seats(1), 0.0)
-    assert option.hit_tokens == 100
+    index.record(0, KEYS, EDGES)
+    [option] = policy.options(asking(100), seats(1), 0.0)
+    assert option.hit_tokens == 96
 
 
 def test_options_come_in_the_order_of_the_seats_given_though_some_are_missing() -> None:
     policy, index = prefix_policy(3)
-    index.record(2, KEYS)
+    index.record(2, KEYS, EDGES)
     a, _, c = seats()
-    options = policy.options(Ask("m", keys=KEYS, prompt_bytes=2048, prompt_tokens=512), [c, a], 0.0)
-    assert [(option.seat.name, option.hit_tokens) for option in options] == [("c", 512), ("a", 0)]
+    options = policy.options(asking(512), [c, a], 0.0)
+    assert [(option.seat.name, option.hit_tokens) for option in options] == [("c", 496), ("a", 0)]
 
 
 def test_a_short_answer_makes_a_busy_backend_cheaper() -> None:

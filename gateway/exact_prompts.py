@@ -1,0 +1,40 @@
+"""Prompts whose token ids are known: given by the client, or told by the model's tokenizer before placement."""
+
+from gateway.backends.registry import Fleet
+from gateway.request import InferenceRequest
+from gateway.routing.exact_index import ExactIndex
+from gateway.routing.token_blocks import TOKEN_BYTES, token_keys, token_seed
+from gateway.tokenization.given import given_tokens
+from gateway.tokenization.tokenization import Tokenization
+
+
+class ExactPrompts:
+    """Gives requests their exact length, and the keys of the engine's own blocks."""
+
+    def __init__(self, fleet: Fleet, exact: ExactIndex, tokenization: Tokenization) -> None:
+        self._fleet = fleet
+        self._exact = exact
+        self._tokenization = tokenization
+
+    def wanted(self, model: str) -> bool:
+        """Whether the tokens of this model's prompts may be told."""
+        return self._tokenization.covers(model)
+
+    async def complete(self, request: InferenceRequest) -> None:
+        """Fill in what can be known of the request's prompt; lets go of its document."""
+        document, request.document = request.document, None
+        ask = request.ask
+        serving = self._fleet.serving(ask.model)
+        if document is None or not serving:
+            return
+        tokens = given_tokens(document, request.endpoint)
+        if tokens is None and all(self._tokenization.accepted(ask.model, backend.name) for backend in serving):
+            tokens = await self._tokenization.token_bytes(ask.model, document, request.endpoint, len(request.body))
+        if not tokens:
+            return
+        ask.prompt_tokens = ask.anchor_tokens = len(tokens) // TOKEN_BYTES
+        ask.anchor_size = ask.prompt_size
+        blocks = {backend.block_tokens for backend in serving}
+        if len(blocks) == 1 and len(self._exact):
+            lora = self._fleet.adapter(ask.model)
+            ask.token_keys = token_keys(tokens, blocks.pop(), token_seed(lora, request.salt))

@@ -1,0 +1,84 @@
+"""What is known of the engines' caches, kept up to date from answers, restarts and sizes."""
+
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from gateway.backends.backend import Backend, EngineRank
+from gateway.backends.registry import Fleet
+from gateway.config import Config
+from gateway.observe.metrics import Metrics
+from gateway.observe.record import Record
+from gateway.routing.estimate import Estimates
+from gateway.routing.exact_index import ExactIndex
+from gateway.routing.hits import Hits
+from gateway.routing.learning import Learning
+from gateway.routing.prefix_index import BLOCK_MEMORY_BYTES, PrefixIndex
+from gateway.routing.seat import Seat
+from gateway.routing.shadow import Shadow
+from gateway.routing.trust import Trust
+
+_UNKNOWN_KV_TOKENS = 2_000_000  # too large a record costs little, too small a one much
+_START_BYTES_PER_TOKEN = 4.0
+
+
+class Knowledge:
+    """Owner of the own record, of the engines' view, and of the trust in predictions."""
+
+    def __init__(self, config: Config, fleet: Fleet, metrics: Metrics) -> None:
+        self._fleet = fleet
+        self._metrics = metrics
+        self._capacity_factor = config.routing.index_capacity_factor
+        max_blocks = config.routing.index_memory_bytes // BLOCK_MEMORY_BYTES
+        self.estimates = Estimates(_START_BYTES_PER_TOKEN)
+        self.index = PrefixIndex([self._record_bytes(backend) for backend in fleet.backends], max_blocks)
+        self.exact = ExactIndex()
+        self.trust = Trust()
+        self.hits = Hits(self.index, self.trust, self.exact)
+        self._learning = Learning(self.estimates, self.index, self.trust)
+        self.shadow = Shadow(lambda seat: self._bytes(seat.kv_cache_tokens, seat.name), max_blocks)
+        self._log = structlog.get_logger("gateway")
+        self.trust.on_change.append(self._tell)
+
+    def engine_of(self, seat: int) -> Backend | EngineRank:
+        """The engine of that number."""
+        return next(engine for engine in self.engines() if engine.index == seat)
+
+    def engines(self) -> list[Backend | EngineRank]:
+        """Every engine of every backend."""
+        return [engine for backend in self._fleet.backends for engine in self._fleet.engines(backend)]
+
+    def learn(self, record: Record, seats_of: Callable[[str], Sequence[Seat]]) -> None:
+        """A request is over."""
+        ask, usage = record.ask, record.usage
+        if ask is None or usage is None:
+            return
+        self._learning.answered(ask, record.seat_index, record.predicted_hit_tokens, usage)
+        if ask.keys and (seats := seats_of(ask.model)):
+            self._metrics.round_robin_hit_tokens.add((record.model,), self.shadow.hit_tokens(ask, seats))
+
+    def follow_sizes(self) -> None:
+        """The records are as large as what they are a record of."""
+        for engine in self.engines():
+            self.index.resize(engine.index, self._record_bytes(engine))
+
+    def forget(self, backend: Backend) -> None:
+        """Another process answers there: nothing is cached any more."""
+        for engine in self._fleet.engines(backend):
+            self.index.wipe(engine.index)
+            self.trust.reset(engine.index)
+
+    def _record_bytes(self, engine: Backend | EngineRank) -> int:
+        return self._bytes(engine.kv_cache_tokens, engine.name)
+
+    def _bytes(self, kv_cache_tokens: int | None, backend: str) -> int:
+        """Of the largest record that a KV cache of so many tokens makes."""
+        cards = next((known.facts.models for known in self._fleet.backends if known.name == backend), ())
+        ratio = max((self.estimates.bytes_per_token(card.id) for card in cards), default=_START_BYTES_PER_TOKEN)
+        return int((kv_cache_tokens or _UNKNOWN_KV_TOKENS) * self._capacity_factor * ratio)
+
+    def _tell(self, seat: int, share: float) -> None:
+        """Predictions have begun to fail, or hold again."""
+        engine = self.engine_of(seat)
+        tell = self._log.warning if seat in self.trust.lowered else self._log.info
+        tell("prefix_trust", backend=engine.name, rank=engine.rank, confirmed_share=round(share, 2))

@@ -1,0 +1,154 @@
+"""What operators see of the running gateway: gauges, the backends, and dry runs of routing decisions."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import orjson
+
+from gateway.admission.gate import Gate
+from gateway.admission.placement import Placement
+from gateway.admission.queue import Queue
+from gateway.backends.backend import Backend
+from gateway.backends.registry import Fleet
+from gateway.config import Config
+from gateway.errors import InvalidRequest, ModelNotFound
+from gateway.front.incoming import Incoming
+from gateway.front.read import Reader
+from gateway.front.routes import Route, find_route
+from gateway.knowledge import Knowledge
+from gateway.observe.metrics import Labels, Metrics
+from gateway.request import Ask, Kind
+from gateway.routing.explain import as_document
+from gateway.routing.load import Load
+from gateway.routing.policy import LeastLoadedPolicy
+from gateway.routing.seat import Seat
+
+_BACKEND: Labels = ("backend",)
+
+
+class Overview:
+    """Reads the owners of state; changes nothing."""
+
+    def __init__(
+        self,
+        config: Config,
+        fleet: Fleet,
+        placement: Placement,
+        gate: Gate,
+        queue: Queue,
+        knowledge: Knowledge,
+        reader: Reader,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._placement = placement
+        self._gate = gate
+        self._queue = queue
+        self._knowledge = knowledge
+        self._reader = reader
+        self._clock = clock
+
+    def add_gauges(self, metrics: Metrics) -> None:
+        """Values that are read when metrics are scraped."""
+        headroom, add = self._config.routing.kv_headroom, metrics.gauge
+        add(
+            "gateway_backend_in_flight",
+            "Sequences on a backend.",
+            _BACKEND,
+            self._of_loads(lambda load: load.in_flight),
+        )
+        add("gateway_backend_in_flight_limit", "Sequences it may have.", _BACKEND,
+            self._of_backends(lambda backend: backend.limit(self._clock())))  # fmt: skip
+        add("gateway_backend_kv_tokens_reserved", "KV tokens that what is in flight is expected to take.", _BACKEND,
+            self._of_loads(lambda load: load.reserved_tokens))  # fmt: skip
+        add("gateway_backend_kv_tokens_limit", "KV tokens that may be reserved.", _BACKEND,
+            self._of_backends(lambda backend: headroom * (backend.kv_cache_tokens or 0)))  # fmt: skip
+        add("gateway_backend_up", "1 = a backend takes requests.", _BACKEND,
+            self._of_backends(lambda backend: float(backend.health.state == "up")))  # fmt: skip
+        add("gateway_backend_prefix_trust", "Share of predicted hits that is believed; 1 while they are confirmed.",
+            _BACKEND, self._of_backends(self._trust))  # fmt: skip
+        add("gateway_queued_requests", "Requests in the waiting line.", ("model",),
+            lambda: [((card.id,), self._queue.waiting(card.id)) for card in self._fleet.models()])  # fmt: skip
+
+    def _of_loads(self, read: Callable[[Load], float]) -> Callable[[], Iterable[tuple[Labels, float]]]:
+        loads = self._placement.loads
+        return lambda: [((b.name,), sum(map(read, loads(b.name)))) for b in self._fleet.backends]
+
+    def _of_backends(self, read: Callable[[Backend], float]) -> Callable[[], Iterable[tuple[Labels, float]]]:
+        return lambda: [((backend.name,), read(backend)) for backend in self._fleet.backends]
+
+    def _trust(self, backend: Backend) -> float:
+        return min(self._knowledge.trust.share(engine.index) for engine in self._fleet.engines(backend))
+
+    def backends(self) -> list[dict[str, Any]]:
+        """What is known of each backend and what runs there."""
+        now = self._clock()
+        return [self._backend(backend, self._placement.loads(backend.name), now) for backend in self._fleet.backends]
+
+    def _backend(self, backend: Backend, loads: list[Load], now: float) -> dict[str, Any]:
+        engines, index = self._fleet.engines(backend), self._knowledge.index
+        return {
+            "name": backend.name,
+            "state": backend.health.state,
+            "version": backend.facts.version,
+            "models": [card.id for card in backend.facts.models],
+            "engines": len(engines),
+            "in_flight": sum(load.in_flight for load in loads),
+            "limit": backend.limit(now),
+            "kv_cache_tokens": backend.kv_cache_tokens,
+            "kv_tokens_reserved": sum(load.reserved_tokens for load in loads),
+            "prefix_record_bytes": sum(index.used_bytes(engine.index) for engine in engines),
+            "prefix_trust": self._trust(backend),
+        }
+
+    def route(self, body: bytes, path: str) -> dict[str, Any]:
+        """Where a request with this body would go now. Nothing is sent and nothing is remembered.
+
+        `path` is the endpoint, or empty: then the body's fields tell. Raises a GatewayError where the request would.
+        """
+        incoming, route = self._as_request(body, path)
+        ask = self._reader.read(incoming, route, "dry-run", None, self._only_model).ask
+        if self._fleet.candidates(ask.model) is None:
+            raise ModelNotFound(f"The model {ask.model!r} does not exist here.", param="model")
+        verdicts = self._gate.explain(ask)
+        best = verdicts[0]
+        seats = [verdict.seat for verdict in verdicts if verdict.is_open]
+        return {
+            "model": ask.model,
+            "policy": self._config.routing.policy,
+            "prompt_tokens": ask.prompt_tokens,
+            "prefix_blocks": len(ask.keys),
+            "chosen": best.name,
+            "waits": not best.is_open or self._queue.waiting(ask.model) > 0,
+            "queued_requests": self._queue.waiting(ask.model),
+            "backends": as_document(verdicts),
+            "other_policies": self._others(ask, seats),
+        }
+
+    def _as_request(self, body: bytes, path: str) -> tuple[Incoming, Route]:
+        if not path:
+            try:
+                document = orjson.loads(body)
+            except orjson.JSONDecodeError as error:
+                raise InvalidRequest(f"The body is not JSON: {error}.") from error
+            has_turns = isinstance(document, dict) and "messages" in document
+            path = "/v1/chat/completions" if has_turns else "/v1/completions"
+        incoming = Incoming()
+        incoming.body = body
+        route = find_route(b"POST", path.encode())
+        if route.kind not in (Kind.GENERATE, Kind.POOL):
+            raise InvalidRequest(f"Requests to {path} are not routed by their body.", param="path")
+        return incoming, route
+
+    def _others(self, ask: Ask, open_seats: list[Seat]) -> dict[str, str | None]:
+        """What the other policies would choose of the engines that are open."""
+        if not open_seats:
+            return {"least_loaded": None, "round_robin": None}
+        least = min(LeastLoadedPolicy().options(ask, open_seats, 0.0), key=lambda option: option.cost).seat
+        turn = self._knowledge.shadow.next(ask.model, sorted(open_seats, key=lambda seat: seat.index))
+        return {"least_loaded": least.name, "round_robin": turn.name}
+
+    def _only_model(self) -> str | None:
+        models = self._fleet.models()
+        return models[0].id if len(models) == 1 else None

@@ -1,0 +1,60 @@
+"""Predicted hits: how many of a prompt's tokens each engine holds in its KV cache already."""
+
+from collections.abc import Sequence
+
+from gateway.request import Ask
+from gateway.routing.exact_index import ExactIndex
+from gateway.routing.prefix_index import PrefixIndex
+from gateway.routing.seat import Seat
+from gateway.routing.trust import Trust
+
+
+class Hits:
+    """Reads the exact blocks where there are any, else the own record, as far as that is trusted."""
+
+    def __init__(self, index: PrefixIndex, trust: Trust, exact: ExactIndex | None = None) -> None:
+        self.index = index
+        self._trust = trust
+        self._exact = exact
+
+    def of(self, ask: Ask, seats: Sequence[Seat]) -> list[int]:
+        """Tokens, for each seat. An engine finds whole blocks only, and always computes the last token."""
+        depths = self.index.depths(ask.keys)
+        exact = self._exact_depths(ask)
+        if not exact and not any(depths):
+            return depths[: len(seats)] if len(depths) >= len(seats) else [0] * len(seats)
+        turn, turn_end, most = ask.turn, ask.turn_end, ask.prompt_tokens - 1
+        answered = self.index.answered(ask.keys[turn - 1]) if turn_end else 0
+        lowered, known, hits = self._trust.lowered, {0: 0}, []
+        for seat in seats:
+            index, block = seat.index, seat.block_tokens
+            if index in exact:
+                held = exact[index] * block
+            else:
+                depth = depths[index]
+                has_answer = answered and turn <= depth < turn_end and answered >> index & 1
+                if has_answer:
+                    depth = turn_end
+                if depth not in known:
+                    known[depth] = ask.tokens_of(depth)
+                held = known[depth] - 1 if has_answer else known[depth]  # an answer's last token is never computed
+                if index in lowered:
+                    held = int(held * lowered[index])
+            if held and seat.caches_prefixes:
+                hits.append((held if held < most else most) // block * block)
+            else:
+                hits.append(0)
+        return hits
+
+    def _exact_depths(self, ask: Ask) -> dict[int, int]:
+        """Blocks held, by engine, of those that tell."""
+        if not ask.token_keys or self._exact is None:
+            return {}
+        depths = self._exact.depths(ask.token_keys)
+        return {engine: depth for engine, depth in enumerate(depths) if self._exact.live(engine)}
+
+    def placed(self, ask: Ask, seat: Seat) -> None:
+        """The engine will hold this prompt."""
+        if ask.turn_end:
+            self.index.supersede_answer(seat.index, ask.keys[ask.turn - 1])
+        self.index.record(seat.index, ask.keys, ask.edges)

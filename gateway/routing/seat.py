@@ -1,0 +1,46 @@
+"""One engine as placement keeps it, and what it means for one request."""
+
+from dataclasses import dataclass, field
+
+from gateway.routing.cost import CostModel, Terms, terms_of
+from gateway.routing.load import Load
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """An engine: its number, its load, and its sizes at this moment.
+
+    Of a backend that runs several engines (data parallel) each has a seat; `rank` tells which it is.
+    """
+
+    index: int
+    name: str  # of the backend
+    rank: int | None = None
+    load: Load = field(default_factory=Load)
+    cap: int = 256
+    slots: int = 256  # the cap, less while the backend starts slowly
+    kv_cache_tokens: int | None = None
+    block_tokens: int = 16
+    caches_prefixes: bool = True
+    slowness: float = 1.0  # the root of its configured relative time: full weight would overload the fast ones
+    placed: int = 0
+    _terms: Terms | None = None
+    _terms_of: tuple[object, ...] = ()
+
+    def terms(self, model: CostModel) -> Terms:
+        """What it contributes to the cost of every request now."""
+        state = (model, self.load.changes, self.slots, self.kv_cache_tokens, self.slowness)
+        if self._terms is None or state != self._terms_of:
+            self._terms = terms_of(model, self.load, self.slots, self.kv_cache_tokens, self.slowness)
+            self._terms_of = state
+        return self._terms
+
+
+@dataclass(slots=True)
+class Option:
+    """What one seat means for one request: cost in seconds, its own prefill, and predicted hit."""
+
+    seat: Seat
+    cost: float
+    prefill_seconds: float
+    hit_tokens: int

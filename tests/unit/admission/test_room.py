@@ -1,0 +1,97 @@
+import pytest
+
+from gateway.admission.room import Room
+from gateway.request import Ask
+from gateway.routing.calibration import Calibration
+from gateway.routing.cost import CostModel
+from gateway.routing.estimate import Estimates
+from gateway.routing.load import Work
+from gateway.routing.seat import Seat
+
+ROOM = Room(Calibration(CostModel(), window_seconds=0.1), Estimates())
+
+
+def seat(
+    *, cap: int = 4, slots: int | None = None, kv: int | None = None, running: int = 0, ahead: float = 0.0
+) -> Seat:
+    """An engine with so many sequences, of which one is in prefill if there is some ahead."""
+    made = Seat(0, "a", cap=cap, slots=cap if slots is None else slots, kv_cache_tokens=kv)
+    for number in range(running):
+        work = Work(1, 400, 500, ahead if number == 0 else 0.0, observable=True)
+        made.load.start(work, 0.0)
+        if number or not ahead:
+            made.load.first_token(work, 0.0)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("where", "is_open"),
+    [
+        (seat(), True),
+        (seat(running=3), True),
+        (seat(running=4), False),
+        (seat(running=1, ahead=0.1), True),
+        (seat(running=1, ahead=0.11), False),
+        (seat(slots=2, running=2), False),
+    ],
+    ids=["idle", "a slot is free", "full", "a little ahead", "too much ahead", "full for a slow start"],
+)
+def test_an_engine_is_open_while_a_slot_is_free_and_little_prefill_is_ahead(where: Seat, is_open: bool) -> None:
+    assert ROOM.is_open(where, 0.0) is is_open
+    assert ROOM.admits(where, Ask("m"), 0.0) is is_open
+
+
+def test_time_opens_an_engine_whose_prefill_goes_on() -> None:
+    where = seat(running=1, ahead=0.3)
+    assert [ROOM.is_open(where, now) for now in (0.0, 0.19, 0.21)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("ask", "running", "admits"),
+    [
+        (Ask("m", sequences=4), 0, True),
+        (Ask("m", sequences=4), 1, False),
+        (Ask("m", sequences=5), 0, False),
+        (Ask("m", sequences=50, divisible=True), 0, True),
+        (Ask("m", sequences=50, divisible=True), 1, False),
+        (Ask("m", sequences=0), 4, True),
+    ],
+)
+def test_a_wide_request_needs_as_many_slots(ask: Ask, running: int, admits: bool) -> None:
+    assert ROOM.admits(seat(running=running), ask, 0.0) is admits
+
+
+def test_while_a_backend_starts_slowly_a_wide_request_runs_there_alone() -> None:
+    wide = Ask("m", sequences=3)
+    assert ROOM.admits(seat(slots=1), wide, 0.0)
+    assert not ROOM.admits(seat(slots=2, running=1), wide, 0.0)
+    assert not ROOM.admits(seat(cap=2, slots=1), wide, 0.0)
+
+
+@pytest.mark.parametrize(("prompt", "admits"), [(270, True), (271, False)])
+def test_the_kv_cache_is_filled_to_the_headroom(prompt: int, admits: bool) -> None:
+    ask = Ask("m", prompt_tokens=prompt, output_tokens=200)
+    assert ROOM.admits(seat(kv=1000, running=1), ask, 0.0) is admits
+    assert ROOM.admits(seat(kv=None, running=1), ask, 0.0)
+    assert ROOM.admits(seat(kv=1000), ask, 0.0)
+
+
+def test_an_idle_engine_takes_a_prompt_larger_than_its_kv_cache() -> None:
+    assert ROOM.admits(seat(kv=1000), Ask("m", prompt_tokens=100_000), 0.0)
+
+
+@pytest.mark.parametrize(("told", "expected"), [(None, 200), (50, 50), (5000, 200), (0, 0)])
+def test_an_answer_is_as_long_as_usual_or_as_the_client_allows(told: int | None, expected: int) -> None:
+    assert ROOM.output_tokens(Ask("m", output_tokens=told)) == expected
+
+
+def test_slots_taken_are_sequences_and_all_there_are_for_what_can_be_divided() -> None:
+    assert ROOM.slots_of(Ask("m", sequences=9), seat()) == 9
+    assert ROOM.slots_of(Ask("m", sequences=9, divisible=True), seat()) == 4
+    assert ROOM.slots_of(Ask("m", sequences=3, divisible=True), seat()) == 3
+
+
+def test_the_emptiest_engine_is_the_one_with_the_smallest_share_taken_that_can_run_the_request_at_all() -> None:
+    small, full, roomy = seat(cap=2), seat(cap=4, running=3), seat(cap=8, running=4)
+    assert ROOM.emptiest(Ask("m"), [small, full, roomy]) is small
+    assert ROOM.emptiest(Ask("m", sequences=3), [small, full, roomy]) is roomy

@@ -1,0 +1,35 @@
+import pytest
+
+from gateway.routing.cost import Parts
+from gateway.routing.explain import Verdict, as_document, as_header
+from gateway.routing.load import Work
+from gateway.routing.seat import Seat
+
+PARTS = Parts(ahead=0.01, prefill=0.0205, stall=0.0, steps=0.008, slowdown=0.0, slot=0.0, memory=1.5)
+BEST = Verdict(Seat(0, "a"), 1.5385, 496, True, PARTS)
+RANKED = Verdict(Seat(1, "b", rank=3), 12.0, 0, False, None)
+
+
+def test_a_header_line_has_each_engine_best_first_with_what_counts() -> None:
+    assert as_header([BEST, RANKED]) == (
+        b"a;cost=1538;hit=496;open=1;ahead=10;prefill=20.5;steps=8;memory=1500, b#3;cost=12;hit=0;open=0"
+    )
+    assert as_header([]) == b""
+
+
+@pytest.mark.parametrize("name", ["b\u00fc", "\u540d"])
+def test_a_name_that_no_header_can_hold_is_replaced(name: str) -> None:
+    assert as_header([Verdict(Seat(0, name), 1.0, 0, True, None)]).isascii()
+
+
+def test_a_document_says_the_same_in_milliseconds() -> None:
+    RANKED.seat.load.start(Work(2, 100, 100, 0.0, observable=True), 0.0)
+    one, other = as_document([BEST, RANKED])
+    assert one == {
+        "backend": "a", "rank": None, "open": True, "in_flight": 0, "hit_tokens": 496, "cost": 1538.5,
+        "cost_parts_ms": {"ahead": 10.0, "prefill": 20.5, "stall": 0.0, "steps": 8.0, "slowdown": 0.0, "slot": 0.0,
+                          "memory": 1500.0},
+    }  # fmt: skip
+    assert other == {
+        "backend": "b", "rank": 3, "open": False, "in_flight": 2, "hit_tokens": 0, "cost": 12.0, "cost_parts_ms": {},
+    }  # fmt: skip

@@ -1,0 +1,44 @@
+from gateway.routing.cost import CostModel, terms_of
+from gateway.routing.load import Work
+from gateway.routing.seat import Seat
+
+MODEL = CostModel()
+
+
+def test_terms_are_those_of_the_load() -> None:
+    seat = Seat(0, "a", slots=4, kv_cache_tokens=5000, slowness=1.5)
+    assert seat.terms(MODEL) == terms_of(MODEL, seat.load, 4, 5000, 1.5)
+
+
+def test_terms_are_worked_out_once_until_something_changes() -> None:
+    seat, work = Seat(0, "a"), Work(1, 1000, 1200, 0.1, observable=True)
+    seen = [seat.terms(MODEL)]
+    assert seat.terms(CostModel()) is seen[0]
+
+    def changed() -> bool:
+        seen.append(seat.terms(MODEL))
+        assert seen[-1] == terms_of(MODEL, seat.load, seat.slots, seat.kv_cache_tokens, seat.slowness)
+        return seen[-1] is not seen[-2]
+
+    seat.load.start(work, 0.0)
+    assert changed()
+    seat.load.first_token(work, 0.1)
+    assert changed()
+    seat.load.finish(work, 0.2)
+    assert changed()
+    seat.slots = 2
+    assert changed()
+    seat.kv_cache_tokens = 100
+    assert changed()
+    seat.slowness = 2.0
+    assert changed()
+    assert not changed()
+    assert seat.terms(CostModel(b=1e-5)) != seen[-1]
+
+
+def test_a_prefill_that_ends_unseen_changes_the_terms() -> None:
+    seat = Seat(0, "a")
+    seat.load.start(Work(1, 1000, 1200, 0.1, observable=False), 0.0)
+    before = seat.terms(MODEL)
+    assert seat.load.prefill_ahead_seconds(1.0) == 0.0
+    assert seat.terms(MODEL) != before

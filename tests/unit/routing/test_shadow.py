@@ -1,0 +1,49 @@
+from gateway.request import Ask
+from gateway.routing.blocks import prefix_keys, seed
+from gateway.routing.seat import Seat
+from gateway.routing.shadow import Shadow
+
+SEATS = [Seat(number, name) for number, name in ((0, "a"), (3, "b"), (4, "c"))]
+
+
+def asking(text: str, model: str = "m") -> Ask:
+    keys, edges = prefix_keys([text.encode()], seed(model))
+    return Ask(model, keys=keys, edges=edges, prompt_size=len(text), prompt_tokens=len(text) // 4)
+
+
+def shadow(capacity_bytes: int = 1 << 30) -> Shadow:
+    return Shadow(lambda _: capacity_bytes, 1 << 20)
+
+
+def test_each_model_goes_round_its_engines() -> None:
+    thought = shadow()
+    assert [thought.next("m", SEATS).name for _ in range(2)] == ["a", "a"]
+    order = []
+    for _ in range(4):
+        order.append(thought.next("m", SEATS).name)
+        thought.hit_tokens(asking("x" * 400), SEATS)
+    assert order == list("abca")
+    assert thought.next("other", SEATS).name == "a"
+
+
+def test_a_prompt_is_found_again_when_its_turn_comes_round() -> None:
+    thought = shadow()
+    hits = [thought.hit_tokens(asking("x" * 4000), SEATS) for _ in range(5)]
+    assert hits == [0, 0, 0, 992, 992]
+    assert thought.hit_tokens(asking("x" * 4000 + "y" * 4000), SEATS) >= 900
+
+
+def test_its_records_are_no_larger_than_the_engines_caches() -> None:
+    thought = shadow(capacity_bytes=2048)
+    assert [thought.hit_tokens(asking("x" * 4000), SEATS[:1]) for _ in range(2)] == [0, 512]
+
+
+def test_the_turn_passes_over_an_engine_that_is_gone() -> None:
+    thought = shadow()
+    thought.hit_tokens(asking("x"), SEATS)
+    assert thought.next("m", [SEATS[0], SEATS[2]]).name == "c"
+    assert thought.next("m", SEATS[:1]).name == "a"
+
+
+def test_without_keys_there_is_no_hit() -> None:
+    assert shadow().hit_tokens(Ask("m"), SEATS) == 0
