@@ -8,8 +8,10 @@ Only blocks in GPU memory count; a connector's copies elsewhere do not. Of a mod
 first group with full attention speaks for all: the others keep a window or a state, which proves no prefix.
 
 vLLM keeps several copies of a block that it computed twice, and tells of each one stored and each one removed: the
-block is gone with its last copy. An account that grows beyond the cache cannot be right (stores were told twice, or
-removals once for all copies), so from then on one removal ends a block.
+block is gone with its last copy. It also tells of reused blocks again if a request wants that
+(`kv_cache_report_mode`): a prompt of several blocks that are all held is such a report, because for a prompt that it
+holds the engine computes at most the last block. An account that grows beyond the cache cannot be right, so from then
+on one removal ends a block.
 """
 
 from collections.abc import Iterable
@@ -63,6 +65,13 @@ class Ledger:
         return len(self._keys) * self.block_tokens
 
     @property
+    def fullness(self) -> float:
+        """Share of the engine's cache that is taken by blocks with keys; 0 if its size is not known."""
+        if self.capacity_tokens is None or not self.block_tokens:
+            return 0.0
+        return (self._copies - self.orphans) * self.block_tokens / max(1, self.capacity_tokens)
+
+    @property
     def pending(self) -> int:
         """Changes that were not taken yet; another number of blocks is one, though none has a key."""
         return len(self._changes) + self._cleared + (len(self._keys) != self._blocks_taken)
@@ -109,29 +118,31 @@ class Ledger:
             self.ignored_events += 1  # a part of a block
             return
         parent = event.parent_block_hash
-        salted = parent is None
-        chain = token_seed(event.lora_name, _salt(event)) if salted else self._keys.get(parent)  # type: ignore[arg-type]
+        begins = parent is None
+        chain = token_seed(event.lora_name, _salt(event)) if begins else self._keys.get(parent)  # type: ignore[arg-type]
         keys: Iterable[int | None]
         if chain is None:
             keys = [None] * len(hashes)
         else:
             try:
-                keys = _chained(event, chain, salted)
+                keys = _chained(event, chain, begins)
             except OverflowError:
                 self.ignored_events += 1  # what is no token id
                 return
+        held = self._keys
+        is_report = begins and len(hashes) > 1 and all(block in held for block in hashes)
         for block, key in zip(hashes, keys, strict=True):
-            self._add(block, key)
+            self._add(block, key, not is_report)
         if self._copies > self._capacity_blocks():
             self._overflowed()
 
-    def _add(self, block: BlockHash, key: int | None) -> None:
+    def _add(self, block: BlockHash, key: int | None, is_copy: bool) -> None:
         keys = self._keys
         if block not in keys:
             keys[block] = key
             self._copies += 1
         else:
-            if self._counts_copies:
+            if is_copy and self._counts_copies:
                 self._more_copies[block] = self._more_copies.get(block, 0) + 1
                 self._copies += 1
             if key is None or keys[block] is not None:

@@ -1,6 +1,7 @@
 """One engine's events: subscribing, noticing what was missed, and asking for it again.
 
-A stream is `live` when it has everything since it began, and `whole` when it began with the engine's empty cache.
+A stream is `live` when it has everything since it began. It is `whole` when it began with an empty cache, or what it
+began with is gone by now: after a reset, or when what is known fills the cache.
 
 - First contact: everything that the publisher still has is asked for. If that reaches back to its first message, the
   cache is known whole; else what is left of it is taken, and blocks stored before stay unknown until they come again.
@@ -25,13 +26,14 @@ from gateway.kv_events.continuity import Continuity, Place
 from gateway.kv_events.endpoints import Source
 from gateway.kv_events.ledger import Ledger
 from gateway.kv_events.replay import Replay
-from gateway.kv_events.wire import MAX_PAYLOAD_BYTES, read_batch, read_frames
+from gateway.kv_events.wire import MAX_PAYLOAD_BYTES, Cleared, read_batch, read_frames
 
 State = Literal["connecting", "repairing", "live", "lost"]
 
 REPLAY_PATIENCE_SECONDS = 3.0  # without a message; vLLM looks for requests ten times a second
 REPLAY_REST_SECONDS = 30.0  # after a replay endpoint did not answer
 RECEIVE_QUEUE_MESSAGES = 10_000  # beyond it messages are dropped, and asked for again
+FULL = 0.98  # share of a cache
 RECONNECT_MS, RECONNECT_MAX_MS = 100, 5000
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5000, 15000  # a machine that is gone says nothing
 _SUBSCRIPTION_OPTIONS = (
@@ -300,6 +302,10 @@ class Stream:
         for event in batch.events:
             apply(event)
             breathe()
+            if isinstance(event, Cleared):
+                self.status.whole = True  # nothing is cached that is not known
+        if not self.status.whole and self.ledger.fullness > FULL:
+            self.status.whole = True  # there is no room for blocks that are not known
 
     # Missed messages.
 

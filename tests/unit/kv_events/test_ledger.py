@@ -77,9 +77,30 @@ def test_a_block_is_gone_with_its_last_copy() -> None:
     assert ledger.resident_blocks == 0
 
 
+def test_blocks_that_are_told_again_as_reused_are_no_copies() -> None:
+    ledger = Ledger()
+    ledger.apply(store([11, 12, 13], range(12)))
+    ledger.apply(store([11, 12], range(8)))
+    ledger.apply(remove(12))
+    assert held(ledger) == {keys_of(range(12))[0], keys_of(range(12))[2]}
+    ledger.apply(store([11, 12, 13], range(12)))  # 12 was computed again, and so was 13 that follows it
+    ledger.apply(remove(13))
+    assert ledger.resident_blocks == 3
+
+
+def test_fullness_is_the_share_of_the_cache_that_known_blocks_take() -> None:
+    ledger = Ledger()
+    ledger.apply(store([11, 12], range(8)))
+    ledger.apply(store([12], range(4, 8), 11))
+    ledger.apply(store([20], range(4), 19))
+    assert ledger.fullness == 0.0
+    ledger.capacity_tokens = 6 * SIZE
+    assert ledger.fullness == 0.5
+
+
 def test_an_account_beyond_the_cache_stops_counting_copies() -> None:
     ledger = Ledger(capacity_tokens=10 * SIZE)
-    for _ in range(20):  # told again and again that it was reused
+    for _ in range(20):  # whatever they are, they are no copies
         ledger.apply(store([11], range(4)))
     assert held(ledger) == set(keys_of(range(4)))
     ledger.apply(remove(11))
@@ -263,11 +284,11 @@ class CopiesMachine(RuleBasedStateMachine):
         self.copies = Counter[tuple[int, ...]]()
         self.known = frozenset[int]()
 
-    @rule(prompt=PROMPTS, first=st.integers(0, 5))
-    def stores(self, prompt: list[int], first: int) -> None:
+    @rule(prompt=PROMPTS)
+    def stores(self, prompt: list[int]) -> None:
         prefixes = [tuple(prompt[:end]) for end in range(SIZE, len(prompt) + 1, SIZE)]
-        while first < len(prefixes) and first and prefixes[first - 1] not in self.copies:
-            first -= 1  # an engine computes on top of what it holds
+        first = next((n for n, prefix in enumerate(prefixes) if prefix not in self.copies), len(prefixes))
+        first = max(0, min(first, (len(prompt) - 1) // SIZE))  # the last token is always computed
         new = prefixes[first:]
         if new:
             parent = digest(prefixes[first - 1]) if first else None
@@ -275,6 +296,16 @@ class CopiesMachine(RuleBasedStateMachine):
                 store([digest(prefix) for prefix in new], prompt[first * SIZE : len(prefixes) * SIZE], parent)
             )
             self.copies.update(new)
+
+    @rule(data=st.data())
+    def reports(self, data: st.DataObject) -> None:
+        if held := sorted(prefix for prefix in self.copies if self._leads_to(prefix) and len(prefix) > SIZE):
+            prompt = data.draw(st.sampled_from(held))
+            hashes: list[int | bytes] = [digest(prompt[:end]) for end in range(SIZE, len(prompt) + 1, SIZE)]
+            self.ledger.apply(store(hashes, prompt))
+
+    def _leads_to(self, prefix: tuple[int, ...]) -> bool:
+        return all(prefix[:end] in self.copies for end in range(SIZE, len(prefix) + 1, SIZE))
 
     @rule(data=st.data())
     def evicts(self, data: st.DataObject) -> None:

@@ -1,6 +1,7 @@
 """What a stream knows after what may happen between a publisher and a subscriber; with real sockets on loopback."""
 
 import asyncio
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -126,8 +127,19 @@ async def test_beyond_the_buffer_all_is_dropped_and_the_rest_is_taken(listener: 
             assert listener.clears == [0]
             assert status(events)["whole"] is False
             publisher.publish(*cache.reset())
-            publisher.publish(*cache.serve(prompt(11)))
-            await listener.until(lambda: listener.depth(prompt(11)) == 5)
+            await listener.until_live(whole=True)
+
+
+async def test_a_view_is_whole_again_once_what_is_known_fills_the_cache(listener: Listener) -> None:
+    cache = Cache(capacity=10)
+    with Publisher(replay=False) as publisher:
+        publisher.publish(*cache.serve(prompt(0)))
+        async with following(listener, replace(source_of(publisher), capacity_tokens=40)):
+            await listener.joined(publisher, whole=False)
+            publisher.publish(*cache.serve(prompt(1)))
+            publisher.publish(*cache.serve(prompt(2)))
+            await listener.until_live(whole=True)
+            assert [listener.depth(prompt(number)) for number in range(3)] == [0, 5, 5]
 
 
 async def test_a_gap_without_replay_drops_all_that_was_known(listener: Listener) -> None:
