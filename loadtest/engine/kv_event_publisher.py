@@ -20,7 +20,7 @@ _REPLAY_SLICE: Final = 64
 
 
 class KvEventPublisher:
-    """Never waits for a subscriber: beyond the high-water mark ZeroMQ drops what it cannot send."""
+    """Never waits for a reader: beyond the high-water marks ZeroMQ drops what it cannot send, of replays too."""
 
     def __init__(
         self,
