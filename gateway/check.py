@@ -19,6 +19,8 @@ from gateway.backends.health import Probe
 from gateway.backends.probe import SERVER_INFO_TIMEOUT_SECONDS
 from gateway.backends.telemetry import with_scrape
 from gateway.config import Config
+from gateway.kv_events import endpoints
+from gateway.kv_events.reach import why_unreachable
 
 SECURITY_FLOOR = (0, 22)  # older versions of vLLM have published holes that a request can reach
 BACKEND_KEEP_ALIVE_SECONDS = 5.0  # VLLM_HTTP_TIMEOUT_KEEP_ALIVE's default
@@ -43,6 +45,8 @@ class Answers:
     probe: Probe
     facts: Facts
     is_vllm: bool = False
+    tokenized: frozenset[str] = frozenset()  # models whose prompts are tokenized here
+    events_unreachable: str | None = None
     problems: dict[str, ControlError] = field(default_factory=dict)
 
 
@@ -63,6 +67,8 @@ class Report:
     cap_from: str
     prefix_caching: bool | None
     kv_events: str
+    knowledge: str
+    knowledge_because: str
     routing: str
     routing_because: str
     warnings: tuple[str, ...]
@@ -71,15 +77,19 @@ class Report:
 async def examine(config: Config) -> list[Answers]:
     """Ask every backend everything once, all at the same time."""
     backends = [Backend(index, each, config.health, Random(0)) for index, each in enumerate(config.backends)]
-    async with ControlClient(config.health.probe_timeout_seconds, time.monotonic) as client:
-        return await asyncio.gather(*(_examine(client, backend) for backend in backends))
+    tokenized = frozenset(name for name, model in config.models.by_name.items() if model.tokenizer)
+    timeout = config.health.probe_timeout_seconds
+    async with ControlClient(timeout, time.monotonic) as client:
+        return await asyncio.gather(*(_examine(client, backend, tokenized, timeout) for backend in backends))
 
 
-async def _examine(client: ControlClient, backend: Backend) -> Answers:
+async def _examine(
+    client: ControlClient, backend: Backend, tokenized: frozenset[str], timeout_seconds: float
+) -> Answers:
     probe = await client.probe(backend)
+    found = Answers(backend, probe, Facts(), tokenized=tokenized)
     if probe in NOT_REACHED:
-        return Answers(backend, probe, Facts())
-    found = Answers(backend, probe, Facts())
+        return found
     await asyncio.gather(
         _learn(client, found, discovery.MODELS_PATH, discovery.with_models),
         _learn(client, found, discovery.VERSION_PATH, discovery.with_version),
@@ -87,6 +97,9 @@ async def _examine(client: ControlClient, backend: Backend) -> Answers:
         _learn(client, found, discovery.SERVER_INFO_PATH, discovery.with_server_info, SERVER_INFO_TIMEOUT_SECONDS),
         _scrape(client, found),
     )
+    backend.learn(found.facts)
+    reasons = [await why_unreachable(source, timeout_seconds) for source in endpoints.plan(backend).sources]
+    found.events_unreachable = next((reason for reason in reasons if reason), None)
     return found
 
 
@@ -122,6 +135,7 @@ def report_on(answers: Answers, policy: str) -> Report:
     backend.learn(facts)
     cap, cap_from = _cap(answers)
     kv_cache_tokens, kv_from = _kv_cache(answers)
+    knowledge, knowledge_because = _knowledge(answers, policy)
     routing, because = _routing(answers, policy)
     return Report(
         name=backend.name,
@@ -136,7 +150,9 @@ def report_on(answers: Answers, policy: str) -> Report:
         cap=cap,
         cap_from=cap_from,
         prefix_caching=facts.prefix_caching,
-        kv_events=_kv_events(facts),
+        kv_events=_kv_events(answers),
+        knowledge=knowledge,
+        knowledge_because=knowledge_because,
         routing=routing,
         routing_because=because,
         warnings=tuple(_warnings(answers)),
@@ -160,10 +176,27 @@ def _kv_cache(answers: Answers) -> tuple[int | None, str]:
     return tokens, "unknown" if tokens is None else "/metrics"
 
 
-def _kv_events(facts: Facts) -> str:
-    if facts.kv_event_sources is None:
-        return "not offered"
-    return ", ".join(source.endpoint or "?" for source in facts.kv_event_sources) or "off"
+def _kv_events(answers: Answers) -> str:
+    """Where they are read, or that they are not there."""
+    backend, facts = answers.backend, answers.facts
+    if sources := endpoints.plan(backend).sources:
+        return ", ".join(f"{source.endpoint} (listening)" if source.bind else source.endpoint for source in sources)
+    if backend.config.kv_events == "off" or facts.kv_event_sources == ():
+        return "off"
+    return "not offered" if facts.kv_event_sources is None else "not readable"
+
+
+def _knowledge(answers: Answers, policy: str) -> tuple[str, str]:
+    """How it is known what its cache holds, and why not better."""
+    facts, found = answers.facts, endpoints.plan(answers.backend)
+    if policy != "prefix" or facts.prefix_caching is False or answers.probe in NOT_REACHED:
+        return "none", "nothing is asked of it"
+    if not found.sources or answers.events_unreachable:
+        return "own record", found.problem or answers.events_unreachable or ""
+    models = {card.id for card in facts.models if card.parent is None}
+    if models <= answers.tokenized:
+        return "exact blocks", "its KV events tell them"
+    return "own record, corrected by KV events", "set models.<name>.tokenizer to know exact blocks"
 
 
 def _routing(answers: Answers, policy: str) -> tuple[str, str]:
@@ -202,6 +235,10 @@ def _warnings(answers: Answers) -> list[str]:
         found.append(f"Version {facts.version} is below {floor} and has published security holes: update vLLM.")
     if facts.can_admin:
         found.append("Development endpoints answer (VLLM_SERVER_DEV_MODE): let nobody but the gateway reach this port.")
+    if answers.events_unreachable:
+        found.append(f"Its KV events cannot be read: {answers.events_unreachable}.")
+    elif problem := endpoints.plan(answers.backend).problem if facts.kv_event_sources else None:
+        found.append(f"Not all of its KV events can be read: {problem}.")
     if answers.backend.config.max_in_flight == "auto" and facts.max_num_seqs is None:
         found.append("max_num_seqs is not visible: set max_in_flight to vLLM's --max-num-seqs.")
     return found
@@ -266,6 +303,7 @@ def _column(report: Report) -> dict[str, str]:
         "cap": _number(report.cap, "sequences", report.cap_from),
         "prefix caching": {True: "on", False: "off", None: "?"}[report.prefix_caching],
         "KV events": report.kv_events if report.reachable else "?",
+        "cache known by": f"{report.knowledge}: {report.knowledge_because}",
         "routing": f"{report.routing}: {report.routing_because}",
     }
 

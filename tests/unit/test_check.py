@@ -2,6 +2,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -115,10 +116,54 @@ def test_no_number_is_made_up_for_a_backend_that_was_not_reached() -> None:
     assert rows["KV cache"] == ["?", "2,000 tokens (kv_cache_tokens)"]
 
 
-def test_kv_event_endpoints_are_shown() -> None:
-    on = replace(GOOD, kv_event_sources=(KvEventSource(0, "zmq", "tcp://*:5557", None, ""),))
-    assert report_on(answered(on), "prefix").kv_events == "tcp://*:5557"
-    assert report_on(answered(replace(GOOD, kv_event_sources=None)), "prefix").kv_events == "not offered"
+ZMQ = KvEventSource(0, "zmq", "tcp://*:5557", None, "")
+
+
+@pytest.mark.parametrize(
+    ("sources", "settings", "shown"),
+    [
+        ((ZMQ,), {}, "tcp://h:5557"),
+        ((ZMQ,), {"kv_events": "off"}, "off"),
+        ((), {}, "off"),
+        (None, {}, "not offered"),
+        ((replace(ZMQ, endpoint="ipc:///x"),), {}, "not readable"),
+        (None, {"kv_events": {"endpoint": "tcp://*:7", "bind": True}}, "tcp://*:7 (listening)"),
+    ],
+)
+def test_kv_event_endpoints_are_shown(
+    sources: tuple[KvEventSource, ...] | None, settings: dict[str, object], shown: str
+) -> None:
+    assert report_on(answered(replace(GOOD, kv_event_sources=sources), **settings), "prefix").kv_events == shown
+
+
+def test_how_the_cache_is_known_is_told_and_why_not_better() -> None:
+    def known(policy: str = "prefix", unreachable: str = "", tokenized: str = "", **facts: Any) -> tuple[str, str]:
+        answers = answered(replace(GOOD, **facts))
+        answers.events_unreachable = unreachable or None
+        answers.tokenized = frozenset({tokenized})
+        report = report_on(answers, policy)
+        return report.knowledge, report.knowledge_because
+
+    events = {"kv_event_sources": (ZMQ,)}
+    assert known() == ("own record", "it publishes none (vLLM: --kv-events-config)")
+    assert known(kv_event_sources=None) == ("own record", "it has no /kv_event_sources")
+    assert known(**events, unreachable="no answer") == ("own record", "no answer")
+    assert known(**events, tokenized="m") == ("exact blocks", "its KV events tell them")
+    corrected, advice = known(**events, tokenized="another")
+    assert corrected == "own record, corrected by KV events"
+    assert "models.<name>.tokenizer" in advice
+    assert known("round_robin", **events)[0] == "none"
+    assert known(**events, prefix_caching=False)[0] == "none"
+
+
+def test_events_that_cannot_be_read_are_something_to_mend() -> None:
+    answers = answered(replace(GOOD, kv_event_sources=(ZMQ,)))
+    answers.events_unreachable = "tcp://h:5557: connection refused"
+    [warning] = report_on(answers, "prefix").warnings
+    assert warning == "Its KV events cannot be read: tcp://h:5557: connection refused."
+    assert "ipc:///x cannot be reached" in warnings_about(
+        replace(GOOD, kv_event_sources=(replace(ZMQ, endpoint="ipc:///x"),))
+    )
 
 
 def test_differences_between_backends_are_told() -> None:

@@ -1,0 +1,49 @@
+import asyncio
+
+import pytest
+
+from gateway.kv_events.endpoints import Source
+from gateway.kv_events.reach import why_unreachable
+from tests.unit.backends.test_control import closed_port
+from tests.unit.kv_events.listener import source_of
+from tests.unit.kv_events.publisher import Publisher
+
+
+async def test_a_publisher_is_reachable() -> None:
+    with Publisher() as publisher:
+        assert await why_unreachable(source_of(publisher), 5.0) is None
+
+
+async def test_a_replay_endpoint_must_answer_too() -> None:
+    endpoint = f"tcp://127.0.0.1:{closed_port()}"
+    with Publisher() as publisher:
+        why = await why_unreachable(Source(0, publisher.endpoint, endpoint), 5.0)
+    assert why is not None
+    assert why.startswith(endpoint)
+    assert "refused" in why
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "speaks no ZeroMQ"),
+        (b"\xff", "speaks no ZeroMQ"),
+        (None, "no answer from"),
+    ],
+)
+async def test_a_port_of_another_kind_is_told(says: bytes | None, why: str) -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if says is not None:
+            writer.write(says)
+            writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        endpoint = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        told = await why_unreachable(Source(0, endpoint, None), 0.2)
+    assert told is not None
+    assert why in told
+
+
+async def test_where_the_gateway_listens_there_is_nothing_to_reach() -> None:
+    assert await why_unreachable(Source(0, "tcp://*:1", None, bind=True), 0.1) is None
