@@ -2,6 +2,7 @@
 
 `python -m tests.bench run` builds the tools, installs the peers that are missing, compares, and prints the table.
 `smoke` is a short run of ours, and of nginx if it is there, that fails on any error.
+`deciding` times the gateway's decisions alone; they are part of `run`, too.
 `routing` compares what routers make of prefix caches, on real engines under a trace.
 
 The proxy has one core to itself. On another core a mock of two vLLM servers answers and a closed-loop load generator
@@ -19,6 +20,8 @@ import typer
 
 from tests.bench import measure, peers, report, scenarios
 from tests.bench.alone import alone
+from tests.bench.deciding import measure as decisions
+from tests.bench.deciding.results import table
 from tests.bench.install import NotInstalled, install, version
 from tests.bench.machine import describe
 from tests.bench.peers import OURS, Peer
@@ -57,12 +60,12 @@ def run(
         raise typer.BadParameter(str(error)) from error
     place = Place(directory.resolve())
     ready = _prepare(place, names or [])
-    results = _compare(place, ready, chosen, repetitions)
+    results = _compare(place, ready, chosen, repetitions).model_copy(update={"timings": decisions.measure()})
     path = out or place.root / "results.json"
     path.write_text(results.model_dump_json(indent=1) + "\n")
-    table = report.markdown(results)
-    path.with_suffix(".md").write_text(table)
-    typer.echo(f"\n{table}\nKept in {path} and {path.with_suffix('.md')}")
+    shown = report.markdown(results)
+    path.with_suffix(".md").write_text(shown)
+    typer.echo(f"\n{shown}\nKept in {path} and {path.with_suffix('.md')}")
     if not any(turn.samples for turns in results.turns.values() for turn in turns):
         _fail("no proxy could be measured")
 
@@ -87,6 +90,14 @@ def smoke(names: Names = None, directory: Directory = _ROOT) -> None:
     if found := report.problems(results, present):
         _fail("\n".join(found))
     typer.echo("smoke: every request was answered well")
+
+
+@app.command()
+def deciding(
+    runs: Annotated[int, typer.Option(min=1, help="Of each timing.")] = decisions.RUNS,
+) -> None:
+    """Time the gateway's decisions alone: placing a request, looking through the line, keys of a long prompt."""
+    typer.echo(table(decisions.measure(runs)))
 
 
 app.command("routing")(routing)

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from tests.bench.deciding import results as timings
 from tests.bench.peers import OURS, PEERS, Peer
 from tests.bench.results import Results, Sample, Turn
 from tests.bench.scenarios import ALL
@@ -222,7 +223,8 @@ def affinity(results: Results) -> str:
 
 def markdown(results: Results) -> str:
     """The table and its notes."""
-    parts = [table(results), *notes(results), affinity(results)]
+    decisions = timings.table(results.timings) if results.timings else ""
+    parts = [table(results), *notes(results), affinity(results), decisions]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict
 
+from tests.bench.deciding.results import Timing
+
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True)
@@ -104,3 +106,5 @@ class Results(_Record):
     versions: dict[str, str]
     scenarios: list[str]
     turns: dict[str, list[Turn]]
+    timings: list[Timing] = []
+    """Of the gateway's decisions alone."""

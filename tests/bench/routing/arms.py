@@ -9,9 +9,9 @@ import yaml
 
 from tests.bench.peers import OURS, PEERS, Peer
 from tests.bench.place import Place, Ports
+from tests.bench.routing.engines import EngineOptions
 
 POLICIES = ("prefix", "least_loaded", "round_robin")
-TOLD = "told"
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class Arm:
     peer: Peer | None = None
     speeds: tuple[float, ...] = ()
     """Of the backends, where the gateway is told that they differ."""
+    follows_events: bool = False
+    """Whether the gateway knows the engines' blocks by their KV events, or from its own record alone."""
 
     @property
     def is_ours(self) -> bool:
@@ -30,53 +32,63 @@ class Arm:
         return self.peer is None
 
     @property
+    def predicts(self) -> bool:
+        """Whether its predictions are to be judged."""
+        return self.is_ours and self.policy == "prefix"
+
+    @property
     def label(self) -> str:
         """What it is called in tables."""
-        return self.name if self.peer is not None else f"{OURS}, {self.policy}{' (told)' if self.speeds else ''}"
+        if self.peer is not None:
+            return self.name
+        told = " (told)" if self.speeds else " + KV events" if self.follows_events else ""
+        return f"{OURS}, {self.policy}{told}"
 
-    def command(self, place: Place, ports: Ports, max_in_flight: int) -> list[str]:
+    def command(self, place: Place, ports: Ports, engines: EngineOptions) -> list[str]:
         """What starts it in the foreground; the gateway's configuration is written first."""
         if self.peer is not None:
             return self.peer.command(place, ports)
         file = place.logs / f"{self.name}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(yaml.safe_dump(self.configuration(ports, max_in_flight)))
+        file.write_text(yaml.safe_dump(self.configuration(ports, engines)))
         return [sys.executable, "-m", "gateway", "serve", "-c", str(file)]
 
-    def configuration(self, ports: Ports, max_in_flight: int) -> dict[str, Any]:
+    def configuration(self, ports: Ports, engines: EngineOptions) -> dict[str, Any]:
         """The gateway's: all defaults, but for what an operator has to say."""
-        backends: list[dict[str, Any]] = [{"url": url, "max_in_flight": max_in_flight} for url in ports.backends]
-        for backend, speed in zip(backends, self.speeds, strict=False):
-            backend["speed"] = speed
-        return {
-            "server": {
-                "host": "127.0.0.1",
-                "port": ports.proxy,
-                "admin": {"host": "127.0.0.1", "port": ports.metrics},
-                "drain_delay_seconds": 0,
-                "drain_timeout_seconds": 1,
-            },
-            "backends": backends,
-            "routing": {"policy": self.policy},
+        backend = {"max_in_flight": engines.max_num_seqs, "kv_events": "auto" if self.follows_events else "off"}
+        backends: list[dict[str, Any]] = [{"url": url, **backend} for url in ports.backends]
+        for one, speed in zip(backends, self.speeds, strict=False):
+            one["speed"] = speed
+        server = {
+            "host": "127.0.0.1",
+            "port": ports.proxy,
+            "admin": {"host": "127.0.0.1", "port": ports.metrics},
+            "drain_delay_seconds": 0,
+            "drain_timeout_seconds": 1,
         }
+        models = {engines.model: {"tokenizer": str(engines.model_dir.absolute())}} if self.follows_events else {}
+        return {"server": server, "backends": backends, "routing": {"policy": self.policy}, "models": models}
 
 
 def ours(policy: str, speeds: tuple[float, ...] = ()) -> Arm:
-    """The gateway by one of its policies."""
-    return Arm(f"{OURS}-{policy}" + (f"-{TOLD}" if speeds else ""), policy, speeds=speeds)
+    """The gateway by one of its policies, from its own record."""
+    return Arm(f"{OURS}-{policy}" + ("-told" if speeds else ""), policy, speeds=speeds)
 
 
-def arms(place: Place, names: Sequence[str], slow: tuple[float, ...] = ()) -> tuple[list[Arm], list[str]]:
+def arms(place: Place, names: Sequence[str], engines: EngineOptions) -> tuple[list[Arm], list[str]]:
     """The arms of these names, or all; and the routers that are left out because they are not installed.
 
-    With `slow`, the relative times of the engines, there is one more of the gateway that is told of them.
+    Of unequal engines, one more of the gateway is told; of engines that publish KV events, one more follows them.
     """
-    known = {arm.name: arm for arm in [ours(policy) for policy in POLICIES]}
-    if slow:
-        known |= {arm.name: arm for arm in [ours("prefix", slow)]}
-    known |= {peer.name: Arm(peer.name, peer.policy, peer) for peer in PEERS.values() if peer.is_router}
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"no arm {', '.join(unknown)}; there are {', '.join(known)}")
-    wanted = [known[name] for name in names] if names else list(known.values())
+    known = [ours(policy) for policy in POLICIES]
+    if engines.slow != 1:
+        known.append(ours("prefix", engines.speeds))
+    if engines.kv_events:
+        known.append(Arm(f"{OURS}-events", "prefix", follows_events=True))
+    known += [Arm(peer.name, peer.policy, peer) for peer in PEERS.values() if peer.is_router]
+    by_name = {arm.name: arm for arm in known}
+    if unknown := [name for name in names if name not in by_name]:
+        raise ValueError(f"no arm {', '.join(unknown)}; there are {', '.join(by_name)}")
+    wanted = [by_name[name] for name in names] if names else known
     missing = [arm.name for arm in wanted if arm.peer is not None and arm.peer.program(place) is None]
     return [arm for arm in wanted if arm.name not in missing], missing

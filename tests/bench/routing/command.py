@@ -21,7 +21,7 @@ from tests.bench.routing.results import RoutingResults
 from tests.bench.routing.run import Order, carry_out
 from tests.bench.routing.wording import WrongTokens
 
-_NAMES = "gateway-prefix, gateway-least_loaded, gateway-round_robin, sglang-router, vllm-router, smg"
+_NAMES = "gateway-prefix, gateway-least_loaded, gateway-round_robin, gateway-events, sglang-router, vllm-router, smg"
 
 
 def routing(
@@ -54,21 +54,20 @@ def routing(
     """Compare what routers make of prefix caches: hit rate, TTFT, TPOT, throughput, on engines under a trace."""
     if restart and wipe:
         raise typer.BadParameter("give --restart or --wipe")
-    if (slow != 1 and engine is not Kind.SIM) or (wipe and engine is not Kind.VLLM):
-        raise typer.BadParameter("--slow is for simulated engines, --wipe for real ones")
+    if (slow != 1 and engine is not Kind.SIM) or ((wipe or kv_events) and engine is not Kind.VLLM):
+        raise typer.BadParameter("--slow is for simulated engines, --wipe and --kv-events for real ones")
+    options = EngineOptions(
+        engine, engines, model, kv_tokens, max_num_seqs=max_num_seqs, kv_events=kv_events, slow=slow
+    )
     place = Place(directory.resolve())
     try:
-        speeds = (*([1.0] * (engines - 1)), slow) if slow != 1 else ()
-        chosen, missing = arms(place, names or [], speeds)
+        chosen, missing = arms(place, names or [], options)
         told = made_trace(2 * (skip + limit), seed) if trace_file is None else trace.read_trace(trace_file)
         rows = trace.slice_of(trace.spread(told, random.Random(seed)), skip, limit)
     except (ValueError, trace.BadTrace) as error:
         raise typer.BadParameter(str(error)) from error
     for name in missing:
         _say(f"leaving out {name}: it is not installed (python -m tests.bench install {name})")
-    options = EngineOptions(
-        engine, engines, model, kv_tokens, max_num_seqs=max_num_seqs, kv_events=kv_events, slow=slow
-    )
     order = Order(
         engines=options,
         arms=chosen,

@@ -49,6 +49,11 @@ class EngineOptions:
         """The served model's name."""
         return self.model_dir.name
 
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """Relative times of the engines."""
+        return (*([1.0] * (self.count - 1)), self.slow)
+
 
 class Process(Protocol):
     """One engine's process."""
@@ -56,6 +61,10 @@ class Process(Protocol):
     @property
     def url(self) -> str:
         """Where it serves."""
+
+    @property
+    def pid(self) -> int:
+        """The first of its processes."""
 
     def start(self) -> None:
         """Start it; returns at once."""
@@ -85,6 +94,12 @@ class SimulatedProcess:
         names = {"model": options.model, "preset": "cpu-tiny"}
         flags = [part for name, value in {**sizes, **names}.items() for part in (f"--{name}", str(value))]
         self._command = [sys.executable, "-m", "loadtest", "sim", "--dev-mode", *flags]
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        assert self._process is not None
+        return self._process.pid
 
     def start(self) -> None:
         """Start it; returns at once."""

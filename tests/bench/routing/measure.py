@@ -21,6 +21,7 @@ from tests.bench.routing.engines import Counted, Engines
 from tests.bench.routing.fidelity import fidelity, predictions, recovery
 from tests.bench.routing.replay import blank, bodies_of, plan_for, replay
 from tests.bench.routing.results import Fidelity, Figures, Recovery, Turn
+from tests.bench.routing.spent import Spent, between, snapshot
 from tests.bench.routing.trace import Row
 from tests.bench.routing.wording import Wording
 from tests.integration.observed import eventually
@@ -69,6 +70,7 @@ class _Observed:
     started: float
     """Unix time, as the next."""
     fault_at: float | None
+    spent: Spent
 
 
 async def measure_arm(course: Course, arm: Arm, repetition: int) -> Turn:
@@ -103,16 +105,18 @@ async def _observe(course: Course, arm: Arm, wording: Wording, log: Path) -> _Ob
         elif course.fault is Fault.WIPE:
             await engines.wipe_some()
 
-    command = arm.command(course.place, ports, engines.options.max_num_seqs)
+    command = arm.command(course.place, ports, engines.options)
     with procs.running(command, None, log) as process:
         await _warm_up(process.poll, plan.url, course, wording)
         await engines.make_cold()
         await engines.start_counting()
-        started = _unix_seconds()
+        engine_pids = [engine.pid for engine in engines.processes]
+        before, started = snapshot(process.pid, engine_pids), _unix_seconds()
         records = await replay(plan, course.rows, bodies, _FAULT_AT * course.rows[-1].at, fault)
+        spent = between(before, snapshot(process.pid, engine_pids))
         counted = await engines.counted()
         printed = await _access_log(log.with_suffix(".out"), records) if arm.is_ours else b""
-    return _Observed(records, printed, counted, started, fault_at[0] if fault_at else None)
+    return _Observed(records, printed, counted, started, fault_at[0] if fault_at else None, spent)
 
 
 async def _restart(engines: Engines, number: int) -> None:
@@ -180,6 +184,8 @@ def _figures(course: Course, arm: Arm, found: _Observed) -> Figures:
         e2e=distribution_ms([record.end - record.due for record in good]),
         wrong_lengths=sum(record.completion_tokens != record.asked_tokens for record in good),
         late_ms=percentile(late, 99),
+        router_cpu_ms=found.spent.router_seconds * 1e3 / len(records),
+        others_share=found.spent.others_share if course.fault is not Fault.RESTART else 0.0,
         fidelity=fidelity_found,
         recovery=recovery_found,
     )
@@ -187,7 +193,7 @@ def _figures(course: Course, arm: Arm, found: _Observed) -> Figures:
 
 def _known(course: Course, arm: Arm, found: _Observed) -> tuple[Fidelity | None, Recovery | None]:
     """How well the gateway predicted; nothing of others."""
-    if not arm.is_ours:
+    if not arm.predicts:
         return None, None
     made = predictions(found.log, found.started)
     engines = course.engines

@@ -11,6 +11,7 @@ from tests.bench.routing.results import Fidelity, Figures, RoutingResults, Turn
 OURS = ours("prefix").name
 _FIDELITY_GOAL = 0.05
 _LATE_MS = 25.0
+_SHARED = 0.1
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ COLUMNS = [
     Column("tokens/s", lambda f: f.output_tokens_per_second, higher_is_better=True),
     Column("failed", lambda f: sum(f.failed.values()), compared=False),
     Column("preempted", lambda f: f.preemptions, compared=False),
+    Column("router CPU, ms a request", lambda f: f.router_cpu_ms, 2, compared=False),
     Column("least busy engine, %", lambda f: f.least_share, 0, 100, compared=False),
 ]
 
@@ -118,7 +120,7 @@ def fidelity_lines(results: RoutingResults) -> list[str]:
     for name, turns in results.turns.items():
         found = figures_of(turns)
         known = [f.fidelity for f in found if f.fidelity is not None]
-        if name.startswith("gateway-prefix") and known:
+        if known:
             error = statistics.median(one.error for one in known)
             judged = "met" if error <= _FIDELITY_GOAL else "NOT met"
             lines.append(
@@ -181,6 +183,8 @@ def _complaints(label: str, turns: list[Turn]) -> list[str]:
     lines += [f"{label}: {f.first_error}." for f in found if f.failed][:1]
     if wrong := sum(f.wrong_lengths for f in found):
         lines.append(f"{label}: {wrong} answers have another length than was asked for.")
+    if found and (shared := statistics.median(f.others_share for f in found)) > _SHARED:
+        lines.append(f"{label}: other processes used {shared:.0%} of the machine meanwhile: not to be believed.")
     if any(f.late_ms > _LATE_MS for f in found):
         lines.append(f"{label}: the client sent late (p99 {max(f.late_ms for f in found):.0f} ms).")
     return lines

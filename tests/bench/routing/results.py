@@ -52,6 +52,10 @@ class Figures(_Record):
     """Answers whose tokens are not as many as were asked for."""
     late_ms: float
     """The 99th percentile of how late the client sent."""
+    router_cpu_ms: float
+    """CPU of the router's processes for a request."""
+    others_share: float
+    """Of the machine's processors, what others used meanwhile; 0 where engines restart, whose time is lost."""
     fidelity: Fidelity | None = None
     recovery: Recovery | None = None
 

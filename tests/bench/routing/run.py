@@ -102,7 +102,8 @@ def _told(turn: Turn) -> str:
         return turn.failure
     figures = turn.figures
     ttft = f"{figures.ttft.mean:.0f} ms" if figures.ttft else "-"
-    return f"hit rate {figures.hit_ratio:.1%}, mean TTFT {ttft}, {sum(figures.failed.values())} failed"
+    failed, others = sum(figures.failed.values()), figures.others_share
+    return f"hit rate {figures.hit_ratio:.1%}, mean TTFT {ttft}, {failed} failed; others used {others:.0%} of the CPU"
 
 
 def _setup(order: Order, rows: Sequence[Row], pace: float, can: float | None) -> Setup:

@@ -36,6 +36,7 @@ def figures(
     recovery: Recovery | None = None,
     wrong_lengths: int = 0,
     late_ms: float = 1.0,
+    others_share: float = 0.0,
 ) -> Figures:
     """One arm's, once; all is well unless told otherwise."""
     return Figures(
@@ -53,6 +54,8 @@ def figures(
         e2e=spread(ttft + 200),
         wrong_lengths=wrong_lengths,
         late_ms=late_ms,
+        router_cpu_ms=0.2,
+        others_share=others_share,
         fidelity=fidelity,
         recovery=recovery,
     )

@@ -30,6 +30,7 @@ def test_a_trace_goes_through_the_gateway_and_its_figures_are_kept(tmp_path: Pat
     assert figures.fidelity is not None
     assert figures.fidelity.requests == 60
     assert len(turn.ttft_ms) == 60
+    assert figures.router_cpu_ms > 0
     assert (tmp_path / "out" / "latency.svg").read_text().startswith("<svg")
     assert "gateway, prefix" in (tmp_path / "out" / "results.md").read_text()
 
@@ -39,7 +40,8 @@ def test_a_trace_goes_through_the_gateway_and_its_figures_are_kept(tmp_path: Pat
     [
         (["--restart", "--wipe"], "--restart or --wipe"),
         (["--slow", "2.5"], "simulated engines"),
-        (["--engine", "sim", "--wipe"], "--wipe for real"),
+        (["--engine", "sim", "--wipe"], "--wipe and"),
+        (["--engine", "sim", "--kv-events"], "--wipe and"),
         (["nginx"], "no arm nginx"),
         (["--trace", "nothing.jsonl"], "cannot be read"),
     ],

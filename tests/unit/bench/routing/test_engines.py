@@ -23,6 +23,7 @@ class InProcess:
         raise NotImplementedError
 
     wait_ready = stop = start
+    pid = 0
 
 
 @pytest.fixture

@@ -45,13 +45,16 @@ def test_recovery_is_shown_by_the_ordinal_of_the_requests() -> None:
 def test_failures_wrong_lengths_and_a_late_client_are_told() -> None:
     run = results(
         {
-            "gateway-prefix": [turn(1, figures(failed={"http_503": 2}, wrong_lengths=3, late_ms=400))],
+            "gateway-prefix": [
+                turn(1, figures(failed={"http_503": 2}, wrong_lengths=3, late_ms=400, others_share=0.3))
+            ],
             "smg": [turn(1, None, "it ended with 1; its last words: none")],
         }
     )
     shown = markdown(run)
     assert "gateway, prefix: http_503: no." in shown
     assert "3 answers have another length" in shown
+    assert "other processes used 30% of the machine" in shown
     assert "the client sent late (p99 400 ms)" in shown
     assert "smg: it ended with 1" in shown
     assert "| smg | - |" in shown

@@ -1,0 +1,1 @@
+"""What one placement decision costs: the gateway's own code, alone, under realistic loads."""

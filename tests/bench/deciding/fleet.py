@@ -1,0 +1,123 @@
+"""A placement over a fleet in memory, whose engines are as busy as one wants."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
+from random import Random
+
+from gateway.admission.placement import Binding, Knobs, Placement
+from gateway.admission.queue import Queue
+from gateway.request import Ask
+from gateway.routing.affinity import Affinity
+from gateway.routing.calibration import Calibration
+from gateway.routing.cost import CostModel
+from gateway.routing.estimate import Estimates
+from gateway.routing.hits import Hits
+from gateway.routing.policy import PrefixPolicy
+from gateway.routing.prefix_index import PrefixIndex
+from gateway.routing.trust import Trust
+from tests.bench.deciding.traffic import MODEL, asks
+
+KV_CACHE_TOKENS = 430_000
+_BYTES_PER_TOKEN = 4
+_ENDLESS = 1 << 40
+_FILLING_STEP_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One backend of the fleet."""
+
+    name: str
+    index: int
+    cap: int
+    rank: int | None = None
+    speed: float = 1.0
+    kv_cache_tokens: int | None = KV_CACHE_TOKENS
+    block_tokens: int = 16
+    caches_prefixes: bool = True
+
+    def limit(self, now_seconds: float) -> int:
+        """No slow start."""
+        return self.cap
+
+
+class Busy:
+    """A fleet with requests in flight; the clock is turned by hand, and first tokens come at once."""
+
+    def __init__(self, engines: int, cap: int, scan: int, prompts: int, seed: int = 0) -> None:
+        estimates = Estimates()
+        index = PrefixIndex([KV_CACHE_TOKENS * _BYTES_PER_TOKEN] * engines)
+        calibration = Calibration(CostModel(), None)
+        fleet = {MODEL: [Engine(f"10.0.0.{number}:8000", number, cap) for number in range(engines)]}
+        policy = PrefixPolicy(calibration, Hits(index, Trust()), estimates, Affinity())
+        self.queue = Queue(_ENDLESS, _ENDLESS)
+        self.placement = Placement(fleet.get, policy, self.queue, estimates, calibration, Knobs(scan=scan))
+        self.held: list[Binding] = []
+        self.now = 0.0
+        self._random = Random(seed)
+        known = asks(estimates, prompts)
+        self._random.shuffle(known)
+        self._asks: Iterator[Ask] = cycle(known)
+        self._prompts = prompts
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the line."""
+        return self.queue.waiting(MODEL)
+
+    def next_ask(self) -> Ask:
+        """The next request; after the last comes the first again, as in a conversation that goes on."""
+        return next(self._asks)
+
+    def give_back(self, binding: Binding) -> None:
+        """A request is over."""
+        self.placement.release(binding, self.now, answered=True)
+
+    def give_one_back(self) -> None:
+        """Some request in flight is over."""
+        at = self._random.randrange(len(self.held))
+        self.held[at], self.held[-1] = self.held[-1], self.held[at]
+        self.give_back(self.held.pop())
+
+    def know_all_prompts(self) -> None:
+        """Every prompt has been placed once: the index holds what the caches would."""
+        for _ in range(self._prompts):
+            self.now += 0.01
+            placed = self.placement.place(self.next_ask(), self.now)
+            assert isinstance(placed, Binding)
+            self.placement.first_token(placed, self.now)
+            self.give_back(placed)
+
+    def load(self, in_flight: int) -> None:
+        """So many requests in flight on the whole fleet, all decoding."""
+        while len(self.held) < in_flight:
+            self.take([self.placement.place(self.next_ask(), self.now)])
+
+    def fill(self, waiting: int) -> None:
+        """No slot is free, and so many wait; none of them for so long that it would take any engine."""
+        while any(seat.load.in_flight < seat.slots for seat in self.placement.seats) or not self.held:
+            self.now += _FILLING_STEP_SECONDS
+            self.refill(waiting)
+            self.drain()
+        for _ in range(4 * waiting):
+            self.now += 0.005
+            self.give_one_back()
+            self.drain()
+            self.refill(waiting)
+
+    def drain(self) -> None:
+        """Whoever can be bound takes a slot."""
+        self.take(binding for _, binding in self.placement.drain(MODEL, self.now))
+
+    def refill(self, waiting: int) -> None:
+        """New requests join the line until so many wait."""
+        while self.waiting < waiting:
+            self.take([self.placement.place(self.next_ask(), self.now)])
+
+    def take(self, placed: Iterable[object]) -> None:
+        """Those who were bound hold their slots; of the others there is nothing to hold."""
+        for binding in placed:
+            if isinstance(binding, Binding):
+                self.placement.first_token(binding, self.now)
+                self.held.append(binding)

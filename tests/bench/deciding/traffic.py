@@ -1,0 +1,51 @@
+"""Requests as the gateway reads them: real bodies of 4k to 16k tokens, in groups that share half of their prompt."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import orjson
+
+from gateway.config import BackendConfig, Config
+from gateway.front.incoming import Incoming
+from gateway.front.read import Reader
+from gateway.front.routes import find_route
+from gateway.front.stored import StoredResponses
+from gateway.request import Ask, InferenceRequest
+from gateway.routing.estimate import Estimates
+from tests.bench.bodies import chats
+
+MODEL = "mock"
+_SIZES_BYTES = (16_384, 28_672, 40_960, 53_248, 65_536)
+_PATH = b"/v1/chat/completions"
+
+
+def reader(estimates: Estimates) -> Reader:
+    """The gateway's, with its usual limits."""
+    return Reader(Config(backends=(BackendConfig(url="http://127.0.0.1:1"),)), estimates, StoredResponses(), b"salt")
+
+
+def incoming(body: bytes) -> Incoming:
+    """A chat request as it came over the wire."""
+    made = Incoming()
+    made.take_head(b"POST", "1.1", [(b"host", b"gateway"), (b"content-type", b"application/json")])
+    made.path, made.body, made.route = _PATH, body, find_route(b"POST", _PATH)
+    return made
+
+
+def read(through: Reader, made: Incoming) -> InferenceRequest:
+    """What the gateway makes of it."""
+    assert made.route is not None
+    return through.read(made, made.route, "request-1", None, lambda: MODEL)
+
+
+def bodies(count: int, sizes: Sequence[int] = _SIZES_BYTES) -> Iterator[bytes]:
+    """So many streamed chats, of these sizes in turn."""
+    sources = [chats(size, seed=size) for size in sizes]
+    for number in range(count):
+        yield orjson.dumps(next(sources[number % len(sources)]) | {"stream": True, "max_tokens": 256})
+
+
+def asks(estimates: Estimates, count: int) -> list[Ask]:
+    """What placement is asked for so many chats."""
+    through = reader(estimates)
+    return [read(through, incoming(body)).ask for body in islice(bodies(count), count)]
