@@ -27,14 +27,18 @@ from gateway.dispatch import Dispatcher
 from gateway.exact_prompts import ExactPrompts
 from gateway.front.admin import admin_app, admin_listening
 from gateway.front.handler import Handler
+from gateway.front.prefixes_route import add_prefix_routes
 from gateway.front.read import Reader
 from gateway.front.server import Server
 from gateway.front.stored import StoredResponses
 from gateway.knowledge import Knowledge
+from gateway.kv_events.endpoints import plan
+from gateway.kv_events.feed import KvEvents
 from gateway.observe.access_log import AccessLog
 from gateway.observe.finished import Finished
 from gateway.observe.loop_lag import watch_lag
 from gateway.observe.metrics import Metrics
+from gateway.observe.prefix_report import Making, PrefixReport
 from gateway.observe.record import Record
 from gateway.overview import Overview
 from gateway.relay.relay import Relay
@@ -58,20 +62,20 @@ class Gateway:
         self.clock = clock
         self.metrics = Metrics()
         self.fleet = Fleet(config.backends, config.health, clock=clock, random=random)
-        self.knowledge = Knowledge(config, self.fleet, self.metrics)
+        self.knowledge = Knowledge(config, self.fleet, self.metrics, lambda seat: self.placement.in_flight_tokens(seat))
+        self.kv_events = KvEvents(self.knowledge, self.knowledge.seat_of, clock)
+        self.prefix_report = PrefixReport(
+            clock(), random, show_text=config.prefix_report.show_text, holders=self.knowledge.holders
+        )
         self.tokenization = Tokenization(config.models, self.fleet, clock)
         self.exact_prompts = ExactPrompts(self.fleet, self.knowledge.exact, self.tokenization)
         self.queue = Queue(config.admission.max_queued_requests, config.admission.max_queued_bytes)
         model = CostModel(config.routing.seconds_per_prefill_token, config.routing.decode_weight)
         self.calibration = Calibration(model, config.routing.prefill_window_seconds)
         self.placement = Placement(
-            self.fleet.candidates,
-            self._policy(),
-            self.queue,
-            self.knowledge.estimates,
-            self.calibration,
+            self.fleet.candidates, self._policy(), self.queue, self.knowledge.estimates, self.calibration,
             _knobs(config),
-        )
+        )  # fmt: skip
         self.gate = Gate(self.placement, self.queue, config.admission.max_wait_seconds, clock)
         self.relay = Relay(self.fleet, config.upstream, clock)
         self.watch = Watch(self.fleet, config.health, clock=clock, random=random)
@@ -87,20 +91,29 @@ class Gateway:
         prefix, numbers = secrets.token_hex(6), count(1)
         stored = StoredResponses()
         salt_secret = config.auth.cache_salt_secret.encode() or secrets.token_bytes(32)
-        self.reader = Reader(config, self.knowledge.estimates, stored, salt_secret, self.exact_prompts.wanted)
+        self.reader = Reader(
+            config, self.knowledge.estimates, stored, salt_secret, self.exact_prompts.wanted,
+            self.prefix_report if config.prefix_report.enabled else None,
+        )  # fmt: skip
         self.handler = Handler(
             config, self.fleet, dispatcher, self.reader, stored, self.finished.add, clock,
             lambda: f"{prefix}-{next(numbers):08x}", self.exact_prompts.complete,
         )  # fmt: skip
         self.server = Server(config.server, self.handler, clock)
-        self.fleet.on_change += [
-            self.gate.fleet_changed, self.knowledge.follow_sizes, self.tokenization.look_again
-        ]  # fmt: skip
-        self.fleet.on_restart += [self.knowledge.forget, self.tokenization.forget]
         self.overview = Overview(
-            config, self.fleet, self.placement, self.gate, self.queue, self.knowledge, self.reader, clock
-        )
+            config, self.fleet, self.placement, self.gate, self.queue, self.knowledge, self.kv_events,
+            self.tokenization, self.reader, clock,
+        )  # fmt: skip
+        self._listen_to_fleet()
         self._add_gauges()
+
+    def _listen_to_fleet(self) -> None:
+        self.fleet.on_change += [
+            self.gate.fleet_changed, self.knowledge.follow_sizes, self.tokenization.look_again, self._follow_events,
+        ]  # fmt: skip
+        self.fleet.on_restart += [
+            self.knowledge.forget, self.tokenization.forget, lambda backend: self.kv_events.restarted(backend.name),
+        ]  # fmt: skip
 
     def _policy(self) -> Policy:
         match self.config.routing.policy:
@@ -116,9 +129,19 @@ class Gateway:
             self.knowledge.learn(record, self.placement.seats_of)
 
         consumers: list[Callable[[Record], None]] = [learn, self.metrics.finished]
+        if self.config.prefix_report.enabled:
+            consumers.append(self.prefix_report.finished)
         if self.access_log is not None:
             consumers.append(self.access_log.add)
         return consumers
+
+    def _follow_events(self) -> None:
+        for backend in self.fleet.backends:
+            self.kv_events.follow(backend.name, plan(backend).sources)
+
+    def _prepared_report(self, window_seconds: float | None) -> Making:
+        self.finished.settle()
+        return self.prefix_report.prepare(self.clock(), window_seconds)
 
     async def _settle(self) -> None:
         for turn in count():
@@ -146,14 +169,13 @@ class Gateway:
             await stack.enter_async_context(self.relay.watching())
             await stack.enter_async_context(self.watch)
             await stack.enter_async_context(self.tokenization)
+            await stack.enter_async_context(self.kv_events)
             await stack.enter_async_context(_running(watch_lag(self.metrics.loop_lag)))
             stack.callback(self.finished.settle)
             await stack.enter_async_context(_running(self._settle()))
-            admin = await stack.enter_async_context(
-                admin_listening(
-                    admin_app(registry, self.overview.backends, self.overview.route), self.config.server.admin
-                )
-            )
+            app = admin_app(registry, self.overview.backends, self.overview.route)
+            add_prefix_routes(app, self._prepared_report if self.config.prefix_report.enabled else None)
+            admin = await stack.enter_async_context(admin_listening(app, self.config.server.admin))
             await stack.enter_async_context(self.server.listening())
             yield admin
 

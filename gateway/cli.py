@@ -74,9 +74,12 @@ def serve(
             err=True,
         )
     from gateway import app as gateway_app
+    from gateway.config import ConfigError
 
     try:
         gateway_app.serve(config)
+    except ConfigError as error:
+        _fail(str(error), INVALID)
     except OSError as error:
         _fail(why_not_serving(error, config), FAILED)
 

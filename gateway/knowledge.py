@@ -25,9 +25,10 @@ _START_BYTES_PER_TOKEN = 4.0
 class Knowledge:
     """Owner of the own record, of the engines' view, and of the trust in predictions."""
 
-    def __init__(self, config: Config, fleet: Fleet, metrics: Metrics) -> None:
+    def __init__(self, config: Config, fleet: Fleet, metrics: Metrics, in_flight_tokens: Callable[[int], int]) -> None:
         self._fleet = fleet
         self._metrics = metrics
+        self._in_flight_tokens = in_flight_tokens
         self._capacity_factor = config.routing.index_capacity_factor
         max_blocks = config.routing.index_memory_bytes // BLOCK_MEMORY_BYTES
         self.estimates = Estimates(_START_BYTES_PER_TOKEN)
@@ -56,6 +57,36 @@ class Knowledge:
         self._learning.answered(ask, record.seat_index, record.predicted_hit_tokens, usage)
         if ask.keys and (seats := seats_of(ask.model)):
             self._metrics.round_robin_hit_tokens.add((record.model,), self.shadow.hit_tokens(ask, seats))
+
+    def holders(self, key: int) -> list[str]:
+        """Names of the backends that hold a block, by the own record."""
+        holders = set(self.index.holders(key))
+        return sorted({engine.name for engine in self.engines() if engine.index in holders})
+
+    def seat_of(self, backend: str, rank: int) -> int | None:
+        """The number of an engine; None if the backend has no such rank."""
+        known = next((known for known in self._fleet.backends if known.name == backend), None)
+        if known is None or rank >= known.facts.engines:
+            return None
+        return self._fleet.engine(known, rank).index
+
+    def changed(self, seat: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
+        """An engine says that blocks came and went."""
+        self.exact.apply(seat, added, removed)
+        if removed and self.exact.live(seat):
+            engine = self.engine_of(seat)
+            coming = self._in_flight_tokens(seat)  # sent, and maybe not stored yet
+            self.index.shrink(seat, self._bytes(resident_tokens + coming, engine.name))
+
+    def cleared(self, seat: int) -> None:
+        """An engine says that its cache is gone."""
+        self.index.wipe(seat)
+
+    def state(self, seat: int, live: bool, whole: bool) -> None:
+        """An engine's events are followed, or no longer; and all that it holds is known, or not."""
+        self.exact.set_live(seat, live and whole)
+        engine = self.engine_of(seat)
+        self._log.info("kv_events", backend=engine.name, rank=engine.rank, live=live, whole=whole)
 
     def follow_sizes(self) -> None:
         """The records are as large as what they are a record of."""

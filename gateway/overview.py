@@ -16,14 +16,18 @@ from gateway.front.incoming import Incoming
 from gateway.front.read import Reader
 from gateway.front.routes import Route, find_route
 from gateway.knowledge import Knowledge
+from gateway.kv_events.endpoints import plan
+from gateway.kv_events.feed import KvEvents
 from gateway.observe.metrics import Labels, Metrics
 from gateway.request import Ask, Kind
 from gateway.routing.explain import as_document
 from gateway.routing.load import Load
 from gateway.routing.policy import LeastLoadedPolicy
 from gateway.routing.seat import Seat
+from gateway.tokenization.tokenization import Tokenization
 
 _BACKEND: Labels = ("backend",)
+_RESULTS = ("encoded", "unknown", "late", "busy", "too_long", "failed")  # of a wish for a prompt's tokens
 
 
 class Overview:
@@ -37,6 +41,8 @@ class Overview:
         gate: Gate,
         queue: Queue,
         knowledge: Knowledge,
+        kv_events: KvEvents,
+        tokenization: Tokenization,
         reader: Reader,
         clock: Callable[[], float],
     ) -> None:
@@ -46,6 +52,8 @@ class Overview:
         self._gate = gate
         self._queue = queue
         self._knowledge = knowledge
+        self._kv_events = kv_events
+        self._tokenization = tokenization
         self._reader = reader
         self._clock = clock
 
@@ -68,8 +76,22 @@ class Overview:
             self._of_backends(lambda backend: float(backend.health.state == "up")))  # fmt: skip
         add("gateway_backend_prefix_trust", "Share of predicted hits that is believed; 1 while they are confirmed.",
             _BACKEND, self._of_backends(self._trust))  # fmt: skip
+        add("gateway_kv_events_followed", "1 = all that an engine holds is known from its events.", ("backend", "rank"),
+            lambda: self._streams(lambda stream: float(stream["state"] == "live" and stream["whole"])))  # fmt: skip
+        add("gateway_kv_events_blocks", "KV cache blocks that an engine holds by its events.", ("backend", "rank"),
+            lambda: self._streams(lambda stream: stream["resident_blocks"]))  # fmt: skip
+        add("gateway_kv_events_gaps", "Times that events were missed, since the start.", ("backend", "rank"),
+            lambda: self._streams(lambda stream: stream["gaps"]))  # fmt: skip
+        add("gateway_tokenizer_prompts", "Prompts whose tokens were told, or why not, since the start.", ("result",),
+            self._tokenizer_results)  # fmt: skip
         add("gateway_queued_requests", "Requests in the waiting line.", ("model",),
             lambda: [((card.id,), self._queue.waiting(card.id)) for card in self._fleet.models()])  # fmt: skip
+
+    def _tokenizer_results(self) -> list[tuple[Labels, float]]:
+        return [((name,), value) for name, value in self._tokenization.totals().items() if name in _RESULTS]
+
+    def _streams(self, read: Callable[[dict[str, Any]], float]) -> list[tuple[Labels, float]]:
+        return [((each["backend"], str(each["rank"])), read(each)) for each in self._kv_events.status()]
 
     def _of_loads(self, read: Callable[[Load], float]) -> Callable[[], Iterable[tuple[Labels, float]]]:
         loads = self._placement.loads
@@ -84,7 +106,14 @@ class Overview:
     def backends(self) -> list[dict[str, Any]]:
         """What is known of each backend and what runs there."""
         now = self._clock()
-        return [self._backend(backend, self._placement.loads(backend.name), now) for backend in self._fleet.backends]
+        streams: dict[str, list[dict[str, Any]]] = {}
+        for stream in self._kv_events.status():
+            streams.setdefault(stream["backend"], []).append(stream)
+        return [
+            self._backend(backend, self._placement.loads(backend.name), now)
+            | {"kv_events": streams.get(backend.name, []), "kv_events_problem": plan(backend).problem}
+            for backend in self._fleet.backends
+        ]
 
     def _backend(self, backend: Backend, loads: list[Load], now: float) -> dict[str, Any]:
         engines, index = self._fleet.engines(backend), self._knowledge.index
@@ -100,6 +129,11 @@ class Overview:
             "kv_tokens_reserved": sum(load.reserved_tokens for load in loads),
             "prefix_record_bytes": sum(index.used_bytes(engine.index) for engine in engines),
             "prefix_trust": self._trust(backend),
+            "tokenizers": {
+                told["model"]: told["backends"][backend.name]
+                for told in self._tokenization.status()
+                if backend.name in told["backends"]
+            },
         }
 
     def route(self, body: bytes, path: str) -> dict[str, Any]:

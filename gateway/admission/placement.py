@@ -81,6 +81,10 @@ class Placement:
         """Every engine that was ever considered."""
         return list(self._seats.values())
 
+    def in_flight_tokens(self, seat: int) -> int:
+        """Prompt tokens in flight on an engine."""
+        return self._seats[seat].load.context_tokens if seat in self._seats else 0
+
     def loads(self, backend: str) -> list[Load]:
         """What is in flight on each engine of a backend on which something was ever placed."""
         return [seat.load for seat in self._seats.values() if seat.name == backend]

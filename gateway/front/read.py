@@ -15,10 +15,11 @@ from gateway.front.media import refuse_remote_media
 from gateway.front.rewrite import with_field
 from gateway.front.routes import Route
 from gateway.front.stored import StoredResponses
+from gateway.observe.prefix_report import PrefixReport
 from gateway.request import Ask, InferenceRequest, Kind
 from gateway.routing.blocks import prefix_keys, seed
 from gateway.routing.estimate import Estimates
-from gateway.routing.prompt import canonical_prompt, inputs_of, sequences_of
+from gateway.routing.prompt import Prompt, canonical_prompt, inputs_of, sequences_of
 
 MEDIA_TOKENS = 1000  # what an image, a sound or a file is taken for; how many it has is the model's secret
 _SAFE_VALUE = re.compile(rb"[\x21-\x7e][\x20-\x7e]{0,1023}")
@@ -35,6 +36,7 @@ class Reader:
         stored: StoredResponses,
         salt_secret: bytes,
         tokens_wanted: Callable[[str], bool] = lambda _: False,
+        report: PrefixReport | None = None,
     ) -> None:
         self._limits = config.server
         self._aliases = config.models.aliases
@@ -42,6 +44,7 @@ class Reader:
         self._stored = stored
         self._salt_secret = salt_secret
         self._tokens_wanted = tokens_wanted
+        self._report = report
         self._seeds: dict[tuple[str, str], int] = {}
 
     def read(
@@ -112,7 +115,8 @@ class Reader:
                 " accepted in one request.",
                 param="n",
             )
-        ask = self._prompt(document, model, salt)
+        prompt = canonical_prompt(document)
+        ask = self._measured(prompt, model, salt)
         ask.sequences, ask.output_tokens, ask.streams, ask.size_bytes = sequences, limit, streams, size_bytes
         if route.endpoint == "responses":
             ask.pinned = self._stored_on(document, key)
@@ -120,11 +124,15 @@ class Reader:
         session = incoming.headers.get(b"x-session-id") or document.get("prompt_cache_key")
         if session:
             ask.hint = seed(key.name if key is not None else "", str(session)[:1024])
+        now, report = incoming.arrived_seconds, self._report
+        if report is not None and report.wants_sample(now):
+            application = document.get("prompt_cache_key")
+            name = application if type(application) is str else ""
+            report.sample(prompt.pieces, ask, key.name if key is not None else "", name, now)
         return ask
 
-    def _prompt(self, document: dict[str, Any], model: str, salt: str) -> Ask:
+    def _measured(self, prompt: Prompt, model: str, salt: str) -> Ask:
         """The prompt's blocks and size."""
-        prompt = canonical_prompt(document)
         keys, edges = prefix_keys(prompt.pieces, self._seed(model, salt))
         size, turn, turn_end = sum(map(len, prompt.pieces)), 0, 0
         if prompt.answer > 0 and edges:

@@ -91,6 +91,11 @@ class PrefixIndex:
             self._descend(keys, low, held, middle, between, depths)
             low, held = middle, between
 
+    def holders(self, key: int) -> list[int]:
+        """The backends that hold a block."""
+        mask = self._holders.get(key, 0)
+        return [backend for backend in range(mask.bit_length()) if mask >> backend & 1]
+
     def answered(self, prompt_key: int) -> int:
         """Bit mask of the backends that hold an answer to the prompt whose last key this is."""
         return self._holders.get(prompt_key ^ _ANSWER, 0)

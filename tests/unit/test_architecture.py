@@ -37,6 +37,7 @@ LAYERS: dict[str, set[str]] = {
         "routing.token_blocks",
         "backends.backend",
         "backends.registry",
+        "observe.prefix_report",
         "observe.record",
     },
     "dispatch": {
