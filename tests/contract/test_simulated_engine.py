@@ -22,7 +22,7 @@ CONFIGS = {
     "strict": EngineConfig(model=MODEL, limits=LIMITS, time_scale=0, max_model_len=CONTEXT_TOKENS, api_key="secret"),
 }
 
-# A simulated engine publishes no KV events, and says so like a real one that does not.
+# A simulated engine publishes no KV events unless told to, and says so like a real one that does not.
 RECORDED_AS = {"kv_event_sources": "embedding_kv_event_sources"}
 # What the gateway reads from an engine's metrics.
 WATCHED = frozenset(
