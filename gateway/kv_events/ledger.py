@@ -12,6 +12,8 @@ block is gone with its last copy. It also tells of reused blocks again if a requ
 (`kv_cache_report_mode`): a prompt of several blocks that are all held is such a report, because for a prompt that it
 holds the engine computes at most the last block. An account that grows beyond the cache cannot be right, so from then
 on one removal ends a block.
+
+Blocks are spread over many small dicts: growing a large one would hold the interpreter for milliseconds.
 """
 
 from collections.abc import Iterable
@@ -24,6 +26,7 @@ from gateway.routing.token_blocks import TOKEN_BYTES, packed, token_keys, token_
 
 FULL_ATTENTION = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})  # None: not told
 GPU = frozenset({None, "GPU"})
+SHARDS = 64  # a power of two
 MAX_BLOCKS = 1 << 22  # of an engine whose size is not known
 
 
@@ -46,10 +49,10 @@ class Ledger:
         self.ignored_events = 0
         self._group: int | None = None
         self._counts_copies = True
-        self._copies = 0
-        self._keys: dict[BlockHash, int | None] = {}  # None = an orphan
+        self._blocks = self._copies = 0
+        self._keys: list[dict[BlockHash, int | None]] = [{} for _ in range(SHARDS)]  # None = an orphan
         self._more_copies: dict[BlockHash, int] = {}  # only of blocks with more than one
-        self._hashes: dict[int, int] = {}  # key -> how many hashes have it
+        self._hashes: list[dict[int, int]] = [{} for _ in range(SHARDS)]  # key -> how many hashes have it
         self._cleared = False
         self._blocks_taken = 0
         self._changes: dict[int, bool] = {}  # key -> whether it is held now
@@ -57,12 +60,12 @@ class Ledger:
     @property
     def resident_blocks(self) -> int:
         """Distinct blocks held."""
-        return len(self._keys)
+        return self._blocks
 
     @property
     def resident_tokens(self) -> int:
         """Prompt tokens that the blocks are good for; further copies of a block are not counted."""
-        return len(self._keys) * self.block_tokens
+        return self._blocks * self.block_tokens
 
     @property
     def fullness(self) -> float:
@@ -74,7 +77,7 @@ class Ledger:
     @property
     def pending(self) -> int:
         """Changes that were not taken yet; another number of blocks is one, though none has a key."""
-        return len(self._changes) + self._cleared + (len(self._keys) != self._blocks_taken)
+        return len(self._changes) + self._cleared + (self._blocks != self._blocks_taken)
 
     def apply(self, event: Event) -> None:
         """Follow one event."""
@@ -88,11 +91,13 @@ class Ledger:
 
     def clear(self) -> None:
         """Everything is gone, or nothing is known any more."""
-        self._changes.update(dict.fromkeys(self._hashes, False))
-        self._keys.clear()
+        for hashes in self._hashes:
+            self._changes.update(dict.fromkeys(hashes, False))
+            hashes.clear()
+        for keys in self._keys:
+            keys.clear()
         self._more_copies.clear()
-        self._hashes.clear()
-        self._copies = self.orphans = 0
+        self._blocks = self._copies = self.orphans = 0
         self._cleared = True
 
     def restart(self) -> None:
@@ -104,7 +109,7 @@ class Ledger:
         """The changes since the last time; a key that came and went is in `removed` alone."""
         changes, self._changes = self._changes, {}
         cleared, self._cleared = self._cleared, False
-        self._blocks_taken = len(self._keys)
+        self._blocks_taken = self._blocks
         added = [key for key, held in changes.items() if held]
         removed = [key for key, held in changes.items() if not held] if len(added) < len(changes) else []
         return Changes(cleared, added, removed)
@@ -119,7 +124,7 @@ class Ledger:
             return
         parent = event.parent_block_hash
         begins = parent is None
-        chain = token_seed(event.lora_name, _salt(event)) if begins else self._keys.get(parent)  # type: ignore[arg-type]
+        chain = token_seed(event.lora_name, _salt(event)) if begins else self._key_of(parent)
         keys: Iterable[int | None]
         if chain is None:
             keys = [None] * len(hashes)
@@ -129,17 +134,18 @@ class Ledger:
             except OverflowError:
                 self.ignored_events += 1  # what is no token id
                 return
-        held = self._keys
-        is_report = begins and len(hashes) > 1 and all(block in held for block in hashes)
+        shards = self._keys
+        is_report = begins and len(hashes) > 1 and all(block in shards[hash(block) & SHARDS - 1] for block in hashes)
         for block, key in zip(hashes, keys, strict=True):
             self._add(block, key, not is_report)
         if self._copies > self._capacity_blocks():
             self._overflowed()
 
     def _add(self, block: BlockHash, key: int | None, is_copy: bool) -> None:
-        keys = self._keys
+        keys = self._keys[hash(block) & SHARDS - 1]
         if block not in keys:
             keys[block] = key
+            self._blocks += 1
             self._copies += 1
         else:
             if is_copy and self._counts_copies:
@@ -152,17 +158,18 @@ class Ledger:
         if key is None:
             self.orphans += 1
             return
-        hashes = self._hashes.get(key, 0)
-        self._hashes[key] = hashes + 1
-        if not hashes:
+        hashes = self._hashes[key & SHARDS - 1]
+        count = hashes[key] = hashes.get(key, 0) + 1
+        if count == 1:
             self._changes[key] = True
 
     def _removed(self, event: Removed) -> None:
         if event.medium not in GPU or (event.group_idx is not None and event.group_idx != self._group):
             self.ignored_events += 1
             return
-        keys, more = self._keys, self._more_copies
+        more = self._more_copies
         for block in event.block_hashes:
+            keys = self._keys[hash(block) & SHARDS - 1]
             if block not in keys:
                 continue
             self._copies -= 1
@@ -173,15 +180,16 @@ class Ledger:
                 else:
                     del more[block]
                 continue
+            self._blocks -= 1
             key = keys.pop(block)
             if key is None:
                 self.orphans -= 1
                 continue
-            hashes = self._hashes[key] - 1
-            if hashes:
-                self._hashes[key] = hashes
+            hashes = self._hashes[key & SHARDS - 1]
+            if hashes[key] > 1:
+                hashes[key] -= 1
             else:
-                del self._hashes[key]
+                del hashes[key]
                 self._changes[key] = False
 
     def _counts(self, event: Stored) -> bool:
@@ -191,6 +199,9 @@ class Ledger:
         if self._group is None:
             self._group = event.group_idx
         return event.group_idx == self._group
+
+    def _key_of(self, block: BlockHash | None) -> int | None:
+        return None if block is None else self._keys[hash(block) & SHARDS - 1].get(block)
 
     def _resized(self, size: int) -> bool:
         """The largest blocks are the engine's; smaller ones are parts of blocks, which are not followed."""
@@ -210,7 +221,7 @@ class Ledger:
         """More blocks than the engine can hold."""
         self._counts_copies = False
         self._more_copies.clear()
-        self._copies = len(self._keys)
+        self._copies = self._blocks
         if self._copies > 4 * self._capacity_blocks():
             self.clear()  # not this engine's size, or not its events
 

@@ -2,9 +2,13 @@
 
 Unlike the gateway's own record, engines may evict a block before its successors, so a chain can have holes: a prefix
 ends at the first block that is missing, whatever follows.
+
+The keys are spread over many small dicts: growing one dict of a million keys would hold up the event loop for 80 ms.
 """
 
 from collections.abc import Iterable, Sequence
+
+SHARDS = 256  # a power of two
 
 
 class ExactIndex:
@@ -12,15 +16,15 @@ class ExactIndex:
     numbers may come at any time."""
 
     def __init__(self) -> None:
-        self._holders: dict[int, int] = {}  # key -> bit mask of engines
+        self._holders: list[dict[int, int]] = [{} for _ in range(SHARDS)]  # key -> bit mask of engines
         self._live = 0  # bit mask
         self._engines = 0
 
     def __repr__(self) -> str:
-        return f"<ExactIndex {len(self._holders)} keys of {self._engines} engines, live: {self._live:b}>"
+        return f"<ExactIndex {len(self)} keys of {self._engines} engines, live: {self._live:b}>"
 
     def __len__(self) -> int:
-        return len(self._holders)
+        return sum(map(len, self._holders))
 
     def live(self, engine: int) -> bool:
         """Whether what is known of the engine is kept up to date."""
@@ -35,13 +39,14 @@ class ExactIndex:
     def apply(self, engine: int, added: Iterable[int], removed: Iterable[int]) -> None:
         """Blocks that the engine holds now, and others that it holds no more. Repetition is harmless."""
         self._grow(engine)
-        holders, bit = self._holders, 1 << engine
-        known = holders.get
+        shards, low, bit = self._holders, SHARDS - 1, 1 << engine
         for key in added:
-            holders[key] = known(key, 0) | bit
+            holders = shards[key & low]
+            holders[key] = holders.get(key, 0) | bit
         others = ~bit
         for key in removed:
-            mask = known(key, 0)
+            holders = shards[key & low]
+            mask = holders.get(key, 0)
             if mask == bit:
                 del holders[key]
             elif mask & bit:
@@ -50,14 +55,14 @@ class ExactIndex:
     def clear(self, engine: int) -> None:
         """The engine holds nothing. Goes through all keys of all engines."""
         bit = 1 << engine
-        self.apply(engine, (), [key for key, mask in self._holders.items() if mask & bit])
+        self.apply(engine, (), [key for holders in self._holders for key, mask in holders.items() if mask & bit])
 
     def depths(self, keys: Sequence[int]) -> list[int]:
         """For each engine, how many of the leading blocks it holds; 0 for those that are not live."""
         depths = [0] * self._engines
-        held, known = self._live, self._holders.get
+        held, shards, low = self._live, self._holders, SHARDS - 1
         for depth, key in enumerate(keys):
-            still = held & known(key, 0)
+            still = held & shards[key & low].get(key, 0)
             if still != held:
                 _assign(depths, held & ~still, depth)
                 held = still
