@@ -41,7 +41,7 @@ def _parts(report: Document) -> Iterator[RenderableType]:
         yield _counts(report["clients"][:_ROWS], ("client",))
     if report["applications"]:
         yield _title("By application (what prompts begin with)")
-        yield _counts(_with_others(report["applications"]), ("id", "client", "name"))
+        yield _counts(report["applications"][:_ROWS], ("id", "client", "name"))
 
 
 def _totals(report: Document) -> Iterator[RenderableType]:
@@ -76,7 +76,7 @@ def _breaker(number: int, breaker: Document) -> Iterator[RenderableType]:
     yield head
     who = ", ".join(client or "(no key)" for client in breaker["clients"])
     facts = (
-        f"{breaker['requests']:,} requests of {who}, {_round(breaker['requests_per_hour'])} an hour; "
+        f"About {breaker['requests']:,} requests of {who}, {_round(breaker['requests_per_hour'])} an hour; "
         f"{breaker['variants']:,} variants in {breaker['samples']:,} prompts looked at; "
         f"costs {breaker['saved_tokens_per_request']:,} tokens a request, {_round(saved)} an hour."
     )
@@ -137,10 +137,6 @@ def _counts(entries: Sequence[Document], names: tuple[str, ...]) -> Table:
     for entry in entries:
         table.add_row(*(entry[name] or ("(no key)" if name == "client" else "") for name in names), *_numbers(entry))
     return table
-
-
-def _with_others(entries: Sequence[Document]) -> list[Document]:
-    return [*entries[:_ROWS], *(entry for entry in entries[_ROWS:] if entry["id"] == "others")]
 
 
 def _table(*columns: str) -> Table:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from gateway.observe.prefixes.breakers import Scale, breaker
+from gateway.observe.prefixes.breakers import Scale, breakers
+from gateway.observe.prefixes.causes import find_cause
 from gateway.observe.prefixes.corpus import Breathe, build
 from gateway.observe.prefixes.families import find_families
 from gateway.observe.prefixes.hottest import Holders, applications, clients, counts, hottest, merged_rows
@@ -98,7 +99,7 @@ def make(taken: Snapshot, show_text: bool, holders: Holders | None, breathe: Bre
     breathe()
     in_window = add_up(rows.values())
     window_began = taken.epochs[0].began_seconds if taken.epochs else taken.now_seconds
-    breakers, behind = _breakers(taken, show_text, breathe)
+    found, behind = _breakers(taken, show_text, breathe)
     return {
         "uptime_seconds": round(taken.uptime_seconds, 3),
         "window_seconds": round(min(taken.uptime_seconds, taken.now_seconds - window_began), 3),
@@ -108,7 +109,7 @@ def make(taken: Snapshot, show_text: bool, holders: Holders | None, breathe: Bre
         "clients": clients(rows, _MOST_ROWS),
         "applications": applications(rows, taken.samples, _MOST_ROWS, show_text),
         "prefixes": hottest(taken.epochs, taken.samples, _MOST_ROWS, show_text, holders),
-        "breakers": breakers,
+        "breakers": found,
         "samples": {
             "kept": len(taken.samples),
             "bytes": sum(len(sample.text) for sample in taken.samples),
@@ -125,26 +126,22 @@ def _span_seconds(taken: Snapshot) -> float:
 
 def _breakers(taken: Snapshot, show_text: bool, breathe: Breathe) -> tuple[list[dict[str, Any]], float]:
     """What keeps caches cold, dearest first; and the share of all prompt text that stands behind a difference."""
-    samples = taken.samples
-    if not samples:
+    if not taken.samples:
         return [], 0.0
-    corpus = build(samples, breathe)
+    corpus = build(taken.samples, breathe)
+    samples = corpus.samples
     told = [round(each.hit_tokens * each.size_bytes / max(1, each.prompt_tokens)) for each in samples]
-    reported = np.array([each.told for each in samples])
-    hits = np.where(reported, np.array(told, np.int64), corpus.matched())
-    families = find_families(corpus, hits, breathe)
-    scale = Scale(_span_seconds(taken), show_text, taken.models)
-    found = []
-    behind = 0
-    weights = np.array([sample.weight for sample in samples])
-    for family in families:
-        document = breaker(corpus, family, scale)
+    hits = np.where([each.told for each in samples], np.array(told, np.int64), corpus.matched())
+    causes = []
+    for family in find_families(corpus, hits, breathe):
+        cause = find_cause(corpus, family)
+        if cause is not None:
+            causes.append(cause)
         breathe()
-        if document is not None:
-            found.append(document)
-            behind += int((family.saving_bytes * weights[family.members]).sum())
-    found.sort(key=lambda document: -document["saved_tokens_per_hour"])
-    whole = sum(sample.size_bytes * sample.weight for sample in samples)
+    scale = Scale(_span_seconds(taken), show_text, taken.models)
+    whole = sum(sample.prompt_tokens * sample.weight for sample in samples)
+    found = breakers(corpus, causes, scale)
+    behind = sum(each["saved_tokens_per_request"] * each["requests"] for each in found)
     return found[:_MOST_ROWS], behind / max(1, whole)
 
 

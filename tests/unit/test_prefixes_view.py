@@ -53,7 +53,7 @@ async def run(*arguments: str) -> Result:
 def test_a_cause_is_told_and_drawn(report: PrefixReport) -> None:
     text = shown(report.report(31.0))
     assert "1. timestamp in messages[0] (system), byte 5 of it" in text
-    assert "30 requests of team-a" in text
+    assert "About 30 requests of team-a" in text
     assert "Move the time behind the shared text" in text
     (bar,) = [line for line in text.splitlines() if line.strip().startswith("█▒█")]
     assert bar.strip().startswith("█▒████")

@@ -1,21 +1,22 @@
-"""Families as the report tells them: what differs, where, how often, and what it costs."""
+"""Causes as the report tells them: what differs, where, how often, and what it costs."""
 
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from gateway.observe.prefixes.advice import advice_on
+from gateway.observe.prefixes.causes import MAY_BE_NATURAL, ORDERS, Cause
 from gateway.observe.prefixes.corpus import Corpus
-from gateway.observe.prefixes.difference import Difference, compare, part_of
 from gateway.observe.prefixes.families import Family, core_flags
 from gateway.observe.prefixes.kinds import Kind, kind_within
 
-_ORDERS = (Kind.TOOL_ORDER, Kind.JSON_KEY_ORDER, Kind.TEXT_ORDER)
-_PAIRS = 48  # compared in a family
+_LEAST_SHARE = 0.01  # of all prompt tokens, that a cause has to cost
+_LEAST_DOUBTFUL_SHARE = 0.05
+_LEAST_DOUBTFUL_OWN_SHARE = 0.2  # of the prompt tokens of its own requests
+_BEYOND_DOUBT = 0.5  # of the same
 _LEAST_SEGMENT_SHARE = 0.01  # of the prompt: smaller ones are drawn with their neighbours
 _MOST_SEGMENTS = 12
 _EXCERPT_BYTES = 60
@@ -30,57 +31,73 @@ class Scale:
     models: frozenset[str]  # that have answered; other names are a client's invention
 
 
-def breaker(corpus: Corpus, family: Family, scale: Scale) -> dict[str, Any] | None:
-    """A cause of lost hits, as a document; None if the prompts do not tell what differs."""
-    found = _differences(corpus, family)
-    if not found:
-        return None
-    kind, _ = Counter(each.kind for _, _, each in found).most_common(1)[0]
-    alike = [entry for entry in found if entry[2].kind is kind]
-    position, _ = Counter(each.start for _, _, each in alike).most_common(1)[0]
-    if kind in _ORDERS:
-        position = min(each.start for _, _, each in alike)
-    samples = [corpus.samples[member] for member in family.members]
-    size = sum(sample.size_bytes for sample in samples)
-    tokens_per_byte = sum(sample.prompt_tokens for sample in samples) / max(1, size)
+def breakers(corpus: Corpus, causes: Sequence[Cause], scale: Scale) -> list[dict[str, Any]]:
+    """A document for each cause that matters, dearest first. The same cause of several families is told once."""
+    groups: dict[object, list[Cause]] = {}
+    for cause in causes:
+        who = frozenset(
+            (corpus.samples[member].model, corpus.samples[member].client) for member in cause.family.members
+        )
+        groups.setdefault((cause.kind, cause.part, who), []).append(cause)
+    documents = [_breaker(corpus, group, scale) for group in groups.values()]
+    whole = sum(sample.prompt_tokens * sample.weight for sample in corpus.samples)
+    told = [document for document in documents if _matters(document, whole)]
+    return sorted(told, key=lambda document: -document["saved_tokens_per_hour"])
+
+
+def _matters(document: dict[str, Any], whole_tokens: int) -> bool:
+    """Text that comes again by chance, as documents found for a question, is no large part of anything."""
+    doubtful = document["kind"] in MAY_BE_NATURAL and document["saved_share"] < _BEYOND_DOUBT
+    share = document["saved_tokens_per_request"] * document["requests"] / max(1, whole_tokens)
+    if doubtful:
+        return bool(share >= _LEAST_DOUBTFUL_SHARE and document["saved_share"] >= _LEAST_DOUBTFUL_OWN_SHARE)
+    return bool(share >= _LEAST_SHARE)
+
+
+def _breaker(corpus: Corpus, causes: Sequence[Cause], scale: Scale) -> dict[str, Any]:
+    main = max(causes, key=lambda cause: len(cause.family.members))
+    family, kind, part = main.family, main.kind, main.part
+    samples = [corpus.samples[member] for cause in causes for member in cause.family.members]
+    tokens_per_byte = sum(each.prompt_tokens for each in samples) / max(1, sum(each.size_bytes for each in samples))
     requests = sum(sample.weight for sample in samples)
     per_hour = requests * 3600 / scale.seconds
-    saved = round(family.mean_saving_bytes * tokens_per_byte)
-    place = part_of(samples[0].text, position)
-    where = "the request's cache_salt" if kind is Kind.CACHE_SALT else f"{place.name}, byte {place.offset_bytes:,}"
+    saved = round(_mean_saving_bytes(corpus, causes) * tokens_per_byte)
+    where = "the request's cache_salt" if kind is Kind.CACHE_SALT else f"{part.name}, byte {part.offset_bytes:,}"
     document: dict[str, Any] = {
         "id": _id_of(corpus, family),
         "kind": kind.value,
-        "part": "cache_salt" if kind is Kind.CACHE_SALT else place.name,
-        "part_offset_bytes": place.offset_bytes,
-        "position_bytes": position,
-        "position_tokens": round(position * tokens_per_byte),
-        "differs_bytes": int(np.median([end - each.start for _, _, each in alike for end in each.ends])),
+        "part": part.name,
+        "part_offset_bytes": part.offset_bytes,
+        "position_bytes": main.position_bytes,
+        "position_tokens": round(main.position_bytes * tokens_per_byte),
+        "differs_bytes": int(np.median([end - each.start for _, _, each in main.shown_by for end in each.ends])),
         "shared_after_tokens": round(float(np.median(family.core_bytes)) * tokens_per_byte),
         "requests": requests,
         "requests_per_hour": round(per_hour),
         "saved_tokens_per_request": saved,
         "saved_tokens_per_hour": round(saved * per_hour),
+        "saved_share": round(saved * len(samples) / max(1, sum(each.prompt_tokens for each in samples)), 4),
         "samples": len(samples),
-        "variants": int(family.branches.max()) + 1,
+        "variants": sum(int(cause.family.branches.max()) + 1 for cause in causes),
         "models": sorted({sample.model if sample.model in scale.models else "unknown" for sample in samples}),
         "clients": sorted({sample.client for sample in samples}),
         "also": _also(corpus, family, kind),
-        "picture": _picture(corpus, family, kind, position, tokens_per_byte),
+        "picture": _picture(corpus, main, tokens_per_byte),
         "advice": advice_on(kind, where, saved),
     }
     if scale.show_text:
-        document["examples"] = _examples(corpus, family, alike)
+        document["examples"] = _examples(corpus, main)
     return document
 
 
-def _differences(corpus: Corpus, family: Family) -> list[tuple[int, int, Difference]]:
-    """The first difference of neighbours in time, one of each branch."""
-    _, firsts = np.unique(family.branches, return_index=True)
-    places = np.sort(firsts)[: _PAIRS + 1].tolist()
-    pairs = pairwise(places)
-    compared = ((one, other, compare(corpus, family, one, other)) for one, other in pairs)
-    return [(one, other, difference) for one, other, difference in compared if difference is not None]
+def _mean_saving_bytes(corpus: Corpus, causes: Sequence[Cause]) -> float:
+    """Of a request that is not the first of its family; each sample stands for its weight."""
+    saved = weight = 0
+    for cause in causes:
+        weights = np.array([corpus.samples[member].weight for member in cause.family.members[1:]])
+        saved += int((cause.family.saving_bytes[1:] * weights).sum())
+        weight += int(weights.sum())
+    return saved / max(1, weight)
 
 
 def _id_of(corpus: Corpus, family: Family) -> str:
@@ -109,8 +126,9 @@ def _segments(corpus: Corpus, family: Family, member: int) -> list[tuple[str, in
     return segments
 
 
-def _picture(corpus: Corpus, family: Family, kind: Kind, position: int, tokens_per_byte: float) -> list[dict[str, Any]]:
+def _picture(corpus: Corpus, cause: Cause, tokens_per_byte: float) -> list[dict[str, Any]]:
     """A prompt of middle length from its beginning to its end, as runs of shared, differing, reordered and own text."""
+    family, kind, position = cause.family, cause.kind, cause.position_bytes
     sizes = [len(corpus.samples[member].text) for member in family.members]
     member = int(np.argsort(sizes, kind="stable")[len(sizes) // 2])
     runs = [("shared", 0, position)] if position else []
@@ -118,7 +136,7 @@ def _picture(corpus: Corpus, family: Family, kind: Kind, position: int, tokens_p
         runs.append(("differs", 0, 0))
     for segment, start, end in _segments(corpus, family, member):
         begin, what = max(start, position), segment
-        if kind in _ORDERS and segment != "own":
+        if kind in ORDERS and segment != "own":
             what = "reordered"
         if end <= begin:
             continue
@@ -139,12 +157,12 @@ def _also(corpus: Corpus, family: Family, first: Kind) -> list[str]:
     return sorted({kind.value for kind in kinds if kind is not None and kind is not first})
 
 
-def _examples(corpus: Corpus, family: Family, found: list[tuple[int, int, Difference]]) -> list[str]:
+def _examples(corpus: Corpus, cause: Cause) -> list[str]:
     """The differing text of some prompts."""
     examples: dict[str, None] = {}
-    for one, other, each in found[:8]:
+    for one, other, each in cause.shown_by[:8]:
         for place, end in zip((one, other), each.ends, strict=True):
-            text = corpus.samples[family.members[place]].text
+            text = corpus.samples[cause.family.members[place]].text
             end = max(end, each.start + 24) if end == each.start else end
             examples[text[each.start : min(end, each.start + _EXCERPT_BYTES)].decode(errors="replace")] = None
     return list(examples)[:4]

@@ -21,6 +21,8 @@ Breathe = Callable[[], None]  # called often, so that a long computation can let
 _ENDS = b"\n.,;{}[]\\\x1e\x82\x8c"  # the last two end the comma and the full stop of Chinese and Japanese
 _PIECE = re.compile(rb"[^" + re.escape(_ENDS) + rb"]{0,128}[" + re.escape(_ENDS) + rb"]*")
 _MARGIN = _ENDS + b' ":\t\r'
+_MOST_PIECES = 4096  # of a prompt: what follows is left out
+_MOST_IN_ALL = 400_000  # of all prompts: the oldest are left out
 _TELLING_BYTES = 12  # shorter pieces are in everything
 _ODD = 0x9E3779B97F4A7C15  # its powers number the places in a chain
 
@@ -70,11 +72,18 @@ def chained(digests: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64
 
 
 def build(samples: Sequence[Sample], breathe: Breathe) -> Corpus:
-    """Cut the samples and number what is in them."""
-    salts = _salts(samples)
+    """Cut the samples and number what is in them; too many tiny pieces are not looked at, least of all old ones."""
+    cut, count = [], 0
+    for sample in reversed(samples):
+        pieces = _PIECE.findall(sample.text)[:-1][:_MOST_PIECES]  # the last one is empty
+        count += len(pieces)
+        if count > _MOST_IN_ALL:
+            break
+        cut.append(pieces)
+        breathe()
+    samples = samples[len(samples) - len(cut) :]
     digests, sizes, nodes, starts, lengths = [], [], [], [], []
-    for sample, salt in zip(samples, salts, strict=True):
-        pieces = _PIECE.findall(sample.text)[:-1]  # the last one is empty
+    for sample, pieces, salt in zip(samples, reversed(cut), _salts(samples), strict=True):
         digest = np.array([salt, *(xxh3_64_intdigest(piece.strip(_MARGIN)) for piece in pieces)], np.uint64)
         size = np.array([0, *map(len, pieces)], np.int64)
         digests.append(digest)

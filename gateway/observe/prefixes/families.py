@@ -19,7 +19,7 @@ LEAST_SAVING_BYTES = 512  # of a request, on average; below that a cause is not 
 LEAST_SAVING_SHARE = 0.05  # of the family's text
 LEAST_SAMPLES = 4
 LEAST_BRANCHES = 3
-_ONE_APPLICATION_BYTES = 128  # in common from the start: then families that go apart there are told as one
+_MOST_PIECES = 4_000_000  # looked at in all: prompts made to branch everywhere would take minutes
 _CORE_SHARE = 0.5  # of the branches that must have a piece
 _MOST_VARYING = 4  # times the core, that what stands before its end may be
 _COVERED = 0.95  # of a prompt's core bytes: behind that, a piece of the core is taken for chance
@@ -39,6 +39,7 @@ class Family:
     core_end: Ints
     core_bytes: Ints
     saving_bytes: Ints
+    saving_share: float  # of all text of the members
     is_core: Ints  # sorted contents
 
     @property
@@ -60,42 +61,22 @@ def find_families(corpus: Corpus, hit_bytes: Ints, breathe: Breathe) -> list[Fam
     """Every family. `hit_bytes`: of each sample, how much of it was found in a cache."""
     claimed = np.zeros(len(corpus.samples), np.bool_)
     families = []
+    left = _MOST_PIECES
     for branching in _branchings(corpus, claimed):
+        left -= int((corpus.rows[branching.members + 1] - branching.rows).sum())
+        if left < 0:
+            break
         breathe()
         measured = (_measured(corpus, branching, chosen, hit_bytes) for chosen in _alike(corpus, branching, breathe))
         found = [family for family in measured if family is not None and _gains_enough(corpus, family)]
-        if len(found) > 1 and found[0].depth_bytes >= _ONE_APPLICATION_BYTES:
-            found = [_together(found)]
         for family in found:
             claimed[family.members] = True
         families += found
     return families
 
 
-def _together(families: list[Family]) -> Family:
-    """One family of several at the same node."""
-    first = families[0]
-    members = np.concatenate([family.members for family in families])
-    order = np.argsort(members, kind="stable")
-    branches, count = [], 0
-    for family in families:
-        branches.append(family.branches + count)
-        count += int(family.branches.max()) + 1
-
-    def all_of(name: str) -> Ints:
-        return np.concatenate([getattr(family, name) for family in families])[order]
-
-    return Family(
-        first.depth_bytes, members[order], np.concatenate(branches)[order], all_of("first_row"), all_of("core_end"),
-        all_of("core_bytes"), all_of("saving_bytes"), np.unique(np.concatenate([each.is_core for each in families])),
-    )  # fmt: skip
-
-
 def _gains_enough(corpus: Corpus, family: Family) -> bool:
-    if family.mean_saving_bytes < LEAST_SAVING_BYTES:
-        return False
-    whole = corpus.start[corpus.rows[family.members + 1] - 1] + corpus.size[corpus.rows[family.members + 1] - 1]
-    if family.saving_bytes.sum() < LEAST_SAVING_SHARE * whole.sum():
+    if family.mean_saving_bytes < LEAST_SAVING_BYTES or family.saving_share < LEAST_SAVING_SHARE:
         return False
     before_end = corpus.start[family.core_end - 1] - corpus.start[family.first_row]
     varying = np.median(before_end - family.core_bytes)
@@ -194,8 +175,11 @@ def _measured(corpus: Corpus, branching: _Branching, chosen: Ints, hit_bytes: In
     depth = int(corpus.start[first_row[0]])
     beyond = np.maximum(0, hit_bytes[members] - depth)
     saving = core_bytes + _tails(corpus, members, core_end) - beyond
+    saving = np.maximum(0, saving)
     saving[0] = 0  # nothing was before it
-    return Family(depth, members, group.branches, first_row, core_end, core_bytes, np.maximum(0, saving), core)
+    last = corpus.rows[members + 1] - 1
+    share = float(saving.sum() / (corpus.start[last] + corpus.size[last]).sum())
+    return Family(depth, members, group.branches, first_row, core_end, core_bytes, saving, share, core)
 
 
 def _core(corpus: Corpus, group: _Branching, rows: Ints, places: Ints) -> Ints:

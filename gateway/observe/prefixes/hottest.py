@@ -63,33 +63,34 @@ def clients(rows: dict[Application, list[int]], most: int) -> list[dict[str, Any
 def applications(
     rows: dict[Application, list[int]], samples: Sequence[Sample], most: int, show_text: bool
 ) -> list[dict[str, Any]]:
-    """By what the prompts begin with, most prompt tokens first; what begins like nothing else is told together."""
+    """By what the prompts begin with, and by name where all that begin alike give the same; most prompt tokens first.
+
+    What begins like nothing else is told together, for each key.
+    """
     names: dict[Application, set[str]] = {}
     texts: dict[Application, bytes] = {}
     for sample in samples:
         if sample.keys:
             names.setdefault((sample.client, sample.keys[0]), set()).add(sample.name)
             texts[sample.client, sample.keys[0]] = sample.text
-    told = [item for item in rows.items() if item[0][1] != OTHERS and item[1][REQUESTS] > 1]
-    told.sort(key=lambda item: item[1][PROMPT], reverse=True)
-    listed = []
-    for application, row in told[:most]:
+    listed: dict[tuple[str, str], dict[str, Any]] = {}
+    sums: dict[tuple[str, str], list[int]] = {}
+    told_apart = 0
+    for application, row in sorted(rows.items(), key=lambda item: item[1][PROMPT], reverse=True):
         client, first = application
         given = names.get(application, set())
-        entry = {
-            "id": identity(first),
-            "client": client,
-            "name": next(iter(given)) if len(given) == 1 else "",
-            **counts(row),
-        }
-        if show_text:
-            entry["text"] = texts.get(application, b"")[:_EXCERPT_BYTES].decode(errors="replace")
-        listed.append(entry)
-    listed_ones = {application for application, _ in told[:most]}
-    rest = [row for application, row in rows.items() if application not in listed_ones]
-    if rest:
-        listed.append({"id": "others", "client": "", "name": "", **counts(add_up(rest))})
-    return listed
+        name = next(iter(given)) if len(given) == 1 else ""
+        rare = first == OTHERS or row[REQUESTS] < 2 or (told_apart >= most and (client, name) not in listed)
+        place = (client, "others" if rare else name or identity(first))
+        sums[place] = add_up((sums.get(place, [0] * 5), row))
+        if place in listed:
+            continue
+        told_apart += not rare
+        listed[place] = {"id": "others" if rare else identity(first), "client": client, "name": "" if rare else name}
+        if show_text and not rare:
+            listed[place]["text"] = texts.get(application, b"")[:_EXCERPT_BYTES].decode(errors="replace")
+    told = [{**listed[place], **counts(row)} for place, row in sums.items()]
+    return sorted(told, key=lambda entry: -int(entry["prompt_tokens"]))
 
 
 def hottest(

@@ -1,11 +1,14 @@
 """Prompts kept for the report: few, bounded in number and bytes, in memory only."""
 
+import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.observe.record import Record
 from gateway.request import Ask
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}")
 
 
 @dataclass(slots=True)
@@ -73,13 +76,14 @@ class Samples:
         return True
 
     def add(self, pieces: Sequence[bytes], ask: Ask, client: str, name: str, now: float) -> None:
-        """Keep a prompt, given message by message."""
+        """Keep a prompt, given message by message. A name that does not look like a label is not kept."""
         if self._tokens >= self._limits.burst:
             self._filled_seconds = now  # a full bucket gains nothing by waiting
         self._tokens = max(0.0, self._tokens - 1.0)
         text = _joined(pieces, self._limits.text_bytes)
         if not text:
             return
+        name = name if _NAME.fullmatch(name) else ""
         sample = Sample(
             text, ask.model, client, name, ask.keys, ask.edges, now, max(1, self._seen), ask.prompt_size,
             ask.prompt_tokens,

@@ -234,6 +234,19 @@ def test_natural_traffic_gives_no_alarm(seed: int, applications: int, each: int,
     assert report_on(documents, apart_seconds=random.choice((1.0, 0.05)))["breakers"] == []
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_documents_that_are_found_for_a_question_give_no_alarm(seed: int) -> None:
+    random = Random(seed)
+    prose = Prose(random)
+    system, library = prose.text(1500), [prose.text(1200) for _ in range(80)]
+    popular = [1 / place for place in range(1, 81)] if seed % 2 else [1.0] * 80
+
+    def found() -> str:
+        return "\n\n".join(dict.fromkeys(random.choices(library, popular, k=5)))
+
+    assert report_on([chat(f"{system}\n{found()}", each) for each in questions(prose, 120)])["breakers"] == []
+
+
 def test_every_cause_is_told_apart_in_mixed_traffic(prose: Prose, random: Random) -> None:
     clock, offered = times(random), tools(prose, 7)
     one, other, third = prose.text(5000), prose.text(4000), prose.text(300)

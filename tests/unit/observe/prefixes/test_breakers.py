@@ -2,7 +2,8 @@ from random import Random
 
 import pytest
 
-from gateway.observe.prefixes.breakers import Scale, breaker
+from gateway.observe.prefixes.breakers import Scale, breakers
+from gateway.observe.prefixes.causes import find_cause
 from gateway.observe.prefixes.corpus import build
 from gateway.observe.prefixes.families import find_families
 from gateway.observe.prefixes.samples import Sample
@@ -19,10 +20,17 @@ def told(texts: list[str], scale: Scale = HOUR, weight: int = 10, model: str = "
         for place, text in enumerate(texts)
     ]
     corpus = build(samples, lambda: None)
-    (family,) = find_families(corpus, corpus.matched(), lambda: None)
-    found = breaker(corpus, family, scale)
-    assert found is not None
+    causes = [find_cause(corpus, family) for family in find_families(corpus, corpus.matched(), lambda: None)]
+    (found,) = breakers(corpus, [cause for cause in causes if cause is not None], scale)
     return found
+
+
+def test_families_of_one_cause_are_told_as_one() -> None:
+    other = PROSE.text(3000)
+    texts = [f"Case {number}:\n{(SHARED, other)[number % 2]}" for number in range(100, 120)]
+    found = told(texts)
+    assert (found["requests"], found["variants"]) == (200, 20)
+    assert abs(found["saved_tokens_per_request"] - 3500 / 4) < 20
 
 
 def test_samples_stand_for_the_traffic() -> None:

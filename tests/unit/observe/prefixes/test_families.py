@@ -71,15 +71,6 @@ def test_families_at_one_place_are_told_apart_by_what_they_share() -> None:
     assert sorted(family.members.tolist() for family in found) == [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11]]
 
 
-def test_families_of_one_application_at_one_place_are_one() -> None:
-    opening = PROSE.text(400) + "\n"
-    other = PROSE.text(1500)
-    texts = [f"{opening}No {number}.\n{(SHARED, other)[number % 2]}" for number in range(12)]
-    (family,) = families(texts)
-    assert family.members.tolist() == list(range(12))
-    assert family.branches.max() == 11
-
-
 def test_order_within_the_shared_text_does_not_matter() -> None:
     parts, random = [PROSE.text(400) for _ in range(6)], Random(3)
     (family,) = families(["\n".join(random.sample(parts, 6)) for _ in range(20)])

@@ -42,8 +42,16 @@ def test_applications_that_are_not_listed_are_told_together() -> None:
     rows = {("a", number): [2, number, 0, 0, 0] for number in range(1, 8)}
     rows |= {("a", OTHERS): [10, 5, 0, 0, 0], ("a", 50): [1, 100, 0, 0, 0]}
     told = applications(rows, [], 3, False)
-    assert [row["prompt_tokens"] for row in told] == [7, 6, 5, 115]
-    assert (told[-1]["id"], told[-1]["requests"]) == ("others", 19)
+    assert [(row["id"], row["prompt_tokens"]) for row in told] == [
+        ("others", 115), (identity(7), 7), (identity(6), 6), (identity(5), 5),
+    ]  # fmt: skip
+    assert told[0]["requests"] == 19
+
+
+def test_applications_of_one_name_are_one() -> None:
+    rows = {("a", 1): [2, 10, 0, 0, 0], ("a", 5): [2, 9, 0, 0, 0], ("b", 1): [3, 8, 0, 0, 0]}
+    told = applications(rows, [sample(1, "shop"), sample(5, "shop")], 5, False)
+    assert [(row["client"], row["name"], row["requests"]) for row in told] == [("a", "shop", 4), ("b", "", 3)]
 
 
 def reuse(requests: int, saved: float, parent: int = 0, backend: str = "b0") -> Reuse:
