@@ -152,7 +152,7 @@ async def _access_log(path: Path, records: Sequence[Record]) -> bytes:
     answered = sum(record.ok for record in records)
 
     async def whole() -> bool:
-        return _printed(path).count(b"\n") >= answered + _WARM_UPS
+        return _printed(path).count(b'"outcome":"completed"') >= answered + _WARM_UPS
 
     await eventually(whole, f"a line for each of {answered} requests in {path}", _LOG_SECONDS)
     return _printed(path)

@@ -137,6 +137,8 @@ def _recoveries(label: str, found: list[Figures]) -> list[str]:
     if not told:
         return []
     names = list(dict.fromkeys(name for one in told for name in one.after))
+    if not names:
+        return [f"{label}: no request reached the engines that lost their caches again; a longer run (--limit) would."]
     parts = [f"before {_percents([one.before for one in told if one.before])}"]
     parts += [f"requests {name}: {_percents([e for one in told if (e := one.after.get(name))])}" for name in names]
     return [f"{label}, prediction error on the engines that lost their caches: " + ", ".join(parts) + "."]

@@ -42,6 +42,12 @@ def test_recovery_is_shown_by_the_ordinal_of_the_requests() -> None:
     assert "before 1.0 %, requests 1 to 5: 30.0 %, requests 6 to 20: 4.0 %" in shown
 
 
+def test_an_engine_that_came_back_too_late_is_told() -> None:
+    told = Recovery(before=fidelity(0.01), after={})
+    shown = markdown(results({"gateway-prefix": [turn(1, figures(fidelity=fidelity(0.1), recovery=told))]}))
+    assert "no request reached the engines that lost their caches again" in shown
+
+
 def test_failures_wrong_lengths_and_a_late_client_are_told() -> None:
     run = results(
         {
