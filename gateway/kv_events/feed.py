@@ -24,10 +24,10 @@ class EngineEvents(Protocol):
 
 
 class KvEvents:
-    """Follows engines inside its `async with` block. All methods are called on the event loop.
+    """Follows engines inside its `async with` block; nothing is told after it.
 
-    `seat_of` maps a backend's name and an engine's rank to a seat number, None = nobody asks for this engine. A seat
-    belongs to one engine.
+    All methods are called on the event loop. `seat_of` maps a backend's name and an engine's rank to a seat number, or
+    None if nobody asks for this engine. A seat belongs to one engine.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class KvEvents:
         reader, self._reader = self._reader, None
         if reader is not None:
             await asyncio.to_thread(reader.stop)
+            self._updates.clear()
 
     def follow(self, backend: str, sources: Sequence[Source]) -> None:
         """Follow exactly these engines of a backend. What is followed already goes on undisturbed."""
@@ -91,28 +92,7 @@ class KvEvents:
         if self._reader is None:
             return []
         now = self._clock()
-        return [
-            {
-                "seat": seat,
-                "backend": status.backend,
-                "rank": status.rank,
-                "state": status.state,
-                "whole": status.whole,
-                "last_event_seconds": None if status.last_event_at is None else now - status.last_event_at,
-                "resident_blocks": status.resident_blocks,
-                "block_tokens": status.block_tokens or None,
-                "orphans": status.orphans,
-                "events": status.events,
-                "messages": status.messages,
-                "gaps": status.gaps,
-                "repairs": status.repairs,
-                "restarts": status.restarts,
-                "lost_views": status.lost_views,
-                "malformed": status.malformed,
-                "ignored_events": status.ignored_events,
-            }
-            for seat, status in sorted(self._reader.statuses().items())
-        ]
+        return [status.told(seat, now) for seat, status in sorted(self._reader.statuses().items())]
 
     # In the reader's thread.
 

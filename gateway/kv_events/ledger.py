@@ -116,7 +116,7 @@ class Ledger:
 
     def _stored(self, event: Stored) -> None:
         hashes, size = event.block_hashes, event.block_size
-        if not self._counts(event) or len(event.token_ids) != len(hashes) * size:
+        if not self._counts(event) or not size or len(event.token_ids) != len(hashes) * size:
             self.ignored_events += 1  # a window's or a state's blocks come with gaps
             return
         if size != self.block_tokens and not self._resized(size):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from contextlib import suppress
 
 from gateway.kv_events.endpoints import Address, Source
 
@@ -25,6 +26,8 @@ async def _why_silent(endpoint: str, timeout_seconds: float) -> str | None:
                 greeting = await reader.readexactly(_SIGNATURE_BYTES)
             finally:
                 writer.close()
+                with suppress(OSError):
+                    await writer.wait_closed()
     except TimeoutError:
         return f"no answer from {endpoint}"
     except asyncio.IncompleteReadError:

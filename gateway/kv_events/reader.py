@@ -6,6 +6,7 @@ interval would hold up the loop for ten times as long.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
 from typing import NamedTuple
@@ -14,7 +15,8 @@ import structlog
 import zmq
 
 from gateway.kv_events.endpoints import Source
-from gateway.kv_events.stream import Status, Stream
+from gateway.kv_events.status import Status
+from gateway.kv_events.stream import Stream
 
 HANDLER_SECONDS = 0.01  # a handler's time before others have their turn
 SLICE_SECONDS = 0.0005  # between breaths
@@ -99,7 +101,8 @@ class Reader:
 
     def _command(self, command: Callable[[], None]) -> None:
         self._commands.put(command)
-        self._bell.send(b"")
+        with suppress(zmq.Again):  # it rings already
+            self._bell.send(b"", zmq.NOBLOCK)
 
     # In the reader's thread.
 
@@ -110,6 +113,8 @@ class Reader:
         try:
             while not self._stopping:
                 self._turn(ear)
+        except Exception:
+            log.exception("kv_events_reader_failed")
         finally:
             for seat in list(self._followed):
                 self._forget(seat)
@@ -133,6 +138,7 @@ class Reader:
     def _obey(self, ear: Socket) -> None:
         while ear.poll(0):
             ear.recv()
+        while not self._commands.empty():
             self._commands.get()()
 
     def _stop(self) -> None:

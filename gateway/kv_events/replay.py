@@ -1,8 +1,8 @@
 """One request for messages that were missed, and what comes of it.
 
 vLLM answers from a buffer of its last messages, then sends an end marker. Its socket drops silently what a slow
-receiver has no room for, so an answer can have holes, or no end. Each request has a connection of its own: what is
-late for one is never taken for an answer to the next.
+receiver has no room for, so an answer can have holes, or no end; it is then asked for again from there. Each request
+has a connection of its own: what is late for one is never taken for an answer to the next.
 """
 
 from collections.abc import Iterator
@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import zmq
 
 from gateway.kv_events.wire import END_OF_REPLAY, MAX_PAYLOAD_BYTES, SEQUENCE_BYTES
+
+RECEIVE_QUEUE_MESSAGES = 2000  # what is sent beyond it may be dropped, and is asked for again
 
 
 class Replay:
@@ -21,13 +23,14 @@ class Replay:
         self.deadline = deadline
         self.proving = proving  # the first message is one that was used before
         self.received = 0
+        self.used = 0
         self.torn = False  # a message in the middle is missing
         self.ended = False
         self.socket = context.socket(zmq.DEALER)
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.IPV6, 1),
-            (zmq.RCVHWM, 0),
+            (zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES),
             (zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES),
         ):
             self.socket.setsockopt(option, value)

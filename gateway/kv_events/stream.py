@@ -15,8 +15,8 @@ All methods run in the reader's thread.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from dataclasses import replace
+from typing import Protocol
 
 import structlog
 import zmq
@@ -26,13 +26,13 @@ from gateway.kv_events.continuity import Continuity, Place
 from gateway.kv_events.endpoints import Source
 from gateway.kv_events.ledger import Ledger
 from gateway.kv_events.replay import Replay
+from gateway.kv_events.status import Status
 from gateway.kv_events.wire import MAX_PAYLOAD_BYTES, Cleared, read_batch, read_frames
 
-State = Literal["connecting", "repairing", "live", "lost"]
-
-REPLAY_PATIENCE_SECONDS = 3.0  # without a message; vLLM looks for requests ten times a second
+REPLAY_PATIENCE_SECONDS = 3.0  # until the first message; vLLM looks for requests ten times a second
+REPLAY_PAUSE_SECONDS = 1.0  # until the next one, or the end marker
 REPLAY_REST_SECONDS = 30.0  # after a replay endpoint did not answer
-RECEIVE_QUEUE_MESSAGES = 10_000  # beyond it messages are dropped, and asked for again
+RECEIVE_QUEUE_MESSAGES = 2000  # beyond it messages are dropped, and asked for again
 FULL = 0.98  # share of a cache
 RECONNECT_MS, RECONNECT_MAX_MS = 100, 5000
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5000, 15000  # a machine that is gone says nothing
@@ -48,28 +48,6 @@ _SUBSCRIPTION_OPTIONS = (
 )
 
 log = structlog.get_logger()
-
-
-@dataclass(slots=True)
-class Status:
-    """How a stream does. Counts are since it was first followed."""
-
-    backend: str
-    rank: int
-    state: State = "connecting"
-    whole: bool = False
-    last_event_at: float | None = None  # on the clock that the stream was given
-    events: int = 0
-    messages: int = 0
-    gaps: int = 0
-    repairs: int = 0  # gaps and new connections after which nothing was missing
-    restarts: int = 0
-    lost_views: int = 0  # times that what was known had to be dropped
-    malformed: int = 0
-    ignored_events: int = 0
-    resident_blocks: int = 0
-    orphans: int = 0
-    block_tokens: int = 0
 
 
 class Turn(Protocol):
@@ -163,7 +141,10 @@ class Stream:
     def tick(self) -> None:
         """Time has passed."""
         if self._replay is not None and self._clock() > self._replay.deadline:
-            self._replay_failed()
+            if self._replay.used:
+                self._ask()
+            else:
+                self._replay_failed()
 
     def snapshot(self) -> Status:
         """The status now. May be called from another thread; values may then be of neighbouring moments."""
@@ -339,7 +320,7 @@ class Stream:
         if replay is None:
             return
         for sequence, payload in replay.messages():
-            replay.deadline = self._clock() + REPLAY_PATIENCE_SECONDS
+            replay.deadline = self._clock() + REPLAY_PAUSE_SECONDS
             self._replayed(replay, sequence, payload)
             replay.received += 1
             if self._replay is not replay or not self._turn.may_go_on():
@@ -353,15 +334,17 @@ class Stream:
             replay.proving = False
             if not self._continuity.proves(sequence, payload):
                 self._begin_anew(self._held)
-        elif expected is None:
-            self._begin_with(sequence, payload)
-        elif sequence == expected and not replay.torn:
-            self._take(sequence, payload)
-        elif sequence > expected and replay.received:
+        elif expected is not None and sequence > expected and replay.received:
             replay.torn = True
-        elif sequence > expected:  # the buffer does not reach back as far
-            self._drop_view()
-            self._begin_with(sequence, payload, whole=False)
+        elif expected is None or sequence >= expected:
+            replay.used += 1
+            if expected is None:
+                self._begin_with(sequence, payload)
+            elif sequence == expected:
+                self._take(sequence, payload)
+            else:  # the buffer does not reach back as far
+                self._drop_view()
+                self._begin_with(sequence, payload, whole=False)
 
     def _replay_ended(self, replay: Replay) -> None:
         if replay.proving:  # not even the message that was used is there

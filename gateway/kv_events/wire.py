@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-MAX_PAYLOAD_BYTES = 32 * 1024 * 1024
+MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
 SEQUENCE_BYTES = 8
 END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
 
 BlockHash = int | bytes  # the low 64 bits, or the whole of it, by VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES
-BlockTokens = Annotated[int, msgspec.Meta(gt=0, le=1 << 20)]
+BlockTokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]  # 0: a connector does not know
 
 
 class Stored(msgspec.Struct, tag="BlockStored", frozen=True, gc=False):

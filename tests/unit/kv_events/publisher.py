@@ -41,6 +41,7 @@ class Publisher:
         self._ending = False
         self.replays: list[int] = []
         self.tear_at: int | None = None  # a message that the next answer lacks
+        self.cut_at: int | None = None  # where the next answer ends without an end marker
         self.mute = False  # requests are not answered
         self.answering = threading.Event()  # otherwise requests wait
         self.answering.set()
@@ -109,7 +110,10 @@ class Publisher:
         if self.mute:
             return
         torn, self.tear_at = self.tear_at, None
+        cut, self.cut_at = self.cut_at, None
         for number, payload in self._buffer:
+            if number == cut:
+                return
             if number >= first and number != torn:
                 self._router.send_multipart([client, b"", self._topic, number.to_bytes(8, "big"), payload])
         self._router.send_multipart([client, b"", b"", END_OF_REPLAY, b""])

@@ -196,6 +196,7 @@ def test_media_and_embeddings_change_the_chain_from_their_block_on() -> None:
         store([1], range(4), kv_cache_spec_kind="mamba"),
         store([1], range(4), group_idx=1),
         store([1], range(8)),
+        store([1], [], block_size=0),
         store([1], range(2), block_size=2),
         store([1], [1, 2, 3, -4]),
         store([1], [1, 2, 3, 1 << 40]),

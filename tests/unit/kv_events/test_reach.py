@@ -32,15 +32,23 @@ async def test_a_replay_endpoint_must_answer_too() -> None:
     ],
 )
 async def test_a_port_of_another_kind_is_told(says: bytes | None, why: str) -> None:
-    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if says is not None:
+    ended = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if says is None:
+            await reader.read()  # until the other side has had enough
+        else:
             writer.write(says)
-            writer.close()
+        writer.close()
+        await writer.wait_closed()
+        ended.set()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         endpoint = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         told = await why_unreachable(Source(0, endpoint, None), 0.2)
+        async with asyncio.timeout(5):
+            await ended.wait()
     assert told is not None
     assert why in told
 

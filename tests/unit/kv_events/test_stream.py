@@ -1,7 +1,9 @@
 """What a stream knows after what may happen between a publisher and a subscriber; with real sockets on loopback."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
+from typing import Self
 
 import msgspec
 import pytest
@@ -10,7 +12,7 @@ from gateway.kv_events import stream
 from gateway.kv_events.endpoints import Source
 from tests.unit.kv_events.following import following, prompt
 from tests.unit.kv_events.listener import Listener, source_of, status
-from tests.unit.kv_events.publisher import Cache, Publisher
+from tests.unit.kv_events.publisher import Cache, Publisher, stored
 
 
 @pytest.fixture
@@ -168,6 +170,34 @@ async def test_an_answer_with_a_hole_is_asked_for_again_from_there(listener: Lis
         assert publisher.replays == [0, 3]  # the last one that was used proves the process
 
 
+async def test_an_answer_without_an_end_is_asked_for_again_from_where_it_stopped(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "REPLAY_PAUSE_SECONDS", 0.1)
+    cache = Cache()
+    with Publisher() as publisher:
+        for number in range(10):
+            publisher.publish(*cache.serve(prompt(number)))
+        publisher.cut_at = 6
+        async with following(listener, source_of(publisher)):
+            await listener.until_live(whole=True)
+            assert [listener.depth(prompt(number)) for number in range(10)] == [5] * 10
+        assert publisher.replays == [0, 5]
+
+
+async def test_a_long_replay_is_had_though_queues_are_short(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "REPLAY_PAUSE_SECONDS", 0.2)
+    with Publisher() as publisher:
+        for number in range(10_000):
+            publisher.publish(stored([number], range(number, number + 4), None, 4), lost=True)
+        async with following(listener, source_of(publisher)) as events:
+            await listener.until_live(whole=True)
+            assert status(events)["messages"] == 10_000
+            assert len(listener.index) == 10_000
+
+
 async def test_a_new_process_is_noticed_though_it_says_nothing(listener: Listener) -> None:
     cache = Cache()
     with Publisher() as publisher:
@@ -213,16 +243,13 @@ async def test_a_new_process_is_told_from_the_old_one_however_far_it_has_come(
 async def test_a_lost_connection_costs_nothing_if_the_process_lives(listener: Listener) -> None:
     cache = Cache()
     with Publisher() as publisher:
-        relay = await asyncio.start_server(lambda *pair: _pass_on(publisher.ports[0], *pair), "127.0.0.1", 0)
-        async with relay:
-            port = relay.sockets[0].getsockname()[1]
-            source = Source(0, f"tcp://127.0.0.1:{port}", publisher.replay_endpoint, "kv@test")
+        async with Wire(publisher.ports[0]) as wire:
+            source = Source(0, wire.endpoint, publisher.replay_endpoint, "kv@test")
             async with following(listener, source) as events:
                 await listener.joined(publisher)
                 publisher.publish(*cache.serve(prompt(1)))
                 await listener.until(lambda: listener.depth(prompt(1)) == 5)
-                for writer in PASSED_ON:
-                    writer.transport.abort()
+                await wire.cut()
                 await listener.until(lambda: not listener.states[0][0])
                 publisher.publish(*cache.serve(prompt(2)))  # to nobody
                 await listener.until_live(whole=True)
@@ -230,26 +257,50 @@ async def test_a_lost_connection_costs_nothing_if_the_process_lives(listener: Li
                 assert status(events)["restarts"] == 0
 
 
-PASSED_ON: list[asyncio.StreamWriter] = []
+class Wire:
+    """A port that passes everything on, until it is cut; it then passes on new connections."""
 
+    def __init__(self, far_port: int) -> None:
+        self._far_port = far_port
+        self._tasks: set[asyncio.Task[None]] = set()
 
-async def _pass_on(port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
-    PASSED_ON.extend([writer, far_writer])
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.endpoint = f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
 
-    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await self.cut()
+
+    async def cut(self) -> None:
+        """End all connections."""
+        tasks = set(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._far_port)
         try:
-            while data := await source.read(65536):
-                sink.write(data)
-                await sink.drain()
-        except ConnectionError:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pass_on(reader, far_writer))
+                group.create_task(self._pass_on(far_reader, writer))
+        except asyncio.CancelledError:
             return
         finally:
-            sink.close()
+            self._tasks.discard(task)
+            for each in (writer, far_writer):
+                each.transport.abort()
 
-    async with asyncio.TaskGroup() as group:
-        group.create_task(pump(reader, far_writer))
-        group.create_task(pump(far_reader, writer))
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
 
 
 async def test_a_replay_endpoint_that_does_not_answer_is_done_without(
@@ -305,7 +356,7 @@ async def test_a_message_beyond_the_limit_is_not_received(listener: Listener) ->
     with Publisher() as publisher:
         async with following(listener, source_of(publisher)) as events:
             await listener.joined(publisher)
-            publisher.publish_payload(bytes(33 * 1024 * 1024))  # ends the connection, as often as it comes
+            publisher.publish_payload(bytes(17 * 1024 * 1024))  # ends the connection, as often as it comes
             publisher.publish(*cache.serve(prompt(2)))
             await listener.until(lambda: status(events)["state"] != "live")
 

@@ -77,7 +77,7 @@ def test_unknown_fields_are_passed_over() -> None:
         payload([7]),
         payload(7),
         payload(stored([1.5], [1], None, 1)),
-        payload(stored([1], [1], None, 0)),
+        payload(stored([1], [1], None, -1)),
         payload(stored([1], [1], None, 1 << 40)),
         payload(stored([1], ["a"], None, 1)),
         msgspec.msgpack.encode(["now", []]),
