@@ -127,7 +127,7 @@ def _prefixes(prefixes: Sequence[Document]) -> Table:
     for entry in prefixes:
         table.add_row(
             entry["id"], f"{entry['tokens']:,}", f"{entry['bytes']:,}", f"{entry['requests']:,}",
-            f"{entry['saved_tokens']:,}", ", ".join(entry["backends"]), repr(entry.get("text", ""))[1:-1],
+            f"{entry['saved_tokens']:,}", ", ".join(entry["backends"]) or "none now", repr(entry.get("text", ""))[1:-1],
         )  # fmt: skip
     return table
 

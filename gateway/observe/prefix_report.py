@@ -4,8 +4,9 @@ Counting is done on the event loop and costs about a microsecond a request; ever
 asked for, on a snapshot, and may be done in another thread.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -17,7 +18,7 @@ from gateway.observe.prefixes.corpus import Breathe, build
 from gateway.observe.prefixes.families import find_families
 from gateway.observe.prefixes.hottest import Holders, applications, clients, counts, hottest, merged_rows
 from gateway.observe.prefixes.samples import Limits, Sample, Samples
-from gateway.observe.prefixes.tallies import Bounds, Epoch, Tallies, add_up
+from gateway.observe.prefixes.tallies import REQUESTS, Bounds, Epoch, Tallies, add_up
 from gateway.observe.record import Record
 from gateway.request import Ask
 
@@ -124,11 +125,27 @@ def _span_seconds(taken: Snapshot) -> float:
     return max(_LEAST_SECONDS, taken.now_seconds - first)
 
 
+def _balanced(taken: Snapshot) -> list[Sample]:
+    """The samples, weighted so that each API key has its share of the requests: that is known exactly."""
+    ends = [*(epoch.began_seconds for epoch in taken.epochs[1:]), taken.now_seconds]
+    recent = [epoch for epoch, end in zip(taken.epochs, ends, strict=False) if end >= taken.samples[0].at_seconds]
+    counted: Counter[str] = Counter()
+    for (client, _), row in merged_rows(recent).items():
+        counted[client] += row[REQUESTS]
+    sampled: defaultdict[str, float] = defaultdict(float)
+    for sample in taken.samples:
+        sampled[sample.client] += sample.weight
+    known = [client for client in sampled if counted[client]]
+    scale = sum(sampled[client] for client in known) / max(1, sum(counted[client] for client in known))
+    factors = {client: scale * counted[client] / sampled[client] for client in known}
+    return [replace(sample, weight=sample.weight * factors.get(sample.client, 1.0)) for sample in taken.samples]
+
+
 def _breakers(taken: Snapshot, show_text: bool, breathe: Breathe) -> tuple[list[dict[str, Any]], float]:
     """What keeps caches cold, dearest first; and the share of all prompt text that stands behind a difference."""
     if not taken.samples:
         return [], 0.0
-    corpus = build(taken.samples, breathe)
+    corpus = build(_balanced(taken), breathe)
     samples = corpus.samples
     told = [round(each.hit_tokens * each.size_bytes / max(1, each.prompt_tokens)) for each in samples]
     hits = np.where([each.told for each in samples], np.array(told, np.int64), corpus.matched())

@@ -45,7 +45,7 @@ def breakers(corpus: Corpus, causes: Sequence[Cause], scale: Scale) -> list[dict
     return sorted(told, key=lambda document: -document["saved_tokens_per_hour"])
 
 
-def _matters(document: dict[str, Any], whole_tokens: int) -> bool:
+def _matters(document: dict[str, Any], whole_tokens: float) -> bool:
     """Text that comes again by chance, as documents found for a question, is no large part of anything."""
     doubtful = document["kind"] in MAY_BE_NATURAL and document["saved_share"] < _BEYOND_DOUBT
     share = document["saved_tokens_per_request"] * document["requests"] / max(1, whole_tokens)
@@ -72,7 +72,7 @@ def _breaker(corpus: Corpus, causes: Sequence[Cause], scale: Scale) -> dict[str,
         "position_tokens": round(main.position_bytes * tokens_per_byte),
         "differs_bytes": int(np.median([end - each.start for _, _, each in main.shown_by for end in each.ends])),
         "shared_after_tokens": round(float(np.median(family.core_bytes)) * tokens_per_byte),
-        "requests": requests,
+        "requests": round(requests),
         "requests_per_hour": round(per_hour),
         "saved_tokens_per_request": saved,
         "saved_tokens_per_hour": round(saved * per_hour),
@@ -92,12 +92,12 @@ def _breaker(corpus: Corpus, causes: Sequence[Cause], scale: Scale) -> dict[str,
 
 def _mean_saving_bytes(corpus: Corpus, causes: Sequence[Cause]) -> float:
     """Of a request that is not the first of its family; each sample stands for its weight."""
-    saved = weight = 0
+    saved = weight = 0.0
     for cause in causes:
         weights = np.array([corpus.samples[member].weight for member in cause.family.members[1:]])
-        saved += int((cause.family.saving_bytes[1:] * weights).sum())
-        weight += int(weights.sum())
-    return saved / max(1, weight)
+        saved += float((cause.family.saving_bytes[1:] * weights).sum())
+        weight += float(weights.sum())
+    return saved / max(1.0, weight)
 
 
 def _id_of(corpus: Corpus, family: Family) -> str:

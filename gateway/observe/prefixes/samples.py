@@ -22,7 +22,7 @@ class Sample:
     keys: tuple[int, ...]
     edges: tuple[int, ...]
     at_seconds: float
-    weight: int
+    weight: float
     size_bytes: int
     prompt_tokens: int
     hit_tokens: int = 0

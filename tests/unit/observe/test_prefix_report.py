@@ -316,6 +316,18 @@ def test_keys_and_applications_are_told_apart(prose: Prose) -> None:
     assert len({entry["id"] for entry in report["applications"]}) == 2
 
 
+def test_few_samples_still_give_each_key_its_share(prose: Prose, random: Random) -> None:
+    clock, systems = times(random), [prose.text(4000), prose.text(4000)]
+    order = [int(random.random() < 0.25) for _ in range(1500)]
+    documents = [chat(f"{next(clock)} of {'ab'[place]}\n{systems[place]}", "Hi") for place in order]
+    report = report_on(documents, apart_seconds=0.02, client=lambda number: ("most", "some")[order[number]])
+    assert report["samples"]["kept"] < 200
+    told = {found["clients"][0]: found["requests"] for found in report["breakers"]}
+    share = {entry["client"]: entry["requests"] for entry in report["clients"]}
+    assert near(told["most"] / told["some"], share["most"] / share["some"], 0.01)
+    assert near(told["most"] + told["some"], 1500, 0.06)
+
+
 def test_hits_that_backends_do_not_tell_are_predicted(prose: Prose) -> None:
     system = prose.text(2000)
     report = report_on([chat(system, each) for each in questions(prose, 10)], tells_cached=False)
