@@ -109,6 +109,8 @@ class KvEvents:
 
     def _apply(self) -> None:
         """One update each turn of the loop, so that others have theirs."""
+        if self._reader is None:
+            self._updates.clear()  # it is over
         if self._updates:
             self._tell(self._updates.popleft())
         if not self._updates:

@@ -31,7 +31,7 @@ BLOCK_TOKENS = 16
 STEP_TOKENS = 8192
 PROMPT_BLOCKS = 64
 CYCLE_STEPS = 80  # after half of it a block is evicted
-WARM_UP_SECONDS = 1.0
+WARM_UP_SPEED = 8.0  # the caches are filled faster than they are used
 TICK_SECONDS = 0.001
 
 app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False)
@@ -111,15 +111,14 @@ def publish(ports: str, tokens_per_second: float, seconds: float) -> None:
     print("ready", flush=True)  # noqa: T201
     sys.stdin.readline()
     step_seconds = STEP_TOKENS / tokens_per_second / len(sockets)
-    due = time.monotonic()
+    due, turn = time.monotonic(), 0
     ends = due + seconds
-    turn = 0
     while due < ends:
         time.sleep(max(0.0, due - time.monotonic()))
         step, engine = divmod(turn, len(sockets))
         sockets[engine].send_multipart([b"", step.to_bytes(8, "big"), cycles[engine][step % CYCLE_STEPS]])
         turn += 1
-        due += step_seconds
+        due += step_seconds if step > CYCLE_STEPS // 2 else step_seconds / WARM_UP_SPEED
     time.sleep(0.5)
     context.destroy(linger=0)
 
@@ -138,7 +137,8 @@ def run(
 async def _run(engines: int, tokens_per_second: float, seconds: float) -> None:
     ports = free_ports(engines)
     command = [sys.executable, "-m", "tests.bench.kv_events", "publish", ",".join(map(str, ports))]
-    command += [str(tokens_per_second), str(seconds + 2 * WARM_UP_SECONDS)]
+    warm_up_seconds = CYCLE_STEPS / 2 * STEP_TOKENS / tokens_per_second / WARM_UP_SPEED + 1
+    command += [str(tokens_per_second), str(seconds + warm_up_seconds + 2)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -152,17 +152,18 @@ async def _run(engines: int, tokens_per_second: float, seconds: float) -> None:
                 await asyncio.sleep(0.01)
             process.stdin.write("\n")
             process.stdin.flush()
-            await asyncio.sleep(WARM_UP_SECONDS)
+            await asyncio.sleep(warm_up_seconds)
             timed.reset()
             before, started = _clocks(), time.monotonic()
             late = await _ticks(seconds)
             elapsed = time.monotonic() - started
             spent = [(now - then) / elapsed for now, then in zip(_clocks(), before, strict=True)]
-            statuses = events.status()
+            lost = sum(int(status["lost_views"]) for status in events.status())
+            lines = _told(engines, timed, lost, spent, elapsed, idle, late)
     finally:
         process.stdin.close()
         process.wait()
-    _tell(engines, timed, statuses, spent, elapsed, idle, late)
+    print("\n".join(lines))  # noqa: T201
 
 
 def _clocks() -> list[float]:
@@ -188,18 +189,17 @@ async def _ticks(seconds: float) -> list[float]:
     return sorted(late)
 
 
-def _tell(
+def _told(
     engines: int,
     timed: Timed,
-    statuses: list[dict[str, object]],
+    lost: int,
     spent: list[float],
     elapsed: float,
     idle: list[float],
     late: list[float],
-) -> None:
+) -> list[str]:
     loop, reader, process = spent
-    lost = sum(int(str(status["lost_views"])) for status in statuses)
-    lines = [
+    return [
         f"{engines} engines, {timed.keys / elapsed:,.0f} keys/s applied in {timed.updates / elapsed:,.0f} updates/s; "
         f"{len(timed.index):,} keys held; views lost: {lost}",
         f"applying: {timed.spent_seconds / elapsed:.2%} of the time; "
@@ -208,7 +208,6 @@ def _tell(
         f"ticks late, ms, without events: {_quantiles(idle)}",
         f"ticks late, ms, with events:    {_quantiles(late)}",
     ]
-    print("\n".join(lines))  # noqa: T201
 
 
 def _quantiles(values: list[float]) -> str:
