@@ -1,6 +1,7 @@
 """What is known of the engines' caches, kept up to date from answers, restarts and sizes."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -37,13 +38,13 @@ class Knowledge:
         self.trust = Trust()
         self.hits = Hits(self.index, self.trust, self.exact)
         self._learning = Learning(self.estimates, self.index, self.trust)
-        self.shadow = Shadow(lambda seat: self._bytes(seat.kv_cache_tokens, seat.name), max_blocks)
+        self.shadow = Shadow(self._record_bytes, max_blocks)
         self._log = structlog.get_logger("gateway")
         self.trust.on_change.append(self._tell)
 
-    def engine_of(self, seat: int) -> Backend | EngineRank:
-        """The engine of that number."""
-        return next(engine for engine in self.engines() if engine.index == seat)
+    def engine_of(self, seat: int) -> Backend | EngineRank | None:
+        """The engine of that number; None if its backend runs no such engine any more."""
+        return next((engine for engine in self.engines() if engine.index == seat), None)
 
     def engines(self) -> list[Backend | EngineRank]:
         """Every engine of every backend."""
@@ -54,9 +55,12 @@ class Knowledge:
         ask, usage = record.ask, record.usage
         if ask is None or usage is None:
             return
-        self._learning.answered(ask, record.seat_index, record.predicted_hit_tokens, usage)
+        seat = record.seat_index
+        by_events = bool(ask.token_keys) and self.exact.live(seat)
+        told = replace(usage, cached_tokens=None) if by_events else usage  # judges events then, not the own record
+        self._learning.answered(ask, seat, record.predicted_hit_tokens, told)
         if ask.keys and (seats := seats_of(ask.model)):
-            self._metrics.round_robin_hit_tokens.add((record.model,), self.shadow.hit_tokens(ask, seats))
+            self._metrics.round_robin_hit_tokens.add((record.model,), self.shadow.hit_tokens(ask, seats, usage))
 
     def holders(self, key: int) -> list[str]:
         """Names of the backends that hold a block, by the own record."""
@@ -73,20 +77,19 @@ class Knowledge:
     def changed(self, seat: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
         """An engine says that blocks came and went."""
         self.exact.apply(seat, added, removed)
-        if removed and self.exact.live(seat):
-            engine = self.engine_of(seat)
+        if removed and self.exact.live(seat) and (engine := self.engine_of(seat)):
             coming = self._in_flight_tokens(seat)  # sent, and maybe not stored yet
             self.index.shrink(seat, self._bytes(resident_tokens + coming, engine.name))
 
     def cleared(self, seat: int) -> None:
-        """An engine says that its cache is gone."""
+        """An engine says that its cache is empty, or another process took its place."""
         self.index.wipe(seat)
 
     def state(self, seat: int, live: bool, whole: bool) -> None:
         """An engine's events are followed, or no longer; and all that it holds is known, or not."""
         self.exact.set_live(seat, live and whole)
-        engine = self.engine_of(seat)
-        self._log.info("kv_events", backend=engine.name, rank=engine.rank, live=live, whole=whole)
+        if engine := self.engine_of(seat):
+            self._log.info("kv_events", backend=engine.name, rank=engine.rank, live=live, whole=whole)
 
     def follow_sizes(self) -> None:
         """The records are as large as what they are a record of."""
@@ -99,17 +102,17 @@ class Knowledge:
             self.index.wipe(engine.index)
             self.trust.reset(engine.index)
 
-    def _record_bytes(self, engine: Backend | EngineRank) -> int:
-        return self._bytes(engine.kv_cache_tokens, engine.name)
+    def _record_bytes(self, engine: Backend | EngineRank | Seat) -> int:
+        return self._bytes(engine.kv_cache_tokens or _UNKNOWN_KV_TOKENS, engine.name)
 
-    def _bytes(self, kv_cache_tokens: int | None, backend: str) -> int:
-        """Of the largest record that a KV cache of so many tokens makes."""
+    def _bytes(self, tokens: int, backend: str) -> int:
+        """Of the largest record that so many tokens of KV cache make."""
         cards = next((known.facts.models for known in self._fleet.backends if known.name == backend), ())
         ratio = max((self.estimates.bytes_per_token(card.id) for card in cards), default=_START_BYTES_PER_TOKEN)
-        return int((kv_cache_tokens or _UNKNOWN_KV_TOKENS) * self._capacity_factor * ratio)
+        return int(tokens * self._capacity_factor * ratio)
 
     def _tell(self, seat: int, share: float) -> None:
         """Predictions have begun to fail, or hold again."""
-        engine = self.engine_of(seat)
         tell = self._log.warning if seat in self.trust.lowered else self._log.info
-        tell("prefix_trust", backend=engine.name, rank=engine.rank, confirmed_share=round(share, 2))
+        if engine := self.engine_of(seat):
+            tell("prefix_trust", backend=engine.name, rank=engine.rank, confirmed_share=round(share, 2))

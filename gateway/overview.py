@@ -146,18 +146,19 @@ class Overview:
         if self._fleet.candidates(ask.model) is None:
             raise ModelNotFound(f"The model {ask.model!r} does not exist here.", param="model")
         verdicts = self._gate.explain(ask)
-        best = verdicts[0]
-        seats = [verdict.seat for verdict in verdicts if verdict.is_open]
+        is_open = [verdict for verdict in verdicts if verdict.is_open]
+        waits_for_best = self._config.routing.policy == "prefix"
+        chosen = verdicts[0] if waits_for_best or not is_open else is_open[0]
         return {
             "model": ask.model,
             "policy": self._config.routing.policy,
             "prompt_tokens": ask.prompt_tokens,
             "prefix_blocks": len(ask.keys),
-            "chosen": best.name,
-            "waits": not best.is_open or self._queue.waiting(ask.model) > 0,
+            "chosen": chosen.name,
+            "waits": not chosen.is_open or self._queue.waiting(ask.model) > 0,
             "queued_requests": self._queue.waiting(ask.model),
             "backends": as_document(verdicts),
-            "other_policies": self._others(ask, seats),
+            "other_policies": self._others(ask, [verdict.seat for verdict in is_open]),
         }
 
     def _as_request(self, body: bytes, path: str) -> tuple[Incoming, Route]:
@@ -180,7 +181,7 @@ class Overview:
         if not open_seats:
             return {"least_loaded": None, "round_robin": None}
         least = min(LeastLoadedPolicy().options(ask, open_seats, 0.0), key=lambda option: option.cost).seat
-        turn = self._knowledge.shadow.next(ask.model, sorted(open_seats, key=lambda seat: seat.index))
+        turn = self._knowledge.shadow.next(ask.model, open_seats)
         return {"least_loaded": least.name, "round_robin": turn.name}
 
     def _only_model(self) -> str | None:

@@ -71,9 +71,6 @@ IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", 
 WITHOUT_A_MIRROR = {
     "gateway/__main__.py",
     "gateway/app.py",
-    "gateway/exact_prompts.py",
-    "gateway/knowledge.py",
-    "gateway/overview.py",
 }
 
 

@@ -1,4 +1,4 @@
-from gateway.request import Ask
+from gateway.request import Ask, Usage
 from gateway.routing.blocks import prefix_keys, seed
 from gateway.routing.seat import Seat
 from gateway.routing.shadow import Shadow
@@ -6,8 +6,9 @@ from gateway.routing.shadow import Shadow
 SEATS = [Seat(number, name) for number, name in ((0, "a"), (3, "b"), (4, "c"))]
 
 
-def asking(text: str, model: str = "m") -> Ask:
-    keys, edges = prefix_keys([text.encode()], seed(model))
+def asking(text: str, *more: str, model: str = "m") -> Ask:
+    keys, edges = prefix_keys([piece.encode() for piece in (text, *more)], seed(model))
+    text += "".join(more)
     return Ask(model, keys=keys, edges=edges, prompt_size=len(text), prompt_tokens=len(text) // 4)
 
 
@@ -47,3 +48,28 @@ def test_the_turn_passes_over_an_engine_that_is_gone() -> None:
 
 def test_without_keys_there_is_no_hit() -> None:
     assert shadow().hit_tokens(Ask("m"), SEATS) == 0
+
+
+def test_turns_go_by_number_in_whatever_order_the_engines_are_listed() -> None:
+    thought, listed = shadow(), [SEATS[1], SEATS[2], SEATS[0]]
+    order = []
+    for _ in range(4):
+        order.append(thought.next("m", listed).name)
+        thought.hit_tokens(asking("x" * 400), listed)
+    assert order == list("abca")
+
+
+def test_an_answer_that_comes_back_is_found_as_on_real_engines() -> None:
+    thought, alone = shadow(), SEATS[:1]
+    asked, answer, question = "x" * 4000, "y" * 2000, "z" * 400
+    thought.hit_tokens(asking(asked), alone, Usage(1000, 500))
+    back = asking(asked, answer, question)
+    back.turn = len(asking(asked).keys)
+    back.turn_end = len(asking(asked, answer).keys)
+    assert thought.hit_tokens(back, alone) == 1488
+    assert thought.hit_tokens(back, alone) == 1584
+
+
+def test_an_engine_without_a_prefix_cache_finds_nothing() -> None:
+    thought, bare = shadow(), [Seat(0, "a", caches_prefixes=False)]
+    assert [thought.hit_tokens(asking("x" * 4000), bare) for _ in range(2)] == [0, 0]
