@@ -72,6 +72,7 @@ class GatewayRouter:
         self._tells_tokens = exact is not None
         self._asks: dict[int, tuple[Ask, Binding]] = {}  # by the request's number
         self._tickets: dict[Ticket, ReplayRequest] = {}
+        self._changed = False  # since the last look through the line
 
     @property
     def waiting(self) -> int:
@@ -85,24 +86,28 @@ class GatewayRouter:
         if isinstance(placed, Binding):
             return [self._bound(request, ask, placed)]
         self._tickets[placed] = request
+        self._changed = True
         return []
 
     def first_token(self, request: ReplayRequest, now: float) -> None:
         """As the gateway sees it pass."""
         self.placement.first_token(self._asks[request.number][1], now)
+        self._changed = True
 
     def finished(self, request: ReplayRequest, now: float) -> None:
         """The lease is given back, and the answer's usage learned."""
         ask, binding = self._asks.pop(request.number)
         self.placement.release(binding, now, answered=True)
+        self._changed = True
         usage = Usage(request.prompt_tokens, request.output_tokens, request.cached_tokens)
         self._learning.answered(ask, binding.seat.index, binding.hit_tokens, usage)
 
-    def settle(self, now: float) -> list[Sending]:
-        """Look through the line once for all that changed; the caller also comes when time alone has passed."""
+    def settle(self, now: float, *, is_look: bool) -> list[Sending]:
+        """Look through the line once for all that changed, or because time alone opens engines too."""
         sendings: list[Sending] = []
-        if not self._tickets:
+        if not self._tickets or not (self._changed or is_look):
             return sendings
+        self._changed = False
         for ticket, granted in self.placement.drain(_MODEL, now):
             request = self._tickets.pop(ticket)
             if not isinstance(granted, Binding):

@@ -27,8 +27,8 @@ class Router(Protocol):
     def finished(self, request: ReplayRequest, now: float) -> None:
         """Its answer is whole."""
 
-    def settle(self, now: float) -> list[Sending]:
-        """All events of this moment are told: who may go now?"""
+    def settle(self, now: float, *, is_look: bool) -> list[Sending]:
+        """All events of this moment are told: who may go now? `is_look`: it is time to look though nothing happened."""
 
 
 class Rule(Protocol):
@@ -72,6 +72,6 @@ class PushRouter:
         self._engines[request.engine].in_flight -= 1
         self._rule.released(request)
 
-    def settle(self, now: float) -> list[Sending]:  # noqa: ARG002
+    def settle(self, now: float, *, is_look: bool) -> list[Sending]:  # noqa: ARG002
         """Nobody waits here."""
         return []

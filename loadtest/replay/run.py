@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 
 from loadtest.replay.policies import Site, router_of
 from loadtest.replay.scenario import Scenario
@@ -14,7 +13,7 @@ from loadtest.replay.trace import Trace
 from loadtest.replay.workload import FlashCrowd, requests_of
 
 
-def replay(trace: Trace, scenario: Scenario, policy: str, told: Callable[[int], None] | None = None) -> Figures:
+def replay(trace: Trace, scenario: Scenario, policy: str) -> Figures:
     """Replay the trace under a policy. The same arguments give the same figures, but for the wall time."""
     faults = scenario.faults
     requests = requests_of(
@@ -29,5 +28,5 @@ def replay(trace: Trace, scenario: Scenario, policy: str, told: Callable[[int], 
         length = max(request.arrival_seconds for request in requests if request.arrival_seconds < float("inf"))
         wipe = faults.restart_at * length, range(round(faults.restart_share * scenario.engines))
     began = time.perf_counter()
-    Simulation(requests, engines, router, wipe).run(told)
+    Simulation(requests, engines, router, wipe).run()
     return figures_of(requests, scenario, time.perf_counter() - began)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from loadtest.engine.scheduler import Committed
@@ -59,10 +59,9 @@ class Simulation:
         self.now_seconds = 0.0
         self.left = len(requests)
 
-    def run(self, told: Callable[[int], None] | None = None) -> None:
-        """Until every request is answered; `told` hears now and then how many are left."""
+    def run(self) -> None:
+        """Until every request is answered."""
         events, arrivals = self._events, self._arrivals
-        next_told = self.left
         while self.left:
             engine_event = min(events)
             arrival = arrivals[0][0] if arrivals else math.inf
@@ -77,9 +76,6 @@ class Simulation:
             elif arrival == now:
                 self._arrive(now)
             self._settle(now)
-            if told is not None and self.left <= next_told:
-                told(self.left)
-                next_told = self.left - max(1, len(self._requests) // 50)
 
     def _arrive(self, now: float) -> None:
         _, number = heapq.heappop(self._arrivals)
@@ -109,10 +105,11 @@ class Simulation:
             heapq.heappush(self._arrivals, (following.arrival_seconds, following.number))
 
     def _settle(self, now: float) -> None:
-        self._send(self._router.settle(now), now)
+        is_look = now >= self._look_seconds
+        self._send(self._router.settle(now, is_look=is_look), now)
         if not self._router.waiting:
             self._look_seconds = math.inf
-        elif now >= self._look_seconds or self._look_seconds == math.inf:
+        elif is_look or self._look_seconds == math.inf:
             self._look_seconds = now + _LOOK_SECONDS
 
     def _send(self, sendings: list[Sending], now: float) -> None:

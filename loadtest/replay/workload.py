@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -103,11 +104,11 @@ def _renamed(copy: int, common: int | None) -> Callable[[tuple[int, ...]], tuple
 
 def _common_key(rows: Sequence[Row]) -> int | None:
     """The block that most prompts begin with, such as a system prompt."""
-    firsts = [row.keys[0] for row in rows if row.keys]
-    if not firsts:
-        return None
-    common = max(set(firsts), key=firsts.count) if len(set(firsts)) < 1000 else None
-    return common if common is not None and firsts.count(common) >= _COMMON_SHARE * len(rows) else None
+    firsts = Counter(row.keys[0] for row in rows if row.keys)
+    for key, times in firsts.most_common(1):
+        if times >= _COMMON_SHARE * len(rows):
+            return key
+    return None
 
 
 def _crowd(
