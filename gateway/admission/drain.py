@@ -31,20 +31,30 @@ class Drain:
 
     def run(self, tickets: Sequence[Ticket], now: float) -> None:
         """Look at each ticket once."""
-        for row, ticket in enumerate(tickets):
+        row, skipped = 0, False
+        while row < len(tickets):
+            ticket = tickets[row]
             starving = now - ticket.arrived_seconds > self.starvation_seconds
             if starving or not self.waits_for_best:
                 self._take_any(row, ticket, now, starving=starving)
-                continue
-            if not any(self.is_open):
+            elif not any(self.is_open):
                 return  # those who starve come first in the line
-            column = self.ranking.best(row)
-            if column is None:
+            elif not skipped:
+                row, skipped = self.ranking.skip(row, self.is_open), True
                 continue
-            if self.is_open[column] and self.room.admits(self.seats[column], ticket.ask, now):
-                self._bind(row, ticket, column, now)
             else:
-                self.ranking.hold_out(row, column)
+                self._take_best(row, ticket, now)
+            row += 1
+
+    def _take_best(self, row: int, ticket: Ticket, now: float) -> None:
+        column = self.ranking.best(row)
+        if column is None:
+            return
+        if not self.is_open[column]:
+            self.ranking.hold_out(row, column)
+        elif self.room.admits(self.seats[column], ticket.ask, now):
+            self._bind(row, ticket, column, now)
+        # else it is too large for what is free there, which whoever fits may take
 
     def _take_any(self, row: int, ticket: Ticket, now: float, *, starving: bool) -> None:
         columns = self.ranking.by_cost(row)

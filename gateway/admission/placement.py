@@ -7,6 +7,8 @@ overtake.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from operator import attrgetter
 
 import numpy as np
 
@@ -109,6 +111,7 @@ class Placement:
             if option is not None:
                 return self._bind(ask, option, now, 0.0)
         ticket = Ticket(ask, now, avoid, min(option.prefill_seconds for option in options))
+        ticket.turn = ticket.prefill_seconds + self._knobs.aging * now
         self._queue.join(ticket, self.retry_after_seconds(now))
         if seats is self._views[ask.model]:
             ticket.hits = np.array([option.hit_tokens for option in options], dtype=np.int64)
@@ -118,14 +121,7 @@ class Placement:
     def drain(self, model: str, now: float) -> list[tuple[Ticket, Binding | NoBackend]]:
         """Bind whoever can be bound now; they leave the line. NoBackend for those whom nobody can serve any more."""
         granted: list[tuple[Ticket, Binding | NoBackend]] = []
-        tickets, eligible = [], []
-        for ticket in self._in_order(model, now):
-            try:
-                eligible.append(self._candidates(ticket.ask, now, ticket.avoid))
-                tickets.append(ticket)
-            except (NoBackend, ModelNotFound) as error:
-                self._queue.leave(ticket)
-                granted.append((ticket, NoBackend(error.message, retry_after_seconds=error.retry_after_seconds)))
+        tickets, eligible = self._eligible(self._in_order(model, now), now, granted)
         if not tickets:
             return granted
         seats = self._views[model]
@@ -135,11 +131,10 @@ class Placement:
             return granted
         hits = [self._hits(ticket, seats, now) for ticket in tickets]
         ranking = self._policy.ranking([ticket.ask for ticket in tickets], hits, seats, now)
-        for row, its_seats in enumerate(eligible):
-            if its_seats is not seats:
-                for column, seat in enumerate(seats):
-                    if seat not in its_seats:
-                        ranking.close(column, row)
+        for row, its_seats in eligible.items():
+            for column, seat in enumerate(seats):
+                if seat not in its_seats:
+                    ranking.close(column, row)
 
         def bind(ticket: Ticket, column: int, prefill_seconds: float) -> None:
             assert ticket.hits is not None
@@ -151,6 +146,28 @@ class Placement:
             tickets, now
         )
         return granted
+
+    def _eligible(
+        self, waiting: list[Ticket], now: float, granted: list[tuple[Ticket, Binding | NoBackend]]
+    ) -> tuple[list[Ticket], dict[int, list[Seat]]]:
+        """Those who can be served; by place, the seats of those for whom not every seat will do."""
+        tickets: list[Ticket] = []
+        eligible: dict[int, list[Seat]] = {}
+        for ticket in waiting:
+            ask = ticket.ask
+            seats = self._views.get(ask.model)
+            if not seats or ticket.avoid or ask.pinned is not None or ask.rank is not None or ask.sequences > 1:
+                try:
+                    its_seats = self._candidates(ask, now, ticket.avoid)
+                except (NoBackend, ModelNotFound) as error:
+                    self._queue.leave(ticket)
+                    gone = NoBackend(error.message, retry_after_seconds=error.retry_after_seconds)
+                    granted.append((ticket, gone))
+                    continue
+                if its_seats is not self._views[ask.model]:
+                    eligible[len(tickets)] = its_seats
+            tickets.append(ticket)
+        return tickets, eligible
 
     def _hits(self, ticket: Ticket, seats: list[Seat], now: float) -> Hit:
         """Predicted hits of one who waits; caches change slowly, so a look is good for a while."""
@@ -205,7 +222,9 @@ class Placement:
             seats = self._view(ask.model, now)
         if ask.pinned is not None:
             seats = [seat for seat in seats if seat.name == ask.pinned]
-        elif avoid:
+        if ask.sequences > 1 and not all(self._room.is_large_enough(seat, ask) for seat in seats):
+            seats = [seat for seat in seats if self._room.is_large_enough(seat, ask)] or seats
+        if avoid and ask.pinned is None:
             seats = [seat for seat in seats if seat.name not in avoid] or seats
         if ask.rank is not None:
             seats = [seat for seat in seats if seat.rank == ask.rank] or seats  # one without ranks ignores the wish
@@ -235,8 +254,8 @@ class Placement:
         return seat
 
     def _refuse_what_never_fits(self, ask: Ask, seats: Sequence[Seat]) -> None:
-        largest = max(seat.cap for seat in seats)
-        if ask.sequences > largest and not ask.divisible:
+        if not any(self._room.is_large_enough(seat, ask) for seat in seats):
+            largest = max(seat.cap for seat in seats)
             raise InvalidRequest(
                 f"This request asks for {ask.sequences} sequences at once (n x prompts); no backend of model"
                 f" {ask.model!r} runs more than {largest}. Send fewer in one request.",
@@ -248,12 +267,9 @@ class Placement:
         tickets = self._queue.oldest(model, self._knobs.scan)
         if not self._policy.waits_for_best:
             return tickets
-
-        def rank(ticket: Ticket) -> tuple[bool, float]:
-            waited = now - ticket.arrived_seconds
-            return waited <= self._knobs.starvation_seconds, ticket.prefill_seconds - self._knobs.aging * waited
-
-        return sorted(tickets, key=rank)
+        starved_since = now - self._knobs.starvation_seconds
+        starving = sum(1 for _ in takewhile(lambda ticket: ticket.arrived_seconds < starved_since, tickets))
+        return sorted(tickets[:starving], key=_turn) + sorted(tickets[starving:], key=_turn)
 
     def _best(self, ask: Ask, options: Sequence[Option], now: float) -> Option | None:
         """The cheapest option, if that admits the request; where nobody waits for the best, the cheapest that does."""
@@ -284,6 +300,9 @@ class Placement:
         seat.placed += 1
         self._policy.placed(ask, option)
         return Binding(seat, work, option.hit_tokens, waited_seconds)
+
+
+_turn = attrgetter("turn")
 
 
 def _is_quieter(option: Option, other: Option) -> bool:

@@ -11,13 +11,14 @@ from gateway.routing.matrix import Hit
 class Ticket:
     """A place in the line."""
 
-    __slots__ = ("arrived_seconds", "ask", "avoid", "hits", "hits_of", "hits_seconds", "prefill_seconds")
+    __slots__ = ("arrived_seconds", "ask", "avoid", "hits", "hits_of", "hits_seconds", "prefill_seconds", "turn")
 
     def __init__(self, ask: Ask, arrived_seconds: float, avoid: frozenset[str], prefill_seconds: float) -> None:
         self.ask = ask
         self.arrived_seconds = arrived_seconds
         self.avoid = avoid
         self.prefill_seconds = prefill_seconds  # on the backend that holds most of its prompt
+        self.turn = prefill_seconds  # who comes first: the least prefill, and what was waited for counts against it
         self.hits: Hit | None = None  # predicted, for each of the seats `hits_of`, at `hits_seconds`
         self.hits_of: object = None
         self.hits_seconds = 0.0

@@ -18,16 +18,17 @@ class Room:
 
     def is_open(self, seat: Seat, now: float) -> bool:
         """It takes requests: a slot is free, and little prefill is ahead."""
-        if seat.load.in_flight >= seat.slots:
-            return seat.load.in_flight == 0
-        return seat.load.prefill_ahead_seconds(now) <= self.calibration.window_seconds
+        load = seat.load
+        if load.in_flight >= seat.slots:
+            return load.in_flight == 0
+        return not load.pending or load.prefill_ahead_seconds(now) <= self.calibration.window_seconds
 
     def admits(self, seat: Seat, ask: Ask, now: float) -> bool:
         """It takes this request now."""
         wanted = self.slots_of(ask, seat)
         if seat.load.in_flight + wanted > seat.slots:
             # a request larger than a slow start allows may run alone
-            return seat.load.in_flight == 0 and wanted <= seat.cap
+            return seat.load.in_flight == 0 and self.is_large_enough(seat, ask)
         if seat.load.prefill_ahead_seconds(now) > self.calibration.window_seconds:
             return False
         return self._fits(seat, ask)
@@ -44,6 +45,10 @@ class Room:
         expected, told = int(self.estimates.output_tokens), ask.output_tokens
         return expected if told is None or told > expected else told
 
+    def is_large_enough(self, seat: Seat, ask: Ask) -> bool:
+        """It could run this request, if nothing else ran there."""
+        return self.slots_of(ask, seat) <= seat.cap
+
     def slots_of(self, ask: Ask, seat: Seat) -> int:
         """Slots that the request takes there; one that can be divided takes all there are, at most."""
         wanted = ask.sequences
@@ -52,5 +57,6 @@ class Room:
     def emptiest(self, ask: Ask, seats: list[Seat]) -> Seat:
         """The engine that will have room for the request first."""
         return min(
-            seats, key=lambda seat: (self.slots_of(ask, seat) > seat.cap, seat.load.in_flight / seat.slots, seat.index)
+            seats,
+            key=lambda seat: (not self.is_large_enough(seat, ask), seat.load.in_flight / seat.slots, seat.index),
         )

@@ -177,7 +177,7 @@ class EngineRank:
     @property
     def cap(self) -> int:
         """Its share of the backend's sequences."""
-        return max(1, self.backend.cap // self.backend.facts.engines)
+        return self._share(self.backend.cap)
 
     @property
     def kv_cache_tokens(self) -> int | None:
@@ -197,4 +197,9 @@ class EngineRank:
 
     def limit(self, now_seconds: float) -> int:
         """Its share of what the backend may be given now."""
-        return max(1, self.backend.limit(now_seconds) // self.backend.facts.engines)
+        return self._share(self.backend.limit(now_seconds))
+
+    def _share(self, sequences: int) -> int:
+        """Shares add up to the whole, unless that is less than one for each engine: none may be left without any."""
+        engines = self.backend.facts.engines
+        return max(1, (sequences + engines - 1 - self.rank) // engines)

@@ -142,7 +142,7 @@ class Fleet:
 
     def learned(self, backend: Backend, facts: Facts) -> None:
         """The backend told something new about itself."""
-        old, cap, tokens = backend.facts, backend.cap, backend.kv_cache_tokens
+        old, sizes = backend.facts, _sizes(backend)
         if facts == old:
             return
         backend.learn(facts)
@@ -150,7 +150,7 @@ class Fleet:
             backend.health.restarted()
             self._restarted(backend)
         else:
-            self._rebuild(must_tell=(cap, tokens) != (backend.cap, backend.kv_cache_tokens))
+            self._rebuild(must_tell=sizes != _sizes(backend))
 
     def measured(self, backend: Backend, telemetry: Telemetry | None) -> None:
         """The backend's load was read; None = what was known is too old to be used."""
@@ -228,6 +228,12 @@ class _View(NamedTuple):
 def _view(backend: Backend) -> _View:
     health = backend.health
     return _View(health.state, health.gone, health.ever_up, health.ejected_until)
+
+
+def _sizes(backend: Backend) -> tuple[object, ...]:
+    """What placement reads of a backend only when it is told to."""
+    engines, block_tokens = backend.facts.engines, backend.block_tokens
+    return backend.cap, backend.kv_cache_tokens, engines, block_tokens, backend.caches_prefixes
 
 
 def _changed(old: object, new: object) -> bool:

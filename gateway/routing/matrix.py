@@ -1,7 +1,7 @@
 """The costs of all waiting requests on all engines at once: `cost.placement_seconds`, vectorised.
 
 Looking through the line binds some requests and lets others hold out; either makes one engine dearer for all that come
-after. So each request's best engine is worked out once, and again only if that engine has become dearer since.
+after. Long runs of requests that hold out are found at once (`skip`).
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,8 @@ from gateway.routing.seat import Seat
 Floats = npt.NDArray[np.float64]
 Hit = npt.NDArray[np.int64]  # predicted hit tokens of one request, for each engine
 
-_TIE = 1e-9  # seconds that a rank in quietness is worth: it decides between equal costs only
+_TIE = 1e-9  # seconds that a sequence in flight is worth: it decides between equal costs only
+_FINE_TIE = 1e-14  # the same for a request that was placed there before
 _INFINITE = float("inf")
 
 
@@ -37,37 +38,53 @@ class CostMatrix:
         self._now = now
         self._prompt: Floats = np.array(prompt_tokens, dtype=np.float64)
         self._output: Floats = np.array(output_tokens, dtype=np.float64)
-        hit = np.array(hits, dtype=np.float64).reshape(len(prompt_tokens), len(seats))
-        ahead = np.array([seat.load.prefill_ahead_seconds(now) for seat in seats])  # first: it may change loads
-        columns = np.array([seat.terms(model) for seat in seats], dtype=np.float64).T
-        prompt = self._prompt[:, None]
+        prompt, shape = self._prompt[:, None], (len(prompt_tokens), len(seats))
+        hit = np.concatenate(hits).reshape(shape) if hits else np.zeros(shape)
+        loads = [seat.load for seat in seats]
+        # First: it may change loads.
+        ahead = np.array([load.prefill_ahead_seconds(now) if load.pending else 0.0 for load in loads])
+        columns = np.array([seat.terms(model) for seat in seats], dtype=np.float64).T.copy()
         uncached = prompt - np.minimum(hit, prompt - 1)
         self._prefill_seconds: Floats = columns[0] * uncached * (model.b + model.e * (prompt - uncached / 2))
         self._chunks: Floats = np.ceil(uncached / model.max_batched_tokens)
-        quietness = sorted(range(len(seats)), key=lambda at: (seats[at].load.in_flight, seats[at].placed))
-        ahead[quietness] += _TIE * np.arange(len(seats))
-        self._mean_batch = sum([seat.load.in_flight for seat in seats]) / max(1, len(seats))
+        in_flight: Floats = np.array([load.in_flight for load in loads], dtype=np.float64)
+        placed: Floats = np.array([seat.placed for seat in seats], dtype=np.float64)
+        ahead += _TIE * in_flight + _FINE_TIE * (placed - placed.min())
+        self._mean_batch = float(in_flight.mean())
         self.cost: Floats = self._cost(
             columns, self._prefill_seconds, self._chunks, prompt, self._output[:, None], ahead
         )
-        self._held = [0.0] * len(seats)
-        self._best: list[int] = self.cost.argmin(axis=1).tolist()
-        self._dearer_since = [0] * len(seats)
-        self._cheaper_since = 0
-        self._looked = [0] * len(prompt_tokens)
-        self._changes = 0
+        self._held: Floats = np.zeros(len(seats))  # seconds of prefill that others hold out for
 
     def best(self, row: int) -> int | None:
         """The cheapest engine for a request; None if all are closed to it."""
-        column = self._best[row]
-        if max(self._dearer_since[column], self._cheaper_since) > self._looked[row]:
-            column = self._best[row] = int(self.cost[row].argmin())
-            self._looked[row] = self._changes
+        column = int((self.cost[row] + self._held).argmin())
         return column if self.cost[row, column] < _INFINITE else None
+
+    def skip(self, row: int, is_open: Sequence[bool]) -> int:
+        """The first request from `row` on that may be bound, after letting those before it hold out for their best.
+
+        All of them are taken to hold out for what is best for them now; that is right up to the first one for which
+        what those before it hold out for makes another engine the best, or whose best engine is open.
+        """
+        cost = self.cost[row:] + self._held
+        if not len(cost):
+            return row
+        rows, best = np.arange(len(cost)), cost.argmin(axis=1)
+        holds = np.zeros_like(cost)
+        holds[rows, best] = np.where(np.isinf(cost[rows, best]), 0.0, self._prefill_seconds[row:][rows, best])
+        up_to = np.cumsum(holds, axis=0)
+        cost += up_to - holds
+        then_best = cost.argmin(axis=1)
+        matters = (then_best != best) | np.array(is_open)[then_best]
+        count = int(matters.argmax()) if matters.any() else len(cost)
+        if count:
+            self._held += up_to[count - 1]
+        return row + count
 
     def by_cost(self, row: int) -> list[int]:
         """The engines that are not closed to a request, cheapest first."""
-        costs = self.cost[row]
+        costs = self.cost[row] + self._held
         return [column for column in np.argsort(costs, kind="stable").tolist() if costs[column] < _INFINITE]
 
     def prefill(self, row: int, column: int) -> float:
@@ -76,23 +93,18 @@ class CostMatrix:
 
     def hold_out(self, row: int, column: int) -> None:
         """A request waits for this engine: its prefill counts there for all that come after."""
-        seconds = float(self._prefill_seconds[row, column])
-        self._held[column] += seconds
-        self.cost[row + 1 :, column] += seconds
-        self._is_dearer(column)
+        self._held[column] += self._prefill_seconds[row, column]
 
     def bound(self, column: int) -> None:
         """A request was bound to this engine, whose load has changed."""
         seat, at = self._seats[column], column
-        ahead = seat.load.prefill_ahead_seconds(self._now) + self._held[at]
-        terms = np.array(seat.terms(self._model), dtype=np.float64)
-        before = self.cost[:, at]
-        after = self._cost(terms, self._prefill_seconds[:, at], self._chunks[:, at], self._prompt, self._output, ahead)
-        after[np.isinf(before)] = _INFINITE
-        self._is_dearer(column)
-        if (after < before).any():  # more context means that more of a small KV cache comes free with each answer
-            self._cheaper_since = self._changes
-        self.cost[:, at] = after
+        ahead = seat.load.prefill_ahead_seconds(self._now)
+        closed = np.isinf(self.cost[:, at])
+        self.cost[:, at] = self._cost(
+            seat.terms(self._model), self._prefill_seconds[:, at], self._chunks[:, at], self._prompt, self._output,
+            ahead,
+        )  # fmt: skip
+        self.cost[closed, at] = _INFINITE
 
     def close(self, column: int, row: int | None = None) -> None:
         """Nobody more is bound there; or not this request."""
@@ -100,11 +112,6 @@ class CostMatrix:
             self.cost[:, column] = _INFINITE
         else:
             self.cost[row, column] = _INFINITE
-        self._is_dearer(column)
-
-    def _is_dearer(self, column: int) -> None:
-        self._changes += 1
-        self._dearer_since[column] = self._changes
 
     def _cost(self, terms: Any, own: Floats, chunks: Floats, prompt: Floats, output: Floats, ahead: Any) -> Floats:
         _, step, waits, stall, by_mean, slowdown, by_prompt, slot, room, room_by_output, room_rate = terms

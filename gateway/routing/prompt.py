@@ -9,8 +9,8 @@ from xxhash import xxh3_64_hexdigest
 # What a chat template or the tokenization is given besides the turns, in the order in which templates use it.
 _OPENING = (
     "system", "instructions", "tools", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort",
-    "add_special_tokens", "add_generation_prompt", "continue_final_message", "truncate_prompt_tokens",
-    "mm_processor_kwargs",
+    "reasoning", "add_special_tokens", "add_generation_prompt", "continue_final_message", "truncate_prompt_tokens",
+    "mm_processor_kwargs", "media_io_kwargs", "previous_response_id",
 )  # fmt: skip
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text"))
 _TURN_FIELDS = frozenset(("role", "content"))

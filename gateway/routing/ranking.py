@@ -13,6 +13,9 @@ class Ranking(Protocol):
     def best(self, row: int) -> int | None:
         """The best engine for a request; None if all are closed to it."""
 
+    def skip(self, row: int, is_open: Sequence[bool]) -> int:
+        """The first request from `row` on to look at; those before it hold out for their best."""
+
     def by_cost(self, row: int) -> Sequence[int]:
         """The engines that are not closed to a request, best first."""
 
@@ -44,6 +47,10 @@ class OneByOne:
         """The cheapest."""
         order = self.by_cost(row)
         return order[0] if order else None
+
+    def skip(self, row: int, is_open: Sequence[bool]) -> int:  # noqa: ARG002
+        """Each is looked at."""
+        return row
 
     def by_cost(self, row: int) -> list[int]:
         """Cheapest first, then quietest."""

@@ -72,6 +72,7 @@ class Scene:
         self.reply = reply_on(self.wire)
         self.script = list(script)
         self.sent: list[str] = []
+        self.ranks: list[int | None] = []
         self.release = asyncio.Event()
         budget = RetryBudget(UpstreamConfig.model_validate(upstream))
         self.dispatcher = Dispatcher(
@@ -94,6 +95,7 @@ class Scene:
         fresh: bool,
     ) -> Answer:
         self.sent.append(backend + ("!" if fresh else ""))
+        self.ranks.append(rank)
         assert self.placement.seats[0].load.in_flight <= 1
         await turns(2)
         step = self.script.pop(0)
@@ -319,6 +321,59 @@ def test_a_wait_that_is_too_long_ends_without_a_try() -> None:
         scene.release.set()
         await first
         scene.check_that_nothing_is_left()
+
+    run(main())
+
+
+def test_the_engine_on_which_a_request_was_placed_is_passed_on_and_written_down() -> None:
+    async def main() -> None:
+        scene = Scene(WELL, WELL, WELL, WELL)
+        scene.fleet.learned(scene.backend("b"), Facts(models=(ModelCard("m"),), engines=2))
+        seats = []
+        for _ in range(4):
+            await scene.dispatch()
+            seats.append(scene.record.seat_index)
+        assert sorted(zip(scene.sent, map(str, scene.ranks), seats, strict=True)) == [
+            ("a", "None", 0), ("b", "0", 3), ("b", "1", 4), ("c", "None", 2),
+        ]  # fmt: skip
+        scene.check_that_nothing_is_left()
+
+    run(main())
+
+
+def test_a_retry_avoids_every_engine_of_the_backend_that_failed() -> None:
+    async def main() -> None:
+        scene = Scene(BackendBusy("why"), WELL, backends="ab")
+        scene.fleet.learned(scene.backend("a"), Facts(models=(ModelCard("m"),), engines=3))
+        await scene.dispatch(request(rank=1))
+        assert list(zip(scene.sent, scene.ranks, strict=True)) == [("a", 1), ("b", None)]
+        scene.check_that_nothing_is_left()
+
+    run(main())
+
+
+def test_a_client_that_asks_why_is_told_of_every_backend_best_first() -> None:
+    async def main() -> None:
+        scene = Scene(WELL, WELL)
+        what = request()
+        what.explains = True
+        await scene.dispatch(what)
+        assert b"\r\nx-gateway-explain: a;cost=0;hit=0;open=1, b;cost=1;hit=0;open=1, c;cost=2;" in scene.reply.extra
+        await scene.dispatch(request())
+        assert b"explain" not in scene.reply.extra
+
+    run(main())
+
+
+@pytest.mark.parametrize("look_up", [True, False])
+def test_nobody_is_told_why_where_there_is_nothing_to_tell(look_up: bool) -> None:
+    async def main() -> None:
+        scene = Scene(WELL)
+        what = request(sequences=0) if look_up else request()
+        what.explains = True
+        scene.dispatcher._response_headers = look_up
+        await scene.dispatch(what)
+        assert b"explain" not in scene.reply.extra
 
     run(main())
 

@@ -29,6 +29,9 @@ class Written:
     def best(self, row: int) -> int | None:
         return next(iter(self.by_cost(row)), None)
 
+    def skip(self, row: int, is_open: Sequence[bool]) -> int:
+        return row
+
     def by_cost(self, row: int) -> Sequence[int]:
         return [at for at in self.orders[row] if not self.closed & {(None, at), (row, at)}]
 
@@ -104,6 +107,7 @@ def test_when_the_last_engine_closes_nobody_else_is_looked_at() -> None:
 def test_one_that_does_not_fit_blocks_nobody() -> None:
     scene = Scene(Written("ab", "ab", "ba"), 1, 1, sequences=2)
     assert scene.run() == ["1 to a", "2 to b"]
+    assert scene.ranking.told == ["bound to a", "bound to b"]
 
 
 def test_one_to_whom_all_engines_are_closed_is_passed_over() -> None:

@@ -174,6 +174,18 @@ def test_a_request_that_no_backend_can_ever_run_is_refused() -> None:
     assert bind(here, ask(sequences=4)).seat.name == "b"
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_request_that_only_some_backends_can_ever_run_does_not_wait_for_the_others(policy: str) -> None:
+    here = hall(2, 4, 4, policy=policy)
+    assert {bind(here, ask(sequences=3)).seat.name for _ in range(2)} == {"b", "c"}
+    assert isinstance(here.placement.place(ask(sequences=3), 0.0), Ticket)
+
+
+def test_a_retry_of_a_wide_request_does_not_go_where_it_can_never_run() -> None:
+    assert bind(hall(2, 4, 4), ask(sequences=3), avoid=frozenset("b")).seat.name == "c"
+    assert bind(hall(2, 4), ask(sequences=3), avoid=frozenset("b")).seat.name == "b"
+
+
 def test_inputs_to_be_embedded_beyond_the_cap_take_all_slots() -> None:
     here = hall(4)
     placed = bind(here, ask(sequences=100, divisible=True))
@@ -387,3 +399,44 @@ def test_a_whole_answer_that_was_faster_than_predicted_teaches_too(answered: boo
     assert isinstance(placed, Binding)
     here.placement.release(placed, 0.001, answered=answered)
     assert (here.calibration.model.b < before) == learns
+
+
+def test_those_who_hold_out_make_a_backend_dearer_for_one_look_at_the_line_only() -> None:
+    here = hall(1, 1, policy="prefix")
+    wish = hold_a_very_long_prompt(here, 1)
+    bind(here, wish)
+
+    def costs() -> list[float]:
+        return sorted(verdict.cost for verdict in here.placement.explain(ask(), here.now))
+
+    before = costs()
+    for _ in range(3):
+        wait(here, wish)
+        assert drain(here) == {}
+    assert costs() == before
+
+
+def test_an_explanation_tells_every_backend_best_first_and_changes_nothing() -> None:
+    here = hall(4, 1, policy="prefix")
+    wish = hold_the_prompt(here, 1)
+    bind(here, ask(pinned="b"))
+    before = repr(here.placement)
+    best, other = here.placement.explain(wish, here.now)
+    assert (best.name, best.is_open, best.hit_tokens) == ("a", True, 0)
+    assert (other.name, other.is_open, other.hit_tokens) == ("b", False, 496)
+    assert best.parts is not None
+    assert sum(best.parts) == pytest.approx(best.cost)
+    assert repr(here.placement) == before
+    with pytest.raises(NoBackend):
+        here.placement.explain(ask(pinned="z"), here.now)
+
+
+def test_a_request_that_does_not_fit_leaves_the_backend_to_those_who_do() -> None:
+    here = hall(4, 2, policy="prefix", kv=10_000)
+    for _ in range(2):
+        bind(here, ask(prompt_tokens=3000, pinned="b"))
+    bind(here, ask(prompt_tokens=3000, pinned="a"))
+    large = wait(here, ask(prompt_tokens=9000))
+    small = wait(here)
+    assert drain(here) == {small: "a"}
+    assert list(here.queue) == [large]

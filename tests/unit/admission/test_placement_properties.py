@@ -13,10 +13,11 @@ from gateway.request import Ask
 from gateway.routing.seat import Seat
 from tests.unit.admission.builders import POLICIES, STARVATION_SECONDS, WINDOW_SECONDS, Hall, Site, hall
 
-CAPS = (2, 4, 6)
+CAPS = (2, 4, 6, 3, 3)  # of a, b, c, and of the two engines of d
 MAX_REQUESTS, MAX_BYTES, SCAN = 12, 120, 8
 KV_HEADROOM = 0.97
-SERVES = {"m": (0, 1, 2), "o": (1, 2)}
+SERVES = {"m": (0, 1, 2), "o": (1, 2, 3, 4)}
+NAMES = "abcd"
 
 ASKS = st.builds(
     Ask,
@@ -30,16 +31,23 @@ ASKS = st.builds(
     output_tokens=st.sampled_from([None, 0, 50]),
     streams=st.booleans(),
     size_bytes=st.integers(0, 40),
-    pinned=st.sampled_from([None, None, None, None, "a", "c"]),
+    pinned=st.sampled_from([None, None, None, None, None, "a", "c", "d"]),
+    rank=st.sampled_from([None, None, None, 0, 1, 7]),
+    hint=st.sampled_from([0, 0, 5, 6]),
 )
 
 
 class PlacementMachine(RuleBasedStateMachine):
-    """Three backends of different size, two models. After every event the line is looked through, as the gate does."""
+    """Four backends of different size, one of them with two engines; two models.
+
+    After every event the line is looked through, as the gate does.
+    """
 
     @initialize(policy=st.sampled_from(POLICIES), kv=st.sampled_from([None, 9000]))
     def begin(self, policy: str, kv: int | None) -> None:
         self.here: Hall = hall(*CAPS, policy=policy, kv=kv, max_requests=MAX_REQUESTS, max_bytes=MAX_BYTES, scan=SCAN)
+        for rank, site in enumerate(self.here.sites[3:]):
+            site.name, site.rank = "d", rank
         self.policy = policy
         self.up = {site.name for site in self.here.sites}
         self.numbers = count()
@@ -51,7 +59,7 @@ class PlacementMachine(RuleBasedStateMachine):
 
     # What happens.
 
-    @rule(wish=ASKS, avoid=st.frozensets(st.sampled_from("abc"), max_size=3))
+    @rule(wish=ASKS, avoid=st.frozensets(st.sampled_from(NAMES), max_size=4))
     def arrive(self, wish: Ask, avoid: frozenset[str]) -> None:
         number = next(self.numbers)
         self.wishes[number] = wish
@@ -101,18 +109,30 @@ class PlacementMachine(RuleBasedStateMachine):
         self.here.now += seconds
         self._drain()
 
-    @rule(name=st.sampled_from("abc"))
+    @rule(name=st.sampled_from(NAMES))
     def backend_goes_or_comes(self, name: str) -> None:
         self.up ^= {name}
         self._fleet_changed()
         self._drain()
 
-    @rule(index=st.integers(0, 2), share=st.sampled_from([0.0, 0.5, 1.0]))
+    @rule(index=st.integers(0, len(CAPS) - 1), share=st.sampled_from([0.0, 0.5, 1.0]))
     def limit_changes(self, index: int, share: float) -> None:
         site = self.here.sites[index]
         site.slots = max(1, int(site.cap * share))
         self._fleet_changed()
         self._drain()
+
+    @rule(model=st.sampled_from([*SERVES]))
+    def ask_why(self, model: str) -> None:
+        """It changes nothing; what must hold is checked after it as after everything."""
+        if not self._serving(model):
+            return
+        seats = self.here.placement.seats
+        placed = [seat.placed for seat in seats]
+        verdicts = self.here.placement.explain(Ask(model, prompt_tokens=500), self.here.now)
+        assert [verdict.cost for verdict in verdicts] == sorted(verdict.cost for verdict in verdicts)
+        assert {verdict.seat.index for verdict in verdicts} == {site.index for site in self._serving(model)}
+        assert [seat.placed for seat in seats] == placed
 
     # What must hold.
 
@@ -143,8 +163,16 @@ class PlacementMachine(RuleBasedStateMachine):
             starving = [ticket for ticket in oldest if self.here.now - ticket.arrived_seconds > STARVATION_SECONDS]
             shut_out = [ticket for ticket in starving if not self._admitting(ticket)]
             must_go = starving if self.policy == "prefix" else oldest
-            open_seats = {seat.name for ticket in must_go for seat in self._admitting(ticket)}
+            open_seats = {seat.index for ticket in must_go for seat in self._admitting(ticket)}
             assert len(open_seats) <= len(shut_out)
+
+    @invariant()
+    def nobody_holds_out_while_every_backend_would_take_him(self) -> None:
+        for model in SERVES:
+            oldest = self.here.queue.oldest(model, SCAN)
+            if all(self.here.now - ticket.arrived_seconds <= STARVATION_SECONDS for ticket in oldest):
+                for ticket in oldest:
+                    assert len(self._admitting(ticket)) < len(self._allowed(ticket.ask, ticket.avoid))
 
     def teardown(self) -> None:
         """When everything works again, everybody who waits is served, and then nothing is left."""
@@ -208,19 +236,25 @@ class PlacementMachine(RuleBasedStateMachine):
         assert binding.work.sequences == (min(wish.sequences, site.cap) if wish.divisible else wish.sequences)
         if wish.sequences:
             assert seat.load.in_flight <= site.cap
-            assert seat.load.in_flight <= site.slots or seat.load.in_flight == binding.work.sequences
+            alone = seat.load.in_flight == binding.work.sequences
+            assert seat.load.in_flight <= site.slots or alone
+            assert alone or seat.load.reserved_tokens <= KV_HEADROOM * (site.kv_cache_tokens or 1 << 40)
         self.bound[number] = binding
 
     def _allowed(self, wish: Ask, avoid: frozenset[str]) -> list[Site]:
-        sites = self._serving(wish.model)
-        if wish.pinned is not None:
-            return [site for site in sites if site.name == wish.pinned]
-        return [site for site in sites if site.name not in avoid] or sites
+        sites = [site for site in self._serving(wish.model) if wish.pinned in (None, site.name)]
+        sites = [site for site in sites if self._is_large_enough(site, wish)] or sites
+        if wish.pinned is None:
+            sites = [site for site in sites if site.name not in avoid] or sites
+        return [site for site in sites if wish.rank is not None and site.rank == wish.rank] or sites
+
+    def _is_large_enough(self, site: Site, wish: Ask) -> bool:
+        return wish.divisible or wish.sequences <= site.cap
 
     def _admitting(self, ticket: Ticket) -> list[Seat]:
         """The backends that could take a waiting request now."""
-        names = {site.name for site in self._allowed(ticket.ask, ticket.avoid)}
-        return [seat for seat in self.here.placement.seats if seat.name in names and self._admits(seat, ticket.ask)]
+        allowed = {site.index for site in self._allowed(ticket.ask, ticket.avoid)}
+        return [seat for seat in self.here.placement.seats if seat.index in allowed and self._admits(seat, ticket.ask)]
 
     def _admits(self, seat: Seat, wish: Ask) -> bool:
         site, load = self.here.sites[seat.index], seat.load

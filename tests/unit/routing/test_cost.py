@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.cost import CostModel, placement_seconds, prefill_seconds, step_seconds, terms_of
+from gateway.routing.cost import CostModel, cost_parts, placement_seconds, prefill_seconds, step_seconds, terms_of
 from gateway.routing.load import Load, Work
 
 MODEL = CostModel()
@@ -126,3 +126,38 @@ def test_with_a_decode_weight_of_zero_only_the_time_to_the_first_token_counts() 
 def test_a_step_without_prefill_takes_longer_with_each_sequence_and_each_token_of_context() -> None:
     assert step_seconds(MODEL, 1.0, Load()) == MODEL.a
     assert step_seconds(MODEL, 2.0, load_of(decoding=3)) == pytest.approx(2 * (MODEL.a + 3 * MODEL.c + 3000 * MODEL.d))
+
+
+@given(
+    prompt=st.integers(1, 200_000),
+    share=st.floats(0, 1),
+    slowness=st.floats(0.1, 10),
+    slots=st.integers(1, 8),
+    kv=st.none() | st.integers(1, 100_000),
+    output=st.floats(0, 5000),
+    decoding=st.integers(0, 6),
+    in_prefill=st.integers(0, 3),
+    mean_batch=st.floats(0, 50),
+)
+def test_the_parts_of_a_cost_are_all_of_it(
+    prompt: int, share: float, slowness: float, slots: int, kv: int | None, output: float, decoding: int,
+    in_prefill: int, mean_batch: float,
+) -> None:  # fmt: skip
+    load = load_of(decoding, in_prefill)
+    terms = terms_of(MODEL, load, slots, kv, slowness)
+    own, ahead = prefill_seconds(MODEL, slowness, prompt, int(share * prompt)), load.prefill_ahead_seconds(0.0)
+    parts = cost_parts(terms, prompt, own, 2, output, mean_batch, ahead)
+    assert sum(parts) == pytest.approx(placement_seconds(terms, prompt, own, 2, output, mean_batch, ahead), rel=1e-9)
+    assert all(part >= 0 for part in parts if part is not parts.slowdown)  # a faster backend slows down less than none
+
+
+def test_the_parts_of_a_cost_are_told_apart() -> None:
+    load = load_of(decoding=4, in_prefill=1)
+    terms = terms_of(MODEL, load, 5, 6000, 1.0)
+    parts = cost_parts(terms, 2000, 0.06, 1, 200.0, 5.0, 0.03)
+    step = MODEL.a + MODEL.c * 4 + MODEL.d * 5000
+    assert (parts.ahead, parts.prefill) == (0.03, 0.06)
+    assert parts.stall == pytest.approx(0.06 * 0.1 * 5)
+    assert parts.steps == pytest.approx(step * 2.5)
+    assert parts.slot == pytest.approx(200 * step / 4)
+    assert parts.memory == pytest.approx(200 * step / 5000 * (2000 - 1000 + 200 * 2.5))

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from gateway.request import Ask, Usage
@@ -49,3 +51,82 @@ def test_a_large_hit_that_did_not_happen_wipes_the_backends_record_but_keeps_thi
 def test_otherwise_the_record_stays(index: PrefixIndex, predicted: int, cached: int | None) -> None:
     answered(index, predicted, cached)
     assert index.depths(OLD) == [3, 3]
+
+
+# What is remembered of a conversation.
+
+
+class Scene:
+    """One engine that was sent the prompt."""
+
+    def __init__(self) -> None:
+        self.estimates, self.index, self.trust = Estimates(), PrefixIndex([1 << 30]), Trust()
+        self.learning = Learning(self.estimates, self.index, self.trust)
+        self.index.record(0, NEW, NEW_EDGES)
+
+    def answered(self, usage: Usage, predicted: int = 0, **fields: object) -> None:
+        self.learning.answered(replace(ASK, **fields), 0, predicted, usage)  # type: ignore[arg-type]
+
+    def measured_tokens(self) -> int:
+        return self.estimates.measure("other", NEW, NEW_EDGES, 8000, 0, 0).prompt_tokens
+
+
+def test_a_prompts_tokens_are_remembered_and_its_answer_recorded() -> None:
+    scene = Scene()
+    scene.answered(Usage(1000, 100))
+    assert scene.measured_tokens() == 1000
+    assert scene.index.answered(NEW[-1]) == 1
+    assert scene.index.used_bytes(0) == 8000 + 800
+
+
+@pytest.mark.parametrize(("output", "held"), [(0, 0), (1, 0), (2, 1)])
+def test_of_one_token_nothing_is_in_the_cache(output: int, held: int) -> None:
+    scene = Scene()
+    scene.answered(Usage(1000, output))
+    assert scene.index.answered(NEW[-1]) == held
+
+
+def test_several_sequences_tell_lengths_only() -> None:
+    scene = Scene()
+    scene.answered(Usage(1000, 300, 0), 5000, sequences=3)
+    assert scene.estimates.output_tokens == 300
+    assert scene.measured_tokens() == 2000
+    assert (scene.index.answered(NEW[-1]), scene.trust.share(0), scene.index.depths(NEW)) == (0, 1.0, [2])
+
+
+def test_a_prompt_that_is_longer_than_its_blocks_is_not_known_by_them() -> None:
+    scene = Scene()
+    scene.answered(Usage(1000, 100), prompt_size=9000)
+    assert scene.measured_tokens() == 2000
+
+
+@pytest.mark.parametrize("learnable", [0, 8000])
+def test_usage_that_counts_no_prompt_teaches_nothing_of_it(learnable: int) -> None:
+    scene = Scene()
+    scene.answered(Usage(0, 100), learnable_bytes=learnable)
+    assert scene.measured_tokens() == 2000
+    assert scene.index.answered(NEW[-1]) == 0
+
+
+def test_where_bytes_say_nothing_an_answer_is_as_large_as_the_prompts_tokens() -> None:
+    scene = Scene()
+    scene.answered(Usage(2000, 100), learnable_bytes=0)
+    assert scene.estimates.bytes_per_token("m") == 4.0
+    assert scene.index.used_bytes(0) == 8000 + 400
+
+
+def test_predictions_are_compared_as_they_were_before_they_were_discounted() -> None:
+    scene = Scene()
+    for _ in range(20):
+        scene.answered(Usage(1000, 5, 300), int(1000 * scene.trust.share(0)))
+    assert scene.trust.share(0) == pytest.approx(0.3, abs=0.02)
+    for _ in range(20):
+        scene.answered(Usage(1000, 5, 1000), int(1000 * scene.trust.share(0)))
+    assert scene.trust.share(0) == 1.0
+
+
+def test_a_request_without_blocks_teaches_lengths_only() -> None:
+    scene = Scene()
+    scene.answered(Usage(1000, 300, 0), 5000, keys=(), edges=())
+    assert scene.estimates.output_tokens == 300
+    assert scene.index.depths(NEW) == [2]

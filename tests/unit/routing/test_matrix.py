@@ -11,48 +11,16 @@ from gateway.routing.cost import CostModel, placement_seconds, prefill_seconds
 from gateway.routing.load import Work
 from gateway.routing.matrix import CostMatrix
 from gateway.routing.seat import Seat
+from tests.unit.routing.crowds import ASKS, MODELS, NOW, WORKS, AskedFor, seats
 
-NOW = 5.0
 TIE_SECONDS = 1e-9
 INFINITE = float("inf")
-MODELS = st.builds(
-    CostModel, st.sampled_from([28e-6, 1e-3]), st.sampled_from([0.0, 1.0, 5.0]), st.sampled_from([512, 8192])
-)
-WORKS = st.builds(
-    Work,
-    sequences=st.integers(0, 4),
-    prompt_tokens=st.integers(1, 20_000),
-    reserved_tokens=st.integers(0, 5000),
-    prefill_seconds=st.sampled_from([0.0, 0.01, 0.3, 10.0]),
-    observable=st.booleans(),
-)
-ASKS = st.tuples(st.integers(1, 200_000), st.floats(0, 2000), st.lists(st.integers(0, 250_000), min_size=5, max_size=5))
-
-
-@st.composite
-def seats(draw: st.DrawFn) -> list[Seat]:
-    made = []
-    for number in range(draw(st.integers(1, 5))):
-        seat = Seat(
-            number,
-            "abcde"[number],
-            slots=draw(st.integers(1, 6)),
-            kv_cache_tokens=draw(st.sampled_from([None, 500, 30_000, 1_000_000])),
-            slowness=draw(st.sampled_from([0.5, 1.0, 3.0])),
-            placed=draw(st.integers(0, 3)),
-        )
-        for work in draw(st.lists(WORKS, max_size=5)):
-            seat.load.start(work, draw(st.sampled_from([0.0, 4.9])))
-            if draw(st.booleans()):
-                seat.load.first_token(work, 4.9)
-        made.append(seat)
-    return made
 
 
 class Naive:
     """Every cost as `placement_seconds` has it; what was held out and closed is added each time."""
 
-    def __init__(self, model: CostModel, asks: list[tuple[int, float, list[int]]], among: list[Seat]) -> None:
+    def __init__(self, model: CostModel, asks: list[AskedFor], among: list[Seat]) -> None:
         self.model, self.asks, self.seats = model, asks, among
         self.mean_batch = sum(seat.load.in_flight for seat in among) / len(among)
         self.held: list[tuple[int, int, float]] = []
@@ -77,7 +45,7 @@ class Naive:
         return [self.cost(row, column) for column in range(len(self.seats))]
 
 
-def both(model: CostModel, asks: list[tuple[int, float, list[int]]], among: list[Seat]) -> tuple[CostMatrix, Naive]:
+def both(model: CostModel, asks: list[AskedFor], among: list[Seat]) -> tuple[CostMatrix, Naive]:
     count = len(among)
     hits = [np.array(hits[:count], dtype=np.int64) for _, _, hits in asks]
     matrix = CostMatrix(model, [ask[0] for ask in asks], [ask[1] for ask in asks], hits, among, NOW)
@@ -90,7 +58,7 @@ def near(seconds: float, columns: int) -> object:
 
 @given(MODELS, st.lists(ASKS, min_size=1, max_size=6), seats())
 def test_every_cell_is_the_cost_of_placing_that_request_there(
-    model: CostModel, asks: list[tuple[int, float, list[int]]], among: list[Seat]
+    model: CostModel, asks: list[AskedFor], among: list[Seat]
 ) -> None:
     matrix, naive = both(model, asks, among)
     for row in range(len(asks)):
@@ -102,7 +70,7 @@ def test_every_cell_is_the_cost_of_placing_that_request_there(
 @settings(max_examples=200, deadline=None)
 @given(MODELS, st.lists(ASKS, min_size=1, max_size=8), seats(), st.data())
 def test_a_pass_through_the_line_sees_what_a_pass_that_works_everything_out_anew_sees(
-    model: CostModel, asks: list[tuple[int, float, list[int]]], among: list[Seat], data: st.DataObject
+    model: CostModel, asks: list[AskedFor], among: list[Seat], data: st.DataObject
 ) -> None:
     """Rows are looked at in order, as `Drain` does; each may be bound, hold out, or close an engine."""
     matrix, naive = both(model, asks, among)
@@ -162,13 +130,26 @@ def test_an_engine_that_is_closed_stays_closed_after_somebody_was_bound_there() 
     assert matrix.best(1) is None
 
 
-def test_holding_out_counts_for_those_who_come_after_alone() -> None:
+def test_holding_out_makes_an_engine_dearer_for_those_who_come_after() -> None:
     among = [Seat(0, "a"), Seat(1, "b")]
-    matrix, _ = both(CostModel(), [(1000, 200.0, [900, 0])] * 3, among)
-    before = matrix.cost.copy()
-    matrix.hold_out(1, 0)
-    assert (matrix.cost[:2] == before[:2]).all()
-    assert matrix.cost[2, 0] == pytest.approx(before[2, 0] + matrix.prefill(1, 0))
+    matrix, _ = both(CostModel(), [(1000, 200.0, [900, 0])] * 30, among)
+    assert [matrix.best(row) for row in range(10)] == [0] * 10
+    for row in range(10):
+        matrix.hold_out(row, 0)
+    assert matrix.best(10) == 1
+    assert matrix.by_cost(10) == [1, 0]
+
+
+def test_an_engine_that_became_cheaper_is_seen_by_all_who_come_after() -> None:
+    # Of a small KV cache more comes free with each answer when there is more context in it.
+    seat, other = Seat(0, "a", kv_cache_tokens=10_000), Seat(1, "b", slowness=9.0)
+    seat.load.start(Work(1, 1, 200, 0.0, observable=True), NOW)
+    matrix, naive = both(CostModel(), [(9999, 200.0, [0, 0])] * 2, [seat, other])
+    assert matrix.best(0) == 1
+    seat.load.start(Work(1, 2000, 2200, 0.0, observable=True), NOW)
+    matrix.bound(0)
+    assert naive.costs(1)[0] < naive.costs(1)[1]
+    assert matrix.best(1) == 0
 
 
 def test_no_requests_and_no_engines_have_no_costs() -> None:

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from gateway.request import Ask
@@ -126,3 +127,64 @@ def test_policies_without_an_index_wait_for_nobody(policy: Policy) -> None:
 
 def test_the_prefix_policy_waits_for_the_best_backend() -> None:
     assert prefix_policy()[0].waits_for_best
+
+
+def test_the_parts_of_an_options_cost_are_all_of_it_but_what_a_hint_takes_off() -> None:
+    policy, index = prefix_policy()
+    index.record(1, KEYS, EDGES)
+    among = seats()
+    busy(among[0], 3)
+    ask = asking(525)
+    options = policy.options(ask, among, 0.0)
+    for option, parts in zip(options, policy.parts(ask, options, 0.0), strict=True):
+        assert sum(parts) == pytest.approx(option.cost)
+    ask.hint = 5
+    policy.placed(ask, options[1])
+    hinted = policy.options(ask, among, 0.0)
+    assert hinted[1].cost < options[1].cost
+    assert [sum(parts) for parts in policy.parts(ask, hinted, 0.0)] == pytest.approx([each.cost for each in options])
+
+
+def test_the_ranking_of_many_is_that_of_each() -> None:
+    policy, index = prefix_policy()
+    index.record(1, KEYS, EDGES)
+    among = seats()
+    busy(among[1], 3)
+    asks = [asking(525), asking(4000), Ask("m", prompt_tokens=50, output_tokens=1)]
+    hits = [np.array(policy.hits(ask, among)) for ask in asks]
+    ranking = policy.ranking(asks, hits, among, 0.0)
+    for row, ask in enumerate(asks):
+        options = policy.options(ask, among, 0.0)
+        assert ranking.cost[row] == pytest.approx([option.cost for option in options], abs=1e-8)
+        assert [ranking.prefill(row, at) for at in range(3)] == pytest.approx(
+            [each.prefill_seconds for each in options]
+        )
+
+
+@pytest.mark.parametrize("policy", [LeastLoadedPolicy(), RoundRobinPolicy()])
+def test_policies_without_an_index_predict_no_hits_and_have_no_parts(policy: Policy) -> None:
+    among = seats()
+    options = policy.options(Ask("m"), among, 0.0)
+    assert policy.hits(asking(100), among) == [0, 0, 0]
+    assert policy.parts(Ask("m"), options, 0.0) == [None] * 3
+    ranking = policy.ranking([Ask("m")] * 2, [], among, 0.0)
+    assert [ranking.best(row) for row in range(2)] == [0, 0]
+
+
+def test_round_robin_ranks_anew_as_the_turn_passes_on() -> None:
+    policy, among = RoundRobinPolicy(), seats()
+    ranking = policy.ranking([Ask("m")] * 4, [], among, 0.0)
+    order = []
+    for row in range(4):
+        best = ranking.best(row)
+        assert best is not None
+        policy.placed(Ask("m"), policy.options(Ask("m"), among, 0.0)[best])
+        ranking.bound(best)
+        order.append(best)
+    assert order == [0, 1, 2, 0]
+
+
+def test_a_request_without_blocks_leaves_nothing_in_the_record() -> None:
+    policy, index = prefix_policy()
+    policy.placed(Ask("m"), policy.options(Ask("m"), seats(), 0.0)[0])
+    assert index.used_bytes(0) == 0

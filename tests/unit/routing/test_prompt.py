@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.routing.blocks import prefix_keys, seed
 from gateway.routing.prompt import Prompt, canonical_prompt, inputs_of, sequences_of
 
 TURN = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": st.text(max_size=20)})
@@ -142,3 +143,159 @@ def test_an_image_stands_in_the_prompt_by_its_digest() -> None:
     assert prompt(text, IMAGE).text.startswith(prompt(text).text)
     assert prompt(text, IMAGE).text != prompt(text, OTHER_IMAGE).text
     assert len(prompt(text, IMAGE | {"padding": "x" * 10_000}).text) < 100
+
+
+# What makes other tokens makes other keys, and nothing else does.
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+BASE: dict[str, Any] = {
+    "model": "m",
+    "messages": [
+        {"role": "system", "content": "You are brief."},
+        {"role": "user", "content": [{"type": "text", "text": "What is this?"}, PICTURE]},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "a cat", "tool_call_id": "1"},
+        {"role": "user", "content": "And this?", "name": "ann"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+}
+
+
+def keys_of(document: dict[str, Any]) -> tuple[int, ...]:
+    return prefix_keys(canonical_prompt(document).pieces, seed("m"))[0]
+
+
+def with_turn(place: int, **changed: Any) -> dict[str, Any]:
+    turns = list(BASE["messages"])
+    turns[place] = turns[place] | changed
+    return BASE | {"messages": turns}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"system": "Be long."},
+        {"instructions": "Be long."},
+        {"tools": [*BASE["tools"], *BASE["tools"]]},
+        {"tools": None},
+        {"tool_choice": "none"},
+        {"documents": [{"title": "t", "text": "x"}]},
+        {"chat_template": "{{ messages }}"},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"reasoning_effort": "high"},
+        {"reasoning": {"effort": "high"}},
+        {"add_special_tokens": False},
+        {"add_special_tokens": True},
+        {"add_generation_prompt": False},
+        {"continue_final_message": True},
+        {"truncate_prompt_tokens": 100},
+        {"mm_processor_kwargs": {"size": 5}},
+        {"media_io_kwargs": {"video": {"num_frames": 5}}},
+        {"previous_response_id": "resp_1"},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_every_field_that_changes_the_prompts_tokens_changes_all_keys(fields: dict[str, Any]) -> None:
+    assert not set(keys_of(BASE)) & set(keys_of(BASE | fields))
+
+
+@pytest.mark.parametrize(
+    ("place", "changed"),
+    [
+        (0, {"content": "You are long."}),
+        (0, {"role": "developer"}),
+        (1, {"content": [{"type": "text", "text": "What is that?"}, PICTURE]}),
+        (1, {"content": [PICTURE, {"type": "text", "text": "What is this?"}]}),
+        (1, {"content": [{"type": "text", "text": "What is this?"}, PICTURE | {"uuid": "x"}]}),
+        (1, {"content": [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "x"}}]}),
+        (1, {"content": [{"type": "text", "text": "What is this?"}]}),
+        (1, {"content": "What is this?"}),
+        (2, {"tool_calls": [CALL | {"function": {"name": "g", "arguments": '{"a": 1}'}}]}),
+        (2, {"tool_calls": [CALL | {"function": {"name": "f", "arguments": '{"a": 2}'}}]}),
+        (2, {"tool_calls": None}),
+        (2, {"reasoning_content": "hm"}),
+        (3, {"tool_call_id": "2"}),
+        (3, {"content": "a dog"}),
+        (4, {"name": "bob"}),
+    ],
+)
+def test_a_turn_that_differs_changes_the_keys_from_there_on(place: int, changed: dict[str, Any]) -> None:
+    one, other = canonical_prompt(BASE), canonical_prompt(with_turn(place, **changed))
+    before = len(prefix_keys(one.pieces[: 1 + place], seed("m"))[0])
+    ones, others = keys_of(BASE), keys_of(with_turn(place, **changed))
+    assert one.pieces[1 + place] != other.pieces[1 + place]
+    assert ones[:before] == others[:before]
+    assert not set(ones[before:]) & set(others[before:])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.5},
+        {"top_p": 0.1, "top_k": 5, "min_p": 0.1},
+        {"max_tokens": 5, "max_completion_tokens": 6},
+        {"stream": True, "stream_options": {"include_usage": True}},
+        {"user": "ann"},
+        {"seed": 5},
+        {"n": 3},
+        {"stop": ["x"]},
+        {"tool_choice": "auto"},
+        {"response_format": {"type": "json_object"}},
+        {"logprobs": True},
+        {"prompt_cache_key": "x"},
+        {"priority": 1},
+        {"metadata": {"a": "b"}},
+        {"system": "", "documents": [], "chat_template_kwargs": {}, "reasoning_effort": None},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_no_other_field_changes_the_keys(fields: dict[str, Any]) -> None:
+    assert keys_of(BASE | fields) == keys_of(BASE)
+
+
+def test_the_order_of_fields_and_the_spelling_of_strings_do_not_matter() -> None:
+    turns = [dict(reversed(turn.items())) for turn in BASE["messages"]]
+    other = orjson.loads(
+        orjson.dumps({"tools": BASE["tools"], "messages": turns, "model": "m"}, option=orjson.OPT_INDENT_2).replace(
+            b"brief", b"\\u0062rief"
+        )
+    )
+    assert keys_of(other) == keys_of(BASE)
+
+
+@given(st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=4))
+def test_where_a_text_is_split_into_parts_matters(texts: list[str]) -> None:
+    def document(parts: list[str]) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": [{"type": "text", "text": part} for part in parts]}]}
+
+    split, joined = keys_of(document(texts)), keys_of(document(["".join(texts)]))
+    assert (split == joined) == (len(texts) == 1)
+
+
+@given(st.lists(TURN, max_size=6))
+def test_the_answer_is_the_last_turn_of_the_assistant(turns: list[dict[str, str]]) -> None:
+    answers = [place for place, turn in enumerate(turns) if turn["role"] == "assistant"]
+    last = answers[-1] if answers else -1
+    assert canonical_prompt({"messages": turns}).answer == last
+    opened = canonical_prompt({"messages": turns, "system": "x"})
+    assert opened.answer == (last + 1 if answers else -1)
+    if answers:
+        assert opened.pieces[opened.answer] == f"\x1eassistant\x1f{turns[last]['content']}".encode()
+
+
+def test_a_long_prompt_has_few_keys() -> None:
+    lines = [f"line {number} of the text\n" for number in range(12_000)]
+    text = "".join(lines)[:200_000]
+    assert len(keys_of({"prompt": text})) < 110
+    turns = [{"role": "user", "content": text[at : at + 4000]} for at in range(0, 200_000, 4000)]
+    assert len(keys_of({"messages": turns})) < 200
+
+
+@given(st.lists(st.integers(0, 1 << 17), min_size=1, max_size=500), st.integers(0, 500))
+def test_prompts_of_token_ids_share_the_keys_of_what_they_have_in_common(ids: list[int], at: int) -> None:
+    other = [*ids[:at], 1 << 18, *ids[at:]]
+    ones, others = keys_of({"prompt": ids}), keys_of({"prompt": other})
+    shared = 4 * min(at, len(ids)) // 128
+    assert ones[:shared] == others[:shared]
+    assert not set(ones[shared:]) & set(others[shared:])

@@ -65,3 +65,4 @@ def test_nobody_holds_out_and_prefills_are_not_known() -> None:
     ranks.hold_out(0, 1)
     assert ranks.best(1) == 1
     assert ranks.prefill(0, 1) == 0.0
+    assert ranks.skip(1, [True, True]) == 1

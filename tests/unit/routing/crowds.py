@@ -1,0 +1,42 @@
+"""Engines under any load, and requests of any size, for property tests."""
+
+from hypothesis import strategies as st
+
+from gateway.routing.cost import CostModel
+from gateway.routing.load import Work
+from gateway.routing.seat import Seat
+
+NOW = 5.0
+AskedFor = tuple[int, float, list[int]]  # prompt tokens, output tokens, hits
+MODELS = st.builds(
+    CostModel, st.sampled_from([28e-6, 1e-3]), st.sampled_from([0.0, 1.0, 5.0]), st.sampled_from([512, 8192])
+)
+WORKS = st.builds(
+    Work,
+    sequences=st.integers(0, 4),
+    prompt_tokens=st.integers(1, 20_000),
+    reserved_tokens=st.integers(0, 5000),
+    prefill_seconds=st.sampled_from([0.0, 0.01, 0.3, 10.0]),
+    observable=st.booleans(),
+)
+ASKS = st.tuples(st.integers(1, 200_000), st.floats(0, 2000), st.lists(st.integers(0, 250_000), min_size=5, max_size=5))
+
+
+@st.composite
+def seats(draw: st.DrawFn) -> list[Seat]:
+    made = []
+    for number in range(draw(st.integers(1, 5))):
+        seat = Seat(
+            number,
+            "abcde"[number],
+            slots=draw(st.integers(1, 6)),
+            kv_cache_tokens=draw(st.sampled_from([None, 500, 30_000, 1_000_000])),
+            slowness=draw(st.sampled_from([0.5, 1.0, 3.0])),
+            placed=draw(st.integers(0, 3)),
+        )
+        for work in draw(st.lists(WORKS, max_size=5)):
+            seat.load.start(work, draw(st.sampled_from([0.0, 4.9])))
+            if draw(st.booleans()):
+                seat.load.first_token(work, 4.9)
+        made.append(seat)
+    return made
