@@ -53,6 +53,7 @@ class Knowledge:
     def learn(self, record: Record, seats_of: Callable[[str], Sequence[Seat]]) -> None:
         """A request is over."""
         ask, usage = record.ask, record.usage
+        self.hits.coming.age(record.ended_seconds)
         if ask is None or usage is None:
             return
         seat = record.seat_index
@@ -70,13 +71,19 @@ class Knowledge:
     def seat_of(self, backend: str, rank: int) -> int | None:
         """The number of an engine; None if the backend has no such rank."""
         known = next((known for known in self._fleet.backends if known.name == backend), None)
-        if known is None or rank >= known.facts.engines:
+        if known is None:
+            return None
+        if known.facts.engines == 1 and len(known.facts.kv_event_sources or ()) == 1:
+            return known.index  # one of several engines whose others are backends of their own keeps its rank
+        if rank >= known.facts.engines:
             return None
         return self._fleet.engine(known, rank).index
 
     def changed(self, seat: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
         """An engine says that blocks came and went."""
         self.exact.apply(seat, added, removed)
+        self.hits.coming.told(seat, added)
+        self.hits.coming.told(seat, removed)
         if removed and self.exact.live(seat) and (engine := self.engine_of(seat)):
             coming = self._in_flight_tokens(seat)  # sent, and maybe not stored yet
             self.index.shrink(seat, self._bytes(resident_tokens + coming, engine.name))
@@ -84,6 +91,7 @@ class Knowledge:
     def cleared(self, seat: int) -> None:
         """An engine says that its cache is empty, or another process took its place."""
         self.index.wipe(seat)
+        self.hits.coming.forget(seat)
 
     def state(self, seat: int, live: bool, whole: bool) -> None:
         """An engine's events are followed, or no longer; and all that it holds is known, or not."""

@@ -28,7 +28,7 @@ from gateway.routing.matrix import Hit
 from gateway.routing.policy import Policy
 from gateway.routing.seat import Option, Seat
 
-_HITS_GOOD_FOR_SECONDS = 0.1
+_HITS_GOOD_FOR_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,13 @@ class Placement:
         starvation_seconds = self._knobs.starvation_seconds
         if not any(is_open) and now - tickets[0].arrived_seconds <= starvation_seconds:
             return granted
-        hits = [self._hits(ticket, seats, now) for ticket in tickets]
+        too_old = now - _HITS_GOOD_FOR_SECONDS
+        hits = [
+            ticket.hits
+            if ticket.hits is not None and ticket.hits_of is seats and ticket.hits_seconds >= too_old
+            else self._hits(ticket, seats, now)
+            for ticket in tickets
+        ]
         ranking = self._policy.ranking([ticket.ask for ticket in tickets], hits, seats, now)
         for row, its_seats in eligible.items():
             for column, seat in enumerate(seats):
@@ -171,9 +177,8 @@ class Placement:
 
     def _hits(self, ticket: Ticket, seats: list[Seat], now: float) -> Hit:
         """Predicted hits of one who waits; caches change slowly, so a look is good for a while."""
-        if ticket.hits is None or ticket.hits_of is not seats or now - ticket.hits_seconds > _HITS_GOOD_FOR_SECONDS:
-            ticket.hits = np.array(self._policy.hits(ticket.ask, seats), dtype=np.int64)
-            ticket.hits_seconds, ticket.hits_of = now, seats
+        ticket.hits = np.array(self._policy.hits(ticket.ask, seats), dtype=np.int64)
+        ticket.hits_seconds, ticket.hits_of = now, seats
         return ticket.hits
 
     def explain(self, ask: Ask, now: float, avoid: frozenset[str] = frozenset()) -> list[Verdict]:

@@ -125,7 +125,7 @@ class Reader:
         if session:
             ask.hint = seed(key.name if key is not None else "", str(session)[:1024])
         now, report = incoming.arrived_seconds, self._report
-        if report is not None and report.wants_sample(now):
+        if report is not None and prompt.token_ids is None and report.wants_sample(now):
             application = document.get("prompt_cache_key")
             name = application if type(application) is str else ""
             report.sample(prompt.pieces, ask, key.name if key is not None else "", name, now)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from gateway.request import Ask
+from gateway.routing.coming import Coming
 from gateway.routing.exact_index import ExactIndex
 from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.seat import Seat
@@ -16,6 +17,7 @@ class Hits:
         self.index = index
         self._trust = trust
         self._exact = exact
+        self.coming = Coming()
 
     def of(self, ask: Ask, seats: Sequence[Seat]) -> list[int]:
         """Tokens, for each seat. An engine finds whole blocks only, and always computes the last token."""
@@ -47,14 +49,24 @@ class Hits:
         return hits
 
     def _exact_depths(self, ask: Ask) -> dict[int, int]:
-        """Blocks held, by engine, of those that tell."""
-        if not ask.token_keys or self._exact is None:
+        """Blocks held or on their way, by engine, of those that tell."""
+        keys, exact = ask.token_keys, self._exact
+        if not keys or exact is None:
             return {}
-        depths = self._exact.depths(ask.token_keys)
-        return {engine: depth for engine, depth in enumerate(depths) if self._exact.live(engine)}
+        found = {engine: depth for engine, depth in enumerate(exact.depths(keys)) if exact.live(engine)}
+        if self.coming:
+            for engine, depth in found.items():
+                while depth < len(keys) and (more := self.coming.run(engine, keys, depth)):
+                    depth += more
+                    depth += exact.depths(keys[depth:])[engine]  # engines evict a block before its successors
+                found[engine] = depth
+        return found
 
     def placed(self, ask: Ask, seat: Seat) -> None:
         """The engine will hold this prompt."""
         if ask.turn_end:
             self.index.supersede_answer(seat.index, ask.keys[ask.turn - 1])
         self.index.record(seat.index, ask.keys, ask.edges)
+        if ask.token_keys and self._exact is not None and self._exact.live(seat.index):
+            held = self._exact.depths(ask.token_keys)[seat.index]
+            self.coming.expect(seat.index, ask.token_keys[held:])

@@ -27,12 +27,12 @@ class Load:
 
     __slots__ = (
         "_head_since",
-        "_pending",
         "_pending_seconds",
         "changes",
         "context_tokens",
         "decoding",
         "in_flight",
+        "pending",
         "reserved_tokens",
     )
 
@@ -42,7 +42,7 @@ class Load:
         self.decoding = 0  # sequences with a first token
         self.context_tokens = 0  # prompt tokens in flight
         self.reserved_tokens = 0  # KV tokens expected to be taken by what is in flight
-        self._pending: dict[Work, None] = {}  # in prefill, oldest first
+        self.pending: dict[Work, None] = {}  # in prefill, oldest first
         self._pending_seconds = 0.0
         self._head_since = 0.0
 
@@ -56,12 +56,12 @@ class Load:
         self.context_tokens += work.prompt_tokens
         self.reserved_tokens += work.reserved_tokens
         work.started_seconds = now
-        if not self._pending:
+        if not self.pending:
             self._head_since = now
             work.alone = True
-        elif len(self._pending) == 1:
-            next(iter(self._pending)).alone = False
-        self._pending[work] = None
+        elif len(self.pending) == 1:
+            next(iter(self.pending)).alone = False
+        self.pending[work] = None
         self._pending_seconds += work.prefill_seconds
 
     def first_token(self, work: Work, now: float) -> bool:
@@ -79,7 +79,7 @@ class Load:
         self.in_flight -= work.sequences
         self.context_tokens -= work.prompt_tokens
         self.reserved_tokens -= work.reserved_tokens
-        was_head = bool(self._pending) and next(iter(self._pending)) is work
+        was_head = bool(self.pending) and next(iter(self.pending)) is work
         if self._leave_prefill(work):
             self._head_since = now if was_head else self._head_since
         else:
@@ -88,12 +88,12 @@ class Load:
     @property
     def prefilling(self) -> bool:
         """Some request has no first token yet."""
-        return bool(self._pending)
+        return bool(self.pending)
 
     def prefill_ahead_seconds(self, now: float) -> float:
         """Predicted prefill time of what was sent before, less what has passed of the oldest one's."""
-        while self._pending:
-            head = next(iter(self._pending))
+        while self.pending:
+            head = next(iter(self.pending))
             passed, whole = now - self._head_since, head.prefill_seconds
             if head.observable or passed < whole:
                 return max(0.0, self._pending_seconds - (passed if passed < whole else whole))
@@ -104,8 +104,8 @@ class Load:
         return 0.0
 
     def _leave_prefill(self, work: Work) -> bool:
-        if work not in self._pending:
+        if work not in self.pending:
             return False
-        del self._pending[work]
-        self._pending_seconds = self._pending_seconds - work.prefill_seconds if self._pending else 0.0
+        del self.pending[work]
+        self._pending_seconds = self._pending_seconds - work.prefill_seconds if self.pending else 0.0
         return True

@@ -5,6 +5,7 @@ after. Long runs of requests that hold out are found at once (`skip`).
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,40 @@ Hit = npt.NDArray[np.int64]  # predicted hit tokens of one request, for each eng
 _TIE = 1e-9  # seconds that a sequence in flight is worth: it decides between equal costs only
 _FINE_TIE = 1e-14  # the same for a request that was placed there before
 _INFINITE = float("inf")
+_ROUNDS = 4
+_MOST_ROWS = 64  # weighed against one another at once
+
+
+@lru_cache(maxsize=256)
+def _before(rows: int) -> Floats:
+    """What sums, for each row, all rows before it."""
+    return np.tri(rows, k=-1)
+
+
+class TermsTable:
+    """The terms of a fleet's engines as an array, of which only those are made anew whose load has changed."""
+
+    def __init__(self) -> None:
+        self._seats: Sequence[Seat] = ()
+        self._model: CostModel | None = None
+        self._changes: list[int] = []
+        self._array: Floats = np.zeros((0, 0))
+
+    def columns(self, seats: Sequence[Seat], model: CostModel) -> Floats:
+        """A row for each term, a column for each engine. Good until the next call.
+
+        Engines whose sizes have changed come in another list.
+        """
+        changes = [seat.load.changes for seat in seats]
+        if seats is not self._seats or model is not self._model:
+            self._seats, self._model = seats, model
+            self._array = np.array([seat.terms(model) for seat in seats], dtype=np.float64).T.copy()
+        elif changes != self._changes:
+            for at, seat in enumerate(seats):
+                if changes[at] != self._changes[at]:
+                    self._array[:, at] = seat.terms(model)
+        self._changes = changes
+        return self._array
 
 
 class CostMatrix:
@@ -32,6 +67,7 @@ class CostMatrix:
         hits: Sequence[Hit],
         seats: Sequence[Seat],
         now: float,
+        table: TermsTable | None = None,
     ) -> None:
         self._model = model
         self._seats = seats
@@ -43,7 +79,7 @@ class CostMatrix:
         loads = [seat.load for seat in seats]
         # First: it may change loads.
         ahead = np.array([load.prefill_ahead_seconds(now) if load.pending else 0.0 for load in loads])
-        columns = np.array([seat.terms(model) for seat in seats], dtype=np.float64).T.copy()
+        columns = (table or TermsTable()).columns(seats, model)
         uncached = prompt - np.minimum(hit, prompt - 1)
         self._prefill_seconds: Floats = columns[0] * uncached * (model.b + model.e * (prompt - uncached / 2))
         self._chunks: Floats = np.ceil(uncached / model.max_batched_tokens)
@@ -64,23 +100,34 @@ class CostMatrix:
     def skip(self, row: int, is_open: Sequence[bool]) -> int:
         """The first request from `row` on that may be bound, after letting those before it hold out for their best.
 
-        All of them are taken to hold out for what is best for them now; that is right up to the first one for which
-        what those before it hold out for makes another engine the best, or whose best engine is open.
+        First all are taken to hold out for what is best for them now; then for what is best with that counted; and so
+        on, which is right for some more of them each time.
         """
-        cost = self.cost[row:] + self._held
-        if not len(cost):
-            return row
-        rows, best = np.arange(len(cost)), cost.argmin(axis=1)
-        holds = np.zeros_like(cost)
-        holds[rows, best] = np.where(np.isinf(cost[rows, best]), 0.0, self._prefill_seconds[row:][rows, best])
-        up_to = np.cumsum(holds, axis=0)
-        cost += up_to - holds
-        then_best = cost.argmin(axis=1)
-        matters = (then_best != best) | np.array(is_open)[then_best]
-        count = int(matters.argmax()) if matters.any() else len(cost)
+        count = _MOST_ROWS
+        while count == _MOST_ROWS and row < len(self.cost):
+            count = self._skip_some(self.cost[row : row + _MOST_ROWS] + self._held, row, is_open)
+            row += count
+        return row
+
+    def _skip_some(self, cost: Floats, row: int, is_open: Sequence[bool]) -> int:
+        rows, prefill, opens = np.arange(len(cost)), self._prefill_seconds[row : row + len(cost)], np.array(is_open)
+        count, best = 0, cost.argmin(axis=1)
+        for _ in range(_ROUNDS):
+            holds = np.zeros_like(cost)
+            holds[rows, best] = prefill[rows, best]
+            held = _before(len(best)) @ holds
+            then_best = (cost + held).argmin(axis=1)
+            # Right up to the first that is not as it was taken to be; nothing matters beyond the first that is open.
+            is_settled = then_best == best
+            matters = opens[then_best] | np.isinf(cost[rows, then_best])
+            end = int(matters.argmax()) if matters.any() else len(best)
+            count = end if is_settled[:end].all() else int(is_settled.argmin())
+            if count == end:
+                break
+            best = then_best
         if count:
-            self._held += up_to[count - 1]
-        return row + count
+            self._held += held[count - 1] + holds[count - 1]
+        return count
 
     def by_cost(self, row: int) -> list[int]:
         """The engines that are not closed to a request, cheapest first."""

@@ -9,7 +9,7 @@ from gateway.routing.calibration import Calibration
 from gateway.routing.cost import Parts, cost_parts, placement_seconds, prefill_seconds
 from gateway.routing.estimate import Estimates
 from gateway.routing.hits import Hits
-from gateway.routing.matrix import CostMatrix, Hit
+from gateway.routing.matrix import CostMatrix, Hit, TermsTable
 from gateway.routing.ranking import OneByOne, Ranking
 from gateway.routing.seat import Option, Seat
 
@@ -48,6 +48,7 @@ class PrefixPolicy:
         self._hits = hits
         self._estimates = estimates
         self._affinity = affinity
+        self._table = TermsTable()
 
     def options(self, ask: Ask, seats: Sequence[Seat], now: float) -> list[Option]:
         """Costs by `routing.cost`."""
@@ -83,8 +84,11 @@ class PrefixPolicy:
 
     def ranking(self, asks: Sequence[Ask], hits: Sequence[Hit], seats: Sequence[Seat], now: float) -> CostMatrix:
         """The costs of many requests at once."""
-        outputs = [self.output_tokens(ask) for ask in asks]
-        return CostMatrix(self._calibration.model, [ask.prompt_tokens for ask in asks], outputs, hits, seats, now)
+        expected = self._estimates.output_tokens
+        outputs = [expected if (told := ask.output_tokens) is None or told > expected else told for ask in asks]
+        return CostMatrix(
+            self._calibration.model, [ask.prompt_tokens for ask in asks], outputs, hits, seats, now, self._table
+        )
 
     def output_tokens(self, ask: Ask) -> float:
         """The answer's expected length."""

@@ -25,15 +25,21 @@ class Seat:
     slowness: float = 1.0  # the root of its configured relative time: full weight would overload the fast ones
     placed: int = 0
     _terms: Terms | None = None
-    _terms_of: tuple[object, ...] = ()
+    _model: CostModel | None = None
+    _changes: int = -1
+    _sizes: tuple[int, int | None, float] = (0, None, 0.0)
 
     def terms(self, model: CostModel) -> Terms:
         """What it contributes to the cost of every request now."""
-        state = (model, self.load.changes, self.slots, self.kv_cache_tokens, self.slowness)
-        if self._terms is None or state != self._terms_of:
-            self._terms = terms_of(model, self.load, self.slots, self.kv_cache_tokens, self.slowness)
-            self._terms_of = state
-        return self._terms
+        terms, load = self._terms, self.load
+        if terms is not None and self._changes == load.changes and self._model is model:
+            slots, kv_cache_tokens, slowness = self._sizes
+            if slots == self.slots and kv_cache_tokens == self.kv_cache_tokens and slowness == self.slowness:
+                return terms
+        self._sizes = (self.slots, self.kv_cache_tokens, self.slowness)
+        self._model, self._changes = model, load.changes
+        self._terms = terms = terms_of(model, load, *self._sizes)
+        return terms
 
 
 @dataclass(slots=True)
