@@ -1,5 +1,6 @@
 """Prompts whose token ids are known: given by the client, or told by the model's tokenizer before placement."""
 
+from gateway.backends.backend import Backend
 from gateway.backends.registry import Fleet
 from gateway.request import InferenceRequest
 from gateway.routing.exact_index import ExactIndex
@@ -35,6 +36,10 @@ class ExactPrompts:
         ask.prompt_tokens = ask.anchor_tokens = len(tokens) // TOKEN_BYTES
         ask.anchor_size = ask.prompt_size
         blocks = {backend.block_tokens for backend in serving}
-        if len(blocks) == 1 and len(self._exact):
+        if len(blocks) == 1 and any(map(self._tells, serving)):
             lora = self._fleet.adapter(ask.model)
             ask.token_keys = token_keys(tokens, blocks.pop(), token_seed(lora, request.salt))
+
+    def _tells(self, backend: Backend) -> bool:
+        """Whether it is known what one of its engines holds."""
+        return any(self._exact.live(engine.index) for engine in self._fleet.engines(backend))

@@ -38,7 +38,7 @@ class Hits:
                 if has_answer:
                     depth = turn_end
                 if depth not in known:
-                    known[depth] = ask.tokens_of(depth)
+                    known[depth] = ask.tokens_shared(depth)
                 held = known[depth] - 1 if has_answer else known[depth]  # an answer's last token is never computed
                 if index in lowered:
                     held = int(held * lowered[index])

@@ -39,7 +39,7 @@ class ToldTokens:
 
 
 class Scene:
-    """Backends a and b with the model m; b also has the adapter `poet`. Some engine tells what it holds."""
+    """Backends a and b with the model m; b also has the adapter `poet`. b tells what it holds."""
 
     def __init__(
         self, tokens: bytes | None = None, accepted: Collection[str] = "ab", sizes: tuple[int, int] = (16, 16)
@@ -51,7 +51,7 @@ class Scene:
             self.fleet.learned(backend, Facts(models=models, block_size_tokens=size))
             self.fleet.probed(backend, Probe.OK)
         self.exact = ExactIndex()
-        self.exact.apply(0, (1,), ())
+        self.exact.set_live(1, True)
         self.told = ToldTokens(tokens, accepted)
         self.prompts = ExactPrompts(self.fleet, self.exact, cast(Tokenization, self.told))
 
@@ -88,7 +88,7 @@ async def test_else_the_tokenizer_tells_them() -> None:
 
 async def test_lengths_are_exact_even_if_no_engine_tells_its_blocks() -> None:
     scene = Scene(packed(IDS))
-    scene.exact.apply(0, (), (1,))
+    scene.exact.set_live(1, False)
     ask = await scene.completed(CHAT)
     assert (ask.prompt_tokens, ask.tokens_of(1), ask.token_keys) == (70, 35, ())
 

@@ -53,13 +53,19 @@ class Scene:
         record.usage = Usage(ask.prompt_tokens, output, cached)
         self.knowledge.learn(record, lambda _: [Seat(engine.index, "?") for engine in self.knowledge.engines()])
 
+    def over(self, now: float) -> None:
+        """Some request is over, without an answer."""
+        record = Record("id", "chat", 0.0)
+        record.ended_seconds = now
+        self.knowledge.learn(record, lambda _: [])
+
     def round_robin_hits(self) -> float:
         return self.metrics.round_robin_hit_tokens.values.get(("m",), 0.0)
 
 
 def asking(text: str, exact: bool = False) -> Ask:
     """A prompt of four bytes a token; `exact`: its tokens are known."""
-    keys, edges = prefix_keys([text.encode()], seed("m"))
+    keys, edges, _ = prefix_keys([text.encode()], seed("m"))
     size = len(text)
     blocks = token_keys(packed(list(text.encode()[::4])), BLOCK_TOKENS, token_seed()) if exact else ()
     return Ask(
@@ -144,6 +150,23 @@ def test_an_engines_own_blocks_count_while_all_of_them_are_known() -> None:
         assert scene.hits(ask)[seat] == hits
     tell(seat, (), ask.token_keys[3:10], 48)
     assert scene.hits(ask)[seat] == 48
+
+
+def test_blocks_on_their_way_count_until_they_are_told_evicted_or_never_come() -> None:
+    scene, ask, seat = Scene(), asking("x" * 4096, exact=True), 0
+    scene.knowledge.state(seat, True, True)
+    tell, keys = scene.knowledge.changed, ask.token_keys
+    for end, hit in [
+        (lambda: tell(seat, keys, (), 1024), 1008),
+        (lambda: tell(seat, (), keys, 0), 0),
+        (lambda: scene.knowledge.cleared(seat), 0),
+        (lambda: [scene.over(seconds) for seconds in (100.0, 200.0, 300.0)], 0),
+    ]:
+        tell(seat, (), keys, 0)
+        scene.sent(ask, seat)
+        assert scene.hits(ask)[seat] == 1008
+        end()
+        assert scene.hits(ask)[seat] == hit
 
 
 def test_evictions_shrink_the_record_to_what_is_held_and_on_its_way() -> None:

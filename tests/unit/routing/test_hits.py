@@ -140,6 +140,38 @@ def test_an_exact_hit_leaves_the_last_token_to_be_computed_too() -> None:
     assert scene.of(token_keys=TOKEN_KEYS[:20], prompt_tokens=321)[0] == 320
 
 
+def test_what_was_just_sent_counts_until_events_tell_of_it() -> None:
+    scene, ask = Scene(), asking(token_keys=TOKEN_KEYS[:30])
+    scene.exact.apply(0, TOKEN_KEYS[:5], ())
+    for engine in (0, 1):
+        scene.exact.set_live(engine, True)
+    for engine, hit in ((0, 480), (1, 480)):
+        scene.hits.placed(ask, scene.seats[engine])
+        assert scene.of(token_keys=TOKEN_KEYS)[engine] == hit
+    for engine in (0, 1):  # it came, and half of it is gone again
+        scene.exact.apply(engine, TOKEN_KEYS[:15], ())
+        scene.hits.coming.told(engine, TOKEN_KEYS[:30])
+    assert scene.of(token_keys=TOKEN_KEYS)[:2] == [240, 240]
+
+
+def test_what_is_on_its_way_may_fill_a_hole_in_what_is_held() -> None:
+    scene = Scene()
+    scene.exact.apply(0, TOKEN_KEYS[:5] + TOKEN_KEYS[8:20], ())
+    scene.exact.set_live(0, True)
+    assert scene.of(token_keys=TOKEN_KEYS)[0] == 80
+    scene.hits.placed(asking(token_keys=TOKEN_KEYS[:8]), scene.seats[0])
+    assert scene.of(token_keys=TOKEN_KEYS)[0] == 320
+    assert scene.of(token_keys=TOKEN_KEYS[:7])[0] == 112
+
+
+def test_nothing_is_expected_of_an_engine_that_does_not_tell() -> None:
+    scene = Scene()
+    scene.exact.set_live(1, True)
+    scene.hits.placed(asking(token_keys=TOKEN_KEYS), scene.seats[0])
+    scene.hits.placed(asking(), scene.seats[1])
+    assert not scene.hits.coming
+
+
 def test_without_exact_blocks_token_keys_are_of_no_use() -> None:
     scene = Scene()
     scene.hold(0, 1)
