@@ -48,8 +48,9 @@ class Dispatcher:
                 self._note(lease, reply, record, told)
                 try:
                     answer = await self._relay.send(
-                        request, lease.backend, reply, lease.first_token, rank=lease.rank, fresh=attempts.fresh
-                    )
+                        request, lease.backend, reply, lease.first_token, rank=_rank(request, lease),
+                        fresh=attempts.fresh,
+                    )  # fmt: skip
                 except BackendError as error:
                     self._failed(request, lease, error)
                     others = self._others(request, lease, attempts)
@@ -109,3 +110,8 @@ class Dispatcher:
         serving = self._fleet.serving(request.ask.model) or ()
         tried = attempts.avoid | {lease.backend}
         return request.ask.pinned is None and any(backend.name not in tried for backend in serving)
+
+
+def _rank(request: InferenceRequest, lease: Lease) -> int | None:
+    """The engine to name to the backend: one that the client names wrongly is refused there, in the engine's words."""
+    return lease.rank if lease.rank is None or request.ask.rank is None else request.ask.rank

@@ -432,3 +432,16 @@ def test_without_response_headers_nothing_of_the_fleet_is_told() -> None:
         assert scene.reply.extra == b""
 
     run(main())
+
+
+def test_a_rank_that_the_client_asks_for_is_left_to_the_backend_to_refuse() -> None:
+    async def main() -> None:
+        scene = Scene(WELL, WELL, backends="ab")
+        for backend, engines in (("a", 1), ("b", 2)):
+            scene.fleet.learned(scene.backend(backend), Facts(models=(ModelCard("m"),), engines=engines))
+        for _ in range(2):
+            await scene.dispatch(request(rank=7))
+        assert list(zip(scene.sent, scene.ranks, strict=True)) == [("a", None), ("b", 7)]
+        scene.check_that_nothing_is_left()
+
+    run(main())
