@@ -21,7 +21,8 @@ class Ask:
     once made (and not frozen, because that costs as much as the rest of making it).
 
     `keys` are the chained hashes of the prompt's prefix blocks, `edges` its size up to the end of each, in the unit of
-    `prompt_size` (bytes; in a replay, tokens). `turn` and `turn_end` count the keys before and through the last answer
+    `prompt_size` (bytes; in a replay, tokens), `ends` how many of them there are up to the end of each message; None =
+    prompts part at edges only. `turn` and `turn_end` count the keys before and through the last answer
     that the conversation has; 0 if it has none. `anchor_tokens` are the tokens of its first `anchor_size`, where an
     engine has told them. `learnable_bytes` is the size if that says something of bytes per token, else 0.
     `token_keys` are the keys of the engine's own blocks, where the prompt's tokens are known.
@@ -32,6 +33,7 @@ class Ask:
     model: str
     keys: tuple[int, ...] = ()
     edges: tuple[int, ...] = ()
+    ends: tuple[int, ...] | None = None
     prompt_size: int = 0
     prompt_tokens: int = 1
     turn: int = 0
@@ -51,9 +53,22 @@ class Ask:
 
     def tokens_of(self, blocks: int) -> int:
         """Tokens of the first blocks of the prompt, as far as they are known or can be guessed."""
+        return self._tokens_up_to(self.edges[blocks - 1]) if blocks else 0
+
+    def tokens_shared(self, blocks: int) -> int:
+        """Tokens that this prompt most likely shares with one that has just these blocks in common with it.
+
+        If they part within a message, they do so anywhere in the next block.
+        """
         if not blocks:
             return 0
-        size, anchor = self.edges[blocks - 1], self.anchor_size
+        size, ends = self.edges[blocks - 1], self.ends
+        if ends is not None and blocks < len(self.edges) and blocks not in ends:
+            size += (self.edges[blocks] - size) // 2
+        return self._tokens_up_to(size)
+
+    def _tokens_up_to(self, size: int) -> int:
+        anchor = self.anchor_size
         if size <= anchor:
             return self.anchor_tokens * size // anchor
         rest = (self.prompt_tokens - self.anchor_tokens) * (size - anchor) // max(1, self.prompt_size - anchor)

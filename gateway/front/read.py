@@ -3,7 +3,6 @@
 import hashlib
 import hmac
 import re
-from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
@@ -133,11 +132,10 @@ class Reader:
 
     def _measured(self, prompt: Prompt, model: str, salt: str) -> Ask:
         """The prompt's blocks and size."""
-        keys, edges = prefix_keys(prompt.pieces, self._seed(model, salt))
+        keys, edges, ends = prefix_keys(prompt.pieces, self._seed(model, salt))
         size, turn, turn_end = sum(map(len, prompt.pieces)), 0, 0
-        if prompt.answer > 0 and edges:
-            asked = sum(map(len, prompt.pieces[: prompt.answer]))
-            turn, turn_end = bisect_right(edges, asked), bisect_right(edges, asked + len(prompt.pieces[prompt.answer]))
+        if 0 < prompt.answer < len(ends):
+            turn, turn_end = ends[prompt.answer - 1], ends[prompt.answer]
         known = self._estimates.measure(model, keys, edges, size, turn, turn_end)
         tokens = known.prompt_tokens
         if prompt.token_ids is not None:
@@ -148,6 +146,7 @@ class Reader:
             model,
             keys=keys,
             edges=edges,
+            ends=ends,
             prompt_size=size,
             prompt_tokens=tokens,
             turn=turn if known.answer_is_whole else 0,

@@ -8,6 +8,7 @@ prompt, the turns before) is found to its last byte.
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -33,13 +34,23 @@ def seed(*parts: str) -> int:
     return xxh3_64_intdigest("\0".join(f"{len(part)}:{part}" for part in parts).encode())
 
 
-def prefix_keys(pieces: Sequence[bytes], chain: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Keys of the prompt's blocks, and the prompt's length in bytes up to the end of each.
+class Blocks(NamedTuple):
+    """Keys of a prompt's blocks, its length in bytes up to the end of each, and how many there are up to the end of
+    each piece."""
+
+    keys: tuple[int, ...]
+    edges: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+def prefix_keys(pieces: Sequence[bytes], chain: int) -> Blocks:
+    """The prompt's blocks.
 
     `pieces` are its messages, `chain` is a `seed`. Text beyond 2 MiB has no key.
     """
     keys: list[int] = []
     edges: list[int] = []
+    ends: list[int] = []
     digest, position = xxh3_64_intdigest, 0
     for piece in pieces:
         length = len(piece)
@@ -65,10 +76,11 @@ def prefix_keys(pieces: Sequence[bytes], chain: int) -> tuple[tuple[int, ...], t
             chain = digest(piece[at:] if at else piece, chain)
             keys.append(chain)
             edges.append(position + length)
+        ends.append(len(keys))
         position += length
         if position >= LONGEST_BYTES:
             break
-    return tuple(keys), tuple(edges)
+    return Blocks(tuple(keys), tuple(edges), tuple(ends))
 
 
 def _step(position: int) -> int:

@@ -46,7 +46,7 @@ def test_what_a_full_block_leaves_over_has_a_key_too(length: int, blocks: int) -
 def test_text_beyond_2_mebibytes_has_no_key() -> None:
     longest = b"x" * LONGEST_BYTES
     for more in ([longest + b"y" * 10_000], [longest, b"y" * 10], [b"x" * 100, longest[100:] + b"y", b"z"]):
-        keys, edges = prefix_keys(more, CHAIN)
+        keys, edges, _ = prefix_keys(more, CHAIN)
         assert edges[-1] == LONGEST_BYTES
         assert len(keys) == len(edges)
     assert prefix_keys([longest + b"y" * 10_000], CHAIN) == prefix_keys([longest], CHAIN)
@@ -60,7 +60,7 @@ def test_two_texts_share_exactly_the_keys_of_the_blocks_before_their_first_diffe
     other = bytearray(b"a" * (prompt + more))
     if change_at < len(other):
         other[change_at] = ord("b")
-    (left, left_edges), (right, right_edges) = prefix_keys([first], CHAIN), prefix_keys([bytes(other)], CHAIN)
+    (left, left_edges, _), (right, right_edges, _) = prefix_keys([first], CHAIN), prefix_keys([bytes(other)], CHAIN)
     common = min(prompt, change_at)
     shared = len([edge for edge, same in zip(left_edges, right_edges, strict=False) if edge == same and edge <= common])
     assert left[:shared] == right[:shared]
@@ -73,8 +73,8 @@ def test_two_conversations_share_exactly_the_keys_of_their_common_pieces(
 ) -> None:
     start = [b"c" * length for length in common]
     one, other = ([*start, *(name * length for length in more)] for name, more in ((b"l", left), (b"r", right)))
-    both, _ = prefix_keys(start, CHAIN)
-    (ones, _), (others, _) = prefix_keys(one, CHAIN), prefix_keys(other, CHAIN)
+    both, _, _ = prefix_keys(start, CHAIN)
+    (ones, _, _), (others, _, _) = prefix_keys(one, CHAIN), prefix_keys(other, CHAIN)
     assert ones[: len(both)] == others[: len(both)] == both
     assert not set(ones[len(both) :]) & set(others[len(both) :])
 

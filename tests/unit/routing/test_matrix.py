@@ -13,7 +13,7 @@ from gateway.routing.matrix import CostMatrix
 from gateway.routing.seat import Seat
 from tests.unit.routing.crowds import ASKS, MODELS, NOW, WORKS, AskedFor, seats
 
-TIE_SECONDS = 1e-9
+TIES_SECONDS = 25e-9  # at most, with so few in flight
 INFINITE = float("inf")
 
 
@@ -52,8 +52,8 @@ def both(model: CostModel, asks: list[AskedFor], among: list[Seat]) -> tuple[Cos
     return matrix, Naive(model, asks, among)
 
 
-def near(seconds: float, columns: int) -> object:
-    return pytest.approx(seconds, rel=1e-9, abs=2 * TIE_SECONDS * columns)
+def near(seconds: float) -> object:
+    return pytest.approx(seconds, rel=1e-9, abs=TIES_SECONDS)
 
 
 @given(MODELS, st.lists(ASKS, min_size=1, max_size=6), seats())
@@ -63,7 +63,7 @@ def test_every_cell_is_the_cost_of_placing_that_request_there(
     matrix, naive = both(model, asks, among)
     for row in range(len(asks)):
         for column in range(len(among)):
-            assert matrix.cost[row, column] == near(naive.cost(row, column), len(among))
+            assert matrix.cost[row, column] == near(naive.cost(row, column))
             assert matrix.prefill(row, column) == pytest.approx(naive.prefill(row, column), rel=1e-9)
 
 
@@ -86,10 +86,10 @@ def test_a_pass_through_the_line_sees_what_a_pass_that_works_everything_out_anew
             assert min(costs) == INFINITE
             assert matrix.by_cost(row) == []
             continue
-        assert costs[best] == near(min(costs), len(among))
+        assert costs[best] == near(min(costs))
         by_cost = [costs[column] for column in matrix.by_cost(row)]
         assert len(by_cost) == sum(cost < INFINITE for cost in costs)
-        assert all(later >= earlier or later == near(earlier, len(among)) for earlier, later in pairwise(by_cost))
+        assert all(later >= earlier or later == near(earlier) for earlier, later in pairwise(by_cost))
         column = data.draw(st.sampled_from(columns))
         match data.draw(st.sampled_from(["bind", "hold out", "close", "nothing"])):
             case "bind":

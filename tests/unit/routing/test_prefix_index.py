@@ -184,7 +184,7 @@ def test_bisection_finds_every_backends_depth_in_a_long_chain(held: list[int], b
 
 def test_a_prompt_that_is_larger_than_the_cache_leaves_its_beginning() -> None:
     index = PrefixIndex([1000])
-    keys, edges = prefix_keys([b"x" * 10_000], 1)
+    keys, edges, _ = prefix_keys([b"x" * 10_000], 1)
     index.record(0, keys, edges)
     assert index.depths(keys) == [7]
     assert index.used_bytes(0) == edges[6] == 896
@@ -198,7 +198,7 @@ def test_no_keys_have_no_depth() -> None:
 
 def test_tiny_messages_count_with_64_bytes_each() -> None:
     index = PrefixIndex([64 * 5])
-    keys, edges = prefix_keys([b"hi"] * 10, 1)
+    keys, edges, _ = prefix_keys([b"hi"] * 10, 1)
     index.record(0, keys, edges)
     assert (index.blocks(0), index.used_bytes(0)) == (5, 320)
 

@@ -13,7 +13,7 @@ def test_terms_are_those_of_the_load() -> None:
 def test_terms_are_worked_out_once_until_something_changes() -> None:
     seat, work = Seat(0, "a"), Work(1, 1000, 1200, 0.1, observable=True)
     seen = [seat.terms(MODEL)]
-    assert seat.terms(CostModel()) is seen[0]
+    assert seat.terms(MODEL) is seen[0]
 
     def changed() -> bool:
         seen.append(seat.terms(MODEL))

@@ -7,7 +7,7 @@ SEATS = [Seat(number, name) for number, name in ((0, "a"), (3, "b"), (4, "c"))]
 
 
 def asking(text: str, *more: str, model: str = "m") -> Ask:
-    keys, edges = prefix_keys([piece.encode() for piece in (text, *more)], seed(model))
+    keys, edges, _ = prefix_keys([piece.encode() for piece in (text, *more)], seed(model))
     text += "".join(more)
     return Ask(model, keys=keys, edges=edges, prompt_size=len(text), prompt_tokens=len(text) // 4)
 

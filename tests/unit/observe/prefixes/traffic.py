@@ -117,7 +117,7 @@ class Request:
 def read(document: Document, model: str = "m", salt: str = "") -> Request:
     """What the gateway makes of a request's body."""
     pieces = canonical_prompt(document).pieces
-    keys, edges = prefix_keys(pieces, seed(model, salt))
+    keys, edges, _ = prefix_keys(pieces, seed(model, salt))
     size = sum(map(len, pieces))
     return Request(pieces, Ask(model, keys=keys, edges=edges, prompt_size=size, prompt_tokens=size // BYTES_PER_TOKEN))
 
