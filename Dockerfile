@@ -1,6 +1,7 @@
 # The gateway's image: a virtual environment and its bytecode on a slim Python, nothing else.
 #   docker build -t vllm-batching-gateway .
 # Any base with python3 (3.11 or later), its venv module and CA certificates will do: --build-arg BASE_IMAGE=...
+# Tokenizers of models for exact routing by KV events: --build-arg EXTRAS=tokenizer
 # A package index of one's own: --secret id=pip.conf,src=$HOME/.config/pip/pip.conf
 ARG BASE_IMAGE=python:3.13-slim
 
@@ -15,9 +16,11 @@ WORKDIR /src
 
 # dependencies first: they change less often than the code. Wheels only: there is no compiler here
 COPY pyproject.toml ./
+ARG EXTRAS=
 RUN --mount=type=secret,id=pip.conf \
-    python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
-      > /tmp/requirements.txt && \
+    python3 -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+extras = [need for extra in '${EXTRAS}'.split() for need in project['optional-dependencies'][extra]]; \
+print(*project['dependencies'], *extras, sep='\n')" > /tmp/requirements.txt && \
     /opt/installer/bin/pip --python /opt/gateway/bin/python install --only-binary :all: --no-compile \
       -r /tmp/requirements.txt
 
