@@ -57,17 +57,20 @@ def look_through(
     return bound
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     model=MODELS,
     asks=st.lists(ASKS, min_size=1, max_size=20),
-    waits=st.lists(WAITS, min_size=20, max_size=20).map(lambda waits: sorted(waits, reverse=True)),
-    closed=st.sets(st.tuples(st.integers(0, 19), st.integers(0, 4)), max_size=10),
+    again=st.integers(1, 6),
+    waits=st.lists(WAITS, min_size=120, max_size=120).map(lambda waits: sorted(waits, reverse=True)),
+    closed=st.sets(st.tuples(st.integers(0, 119), st.integers(0, 4)), max_size=20),
     among=seats(),
 )
 def test_skipping_those_who_hold_out_changes_nothing_for_anybody(
-    model: CostModel, asks: list[AskedFor], waits: list[float], closed: set[tuple[int, int]], among: list[Seat]
-) -> None:
+    model: CostModel, asks: list[AskedFor], again: int, waits: list[float], closed: set[tuple[int, int]],
+    among: list[Seat],
+) -> None:  # fmt: skip
+    asks = asks * again
     slowly = look_through(OneAfterAnother, model, asks, waits, closed, deepcopy(among))
     assert look_through(CostMatrix, model, asks, waits, closed, deepcopy(among)) == slowly
     assert len({row for row, _ in slowly}) == len(slowly)

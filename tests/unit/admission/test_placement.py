@@ -181,6 +181,16 @@ def test_a_request_that_only_some_backends_can_ever_run_does_not_wait_for_the_ot
     assert isinstance(here.placement.place(ask(sequences=3), 0.0), Ticket)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nor_does_one_who_waits_though_they_are_idle(policy: str) -> None:
+    here = hall(2, 4, policy=policy)
+    running = bind(here, ask(pinned="b", sequences=2))
+    ticket = wait(here, ask(sequences=3))
+    assert drain(here) == {}
+    here.placement.release(running, 0.0)
+    assert drain(here) == {ticket: "b"}
+
+
 def test_a_retry_of_a_wide_request_does_not_go_where_it_can_never_run() -> None:
     assert bind(hall(2, 4, 4), ask(sequences=3), avoid=frozenset("b")).seat.name == "c"
     assert bind(hall(2, 4), ask(sequences=3), avoid=frozenset("b")).seat.name == "b"
@@ -414,6 +424,20 @@ def test_those_who_hold_out_make_a_backend_dearer_for_one_look_at_the_line_only(
         wait(here, wish)
         assert drain(here) == {}
     assert costs() == before
+
+
+@pytest.mark.parametrize(("later_seconds", "backend"), [(0.05, "a"), (1.0, "b")])
+def test_what_caches_hold_is_looked_up_again_for_one_who_waits_but_not_each_time(
+    later_seconds: float, backend: str
+) -> None:
+    here = hall(1, 1, policy="prefix")
+    running = [bind(here, ask(pinned=name)) for name in "ab"]
+    ticket = wait(here, ask(keys=LONG_KEYS, edges=LONG_EDGES, prompt_size=400_000, prompt_tokens=100_000))
+    here.index.record(1, LONG_KEYS, LONG_EDGES)
+    here.now = later_seconds
+    for binding in running:
+        here.placement.release(binding, here.now)
+    assert drain(here) == {ticket: backend}
 
 
 def test_an_explanation_tells_every_backend_best_first_and_changes_nothing() -> None:
