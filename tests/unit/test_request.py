@@ -1,5 +1,9 @@
 import pickle
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gateway.request import Ask, InferenceRequest, Kind
 
 
@@ -31,3 +35,66 @@ def test_by_default_a_request_may_be_sent_again_and_hides_nothing() -> None:
 
 def test_kinds_are_spelled_as_they_are_logged() -> None:
     assert [str(kind) for kind in Kind] == ["generate", "pool", "light", "upload"]
+
+
+# How many tokens a part of a prompt has.
+
+
+def asking(**fields: object) -> Ask:
+    """Four blocks in two messages; 4000 bytes, of which the last 400 have no block."""
+    known = {"edges": (100, 1000, 2000, 3600), "ends": (2, 4), "prompt_size": 4000, "prompt_tokens": 1000}
+    return Ask("m", **(known | fields))  # type: ignore[arg-type]
+
+
+def test_without_an_anchor_tokens_are_in_proportion_to_bytes() -> None:
+    assert [asking().tokens_of(blocks) for blocks in range(5)] == [0, 25, 250, 500, 900]
+
+
+def test_up_to_the_anchor_tokens_are_in_proportion_to_what_an_engine_counted() -> None:
+    anchored = asking(anchor_size=2000, anchor_tokens=800)
+    assert [anchored.tokens_of(blocks) for blocks in range(5)] == [0, 40, 400, 800, 800 + 200 * 1600 // 2000]
+
+
+def test_an_anchor_that_is_the_whole_prompt_leaves_nothing_to_guess() -> None:
+    anchored = asking(edges=(2000, 4000), ends=(2,), anchor_size=4000, anchor_tokens=1000)
+    assert [anchored.tokens_of(blocks) for blocks in range(3)] == [0, 500, 1000]
+
+
+def test_prompts_that_part_within_a_message_share_half_of_the_next_block() -> None:
+    assert [asking().tokens_shared(blocks) for blocks in range(5)] == [0, 137, 250, 700, 900]
+    assert [asking(ends=None).tokens_shared(blocks) for blocks in range(5)] == [0, 25, 250, 500, 900]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 5000), min_size=1, max_size=12),
+    beyond=st.integers(0, 1000),
+    ends=st.none() | st.sets(st.integers(1, 12)),
+    tokens=st.integers(1, 20_000),
+    anchor=st.integers(0, 12),
+    anchor_tokens=st.integers(1, 30_000),
+)
+def test_more_blocks_never_have_fewer_tokens_and_never_more_than_the_prompt(
+    sizes: list[int], beyond: int, ends: set[int] | None, tokens: int, anchor: int, anchor_tokens: int
+) -> None:
+    edges = tuple(sum(sizes[: count + 1]) for count in range(len(sizes)))
+    anchor = min(anchor, len(edges))
+    ask = Ask(
+        "m",
+        edges=edges,
+        ends=None if ends is None else tuple(sorted(ends)),
+        prompt_size=edges[-1] + beyond,
+        prompt_tokens=tokens,
+        anchor_size=edges[anchor - 1] if anchor else 0,
+        anchor_tokens=min(anchor_tokens, tokens) if anchor else 0,
+    )
+    counted = [ask.tokens_of(blocks) for blocks in range(len(edges) + 1)]
+    shared = [ask.tokens_shared(blocks) for blocks in range(len(edges) + 1)]
+    assert counted == sorted(counted)
+    assert shared == sorted(shared)
+    assert all(0 <= sure <= likely <= tokens for sure, likely in zip(counted, shared, strict=True))
+
+
+@pytest.mark.parametrize("anchor_tokens", [1001, 5000])
+def test_more_tokens_before_the_anchor_than_in_the_prompt_are_not_made_up_for_behind_it(anchor_tokens: int) -> None:
+    anchored = asking(anchor_size=2000, anchor_tokens=anchor_tokens)
+    assert anchored.tokens_of(4) == anchored.tokens_of(3) == anchor_tokens

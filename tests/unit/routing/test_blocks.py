@@ -34,6 +34,8 @@ def test_every_piece_ends_with_an_edge_and_the_last_edge_is_the_end(lengths: lis
     edges = edges_of(*lengths)
     ends = {end for end in accumulate(lengths) if end}
     assert ends <= set(edges)
+    counts = prefix_keys([b"x" * length for length in lengths], CHAIN).ends
+    assert [edges[count - 1] if count else 0 for count in counts] == list(accumulate(lengths))
     assert (edges[-1] if edges else 0) == sum(lengths)
     assert list(edges) == sorted(set(edges))
 
