@@ -17,7 +17,7 @@ class EngineEvents(Protocol):
         """Blocks came and went. Tokens are those that the engine holds by now, maybe ahead of the keys told so far."""
 
     def cleared(self, seat: int) -> None:
-        """The engine's cache was lost, or is not known any more. The keys that went are told by `changed`."""
+        """The engine's cache is empty, or another process's. The keys that went are told by `changed`."""
 
     def state(self, seat: int, live: bool, whole: bool) -> None:
         """Whether what was told is kept up to date, and whether it is all that the engine holds."""
@@ -111,13 +111,15 @@ class KvEvents:
         """One update each turn of the loop, so that others have theirs."""
         if self._reader is None:
             self._updates.clear()  # it is over
-        if self._updates:
-            self._tell(self._updates.popleft())
-        if not self._updates:
-            self._waking = False
-        if self._updates and self._loop is not None:  # again: one may have come between
-            self._waking = True
-            self._loop.call_soon(self._apply)
+        try:
+            if self._updates:
+                self._tell(self._updates.popleft())
+        finally:  # a fault in one must not keep back all others
+            if not self._updates:
+                self._waking = False
+            if self._updates and self._loop is not None:  # again: one may have come between
+                self._waking = True
+                self._loop.call_soon(self._apply)
 
     def _tell(self, update: Update) -> None:
         if update.cleared:

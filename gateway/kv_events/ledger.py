@@ -31,8 +31,9 @@ MAX_BLOCKS = 1 << 22  # of an engine whose size is not known
 
 
 class Changes(NamedTuple):
-    """What became of an engine's keys. `cleared`: its cache was lost; the keys that went are in `removed` all the same,
-    for a reader that wants to take them off a few at a time."""
+    """What became of an engine's keys. `cleared`: its cache is empty, or another process's; the keys that went are in
+    `removed` all the same, for a reader that wants to take them off a few at a time. A view that was dropped is told by
+    `removed` alone."""
 
     cleared: bool
     added: list[int]
@@ -47,6 +48,7 @@ class Ledger:
         self.block_tokens = 0  # 0 = not known yet
         self.orphans = 0
         self.ignored_events = 0
+        self.overflows = 0  # times that all was dropped, because no cache can hold so much
         self._group: int | None = None
         self._counts_copies = True
         self._blocks = self._copies = 0
@@ -90,7 +92,12 @@ class Ledger:
             self.clear()
 
     def clear(self) -> None:
-        """Everything is gone, or nothing is known any more."""
+        """The engine holds nothing."""
+        self.drop()
+        self._cleared = True
+
+    def drop(self) -> None:
+        """Nothing is known any more, whatever the engine holds."""
         for hashes in self._hashes:
             self._changes.update(dict.fromkeys(hashes, False))
             hashes.clear()
@@ -98,11 +105,10 @@ class Ledger:
             keys.clear()
         self._more_copies.clear()
         self._blocks = self._copies = self.orphans = 0
-        self._cleared = True
 
-    def restart(self) -> None:
-        """Another process speaks now: nothing that was learned holds."""
-        self.clear()
+    def forget(self) -> None:
+        """Nothing is known any more, the sizes of blocks included."""
+        self.drop()
         self.block_tokens, self._group, self._counts_copies = 0, None, True
 
     def take(self) -> Changes:
@@ -223,7 +229,8 @@ class Ledger:
         self._more_copies.clear()
         self._copies = self._blocks
         if self._copies > 4 * self._capacity_blocks():
-            self.clear()  # not this engine's size, or not its events
+            self.overflows += 1
+            self.drop()  # not this engine's size, or not its events
 
 
 def _chained(event: Stored, chain: int, begins: bool) -> Iterable[int]:

@@ -228,9 +228,9 @@ class _Followed:
                 updates.append(Update(self._seat, resident_tokens=resident))
         state = (stream.trusted, stream.whole)
         if state != self._told:
-            self._told = state
+            more, self._told = state > self._told, state
             told = Update(self._seat, resident_tokens=stream.ledger.resident_tokens, state=state)
-            updates.insert(len(updates) if stream.trusted else 0, told)
+            updates.insert(len(updates) if more else 0, told)  # what is dropped is no news of the engine
         if updates:
             self._reader._deliver(updates)
 

@@ -211,7 +211,7 @@ class Stream:
             self._unsure = False
             self._take(sequence, payload)
         elif place is Place.RESTARTED or self._unsure:
-            self._begin_anew((sequence, payload))
+            self._begin_anew((sequence, payload), proven=place is Place.RESTARTED)
         elif place is Place.AFTER_GAP:
             self.status.gaps += self._continuity.expected is not None
             self._held = sequence, payload
@@ -227,8 +227,8 @@ class Stream:
             return
         sequence, payload = held
         expected = self._continuity.expected
-        if self._unsure and sequence != expected:
-            self._begin_anew(held)
+        if self._unsure and expected is not None and sequence != expected:
+            self._begin_anew(held, proven=sequence < expected)
         elif expected is None:
             self._begin_with(sequence, payload)
         elif sequence > expected:
@@ -243,10 +243,14 @@ class Stream:
         self._continuity.begin(sequence)
         self._take(sequence, payload)
 
-    def _begin_anew(self, held: tuple[int, bytes] | None) -> None:
-        """Another process publishes."""
-        self.status.restarts += 1
+    def _begin_anew(self, held: tuple[int, bytes] | None, *, proven: bool) -> None:
+        """Another process publishes, with another cache; or that cannot be ruled out."""
         self._forget_process()
+        if proven:
+            self.status.restarts += 1
+            self.ledger.clear()
+        else:
+            self._lost_view()
         self._end_replay()
         self._held = held
         if held is not None:
@@ -258,12 +262,15 @@ class Stream:
             self._settle()
 
     def _forget_process(self) -> None:
-        self.ledger.restart()
+        self.ledger.forget()
         self._continuity.reset()
         self._unsure = self.status.whole = False
 
     def _drop_view(self) -> None:
-        self.ledger.clear()
+        self.ledger.drop()
+        self._lost_view()
+
+    def _lost_view(self) -> None:
         self.status.whole = False
         self.status.lost_views += 1
         log.warning("kv_events_missed", backend=self.status.backend, rank=self.status.rank)
@@ -279,12 +286,14 @@ class Stream:
             self._drop_view()  # what it told is not known
             return
         self.status.events += len(batch.events)
-        apply, breathe = self.ledger.apply, self._turn.breathe
+        apply, breathe, overflows = self.ledger.apply, self._turn.breathe, self.ledger.overflows
         for event in batch.events:
             apply(event)
             breathe()
             if isinstance(event, Cleared):
                 self.status.whole = True  # nothing is cached that is not known
+        if self.ledger.overflows != overflows:
+            self._lost_view()
         if not self.status.whole and self.ledger.fullness > FULL:
             self.status.whole = True  # there is no room for blocks that are not known
 
@@ -333,7 +342,7 @@ class Stream:
         if replay.proving:
             replay.proving = False
             if not self._continuity.proves(sequence, payload):
-                self._begin_anew(self._held)
+                self._begin_anew(self._held, proven=expected is not None and sequence < expected)
         elif expected is not None and sequence > expected and replay.received:
             replay.torn = True
         elif expected is None or sequence >= expected:
@@ -348,7 +357,7 @@ class Stream:
 
     def _replay_ended(self, replay: Replay) -> None:
         if replay.proving:  # not even the message that was used is there
-            self._begin_anew(self._held)
+            self._begin_anew(self._held, proven=True)
         elif replay.torn:
             self._ask()
         else:

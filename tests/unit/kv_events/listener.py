@@ -22,12 +22,14 @@ class Listener:
         self.clears: list[int] = []
         self.calls: list[str] = []
         self.largest_update = 0
+        self.removed_while_whole = 0
         self._news = asyncio.Event()
 
     def changed(self, seat: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
         self.index.apply(seat, added, removed)
         self.resident_tokens[seat] = resident_tokens
         self.largest_update = max(self.largest_update, len(added) + len(removed))
+        self.removed_while_whole += len(removed) if self.states.get(seat) == (True, True) else 0
         self.calls.append("changed")
         self._news.set()
 

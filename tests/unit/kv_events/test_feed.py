@@ -1,5 +1,6 @@
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -100,6 +101,27 @@ async def test_a_loop_that_stalls_loses_nothing_and_is_not_flooded_afterwards(li
             await listener.until(lambda: len(listener.index) == 2000)
             assert status(events)["lost_views"] == 0
     assert listener.largest_update <= 1024
+
+
+async def test_a_fault_in_who_is_told_keeps_back_nothing_that_follows(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(str(context["exception"])))
+    told = listener.changed
+
+    def faulty(*news: Any) -> None:
+        monkeypatch.setattr(listener, "changed", told)
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(listener, "changed", faulty)
+    with Publisher() as publisher:
+        for number in range(600):
+            publisher.publish(*Cache().serve(prompt(number)))
+        async with following(listener, source_of(publisher)):
+            await listener.until_live()
+            assert listener.depth(prompt(599)) == 5
+    assert faults == ["a fault"]
 
 
 async def test_nothing_is_told_after_the_end(listener: Listener) -> None:

@@ -111,9 +111,19 @@ def test_an_account_far_beyond_the_cache_is_dropped() -> None:
     ledger = Ledger(capacity_tokens=2 * SIZE)
     for number in range(13):
         ledger.apply(store([number], range(number, number + 4)))
-    cleared, _, _ = ledger.take()
-    assert cleared
+    cleared, _, removed = ledger.take()
+    assert not cleared  # by the engine
+    assert set(removed) >= set(keys_of(range(4)))
+    assert (ledger.resident_blocks, ledger.overflows) == (0, 1)
+
+
+def test_a_view_that_is_dropped_is_no_news_of_the_engine() -> None:
+    ledger = Ledger()
+    ledger.apply(store([11, 12], range(8)))
+    known = held(ledger)
+    ledger.drop()
     assert ledger.resident_blocks == 0
+    assert ledger.take() == (False, [], sorted(known, key=keys_of(range(8)).index))
 
 
 def test_two_hashes_may_have_one_key() -> None:
@@ -250,7 +260,7 @@ def test_larger_blocks_than_those_seen_are_the_engines() -> None:
 def test_another_process_may_have_other_blocks_and_groups() -> None:
     ledger = Ledger()
     ledger.apply(store([1], range(4)))
-    ledger.restart()
+    ledger.forget()
     ledger.apply(store([1], range(2), block_size=2, group_idx=1))
     assert ledger.resident_blocks == 1
     assert held(ledger) == set(keys_of(range(2), size=2))

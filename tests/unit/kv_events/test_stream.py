@@ -126,8 +126,8 @@ async def test_beyond_the_buffer_all_is_dropped_and_the_rest_is_taken(listener: 
             publisher.publish(*cache.serve(prompt(10)))
             await listener.until(lambda: listener.depth(prompt(10)) == 5)
             assert [number for number in range(11) if listener.depth(prompt(number))] == [8, 9, 10]
-            assert listener.clears == [0]
-            assert status(events)["whole"] is False
+            assert listener.removed_while_whole == 0
+            assert (status(events)["whole"], status(events)["lost_views"], listener.clears) == (False, 1, [])
             publisher.publish(*cache.reset())
             await listener.until_live(whole=True)
 
@@ -142,6 +142,39 @@ async def test_a_view_is_whole_again_once_what_is_known_fills_the_cache(listener
             publisher.publish(*cache.serve(prompt(2)))
             await listener.until_live(whole=True)
             assert [listener.depth(prompt(number)) for number in range(3)] == [0, 5, 5]
+
+
+async def test_what_no_cache_can_hold_is_dropped_and_not_whole(listener: Listener) -> None:
+    cache = Cache(capacity=1000)
+    with Publisher() as publisher:
+        async with following(listener, replace(source_of(publisher), capacity_tokens=8)) as events:
+            await listener.joined(publisher)
+            for number in range(3):
+                publisher.publish(*cache.serve(prompt(number)))
+            await listener.until(lambda: listener.states[0] == (True, False))
+            assert (status(events)["lost_views"], listener.clears, listener.removed_while_whole) == (1, [], 0)
+
+
+async def test_a_new_connection_that_proves_nothing_is_no_proof_of_a_new_process(listener: Listener) -> None:
+    cache = Cache()
+    with Publisher(replay=False) as publisher:
+        async with (
+            Wire(publisher.ports[0]) as wire,
+            following(listener, Source(0, wire.endpoint, None, "kv@test")) as events,
+        ):
+            await listener.joined(publisher, whole=False)
+            publisher.publish(*cache.serve(prompt(0)))
+            await listener.until(lambda: listener.depth(prompt(0)) == 5)
+            await wire.cut()
+            await listener.until(lambda: not listener.states[0][0])
+            publisher.publish(*cache.serve(prompt(1)))  # to nobody
+            async with asyncio.timeout(10):
+                while not status(events)["lost_views"]:
+                    publisher.publish(*cache.serve(prompt(2)))
+                    await asyncio.sleep(0.02)
+            publisher.publish(*cache.serve(prompt(3)))
+            await listener.until(lambda: listener.depth(prompt(3)) == 5)
+            assert (status(events)["restarts"], listener.depth(prompt(0)), listener.clears) == (0, 0, [])
 
 
 async def test_a_gap_without_replay_drops_all_that_was_known(listener: Listener) -> None:
