@@ -10,6 +10,7 @@ from gateway.backends.registry import Fleet
 from gateway.config import Config
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
+from gateway.request import Ask, Usage
 from gateway.routing.estimate import Estimates
 from gateway.routing.exact_index import ExactIndex
 from gateway.routing.hits import Hits
@@ -17,6 +18,7 @@ from gateway.routing.learning import Learning
 from gateway.routing.prefix_index import BLOCK_MEMORY_BYTES, PrefixIndex
 from gateway.routing.seat import Seat
 from gateway.routing.shadow import Shadow
+from gateway.routing.silence import Silence
 from gateway.routing.trust import Trust
 
 _UNKNOWN_KV_TOKENS = 2_000_000  # too large a record costs little, too small a one much
@@ -35,6 +37,8 @@ class Knowledge:
         self.estimates = Estimates(_START_BYTES_PER_TOKEN)
         self.index = PrefixIndex([self._record_bytes(backend) for backend in fleet.backends], max_blocks)
         self.exact = ExactIndex()
+        self._silence = Silence()
+        self._whole: set[int] = set()  # engines of which all that they hold is known, if their events still arrive
         self.trust = Trust()
         self.hits = Hits(self.index, self.trust, self.exact)
         self._learning = Learning(self.estimates, self.index, self.trust)
@@ -52,13 +56,17 @@ class Knowledge:
 
     def learn(self, record: Record, seats_of: Callable[[str], Sequence[Seat]]) -> None:
         """A request is over."""
-        ask, usage = record.ask, record.usage
-        self.hits.coming.age(record.ended_seconds)
+        ask, usage, now = record.ask, record.usage, record.ended_seconds
+        self.hits.coming.age(now)
+        for fallen in self._silence.fallen(now):
+            self._follow(fallen)
         if ask is None or usage is None:
             return
         seat = record.seat_index
         by_events = bool(ask.token_keys) and self.exact.live(seat)
         told = replace(usage, cached_tokens=None) if by_events else usage  # judges events then, not the own record
+        if by_events and self._is_untold(ask, seat, usage):
+            self._silence.answered(seat, now)
         self._learning.answered(ask, seat, record.predicted_hit_tokens, told)
         if ask.keys and (seats := seats_of(ask.model)):
             self._metrics.round_robin_hit_tokens.add((record.model,), self.shadow.hit_tokens(ask, seats, usage))
@@ -82,6 +90,8 @@ class Knowledge:
     def changed(self, seat: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
         """An engine says that blocks came and went."""
         self.exact.apply(seat, added, removed)
+        if self._silence.heard(seat):
+            self._follow(seat)
         self.hits.coming.told(seat, added)
         self.hits.coming.told(seat, removed)
         if removed and self.exact.live(seat) and (engine := self.engine_of(seat)):
@@ -95,6 +105,11 @@ class Knowledge:
 
     def state(self, seat: int, live: bool, whole: bool) -> None:
         """An engine's events are followed, or no longer; and all that it holds is known, or not."""
+        if live and whole:
+            self._whole.add(seat)
+        else:
+            self._whole.discard(seat)
+        self._silence.heard(seat)
         self.exact.set_live(seat, live and whole)
         if engine := self.engine_of(seat):
             self._log.info("kv_events", backend=engine.name, rank=engine.rank, live=live, whole=whole)
@@ -109,6 +124,21 @@ class Knowledge:
         for engine in self._fleet.engines(backend):
             self.index.wipe(engine.index)
             self.trust.reset(engine.index)
+
+    def _follow(self, seat: int) -> None:
+        """An engine has fallen silent, or speaks again."""
+        silent = seat in self._silence
+        self.exact.set_live(seat, seat in self._whole and not silent)
+        if engine := self.engine_of(seat):
+            tell = self._log.warning if silent else self._log.info
+            tell("kv_events_silent", backend=engine.name, rank=engine.rank, silent=silent)
+
+    def _is_untold(self, ask: Ask, seat: int, usage: Usage) -> bool:
+        """Whether the engine has computed a block that its events have not told."""
+        engine = self.engine_of(seat)
+        if engine is None or usage.cached_tokens is None:
+            return False
+        return self.hits.coming.run(seat, ask.token_keys, usage.cached_tokens // engine.block_tokens) > 0
 
     def _record_bytes(self, engine: Backend | EngineRank | Seat) -> int:
         return self._bytes(engine.kv_cache_tokens or _UNKNOWN_KV_TOKENS, engine.name)

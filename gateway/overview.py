@@ -77,7 +77,7 @@ class Overview:
         add("gateway_backend_prefix_trust", "Share of predicted hits that is believed; 1 while they are confirmed.",
             _BACKEND, self._of_backends(self._trust))  # fmt: skip
         add("gateway_kv_events_followed", "1 = all that an engine holds is known from its events.", ("backend", "rank"),
-            lambda: self._streams(lambda stream: float(stream["state"] == "live" and stream["whole"])))  # fmt: skip
+            lambda: self._streams(lambda stream: float(self._knowledge.exact.live(stream["seat"]))))  # fmt: skip
         add("gateway_kv_events_blocks", "KV cache blocks that an engine holds by its events.", ("backend", "rank"),
             lambda: self._streams(lambda stream: stream["resident_blocks"]))  # fmt: skip
         add("gateway_kv_events_gaps", "Times that events were missed, since the start.", ("backend", "rank"),
@@ -108,7 +108,8 @@ class Overview:
         now = self._clock()
         streams: dict[str, list[dict[str, Any]]] = {}
         for stream in self._kv_events.status():
-            streams.setdefault(stream["backend"], []).append(stream)
+            used = self._knowledge.exact.live(stream["seat"])
+            streams.setdefault(stream["backend"], []).append(stream | {"used": used})
         return [
             self._backend(backend, self._placement.loads(backend.name), now)
             | {"kv_events": streams.get(backend.name, []), "kv_events_problem": plan(backend).problem}

@@ -169,6 +169,56 @@ def test_blocks_on_their_way_count_until_they_are_told_evicted_or_never_come() -
         assert scene.hits(ask)[seat] == hit
 
 
+def answering(scene: Scene, ask: Ask, seat: int, now: float, cached: int = 0) -> None:
+    """The request is sent and answered."""
+    scene.sent(ask, seat)
+    record = Record("id", "chat", now)
+    record.model, record.ask, record.seat_index, record.ended_seconds = "m", ask, seat, now
+    record.usage = Usage(ask.prompt_tokens, 1, cached)
+    scene.knowledge.learn(record, lambda _: [])
+
+
+def test_an_engine_that_answers_and_tells_nothing_is_silent_and_the_record_is_used_again() -> None:
+    scene, seat = Scene(), 0
+    first, second = asking("abcd" * 1024, exact=True), asking("efgh" * 1024, exact=True)
+    scene.knowledge.state(seat, True, True)
+    with capture_logs() as logs:
+        answering(scene, first, seat, 100.0)
+        answering(scene, second, seat, 102.0)
+        assert scene.knowledge.exact.live(seat)
+        scene.over(103.5)
+        assert not scene.knowledge.exact.live(seat)
+        scene.over(130.0)
+        assert [scene.hits(ask)[seat] for ask in (first, second)] == [1008, 1008]
+        scene.knowledge.changed(seat, second.token_keys, (), 1024)
+        assert scene.knowledge.exact.live(seat)
+        assert [scene.hits(ask)[seat] for ask in (first, second)] == [0, 1008]
+    told = [(entry["log_level"], entry["silent"]) for entry in logs if entry["event"] == "kv_events_silent"]
+    assert told == [("warning", True), ("info", False)]
+
+
+def test_an_engine_that_had_nothing_new_to_tell_is_not_silent() -> None:
+    scene, ask, seat = Scene(), asking("abcd" * 1024, exact=True), 0
+    scene.knowledge.state(seat, True, True)
+    scene.knowledge.changed(seat, ask.token_keys, (), 1024)
+    for number in range(10):
+        answering(scene, ask, seat, 100.0 + number, cached=1008)
+    answering(scene, asking("wxyz" * 1024, exact=True), seat, 200.0)
+    scene.knowledge.changed(seat, (1, 2), (), 1056)
+    scene.over(300.0)
+    assert scene.knowledge.exact.live(seat)
+
+
+def test_a_new_connection_ends_a_silence() -> None:
+    scene, seat = Scene(), 0
+    scene.knowledge.state(seat, True, True)
+    answering(scene, asking("abcd" * 1024, exact=True), seat, 100.0)
+    scene.over(110.0)
+    for whole in (False, True):
+        scene.knowledge.state(seat, True, whole)
+        assert scene.knowledge.exact.live(seat) == whole
+
+
 def test_evictions_shrink_the_record_to_what_is_held_and_on_its_way() -> None:
     scene, seat = Scene(), 0
     older, newer = asking("x" * 8192), asking("y" * 8192)
