@@ -20,8 +20,11 @@ class Learning:
     def answered(self, ask: Ask, seat: int, predicted_hit_tokens: int, usage: Usage) -> None:
         """An answer's usage. A large hit that did not happen means that the backend's cache was lost."""
         prompt, output, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
+        if ask.sequences != 1:  # the tokens are those of all its prompts and answers
+            self._estimates.learn(ask.model, 0, 0, output // max(1, ask.sequences))
+            return
         self._estimates.learn(ask.model, ask.learnable_bytes, prompt, output)
-        if not ask.keys or ask.sequences != 1 or prompt < 1:
+        if not ask.keys or prompt < 1:
             return
         last = ask.keys[-1]
         if ask.edges[-1] == ask.prompt_size:

@@ -86,10 +86,12 @@ def test_of_one_token_nothing_is_in_the_cache(output: int, held: int) -> None:
     assert scene.index.answered(NEW[-1]) == held
 
 
-def test_several_sequences_tell_lengths_only() -> None:
+@pytest.mark.parametrize(("sequences", "length"), [(3, 100), (2, 150), (0, 300)])
+def test_several_sequences_tell_the_length_of_an_answer_only(sequences: int, length: int) -> None:
     scene = Scene()
-    scene.answered(Usage(1000, 300, 0), 5000, sequences=3)
-    assert scene.estimates.output_tokens == 300
+    scene.answered(Usage(100_000, 300, 0), 5000, sequences=sequences)
+    assert scene.estimates.output_tokens == length
+    assert scene.estimates.bytes_per_token("m") == 4.0  # the tokens may be those of many prompts
     assert scene.measured_tokens() == 2000
     assert (scene.index.answered(NEW[-1]), scene.trust.share(0), scene.index.depths(NEW)) == (0, 1.0, [2])
 
