@@ -12,6 +12,7 @@ from gateway.backends.backend import Backend
 from gateway.backends.registry import Fleet
 from gateway.config import Config
 from gateway.errors import InvalidRequest, ModelNotFound
+from gateway.exact_prompts import ExactPrompts
 from gateway.front.incoming import Incoming
 from gateway.front.read import Reader
 from gateway.front.routes import Route, find_route
@@ -54,6 +55,7 @@ class Overview:
         self._knowledge = knowledge
         self._kv_events = kv_events
         self._tokenization = tokenization
+        self._exact_prompts = ExactPrompts(fleet, knowledge.exact, tokenization)
         self._reader = reader
         self._clock = clock
 
@@ -143,7 +145,9 @@ class Overview:
         `path` is the endpoint, or empty: then the body's fields tell. Raises a GatewayError where the request would.
         """
         incoming, route = self._as_request(body, path)
-        ask = self._reader.read(incoming, route, "dry-run", None, self._only_model).ask
+        request = self._reader.read(incoming, route, "dry-run", None, self._only_model)
+        self._exact_prompts.complete_given(request)
+        ask = request.ask
         if self._fleet.candidates(ask.model) is None:
             raise ModelNotFound(f"The model {ask.model!r} does not exist here.", param="model")
         verdicts = self._gate.explain(ask)

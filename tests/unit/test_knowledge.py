@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -156,12 +157,18 @@ def test_blocks_on_their_way_count_until_they_are_told_evicted_or_never_come() -
     scene, ask, seat = Scene(), asking("x" * 4096, exact=True), 0
     scene.knowledge.state(seat, True, True)
     tell, keys = scene.knowledge.changed, ask.token_keys
-    for end, hit in [
+
+    def never_comes() -> None:
+        for seconds in (100.0, 200.0, 300.0):
+            scene.over(seconds)
+
+    ends: list[tuple[Callable[[], None], int]] = [
         (lambda: tell(seat, keys, (), 1024), 1008),
         (lambda: tell(seat, (), keys, 0), 0),
         (lambda: scene.knowledge.cleared(seat), 0),
-        (lambda: [scene.over(seconds) for seconds in (100.0, 200.0, 300.0)], 0),
-    ]:
+        (never_comes, 0),
+    ]
+    for end, hit in ends:
         tell(seat, (), keys, 0)
         scene.sent(ask, seat)
         assert scene.hits(ask)[seat] == 1008

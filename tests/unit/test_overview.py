@@ -11,6 +11,7 @@ from gateway.backends.health import Probe
 from gateway.config import parse
 from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBackend, RouteNotFound
 from gateway.request import Ask
+from gateway.routing.token_blocks import packed, token_keys, token_seed
 from tests.unit.front.wires import Sent
 
 TEXT = "x" * 4096
@@ -83,6 +84,17 @@ def test_a_dry_run_sees_the_hit_and_changes_nothing() -> None:
     assert [(each["backend"], each["hit_tokens"] > 1000) for each in told["backends"]] == [("b", True), ("a", False)]
     assert told["chosen"] == "b"
     assert scene.route() == told
+
+
+def test_a_dry_run_of_token_ids_sees_the_engines_own_blocks() -> None:
+    scene, ids = Scene(), list(range(100, 1000))
+    keys = token_keys(packed(ids), 16, token_seed())
+    for engine, blocks in enumerate((20, 40)):
+        scene.gateway.knowledge.changed(engine, keys[:blocks], (), 16 * blocks)
+        scene.gateway.knowledge.state(engine, True, True)
+    told = scene.route({"model": "m", "prompt": ids})
+    assert (told["prompt_tokens"], told["chosen"]) == (900, "b")
+    assert [each["hit_tokens"] for each in told["backends"]] == [640, 320]
 
 
 def test_the_other_policies_choose_among_what_is_open() -> None:
