@@ -26,6 +26,7 @@ class Ask:
     that the conversation has; 0 if it has none. `anchor_tokens` are the tokens of its first `anchor_size`, where an
     engine has told them. `learnable_bytes` is the size if that says something of bytes per token, else 0.
     `token_keys` are the keys of the engine's own blocks, where the prompt's tokens are known.
+    `reads_cache`: the engine may use cached blocks (it does not where it has to tell of every prompt token).
     `pinned` names the one backend that can answer, for look-ups of what it stores; `rank` the one engine of a backend
     that the client asks for. `hint` stands for a session or a cache key that the client named; 0 = none.
     """
@@ -42,6 +43,7 @@ class Ask:
     anchor_tokens: int = 0
     learnable_bytes: int = 0
     token_keys: tuple[int, ...] = ()
+    reads_cache: bool = True
     sequences: int = 1
     divisible: bool = False
     output_tokens: int | None = None

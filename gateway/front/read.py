@@ -117,6 +117,9 @@ class Reader:
         prompt = canonical_prompt(document)
         ask = self._measured(prompt, model, salt)
         ask.sequences, ask.output_tokens, ask.streams, ask.size_bytes = sequences, limit, streams, size_bytes
+        ask.reads_cache = document.get("prompt_logprobs") is None and not (
+            document.get("echo") and document.get("logprobs") is not None
+        )
         if route.endpoint == "responses":
             ask.pinned = self._stored_on(document, key)
         ask.rank = _rank(incoming.headers.get(b"x-data-parallel-rank"))
@@ -133,13 +136,13 @@ class Reader:
     def _measured(self, prompt: Prompt, model: str, salt: str) -> Ask:
         """The prompt's blocks and size."""
         keys, edges, ends = prefix_keys(prompt.pieces, self._seed(model, salt))
-        size, turn, turn_end = sum(map(len, prompt.pieces)), 0, 0
+        size, turn, turn_end = sum(map(len, prompt.pieces)) + prompt.more_bytes, 0, 0
         if 0 < prompt.answer < len(ends):
             turn, turn_end = ends[prompt.answer - 1], ends[prompt.answer]
         known = self._estimates.measure(model, keys, edges, size, turn, turn_end)
         tokens = known.prompt_tokens
         if prompt.token_ids is not None:
-            tokens = len(prompt.token_ids)
+            tokens = len(prompt.token_ids) + prompt.more_bytes // 4
         elif prompt.media and not known.anchor_size:
             tokens += MEDIA_TOKENS * prompt.media
         return Ask(

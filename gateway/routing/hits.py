@@ -21,19 +21,20 @@ class Hits:
 
     def of(self, ask: Ask, seats: Sequence[Seat]) -> list[int]:
         """Tokens, for each seat. An engine finds whole blocks only, and always computes the last token."""
+        if not ask.reads_cache:
+            return [0] * len(seats)
         depths = self.index.depths(ask.keys)
         exact = self._exact_depths(ask)
         if not exact and not any(depths):
             return depths[: len(seats)] if len(depths) >= len(seats) else [0] * len(seats)
         turn, turn_end, most = ask.turn, ask.turn_end, ask.prompt_tokens - 1
         answered = self.index.answered(ask.keys[turn - 1]) if turn_end else 0
-        lowered, known, hits = self._trust.lowered, {0: 0}, []
-        for seat in seats:
-            index, block = seat.index, seat.block_tokens
+        lowered, known, hits = self._trust.lowered, {0: 0}, [0] * len(seats)
+        for place, seat in enumerate(seats):
+            index = seat.index
             if index in exact:
-                held = exact[index] * block
-            else:
-                depth = depths[index]
+                held = exact[index] * seat.block_tokens
+            elif depth := depths[index]:
                 has_answer = answered and turn <= depth < turn_end and answered >> index & 1
                 if has_answer:
                     depth = turn_end
@@ -42,10 +43,11 @@ class Hits:
                 held = known[depth] - 1 if has_answer else known[depth]  # an answer's last token is never computed
                 if index in lowered:
                     held = int(held * lowered[index])
-            if held and seat.caches_prefixes:
-                hits.append((held if held < most else most) // block * block)
             else:
-                hits.append(0)
+                continue
+            if seat.caches_prefixes:
+                block = seat.block_tokens
+                hits[place] = (held if held < most else most) // block * block
         return hits
 
     def _exact_depths(self, ask: Ask) -> dict[int, int]:

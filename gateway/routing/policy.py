@@ -56,7 +56,9 @@ class PrefixPolicy:
         mean_batch = sum([seat.load.in_flight for seat in seats]) / max(1, len(seats))
         tokens, model, options = ask.prompt_tokens, self._calibration.model, []
         for seat, hit in zip(seats, hits, strict=True):
-            ahead, terms = seat.load.prefill_ahead_seconds(now), seat.terms(model)
+            load = seat.load
+            ahead = load.prefill_ahead_seconds(now) if load.pending else 0.0  # first: it may change the load
+            terms = seat.terms(model)
             own = prefill_seconds(model, seat.slowness, tokens, hit)
             chunks = -(-(tokens - hit) // model.max_batched_tokens)
             cost = placement_seconds(terms, tokens, own, chunks, output, mean_batch, ahead)

@@ -20,13 +20,15 @@ class Prompt(NamedTuple):
     """The prompt's canonical bytes, message by message.
 
     `media`: images, sounds and files, which stand there by their digest. `answer`: the piece that is the last
-    answer which the conversation already has, or -1. `token_ids`: what the client gave in place of text.
+    answer which the conversation already has, or -1. `token_ids`: what the client gave in place of text, four bytes
+    each. `more_bytes`: size of the other prompts, where there are several.
     """
 
     pieces: list[bytes]
     media: int = 0
     answer: int = -1
     token_ids: list[int] | None = None
+    more_bytes: int = 0
 
     @property
     def text(self) -> bytes:
@@ -47,7 +49,7 @@ def canonical_prompt(document: dict[str, Any]) -> Prompt:
     if not opening:
         return prompt
     answer = prompt.answer + 1 if prompt.answer >= 0 else -1
-    return Prompt([orjson.dumps(opening), *prompt.pieces], prompt.media, answer, prompt.token_ids)
+    return prompt._replace(pieces=[orjson.dumps(opening), *prompt.pieces], answer=answer)
 
 
 def _turns(messages: list[Any]) -> Prompt:
@@ -89,10 +91,16 @@ def _content(content: Any) -> tuple[str, int]:
 
 
 def _text(prompt: Any) -> Prompt:
-    if type(prompt) is list and prompt and type(prompt[0]) is not int:
-        if type(prompt[0]) is dict:
-            return _turns(prompt)
-        prompt = prompt[0]
+    if type(prompt) is not list or not prompt or type(prompt[0]) is int:
+        return _one(prompt)
+    if type(prompt[0]) is dict:
+        return _turns(prompt)
+    more = [each for each in prompt[1:] if type(each) in (str, list)]
+    return _one(prompt[0])._replace(more_bytes=sum(len(each) * (1 if type(each) is str else 4) for each in more))
+
+
+def _one(prompt: Any) -> Prompt:
+    """A text, or token ids."""
     if type(prompt) is str:
         return Prompt([prompt.encode()])
     if type(prompt) is list and prompt:

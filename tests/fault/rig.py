@@ -113,8 +113,8 @@ class UnderTest:
         }  # fmt: skip
         for seat in gateway.placement.seats:
             load = seat.load
-            for what in ("in_flight", "decoding", "context_tokens", "reserved_tokens", "_pending"):
-                found[f"{seat.name}.{what}"] = len(load._pending) if what == "_pending" else getattr(load, what)
+            for what in ("in_flight", "decoding", "context_tokens", "reserved_tokens", "pending"):
+                found[f"{seat.name}.{what}"] = len(load.pending) if what == "pending" else getattr(load, what)
         return [f"{what}: {count}" for what, count in found.items() if count]
 
     async def comes_to_rest(self, deadline_seconds: float = 2.0) -> None:

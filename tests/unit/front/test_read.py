@@ -234,3 +234,18 @@ def test_an_image_counts_as_media_and_tells_nothing_of_bytes_per_token() -> None
     ask = read({"model": "m", "messages": [{"role": "user", "content": [image]}]}).ask
     assert MEDIA_TOKENS <= ask.prompt_tokens < 2 * MEDIA_TOKENS
     assert ask.learnable_bytes == 0
+
+
+def test_several_prompts_take_the_tokens_of_all_of_them() -> None:
+    one, three = (read({"model": "m", "prompt": ["x" * 4000] * count}, b"/v1/completions").ask for count in (1, 3))
+    assert (one.prompt_tokens, three.prompt_tokens) == (1000, 3000)
+    assert one.tokens_of(len(one.keys)) == three.tokens_of(len(three.keys)) == 1000
+    assert read({"model": "m", "prompt": [[1] * 50] * 3}, b"/v1/completions").ask.prompt_tokens == 150
+
+
+@pytest.mark.parametrize(
+    ("more", "reads_cache"),
+    [({}, True), ({"prompt_logprobs": 1}, False), ({"echo": True, "logprobs": 1}, False), ({"logprobs": 1}, True)],
+)
+def test_engines_that_have_to_tell_of_every_prompt_token_use_no_cache(more: dict[str, Any], reads_cache: bool) -> None:
+    assert read({"model": "m", "prompt": "x" * 4000} | more, b"/v1/completions").ask.reads_cache is reads_cache

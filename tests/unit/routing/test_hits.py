@@ -61,6 +61,13 @@ def test_the_last_token_of_a_repeated_prompt_is_always_computed(tokens: int, hit
     assert scene.of(**ask)[0] == hit
 
 
+def test_a_request_that_uses_no_cache_has_no_hits() -> None:
+    scene = Scene()
+    scene.hold(0)
+    assert scene.of()[0] > 0
+    assert scene.of(reads_cache=False) == [0, 0, 0]
+
+
 def test_seats_may_be_in_any_order_and_some_missing() -> None:
     scene = Scene()
     scene.hold(2, 2)

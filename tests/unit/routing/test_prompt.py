@@ -49,7 +49,6 @@ def test_other_system_text_or_tools_make_another_beginning(changed: dict[str, An
     ("document", "text"),
     [
         ({"prompt": "abc"}, b"abc"),
-        ({"prompt": ["abc", "def"]}, b"abc"),
         ({"input": "abc"}, b"abc"),
         ({"input": [{"role": "user", "content": "a"}]}, b"\x1euser\x1fa"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}, b"\x1euser\x1fa"),
@@ -58,6 +57,11 @@ def test_other_system_text_or_tools_make_another_beginning(changed: dict[str, An
 )
 def test_of_each_form_of_prompt(document: dict[str, Any], text: bytes) -> None:
     assert canonical_prompt(document) == Prompt([text] if text else [])
+
+
+def test_of_several_prompts_the_first_speaks_and_the_others_have_a_size() -> None:
+    assert canonical_prompt({"prompt": ["abc", "defg", "h"]}) == Prompt([b"abc"], more_bytes=5)
+    assert canonical_prompt({"prompt": [[1, 2], [3]]}).more_bytes == 4
 
 
 @pytest.mark.parametrize(("prompt", "first"), [([1, 2, 3], [1, 2, 3]), ([[1, 2], [3]], [1, 2])])
