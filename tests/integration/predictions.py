@@ -1,17 +1,24 @@
 """What the gateway predicted of a request's hit, beside what the engine reports."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from openai import AsyncOpenAI
 from openai.types import CompletionUsage
 
-from tests.integration.fleet import CHAT_MODEL
-from tests.integration.prompts import chat
+from tests.integration.fleet import CHAT_MODEL, print_progress
+from tests.integration.prompts import chat, fresh
 
 BLOCK_TOKENS = 32  # of every chat engine of these tests
 Message = dict[str, str]
+WORDS = re.findall(
+    r"\w+",
+    "the quick brown fox jumps over a lazy dog while reading this file line by line and then it returns every value"
+    " of that class with its name because there is no other way to know what was written before",
+)
 
 
 @dataclass(frozen=True)
@@ -48,9 +55,11 @@ async def complete(sdk: AsyncOpenAI, prompt: str | list[int], tokens: int = 1, *
     return _answered(raw.headers, answer.usage, answer.choices[0].text)
 
 
-def error(answers: Sequence[Answered]) -> float:
+def error(answers: Sequence[Answered], what: str = "") -> float:
     """Mean difference between predicted and reported hits, as a share of the prompts' tokens."""
-    return sum(abs(one.predicted - one.cached) for one in answers) / sum(one.prompt_tokens for one in answers)
+    wrong = sum(abs(one.predicted - one.cached) for one in answers) / sum(one.prompt_tokens for one in answers)
+    print_progress(f"{what or 'hits'}: {wrong:.2%} wrong, {hit_share(answers):.0%} cached, {len(answers)} requests")
+    return wrong
 
 
 def hit_share(answers: Sequence[Answered]) -> float:
@@ -69,3 +78,9 @@ def _answered(headers: Any, usage: CompletionUsage | None, text: str) -> Answere
         text=text,
         explained=headers.get("x-gateway-explain"),
     )
+
+
+def text(random: Random, size_bytes: int) -> str:
+    """New text, of words that tokenizers know."""
+    words = " ".join(random.choices(WORDS, k=size_bytes // 4))
+    return fresh(words)[:size_bytes]

@@ -82,7 +82,7 @@ async def test_hits_of_token_ids_are_known_to_the_block(sdk: AsyncOpenAI) -> Non
     random = Random(31)
     systems = [ids(random, blocks) for blocks in (4, 9, 14)]
     answers = [await complete(sdk, random.choice(systems) + ids(random, 1, random.randrange(32))) for _ in range(20)]
-    assert error(answers) <= MOST_WRONG
+    assert error(answers, "token ids") <= MOST_WRONG
     assert hit_share(answers) > 0.5
 
 
@@ -93,7 +93,7 @@ async def test_requests_at_once_know_of_each_other(sdk: AsyncOpenAI) -> None:
     for _ in range(4):
         system = ids(random, 12)
         answers += await asyncio.gather(*(complete(sdk, system + ids(random, 1)) for _ in range(6)))
-    assert error(answers) <= MOST_WRONG
+    assert error(answers, "token ids at once") <= MOST_WRONG
     assert hit_share(answers) > 0.4
 
 
@@ -108,7 +108,7 @@ async def test_what_others_sent_to_an_engine_is_known(
         await hit_becomes(exact, engine, prompt, 10 * BLOCK_TOKENS)
         answers.append(await complete(sdk, prompt + ids(random, 1)))
         assert answers[-1].backend == engine.name
-    assert error(answers) <= MOST_WRONG
+    assert error(answers, "after foreign traffic") <= MOST_WRONG
     assert hit_share(answers) > 0.8
 
 
@@ -119,7 +119,7 @@ async def test_evictions_are_known(sdk: AsyncOpenAI, exact: Gateway, engines: li
     for prompt in prompts:
         await complete(sdk, prompt)
     answers = [await complete(sdk, random.choice(prompts)) for _ in range(40)]
-    assert error(answers) <= MOST_WRONG
+    assert error(answers, "under eviction") <= MOST_WRONG
     cached = [answer.cached for answer in answers]
     assert 0 in cached
     assert max(cached) > 0
@@ -141,7 +141,7 @@ async def test_a_reset_is_known(sdk: AsyncOpenAI, exact: Gateway, engines: list[
     answers = [await complete(sdk, prompt) for prompt in prompts]
     assert [(answer.predicted, answer.cached) for answer in answers] == [(0, 0)] * len(prompts)
     answers = [await complete(sdk, prompt) for prompt in prompts]
-    assert error(answers) <= MOST_WRONG
+    assert error(answers, "after a reset") <= MOST_WRONG
     assert min(answer.cached for answer in answers) == 8 * BLOCK_TOKENS
 
 
@@ -160,11 +160,11 @@ async def test_an_engine_that_restarts_costs_no_request_and_is_known_again_withi
             await complete(sdk, system + ids(random, 1))
     await engines[0].restart()
     answers = [await complete(sdk, systems[turn % 4] + ids(random, 1)) for turn in range(20)]
-    assert error(answers[-8:]) <= MOST_WRONG
+    assert error(answers[-8:], "after a restart, own or exact") <= MOST_WRONG
     assert hit_share(answers[-8:]) > 0.5
     await followed(exact, len(engines))
     answers = [await complete(sdk, systems[turn % 4] + ids(random, 1)) for turn in range(8)]
-    assert error(answers) <= MOST_WRONG
+    assert error(answers, "after a restart, exact") <= MOST_WRONG
     assert await read(exact.admin_url, "gateway_backend_prefix_trust") == len(engines)
 
 
@@ -191,5 +191,5 @@ async def test_chats_are_known_exactly_where_the_models_tokenizer_is(
                 for number in range(4):
                     messages = [system, {"role": "user", "content": fresh(f"Question {number}")}]
                     answers.append(await talk(client, messages, 2))
-    assert error(answers) <= MOST_WRONG
+    assert error(answers, "chats") <= MOST_WRONG
     assert hit_share(answers) > 0.5

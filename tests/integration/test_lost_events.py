@@ -98,7 +98,7 @@ async def test_a_gap_is_repaired(tmp_path: Path) -> None:
         await here.ask(prompts[2:])
 
         async def repaired() -> bool:
-            return (await here.stream())["repairs"] >= 2  # the first contact is one
+            return bool((await here.stream())["repairs"] >= 2)  # the first contact is one
 
         await eventually(repaired, "the missing events are had")
         await here.knows_what_it_sent(prompts)
