@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from openai import APIError, AsyncOpenAI
@@ -145,8 +146,8 @@ async def test_a_reset_is_known(sdk: AsyncOpenAI, exact: Gateway, engines: list[
     assert min(answer.cached for answer in answers) == 8 * BLOCK_TOKENS
 
 
-async def shown(gateway: Gateway) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = (await get(f"{gateway.admin_url}/admin/backends"))["backends"]
+async def shown(gateway: Gateway) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await get(f"{gateway.admin_url}/admin/backends"))["backends"]
     return found
 
 
@@ -155,25 +156,62 @@ async def test_an_engine_that_restarts_costs_one_request_at_most_and_is_known_ag
 ) -> None:
     random = Random(36)
     systems = [ids(random, 10) for _ in range(4)]
-    for _ in range(2):
-        for system in systems:
-            await complete(sdk, system + ids(random, 1))
-    failed = 0
-    async with asyncio.TaskGroup() as group:
-        restarting = group.create_task(engines[0].restart())
-        while not restarting.done():
-            try:
-                await complete(sdk, random.choice(systems) + ids(random, 1))
-            except APIError:
-                failed += 1
-    assert failed <= 1  # the one that was running there
-    answers = [await complete(sdk, systems[turn % 4] + ids(random, 1)) for turn in range(20)]
+    answers = await twenty_after_a_restart(sdk, exact, engines[0], systems, random)
     assert error(answers[-8:], "after a restart, own or exact") <= MOST_WRONG
     assert hit_share(answers[-8:]) > 0.5
     await followed(exact, len(engines))
     answers = [await complete(sdk, systems[turn % 4] + ids(random, 1)) for turn in range(8)]
     assert error(answers, "after a restart, exact") <= MOST_WRONG
     assert await read(exact.admin_url, "gateway_backend_prefix_trust") == len(engines)
+
+
+async def twenty_after_a_restart(
+    sdk: AsyncOpenAI, gateway: Gateway, engine: Publishing, systems: list[list[int]], random: Random
+) -> list[Answered]:
+    """Twenty answers from when the engine is back. While it is not, others answer."""
+
+    async def ask(turn: int) -> Answered:
+        return await complete(sdk, systems[turn % len(systems)] + ids(random, 1))
+
+    for turn in range(2 * len(systems)):
+        await ask(turn)
+    failed = 0
+    async with asyncio.TaskGroup() as group:
+        restarting = group.create_task(engine.restart())
+        while not restarting.done():
+            try:
+                await ask(random.randrange(len(systems)))
+            except APIError:
+                failed += 1
+    assert failed <= 1  # the one that was running there
+
+    async def has_noticed() -> bool:
+        return all(each["prefix_record_bytes"] == 0 for each in await shown(gateway) if each["name"] == engine.name)
+
+    await eventually(has_noticed, "the gateway knows that the cache is another one")
+    return [await ask(turn) for turn in range(20)]
+
+
+async def test_the_own_record_recovers_from_a_restart_within_twenty_requests_too(
+    engines: list[Publishing], tmp_path: Path
+) -> None:
+    config = in_front_of(engines)
+    for backend in config["backends"]:
+        backend["kv_events"] = "off"
+    random = Random(37)
+    with running_gateway(tmp_path, config) as gateway:
+
+        async def both_are_up() -> bool:
+            return await read(gateway.admin_url, "gateway_backend_up") == len(engines)
+
+        await eventually(both_are_up, "both engines are up")
+        async with gateway.client() as client:
+            systems = [ids(random, 10) for _ in range(4)]
+            answers = await twenty_after_a_restart(client, gateway, engines[0], systems, random)
+        assert {stream["state"] for each in await shown(gateway) for stream in each["kv_events"]} == set()
+        assert await read(gateway.admin_url, "gateway_backend_prefix_trust") == len(engines)
+    assert error(answers[-8:], "after a restart, own record") <= MOST_WRONG
+    assert hit_share(answers[-8:]) > 0.5
 
 
 async def test_chats_are_known_exactly_where_the_models_tokenizer_is(
@@ -187,8 +225,7 @@ async def test_chats_are_known_exactly_where_the_models_tokenizer_is(
 
         async def verified() -> bool:
             return all(
-                each["tokenizers"].get(CHAT_MODEL, {}).get("state") == "verified"  # type: ignore[attr-defined]
-                for each in await shown(gateway)
+                each["tokenizers"].get(CHAT_MODEL, {}).get("state") == "verified" for each in await shown(gateway)
             )
 
         await eventually(verified, "both engines' tokens are verified", 60.0)

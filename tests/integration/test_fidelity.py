@@ -15,6 +15,7 @@ from tests.integration.prompts import fresh
 from tests.integration.publishing import post
 
 MOST_WRONG = 0.05  # of the prompts' tokens
+MOST_WRONG_OF_ONE_KIND = 0.08  # while the bytes that make a token of it are still being learned
 ANSWER_TOKENS = 48  # more than a block
 
 
@@ -54,24 +55,21 @@ async def test_the_turns_of_a_conversation_find_all_that_was_said_before(
             assert turn.cached > before.prompt_tokens + ANSWER_TOKENS - 2 * BLOCK_TOKENS  # the answer too
 
 
-async def test_users_of_a_shared_system_prompt(client: AsyncOpenAI, random: Random) -> None:
+async def of_a_shared_system_prompt(client: AsyncOpenAI, random: Random) -> list[Answered]:
     answers = []
     for size_bytes in (1200, 4000, 9000):
         system: Message = {"role": "system", "content": text(random, size_bytes)}
         for _ in range(6):
             question: Message = {"role": "user", "content": text(random, random.randrange(40, 800))}
             answers.append(await talk(client, [system, question]))
-    assert error(answers, "a shared system prompt") <= MOST_WRONG
-    assert hit_share(answers) > 0.5
+    return answers
 
 
-async def test_prompts_that_share_nothing(client: AsyncOpenAI, random: Random) -> None:
-    answers = [await talk(client, [{"role": "user", "content": text(random, 2500)}]) for _ in range(8)]
-    assert error(answers, "prompts that share nothing") <= MOST_WRONG
-    assert hit_share(answers) <= MOST_WRONG
+async def of_prompts_that_share_nothing(client: AsyncOpenAI, random: Random) -> list[Answered]:
+    return [await talk(client, [{"role": "user", "content": text(random, 2500)}]) for _ in range(8)]
 
 
-async def test_raw_prompts_that_part_somewhere_in_the_text(client: AsyncOpenAI, random: Random) -> None:
+async def of_texts_that_part_somewhere(client: AsyncOpenAI, random: Random) -> list[Answered]:
     answers = []
     for size_bytes in (3000, 9000):
         document = text(random, size_bytes)
@@ -79,8 +77,21 @@ async def test_raw_prompts_that_part_somewhere_in_the_text(client: AsyncOpenAI, 
         for _ in range(8):
             shared = document[: random.randrange(size_bytes // 4, size_bytes)]
             answers.append(await complete(client, shared + fresh(" and now for something else")))
-    assert error(answers, "texts that part") <= MOST_WRONG
-    assert hit_share(answers) > 0.4
+    return answers
+
+
+async def test_predictions_are_within_five_percent_of_the_prompts_on_average(
+    client: AsyncOpenAI, random: Random
+) -> None:
+    alike = await of_a_shared_system_prompt(client, random)
+    unlike = await of_prompts_that_share_nothing(client, random)
+    parting = await of_texts_that_part_somewhere(client, random)
+    assert error([*alike, *unlike, *parting], "all prompts") <= MOST_WRONG
+    assert error(alike, "a shared system prompt") <= MOST_WRONG_OF_ONE_KIND
+    assert error(parting, "texts that part") <= MOST_WRONG_OF_ONE_KIND
+    assert error(unlike, "prompts that share nothing") == 0
+    assert min(hit_share(alike), hit_share(parting)) > 0.5
+    assert hit_share(unlike) == 0
 
 
 async def test_the_same_prompts_again(client: AsyncOpenAI, random: Random) -> None:
