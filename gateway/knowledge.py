@@ -42,7 +42,8 @@ class Knowledge:
         self.trust = Trust()
         self.hits = Hits(self.index, self.trust, self.exact)
         self._learning = Learning(self.estimates, self.index, self.trust)
-        self.shadow = Shadow(self._record_bytes, max_blocks)
+        self.shadow = Shadow(max_blocks)
+        self.follow_sizes()
         self._log = structlog.get_logger("gateway")
         self.trust.on_change.append(self._tell)
 
@@ -57,9 +58,10 @@ class Knowledge:
     def learn(self, record: Record, seats_of: Callable[[str], Sequence[Seat]]) -> None:
         """A request is over."""
         ask, usage, now = record.ask, record.usage, record.ended_seconds
-        self.hits.coming.age(now)
-        for fallen in self._silence.fallen(now):
-            self._follow(fallen)
+        if self._whole:
+            self.hits.coming.age(now)
+            for fallen in self._silence.fallen(now):
+                self._follow(fallen)
         if ask is None or usage is None:
             return
         seat = record.seat_index
@@ -69,7 +71,7 @@ class Knowledge:
             self._silence.answered(seat, now)
         self._learning.answered(ask, seat, record.predicted_hit_tokens, told)
         if ask.keys and (seats := seats_of(ask.model)):
-            self._metrics.round_robin_hit_tokens.add((record.model,), self.shadow.hit_tokens(ask, seats, usage))
+            self._metrics.round_robin_hit_tokens.add((record.model,), self.shadow.hit_tokens(ask, seats))
 
     def holders(self, key: int) -> list[str]:
         """Names of the backends that hold a block, by the own record."""
@@ -117,7 +119,9 @@ class Knowledge:
     def follow_sizes(self) -> None:
         """The records are as large as what they are a record of."""
         for engine in self.engines():
-            self.index.resize(engine.index, self._record_bytes(engine))
+            size_bytes = self._record_bytes(engine)
+            self.index.resize(engine.index, size_bytes)
+            self.shadow.resize(engine.index, size_bytes)
 
     def forget(self, backend: Backend) -> None:
         """Another process answers there: nothing is cached any more."""
@@ -140,7 +144,7 @@ class Knowledge:
             return False
         return self.hits.coming.run(seat, ask.token_keys, usage.cached_tokens // engine.block_tokens) > 0
 
-    def _record_bytes(self, engine: Backend | EngineRank | Seat) -> int:
+    def _record_bytes(self, engine: Backend | EngineRank) -> int:
         return self._bytes(engine.kv_cache_tokens or _UNKNOWN_KV_TOKENS, engine.name)
 
     def _bytes(self, tokens: int, backend: str) -> int:

@@ -44,17 +44,14 @@ class KvEvents:
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        self._reader = Reader(self._deliver, lambda: len(self._updates), self._clock)
-        self._reader.start()
-        for backend, sources in self._sources.items():
-            for seat, source in sources.items():
-                self._reader.follow(seat, backend, source)
+        if any(self._sources.values()):
+            self._start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        reader, self._reader = self._reader, None
+        reader, self._reader, self._loop = self._reader, None, None
         if reader is not None:
             await asyncio.to_thread(reader.stop)
             self._updates.clear()
@@ -67,6 +64,8 @@ class KvEvents:
         known = self._sources.get(backend, {})
         self._sources[backend] = wanted
         if self._reader is None:
+            if wanted and self._loop is not None:
+                self._start()
             return
         for seat in known.keys() - wanted.keys():
             self._reader.forget(seat)
@@ -75,6 +74,14 @@ class KvEvents:
                 self._reader.follow(seat, backend, source)
             elif known[seat].capacity_tokens != source.capacity_tokens:
                 self._reader.resize(seat, source.capacity_tokens)
+
+    def _start(self) -> None:
+        """Begin to read; with nothing to follow there is no thread."""
+        self._reader = Reader(self._deliver, lambda: len(self._updates), self._clock)
+        self._reader.start()
+        for backend, sources in self._sources.items():
+            for seat, source in sources.items():
+                self._reader.follow(seat, backend, source)
 
     def forget(self, backend: str) -> None:
         """Follow none of a backend's engines."""

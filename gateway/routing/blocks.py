@@ -13,8 +13,7 @@ from typing import NamedTuple
 from xxhash import xxh3_64_intdigest
 
 _SIZES = ((128, 2048), (256, 4096), (512, 8192), (1024, 16384), (2048, 32768), (4096, 2097152))
-_ENDS = tuple(end for _, end in _SIZES)
-LONGEST_BYTES = _ENDS[-1]
+LONGEST_BYTES = _SIZES[-1][1]
 
 
 def _spans() -> tuple[tuple[int, int], ...]:
@@ -52,6 +51,8 @@ def prefix_keys(pieces: Sequence[bytes], chain: int) -> Blocks:
     edges: list[int] = []
     ends: list[int] = []
     digest, position = xxh3_64_intdigest, 0
+    sizes = iter(_SIZES)
+    step, until = next(sizes)
     for piece in pieces:
         length = len(piece)
         if position + length > LONGEST_BYTES:
@@ -65,13 +66,15 @@ def prefix_keys(pieces: Sequence[bytes], chain: int) -> Blocks:
             at = edges[-1] if full else 0
         else:
             at = 0
-            step = _step(position)
-            while length - at > step:
+            while True:
+                while position + at >= until:
+                    step, until = next(sizes, (step, LONGEST_BYTES))
+                if length - at <= step:
+                    break
                 chain = digest(piece[at : at + step], chain)
                 at += step
                 keys.append(chain)
                 edges.append(position + at)
-                step = _step(position + at)
         if at < length:
             chain = digest(piece[at:] if at else piece, chain)
             keys.append(chain)
@@ -81,8 +84,3 @@ def prefix_keys(pieces: Sequence[bytes], chain: int) -> Blocks:
         if position >= LONGEST_BYTES:
             break
     return Blocks(tuple(keys), tuple(edges), tuple(ends))
-
-
-def _step(position: int) -> int:
-    """The size of a block that begins there."""
-    return _SIZES[min(bisect_right(_ENDS, position), len(_SIZES) - 1)][0]

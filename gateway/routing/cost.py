@@ -5,6 +5,7 @@ cost = prefill ahead of it + its own uncached prefill, which also stalls the seq
      + time until enough KV cache is free + time until a slot is free
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -62,18 +63,18 @@ def terms_of(model: CostModel, load: Load, slots: int, kv_cache_tokens: int | No
     batch, context, decoding, weight = load.in_flight, load.context_tokens, load.decoding, model.decode_weight
     step = step_seconds(model, slowness, load)
     slowdown = _SLOWDOWN * weight * slowness
-    return Terms(
-        slowness=slowness,
-        step=step,
-        waits=step * (batch - decoding + (0.5 if decoding else 0.0)),
-        stall=1 + _STALL * weight * (1 - _SMOOTHING) * batch,
-        stall_by_mean=_STALL * weight * _SMOOTHING,
-        slowdown=slowdown * (2 * model.c * batch + model.d * context + (1 - 1 / slowness) * model.a),
-        slowdown_by_prompt=slowdown * model.d * batch,
-        slot=(batch + 1 - slots) * step / max(1, decoding) if batch >= slots else 0.0,
-        room_tokens=float("inf") if kv_cache_tokens is None else kv_cache_tokens - context,
-        room_by_output=batch / 2,
-        room_rate=step / max(1, context),
+    return Terms(  # by place: names cost twice as much, and this is made anew whenever a load changes
+        slowness,
+        step,
+        step * (batch - decoding + (0.5 if decoding else 0.0)),
+        1 + _STALL * weight * (1 - _SMOOTHING) * batch,
+        _STALL * weight * _SMOOTHING,
+        slowdown * (2 * model.c * batch + model.d * context + (1 - 1 / slowness) * model.a),
+        slowdown * model.d * batch,
+        (batch + 1 - slots) * step / max(1, decoding) if batch >= slots else 0.0,
+        math.inf if kv_cache_tokens is None else kv_cache_tokens - context,
+        batch / 2,
+        step / max(1, context),
     )
 
 

@@ -1,36 +1,41 @@
-"""What round robin would have had in the cache: the yardstick for what routing saves."""
+"""What round robin would have had in the cache: the yardstick for what routing saves.
 
-from collections.abc import Callable, Sequence
+It is measured in steps of four blocks and rounded up: what routing saves is never overstated, and costs little to know.
+"""
 
-from gateway.request import Ask, Usage
-from gateway.routing.hits import Hits
+from collections.abc import Sequence
+
+from gateway.request import Ask
 from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.seat import Seat
-from gateway.routing.trust import Trust
+
+_EVERY = 4
 
 
 class Shadow:
     """Sends each request, in thought only, to the engines in turn, and keeps a record of what they would hold."""
 
-    def __init__(self, capacity_bytes: Callable[[Seat], int], max_blocks: int) -> None:
-        self._capacity_bytes = capacity_bytes
+    def __init__(self, max_blocks: int) -> None:
         self._index = PrefixIndex((), max_blocks)
-        self._hits = Hits(self._index, Trust())
         self._last: dict[str, int] = {}  # the engine that had the last turn, by model
+
+    def resize(self, engine: int, capacity_bytes: int) -> None:
+        """An engine's KV cache is as large as this."""
+        self._index.resize(engine, capacity_bytes)
 
     def next(self, model: str, seats: Sequence[Seat]) -> Seat:
         """Whose turn it is: the next one by number."""
         last = self._last.get(model, -1)
         return min(seats, key=lambda seat: (seat.index <= last, seat.index))
 
-    def hit_tokens(self, ask: Ask, seats: Sequence[Seat], usage: Usage | None = None) -> int:
+    def hit_tokens(self, ask: Ask, seats: Sequence[Seat]) -> int:
         """The prompt tokens that round robin would have found in the cache, now that this request is over."""
         seat = self.next(ask.model, seats)
         self._last[ask.model] = seat.index
-        self._index.resize(seat.index, self._capacity_bytes(seat))
-        [found] = self._hits.of(ask, [seat])
-        self._hits.placed(ask, seat)
-        if usage is not None and ask.sequences == 1 and usage.prompt_tokens > 0 and usage.completion_tokens > 1:
-            size_bytes = usage.completion_tokens * ask.prompt_size // usage.prompt_tokens
-            self._index.record_answer(seat.index, ask.keys[-1], size_bytes)
-        return found
+        keys = ask.keys[_EVERY - 1 :: _EVERY]
+        depth = self._index.depths(keys)[seat.index]
+        self._index.record(seat.index, keys, ask.edges[_EVERY - 1 :: _EVERY])
+        if not depth or not ask.reads_cache or not seat.caches_prefixes:
+            return 0
+        held = ask.tokens_of(min(len(ask.keys), depth * _EVERY + _EVERY - 1))
+        return min(held, ask.prompt_tokens - 1) // seat.block_tokens * seat.block_tokens

@@ -1,4 +1,4 @@
-from gateway.request import Ask, Usage
+from gateway.request import Ask
 from gateway.routing.blocks import prefix_keys, seed
 from gateway.routing.seat import Seat
 from gateway.routing.shadow import Shadow
@@ -13,7 +13,10 @@ def asking(text: str, *more: str, model: str = "m") -> Ask:
 
 
 def shadow(capacity_bytes: int = 1 << 30) -> Shadow:
-    return Shadow(lambda _: capacity_bytes, 1 << 20)
+    thought = Shadow(1 << 20)
+    for seat in SEATS:
+        thought.resize(seat.index, capacity_bytes)
+    return thought
 
 
 def test_each_model_goes_round_its_engines() -> None:
@@ -36,7 +39,9 @@ def test_a_prompt_is_found_again_when_its_turn_comes_round() -> None:
 
 def test_its_records_are_no_larger_than_the_engines_caches() -> None:
     thought = shadow(capacity_bytes=2048)
-    assert [thought.hit_tokens(asking("x" * 4000), SEATS[:1]) for _ in range(2)] == [0, 512]
+    found = [thought.hit_tokens(asking("x" * 4000), SEATS[:1]) for _ in range(2)]
+    assert found[0] == 0
+    assert 512 <= found[1] < 992
 
 
 def test_the_turn_passes_over_an_engine_that_is_gone() -> None:
@@ -59,15 +64,13 @@ def test_turns_go_by_number_in_whatever_order_the_engines_are_listed() -> None:
     assert order == list("abca")
 
 
-def test_an_answer_that_comes_back_is_found_as_on_real_engines() -> None:
-    thought, alone = shadow(), SEATS[:1]
-    asked, answer, question = "x" * 4000, "y" * 2000, "z" * 400
-    thought.hit_tokens(asking(asked), alone, Usage(1000, 500))
-    back = asking(asked, answer, question)
-    back.turn = len(asking(asked).keys)
-    back.turn_end = len(asking(asked, answer).keys)
-    assert thought.hit_tokens(back, alone) == 1488
-    assert thought.hit_tokens(back, alone) == 1584
+def test_what_it_would_have_found_is_never_told_too_small() -> None:
+    for shared in range(0, 4000, 100):
+        thought, alone = shadow(), SEATS[:1]
+        thought.hit_tokens(asking("x" * 4000), alone)
+        found = thought.hit_tokens(asking("x" * shared + "y" * (4000 - shared)), alone)
+        known = asking("x" * shared).tokens_of(len(asking("x" * shared).keys)) if shared >= 512 else 0
+        assert known // 16 * 16 - 32 <= found <= known + 4 * 128
 
 
 def test_an_engine_without_a_prefix_cache_finds_nothing() -> None:
