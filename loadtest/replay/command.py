@@ -80,16 +80,26 @@ def replay(
             capacities = {fleet.engines: capacity * fleet.engines for fleet in fleets}
         else:
             capacities = _capacities(recorded, fleets, workers, progress)
-        cells = [
-            Cell(share, replace(fleet, rate_per_second=share * capacities[fleet.engines], seed=seed), name)
-            for fleet in fleets
-            for share in loads
-            for seed in range(seeds)
-            for name in names
-        ]
+        cells = _cells(fleets, capacities, loads, seeds, names)
         outcomes = _replayed(cells, workers, progress)
     command = shlex.join(["loadtest", *sys.argv[1:]])
     _tell(GridResults(recorded, baseline, capacities, outcomes, command), out, complaints)
+
+
+def _cells(
+    fleets: Sequence[Scenario],
+    capacities: dict[int, float],
+    loads: Sequence[float],
+    seeds: int,
+    policies: Sequence[str],
+) -> list[Cell]:
+    return [
+        Cell(share, replace(fleet, rate_per_second=share * capacities[fleet.engines], seed=seed), name)
+        for fleet in fleets
+        for share in loads
+        for seed in range(seeds)
+        for name in policies
+    ]
 
 
 def _faults(slow: str | None, restart: str | None, *, flash_crowd: bool) -> Faults:
