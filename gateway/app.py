@@ -95,6 +95,7 @@ class Gateway:
             config, self.knowledge.estimates, stored, salt_secret, self.exact_prompts.wanted,
             self.prefix_report if config.prefix_report.enabled else None,
         )  # fmt: skip
+        dry_reader = Reader(config, self.knowledge.estimates, stored, salt_secret, self.exact_prompts.wanted)
         self.handler = Handler(
             config, self.fleet, dispatcher, self.reader, stored, self.finished.add, clock,
             lambda: f"{prefix}-{next(numbers):08x}", self.exact_prompts.complete,
@@ -102,7 +103,7 @@ class Gateway:
         self.server = Server(config.server, self.handler, clock)
         self.overview = Overview(
             config, self.fleet, self.placement, self.gate, self.queue, self.knowledge, self.kv_events,
-            self.tokenization, self.reader, clock,
+            self.exact_prompts, self.tokenization, dry_reader, clock,
         )  # fmt: skip
         self._listen_to_fleet()
         self._add_gauges()

@@ -23,23 +23,16 @@ class ExactPrompts:
 
     async def complete(self, request: InferenceRequest) -> None:
         """Fill in what can be known of the request's prompt; lets go of its document."""
-        document = request.document
-        if self.complete_given(request) or document is None:
+        document, request.document = request.document, None
+        if document is None:
             return
         model, accepted = request.ask.model, self._tokenization.accepted
         serving = self._fleet.serving(model)
-        if serving and all(accepted(model, backend.name) for backend in serving):
+        tokens = given_tokens(document, request.endpoint)
+        if tokens is None and serving and all(accepted(model, backend.name) for backend in serving):
             tokens = await self._tokenization.token_bytes(model, document, request.endpoint, len(request.body))
-            if tokens:
-                self._know(request, tokens)
-
-    def complete_given(self, request: InferenceRequest) -> bool:
-        """The same at once, if the client gave token ids; whether it did."""
-        document, request.document = request.document, None
-        tokens = given_tokens(document, request.endpoint) if document is not None else None
         if tokens:
             self._know(request, tokens)
-        return bool(tokens)
 
     def _know(self, request: InferenceRequest, tokens: bytes) -> None:
         ask = request.ask

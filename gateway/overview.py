@@ -43,6 +43,7 @@ class Overview:
         queue: Queue,
         knowledge: Knowledge,
         kv_events: KvEvents,
+        exact_prompts: ExactPrompts,
         tokenization: Tokenization,
         reader: Reader,
         clock: Callable[[], float],
@@ -55,7 +56,7 @@ class Overview:
         self._knowledge = knowledge
         self._kv_events = kv_events
         self._tokenization = tokenization
-        self._exact_prompts = ExactPrompts(fleet, knowledge.exact, tokenization)
+        self._exact_prompts = exact_prompts
         self._reader = reader
         self._clock = clock
 
@@ -139,14 +140,14 @@ class Overview:
             },
         }
 
-    def route(self, body: bytes, path: str) -> dict[str, Any]:
+    async def route(self, body: bytes, path: str) -> dict[str, Any]:
         """Where a request with this body would go now. Nothing is sent and nothing is remembered.
 
         `path` is the endpoint, or empty: then the body's fields tell. Raises a GatewayError where the request would.
         """
         incoming, route = self._as_request(body, path)
         request = self._reader.read(incoming, route, "dry-run", None, self._only_model)
-        self._exact_prompts.complete_given(request)
+        await self._exact_prompts.complete(request)
         ask = request.ask
         if self._fleet.candidates(ask.model) is None:
             raise ModelNotFound(f"The model {ask.model!r} does not exist here.", param="model")

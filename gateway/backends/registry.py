@@ -231,9 +231,10 @@ def _view(backend: Backend) -> _View:
 
 
 def _sizes(backend: Backend) -> tuple[object, ...]:
-    """What placement reads of a backend only when it is told to."""
-    engines, block_tokens = backend.facts.engines, backend.block_tokens
-    return backend.cap, backend.kv_cache_tokens, engines, block_tokens, backend.caches_prefixes
+    """What others read of a backend only when they are told to."""
+    facts = backend.facts
+    sizes = backend.cap, backend.kv_cache_tokens, facts.engines, backend.block_tokens, backend.caches_prefixes
+    return *sizes, facts.kv_event_sources
 
 
 def _changed(old: object, new: object) -> bool:

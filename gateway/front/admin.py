@@ -1,6 +1,6 @@
 """The admin port: metrics, and what is going on, for operators only. Never on the main port."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ _MAX_BODY_BYTES = 33554432
 def admin_app(
     registry: CollectorRegistry,
     backends: Callable[[], list[dict[str, Any]]],
-    route: Callable[[bytes, str], dict[str, Any]],
+    route: Callable[[bytes, str], Awaitable[dict[str, Any]]],
 ) -> web.Application:
     """The routes of the admin port. `route` makes a dry run of a body and its endpoint; it may raise a GatewayError."""
 
@@ -32,7 +32,7 @@ def admin_app(
 
     async def show_route(request: web.Request) -> web.Response:
         try:
-            return as_json(route(await request.read(), request.query.get("path", "")))
+            return as_json(await route(await request.read(), request.query.get("path", "")))
         except GatewayError as error:
             return web.Response(body=render(error), status=error.status, content_type="application/json")
 

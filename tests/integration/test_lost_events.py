@@ -79,7 +79,8 @@ async def scene(folder: Path, options: SimOptions, **events: str) -> AsyncIterat
     """Its engine has room for all that a test sends; `events` takes the place of its addresses."""
     with simulated_engines(folder, options) as [engine]:
         config = in_front_of([engine])
-        config["backends"][0]["kv_events"] |= events
+        if events:
+            config["backends"][0]["kv_events"] = engine.events | events
         with running_gateway(folder, config) as gateway:
             await followed(gateway, 1)
             async with gateway.client() as sdk:

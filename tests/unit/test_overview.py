@@ -40,7 +40,7 @@ class Scene:
 
     def route(self, document: Any = CHAT, path: str = "") -> dict[str, Any]:
         body = document if isinstance(document, bytes) else orjson.dumps(document)
-        return self.gateway.overview.route(body, path)
+        return asyncio.run(self.gateway.overview.route(body, path))
 
     def read(self, document: Any) -> Ask:
         """What the gateway makes of a chat request that a client sends."""
@@ -80,6 +80,7 @@ def test_a_dry_run_sees_the_hit_and_changes_nothing() -> None:
     assert scene.route() == before
     assert knowledge.index.used_bytes(0) + knowledge.index.used_bytes(1) == 0
     knowledge.hits.placed(scene.read(CHAT), scene.gateway.placement.seats_of("m")[1])
+    assert scene.gateway.prefix_report.report(scene.now)["samples"]["kept"] == 1  # that one was no dry run
     told = scene.route()
     assert [(each["backend"], each["hit_tokens"] > 1000) for each in told["backends"]] == [("b", True), ("a", False)]
     assert told["chosen"] == "b"

@@ -114,10 +114,11 @@ def test_no_two_engines_ever_share_a_number(changes: list[tuple[int, int]]) -> N
         (Facts(models=MODELS, engines=2), Facts(models=MODELS)),
         (Facts(models=MODELS), Facts(models=MODELS, block_size_tokens=32)),
         (Facts(models=MODELS), Facts(models=MODELS, prefix_caching=False)),
+        (Facts(models=MODELS), Facts(models=MODELS, kv_event_sources=())),
     ],
-    ids=["more engines", "fewer engines", "other blocks", "no prefix cache"],
+    ids=["more engines", "fewer engines", "other blocks", "no prefix cache", "KV events"],
 )
-def test_what_placement_keeps_of_a_backend_is_told_when_it_changes(before: Facts, after: Facts) -> None:
+def test_what_others_keep_of_a_backend_is_told_when_it_changes(before: Facts, after: Facts) -> None:
     config = BackendConfig(url="http://10.0.0.1:8000", max_in_flight=8, kv_cache_tokens=1000)
     fleet = Fleet([config], HealthConfig(), clock=lambda: 0.0, random=Random(1))
     fleet.learned(fleet.backends[0], before)

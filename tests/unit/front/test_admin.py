@@ -10,7 +10,7 @@ from gateway.front.admin import admin_app, admin_listening
 from gateway.observe.metrics import Metrics
 
 
-def no_route(body: bytes, path: str) -> dict[str, Any]:
+async def no_route(body: bytes, path: str) -> dict[str, Any]:
     raise AssertionError(f"{path} was asked for")
 
 
@@ -50,7 +50,7 @@ async def test_it_can_be_switched_off() -> None:
 async def test_a_dry_run_tells_where_a_body_would_go(query: str, path: str) -> None:
     asked: list[tuple[bytes, str]] = []
 
-    def route(body: bytes, path: str) -> dict[str, Any]:
+    async def route(body: bytes, path: str) -> dict[str, Any]:
         asked.append((body, path))
         return {"chosen": "a"}
 
@@ -65,7 +65,7 @@ async def test_a_dry_run_tells_where_a_body_would_go(query: str, path: str) -> N
 
 
 async def test_a_dry_run_of_what_would_be_refused_says_why() -> None:
-    def route(body: bytes, path: str) -> dict[str, Any]:
+    async def route(body: bytes, path: str) -> dict[str, Any]:
         raise ModelNotFound("The model 'x' does not exist here.", param="model")
 
     app = admin_app(CollectorRegistry(), list, route)
