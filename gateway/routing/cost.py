@@ -12,8 +12,8 @@ from typing import NamedTuple
 from gateway.routing.load import Load
 
 _SMOOTHING = 0.5  # share of the fleet's mean batch in each backend's batch
-_STALL = 0.1  # weight of the stall imposed on resident sequences
-_SLOWDOWN = 0.2  # weight of the decode slowdown, mine and theirs
+_STALL = 0.15  # weight of the stall imposed on resident sequences
+_SLOWDOWN = 0.1  # weight of the decode slowdown, mine and theirs
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class CostMatrix:
         hit = np.concatenate(hits).reshape(shape) if hits else np.zeros(shape)
         loads = [seat.load for seat in seats]
         # First: it may change loads.
-        ahead = np.array([load.prefill_ahead_seconds(now) if load.pending else 0.0 for load in loads])
+        ahead = np.array([seat.ahead_seconds(model, now) for seat in seats])
         columns = (table or TermsTable()).columns(seats, model)
         uncached = prompt - np.minimum(hit, prompt - 1)
         self._prefill_seconds: Floats = columns[0] * uncached * (model.b + model.e * (prompt - uncached / 2))
@@ -145,7 +145,7 @@ class CostMatrix:
     def bound(self, column: int) -> None:
         """A request was bound to this engine, whose load has changed."""
         seat, at = self._seats[column], column
-        ahead = seat.load.prefill_ahead_seconds(self._now)
+        ahead = seat.ahead_seconds(self._model, self._now)
         closed = np.isinf(self.cost[:, at])
         self.cost[:, at] = self._cost(
             seat.terms(self._model), self._prefill_seconds[:, at], self._chunks[:, at], self._prompt, self._output,

@@ -56,9 +56,7 @@ class PrefixPolicy:
         mean_batch = sum([seat.load.in_flight for seat in seats]) / max(1, len(seats))
         tokens, model, options = ask.prompt_tokens, self._calibration.model, []
         for seat, hit in zip(seats, hits, strict=True):
-            load = seat.load
-            ahead = load.prefill_ahead_seconds(now) if load.pending else 0.0  # first: it may change the load
-            terms = seat.terms(model)
+            ahead, terms = seat.ahead_seconds(model, now), seat.terms(model)
             own = prefill_seconds(model, seat.slowness, tokens, hit)
             chunks = -(-(tokens - hit) // model.max_batched_tokens)
             cost = placement_seconds(terms, tokens, own, chunks, output, mean_batch, ahead)
@@ -75,7 +73,7 @@ class PrefixPolicy:
             cost_parts(
                 option.seat.terms(model), ask.prompt_tokens, option.prefill_seconds,
                 -(-(ask.prompt_tokens - option.hit_tokens) // model.max_batched_tokens),
-                output, mean_batch, option.seat.load.prefill_ahead_seconds(now),
+                output, mean_batch, option.seat.ahead_seconds(model, now),
             )
             for option in options
         ]  # fmt: skip

@@ -5,6 +5,10 @@ from dataclasses import dataclass, field
 from gateway.routing.cost import CostModel, Terms, terms_of
 from gateway.routing.load import Load
 
+_INTERRUPTED_STEPS = 20.0  # of decoding, for which a new request counts prefills to come at the rate of late
+_LEAST_SHARE = 0.001
+_MOST_SHARE = 0.9
+
 
 @dataclass(slots=True, eq=False)
 class Seat:
@@ -28,6 +32,16 @@ class Seat:
     _model: CostModel | None = None
     _changes: int = -1
     _sizes: tuple[int, int | None, float] = (0, None, 0.0)
+
+    def ahead_seconds(self, model: CostModel, now: float) -> float:
+        """Prefill sent there before, and that by which later ones will interrupt a new request's decoding."""
+        load = self.load
+        ahead = load.prefill_ahead_seconds(now) if load.pending else 0.0  # first: it may change the load
+        if load.recent_share < _LEAST_SHARE:
+            return ahead
+        share = min(_MOST_SHARE, load.prefill_share(now))
+        interrupted = _INTERRUPTED_STEPS * model.decode_weight * self.terms(model).step
+        return ahead + interrupted * share / (1 - share)
 
     def terms(self, model: CostModel) -> Terms:
         """What it contributes to the cost of every request now."""

@@ -58,9 +58,9 @@ def test_the_cost_of_a_busy_backend_is_that_of_the_written_formula() -> None:
     own = 28e-6 * u + MODEL.e * u * (2000 - u / 2)
     step = MODEL.a + MODEL.c * decoding + MODEL.d * context
     expected = 2 * 0.03  # prefill ahead
-    expected += own * (1 + 0.1 * (0.5 * batch + 0.5 * 4.0))
+    expected += own * (1 + 0.15 * (0.5 * batch + 0.5 * 4.0))
     expected += step * (1 + 2 + 0.5)
-    expected += 0.2 * output * (2 * MODEL.c * batch + MODEL.d * context + MODEL.d * batch * 2000)
+    expected += 0.1 * output * (2 * MODEL.c * batch + MODEL.d * context + MODEL.d * batch * 2000)
     assert cost(load, prompt=2000, hit=500, mean_batch=4.0) == pytest.approx(expected)
 
 
@@ -157,7 +157,7 @@ def test_the_parts_of_a_cost_are_told_apart() -> None:
     parts = cost_parts(terms, 2000, 0.06, 1, 200.0, 5.0, 0.03)
     step = MODEL.a + MODEL.c * 4 + MODEL.d * 5000
     assert (parts.ahead, parts.prefill) == (0.03, 0.06)
-    assert parts.stall == pytest.approx(0.06 * 0.1 * 5)
+    assert parts.stall == pytest.approx(0.06 * 0.15 * 5)
     assert parts.steps == pytest.approx(step * 2.5)
     assert parts.slot == pytest.approx(200 * step / 4)
     assert parts.memory == pytest.approx(200 * step / 5000 * (2000 - 1000 + 200 * 2.5))

@@ -23,8 +23,11 @@ def index() -> PrefixIndex:
 
 
 def answered(index: PrefixIndex, predicted: int, cached: int | None) -> Estimates:
+    """Twice, because once may be chance."""
     estimates = Estimates()
-    Learning(estimates, index, Trust()).answered(ASK, 0, predicted, Usage(2000, 30, cached))
+    learning = Learning(estimates, index, Trust())
+    for _ in range(2):
+        learning.answered(ASK, 0, predicted, Usage(2000, 30, cached))
     return estimates
 
 
@@ -41,6 +44,15 @@ def test_a_large_hit_that_did_not_happen_wipes_the_backends_record_but_keeps_thi
     answered(index, 1024, cached)
     assert index.depths(OLD) == [0, 3]
     assert index.depths(NEW) == [2, 0]
+
+
+def test_one_that_did_not_happen_between_those_that_did_is_taken_for_an_early_eviction(index: PrefixIndex) -> None:
+    learning = Learning(Estimates(), index, Trust())
+    for cached in (0, 1024, 0, 1024, 0):
+        learning.answered(ASK, 0, 1024, Usage(2000, 30, cached))
+    assert index.depths(OLD) == [3, 3]
+    learning.answered(ASK, 0, 1024, Usage(2000, 30, 0))
+    assert index.depths(OLD) == [0, 3]
 
 
 @pytest.mark.parametrize(

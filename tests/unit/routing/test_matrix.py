@@ -34,7 +34,7 @@ class Naive:
         if {(None, column), (row, column)} & self.closed:
             return INFINITE
         (prompt, output, hits), seat = self.asks[row], self.seats[column]
-        ahead = seat.load.prefill_ahead_seconds(NOW)
+        ahead = seat.ahead_seconds(self.model, NOW)
         uncached = prompt - min(hits[column], prompt - 1)
         chunks = -(-uncached // self.model.max_batched_tokens)
         held = sum(seconds for holder, where, seconds in self.held if where == column and holder < row)

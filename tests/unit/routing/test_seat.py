@@ -42,3 +42,17 @@ def test_a_prefill_that_ends_unseen_changes_the_terms() -> None:
     before = seat.terms(MODEL)
     assert seat.load.prefill_ahead_seconds(1.0) == 0.0
     assert seat.terms(MODEL) != before
+
+
+def test_prefills_to_come_at_the_rate_of_late_count_for_who_would_decode_there() -> None:
+    model, busy, quiet = CostModel(), Seat(0, "a"), Seat(1, "b")
+    for second in range(20):
+        work = Work(1, 1000, 1200, 0.4, observable=True)
+        busy.load.start(work, float(second))
+        busy.load.first_token(work, second + 0.4)
+        busy.load.finish(work, second + 0.5)
+    assert quiet.ahead_seconds(model, 20.0) == 0.0
+    soon, later = busy.ahead_seconds(model, 20.0), busy.ahead_seconds(model, 50.0)
+    assert soon > 0.05
+    assert later < soon / 5
+    assert busy.ahead_seconds(CostModel(decode_weight=0.0), 20.0) == 0.0
