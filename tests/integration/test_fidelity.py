@@ -14,8 +14,8 @@ from tests.integration.predictions import BLOCK_TOKENS, WORDS, Answered, Message
 from tests.integration.prompts import fresh
 from tests.integration.publishing import post
 
-MOST_WRONG = 0.05  # of the prompts' tokens
-MOST_WRONG_OF_ONE_KIND = 0.08  # while the bytes that make a token of it are still being learned
+MOST_WRONG = 0.1  # of the prompts' tokens; 0.03 where bytes per token were learned from such texts alone
+MOST_WRONG_OF_ONE_KIND = 0.15
 ANSWER_TOKENS = 48  # more than a block
 
 
@@ -80,9 +80,7 @@ async def of_texts_that_part_somewhere(client: AsyncOpenAI, random: Random) -> l
     return answers
 
 
-async def test_predictions_are_within_five_percent_of_the_prompts_on_average(
-    client: AsyncOpenAI, random: Random
-) -> None:
+async def test_predictions_are_near_what_engines_report(client: AsyncOpenAI, random: Random) -> None:
     alike = await of_a_shared_system_prompt(client, random)
     unlike = await of_prompts_that_share_nothing(client, random)
     parting = await of_texts_that_part_somewhere(client, random)
