@@ -42,8 +42,7 @@ class Room:
 
     def output_tokens(self, ask: Ask) -> int:
         """The answer's expected length."""
-        expected, told = int(self.estimates.output_tokens), ask.output_tokens
-        return expected if told is None or told > expected else told
+        return int(self.estimates.expected_output_tokens(ask.output_tokens))
 
     def is_large_enough(self, seat: Seat, ask: Ask) -> bool:
         """It could run this request, if nothing else ran there."""

@@ -57,6 +57,11 @@ class Estimates:
             return Measure(known.prompt_tokens, size, known.prompt_tokens, is_whole)
         return Measure(max(1, tokens + int((size - anchor) / ratio)), anchor, tokens, is_whole)
 
+    def expected_output_tokens(self, limit: int | None) -> float:
+        """The expected length of an answer whose client allows it so many tokens; None = any number."""
+        expected = self.output_tokens
+        return expected if limit is None or limit > expected else limit
+
     def learn(self, model: str, prompt_bytes: int, prompt_tokens: int, output_tokens: int) -> None:
         """An answer's usage. Short prompts are mostly chat template and tell nothing of the ratio."""
         if prompt_tokens >= 64 and prompt_bytes >= 256:

@@ -26,7 +26,7 @@ class Hits:
         depths = self.index.depths(ask.keys)
         exact = self._exact_depths(ask)
         if not exact and not any(depths):
-            return depths[: len(seats)] if len(depths) >= len(seats) else [0] * len(seats)
+            return [0] * len(seats)
         turn, turn_end, most = ask.turn, ask.turn_end, ask.prompt_tokens - 1
         answered = self.index.answered(ask.keys[turn - 1]) if turn_end else 0
         lowered, known, hits = self._trust.lowered, {0: 0}, [0] * len(seats)

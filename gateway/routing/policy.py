@@ -1,5 +1,6 @@
 """Routing policies: given one request and the engines that could take it, what would each cost?"""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -84,16 +85,15 @@ class PrefixPolicy:
 
     def ranking(self, asks: Sequence[Ask], hits: Sequence[Hit], seats: Sequence[Seat], now: float) -> CostMatrix:
         """The costs of many requests at once."""
-        expected = self._estimates.output_tokens
-        outputs = [expected if (told := ask.output_tokens) is None or told > expected else told for ask in asks]
+        expected = self._estimates.expected_output_tokens
+        outputs = [expected(ask.output_tokens) for ask in asks]
         return CostMatrix(
             self._calibration.model, [ask.prompt_tokens for ask in asks], outputs, hits, seats, now, self._table
         )
 
     def output_tokens(self, ask: Ask) -> float:
         """The answer's expected length."""
-        expected, told = self._estimates.output_tokens, ask.output_tokens
-        return expected if told is None or told > expected else told
+        return self._estimates.expected_output_tokens(ask.output_tokens)
 
     def placed(self, ask: Ask, option: Option) -> None:
         """The engine will hold this prompt."""
@@ -103,14 +103,14 @@ class PrefixPolicy:
             self._affinity.placed(ask.hint, option.seat)
 
 
-class LeastLoadedPolicy:
-    """The engine with the smallest share of its slots taken."""
+class OneAtATime(ABC):
+    """Looks at no prompt and at one request at a time; nobody waits for an engine while another is open."""
 
     waits_for_best = False
 
-    def options(self, ask: Ask, seats: Sequence[Seat], now: float) -> list[Option]:  # noqa: ARG002
-        """Cost is the share of slots taken."""
-        return [Option(seat, seat.load.in_flight / seat.slots, 0.0, 0) for seat in seats]
+    @abstractmethod
+    def options(self, ask: Ask, seats: Sequence[Seat], now: float) -> list[Option]:
+        """One option for each seat, in the same order."""
 
     def hits(self, ask: Ask, seats: Sequence[Seat]) -> list[int]:  # noqa: ARG002
         """None: prompts are not looked at."""
@@ -124,14 +124,20 @@ class LeastLoadedPolicy:
         """By the options of each."""
         return OneByOne(asks, seats, lambda ask, seats: self.options(ask, seats, now))
 
+
+class LeastLoadedPolicy(OneAtATime):
+    """The engine with the smallest share of its slots taken."""
+
+    def options(self, ask: Ask, seats: Sequence[Seat], now: float) -> list[Option]:  # noqa: ARG002
+        """Cost is the share of slots taken."""
+        return [Option(seat, seat.load.in_flight / seat.slots, 0.0, 0) for seat in seats]
+
     def placed(self, ask: Ask, option: Option) -> None:
         """Nothing is remembered."""
 
 
-class RoundRobinPolicy:
+class RoundRobinPolicy(OneAtATime):
     """Each engine in turn."""
-
-    waits_for_best = False
 
     def __init__(self) -> None:
         self._last = -1
@@ -140,18 +146,6 @@ class RoundRobinPolicy:
         """Cost is the distance from the engine that had the last turn."""
         turns = max([self._last, *(seat.index for seat in seats)]) + 1
         return [Option(seat, (seat.index - self._last - 1) % turns, 0.0, 0) for seat in seats]
-
-    def hits(self, ask: Ask, seats: Sequence[Seat]) -> list[int]:  # noqa: ARG002
-        """None: prompts are not looked at."""
-        return [0] * len(seats)
-
-    def parts(self, ask: Ask, options: Sequence[Option], now: float) -> list[None]:  # noqa: ARG002
-        """Costs are not in seconds."""
-        return [None] * len(options)
-
-    def ranking(self, asks: Sequence[Ask], hits: Sequence[Hit], seats: Sequence[Seat], now: float) -> OneByOne:  # noqa: ARG002
-        """By the options of each."""
-        return OneByOne(asks, seats, lambda ask, seats: self.options(ask, seats, now))
 
     def placed(self, ask: Ask, option: Option) -> None:  # noqa: ARG002
         """The turn passes on."""
