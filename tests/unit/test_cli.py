@@ -5,10 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import Any
 
 import pytest
 import yaml
@@ -18,6 +15,7 @@ from typer.testing import CliRunner, Result
 from gateway import __version__
 from gateway.cli import app, is_open_to_all, why_not_serving
 from gateway.config import Config, load, parse
+from tests.unit import pages as web
 
 EXAMPLES = Path(__file__).parents[2] / "config"
 
@@ -29,22 +27,8 @@ def gateway(*arguments: str) -> Result:
 @contextmanager
 def serving(pages: dict[str, str]) -> Iterator[str]:
     """A server that has these pages, and answers 503 elsewhere."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if self.path in pages else 503)
-            self.end_headers()
-            self.wfile.write(pages.get(self.path, "").encode())
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            return
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with web.serving(lambda path: (200, pages[path].encode()) if path in pages else (503, b"")) as url:
+        yield url
 
 
 @pytest.fixture
