@@ -40,6 +40,7 @@ from gateway.observe.loop_lag import watch_lag
 from gateway.observe.metrics import Metrics
 from gateway.observe.prefix_report import Making, PrefixReport
 from gateway.observe.record import Record
+from gateway.observe.trust_log import TrustLog
 from gateway.overview import Overview
 from gateway.relay.relay import Relay
 from gateway.relay.retry import RetryBudget
@@ -63,6 +64,7 @@ class Gateway:
         self.metrics = Metrics()
         self.fleet = Fleet(config.backends, config.health, clock=clock, random=random)
         self.knowledge = Knowledge(config, self.fleet, self.metrics, lambda seat: self.placement.in_flight_tokens(seat))
+        self.knowledge.trust.on_change.append(TrustLog(self.knowledge.engine_of, clock).changed)
         self.kv_events = KvEvents(self.knowledge, self.knowledge.seat_of, clock)
         self.prefix_report = PrefixReport(
             clock(), random, show_text=config.prefix_report.show_text, holders=self.knowledge.holders

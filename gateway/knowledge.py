@@ -45,7 +45,6 @@ class Knowledge:
         self.shadow = Shadow(max_blocks)
         self.follow_sizes()
         self._log = structlog.get_logger("gateway")
-        self.trust.on_change.append(self._tell)
 
     def engine_of(self, seat: int) -> Backend | EngineRank | None:
         """The engine of that number; None if its backend runs no such engine any more."""
@@ -152,9 +151,3 @@ class Knowledge:
         cards = next((known.facts.models for known in self._fleet.backends if known.name == backend), ())
         ratio = max((self.estimates.bytes_per_token(card.id) for card in cards), default=_START_BYTES_PER_TOKEN)
         return int(tokens * self._capacity_factor * ratio)
-
-    def _tell(self, seat: int, share: float) -> None:
-        """Predictions have begun to fail, or hold again."""
-        tell = self._log.warning if seat in self.trust.lowered else self._log.info
-        if engine := self.engine_of(seat):
-            tell("prefix_trust", backend=engine.name, rank=engine.rank, confirmed_share=round(share, 2))

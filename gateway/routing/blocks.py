@@ -1,9 +1,9 @@
 """Prompt bytes to prefix blocks: chained xxh3 hashes, cut at the end of every message and at growing steps between.
 
 Two prompts share their first k keys exactly when they share the bytes before the k-th edge, message by message (and the
-seed). Steps grow with their position, from 128 bytes to 4 KiB: text that diverges inside a message costs at most an
-eighth of the hit, and a 200 KB prompt has a hundred keys, not thousands. What is shared by whole messages (a system
-prompt, the turns before) is found to its last byte.
+seed). Steps grow with their position, from 256 bytes to 4 KiB: text that diverges inside a message costs at most an
+eighth of the hit (or 256 bytes), and a 200 KB prompt has a hundred keys, not thousands. What is shared by whole
+messages (a system prompt, the turns before) is found to its last byte.
 """
 
 from bisect import bisect_right
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-_SIZES = ((128, 2048), (256, 4096), (512, 8192), (1024, 16384), (2048, 32768), (4096, 2097152))
+_SIZES = ((256, 4096), (512, 8192), (1024, 16384), (2048, 32768), (4096, 2097152))
 LONGEST_BYTES = _SIZES[-1][1]
 
 

@@ -4,14 +4,13 @@ One value for the fleet: learning a speed for each backend feeds back on itself 
 looks slower), so relative speeds come from the configuration.
 """
 
-import math
-
 from gateway.routing.cost import CostModel
 
 _MIN_TOKENS = 64
 _CLIP = (0.25, 4.0)
 _LEAST_WEIGHT = 0.05
 _B_RANGE = (1e-7, 1e-1)
+_STEP = 0.02  # share by which a value has to move before the model follows: every change voids what costs were kept
 _WINDOW_TOKENS = 3600  # prefill that may be ahead on an open backend: about 0.4 of a token budget
 _WINDOW_FLOOR_SECONDS = 0.02  # the way to the backend and back, and tokenization, must be covered
 
@@ -21,6 +20,7 @@ class Calibration:
 
     def __init__(self, model: CostModel, window_seconds: float | None = None) -> None:
         self.model = model
+        self._b = model.b  # as learned; the model's follows in steps
         self._window_seconds = window_seconds
         self._samples = 0
 
@@ -38,8 +38,9 @@ class Calibration:
         self._samples += 1
         weight = max(_LEAST_WEIGHT, 1 / (self._samples + 1))
         ratio = min(_CLIP[1], max(_CLIP[0], seconds / predicted_seconds))
-        b = min(_B_RANGE[1], max(_B_RANGE[0], self.model.b * math.exp(weight * math.log(ratio))))
-        self.model = CostModel(b, self.model.decode_weight, self.model.max_batched_tokens)
+        b = self._b = min(_B_RANGE[1], max(_B_RANGE[0], self._b * ratio**weight))
+        if abs(b - self.model.b) > _STEP * self.model.b:
+            self.model = CostModel(b, self.model.decode_weight, self.model.max_batched_tokens)
 
     def at_most(self, uncached_tokens: int, predicted_seconds: float, seconds: float) -> None:
         """The same for a request whose first token was not seen, but whose whole answer came in less than predicted."""

@@ -12,6 +12,7 @@ _OPENING = (
     "reasoning", "add_special_tokens", "add_generation_prompt", "continue_final_message", "truncate_prompt_tokens",
     "mm_processor_kwargs", "media_io_kwargs", "previous_response_id",
 )  # fmt: skip
+_NOT_MESSAGES = frozenset((*_OPENING, "tool_choice"))
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text"))
 _TURN_FIELDS = frozenset(("role", "content"))
 
@@ -43,6 +44,8 @@ def canonical_prompt(document: dict[str, Any]) -> Prompt:
     """
     turns = document.get("messages")
     prompt = _turns(turns) if type(turns) is list else _text(document.get("prompt") or document.get("input"))
+    if _NOT_MESSAGES.isdisjoint(document):
+        return prompt
     opening = [(key, document[key]) for key in _OPENING if key in document and document[key] not in (None, "", [], {})]
     if document.get("tool_choice") == "none":
         opening.append(("tool_choice", "none"))

@@ -1,6 +1,6 @@
 """What round robin would have had in the cache: the yardstick for what routing saves.
 
-It is measured in steps of four blocks and rounded up: what routing saves is never overstated, and costs little to know.
+It is measured in steps of two blocks and rounded up: what routing saves is never overstated, and costs little to know.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from gateway.request import Ask
 from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.seat import Seat
 
-_EVERY = 4
+_EVERY = 2
 
 
 class Shadow:
@@ -37,5 +37,5 @@ class Shadow:
         self._index.record(seat.index, keys, ask.edges[_EVERY - 1 :: _EVERY])
         if not depth or not ask.reads_cache or not seat.caches_prefixes:
             return 0
-        held = ask.tokens_of(min(len(ask.keys), depth * _EVERY + _EVERY - 1))
+        held = ask.tokens_of(min(len(ask.keys), (depth + 1) * _EVERY))
         return min(held, ask.prompt_tokens - 1) // seat.block_tokens * seat.block_tokens

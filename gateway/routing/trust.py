@@ -12,13 +12,16 @@ _LEAST = 0.1  # share: what is predicted must stay large enough to be confirmed
 
 
 class Trust:
-    """Share of the predicted hit tokens that each engine has lately confirmed. `on_change` hears of falls and rises."""
+    """Share of the predicted hit tokens that each engine has lately confirmed.
+
+    `on_change` hears of falls and rises: the engine, its share, and whether predictions hold there.
+    """
 
     def __init__(self) -> None:
         self._shares: dict[int, float] = {}
         self.lowered: dict[int, float] = {}  # the shares of those whose predictions do not hold
         self._low: set[int] = set()
-        self.on_change: list[Callable[[int, float], None]] = []
+        self.on_change: list[Callable[[int, float, bool], None]] = []
 
     def share(self, seat: int) -> float:
         """What a predicted hit is worth there: 1 while predictions hold."""
@@ -42,7 +45,7 @@ class Trust:
         else:
             return
         for tell in self.on_change:
-            tell(seat, share)
+            tell(seat, share, share >= _GOOD_ENOUGH)
 
     def reset(self, seat: int) -> None:
         """Another process, another cache: what was learned of the old one is void."""

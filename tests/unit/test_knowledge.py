@@ -11,6 +11,7 @@ from gateway.config import BackendConfig, Config, HealthConfig, RoutingConfig
 from gateway.knowledge import Knowledge
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
+from gateway.observe.trust_log import TrustLog
 from gateway.request import Ask, Usage
 from gateway.routing.blocks import prefix_keys, seed
 from gateway.routing.seat import Seat
@@ -284,6 +285,8 @@ def test_failing_predictions_lower_the_trust_and_are_told() -> None:
     scene, ask = Scene(engines=2), asking("x" * 4096)
     seat = scene.knowledge.seat_of("b", 1)
     assert seat is not None
+    log = TrustLog(scene.knowledge.engine_of, lambda: 0.0)
+    scene.knowledge.trust.on_change.append(log.changed)
     with capture_logs() as logs:
         for cached in [100] * 10 + [512] * 20:
             scene.answered(ask, seat, int(512 * scene.knowledge.trust.share(seat)), cached)

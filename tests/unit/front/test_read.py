@@ -56,7 +56,7 @@ def test_what_placement_needs_is_read() -> None:
     assert (ask.model, ask.sequences, ask.output_tokens, ask.streams) == ("m", 2, 7, True)
     assert ask.prompt_size == ask.edges[-1] == ask.learnable_bytes > 3000
     assert ask.prompt_tokens == ask.prompt_size // 4
-    assert len(ask.keys) == len(ask.edges) == 20
+    assert len(ask.keys) == len(ask.edges) == 12
     assert not ask.divisible
 
 

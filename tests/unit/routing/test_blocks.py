@@ -14,18 +14,18 @@ def edges_of(*lengths: int) -> tuple[int, ...]:
     return prefix_keys([b"x" * length for length in lengths], CHAIN)[1]
 
 
-def test_blocks_grow_from_128_bytes_to_4_kibibytes_in_about_a_hundred_steps_for_200_kilobytes() -> None:
+def test_blocks_grow_from_256_bytes_to_4_kibibytes_in_about_a_hundred_steps_for_200_kilobytes() -> None:
     edges = edges_of(200_000)
-    assert edges[0] == 128
+    assert edges[0] == 256
     assert edges[-1] == 200_000
     assert edges[-2] - edges[-3] == 4096
     assert all(before < after for before, after in pairwise(edges))
     assert len(edges) < 110
 
 
-def test_a_block_is_never_larger_than_an_eighth_of_what_precedes_it_once_past_the_first_kibibyte() -> None:
+def test_a_block_is_never_larger_than_an_eighth_of_what_precedes_it_once_past_2_kibibytes() -> None:
     for before, after in pairwise(edges_of(LONGEST_BYTES)):
-        if before >= 1024:
+        if before >= 2048:
             assert (after - before) <= before / 8
 
 
@@ -40,7 +40,7 @@ def test_every_piece_ends_with_an_edge_and_the_last_edge_is_the_end(lengths: lis
     assert list(edges) == sorted(set(edges))
 
 
-@pytest.mark.parametrize(("length", "blocks"), [(0, 0), (1, 1), (128, 1), (129, 2), (256, 2), (2048, 16), (2049, 17)])
+@pytest.mark.parametrize(("length", "blocks"), [(0, 0), (1, 1), (256, 1), (257, 2), (512, 2), (4096, 16), (4097, 17)])
 def test_what_a_full_block_leaves_over_has_a_key_too(length: int, blocks: int) -> None:
     assert len(prefix_keys([b"x" * length], CHAIN)[0]) == blocks
 

@@ -186,8 +186,8 @@ def test_a_prompt_that_is_larger_than_the_cache_leaves_its_beginning() -> None:
     index = PrefixIndex([1000])
     keys, edges, _ = prefix_keys([b"x" * 10_000], 1)
     index.record(0, keys, edges)
-    assert index.depths(keys) == [7]
-    assert index.used_bytes(0) == edges[6] == 896
+    assert index.depths(keys) == [3]
+    assert index.used_bytes(0) == edges[2] == 768
 
 
 def test_no_keys_have_no_depth() -> None:

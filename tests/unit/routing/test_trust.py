@@ -8,7 +8,7 @@ from gateway.routing.trust import Trust
 def trust_that_tells() -> tuple[Trust, list[tuple[int, bool]]]:
     """What it tells: the engine, and whether predictions hold there again."""
     trust, told = Trust(), list[tuple[int, bool]]()
-    trust.on_change.append(lambda seat, share: told.append((seat, share >= 0.8)))
+    trust.on_change.append(lambda seat, _, holds: told.append((seat, holds)))
     return trust, told
 
 
