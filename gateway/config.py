@@ -11,6 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 Seconds = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+_TAKEN_HEADERS = frozenset(
+    ("authorization", "connection", "content-encoding", "content-length", "content-type", "expect", "host",
+     "traceparent", "tracestate", "transfer-encoding", "x-api-key", "x-data-parallel-rank", "x-request-id")
+)  # fmt: skip
 _TCP = re.compile(r"tcp://(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\]):[0-9]{1,5}")
 
 
@@ -146,6 +150,18 @@ class AdmissionConfig(Section):
     max_queued_requests: int = Field(4096, ge=0)
     max_queued_bytes: int = Field(268435456, ge=0)
     max_wait_seconds: Seconds = 60.0
+    tenant_header: str = Field(
+        "",
+        pattern=r"^([A-Za-z0-9-]{1,64})?$",
+        description="Header that names the tenant, where a proxy in front sets it; empty = the API key does.",
+    )
+
+    @field_validator("tenant_header")
+    @classmethod
+    def _has_no_meaning_already(cls, name: str) -> str:
+        if name.lower() in _TAKEN_HEADERS:
+            raise ValueError("this header means something else already")
+        return name
 
 
 class HealthConfig(Section):
@@ -182,6 +198,12 @@ class KeyConfig(Section):
     key: str = Field("", description="The key itself, or give its digest.")
     key_sha256: str = Field("", pattern=r"^([0-9a-f]{64})?$", description="Hex SHA-256 of the key.")
     isolate_cache: bool = Field(False, description="Give this key a KV-cache salt of its own.")
+    weight: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="Its share of the engines while others wait too, by tokens."
+    )
+    priority: Literal["interactive", "batch"] = Field(
+        "interactive", description="batch waits while interactive requests do; a request may lower itself by a header."
+    )
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Self:

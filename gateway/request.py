@@ -29,6 +29,8 @@ class Ask:
     `reads_cache`: the engine may use cached blocks (it does not where it has to tell of every prompt token).
     `pinned` names the one backend that can answer, for look-ups of what it stores; `rank` the one engine of a backend
     that the client asks for. `hint` stands for a session or a cache key that the client named; 0 = none.
+    `tenant` shares the waiting line with others, in proportion to `weight`; `batch` comes after interactive requests.
+    After `deadline_seconds`, on the gateway's clock, the client does not want an answer any more.
     """
 
     model: str
@@ -52,6 +54,10 @@ class Ask:
     pinned: str | None = None
     rank: int | None = None
     hint: int = 0
+    tenant: str = ""
+    weight: float = 1.0
+    batch: bool = False
+    deadline_seconds: float | None = None
 
     def tokens_of(self, blocks: int) -> int:
         """Tokens of the first blocks of the prompt, as far as they are known or can be guessed."""

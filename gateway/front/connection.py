@@ -35,6 +35,7 @@ class Host(Protocol):
     """What a connection needs of its server."""
 
     config: ServerConfig
+    known_headers: frozenset[bytes]
 
     def connected(self, connection: "ClientConnection") -> bool:
         """A client connected; False = there are too many."""
@@ -273,7 +274,9 @@ class ClientConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """The end of the head: refuse what can be refused before the body is read."""
         incoming = self._incoming
-        incoming.take_head(self._parser.get_method(), self._parser.get_http_version(), self._headers)
+        incoming.take_head(
+            self._parser.get_method(), self._parser.get_http_version(), self._headers, self._host.known_headers
+        )
         if self._host.admit(incoming):
             incoming.upload = Upload(self._read_more)
         expect = incoming.headers.get(b"expect")

@@ -21,7 +21,7 @@ from gateway.errors import (
 )
 from gateway.front.auth import Keys
 from gateway.front.connection import ClientConnection
-from gateway.front.incoming import Incoming
+from gateway.front.incoming import KNOWN_HEADERS, Incoming
 from gateway.front.local import answer_local
 from gateway.front.multipart import model_of
 from gateway.front.read import Reader, upstream_headers
@@ -61,6 +61,8 @@ class Handler:
         self._keys = Keys(config.auth.keys)
         self._stored = stored
         self._log = structlog.get_logger("gateway")
+        tenant = config.admission.tenant_header
+        self.known_headers = KNOWN_HEADERS | {tenant.lower().encode()} if tenant else KNOWN_HEADERS
         self.draining = False
 
     def admit(self, incoming: Incoming) -> bool:
@@ -137,12 +139,14 @@ class Handler:
     async def _read(self, incoming: Incoming, route: Route, request_id: str) -> InferenceRequest:
         if incoming.upload is not None:
             model = await model_of(incoming.upload, self._only_model())  # sent on as it is: aliases do not apply
+            ask = Ask(model)
+            self._reader.standing.give(ask, incoming, incoming.key)
             return InferenceRequest(
                 endpoint=route.endpoint,
                 kind=route.kind,
                 method=incoming.method,
                 target=route.target,
-                ask=Ask(model),
+                ask=ask,
                 request_id=request_id,
                 upload=incoming.upload,
                 content_type=_content_type(incoming),

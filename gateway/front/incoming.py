@@ -7,12 +7,13 @@ from gateway.front.upload import Upload
 
 KNOWN_HEADERS = frozenset(
     (b"authorization", b"content-encoding", b"content-length", b"content-type", b"expect", b"host", b"traceparent",
-     b"tracestate", b"transfer-encoding", b"x-api-key", b"x-data-parallel-rank", b"x-gateway-explain",
-     b"x-request-id", b"x-session-id")
+     b"tracestate", b"transfer-encoding", b"x-api-key", b"x-data-parallel-rank",
+     b"x-gateway-deadline-ms", b"x-gateway-explain", b"x-gateway-priority", b"x-request-id", b"x-session-id",
+     b"x-stainless-read-timeout", b"x-stainless-timeout")
 )  # fmt: skip
 _MAX_HEADERS = 128
 _MAX_VALUE_BYTES = 8190
-_ONLY_ONCE = KNOWN_HEADERS - {b"traceparent", b"tracestate"}
+_MAY_REPEAT = frozenset((b"traceparent", b"tracestate"))
 
 
 class Incoming:
@@ -36,7 +37,13 @@ class Incoming:
     def __init__(self) -> None:
         self.headers: dict[bytes, bytes] = {}
 
-    def take_head(self, method: bytes, version: str, headers: list[tuple[bytes, bytes]]) -> None:
+    def take_head(
+        self,
+        method: bytes,
+        version: str,
+        headers: list[tuple[bytes, bytes]],
+        known: frozenset[bytes] = KNOWN_HEADERS,
+    ) -> None:
         """Keep what matters of a head. Raises InvalidRequest or HeadersTooLarge."""
         self.method = method
         kept = self.headers
@@ -46,11 +53,11 @@ class Incoming:
             if len(value) > _MAX_VALUE_BYTES or len(name) > _MAX_VALUE_BYTES:
                 raise HeadersTooLarge(f"A header of the request is longer than {_MAX_VALUE_BYTES} bytes.")
             name = name.lower()
-            if name in KNOWN_HEADERS:
-                if name in kept and name in _ONLY_ONCE:
+            if name in known:
+                if name in kept and name not in _MAY_REPEAT:
                     raise InvalidRequest(f"The header {name.decode()} is there twice.")
                 kept[name] = value
-            elif b"_" in name and name.replace(b"_", b"-") in KNOWN_HEADERS:
+            elif b"_" in name and name.replace(b"_", b"-") in known:
                 raise InvalidRequest("A header is spelled with _ for -, which others may take for the same.")
         if version != "1.1":
             if version != "1.0":

@@ -13,6 +13,7 @@ from gateway.front.incoming import Incoming
 from gateway.front.media import refuse_remote_media
 from gateway.front.rewrite import with_field
 from gateway.front.routes import Route
+from gateway.front.standing import Standing
 from gateway.front.stored import StoredResponses
 from gateway.observe.prefix_report import PrefixReport
 from gateway.request import Ask, InferenceRequest, Kind
@@ -37,6 +38,7 @@ class Reader:
         tokens_wanted: Callable[[str], bool] = lambda _: False,
         report: PrefixReport | None = None,
     ) -> None:
+        self.standing = Standing(config.admission.tenant_header)
         self._limits = config.server
         self._aliases = config.models.aliases
         self._estimates = estimates
@@ -74,6 +76,8 @@ class Reader:
         if hides_usage:
             body = with_field(body, document, "stream_options", {"include_usage": True})
         prompt_is_ids = type(document.get("prompt")) is list
+        ask = self._ask(document, incoming, route, model, salt, streams, len(body), key)
+        self.standing.give(ask, incoming, key)
         keeps_document = route.kind is Kind.GENERATE and (prompt_is_ids or self._tokens_wanted(model))
         return InferenceRequest(
             endpoint=route.endpoint,
@@ -82,7 +86,7 @@ class Reader:
             target=route.target,
             document=document if keeps_document else None,
             salt=salt,
-            ask=self._ask(document, incoming, route, model, salt, streams, len(body), key),
+            ask=ask,
             request_id=request_id,
             body=body,
             headers=upstream_headers(incoming, request_id),

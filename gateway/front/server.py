@@ -18,6 +18,7 @@ class Server:
 
     def __init__(self, config: ServerConfig, handler: Handler, clock: Callable[[], float]) -> None:
         self.config = config
+        self.known_headers = handler.known_headers
         self.admit = handler.admit
         self.serve = handler.serve
         self._handler = handler

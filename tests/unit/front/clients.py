@@ -7,7 +7,7 @@ from typing import Any, cast
 from gateway.config import ServerConfig
 from gateway.errors import GatewayError
 from gateway.front.connection import ClientConnection
-from gateway.front.incoming import Incoming
+from gateway.front.incoming import KNOWN_HEADERS, Incoming
 from gateway.front.reply import JSON, Reply
 from tests.unit.admission.virtual_time import run, turns
 
@@ -72,6 +72,7 @@ class Scene:
 
     def __init__(self, story: Story = echo, *, accepts: bool = True, **server: Any) -> None:
         self.config = ServerConfig.model_validate(server)
+        self.known_headers = KNOWN_HEADERS
         self.story = story
         self.accepts = accepts
         self.here: list[ClientConnection] = []

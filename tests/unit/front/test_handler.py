@@ -201,6 +201,13 @@ def test_a_request_refused_while_it_was_read_is_answered_and_recorded() -> None:
     assert (scene.record.endpoint, scene.record.outcome) == ("unknown", "rejected")
 
 
+def test_a_configured_tenant_header_is_kept_and_names_the_tenant() -> None:
+    scene = Scene(admission={"tenant_header": "X-User"})
+    assert b"x-user" in scene.handler.known_headers
+    scene.run(Sent(headers={b"x-user": b"ann", b"x-gateway-priority": b"batch"}))
+    assert (scene.requests[0].ask.tenant, scene.requests[0].ask.batch) == ("ann", True)
+
+
 def test_a_model_that_nobody_serves_is_recorded_as_unknown() -> None:
     scene = Scene()
     scene.run(Sent(body=b'{"model":"nonsense","messages":[]}'))
@@ -230,13 +237,16 @@ def test_while_draining_it_is_not_ready() -> None:
 def test_an_upload_is_passed_on_unread_once_its_model_is_known() -> None:
     async def main() -> None:
         scene = Scene(fleet=fleet_of(ModelCard("w"), ModelCard("v")))
-        incoming = Sent(b"/v1/audio/transcriptions", b"", headers=MULTIPART).incoming()
+        incoming = Sent(
+            b"/v1/audio/transcriptions", b"", headers=MULTIPART | {b"x-gateway-priority": b"batch"}
+        ).incoming()
         incoming.upload = Upload(lambda _: None)
         incoming.upload.feed(b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nw\r\n')
         await scene.serve(incoming)
         [request] = scene.requests
         assert (request.ask.model, request.kind, request.repeatable) == ("w", Kind.UPLOAD, False)
         assert request.upload is incoming.upload
+        assert request.ask.batch
         assert request.content_type == MULTIPART[b"content-type"]
 
     run(main())

@@ -87,3 +87,13 @@ def test_a_header_that_others_may_take_for_one_that_decides_is_refused(name: byt
     with pytest.raises(InvalidRequest, match="spelled with _"):
         take((name, b"1"))
     take((b"x_other", b"1"))
+
+
+def test_a_configured_header_is_kept_as_the_known_ones_are() -> None:
+    known = KNOWN_HEADERS | {b"x-user"}
+    incoming = Incoming()
+    incoming.take_head(b"POST", "1.1", [HOST, (b"X-User", b"ann")], known)
+    assert incoming.headers[b"x-user"] == b"ann"
+    for other in (b"X-User", b"x_user"):
+        with pytest.raises(InvalidRequest):
+            Incoming().take_head(b"POST", "1.1", [HOST, (b"x-user", b"ann"), (other, b"bob")], known)

@@ -8,7 +8,7 @@ from typing import Any, cast
 from gateway.config import ServerConfig
 from gateway.front.connection import ClientConnection
 from gateway.front.handler import Handler
-from gateway.front.incoming import Incoming
+from gateway.front.incoming import KNOWN_HEADERS, Incoming
 from gateway.front.reply import Reply
 from gateway.front.server import Server
 
@@ -20,6 +20,7 @@ class FakeHandler:
 
     def __init__(self) -> None:
         self.draining = False
+        self.known_headers = KNOWN_HEADERS
         self.release = asyncio.Event()
         self.release.set()
         self.serving = asyncio.Event()

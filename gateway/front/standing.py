@@ -1,0 +1,74 @@
+"""How a request stands in the waiting line: its tenant, the tenant's weight, its class, and its deadline."""
+
+import hashlib
+import math
+import re
+
+from gateway.config import KeyConfig
+from gateway.errors import InvalidRequest
+from gateway.front.incoming import Incoming
+from gateway.request import Ask
+
+_SANE_NAME = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]{0,126}[\x21-\x7e])?")
+_POSITIVE = re.compile(rb"(?=[0-9.]*[1-9])[0-9]{1,12}(?:\.[0-9]{1,9})?")
+_CLASSES = (b"interactive", b"batch")
+# How long a client waits for an answer, in seconds, as SDKs tell it: OpenAI's and Anthropic's for Python, for Node.
+_SDK_TIMEOUTS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
+
+
+class Standing:
+    """Fills in what the waiting line needs to know of a request. `tenant_header`: in lower case; empty = none."""
+
+    def __init__(self, tenant_header: str) -> None:
+        self._tenant_header = tenant_header.lower().encode()
+
+    def give(self, ask: Ask, incoming: Incoming, key: KeyConfig | None) -> None:
+        """Set tenant, weight, class and deadline. Raises InvalidRequest for a class or deadline that is none."""
+        headers = incoming.headers
+        if key is not None:
+            ask.tenant, ask.weight, ask.batch = key.name, key.weight, key.priority == "batch"
+        if self._tenant_header:
+            told = headers.get(self._tenant_header, b"").strip()
+            if told:
+                ask.tenant = _name(told)
+        priority = headers.get(b"x-gateway-priority")
+        if priority is not None:
+            ask.batch = _is_batch(priority) or ask.batch  # a client lowers itself, and never rises above its key
+        ask.deadline_seconds = _deadline(headers, incoming.arrived_seconds)
+
+
+def _name(told: bytes) -> str:
+    """A tenant's name as the proxy told it; what is too long or not plain text is told apart by its hash."""
+    if _SANE_NAME.fullmatch(told):
+        return told.decode()
+    return f"sha256-{hashlib.sha256(told).hexdigest()[:16]}"
+
+
+def _is_batch(priority: bytes) -> bool:
+    told = priority.strip().lower()
+    if told not in _CLASSES:
+        raise InvalidRequest("The header X-Gateway-Priority must be interactive or batch.")
+    return told == b"batch"
+
+
+def _deadline(headers: dict[bytes, bytes], arrived_seconds: float) -> float | None:
+    """When the answer must have begun, if the client says so."""
+    told = headers.get(b"x-gateway-deadline-ms")
+    if told is not None:
+        if not _POSITIVE.fullmatch(told.strip()):
+            raise InvalidRequest("The header X-Gateway-Deadline-Ms must be a positive number of milliseconds.")
+        return arrived_seconds + float(told) / 1000
+    for name in _SDK_TIMEOUTS:
+        told = headers.get(name)
+        if told is not None and (seconds := _seconds(told)) is not None:
+            return arrived_seconds + seconds
+    return None
+
+
+def _seconds(told: bytes) -> float | None:
+    """A time-out that an SDK tells; what is no positive number says nothing."""
+    try:
+        seconds = float(told)
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < math.inf else None
