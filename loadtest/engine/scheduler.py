@@ -42,6 +42,7 @@ class Counters:
     prefix_queries_tokens: int = 0
     prefix_hits_tokens: int = 0
     preemptions: int = 0
+    recomputed_tokens: int = 0  # that a preempted sequence had computed, and did not find cached again
     steps: int = 0
     peak_running: int = 0
     peak_used_blocks: int = 0
@@ -226,6 +227,11 @@ class Scheduler:
             self._observer.on_stored(sequence, 0, None, sequence.keys(0, len(hit)))
         sequence.state = State.PREFILLING
         self.prefilling[sequence.sequence_id] = sequence
+        if sequence.lost_tokens:
+            again = max(0, sequence.lost_tokens - sequence.computed_tokens)
+            self.counters.recomputed_tokens += again
+            sequence.recomputed_tokens += again
+            sequence.lost_tokens = 0
         if sequence.scheduled_seconds < 0:
             sequence.scheduled_seconds = now_seconds
             sequence.cached_tokens = sequence.computed_tokens
@@ -323,6 +329,7 @@ class Scheduler:
         sequence = batch[next(reversed(batch))]
         self._leave_batch(sequence)
         self._give_blocks_back(sequence)
+        sequence.lost_tokens = sequence.computed_tokens
         sequence.computed_tokens = 0
         sequence.state = State.WAITING
         sequence.preemptions += 1

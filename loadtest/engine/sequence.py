@@ -52,6 +52,9 @@ class SequenceState:
     cached_tokens: int = 0
     created_cache_tokens: int = 0
     preemptions: int = 0
+    # What it had computed when it was last preempted, until it runs again; and what it had to compute twice so far.
+    lost_tokens: int = 0
+    recomputed_tokens: int = 0
     scheduled_seconds: float = -1.0
     first_token_seconds: float = -1.0
     finished_seconds: float = -1.0

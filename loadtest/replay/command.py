@@ -18,6 +18,7 @@ from loadtest.replay import options as asked
 from loadtest.replay.capacity import Kept, kept_in
 from loadtest.replay.formats import read_trace
 from loadtest.replay.grid import Cell, Outcome, Workers
+from loadtest.replay.lengths import Lengths
 from loadtest.replay.picture import page
 from loadtest.replay.results import GridResults
 from loadtest.replay.scenario import Bounds, Faults, Scenario
@@ -32,7 +33,11 @@ def replay(
     block_size: asked.BlockSize = None,
     limit: asked.Limit = None,
     minutes: asked.Minutes = None,
+    output_times: asked.OutputTimes = 1.0,
+    max_tokens_times: asked.MaxTokensTimes = None,
+    misjudged: asked.Misjudged = 0.0,
     policies: asked.Policies = "ours,lmetric,sglang,llmd",
+    admission: asked.Admissions = None,
     backends: asked.Backends = "4,8",
     load: asked.Loads = "0.8,0.95",
     capacity: asked.Capacity = None,
@@ -67,9 +72,10 @@ def replay(
             max_num_batched_tokens=max_num_batched_tokens,
             bounds=Bounds(slo_ttft, slo_ttft_prefills, slo_tpot),
             faults=_faults(slow, restart, flash_crowd=flash_crowd),
+            lengths=Lengths(output_times, max_tokens_times, misjudged),
         )
         fleets = [replace(plain, engines=engines) for engines in asked.listed(backends, int, "--backends")]
-        loads, names = asked.listed(load, float, "--load"), asked.policies(policies)
+        loads, names = asked.listed(load, float, "--load"), asked.policies(policies, admission)
         recorded = read_trace(trace, block_size, limit, minutes)
         _check(recorded, plain)
     except (ValueError, TraceError) as error:
@@ -116,7 +122,7 @@ def _faults(slow: str | None, restart: str | None, *, flash_crowd: bool) -> Faul
 def _check(trace: Trace, scenario: Scenario) -> None:
     """Whether every request fits into an engine. Raises ValueError."""
     limits = scenario.limits(trace.block_tokens)
-    longest = max(row.prompt_tokens + row.output_tokens for row in trace.rows)
+    longest = max(row.prompt_tokens + scenario.lengths.output_tokens(row.output_tokens) for row in trace.rows)
     if longest > limits.num_blocks * trace.block_tokens:
         raise ValueError(f"--kv-tokens: the longest request has {longest} tokens")
 

@@ -44,6 +44,8 @@ class ReplayEngine:
     def __init__(self, limits: Limits, step_time: StepTime) -> None:
         self.scheduler = _Scheduler(limits, step_time)
         self.next_event_seconds = math.inf
+        self.sequence_seconds = 0.0  # sequences in the batch, summed over time
+        self.peak_waiting = 0  # most that a step had no place for
         self._step: Step | None = None
         self._decodes_since: float | None = None  # decode-only steps from then on are still to be carried out
 
@@ -64,9 +66,15 @@ class ReplayEngine:
             if self.next_event_seconds > now:
                 return _NOTHING  # the same moment but for rounding
         assert self._step is not None
-        done = self.scheduler.commit(self._step, now)
+        done = self._commit(self._step, now)
         self._begin(now)
         return done
+
+    def generated_tokens(self, sequence: SequenceState, now: float) -> int:
+        """What the sequence has got by now."""
+        if self._decodes_since is not None:
+            self._catch_up(now)
+        return self.scheduler.generated_tokens(sequence)
 
     def forget_cache(self) -> None:
         """The prefix cache is lost, but for what running sequences hold; nobody is told."""
@@ -86,6 +94,7 @@ class ReplayEngine:
         else:
             # Whoever waits is first in line, so an arrival cannot change a stretch in which nobody is admitted.
             self._step = scheduler.schedule(now, math.inf)
+        self.peak_waiting = max(self.peak_waiting, scheduler.num_waiting)
         self.next_event_seconds = math.inf if self._step is None else now + self._step.duration_seconds
 
     def _catch_up(self, now: float) -> None:
@@ -101,5 +110,9 @@ class ReplayEngine:
             if end > now or step.repeat >= until_end:
                 self._step, self.next_event_seconds = step, end
                 return
-            scheduler.commit(step, end)
+            self._commit(step, end)
             since = end
+
+    def _commit(self, step: Step, now: float) -> Committed:
+        self.sequence_seconds += step.duration_seconds * self.scheduler.num_running
+        return self.scheduler.commit(step, now)

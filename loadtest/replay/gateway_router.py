@@ -18,6 +18,7 @@ from gateway.routing.learning import Learning
 from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.trust import Trust
+from loadtest.replay.admission import GATEWAY, Admission
 from loadtest.replay.engine import ReplayEngine
 from loadtest.replay.fleet import fleet
 from loadtest.replay.request import ReplayRequest
@@ -27,6 +28,8 @@ from loadtest.replay.scenario import Scenario
 _MODEL = "replayed"
 _BYTES_PER_TOKEN = 4  # prompts have no text here; sizes are told as if they had
 _NO_BOUND = 1 << 62  # everybody waits as long as it takes, so that all policies answer the same requests
+_NO_WINDOW_SECONDS = 1e9
+_NO_LEDGER = 1e9  # a share of the KV cache that is never filled
 
 
 class PoolBlocks(ExactIndex):
@@ -53,16 +56,19 @@ class GatewayRouter:
         block_tokens: int,
         routing: RoutingConfig,
         exact: ExactIndex | None = None,
+        admission: Admission = GATEWAY,
     ) -> None:
         self._estimates = Estimates()
         model = CostModel(routing.seconds_per_prefill_token, routing.decode_weight, scenario.max_num_batched_tokens)
-        calibration = Calibration(model, routing.prefill_window_seconds)
+        calibration = Calibration(model, routing.prefill_window_seconds if admission.window else _NO_WINDOW_SECONDS)
         capacity = int(scenario.kv_tokens * routing.index_capacity_factor * _BYTES_PER_TOKEN)
         index, trust = PrefixIndex([capacity] * scenario.engines), Trust()
         self._learning = Learning(self._estimates, index, trust)
         self._queue = Queue(_NO_BOUND, _NO_BOUND)
-        backends = fleet(scenario.engines, scenario.max_num_seqs, scenario.kv_tokens, block_tokens, scenario.speeds())
-        knobs = Knobs(routing.aging, routing.kv_headroom, routing.scan, routing.starvation_seconds)
+        cap = admission.cap(scenario.max_num_seqs)
+        backends = fleet(scenario.engines, cap, scenario.kv_tokens, block_tokens, scenario.speeds())
+        headroom = routing.kv_headroom if admission.ledger else _NO_LEDGER
+        knobs = Knobs(routing.aging, headroom, routing.scan, routing.starvation_seconds)
         hits = Hits(index, trust, exact)
         self.placement = Placement(
             {_MODEL: backends}.get, _policy(policy, calibration, hits, self._estimates), self._queue,
@@ -126,7 +132,8 @@ class GatewayRouter:
             keys=request.keys,
             edges=tuple(range(step, step * len(request.keys) + 1, step)),
             prompt_size=request.prompt_tokens * _BYTES_PER_TOKEN,
-            prompt_tokens=request.prompt_tokens,
+            prompt_tokens=request.prompt_tokens if request.believed_tokens is None else request.believed_tokens,
+            output_tokens=request.max_tokens,
             turn=request.turn,
             turn_end=request.turn_end,
             token_keys=request.keys if self._tells_tokens else (),

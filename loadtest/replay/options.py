@@ -10,7 +10,8 @@ from typing import Annotated, Any, TypeVar
 from typer import Argument, Option
 
 from loadtest.engine.command import Preset
-from loadtest.replay.policies import NAMES, USUAL
+from loadtest.replay.admission import WAYS, admission_of, with_admission
+from loadtest.replay.policies import NAMES, OWN, USUAL
 
 _T = TypeVar("_T")
 _ROWS, _GRID, _ENGINE, _FAULTS, _OUTCOME = "Trace", "Grid", "Engines", "Faults", "Bounds and results"
@@ -28,6 +29,10 @@ Limit = Annotated[int | None, _option(min=1, panel=_ROWS, told="The first rows o
 Minutes = Annotated[float | None, _option(min=0.01, panel=_ROWS, told="The first minutes only.")]
 
 Policies = Annotated[str, _option(panel=_GRID, told=f"`all` ({', '.join(USUAL)}), or some of {', '.join(NAMES)}.")]
+Admissions = Annotated[
+    str | None,
+    _option("--admission", panel=_GRID, told=f"The gateway's policies once under each of {', '.join(WAYS)}."),
+]
 Backends = Annotated[str, _option(panel=_GRID, told="Numbers of engines.")]
 Loads = Annotated[str, _option("--load", panel=_GRID, told="Shares of capacity.")]
 Capacity = Annotated[
@@ -42,6 +47,17 @@ KvTokens = Annotated[int, _option(min=1, panel=_ENGINE, told="Size of a KV cache
 MaxNumSeqs = Annotated[int, _option(min=1, panel=_ENGINE, told="Sequences that run at once.")]
 MaxNumBatchedTokens = Annotated[int, _option(min=1, panel=_ENGINE, told="Tokens of a step.")]
 
+OutputTimes = Annotated[
+    float, _option("--output-times", min=0.01, panel=_ROWS, told="Answers are so many times as long as recorded.")
+]
+MaxTokensTimes = Annotated[
+    float | None,
+    _option("--max-tokens-times", min=1, panel=_ROWS, told="Clients state max_tokens, so many times the answer."),
+]
+Misjudged = Annotated[
+    float,
+    _option("--misjudged", min=0, panel=_ROWS, told="Deviation of the logarithm of the gateway's prompt lengths."),
+]
 SlowEngines = Annotated[
     str | None, _option("--slow", panel=_FAULTS, told="FACTOR:COUNT engines are slower; the gateway is told, once.")
 ]
@@ -71,15 +87,17 @@ def listed(text: str, parse: Callable[[str], _T], name: str) -> list[_T]:
     return values
 
 
-def policies(text: str) -> list[str]:
-    """Names between commas, or `all`. Raises ValueError."""
-    if text == "all":
-        return list(USUAL)
-    names = [name.strip() for name in text.split(",")]
+def policies(text: str, admission: str | None = None) -> list[str]:
+    """Names between commas, or `all`; the gateway's once for each arm of admission. Raises ValueError."""
+    names = list(USUAL) if text == "all" else [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         raise ValueError(f"--policies: {', '.join(unknown)} unknown; there are {', '.join(NAMES)}")
-    return list(dict.fromkeys(names))
+    names = list(dict.fromkeys(names))
+    if admission is None:
+        return names
+    arms = [admission_of(arm.strip()).name for arm in admission.split(",")]
+    return [arm for name in names for arm in ([with_admission(name, arm) for arm in arms] if name in OWN else [name])]
 
 
 @dataclass(frozen=True, slots=True)

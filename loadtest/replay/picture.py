@@ -8,10 +8,18 @@ from importlib.resources import files
 
 from loadtest.replay.results import GridResults
 from loadtest.replay.summary import Figures
-from loadtest.replay.tables import FIGURES_HEAD, RATIOS_HEAD, figure_rows, ratio_rows, title
+from loadtest.replay.tables import (
+    ADMISSION_HEAD,
+    FIGURES_HEAD,
+    RATIOS_HEAD,
+    admission_rows,
+    figure_rows,
+    ratio_rows,
+    title,
+)
 from loadtest.report.axes import Axis, linear, logarithmic, nice_top
 from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, Point, Series
-from loadtest.report.figure import milliseconds, percent
+from loadtest.report.figure import milliseconds, number, percent
 
 _HUES = (215, 22, 172, 280, 45, 330, 95, 0, 195, 255, 140, 60, 310, 120)
 _STYLES = "".join(
@@ -30,6 +38,7 @@ def page(results: GridResults) -> str:
     charts = "".join(chart.svg() for engines in results.fleets for chart in _charts(results, engines))
     figures = "".join(
         f"<h2>{escape(title(results, engines, load))}</h2>{_table(FIGURES_HEAD, rows)}"
+        f"{_table(ADMISSION_HEAD, admission_rows(results, engines, load))}"
         for engines in results.fleets
         for load in results.loads
         if (rows := figure_rows(results, engines, load))
@@ -61,6 +70,8 @@ def _charts(results: GridResults, engines: int) -> list[Chart]:
         _milliseconds(results, engines, "mean TTFT", lambda f: f.ttft.mean * 1e3),
         _milliseconds(results, engines, "mean E2E", lambda f: f.e2e.mean * 1e3),
         _chart(results, engines, "SLO missed", lambda f: f.violations * 100, missed, _percent),
+        _from_zero(results, engines, "preemptions", lambda f: float(f.preemptions)),
+        _from_zero(results, engines, "requests per second within the bounds", lambda f: f.goodput_per_second),
     ]
 
 
@@ -76,6 +87,12 @@ def _milliseconds(results: GridResults, engines: int, name: str, figure: Callabl
         if (value := results.mean(engines, load, policy, figure)) is not None
     ]
     return _chart(results, engines, name, figure, logarithmic(min(values), max(values), Y_START, Y_END), milliseconds)
+
+
+def _from_zero(results: GridResults, engines: int, name: str, figure: Callable[[Figures], float]) -> Chart:
+    values = [results.mean(engines, load, policy, figure) for policy in results.policies for load in results.loads]
+    top = nice_top(max((value for value in values if value is not None), default=1.0))
+    return _chart(results, engines, name, figure, linear(0, top, Y_START, Y_END, 4), number)
 
 
 def _chart(

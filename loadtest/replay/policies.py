@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from gateway.config import RoutingConfig
+from loadtest.replay.admission import GATEWAY, LEDGER, Admission, parted
 from loadtest.replay.engine import ReplayEngine
 from loadtest.replay.gateway_router import GatewayRouter, PoolBlocks
 from loadtest.replay.peers.cache_aware import CacheAware
@@ -29,6 +29,7 @@ class Site:
     block_tokens: int
     engines: Sequence[ReplayEngine]
     rng: random.Random
+    admission: Admission | None = None  # None = the policy's own
 
 
 def _push(rule: Callable[[Site], Rule]) -> Callable[[Site], Router]:
@@ -38,10 +39,12 @@ def _push(rule: Callable[[Site], Rule]) -> Callable[[Site], Router]:
     return made
 
 
-def _own(policy: str, *, exact: bool = False, **settings: Any) -> Callable[[Site], Router]:
+def _own(policy: str, *, exact: bool = False, admission: Admission = GATEWAY) -> Callable[[Site], Router]:
     def made(site: Site) -> Router:
         blocks = PoolBlocks(site.engines) if exact else None
-        return GatewayRouter(policy, site.scenario, site.block_tokens, RoutingConfig(**settings), blocks)
+        return GatewayRouter(
+            policy, site.scenario, site.block_tokens, RoutingConfig(), blocks, site.admission or admission
+        )
 
     return made
 
@@ -49,7 +52,7 @@ def _own(policy: str, *, exact: bool = False, **settings: Any) -> Callable[[Site
 _ROUTERS: dict[str, Callable[[Site], Router]] = {
     "ours": _own("prefix"),
     "ours_exact": _own("prefix", exact=True),
-    "ours_push": _own("prefix", prefill_window_seconds=1e9, kv_headroom=1.0),
+    "ours_push": _own("prefix", admission=replace(LEDGER, window=False)),
     "gateway_least_loaded": _own("least_loaded"),
     "gateway_round_robin": _own("round_robin"),
     "round_robin": _push(lambda site: RoundRobin()),  # noqa: ARG005
@@ -63,11 +66,13 @@ _ROUTERS: dict[str, Callable[[Site], Router]] = {
     "lmetric": _push(lambda site: LMetric(site.rng)),
 }
 NAMES = tuple(_ROUTERS)
+OWN = ("ours", "ours_exact", "gateway_least_loaded", "gateway_round_robin")  # an arm of admission may be chosen for
 USUAL = (
     "ours", "lmetric", "sglang", "llmd", "llmd_active", "dynamo", "chwbl", "least_in_flight", "round_robin",
 )  # fmt: skip
 
 
 def router_of(name: str, site: Site) -> Router:
-    """A new router of that policy."""
-    return _ROUTERS[name](site)
+    """A new router of that policy, which may be named with an arm of admission."""
+    policy, admission = parted(name)
+    return _ROUTERS[policy](replace(site, admission=admission))

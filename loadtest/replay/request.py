@@ -26,10 +26,14 @@ class ReplayRequest:
     turn: int = 0
     turn_end: int = 0
     following: ReplayRequest | None = field(default=None, repr=False)
+    max_tokens: int | None = None  # as the client states it
+    believed_tokens: int | None = None  # what the gateway takes its prompt for; None = what it has
 
     engine: int = -1
+    sent_seconds: float = _NEVER
     cached_tokens: int = 0
     preemptions: int = 0
+    recomputed_tokens: int = 0
     first_token_seconds: float = _NEVER
     finished_seconds: float = _NEVER
 

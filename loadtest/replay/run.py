@@ -17,8 +17,9 @@ def replay(trace: Trace, scenario: Scenario, policy: str) -> Figures:
     """Replay the trace under a policy. The same arguments give the same figures, but for the wall time."""
     faults = scenario.faults
     requests = requests_of(
-        trace, scenario.engines, scenario.rate_per_second, scenario.seed, FlashCrowd() if faults.flash_crowd else None
-    )
+        trace, scenario.engines, scenario.rate_per_second, scenario.seed,
+        FlashCrowd() if faults.flash_crowd else None, scenario.lengths,
+    )  # fmt: skip
     engines = engines_of(scenario, trace.block_tokens)
     lots = random.Random(f"{policy}/{scenario.seed}")
     router = router_of(policy, Site(scenario, trace.block_tokens, engines, lots))
@@ -29,4 +30,4 @@ def replay(trace: Trace, scenario: Scenario, policy: str) -> Figures:
         wipe = faults.restart_at * length, range(round(faults.restart_share * scenario.engines))
     began = time.perf_counter()
     Simulation(requests, engines, router, wipe).run()
-    return figures_of(requests, scenario, time.perf_counter() - began)
+    return figures_of(requests, scenario, engines, time.perf_counter() - began)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from loadtest.engine.scheduler import Limits
 from loadtest.engine.step_time import PRESETS, StepTime
+from loadtest.replay.lengths import Lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Scenario:
     max_num_batched_tokens: int = 8192
     bounds: Bounds = field(default_factory=Bounds)
     faults: Faults = field(default_factory=Faults)
+    lengths: Lengths = field(default_factory=Lengths)
 
     @property
     def step_time(self) -> StepTime:

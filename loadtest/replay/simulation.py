@@ -97,6 +97,7 @@ class Simulation:
     def _finish(self, request: ReplayRequest, sequence: SequenceState, now: float) -> None:
         request.finished_seconds = now
         request.preemptions = sequence.preemptions
+        request.recomputed_tokens = sequence.recomputed_tokens
         self.left -= 1
         self._router.finished(request, now)
         following = request.following
@@ -114,7 +115,7 @@ class Simulation:
 
     def _send(self, sendings: list[Sending], now: float) -> None:
         for request, index in sendings:
-            request.engine = index
+            request.engine, request.sent_seconds = index, now
             engine = self._engines[index]
             engine.submit(_sequence(request, engine.scheduler.limits.block_size), now)
             self._events[index] = engine.next_event_seconds

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from loadtest.replay.engine import ReplayEngine
 from loadtest.replay.request import ReplayRequest
 from loadtest.replay.scenario import Scenario
 from loadtest.report.statistics import percentile
@@ -40,6 +41,12 @@ class Figures:
     prefill_imbalance: float  # prompt tokens computed by the busiest engine, against the mean
     virtual_seconds: float
     wall_seconds: float
+    recomputed_tokens: int = 0  # that preempted sequences computed again, of all requests
+    goodput_per_second: float = 0.0  # requests that kept both bounds
+    output_tokens_per_second: float = 0.0  # over the whole replay, all engines together
+    mean_running: float = 0.0  # sequences in an engine's batch, over the whole replay
+    most_waiting: int = 0  # in one engine: those that a step had no place for
+    waited_p99_seconds: float = 0.0  # in the gateway, before a request is sent
 
     @property
     def violations(self) -> float:
@@ -47,7 +54,9 @@ class Figures:
         return 1.0 - self.goodput
 
 
-def figures_of(requests: Sequence[ReplayRequest], scenario: Scenario, wall_seconds: float) -> Figures:
+def figures_of(
+    requests: Sequence[ReplayRequest], scenario: Scenario, engines: Sequence[ReplayEngine], wall_seconds: float
+) -> Figures:
     """Figures of a finished replay. The first tenth to arrive found empty caches and counts for nothing."""
     ordered = sorted(requests, key=lambda request: (request.arrival_seconds, request.number))
     counted = ordered[int(len(ordered) * WARM_UP_SHARE) :]
@@ -61,19 +70,29 @@ def figures_of(requests: Sequence[ReplayRequest], scenario: Scenario, wall_secon
     computed = [0] * scenario.engines
     for request in counted:
         computed[request.engine] += request.prompt_tokens - request.cached_tokens
+    good = sum(not (a or b) for a, b in zip(late, slow, strict=True))
+    virtual_seconds = max(request.finished_seconds for request in requests)
     return Figures(
         requests=len(counted),
         ttft=_spread(request.ttft_seconds for request in counted),
         tpot=_spread(tpot for request in counted if (tpot := request.tpot_seconds) is not None),
         e2e=_spread(request.e2e_seconds for request in counted),
-        goodput=sum(not (a or b) for a, b in zip(late, slow, strict=True)) / len(counted),
+        goodput=good / len(counted),
         ttft_violations=sum(late) / len(counted),
         tpot_violations=sum(slow) / len(counted),
         hit_ratio=sum(r.cached_tokens for r in counted) / sum(r.prompt_tokens for r in counted),
         preemptions=sum(request.preemptions for request in counted),
         prefill_imbalance=max(computed) * len(computed) / max(1, sum(computed)),
-        virtual_seconds=max(request.finished_seconds for request in requests),
+        virtual_seconds=virtual_seconds,
         wall_seconds=wall_seconds,
+        recomputed_tokens=sum(request.recomputed_tokens for request in counted),
+        goodput_per_second=good / max(1e-9, virtual_seconds - counted[0].arrival_seconds),
+        output_tokens_per_second=sum(request.output_tokens for request in requests) / virtual_seconds,
+        mean_running=sum(engine.sequence_seconds for engine in engines) / (len(engines) * virtual_seconds),
+        most_waiting=max(engine.peak_waiting for engine in engines),
+        waited_p99_seconds=percentile(
+            sorted(request.sent_seconds - request.arrival_seconds for request in counted), 99
+        ),
     )
 
 

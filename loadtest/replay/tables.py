@@ -11,7 +11,8 @@ from loadtest.replay.results import GridResults
 from loadtest.replay.summary import Figures
 from loadtest.report.figure import milliseconds, number, percent
 
-_COLUMNS: tuple[tuple[str, Callable[[Figures], float], Callable[[float], str]], ...] = (
+_Columns = tuple[tuple[str, Callable[[Figures], float], Callable[[float], str]], ...]
+_COLUMNS: _Columns = (
     ("TTFT mean", lambda f: f.ttft.mean * 1e3, milliseconds),
     ("p50", lambda f: f.ttft.p50 * 1e3, milliseconds),
     ("p99", lambda f: f.ttft.p99 * 1e3, milliseconds),
@@ -22,20 +23,41 @@ _COLUMNS: tuple[tuple[str, Callable[[Figures], float], Callable[[float], str]], 
     ("SLO missed", lambda f: f.violations, percent),
     ("goodput", lambda f: f.goodput, percent),
     ("hit", lambda f: f.hit_ratio, percent),
-    ("preempted", lambda f: float(f.preemptions), number),
     ("max/mean prefill", lambda f: f.prefill_imbalance, lambda value: f"{value:.2f}"),
 )
+_ADMISSION: _Columns = (
+    ("preempted", lambda f: float(f.preemptions), number),
+    ("recomputed", lambda f: float(f.recomputed_tokens), number),
+    ("running", lambda f: f.mean_running, lambda value: f"{value:.1f}"),
+    ("most waiting", lambda f: float(f.most_waiting), number),
+    ("waited p99", lambda f: f.waited_p99_seconds * 1e3, milliseconds),
+    ("TTFT p99", lambda f: f.ttft.p99 * 1e3, milliseconds),
+    ("TPOT p99", lambda f: f.tpot.p99 * 1e3, milliseconds),
+    ("goodput", lambda f: f.goodput, percent),
+    ("good/s", lambda f: f.goodput_per_second, lambda value: f"{value:.2f}"),
+    ("tokens/s", lambda f: f.output_tokens_per_second, number),
+)
 FIGURES_HEAD = ("policy", *(name for name, _, _ in _COLUMNS))
+ADMISSION_HEAD = ("policy", *(name for name, _, _ in _ADMISSION))
 RATIOS_HEAD = ("policy", "TTFT", "p50", "p99", "TPOT", "p99", "E2E", "SLO missed")
 
 
 def figure_rows(results: GridResults, engines: int, load: float) -> list[list[str]]:
     """A row for each policy, means over the seeds."""
+    return _rows(results, engines, load, _COLUMNS)
+
+
+def admission_rows(results: GridResults, engines: int, load: float) -> list[list[str]]:
+    """The same, of what the engines' memory and batches came to."""
+    return _rows(results, engines, load, _ADMISSION)
+
+
+def _rows(results: GridResults, engines: int, load: float, columns: _Columns) -> list[list[str]]:
     rows = []
     for policy in results.policies:
-        values = [results.mean(engines, load, policy, figure) for _, figure, _ in _COLUMNS]
+        values = [results.mean(engines, load, policy, figure) for _, figure, _ in columns]
         if values[0] is not None:
-            shown = [write(value) for value, (_, _, write) in zip(values, _COLUMNS, strict=True) if value is not None]
+            shown = [write(value) for value, (_, _, write) in zip(values, columns, strict=True) if value is not None]
             rows.append([policy, *shown])
     return rows
 
@@ -61,12 +83,14 @@ def title(results: GridResults, engines: int, load: float) -> str:
 
 def terminal_tables(results: GridResults) -> list[Table]:
     """A table for each fleet and load, and one of ratios."""
-    tables = [
-        _table(title(results, engines, load), FIGURES_HEAD, rows)
-        for engines in results.fleets
-        for load in results.loads
-        if (rows := figure_rows(results, engines, load))
-    ]
+    tables = []
+    for engines in results.fleets:
+        for load in results.loads:
+            if rows := figure_rows(results, engines, load):
+                tables.append(_table(title(results, engines, load), FIGURES_HEAD, rows))
+                tables.append(
+                    _table("KV cache, batches and lines", ADMISSION_HEAD, admission_rows(results, engines, load))
+                )
     rows = ratio_rows(results)
     if rows:
         tables.append(

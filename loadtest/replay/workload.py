@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from loadtest.replay.answers import Turn, turns_of
+from loadtest.replay.lengths import Lengths
 from loadtest.replay.request import ReplayRequest
 from loadtest.replay.trace import Row, Trace
 
@@ -43,9 +44,15 @@ def copies_for(trace: Trace, engines: int, rate_per_second: float) -> int:
 
 
 def requests_of(
-    trace: Trace, engines: int, rate_per_second: float, seed: int, crowd: FlashCrowd | None = None
+    trace: Trace,
+    engines: int,
+    rate_per_second: float,
+    seed: int,
+    crowd: FlashCrowd | None = None,
+    lengths: Lengths | None = None,
 ) -> list[ReplayRequest]:
     """All requests, those of an open loop with their arrivals; of a session the first turn alone has one."""
+    lengths = lengths or Lengths()
     rng = random.Random(f"{trace.name}/{seed}")
     copies = copies_for(trace, engines, rate_per_second)
     stretch = copies * trace.rate_per_second / rate_per_second
@@ -60,6 +67,9 @@ def requests_of(
     made.sort(key=lambda request: request.arrival_seconds)
     for number, request in enumerate(made):
         request.number = number
+        request.output_tokens = lengths.output_tokens(request.output_tokens)
+        request.max_tokens = lengths.max_tokens(request.output_tokens)
+        request.believed_tokens = lengths.believed_tokens(request.prompt_tokens, number)
     return made
 
 

@@ -171,6 +171,8 @@ def test_the_latest_admitted_is_preempted_and_finishes_after_recomputing() -> No
     assert young.finished_seconds > old.finished_seconds
     assert run.scheduler.counters.generation_tokens == 26
     assert run.scheduler.pool.num_used == 0
+    assert (old.recomputed_tokens, young.lost_tokens) == (0, 0)
+    assert 0 < young.recomputed_tokens == run.scheduler.counters.recomputed_tokens < 18
 
 
 def test_a_sequence_longer_than_the_cache_is_refused() -> None:

@@ -45,7 +45,7 @@ def test_a_grid_is_told_as_tables_figures_and_a_picture(trace_file: Path, tmp_pa
     assert set(document["ratios"]["lmetric"].values()) == {1.0}
     assert document["capacity_requests_per_second"]["2"] > 0
     page = (out / "report.html").read_text()
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 5
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert (tmp_path / "cache" / "loadtest" / "capacities.json").exists()
 
@@ -64,10 +64,28 @@ def test_two_processes_find_what_one_finds(trace_file: Path, tmp_path: Path) -> 
     assert documents[0] == documents[1]
 
 
+def test_arms_of_admission_stand_side_by_side(trace_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = RUNNER.invoke(
+        app,
+        ["replay", str(trace_file), "--block-size", "64", "--policies", "ours,lmetric", "--backends", "1", "--load",
+         "1", "--capacity", "30", "--jobs", "1", "--kv-tokens", "6000", "--output-times", "5", "--max-tokens-times",
+         "1", "--misjudged", "0.1", "--admission", "none,static:4", "--out", str(out)],
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "most waiting" in result.stdout
+    outcomes = json.loads((out / "results.json").read_text())["outcomes"]
+    preempted = {outcome["policy"]: outcome["figures"]["preemptions"] for outcome in outcomes}
+    assert list(preempted) == ["ours, none", "ours, static:4", "lmetric"]
+    assert preempted["ours, none"] > preempted["ours, static:4"]
+    assert "ours, static:4" in (out / "report.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["--policies", "best"], "best unknown"),
+        (["--admission", "slots,static:0"], "'static:0' unknown"),
         (["--load", "0.5,x"], "--load"),
         (["--backends", "0"], "above 0"),
         (["--slow", "x"], "FACTOR:COUNT"),

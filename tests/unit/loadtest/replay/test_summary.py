@@ -9,6 +9,7 @@ import pytest
 
 from loadtest.replay.capacity import WANTED_GOODPUT, Kept, find_capacity, ideal_rate
 from loadtest.replay.run import replay
+from loadtest.replay.simulation import engines_of
 from loadtest.replay.summary import Figures, Spread, figures_of, ratios
 from loadtest.replay.trace import Row, Trace
 from tests.unit.loadtest.replay.builders import BLOCK, conversation_trace, request, scenario
@@ -19,7 +20,7 @@ def _answered(number: int, ttft: float, tpot: float, engine: int = 0, cached: in
     made.arrival_seconds = float(number)
     made.first_token_seconds = number + ttft
     made.finished_seconds = made.first_token_seconds + 10 * tpot
-    made.engine, made.cached_tokens = engine, cached
+    made.engine, made.cached_tokens, made.sent_seconds = engine, cached, made.arrival_seconds
     return made
 
 
@@ -29,9 +30,11 @@ def test_the_first_tenth_does_not_count_and_bounds_are_kept_by_both_figures() ->
     requests = [_answered(0, 99.0, 9.0)]
     requests += [_answered(n, 0.1, 0.01, engine=n % 2, cached=320) for n in range(1, 8)]
     requests += [_answered(8, bound + 0.01, 0.01), _answered(9, 0.1, 0.041)]
-    figures = figures_of(requests, at, 1.0)  # type: ignore[arg-type]
+    figures = figures_of(requests, at, engines_of(at, BLOCK), 1.0)  # type: ignore[arg-type]
     assert figures.requests == 9
     assert figures.goodput == pytest.approx(7 / 9)
+    assert figures.goodput_per_second == pytest.approx(7 / (figures.virtual_seconds - 1))
+    assert figures.output_tokens_per_second == pytest.approx(10 * 11 / figures.virtual_seconds)
     assert (figures.ttft_violations, figures.tpot_violations) == pytest.approx((1 / 9, 1 / 9))
     assert figures.hit_ratio == pytest.approx(7 * 320 / (9 * 640))
     assert figures.tpot.mean == pytest.approx((8 * 0.01 + 0.041) / 9)
