@@ -82,12 +82,8 @@ def replay(
         complaints.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
     with Workers(recorded, jobs) as workers, _progress(complaints) as progress:
-        if capacity is not None:
-            capacities = {fleet.engines: capacity * fleet.engines for fleet in fleets}
-        else:
-            capacities = _capacities(recorded, fleets, workers, progress)
-        cells = _cells(fleets, capacities, loads, seeds, names)
-        outcomes = _replayed(cells, workers, progress)
+        capacities = _capacities(recorded, fleets, capacity, workers, progress)
+        outcomes = _replayed(_cells(fleets, capacities, loads, seeds, names), workers, progress)
     command = shlex.join(["loadtest", *sys.argv[1:]])
     _tell(GridResults(recorded, baseline, capacities, outcomes, command), out, complaints)
 
@@ -127,7 +123,12 @@ def _check(trace: Trace, scenario: Scenario) -> None:
         raise ValueError(f"--kv-tokens: the longest request has {longest} tokens")
 
 
-def _capacities(trace: Trace, scenarios: Sequence[Scenario], workers: Workers, progress: Progress) -> dict[int, float]:
+def _capacities(
+    trace: Trace, scenarios: Sequence[Scenario], each: float | None, workers: Workers, progress: Progress
+) -> dict[int, float]:
+    """Requests per second of each fleet: `each` engine's, if that is given."""
+    if each is not None:
+        return {scenario.engines: each * scenario.engines for scenario in scenarios}
     kept = Kept(kept_in())
     found = {scenario.engines: rate for scenario in scenarios if (rate := kept.get(trace, scenario)) is not None}
     wanted = [scenario for scenario in scenarios if scenario.engines not in found]
