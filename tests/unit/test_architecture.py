@@ -57,7 +57,7 @@ LAYERS: dict[str, set[str]] = {
     "tokenization": {"request", "errors", "config", "backends", "routing.token_blocks"},
 }
 # Decisions: values in, decisions out. They know no event loop, no clock, no chance, and no network.
-PURE_ADMISSION = ("candidate.py", "drain.py", "drain_rate.py", "placement.py", "queue.py", "room.py")
+PURE_ADMISSION = ("candidate.py", "drain.py", "drain_rate.py", "limiter.py", "placement.py", "queue.py", "room.py")
 PURE = [
     *sorted((ROOT / "gateway" / "routing").glob("*.py")),
     *(ROOT / "gateway" / "admission" / name for name in PURE_ADMISSION),

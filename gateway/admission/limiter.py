@@ -1,0 +1,240 @@
+"""How many sequences a backend should have in flight: more while all goes well, fewer at signs of overload. Pure.
+
+It is told what each look at the engine's metrics showed, and the pace of the streams that ended. What requests will
+need of the KV cache is reckoned elsewhere; this is the feedback for what cannot be known beforehand.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+DEFAULT_MAX_NUM_SEQS = 256  # vLLM's own default on most GPUs
+
+_FALL = 0.9  # of what ran, where that was too much
+_LEAST_FALL = 0.95  # of what ran, where streams are only a little too slow
+_GROWTH = 8  # a step is an eighth of the limit at most
+_APPROACH = 4  # below a level that was too much, a quarter of the way
+_HOLD_SECONDS = 10.0  # at such a level, before it is passed; long enough for an answer to grow
+_FULL = 20  # the limit is in use when less than a twentieth of it is free
+_KV_FULL = 0.9  # of the KV cache: growing now would preempt as soon as the answers grow
+_WAITING = 2  # so many may wait inside the engine without harm, and one more for each 64 in flight
+_ASSUMED_STEP_SECONDS = 0.05  # while no stream has told
+_FOREIGN_FLOOR = 32  # this part of the upper bound is left beside the traffic of others
+_ENOUGH_STREAMS = 8  # to judge their pace
+_UNHEARD_SECONDS = 30.0  # after streams were too slow, others are waited for so long before the limit grows
+_RISE, _SINK = 0.2, 0.05  # weights of slower and faster streams: the mean of an upper part
+
+
+class Reason(StrEnum):
+    """Why the limit moved."""
+
+    PREEMPTIONS = "preemptions"
+    WAITING = "waiting"
+    INTER_TOKEN_LATENCY = "inter_token_latency"
+    ROOM = "room"  # all is in use, and nothing speaks against more
+    BOUND = "bound"  # the upper bound is another
+    RESTART = "restart"
+
+
+FALLS = frozenset((Reason.PREEMPTIONS, Reason.WAITING, Reason.INTER_TOKEN_LATENCY))
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """An engine's metrics at one moment, and the gateway's own counts of sequences in flight there and sent so far.
+
+    `waiting`: for capacity alone, where the engine tells the reasons. `kv_usage`: from 0 to 1.
+    """
+
+    at_seconds: float
+    running: int
+    waiting: int
+    preemptions: float
+    kv_usage: float
+    in_flight: int
+    sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A change of the limit."""
+
+    at_seconds: float
+    reason: Reason
+    before: int
+    after: int
+
+
+class Limiter:
+    """The limit of one backend, between 1 and `upper`. One that is not adaptive stays at `upper`."""
+
+    def __init__(self, *, adaptive: bool = True, itl_objective_seconds: float | None = None) -> None:
+        self._adaptive = adaptive
+        self._objective = itl_objective_seconds
+        self._told: int | None = None
+        self._start = DEFAULT_MAX_NUM_SEQS
+        self.upper = self.limit = self._start
+        self.last_move: Move | None = None
+        self._last: Look | None = None
+        self._settled_seconds: float | None = -math.inf  # since when no more are in flight than the limit; None = not
+        self._ceiling: int | None = None  # a level that was too much, to be approached slowly
+        self._probe = 1  # by how much the ceiling is passed next
+        self._pace_seconds: float | None = None  # between two tokens of a stream, of the slower streams
+        self._streams = 0
+
+    def __repr__(self) -> str:
+        return f"<Limiter {self.limit} of {self.upper}, {self.last_move.reason if self.last_move else 'never moved'}>"
+
+    @property
+    def pace_seconds(self) -> float | None:
+        """Seconds a token of the slower ones of the streams that ended lately; None = none has."""
+        return self._pace_seconds
+
+    def bind(self, told: int | None, engines: int, now: float) -> Move | None:
+        """The upper bound: what was configured or the engine told; None = to be learned, from vLLM's default on."""
+        start = told or DEFAULT_MAX_NUM_SEQS * engines
+        if (told, start) == (self._told, self._start):
+            return None
+        untouched = self.limit == self.upper
+        self._told, self._start, self.upper = told, start, start
+        return self._moved(start if untouched else min(self.limit, start), Reason.BOUND, now)
+
+    def restarted(self, now: float) -> Move | None:
+        """Another process answers: what was learned of the former one is void."""
+        self._last, self._ceiling, self._probe = None, None, 1
+        self._settled_seconds = now
+        self._pace_seconds, self._streams = None, 0
+        self.upper = self._start
+        return self._moved(self._start, Reason.RESTART, now)
+
+    def lost(self) -> None:
+        """The engine's metrics could not be read for a while."""
+        self._last = None
+
+    def streamed(self, tpot_seconds: float, first_token_seconds: float, ended_seconds: float) -> None:
+        """A stream ended, with its mean time per token after the first. Stalls by others' prefills are part of it."""
+        settled = self._settled_seconds
+        if settled is None or ended_seconds - settled < settled - first_token_seconds:
+            return  # most of it was sent under a former limit
+        pace = self._pace_seconds
+        self._streams += 1
+        if pace is None:
+            self._pace_seconds = tpot_seconds
+        else:
+            self._pace_seconds = pace + (_RISE if tpot_seconds > pace else _SINK) * (tpot_seconds - pace)
+
+    def observe(self, look: Look) -> Move | None:
+        """A look at the engine. At most one move, and none for the effects of what was sent before the last fall."""
+        last, self._last = self._last, look
+        if not self._adaptive or last is None:
+            return None
+        if look.preemptions < last.preemptions:
+            return self.restarted(look.at_seconds)
+        if self._settled_seconds is None:
+            if look.in_flight <= self.limit:
+                self._settled_seconds = look.at_seconds  # what is counted from now on, the new limit has caused
+            return None
+        evidence = _Evidence(last, look, self._pace_seconds or _ASSUMED_STEP_SECONDS, self.limit)
+        signs = self._signs(evidence)
+        return self._fall(evidence, signs) if signs else self._grow(evidence)
+
+    def _signs(self, evidence: "_Evidence") -> list[Reason]:
+        """Of overload, the gravest first."""
+        if evidence.in_flight == 0:
+            return []  # whatever it is, it is not ours
+        signs = []
+        if evidence.preemptions:
+            signs.append(Reason.PREEMPTIONS)
+        if evidence.own_waiting > evidence.tolerated:
+            signs.append(Reason.WAITING)
+        if self._objective is not None and self._streams >= _ENOUGH_STREAMS and self._pace > self._objective:
+            signs.append(Reason.INTER_TOKEN_LATENCY)
+        return signs
+
+    def _fall(self, evidence: "_Evidence", signs: list[Reason]) -> Move | None:
+        targets = []
+        for sign in signs:
+            if sign is Reason.PREEMPTIONS:
+                targets.append(_FALL * evidence.ran)
+            elif sign is Reason.WAITING:
+                targets.append(evidence.ran + evidence.tolerated / 2)
+            elif self._objective is not None:
+                targets.append(evidence.in_flight * min(_LEAST_FALL, self._objective / self._pace))
+        floor = max(1, self.upper // _FOREIGN_FLOOR) if evidence.foreign > evidence.tolerated else 1
+        after = min(self.limit - 1, max(math.ceil(self.limit / 2), int(min(targets))))
+        after = min(self.limit, max(floor, after))
+        if after == self.limit:
+            return None
+        self._ceiling, self._probe = min(self.limit, max(after, evidence.ran)), 1
+        self._pace_seconds, self._streams = None, 0
+        self._settled_seconds = evidence.at_seconds if evidence.in_flight <= after else None
+        return self._moved(after, signs[0], evidence.at_seconds)
+
+    def _grow(self, evidence: "_Evidence") -> Move | None:
+        limit = self.limit
+        if evidence.in_flight < limit - limit // _FULL or evidence.own_waiting > evidence.tolerated // 2:
+            return None
+        if evidence.kv_usage > _KV_FULL or self._may_be_slow(evidence.at_seconds):
+            return None
+        if limit >= self.upper and (self._told is not None or evidence.waiting or evidence.running < limit):
+            return None
+        step = self._step(evidence.at_seconds)
+        if not step:
+            return None
+        after = limit + step if self._told is None else min(self.upper, limit + step)
+        if limit < self.upper < after:
+            after = self.upper  # beyond it, only what has run counts
+        self.upper = max(self.upper, after)
+        return self._moved(after, Reason.ROOM, evidence.at_seconds)
+
+    def _may_be_slow(self, now: float) -> bool:
+        if self._objective is None:
+            return False
+        if self._streams >= _ENOUGH_STREAMS:
+            return self._pace > _LEAST_FALL * self._objective
+        last = self.last_move
+        if last is None or last.reason is not Reason.INTER_TOKEN_LATENCY:
+            return False
+        return now - last.at_seconds < _UNHEARD_SECONDS
+
+    def _step(self, now: float) -> int:
+        limit, ceiling = self.limit, self._ceiling
+        largest = max(1, limit // _GROWTH)
+        if ceiling is None:
+            return largest
+        if limit < ceiling:
+            return min(largest, math.ceil((ceiling - limit) / _APPROACH))
+        if self.last_move is not None and now - self.last_move.at_seconds < _HOLD_SECONDS:
+            return 0
+        step, self._probe = min(self._probe, largest), 2 * self._probe
+        self._ceiling = limit + step
+        return step
+
+    @property
+    def _pace(self) -> float:
+        return self._pace_seconds or 0.0
+
+    def _moved(self, after: int, reason: Reason, now: float) -> Move | None:
+        before, self.limit = self.limit, after
+        if before == after:
+            return None
+        self.last_move = Move(now, reason, before, after)
+        return self.last_move
+
+
+class _Evidence:
+    """What two looks in a row tell. Of what comes and goes, only what both have seen counts."""
+
+    def __init__(self, last: Look, look: Look, step_seconds: float, limit: int) -> None:
+        self.at_seconds = look.at_seconds
+        self.in_flight = look.in_flight
+        self.running, self.waiting, self.kv_usage = look.running, look.waiting, look.kv_usage
+        self.preemptions = look.preemptions - last.preemptions
+        self.foreign = max(0, min(each.running + each.waiting - each.in_flight for each in (last, look)))
+        share = look.in_flight / max(1, look.in_flight + self.foreign)
+        self.own_waiting = math.ceil(share * min(last.waiting, look.waiting))
+        self.ran = max(1, min(limit, look.in_flight - self.own_waiting))  # of the gateway's own sequences, at least
+        # Whoever arrives waits for the step under way to end; that is how many do so at any moment.
+        seconds = look.at_seconds - last.at_seconds
+        arriving = 1.5 * (look.sent - last.sent) / seconds * step_seconds if seconds > 0 else 0.0
+        self.tolerated = _WAITING + limit // 64 + int(min(arriving, limit / _GROWTH))
