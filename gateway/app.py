@@ -88,7 +88,7 @@ class Gateway:
         self.metrics.before_collecting = self.finished.settle
         dispatcher = Dispatcher(
             self.fleet, self.gate, self.relay, RetryBudget(config.upstream), self.metrics,
-            response_headers=config.server.response_headers,
+            response_headers=config.server.response_headers, holds=config.admission.hold_without_backend,
         )  # fmt: skip
         prefix, numbers = secrets.token_hex(6), count(1)
         stored = StoredResponses()
@@ -205,6 +205,7 @@ def _knobs(config: Config) -> Knobs:
         kv_headroom=routing.kv_headroom,
         scan=routing.scan,
         starvation_seconds=routing.starvation_seconds,
+        hold_without_backend=config.admission.hold_without_backend,
     )
 
 

@@ -150,6 +150,9 @@ class AdmissionConfig(Section):
     max_queued_requests: int = Field(4096, ge=0)
     max_queued_bytes: int = Field(268435456, ge=0)
     max_wait_seconds: Seconds = 60.0
+    hold_without_backend: bool = Field(
+        True, description="While no backend of a model can serve, its requests wait for one; false: 503 at once."
+    )
     tenant_header: str = Field(
         "",
         pattern=r"^([A-Za-z0-9-]{1,64})?$",

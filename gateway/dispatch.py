@@ -4,7 +4,7 @@ import asyncio
 
 from gateway.admission.gate import Gate, Lease
 from gateway.backends.registry import Fleet
-from gateway.errors import BackendBusy, BackendError, ModelMissing
+from gateway.errors import BackendBusy, BackendError, ConnectFailed, ModelMissing, NoBackend
 from gateway.front.reply import Reply
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
@@ -13,6 +13,8 @@ from gateway.relay.relay import Relay
 from gateway.relay.retry import Attempts, RetryBudget
 from gateway.request import InferenceRequest
 from gateway.routing.explain import as_header
+
+_PAUSE_SECONDS = 1.0  # before the only backend there is is tried again
 
 
 class Dispatcher:
@@ -27,6 +29,7 @@ class Dispatcher:
         metrics: Metrics,
         *,
         response_headers: bool,
+        holds: bool = True,
     ) -> None:
         self._fleet = fleet
         self._gate = gate
@@ -34,6 +37,7 @@ class Dispatcher:
         self._budget = budget
         self._metrics = metrics
         self._response_headers = response_headers
+        self._holds = holds
 
     async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> Answer:
         """Answer the request through `reply`; `record` is filled in on the way.
@@ -42,10 +46,11 @@ class Dispatcher:
         answer. When cancelled, the backend's work is aborted and everything taken is given back.
         """
         attempts = Attempts(self._budget, repeatable=request.repeatable)
+        since = self._gate.now()  # a backend last had it
         while True:
             told = self._explanation(request, attempts)
-            with await self._gate.lease(request.ask, attempts.avoid) as lease:
-                self._note(lease, reply, record, told)
+            with await self._gate.lease(request.ask, attempts.avoid, self._gate.now() - since) as lease:
+                self._note(request, lease, reply, record, told)
                 try:
                     answer = await self._relay.send(
                         request, lease.backend, reply, lease.first_token, rank=_rank(request, lease),
@@ -54,8 +59,12 @@ class Dispatcher:
                 except BackendError as error:
                     self._failed(request, lease, error)
                     others = self._others(request, lease, attempts)
-                    if reply.begun or not attempts.allows(error, lease.backend, others=others):
+                    if not isinstance(error, ConnectFailed):
+                        since = self._gate.now()
+                    waits = self._holds and self._gate.now() - since < self._gate.max_wait_seconds
+                    if reply.begun or not attempts.allows(error, lease.backend, others=others, waits=waits):
                         raise
+                    may_be_back = error.passing and not others and not self._relay.backend(lease.backend).health.gone
                 except asyncio.CancelledError:
                     self._metrics.attempts.add((lease.backend, "cancelled"))
                     raise
@@ -64,16 +73,21 @@ class Dispatcher:
                     return answer
                 finally:
                     record.first_byte_seconds = lease.first_token_seconds
+            if may_be_back:
+                await self._gate.change(_PAUSE_SECONDS)
 
     def _explanation(self, request: InferenceRequest, attempts: Attempts) -> str:
         """A header line for those who ask for it."""
         if not (request.explains and self._response_headers and request.ask.sequences):
             return ""
-        verdicts = self._gate.explain(request.ask, attempts.avoid)
+        try:
+            verdicts = self._gate.explain(request.ask, attempts.avoid)
+        except NoBackend:
+            return ""
         return f"x-gateway-explain: {as_header(verdicts).decode()}\r\n"
 
-    def _note(self, lease: Lease, reply: Reply, record: Record, told: str) -> None:
-        record.backend = lease.backend
+    def _note(self, request: InferenceRequest, lease: Lease, reply: Reply, record: Record, told: str) -> None:
+        record.model, record.backend = request.ask.model, lease.backend  # which may have been unknown until now
         record.attempts += 1
         record.queue_seconds += lease.waited_seconds
         record.predicted_hit_tokens = lease.hit_tokens

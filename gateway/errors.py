@@ -149,6 +149,7 @@ class BackendError(GatewayError):
     code = "backend_failed"
     outcome = "backend_error"
     retryable: ClassVar[bool] = False
+    passing: ClassVar[bool] = False  # backends that stop or start fail like this: the same one may do better later
     counts_as_failure: ClassVar[bool] = True
     answer: Any = None  # what the backend said, if it said anything: passed on when nothing else can be tried
 
@@ -158,6 +159,7 @@ class ConnectFailed(BackendError):
 
     code = "backend_unreachable"
     retryable = True
+    passing = True
 
 
 class ReusedConnectionClosed(BackendError):
@@ -171,6 +173,7 @@ class FreshConnectionClosed(BackendError):
     """A new connection ended before the first byte of an answer: the backend may have died of this request."""
 
     retryable = True
+    passing = True
 
 
 class AnswerBrokeOff(BackendError):
@@ -204,6 +207,7 @@ class BackendAborted(BackendError):
     """The backend gave the answer up, as engines do that are told to stop."""
 
     retryable = True
+    passing = True
 
 
 class BackendRefusesKey(BackendError):
@@ -226,6 +230,7 @@ class EngineDead(BackendError):
     """The backend's engine is dead: its API answers, but can serve nothing."""
 
     retryable = True
+    passing = True
 
 
 class BackendProtocolError(BackendError):

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 from gateway.admission.placement import Binding, Placement
 from gateway.admission.queue import Queue, Ticket
-from gateway.errors import NoBackend, WaitExpired
+from gateway.errors import GatewayError, NoBackend, WaitExpired
 from gateway.request import Ask
 from gateway.routing.explain import Verdict
 
@@ -57,10 +58,11 @@ class Gate:
     """Hands out leases. Owns the waiting clients' futures."""
 
     def __init__(self, placement: Placement, queue: Queue, max_wait_seconds: float, clock: Callable[[], float]) -> None:
+        self.max_wait_seconds = max_wait_seconds
         self._placement = placement
         self._queue = queue
-        self._max_wait_seconds = max_wait_seconds
         self._clock = clock
+        self._changed = asyncio.Event()
         self._waiters: dict[Ticket, asyncio.Future[Binding]] = {}
         self._wake: asyncio.Handle | None = None
         self._tick: asyncio.TimerHandle | None = None
@@ -73,6 +75,10 @@ class Gate:
         """Requests in the line."""
         return len(self._waiters)
 
+    def now(self) -> float:
+        """The time by which waits are measured, in seconds."""
+        return self._clock()
+
     def retry_after_seconds(self) -> float:
         """When a place may come free for one who is not in the line."""
         return self._placement.retry_after_seconds(self._clock())
@@ -81,8 +87,8 @@ class Gate:
         """What each engine would mean for a request now, best first. Raises ModelNotFound or NoBackend."""
         return self._placement.explain(ask, self._clock(), avoid)
 
-    async def lease(self, ask: Ask, avoid: frozenset[str] = frozenset()) -> Lease:
-        """A place on the best backend, after waiting for it if need be.
+    async def lease(self, ask: Ask, avoid: frozenset[str] = frozenset(), already_waited_seconds: float = 0.0) -> Lease:
+        """A place on the best backend, after waiting for it if need be, or for a backend to come back.
 
         Raises ModelNotFound, NoBackend, InvalidRequest, QueueFull or WaitExpired. A caller that is cancelled while it
         waits has taken nothing.
@@ -90,28 +96,41 @@ class Gate:
         placed = self._placement.place(ask, self._clock(), avoid)
         if isinstance(placed, Binding):
             return Lease(self, placed)
-        return Lease(self, await self._wait(placed))
+        return Lease(self, await self._wait(placed, max(0.0, self.max_wait_seconds - already_waited_seconds)))
 
-    async def _wait(self, ticket: Ticket) -> Binding:
+    async def change(self, at_most_seconds: float) -> None:
+        """Wait until the fleet changes, or for this long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(at_most_seconds):
+                await self._changed.wait()
+
+    async def _wait(self, ticket: Ticket, seconds: float) -> Binding:
         waiter: asyncio.Future[Binding] = asyncio.get_running_loop().create_future()
         self._waiters[ticket] = waiter
         self.drain_soon()
         taken = False
         try:
-            async with asyncio.timeout(self._max_wait_seconds):
+            async with asyncio.timeout(seconds):
                 binding = await waiter
                 taken = True
                 return binding
         except TimeoutError as error:
-            raise WaitExpired(
-                f"No backend of model {ticket.ask.model!r} came free within {self._max_wait_seconds:g} s.",
-                retry_after_seconds=self._placement.retry_after_seconds(self._clock()),
-            ) from error
+            raise self._in_vain(ticket) from error
         finally:
             del self._waiters[ticket]
             self._queue.leave(ticket)
             if not taken and waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.release(waiter.result())  # granted in the same turn as the deadline or a cancellation
+
+    def _in_vain(self, ticket: Ticket) -> GatewayError:
+        """What one is told who has waited for as long as anybody may."""
+        ask, now = ticket.ask, self._clock()
+        if not self._placement.is_served(ask, now, ticket.avoid):
+            return NoBackend(f"No backend of model {ask.model!r} was ready within {self.max_wait_seconds:g} s.")
+        return WaitExpired(
+            f"No backend of model {ask.model!r} came free within {self.max_wait_seconds:g} s.",
+            retry_after_seconds=self._placement.retry_after_seconds(now),
+        )
 
     def first_token(self, binding: Binding) -> float:
         """A prefill is over, so its backend may be open again. Returns when."""
@@ -130,6 +149,8 @@ class Gate:
     def fleet_changed(self) -> None:
         """Backends came, went, or changed their limits."""
         self._placement.refresh()
+        self._changed.set()
+        self._changed.clear()  # whoever waits for it is awake
         self.drain_soon()
 
     def drain_soon(self) -> None:
@@ -150,7 +171,7 @@ class Gate:
         self._tick = None
         self.drain_soon()
 
-    def _grant(self, ticket: Ticket, granted: Binding | NoBackend) -> None:
+    def _grant(self, ticket: Ticket, granted: Binding | GatewayError) -> None:
         waiter = self._waiters.get(ticket)
         if waiter is not None and not waiter.done():
             if isinstance(granted, Binding):

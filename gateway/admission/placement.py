@@ -17,10 +17,10 @@ from gateway.admission.drain import Drain
 from gateway.admission.drain_rate import DrainRate
 from gateway.admission.queue import Queue, Ticket
 from gateway.admission.room import Room
-from gateway.errors import InvalidRequest, ModelNotFound, NoBackend
+from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBackend, QueueFull
 from gateway.request import Ask
 from gateway.routing.calibration import Calibration
-from gateway.routing.cost import step_seconds
+from gateway.routing.cost import prefill_seconds, step_seconds
 from gateway.routing.estimate import Estimates
 from gateway.routing.explain import Verdict
 from gateway.routing.load import Load, Work
@@ -33,12 +33,13 @@ _HITS_GOOD_FOR_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """Settings of placement; see the configuration's `routing`."""
+    """Settings of placement; see the configuration's `routing` and `admission`."""
 
     aging: float = 0.05
     kv_headroom: float = 0.97
     scan: int = 64
     starvation_seconds: float = 30.0
+    hold_without_backend: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -100,9 +101,17 @@ class Placement:
 
         Raises ModelNotFound, NoBackend, QueueFull, or InvalidRequest if it can never fit.
         """
-        seats = self._candidates(ask, now, avoid)
+        try:
+            seats = self._candidates(ask, now, avoid)
+        except NoBackend as error:
+            if not self._knobs.hold_without_backend:
+                raise
+            try:
+                return self._hold(ask, now, avoid)
+            except QueueFull:
+                raise error from None
         if ask.sequences == 0:
-            return self._bind(ask, Option(min(seats, key=lambda seat: seat.load.in_flight), 0.0, 0.0, 0), now, 0.0)
+            return self._bind_light(ask, seats, now, 0.0)
         if ask.sequences > 1:
             self._refuse_what_never_fits(ask, seats)
         options = self._policy.options(ask, seats, now)
@@ -118,10 +127,17 @@ class Placement:
             ticket.hits_seconds, ticket.hits_of = now, seats
         return ticket
 
-    def drain(self, model: str, now: float) -> list[tuple[Ticket, Binding | NoBackend]]:
-        """Bind whoever can be bound now; they leave the line. NoBackend for those whom nobody can serve any more."""
-        granted: list[tuple[Ticket, Binding | NoBackend]] = []
-        tickets, eligible = self._eligible(self._in_order(model, now), now, granted)
+    def _hold(self, ask: Ask, now: float, avoid: frozenset[str]) -> Ticket:
+        """A place in the line for one whom nobody can serve now, in the hope that a backend comes back."""
+        ticket = Ticket(ask, now, avoid, prefill_seconds(self._calibration.model, 1.0, ask.prompt_tokens, 0))
+        ticket.turn = ticket.prefill_seconds + self._knobs.aging * now
+        self._queue.join(ticket, self.retry_after_seconds(now))
+        return ticket
+
+    def drain(self, model: str, now: float) -> list[tuple[Ticket, Binding | GatewayError]]:
+        """Bind whoever can be bound now; they leave the line. An error for those whom nobody will ever serve."""
+        granted: list[tuple[Ticket, Binding | GatewayError]] = []
+        tickets, eligible = self._look(model, now, granted)
         if not tickets:
             return granted
         seats = self._views[model]
@@ -153,27 +169,61 @@ class Placement:
         )
         return granted
 
-    def _eligible(
-        self, waiting: list[Ticket], now: float, granted: list[tuple[Ticket, Binding | NoBackend]]
+    def _look(
+        self, model: str, now: float, granted: list[tuple[Ticket, Binding | GatewayError]]
     ) -> tuple[list[Ticket], dict[int, list[Seat]]]:
-        """Those who can be served; by place, the seats of those for whom not every seat will do."""
+        """The first in line who can be served; by place, the seats of those for whom not every seat will do.
+
+        Those whom nobody can serve for now are passed over, and take nobody's place among the first.
+        """
+        count = scan = self._knobs.scan
+        if self._knobs.hold_without_backend and not self._servable(model, now):
+            return [], {}
+        while True:
+            waiting = self._in_order(model, now, count)
+            tickets, eligible = self._eligible(waiting, now, granted)
+            if len(tickets) == len(waiting) or len(waiting) < count or len(tickets) >= scan:
+                return tickets[:scan], {row: seats for row, seats in eligible.items() if row < scan}
+            count *= 2
+
+    def _servable(self, model: str, now: float) -> bool:
+        """Whether an engine serves the model now, or nobody ever will."""
+        try:
+            return bool(self._views.get(model) or self._view(model, now))
+        except ModelNotFound:
+            return True
+
+    def _eligible(
+        self, waiting: list[Ticket], now: float, granted: list[tuple[Ticket, Binding | GatewayError]]
+    ) -> tuple[list[Ticket], dict[int, list[Seat]]]:
         tickets: list[Ticket] = []
         eligible: dict[int, list[Seat]] = {}
         for ticket in waiting:
             ask = ticket.ask
             seats = self._views.get(ask.model)
-            if not seats or ticket.avoid or ask.pinned is not None or ask.rank is not None or ask.sequences > 1:
+            if not seats or ticket.avoid or ask.pinned is not None or ask.rank is not None or ask.sequences != 1:
                 try:
                     its_seats = self._candidates(ask, now, ticket.avoid)
-                except (NoBackend, ModelNotFound) as error:
+                    if ask.sequences > 1:
+                        self._refuse_what_never_fits(ask, its_seats)
+                except GatewayError as error:
+                    if isinstance(error, NoBackend) and self._knobs.hold_without_backend:
+                        continue
                     self._queue.leave(ticket)
-                    gone = NoBackend(error.message, retry_after_seconds=error.retry_after_seconds)
-                    granted.append((ticket, gone))
+                    granted.append((ticket, error))
+                    continue
+                if ask.sequences == 0:
+                    self._queue.leave(ticket)
+                    granted.append((ticket, self._bind_light(ask, its_seats, now, now - ticket.arrived_seconds)))
                     continue
                 if its_seats is not self._views[ask.model]:
                     eligible[len(tickets)] = its_seats
             tickets.append(ticket)
         return tickets, eligible
+
+    def _bind_light(self, ask: Ask, seats: list[Seat], now: float, waited_seconds: float) -> Binding:
+        """A request that takes no slot goes where least runs."""
+        return self._bind(ask, Option(min(seats, key=_in_flight), 0.0, 0.0, 0), now, waited_seconds)
 
     def _hits(self, ticket: Ticket, seats: list[Seat], now: float) -> Hit:
         """Predicted hits of one who waits; caches change slowly, so a look is good for a while."""
@@ -194,6 +244,13 @@ class Placement:
             for option, its_parts in zip(options, parts, strict=True)
         ]
         return sorted(verdicts, key=lambda verdict: (verdict.cost, verdict.seat.load.in_flight, verdict.seat.placed))
+
+    def is_served(self, ask: Ask, now: float, avoid: frozenset[str] = frozenset()) -> bool:
+        """Whether some backend can serve this request now or when it is its turn."""
+        try:
+            return bool(self._candidates(ask, now, avoid))
+        except (NoBackend, ModelNotFound):
+            return False
 
     def retry_after_seconds(self, now: float) -> float:
         """When a place may come free for one who is not in the line."""
@@ -267,9 +324,9 @@ class Placement:
                 param="n",
             )
 
-    def _in_order(self, model: str, now: float) -> list[Ticket]:
+    def _in_order(self, model: str, now: float, count: int) -> list[Ticket]:
         """The oldest tickets; those that starve first, then by cost less what waiting is worth."""
-        tickets = self._queue.oldest(model, self._knobs.scan)
+        tickets = self._queue.oldest(model, count)
         if not self._policy.waits_for_best:
             return tickets
         starved_since = now - self._knobs.starvation_seconds
@@ -308,6 +365,7 @@ class Placement:
 
 
 _turn = attrgetter("turn")
+_in_flight = attrgetter("load.in_flight")
 
 
 def _is_quieter(option: Option, other: Option) -> bool:

@@ -1,6 +1,5 @@
 """The control plane's HTTP client: small questions to a backend, bounded in time and size."""
 
-import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
@@ -11,14 +10,12 @@ import orjson
 from yarl import URL
 
 from gateway.backends.backend import Backend
-from gateway.backends.health import Probe
+from gateway.backends.health import NOBODY_THERE, Probe
 from gateway.backends.telemetry import LineFilter, Scrape, read_scrape
 
 MAX_JSON_BYTES = 1048576
 MAX_METRICS_BYTES = 4194304
 PIECE_BYTES = 65536
-
-NOBODY_THERE = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})
 
 
 class ControlError(Exception):

@@ -19,6 +19,7 @@ ones in a row. Requests give consecutive failures, which eject for a time that d
 """
 
 import enum
+import errno
 import math
 from random import Random
 from typing import Literal
@@ -29,6 +30,7 @@ State = Literal["unknown", "up", "down", "ejected"]
 
 JITTER = 0.1  # keeps several gateways from returning to a backend at the same moment
 MOST_DOUBLINGS = 16
+NOBODY_THERE = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})  # why a connection failed
 
 
 class Probe(enum.Enum):

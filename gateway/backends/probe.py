@@ -119,7 +119,8 @@ class BackendWatch:
         started = self._clock()
         probe = await self._client.probe(self._backend)
         answers = probe is Probe.OK
-        if answers and self._backend.health.state != "up":
+        health = self._backend.health
+        if answers and (health.state != "up" or health.gone):
             await self._ask(
                 discovery.MODELS_PATH, discovery.with_models
             )  # before it gets a request for a model of the past
@@ -185,7 +186,7 @@ class BackendWatch:
     def _pause_seconds(self, probe: Probe) -> float:
         """From the start of one probe to the next; shorter where the next one decides something."""
         state, interval = self._backend.health.state, self._config.probe_interval_seconds
-        if not self._fleet.ready and state != "up":
+        if not self._fleet.ready and (state != "up" or probe is Probe.REFUSED):
             interval = min(interval, EAGER_SECONDS)
         elif (probe is Probe.REFUSED and state == "up") or (probe is Probe.OK and state == "down"):
             interval /= 4

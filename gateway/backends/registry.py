@@ -10,7 +10,7 @@ from random import Random
 from typing import NamedTuple
 
 from gateway.backends.backend import Backend, EngineRank, Facts, ModelCard, Telemetry
-from gateway.backends.health import Probe, State
+from gateway.backends.health import NOBODY_THERE, Probe, State
 from gateway.config import BackendConfig, HealthConfig
 from gateway.errors import BackendError, ConnectFailed, EngineDead
 
@@ -18,12 +18,12 @@ Clock = Callable[[], float]
 
 
 def eligible(backends: Sequence[Backend], max_ejected: float) -> tuple[Backend, ...]:
-    """Those of a model's backends that may be given requests.
+    """Those of a model's backends that may be given requests: none of those that are certainly gone.
 
     Ejections beyond the share `max_ejected` are not carried out, the one that ends first being spared first.
-    If that leaves nobody, all are used that are not certainly gone: probes alone must not stop the traffic.
+    If that leaves nobody, all the others are used: probes alone must not stop the traffic.
     """
-    usable = {backend for backend in backends if backend.health.state == "up"}
+    usable = {backend for backend in backends if backend.health.state == "up" and not backend.health.gone}
     ejected = [backend for backend in backends if backend.health.state == "ejected"]
     too_many = max(0, len(ejected) - int(len(backends) * max_ejected))
     sparable = [backend for backend in ejected if not backend.health.gone]
@@ -112,13 +112,14 @@ class Fleet:
         """A request failed. Errors that are not the backend's fault are not counted."""
         if not error.counts_as_failure:
             return
-        refused = isinstance(error, ConnectFailed) and isinstance(error.__cause__, ConnectionRefusedError)
+        refused = isinstance(error, ConnectFailed) and _nobody_was_there(error.__cause__)
         if refused:
             self._refused.add(backend)
         before = _view(backend)
         backend.health.failed(self._clock(), fatal=isinstance(error, EngineDead), refused=refused)
         self._judged(backend, before)
-        if backend.health.state != before.state:
+        after = _view(backend)
+        if (after.state, after.gone) != (before.state, before.gone):
             self._doubt(backend)
 
     def model_missing(self, backend: Backend, model: str) -> None:
@@ -235,6 +236,10 @@ def _sizes(backend: Backend) -> tuple[object, ...]:
     facts = backend.facts
     sizes = backend.cap, backend.kv_cache_tokens, facts.engines, backend.block_tokens, backend.caches_prefixes
     return *sizes, facts.kv_event_sources
+
+
+def _nobody_was_there(cause: BaseException | None) -> bool:
+    return isinstance(cause, ConnectionRefusedError) or (isinstance(cause, OSError) and cause.errno in NOBODY_THERE)
 
 
 def _changed(old: object, new: object) -> bool:

@@ -41,16 +41,18 @@ class Attempts:
         self.fresh = False  # the next try needs a connection that was not used before
         budget.earn()
 
-    def allows(self, error: BackendError, backend: str, *, others: bool) -> bool:
+    def allows(self, error: BackendError, backend: str, *, others: bool, waits: bool = False) -> bool:
         """Whether to try again after this failure, of which the client has seen nothing.
 
-        `others`: a backend that has not failed this request exists. A connection that never came about, or a pooled
-        one that was closed meanwhile, tells nothing of the request and is not charged to the budget.
+        `others`: a backend that has not failed this request exists. `waits`: the request may wait for one to come back.
+        A connection that never came about, or a pooled one that was closed meanwhile, tells nothing of the request and
+        is not charged to the budget.
         """
+        others = others or (waits and error.passing)
         if isinstance(error, ConnectFailed):
             self.avoid |= {backend}
             self._connect_failures += 1
-            return others and self._connect_failures <= _MAX_CONNECT_FAILURES
+            return waits or (others and self._connect_failures <= _MAX_CONNECT_FAILURES)
         if not self._repeatable or not error.retryable:
             return False
         if self._repeated and not isinstance(error, ModelMissing):  # who lacks the model has not run the request

@@ -68,8 +68,13 @@ async def test_a_backend_that_goes_down_and_returns_is_used_again(
             assert len(backend.ledger) > before
 
 
-async def test_while_all_backends_are_down_clients_are_told_at_once_when_to_return(backend: ScriptedBackend) -> None:
-    async with running(backend) as under_test:
+AT_ONCE = {"admission": {"hold_without_backend": False}}
+
+
+async def test_while_all_backends_are_down_clients_are_told_at_once_where_nobody_is_held(
+    backend: ScriptedBackend,
+) -> None:
+    async with running(backend, sections=AT_ONCE) as under_test:
         await backend.stop()
         await under_test.ask()
         await holds(lambda: not under_test.gateway.fleet.ready, "nobody can serve")
@@ -88,9 +93,11 @@ async def test_while_all_backends_are_down_clients_are_told_at_once_when_to_retu
         assert (await under_test.ask()).status == 200
 
 
-async def test_requests_in_line_for_a_backend_that_dies_are_told(backend: ScriptedBackend) -> None:
+async def test_requests_in_line_for_a_backend_that_dies_are_told_where_nobody_is_held(
+    backend: ScriptedBackend,
+) -> None:
     backend.plays(hang())
-    async with running(backend, per_backend={"max_in_flight": 1}) as under_test:
+    async with running(backend, sections=AT_ONCE, per_backend={"max_in_flight": 1}) as under_test:
         first = asyncio.create_task(under_test.ask())
         await holds(lambda: len(backend.ledger) == 1, "the first one runs")
         waiting = [asyncio.create_task(under_test.ask()) for _ in range(5)]
@@ -174,7 +181,7 @@ async def test_when_every_health_check_fails_requests_are_still_sent(
 ) -> None:
     for each in (backend, other):
         each.control[b"/health"] = raw(UNWELL)
-    async with running(backend, other, wait=False) as under_test:
+    async with running(backend, other, sections=AT_ONCE, wait=False) as under_test:
         await asyncio.sleep(0.1)
         assert (await under_test.ask()).status in (404, 503)  # nothing is known yet
     for each in (backend, other):

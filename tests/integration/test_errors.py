@@ -197,7 +197,8 @@ async def test_an_expired_wait_is_a_rate_limit_error_that_says_when_to_retry(
 
 
 async def test_without_a_living_backend_the_gateway_lives_but_is_not_ready(tmp_path: Any) -> None:
-    config = {"backends": [{"url": f"http://127.0.0.1:{free_ports(1)[0]}"}]}
+    backends = [{"url": f"http://127.0.0.1:{free_ports(1)[0]}"}]
+    config = {"backends": backends, "admission": {"max_wait_seconds": 0.5}}
     with running_gateway(tmp_path, config, ready_path="/livez") as gateway:
         for path in ("/readyz", "/health"):
             async with aiohttp.ClientSession() as session, session.get(gateway.url + path) as answer:

@@ -1,20 +1,10 @@
 """The story of a request with a scripted relay: tries, retries, and the place that is always given back."""
 
 import asyncio
-from collections.abc import Callable
-from random import Random
-from typing import Any, cast
 
 import pytest
 
-from gateway.admission.gate import Gate
-from gateway.admission.placement import Knobs, Placement
-from gateway.admission.queue import Queue
-from gateway.backends.backend import Backend, Facts, ModelCard
-from gateway.backends.health import Probe
-from gateway.backends.registry import Fleet
-from gateway.config import BackendConfig, HealthConfig, UpstreamConfig
-from gateway.dispatch import Dispatcher
+from gateway.backends.backend import Facts, ModelCard
 from gateway.errors import (
     AnswerBrokeOff,
     BackendBusy,
@@ -23,112 +13,13 @@ from gateway.errors import (
     ConnectFailed,
     FreshConnectionClosed,
     ModelMissing,
-    NoBackend,
     ReusedConnectionClosed,
     StreamInterrupted,
     WaitExpired,
 )
-from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
-from gateway.relay.exchange import Answer
-from gateway.relay.relay import Relay
-from gateway.relay.retry import RetryBudget
-from gateway.request import Ask, InferenceRequest, Kind, Usage
-from gateway.routing.calibration import Calibration
-from gateway.routing.cost import CostModel
-from gateway.routing.estimate import Estimates
-from gateway.routing.policy import RoundRobinPolicy
 from tests.unit.admission.virtual_time import run, turns
-from tests.unit.front.wires import FakeWire, reply_on
-
-Step = Answer | BackendError | str
-WELL = Answer(200, Usage(100, 7, 48), 1003.5)
-
-
-def request(**ask: Any) -> InferenceRequest:
-    return InferenceRequest("chat", Kind.GENERATE, b"POST", b"/x", Ask("m", streams=True, **ask), "id-1")
-
-
-class Scene:
-    """Backends a, b, c of one slot each, and a relay that plays a script."""
-
-    def __init__(self, *script: Step, backends: str = "abc", **upstream: Any) -> None:
-        loop = asyncio.get_running_loop()
-        configs = [
-            BackendConfig(url=f"http://10.0.0.{number}:1", name=name, max_in_flight=1)
-            for number, name in enumerate(backends)
-        ]
-        self.fleet = Fleet(configs, HealthConfig(), clock=loop.time, random=Random(1))
-        for backend in self.fleet.backends:
-            self.fleet.learned(backend, Facts(models=(ModelCard("m"),)))
-            self.fleet.probed(backend, Probe.OK)
-        self.doubts: list[str] = []
-        self.fleet.on_doubt.append(lambda backend: self.doubts.append(backend.name))
-        queue, estimates, calibration = Queue(10, 1000), Estimates(), Calibration(CostModel())
-        self.placement = Placement(self.fleet.candidates, RoundRobinPolicy(), queue, estimates, calibration, Knobs())
-        self.gate = Gate(self.placement, queue, 60.0, loop.time)
-        self.fleet.on_change.append(self.gate.fleet_changed)
-        self.metrics, self.record, self.wire = Metrics(), Record("id-1", "chat", 1000.0), FakeWire()
-        self.reply = reply_on(self.wire)
-        self.script = list(script)
-        self.sent: list[str] = []
-        self.ranks: list[int | None] = []
-        self.release = asyncio.Event()
-        budget = RetryBudget(UpstreamConfig.model_validate(upstream))
-        self.dispatcher = Dispatcher(
-            self.fleet, self.gate, cast(Relay, self), budget, self.metrics, response_headers=True
-        )
-
-    # The relay.
-
-    def backend(self, name: str) -> Backend:
-        return next(backend for backend in self.fleet.backends if backend.name == name)
-
-    async def send(
-        self,
-        what: InferenceRequest,
-        backend: str,
-        sink: object,
-        first_token: Callable[[], None],
-        *,
-        rank: int | None = None,
-        fresh: bool,
-    ) -> Answer:
-        self.sent.append(backend + ("!" if fresh else ""))
-        self.ranks.append(rank)
-        assert self.placement.seats[0].load.in_flight <= 1
-        await turns(2)
-        step = self.script.pop(0)
-        if step == "begin":
-            self.reply.begin(200, b"text/event-stream", b"")
-            first_token()
-            step = self.script.pop(0)
-        if step == "hang":
-            await self.release.wait()
-            step = self.script.pop(0)
-        if isinstance(step, BackendError):
-            raise step
-        assert isinstance(step, Answer)
-        return step
-
-    # The test's side.
-
-    async def dispatch(self, what: InferenceRequest | None = None) -> Answer:
-        return await self.dispatcher.dispatch(what or request(), self.reply, self.record)
-
-    async def fails(self, kind: type[Exception], what: InferenceRequest | None = None) -> None:
-        with pytest.raises(kind):
-            await self.dispatch(what)
-        self.check_that_nothing_is_left()
-
-    def check_that_nothing_is_left(self) -> None:
-        assert self.gate.waiting == 0
-        for seat in self.placement.seats:
-            assert repr(seat.load) == "<Load 0 in flight, 0 decoding, 0 tokens>"
-            assert seat.load.reserved_tokens == 0
-
-    def attempts(self) -> dict[tuple[str, ...], float]:
-        return self.metrics.attempts.values
+from tests.unit.dispatching import WELL, Scene, Step, request
 
 
 def test_a_request_that_goes_well_is_written_down() -> None:
@@ -190,9 +81,9 @@ def test_nothing_is_tried_again_once_the_client_has_seen_part_of_an_answer(failu
     run(main())
 
 
-def test_each_backend_is_asked_once_when_none_can_be_reached() -> None:
+def test_each_backend_is_asked_once_when_none_can_be_reached_and_nobody_is_held() -> None:
     async def main() -> None:
-        scene = Scene(*(ConnectFailed(name) for name in "abc"))
+        scene = Scene(*(ConnectFailed(name) for name in "abc"), holds=False)
         await scene.fails(ConnectFailed)
         assert scene.sent == ["a", "b", "c"]
         assert scene.record.attempts == 3
@@ -272,20 +163,6 @@ def test_a_model_that_is_missing_makes_the_backends_list_be_read_again() -> None
         scene = Scene(ModelMissing("why"), WELL)
         await scene.dispatch()
         assert scene.doubts == ["a"]
-
-    run(main())
-
-
-def test_when_no_backend_is_left_the_request_is_refused() -> None:
-    async def main() -> None:
-        scene = Scene()
-        for backend in scene.fleet.backends:
-            scene.fleet.probed(backend, Probe.REFUSED)
-            scene.fleet.probed(backend, Probe.REFUSED)
-            scene.fleet.probed(backend, Probe.REFUSED)
-        await scene.fails(NoBackend)
-        assert scene.sent == []
-        assert scene.record.backend == ""
 
     run(main())
 

@@ -73,13 +73,14 @@ def hall(
     max_bytes: int = 10_000,
     scan: int = 64,
     aging: float = 0.05,
+    holds: bool = True,
 ) -> Hall:
     """A backend of that many slots each: a, b, c, ... all serve the model `m`."""
     sites = [Site("abcdefgh"[number], number, count, count, kv) for number, count in enumerate(slots or (4,))]
     index, estimates = PrefixIndex([1 << 30] * len(sites)), Estimates()
     queue = Queue(max_requests, max_bytes)
     serving: dict[str, Sequence[Site]] = {"m": sites}
-    knobs = Knobs(aging=aging, scan=scan, starvation_seconds=STARVATION_SECONDS)
+    knobs = Knobs(aging=aging, scan=scan, starvation_seconds=STARVATION_SECONDS, hold_without_backend=holds)
     calibration = Calibration(CostModel(), WINDOW_SECONDS)
     find: Callable[[str], Sequence[Candidate] | None] = serving.get
     placement = Placement(find, policy_of(policy, calibration, index, estimates), queue, estimates, calibration, knobs)

@@ -130,9 +130,9 @@ def test_after_the_longest_wait_the_client_is_told_when_to_come_back() -> None:
     run(main())
 
 
-def test_when_every_backend_goes_those_who_wait_are_told_at_once() -> None:
+def test_when_every_backend_goes_those_who_wait_are_told_at_once_where_nobody_is_held() -> None:
     async def main() -> None:
-        here = hall(1)
+        here = hall(1, holds=False)
         gate = gate_of(here)
         with await gate.lease(ask()):
             waiting = [asyncio.create_task(gate.lease(ask())) for _ in range(3)]
@@ -159,6 +159,78 @@ def test_a_backend_that_comes_back_serves_those_who_wait() -> None:
             gate.fleet_changed()
             with await waiting as lease:
                 assert lease.backend == "b"
+
+    run(main())
+
+
+def test_while_no_backend_can_serve_requests_wait_for_one_to_come_back() -> None:
+    async def main() -> None:
+        here = hall(1)
+        gate, loop = gate_of(here), asyncio.get_running_loop()
+        here.serving["m"] = []
+        gate.fleet_changed()
+        began = loop.time()
+        held = [asyncio.create_task(gate.lease(wish)) for wish in (ask(), ask(sequences=0), ask(pinned="a"))]
+        await asyncio.sleep(40.0)
+        assert gate.waiting == 3
+        here.serving["m"] = here.sites
+        gate.fleet_changed()
+        for waiting in held:
+            with await waiting as lease:
+                assert lease.backend == "a"
+                assert lease.waited_seconds == pytest.approx(40.0)
+        assert loop.time() - began == pytest.approx(40.0)
+        assert repr(gate) == "<Gate <Placement a 0/1; 0 waiting>>"
+
+    run(main())
+
+
+def test_a_wait_that_ends_without_a_backend_says_so_and_not_that_all_are_busy() -> None:
+    async def main() -> None:
+        here = hall(1)
+        gate, loop = gate_of(here), asyncio.get_running_loop()
+        with await gate.lease(ask()):
+            waiting = asyncio.create_task(gate.lease(ask()))
+            await asyncio.sleep(10.0)
+            here.serving["m"] = []
+            gate.fleet_changed()
+            with pytest.raises(NoBackend, match="'m' was ready within 60 s"):
+                await gate.lease(ask(), already_waited_seconds=20.0)
+            assert loop.time() == pytest.approx(1050.0)
+            with pytest.raises(NoBackend):
+                await waiting
+            assert loop.time() == pytest.approx(1060.0)
+        assert gate.waiting == len(here.queue) == 0
+
+    run(main())
+
+
+def test_one_held_for_a_model_that_turns_out_to_be_unknown_is_told_at_once() -> None:
+    async def main() -> None:
+        here = hall(1)
+        gate = gate_of(here)
+        here.serving["o"] = []
+        waiting = asyncio.create_task(gate.lease(ask(model="o")))
+        await turns(3)
+        del here.serving["o"]
+        gate.fleet_changed()
+        with pytest.raises(ModelNotFound):
+            await waiting
+        assert gate.waiting == len(here.queue) == 0
+
+    run(main())
+
+
+def test_a_change_of_the_fleet_wakes_who_waits_for_it_and_time_does_too() -> None:
+    async def main() -> None:
+        gate, loop = gate_of(hall(1)), asyncio.get_running_loop()
+        waiting = [asyncio.create_task(gate.change(5.0)) for _ in range(2)]
+        await asyncio.sleep(1.0)
+        gate.fleet_changed()
+        await asyncio.gather(*waiting)
+        assert loop.time() == pytest.approx(1001.0)
+        await gate.change(5.0)
+        assert loop.time() == pytest.approx(1006.0)
 
     run(main())
 

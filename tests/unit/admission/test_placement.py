@@ -102,7 +102,7 @@ def test_an_unknown_model_is_not_found() -> None:
 
 
 def test_a_model_without_a_backend_that_is_up_is_unavailable_with_a_hint() -> None:
-    here = hall(1)
+    here = hall(1, holds=False)
     here.serving["m"] = []
     with pytest.raises(NoBackend) as error:
         here.placement.place(ask(), 0.0)
@@ -129,8 +129,8 @@ def test_the_hint_grows_with_the_line() -> None:
     assert here.placement.retry_after_seconds(3.0) == pytest.approx(6.0)
 
 
-def test_when_every_backend_goes_those_who_wait_are_told() -> None:
-    here = hall(1)
+def test_when_every_backend_goes_those_who_wait_are_told_where_nobody_is_held() -> None:
+    here = hall(1, holds=False)
     bind(here)
     ticket = wait(here)
     here.serving["m"] = []
@@ -139,13 +139,14 @@ def test_when_every_backend_goes_those_who_wait_are_told() -> None:
     assert len(here.queue) == 0
 
 
-def test_when_a_model_is_gone_altogether_those_who_wait_are_told_the_same() -> None:
-    here = hall(1)
+@pytest.mark.parametrize("holds", [True, False])
+def test_when_a_model_turns_out_not_to_exist_those_who_wait_are_told(holds: bool) -> None:
+    here = hall(1, holds=holds)
     bind(here)
     ticket = wait(here)
     del here.serving["m"]
     here.changed()
-    assert drain(here) == {ticket: "NoBackend"}
+    assert drain(here) == {ticket: "ModelNotFound"}
 
 
 def test_a_retry_avoids_the_backend_that_failed() -> None:
@@ -162,8 +163,9 @@ def test_a_pinned_request_goes_to_its_backend_alone() -> None:
     here = hall(4, 4)
     assert bind(here, ask(pinned="b")).seat.name == "b"
     assert bind(here, ask(pinned="b"), avoid=frozenset("b")).seat.name == "b"
+    assert isinstance(here.placement.place(ask(pinned="z"), 0.0), Ticket)
     with pytest.raises(NoBackend):
-        here.placement.place(ask(pinned="z"), 0.0)
+        hall(4, holds=False).placement.place(ask(pinned="z"), 0.0)
 
 
 def test_a_request_that_no_backend_can_ever_run_is_refused() -> None:

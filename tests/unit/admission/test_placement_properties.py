@@ -43,9 +43,12 @@ class PlacementMachine(RuleBasedStateMachine):
     After every event the line is looked through, as the gate does.
     """
 
-    @initialize(policy=st.sampled_from(POLICIES), kv=st.sampled_from([None, 9000]))
-    def begin(self, policy: str, kv: int | None) -> None:
-        self.here: Hall = hall(*CAPS, policy=policy, kv=kv, max_requests=MAX_REQUESTS, max_bytes=MAX_BYTES, scan=SCAN)
+    @initialize(policy=st.sampled_from(POLICIES), kv=st.sampled_from([None, 9000]), holds=st.booleans())
+    def begin(self, policy: str, kv: int | None, holds: bool) -> None:
+        self.here: Hall = hall(
+            *CAPS, policy=policy, kv=kv, max_requests=MAX_REQUESTS, max_bytes=MAX_BYTES, scan=SCAN, holds=holds
+        )
+        self.holds = holds
         for rank, site in enumerate(self.here.sites[3:]):
             site.name, site.rank = "d", rank
         self.policy = policy
@@ -153,8 +156,13 @@ class PlacementMachine(RuleBasedStateMachine):
             assert 0 <= seat.load.decoding <= seat.load.in_flight
 
     @invariant()
-    def nobody_waits_for_a_model_that_nobody_serves(self) -> None:
-        assert all(self._serving(ticket.ask.model) for ticket in self.waiting)
+    def nobody_waits_for_a_model_that_nobody_serves_unless_held(self) -> None:
+        assert self.holds or all(self._allowed(ticket.ask, ticket.avoid) for ticket in self.waiting)
+
+    @invariant()
+    def nobody_who_takes_no_slot_waits_while_somebody_serves(self) -> None:
+        for ticket in self.waiting:
+            assert ticket.ask.sequences or not self._allowed(ticket.ask, ticket.avoid)
 
     @invariant()
     def one_who_starves_waits_only_for_backends_that_are_closed_or_kept_for_another_who_starves(self) -> None:
@@ -172,7 +180,8 @@ class PlacementMachine(RuleBasedStateMachine):
             oldest = self.here.queue.oldest(model, SCAN)
             if all(self.here.now - ticket.arrived_seconds <= STARVATION_SECONDS for ticket in oldest):
                 for ticket in oldest:
-                    assert len(self._admitting(ticket)) < len(self._allowed(ticket.ask, ticket.avoid))
+                    allowed = self._allowed(ticket.ask, ticket.avoid)
+                    assert not allowed or len(self._admitting(ticket)) < len(allowed)
 
     def teardown(self) -> None:
         """When everything works again, everybody who waits is served, and then nothing is left."""
@@ -182,6 +191,9 @@ class PlacementMachine(RuleBasedStateMachine):
         for site in self.here.sites:
             site.slots = site.cap
         self._fleet_changed()
+        for ticket in [ticket for ticket in self.waiting if not self._allowed(ticket.ask, ticket.avoid)]:
+            self.here.queue.leave(ticket)  # pinned to one that will never serve
+            del self.waiting[ticket]
         for _ in range(3 * MAX_REQUESTS):
             self.here.now += STARVATION_SECONDS
             self._drain()
@@ -225,7 +237,13 @@ class PlacementMachine(RuleBasedStateMachine):
                 if isinstance(granted, Binding):
                     assert granted.waited_seconds == self.here.now - ticket.arrived_seconds
                     self._check_binding(number, granted, ticket.avoid)
+                elif isinstance(granted, InvalidRequest):
+                    allowed = self._allowed(ticket.ask, ticket.avoid)
+                    assert not any(self._is_large_enough(site, ticket.ask) for site in allowed)
+                    self.ended[number] = "InvalidRequest"
                 else:
+                    assert isinstance(granted, NoBackend)
+                    assert not self.holds
                     assert not self._allowed(ticket.ask, ticket.avoid)
                     self.ended[number] = "NoBackend"
 

@@ -58,19 +58,26 @@ def test_the_table_names_every_kind_of_failure() -> None:
     assert set(RULES) == {kind.__name__ for kind in KINDS}
 
 
+RETURNING = {"ConnectFailed", "FreshConnectionClosed", "BackendAborted", "EngineDead"}  # worth waiting for
+
+
+@pytest.mark.parametrize("waits", [True, False])
 @pytest.mark.parametrize("others", [True, False])
 @pytest.mark.parametrize("repeatable", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_a_first_failure_the_table_says_what_may_follow(
-    kind: type[BackendError], repeatable: bool, others: bool
+    kind: type[BackendError], repeatable: bool, others: bool, waits: bool
 ) -> None:
+    told = others
+    others = others or (waits and kind.__name__ in RETURNING)
     allowed = {
         ALWAYS: others,
         SAME_PLACE: repeatable,
         ELSEWHERE: repeatable and others,
         NEVER: False,
     }[RULES[kind.__name__]]
-    assert Attempts(budget(), repeatable=repeatable).allows(kind("why"), "a", others=others) == allowed
+    attempts = Attempts(budget(), repeatable=repeatable)
+    assert attempts.allows(kind("why"), "a", others=told, waits=waits) == allowed
 
 
 @pytest.mark.parametrize("second", [kind for kind in KINDS if kind not in (ConnectFailed, ModelMissing)])
