@@ -123,7 +123,7 @@ class Placement:
         ticket.turn = ticket.prefill_seconds + self._knobs.aging * now
         self._queue.join(ticket, self.retry_after_seconds(now))
         if seats is self._views[ask.model]:
-            ticket.hits = np.array([option.hit_tokens for option in options], dtype=np.int64)
+            ticket.hits = np.array([option.hit_tokens for option in options], dtype=np.float64)
             ticket.hits_seconds, ticket.hits_of = now, seats
         return ticket
 
@@ -227,7 +227,7 @@ class Placement:
 
     def _hits(self, ticket: Ticket, seats: list[Seat], now: float) -> Hit:
         """Predicted hits of one who waits; caches change slowly, so a look is good for a while."""
-        ticket.hits = np.array(self._policy.hits(ticket.ask, seats), dtype=np.int64)
+        ticket.hits = np.array(self._policy.hits(ticket.ask, seats), dtype=np.float64)
         ticket.hits_seconds, ticket.hits_of = now, seats
         return ticket.hits
 

@@ -5,7 +5,6 @@ cost = prefill ahead of it + its own uncached prefill, which also stalls the seq
      + time until enough KV cache is free + time until a slot is free
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from gateway.routing.load import Load
 
 _SMOOTHING = 0.5  # share of the fleet's mean batch in each backend's batch
 _STALL = 0.15  # weight of the stall imposed on resident sequences
+_BOUNDLESS_TOKENS = 1e15  # room where the size of the KV cache is not known
 _SLOWDOWN = 0.1  # weight of the decode slowdown, mine and theirs
 
 
@@ -72,7 +72,7 @@ def terms_of(model: CostModel, load: Load, slots: int, kv_cache_tokens: int | No
         slowdown * (2 * model.c * batch + model.d * context + (1 - 1 / slowness) * model.a),
         slowdown * model.d * batch,
         (batch + 1 - slots) * step / max(1, decoding) if batch >= slots else 0.0,
-        math.inf if kv_cache_tokens is None else kv_cache_tokens - context,
+        _BOUNDLESS_TOKENS if kv_cache_tokens is None else kv_cache_tokens - context,
         batch / 2,
         step / max(1, context),
     )

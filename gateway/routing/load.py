@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-_MEMORY_SECONDS = 10.0  # over which the share of time spent in prefill is averaged: about as long as an answer takes
+MEMORY_SECONDS = 10.0  # over which the share of time spent in prefill is averaged: about as long as an answer takes
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +31,6 @@ class Load:
     __slots__ = (
         "_head_since",
         "_pending_seconds",
-        "_share_at",
         "changes",
         "context_tokens",
         "decoding",
@@ -39,6 +38,7 @@ class Load:
         "pending",
         "recent_share",
         "reserved_tokens",
+        "share_at",
     )
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Load:
         self._pending_seconds = 0.0
         self._head_since = 0.0
         self.recent_share = 0.0  # of the time lately that went into prefill, as predicted when requests were sent
-        self._share_at = 0.0
+        self.share_at = 0.0
 
     def __repr__(self) -> str:
         return f"<Load {self.in_flight} in flight, {self.decoding} decoding, {self.context_tokens} tokens>"
@@ -70,8 +70,8 @@ class Load:
             next(iter(self.pending)).alone = False
         self.pending[work] = None
         self._pending_seconds += work.prefill_seconds
-        self.recent_share = self.prefill_share(now) + work.prefill_seconds / _MEMORY_SECONDS
-        self._share_at = now
+        self.recent_share = self.prefill_share(now) + work.prefill_seconds / MEMORY_SECONDS
+        self.share_at = now
 
     def first_token(self, work: Work, now: float) -> bool:
         """The request's prefill is over. Only the first call counts, and returns True."""
@@ -114,7 +114,7 @@ class Load:
 
     def prefill_share(self, now: float) -> float:
         """Share of the engine's time lately that prefills were predicted to take; above 1 if it could not keep up."""
-        return self.recent_share * math.exp((self._share_at - now) / _MEMORY_SECONDS)
+        return self.recent_share * math.exp((self.share_at - now) / MEMORY_SECONDS)
 
     def _leave_prefill(self, work: Work) -> bool:
         if work not in self.pending:

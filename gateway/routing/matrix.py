@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gateway.routing.cost import CostModel
-from gateway.routing.seat import Seat
+from gateway.routing.cost import CostModel, Terms
+from gateway.routing.load import MEMORY_SECONDS
+from gateway.routing.seat import INTERRUPTED_STEPS, LEAST_SHARE, MOST_SHARE, Seat
 
 Floats = npt.NDArray[np.float64]
-Hit = npt.NDArray[np.int64]  # predicted hit tokens of one request, for each engine
+Hit = npt.NDArray[np.float64]  # predicted hit tokens of one request, for each engine
 
 _TIE = 1e-9  # seconds that a sequence in flight is worth: it decides between equal costs only
 _FINE_TIE = 1e-14  # the same for a request that was placed there before
 _INFINITE = float("inf")
 _ROUNDS = 4
+_TERMS = len(Terms._fields)
 _MOST_ROWS = 64  # weighed against one another at once
 
 
@@ -30,8 +32,8 @@ def _before(rows: int) -> Floats:
     return np.tri(rows, k=-1)
 
 
-class TermsTable:
-    """The terms of a fleet's engines as an array, of which only those are made anew whose load has changed."""
+class SeatTable:
+    """A fleet's engines as an array, of which only the columns are made anew whose load has changed."""
 
     def __init__(self) -> None:
         self._seats: Sequence[Seat] = ()
@@ -40,20 +42,25 @@ class TermsTable:
         self._array: Floats = np.zeros((0, 0))
 
     def columns(self, seats: Sequence[Seat], model: CostModel) -> Floats:
-        """A row for each term, a column for each engine. Good until the next call.
+        """A row for each of `Terms`, then those of `_column`; a column for each engine. Good until the next call.
 
         Engines whose sizes have changed come in another list.
         """
         changes = [seat.load.changes for seat in seats]
         if seats is not self._seats or model is not self._model:
             self._seats, self._model = seats, model
-            self._array = np.array([seat.terms(model) for seat in seats], dtype=np.float64).T.copy()
+            self._array = np.array([_column(seat, model) for seat in seats], dtype=np.float64).T.copy()
         elif changes != self._changes:
             for at, seat in enumerate(seats):
                 if changes[at] != self._changes[at]:
-                    self._array[:, at] = seat.terms(model)
+                    self._array[:, at] = _column(seat, model)
         self._changes = changes
         return self._array
+
+
+def _column(seat: Seat, model: CostModel) -> tuple[float, ...]:
+    load = seat.load
+    return (*seat.terms(model), load.in_flight, seat.placed, load.recent_share, load.share_at)
 
 
 class CostMatrix:
@@ -67,29 +74,33 @@ class CostMatrix:
         hits: Sequence[Hit],
         seats: Sequence[Seat],
         now: float,
-        table: TermsTable | None = None,
+        table: SeatTable | None = None,
     ) -> None:
         self._model = model
         self._seats = seats
         self._now = now
-        self._prompt: Floats = np.array(prompt_tokens, dtype=np.float64)
-        self._output: Floats = np.array(output_tokens, dtype=np.float64)
-        prompt, shape = self._prompt[:, None], (len(prompt_tokens), len(seats))
-        hit = np.concatenate(hits).reshape(shape) if hits else np.zeros(shape)
-        loads = [seat.load for seat in seats]
-        # First: it may change loads.
-        ahead = np.array([seat.ahead_seconds(model, now) for seat in seats])
-        columns = (table or TermsTable()).columns(seats, model)
-        uncached = prompt - np.minimum(hit, prompt - 1)
-        self._prefill_seconds: Floats = columns[0] * uncached * (model.b + model.e * (prompt - uncached / 2))
-        self._chunks: Floats = np.ceil(uncached / model.max_batched_tokens)
-        in_flight: Floats = np.array([load.in_flight for load in loads], dtype=np.float64)
-        placed: Floats = np.array([seat.placed for seat in seats], dtype=np.float64)
+        prompt: Floats = np.array(prompt_tokens, dtype=np.float64)
+        output: Floats = np.array(output_tokens, dtype=np.float64)
+        self._of_requests = np.array((output * prompt, np.ones(len(prompt)), output, prompt)).T
+        shape = (len(prompt), len(seats))
+        uncached = np.concatenate(hits).reshape(shape) if hits else np.zeros(shape)
+        np.minimum(uncached, prompt[:, None] - 1, out=uncached)
+        np.subtract(prompt[:, None], uncached, out=uncached)
+        ahead = np.array([load.prefill_ahead_seconds(now) if (load := seat.load).pending else 0.0 for seat in seats])
+        columns = (table or SeatTable()).columns(seats, model)  # after that: it may change loads
+        terms, (in_flight, placed, recent, since) = columns[:_TERMS], columns[_TERMS:]
+        share = np.minimum(recent * np.exp((since - now) / MEMORY_SECONDS), MOST_SHARE) * (recent >= LEAST_SHARE)
+        ahead += INTERRUPTED_STEPS * model.decode_weight * terms[1] * share / (1 - share)
         ahead += _TIE * in_flight + _FINE_TIE * (placed - placed.min())
+        self._prefill_seconds: Floats = uncached * (-0.5 * model.e)
+        self._prefill_seconds += (model.b + model.e * prompt)[:, None]
+        self._prefill_seconds *= uncached
+        self._prefill_seconds *= terms[0]
+        self._chunks: Floats | None = None  # engine steps of each prefill, where any takes more than one
+        if uncached.max(initial=0.0) > model.max_batched_tokens:
+            self._chunks = np.ceil(uncached / model.max_batched_tokens)
         self._mean_batch = float(in_flight.mean())
-        self.cost: Floats = self._cost(
-            columns, self._prefill_seconds, self._chunks, prompt, self._output[:, None], ahead
-        )
+        self.cost: Floats = self._cost(terms, slice(None), ahead)
         self._held: Floats = np.zeros(len(seats))  # seconds of prefill that others hold out for
 
     def best(self, row: int) -> int | None:
@@ -144,14 +155,11 @@ class CostMatrix:
 
     def bound(self, column: int) -> None:
         """A request was bound to this engine, whose load has changed."""
-        seat, at = self._seats[column], column
+        seat = self._seats[column]
         ahead = seat.ahead_seconds(self._model, self._now)
-        closed = np.isinf(self.cost[:, at])
-        self.cost[:, at] = self._cost(
-            seat.terms(self._model), self._prefill_seconds[:, at], self._chunks[:, at], self._prompt, self._output,
-            ahead,
-        )  # fmt: skip
-        self.cost[closed, at] = _INFINITE
+        cost = self._cost(seat.terms(self._model), column, ahead)
+        cost[np.isinf(self.cost[:, column])] = _INFINITE
+        self.cost[:, column] = cost
 
     def close(self, column: int, row: int | None = None) -> None:
         """Nobody more is bound there; or not this request."""
@@ -160,13 +168,19 @@ class CostMatrix:
         else:
             self.cost[row, column] = _INFINITE
 
-    def _cost(self, terms: Any, own: Floats, chunks: Floats, prompt: Floats, output: Floats, ahead: Any) -> Floats:
+    def _cost(self, terms: Any, columns: slice | int, ahead: Any) -> Floats:
+        """`placement_seconds` on these engines, or one. Products of requests and engines are those of matrices."""
         _, step, waits, stall, by_mean, slowdown, by_prompt, slot, room, room_by_output, room_rate = terms
-        cost: Floats = own * (stall + by_mean * self._mean_batch)
-        cost += step * chunks
-        cost += output * (slowdown + slot + by_prompt * prompt)
-        cost += ahead + waits
-        lacking = prompt - room + output * room_by_output
+        cost: Floats = self._prefill_seconds[:, columns] * (stall + by_mean * self._mean_batch)
+        base = ahead + waits
+        if self._chunks is None:
+            base = base + step
+        else:
+            cost += step * self._chunks[:, columns]
+        cost += self._of_requests[:, :3] @ np.array((by_prompt, base, slowdown + slot))
+        lacking = self._of_requests[:, 1:] @ np.array((-room, room_by_output, 0 * room + 1))
         if lacking.max(initial=0.0) > 0:
-            cost += output * room_rate * np.maximum(lacking, 0.0)
+            np.maximum(lacking, 0.0, out=lacking)
+            lacking *= room_rate
+            cost += (self._of_requests[:, 2] * lacking.T).T
         return cost

@@ -10,7 +10,7 @@ from gateway.routing.calibration import Calibration
 from gateway.routing.cost import Parts, cost_parts, placement_seconds, prefill_seconds
 from gateway.routing.estimate import Estimates
 from gateway.routing.hits import Hits
-from gateway.routing.matrix import CostMatrix, Hit, TermsTable
+from gateway.routing.matrix import CostMatrix, Hit, SeatTable
 from gateway.routing.ranking import OneByOne, Ranking
 from gateway.routing.seat import Option, Seat
 
@@ -49,7 +49,7 @@ class PrefixPolicy:
         self._hits = hits
         self._estimates = estimates
         self._affinity = affinity
-        self._table = TermsTable()
+        self._table = SeatTable()
 
     def options(self, ask: Ask, seats: Sequence[Seat], now: float) -> list[Option]:
         """Costs by `routing.cost`."""

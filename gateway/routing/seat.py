@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from gateway.routing.cost import CostModel, Terms, terms_of
 from gateway.routing.load import Load
 
-_INTERRUPTED_STEPS = 20.0  # of decoding, for which a new request counts prefills to come at the rate of late
-_LEAST_SHARE = 0.001
-_MOST_SHARE = 0.9
+INTERRUPTED_STEPS = 20.0  # of decoding, for which a new request counts prefills to come at the rate of late
+LEAST_SHARE = 0.001
+MOST_SHARE = 0.9
 
 
 @dataclass(slots=True, eq=False)
@@ -37,10 +37,10 @@ class Seat:
         """Prefill sent there before, and that by which later ones will interrupt a new request's decoding."""
         load = self.load
         ahead = load.prefill_ahead_seconds(now) if load.pending else 0.0  # first: it may change the load
-        if load.recent_share < _LEAST_SHARE:
+        if load.recent_share < LEAST_SHARE:
             return ahead
-        share = min(_MOST_SHARE, load.prefill_share(now))
-        interrupted = _INTERRUPTED_STEPS * model.decode_weight * self.terms(model).step
+        share = min(MOST_SHARE, load.prefill_share(now))
+        interrupted = INTERRUPTED_STEPS * model.decode_weight * self.terms(model).step
         return ahead + interrupted * share / (1 - share)
 
     def terms(self, model: CostModel) -> Terms:

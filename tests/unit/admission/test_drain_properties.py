@@ -35,7 +35,7 @@ def look_through(
     among: list[Seat],
 ) -> list[tuple[int, int]]:  # fmt: skip
     """Who is bound where."""
-    hits = [np.array(hits[: len(among)], dtype=np.int64) for _, _, hits in asks]
+    hits = [np.array(hits[: len(among)], dtype=np.float64) for _, _, hits in asks]
     ranking = matrix(model, [ask[0] for ask in asks], [ask[1] for ask in asks], hits, among, NOW)
     for row, column in closed:
         if row < len(asks) and column < len(among):

@@ -47,7 +47,7 @@ class Naive:
 
 def both(model: CostModel, asks: list[AskedFor], among: list[Seat]) -> tuple[CostMatrix, Naive]:
     count = len(among)
-    hits = [np.array(hits[:count], dtype=np.int64) for _, _, hits in asks]
+    hits = [np.array(hits[:count], dtype=np.float64) for _, _, hits in asks]
     matrix = CostMatrix(model, [ask[0] for ask in asks], [ask[1] for ask in asks], hits, among, NOW)
     return matrix, Naive(model, asks, among)
 

@@ -151,7 +151,7 @@ def test_the_ranking_of_many_is_that_of_each() -> None:
     among = seats()
     busy(among[1], 3)
     asks = [asking(525), asking(4000), Ask("m", prompt_tokens=50, output_tokens=1)]
-    hits = [np.array(policy.hits(ask, among)) for ask in asks]
+    hits = [np.array(policy.hits(ask, among), dtype=np.float64) for ask in asks]
     ranking = policy.ranking(asks, hits, among, 0.0)
     for row, ask in enumerate(asks):
         options = policy.options(ask, among, 0.0)
