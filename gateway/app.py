@@ -34,6 +34,7 @@ from gateway.front.stored import StoredResponses
 from gateway.knowledge import Knowledge
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
+from gateway.limit_moves import LimitMoves
 from gateway.observe.access_log import AccessLog
 from gateway.observe.finished import Finished
 from gateway.observe.loop_lag import watch_lag
@@ -62,7 +63,7 @@ class Gateway:
         self.config = config
         self.clock = clock
         self.metrics = Metrics()
-        self.fleet = Fleet(config.backends, config.health, clock=clock, random=random)
+        self.fleet = Fleet(config.backends, config.health, config.admission, clock=clock, random=random)
         self.knowledge = Knowledge(config, self.fleet, self.metrics, lambda seat: self.placement.in_flight_tokens(seat))
         self.knowledge.trust.on_change.append(TrustLog(self.knowledge.engine_of, clock).changed)
         self.kv_events = KvEvents(self.knowledge, self.knowledge.seat_of, clock)
@@ -79,6 +80,7 @@ class Gateway:
             _knobs(config),
         )  # fmt: skip
         self.gate = Gate(self.placement, self.queue, config.admission.max_wait_seconds, clock)
+        self.limit_moves = LimitMoves(self.fleet, self.placement, self.gate, self.metrics.limit_moves, clock)
         self.relay = Relay(self.fleet, config.upstream, clock)
         self.watch = Watch(self.fleet, config.health, clock=clock, random=random)
         self.access_log = (
@@ -131,7 +133,7 @@ class Gateway:
         def learn(record: Record) -> None:
             self.knowledge.learn(record, self.placement.seats_of)
 
-        consumers: list[Callable[[Record], None]] = [learn, self.metrics.finished]
+        consumers: list[Callable[[Record], None]] = [learn, self.metrics.finished, self.limit_moves.finished]
         if self.config.prefix_report.enabled:
             consumers.append(self.prefix_report.finished)
         if self.access_log is not None:

@@ -12,8 +12,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from gateway.admission.limiter import DEFAULT_MAX_NUM_SEQS
 from gateway.backends import discovery
-from gateway.backends.backend import DEFAULT_MAX_NUM_SEQS, Backend, Facts
+from gateway.backends.backend import Backend, Facts
 from gateway.backends.control import ControlClient, ControlError
 from gateway.backends.health import Probe
 from gateway.backends.probe import SERVER_INFO_TIMEOUT_SECONDS

@@ -158,6 +158,10 @@ class AdmissionConfig(Section):
         pattern=r"^([A-Za-z0-9-]{1,64})?$",
         description="Header that names the tenant, where a proxy in front sets it; empty = the API key does.",
     )
+    adaptive: bool = Field(True, description="Send a backend fewer at once while it shows signs of overload.")
+    itl_objective_seconds: Seconds | None = Field(
+        None, description="A mean time between tokens above this is such a sign; null = none is."
+    )
 
     @field_validator("tenant_header")
     @classmethod

@@ -109,6 +109,7 @@ class Dispatcher:
             record.completion_tokens = usage.completion_tokens
             record.actual_hit_tokens = usage.cached_tokens
             record.ask, record.seat_index, record.usage = request.ask, lease.seat_index, usage
+            record.held_up = answer.held_up
 
     def _failed(self, request: InferenceRequest, lease: Lease, error: BackendError) -> None:
         backend = self._relay.backend(lease.backend)

@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 
 from gateway.admission.gate import Gate
+from gateway.admission.limiter import Move
 from gateway.admission.placement import Placement
 from gateway.admission.queue import Queue
 from gateway.backends.backend import Backend
@@ -129,6 +130,8 @@ class Overview:
             "engines": len(engines),
             "in_flight": sum(load.in_flight for load in loads),
             "limit": backend.limit(now),
+            "limit_upper": backend.cap,
+            "limit_moved": _moved(backend.limiter.last_move, now),
             "kv_cache_tokens": backend.kv_cache_tokens,
             "kv_tokens_reserved": sum(load.reserved_tokens for load in loads),
             "prefix_record_bytes": sum(index.used_bytes(engine.index) for engine in engines),
@@ -193,3 +196,10 @@ class Overview:
     def _only_model(self) -> str | None:
         models = self._fleet.models()
         return models[0].id if len(models) == 1 else None
+
+
+def _moved(move: Move | None, now: float) -> dict[str, Any] | None:
+    if move is None:
+        return None
+    seconds = round(now - move.at_seconds, 1)
+    return {"reason": move.reason.value, "before": move.before, "after": move.after, "seconds_ago": seconds}

@@ -153,6 +153,11 @@ class Gate:
         self._changed.clear()  # whoever waits for it is awake
         self.drain_soon()
 
+    def limits_moved(self) -> None:
+        """The adaptive limit of a backend moved: who waits may go at once, or not yet."""
+        self._placement.follow_limits(self._clock())
+        self.drain_soon()
+
     def drain_soon(self) -> None:
         """Look through the line at the end of this turn of the loop, once for all that changes in it."""
         if self._wake is None and self._waiters:

@@ -32,7 +32,6 @@ class Reason(StrEnum):
     WAITING = "waiting"
     INTER_TOKEN_LATENCY = "inter_token_latency"
     ROOM = "room"  # all is in use, and nothing speaks against more
-    BOUND = "bound"  # the upper bound is another
     RESTART = "restart"
 
 
@@ -90,14 +89,14 @@ class Limiter:
         """Seconds a token of the slower ones of the streams that ended lately; None = none has."""
         return self._pace_seconds
 
-    def bind(self, told: int | None, engines: int, now: float) -> Move | None:
+    def bind(self, told: int | None, engines: int) -> None:
         """The upper bound: what was configured or the engine told; None = to be learned, from vLLM's default on."""
         start = told or DEFAULT_MAX_NUM_SEQS * engines
         if (told, start) == (self._told, self._start):
-            return None
+            return
         untouched = self.limit == self.upper
         self._told, self._start, self.upper = told, start, start
-        return self._moved(start if untouched else min(self.limit, start), Reason.BOUND, now)
+        self.limit = start if untouched else min(self.limit, start)
 
     def restarted(self, now: float) -> Move | None:
         """Another process answers: what was learned of the former one is void."""

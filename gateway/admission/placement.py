@@ -273,6 +273,17 @@ class Placement:
         if answered and work.alone and not work.observable:
             self._calibration.at_most(work.uncached_tokens, work.first_token_seconds, now - work.started_seconds)
 
+    def follow_limits(self, now: float) -> None:
+        """Limits have moved; nothing else about the fleet has changed."""
+        for model in self._views:
+            for backend in self._serving(model) or ():
+                self._seat(backend, now)
+
+    def sent_to(self, backend: str) -> tuple[int, int]:
+        """Sequences in flight on a backend, and all that were ever sent there."""
+        seats = [seat for seat in self._seats.values() if seat.name == backend]
+        return sum(seat.load.in_flight for seat in seats), sum(seat.placed for seat in seats)
+
     def refresh(self) -> None:
         """The fleet has changed: look at it again."""
         self._views.clear()

@@ -6,10 +6,10 @@ from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
+from gateway.admission.limiter import Limiter
 from gateway.backends.health import Health
 from gateway.config import BackendConfig, HealthConfig
 
-DEFAULT_MAX_NUM_SEQS = 256  # vLLM's own default on most GPUs
 DEFAULT_BLOCK_TOKENS = 16
 SLOW_START_SHARE = 0.1
 
@@ -82,6 +82,7 @@ class Telemetry:
     prefix_queries_tokens: float
     prefix_hits_tokens: float
     preemptions: float
+    waiting_for_capacity: int | None = None  # of those who wait; None = the engine does not tell why
 
 
 class Backend:
@@ -89,12 +90,12 @@ class Backend:
 
     __slots__ = (
         "api_key",
-        "cap",
         "config",
         "facts",
         "health",
         "index",
         "kv_cache_tokens",
+        "limiter",
         "name",
         "origin",
         "slow_since_seconds",
@@ -103,7 +104,9 @@ class Backend:
         "telemetry",
     )
 
-    def __init__(self, index: int, config: BackendConfig, health: HealthConfig, random: Random) -> None:
+    def __init__(
+        self, index: int, config: BackendConfig, health: HealthConfig, random: Random, limiter: Limiter | None = None
+    ) -> None:
         self.index = index
         self.config = config
         self.name = config.name
@@ -114,7 +117,7 @@ class Backend:
         self.telemetry: Telemetry | None = None
         self.slow_start_seconds = health.slow_start_seconds
         self.slow_since_seconds: float | None = None
-        self.cap = 0
+        self.limiter = limiter or Limiter()
         self.kv_cache_tokens: int | None = None
         self.facts = Facts()
         self.learn(Facts())
@@ -123,9 +126,15 @@ class Backend:
         """Take over new facts and what follows from them."""
         self.facts = facts
         told = self.config.max_in_flight
-        self.cap = (facts.max_num_seqs or DEFAULT_MAX_NUM_SEQS) * facts.engines if told == "auto" else told
+        found = facts.max_num_seqs * facts.engines if facts.max_num_seqs else None
+        self.limiter.bind(found if told == "auto" else told, facts.engines)
         tokens = self.config.kv_cache_tokens
         self.kv_cache_tokens = facts.kv_cache_tokens if tokens == "auto" else tokens
+
+    @property
+    def cap(self) -> int:
+        """Most sequences at once: configured, told by the engine, or learned."""
+        return self.limiter.upper
 
     @property
     def rank(self) -> None:
@@ -142,15 +151,15 @@ class Backend:
         return self.facts.prefix_caching is not False
 
     def limit(self, now_seconds: float) -> int:
-        """Sequences that it may be given now: its cap, less while it starts slowly."""
-        since = self.slow_since_seconds
+        """Sequences that it may be given now: the adaptive limit, less while it starts slowly."""
+        since, limit = self.slow_since_seconds, self.limiter.limit
         if since is None:
-            return self.cap
+            return limit
         elapsed = now_seconds - since
         if elapsed >= self.slow_start_seconds:
-            return self.cap
+            return limit
         share = SLOW_START_SHARE + (1 - SLOW_START_SHARE) * max(elapsed, 0.0) / self.slow_start_seconds
-        return max(1, int(self.cap * share))
+        return min(limit, max(1, int(self.cap * share)))
 
     def __repr__(self) -> str:
         return f"<Backend {self.name} {self.health.state}, cap {self.cap}>"

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
+from gateway.admission.limiter import Limiter, Look, Move
 from gateway.backends.backend import Backend, EngineRank, Facts, ModelCard, Telemetry
 from gateway.backends.health import NOBODY_THERE, Probe, State
-from gateway.config import BackendConfig, HealthConfig
+from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
 from gateway.errors import BackendError, ConnectFailed, EngineDead
 
 Clock = Callable[[], float]
@@ -34,16 +35,34 @@ def eligible(backends: Sequence[Backend], max_ejected: float) -> tuple[Backend, 
     return tuple(backend for backend in backends if not backend.health.gone)
 
 
+class Sent(NamedTuple):
+    """What the gateway itself has sent to a backend: sequences in flight, and all so far."""
+
+    in_flight: int
+    total: int
+
+
 class Fleet:
     """All backends. Synchronous methods only, called from one event loop."""
 
     def __init__(
-        self, backends: Sequence[BackendConfig], health: HealthConfig, *, clock: Clock, random: Random
+        self,
+        backends: Sequence[BackendConfig],
+        health: HealthConfig,
+        admission: AdmissionConfig | None = None,
+        *,
+        clock: Clock,
+        random: Random,
     ) -> None:
-        self.backends = tuple(Backend(index, config, health, random) for index, config in enumerate(backends))
+        admission = admission or AdmissionConfig()
+        self.backends = tuple(
+            Backend(index, config, health, random, _limiter(admission)) for index, config in enumerate(backends)
+        )
         self.on_change: list[Callable[[], None]] = []
         self.on_restart: list[Callable[[Backend], None]] = []
         self.on_doubt: list[Callable[[Backend], None]] = []  # a closer look at this backend is wanted soon
+        self.on_limit: list[Callable[[Backend, Move], None]] = []  # its adaptive limit moved
+        self.sent_to: Callable[[Backend], Sent] = lambda _backend: Sent(0, 0)  # whoever places requests knows
         self.ready = False
         self._health = health
         self._clock = clock
@@ -159,6 +178,10 @@ class Fleet:
         knows_start = backend.facts.process_start_seconds is not None
         if old and telemetry and not knows_start and telemetry.prefix_queries_tokens < old.prefix_queries_tokens:
             self._restarted(backend)  # a counter went back to zero
+        elif telemetry is None:
+            backend.limiter.lost()
+        elif move := backend.limiter.observe(self._look(backend, telemetry)):
+            self._tell_limit(backend, move)
 
     def tick(self, backend: Backend) -> None:
         """Time has passed: end an ejection that is over, tell of a limit that has grown."""
@@ -172,6 +195,18 @@ class Fleet:
                 backend.slow_since_seconds = None
             self._tell()
 
+    def _look(self, backend: Backend, telemetry: Telemetry) -> Look:
+        sent, capacity = self.sent_to(backend), telemetry.waiting_for_capacity
+        return Look(
+            telemetry.at_seconds,
+            running=telemetry.running,
+            waiting=telemetry.waiting if capacity is None else capacity,
+            preemptions=telemetry.preemptions,
+            kv_usage=telemetry.kv_usage,
+            in_flight=sent.in_flight,
+            sent=sent.total,
+        )
+
     def _judged(self, backend: Backend, before: "_View") -> None:
         after = _view(backend)
         if after == before:
@@ -182,6 +217,8 @@ class Fleet:
 
     def _restarted(self, backend: Backend) -> None:
         backend.telemetry = None
+        if move := backend.limiter.restarted(self._clock()):
+            self._tell_limit(backend, move)
         self._start_slowly(backend)
         for tell in self.on_restart:  # before on_change, which may place requests
             tell(backend)
@@ -208,6 +245,10 @@ class Fleet:
         if must_tell:
             self._tell()
 
+    def _tell_limit(self, backend: Backend, move: Move) -> None:
+        for tell in self.on_limit:
+            tell(backend, move)
+
     def _tell(self) -> None:
         for tell in self.on_change:
             tell()
@@ -229,6 +270,10 @@ class _View(NamedTuple):
 def _view(backend: Backend) -> _View:
     health = backend.health
     return _View(health.state, health.gone, health.ever_up, health.ejected_until)
+
+
+def _limiter(config: AdmissionConfig) -> Limiter:
+    return Limiter(adaptive=config.adaptive, itl_objective_seconds=config.itl_objective_seconds)
 
 
 def _sizes(backend: Backend) -> tuple[object, ...]:

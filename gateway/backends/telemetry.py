@@ -17,6 +17,7 @@ MAX_LINES = 1024  # the wanted lines of a hundred data-parallel ranks
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
+WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
 KV_USAGE = "vllm:kv_cache_usage_perc"
 PREFIX_QUERIES = "vllm:prefix_cache_queries_total"
 PREFIX_HITS = "vllm:prefix_cache_hits_total"
@@ -24,7 +25,7 @@ PREEMPTIONS = "vllm:num_preemptions_total"
 CACHE_CONFIG = "vllm:cache_config_info"
 PROCESS_START = "process_start_time_seconds"
 
-_LABELLED = (RUNNING, WAITING, KV_USAGE, PREFIX_QUERIES, PREFIX_HITS, PREEMPTIONS, CACHE_CONFIG)
+_LABELLED = (RUNNING, WAITING, WAITING_BY_REASON, KV_USAGE, PREFIX_QUERIES, PREFIX_HITS, PREEMPTIONS, CACHE_CONFIG)
 _WANTED = (*(f"{name}{{".encode() for name in _LABELLED), f"{PROCESS_START} ".encode())
 
 
@@ -94,6 +95,7 @@ def read_scrape(text: str, at_seconds: float) -> Scrape:
         prefix_queries_tokens=total(PREFIX_QUERIES),
         prefix_hits_tokens=total(PREFIX_HITS),
         preemptions=total(PREEMPTIONS),
+        waiting_for_capacity=_waiting_for_capacity(samples.get(WAITING_BY_REASON, ())),
     )
     return replace(scrape, telemetry=telemetry)
 
@@ -108,6 +110,12 @@ def with_scrape(facts: Facts, scrape: Scrape) -> Facts:
         prefix_caching=scrape.prefix_caching,
         process_start_seconds=scrape.process_start_seconds,
     )
+
+
+def _waiting_for_capacity(samples: Iterable[Sample]) -> int | None:
+    """Those who wait for the batch or the KV cache, and not for an adapter or for blocks from elsewhere."""
+    counts = [sample.value for sample in samples if sample.labels.get("reason") == "capacity"]
+    return int(sum(counts)) if counts else None
 
 
 def _kv_cache_tokens(config: dict[str, str]) -> int | None:

@@ -107,11 +107,14 @@ class Metrics(Collector):
         self.attempts = Counter(
             "gateway_upstream_attempts_total", "Requests sent to a backend, by result.", ("backend", "result")
         )
+        self.limit_moves = Counter(
+            "gateway_limit_moves_total", "Moves of the adaptive limit of a backend.", ("backend", "reason")
+        )
         self.loop_lag = Histogram("gateway_event_loop_lag_seconds", "Delay of a timer on the event loop.", (), _LAG)
         self._live: list[Gauges | Counter | Histogram] = [
             self.requests, self.duration, self.first_byte, self.queue_wait, self.hit_tokens,
             self.round_robin_hit_tokens, self.prompt_tokens,
-            self.completion_tokens, self.attempts, self.loop_lag,
+            self.completion_tokens, self.attempts, self.limit_moves, self.loop_lag,
         ]  # fmt: skip
         self._models: set[str] = set()
         self.before_collecting: Callable[[], None] = lambda: None

@@ -27,6 +27,7 @@ class Record:
     ask: Ask | None = None
     seat_index: int = 0
     usage: Usage | None = None
+    held_up: bool = False  # the client took its answer more slowly than it came
 
     def __init__(self, request_id: str, endpoint: str, arrived_seconds: float, request_bytes: int = 0) -> None:
         self.request_id = request_id

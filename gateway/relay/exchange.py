@@ -69,6 +69,7 @@ class Answer:
     body: bytes = b""
     content_type: bytes = b""
     extra: bytes = b""
+    held_up: bool = False  # the client took it more slowly than it came
 
 
 class Exchange:
@@ -76,8 +77,8 @@ class Exchange:
 
     __slots__ = (
         "_clock", "_connection", "_content_type", "_done_marker", "_ended", "_events", "_extra", "_first_byte_seconds",
-        "_first_token", "_held_bytes", "_held_parts", "_hides_usage", "_opening", "_parts", "_sink", "_status", "_tail",
-        "body", "done", "heard", "silent_seconds",
+        "_first_token", "_held_bytes", "_held_parts", "_held_up", "_hides_usage", "_opening", "_parts", "_sink",
+        "_status", "_tail", "body", "done", "heard", "silent_seconds",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +110,7 @@ class Exchange:
         self._tail = b""
         self._opening = b""
         self._ended = False
+        self._held_up = False
         self._first_byte_seconds: float | None = None
 
     @property
@@ -217,6 +219,7 @@ class Exchange:
             self._pass_plain()
 
     def _wait_for_room(self) -> None:
+        self._held_up = True
         self._connection.pause_reading()
         self._sink.on_room = self._connection.resume_reading
 
@@ -266,7 +269,8 @@ class Exchange:
             self.done.set_result(answer)
 
     def _answer(self, *usage_pieces: bytes) -> Answer:
-        return Answer(self._status, read_usage(*usage_pieces), self._first_byte_seconds, self._opening)
+        usage = read_usage(*usage_pieces)
+        return Answer(self._status, usage, self._first_byte_seconds, self._opening, held_up=self._held_up)
 
 
 def _judge(status: int, body: bytes) -> BackendError | None:

@@ -23,7 +23,7 @@ LAYERS: dict[str, set[str]] = {
     "config": set(),
     "routing": {"request"},
     "admission": {"request", "errors", "routing"},
-    "backends": {"config", "errors"},
+    "backends": {"config", "errors", "admission.limiter"},
     "observe": {"request"},
     "relay": {"request", "errors", "config", "backends"},
     "front": {

@@ -44,7 +44,7 @@ class Site:
 
 def bound(told: int | None, objective: float | None = None) -> Limiter:
     limiter = Limiter(itl_objective_seconds=objective)
-    limiter.bind(told, 1, 0.0)
+    limiter.bind(told, 1)
     return limiter
 
 
@@ -60,10 +60,9 @@ def stream(limiter: Limiter, tpot: float, at: float, times: int = 8) -> None:
 def test_it_starts_at_the_bound_that_was_told_or_at_vllms_default() -> None:
     limiter = Limiter()
     assert (limiter.limit, limiter.upper) == (DEFAULT_MAX_NUM_SEQS, DEFAULT_MAX_NUM_SEQS)
-    limiter.bind(64, 1, 5.0)
+    limiter.bind(64, 1)
     assert (limiter.limit, limiter.upper) == (64, 64)
-    assert limiter.last_move == Move(5.0, Reason.BOUND, 256, 64)
-    limiter.bind(None, 4, 6.0)
+    limiter.bind(None, 4)
     assert (limiter.limit, limiter.upper) == (1024, 1024)
 
 
@@ -72,9 +71,9 @@ def test_a_new_bound_leaves_a_limit_that_has_fallen() -> None:
     site.looks(3)
     fallen = site.limiter.limit
     assert fallen < 100
-    site.limiter.bind(200, 1, 9.0)
+    site.limiter.bind(200, 1)
     assert (site.limiter.limit, site.limiter.upper) == (fallen, 200)
-    site.limiter.bind(2, 1, 9.0)
+    site.limiter.bind(2, 1)
     assert (site.limiter.limit, site.limiter.upper) == (2, 2)
 
 
@@ -269,7 +268,7 @@ def test_it_falls_to_one_where_no_more_fits() -> None:
 
 def test_one_that_is_not_adaptive_stays_at_the_bound() -> None:
     limiter = Limiter(adaptive=False)
-    limiter.bind(100, 1, 0.0)
+    limiter.bind(100, 1)
     site = Site(limiter, seats=10)
     assert [site.look(preempted=1) for _ in range(10)] == [None] * 10
     assert limiter.limit == 100
@@ -305,7 +304,7 @@ class LimiterMachine(RuleBasedStateMachine):
     )
     def begin(self, told: int | None, engines: int, objective: float | None) -> None:
         self.limiter = Limiter(itl_objective_seconds=objective)
-        self.limiter.bind(told, engines, 0.0)
+        self.limiter.bind(told, engines)
         self.now = 0.0
         self.preemptions = 0.0
         self.sent = 0
@@ -364,7 +363,7 @@ class LimiterMachine(RuleBasedStateMachine):
 
     @rule(told=st.none() | st.integers(1, 600), engines=st.integers(1, 4))
     def bind(self, told: int | None, engines: int) -> None:
-        self.limiter.bind(told, engines, self.now)
+        self.limiter.bind(told, engines)
 
     @rule()
     def lose(self) -> None:

@@ -43,6 +43,15 @@ def test_the_limit_grows_from_a_tenth_to_the_cap() -> None:
     assert [backend.limit(50.0 + seconds) for seconds in (0, 10, 20, 30, 40)] == [10, 40, 70, 100, 100]
 
 
+def test_the_limit_is_the_lower_of_slow_start_and_the_adaptive_one() -> None:
+    backend = make(max_in_flight=100)
+    backend.limiter.limit = 60
+    assert backend.limit(50.0) == 60
+    backend.slow_since_seconds = 50.0
+    assert [backend.limit(50.0 + seconds) for seconds in (0, 10, 20, 30)] == [10, 40, 60, 60]
+    assert backend.cap == 100
+
+
 def test_the_limit_is_never_below_one() -> None:
     backend = make(max_in_flight=3)
     backend.slow_since_seconds = 50.0

@@ -45,6 +45,25 @@ def test_waiting_requests_are_counted_once() -> None:
     assert found.telemetry.waiting == 1
 
 
+def test_those_who_wait_for_capacity_are_told_from_those_who_are_deferred() -> None:
+    page = "".join(
+        rank(number, 3, 10)
+        + f'vllm:num_requests_waiting_by_reason{{engine="{number}",model_name="m",reason="capacity"}} {2 + number}\n'
+        f'vllm:num_requests_waiting_by_reason{{engine="{number}",model_name="m",reason="deferred"}} 40\n'
+        for number in range(2)
+    )
+    found = scrape(page.encode())
+    assert found.telemetry is not None
+    assert found.telemetry.waiting_for_capacity == 5
+    assert found.telemetry.waiting == 0
+
+
+def test_an_engine_that_does_not_tell_why_requests_wait_is_known_as_such() -> None:
+    found = scrape(rank(0, 3, 10).encode())
+    assert found.telemetry is not None
+    assert found.telemetry.waiting_for_capacity is None
+
+
 def test_data_parallel_ranks_are_summed() -> None:
     found = scrape((rank(0, 3, 10) + rank(1, 4, 20)).encode())
     assert found.telemetry is not None

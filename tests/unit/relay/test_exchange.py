@@ -276,6 +276,17 @@ async def test_a_client_that_takes_no_more_stops_the_backend(headers: list[tuple
     assert scene.transport.reading
 
 
+@pytest.mark.parametrize("blocked", [True, False])
+async def test_it_is_noted_whether_the_client_held_a_stream_up(blocked: bool) -> None:
+    scene = Scene()
+    scene.head(headers=EVENTS)
+    scene.sink.blocked = blocked
+    scene.body(CHUNK)
+    scene.sink.blocked = False
+    scene.body(DONE, end=True)
+    assert scene.answer.held_up is blocked
+
+
 async def test_whether_anything_was_heard_is_noted() -> None:
     scene = Scene()
     assert not scene.exchange.heard

@@ -1,0 +1,166 @@
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.admission.placement import Binding
+from gateway.app import Gateway
+from gateway.backends.backend import Backend, Facts, ModelCard, Telemetry
+from gateway.backends.health import Probe
+from gateway.config import parse
+from gateway.observe.record import Record
+from gateway.request import Ask, Usage
+
+WISH = Ask("m", prompt_tokens=1, output_tokens=1)
+
+
+class Scene:
+    """A gateway that is put together and not started, before one backend of eight seats and a line of nine."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.preemptions = 0.0
+        config = parse(
+            {"backends": [{"url": "http://10.0.0.1:1", "name": "a"}], "admission": {"itl_objective_seconds": 0.05}}
+        )
+        self.gateway = Gateway(config, None, clock=lambda: self.now)
+        self.fleet = self.gateway.fleet
+        self.fleet.learned(self.backend, Facts(models=(ModelCard("m"),), max_num_seqs=16))
+        self.fleet.probed(self.backend, Probe.OK)
+
+    @property
+    def backend(self) -> Backend:
+        return self.gateway.fleet.backends[0]
+
+    def fill(self) -> list[Binding]:
+        """Take every place."""
+        taken = []
+        while isinstance(placed := self.gateway.placement.place(WISH, self.now), Binding):
+            self.gateway.placement.first_token(placed, self.now)
+            taken.append(placed)
+        self.gateway.queue.leave(placed)
+        return taken
+
+    def look(self, preempted: int = 0) -> None:
+        self.now += 2.0
+        self.preemptions += preempted
+        self.fleet.measured(self.backend, Telemetry(self.now, 8, 0, 0.5, 0.0, 0.0, self.preemptions))
+
+    def moves(self, reason: str) -> float:
+        return self.gateway.metrics.limit_moves.values.get(("a", reason), 0.0)
+
+    def stream(self, tokens: int = 101, seconds: float = 10.0, **changes: object) -> None:
+        record = Record("id", "chat", self.now - seconds - 1)
+        record.backend, record.streams, record.ask = "a", True, WISH
+        record.usage, record.first_byte_seconds = Usage(5, tokens), self.now - seconds
+        record.ended_seconds = self.now
+        for name, value in changes.items():
+            setattr(record, name, value)
+        self.gateway.finished.add(record)
+        self.gateway.finished.settle()
+
+
+def test_a_limit_that_falls_holds_at_once_and_one_that_grows_lets_in_who_waits() -> None:
+    async def main() -> None:
+        scene = Scene()
+        gate = scene.gateway.gate
+        taken = scene.fill()
+        assert len(taken) == 16
+        waiting = asyncio.get_running_loop().create_task(gate.lease(WISH))
+        await asyncio.sleep(0)
+        scene.look()
+        scene.look(preempted=1)
+        assert scene.backend.limit(scene.now) == 14
+        for binding in taken[:2]:
+            gate.release(binding)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        for _ in range(2):
+            scene.look()
+        with await waiting as lease:
+            assert lease.backend == "a"
+        assert (scene.moves("preemptions"), scene.moves("room")) == (1, 1)
+
+    asyncio.run(main())
+
+
+def test_what_was_sent_and_is_in_flight_is_told_to_the_limiter() -> None:
+    scene = Scene()
+    taken = scene.fill()
+    scene.gateway.placement.release(taken[0], scene.now)
+    assert scene.fleet.sent_to(scene.backend) == (15, 16)
+
+
+def test_the_pace_of_a_stream_is_that_of_the_tokens_after_the_first() -> None:
+    scene = Scene()
+    scene.stream(tokens=101, seconds=10.0)
+    assert scene.backend.limiter.pace_seconds == pytest.approx(0.1)
+
+
+def test_several_answers_of_one_request_come_side_by_side() -> None:
+    scene = Scene()
+    scene.stream(tokens=202, ask=Ask("m", sequences=2))
+    assert scene.backend.limiter.pace_seconds == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"held_up": True},
+        {"streams": False},
+        {"first_byte_seconds": None},
+        {"usage": None},
+        {"ask": None},
+        {"backend": ""},
+        {"usage": Usage(5, 7)},
+    ],
+)
+def test_what_says_nothing_of_the_engines_pace_is_left_out(changes: dict[str, object]) -> None:
+    scene = Scene()
+    scene.stream(**changes)
+    assert scene.backend.limiter.pace_seconds is None
+
+
+def test_slow_streams_lower_the_limit() -> None:
+    scene = Scene()
+    scene.fill()
+    scene.look()
+    for _ in range(8):
+        scene.stream()
+    scene.look()
+    assert (scene.backend.limiter.limit, scene.moves("inter_token_latency")) == (8, 1)
+
+
+def test_a_fall_is_logged_once_a_minute_and_a_rise_is_not() -> None:
+    scene = Scene()
+    with capture_logs() as lines:
+        for _ in range(40):
+            taken = scene.fill()
+            scene.look(preempted=1)
+            for binding in taken:
+                scene.gateway.placement.release(binding, scene.now)
+            scene.look()
+    assert scene.moves("preemptions") > 3
+    falls = [line for line in lines if line["event"] == "limit_fell"]
+    assert falls[0] == {
+        "event": "limit_fell",
+        "log_level": "warning",
+        "backend": "a",
+        "reason": "preemptions",
+        "before": falls[0]["before"],
+        "after": falls[0]["after"],
+    }
+    assert 1 <= len(falls) <= 160 / 60 + 1
+
+
+def test_the_overview_tells_the_limit_its_bound_and_its_last_move() -> None:
+    scene = Scene()
+    [told] = scene.gateway.overview.backends()
+    assert (told["limit"], told["limit_upper"], told["limit_moved"]) == (16, 16, None)
+    scene.fill()
+    scene.look()
+    scene.look(preempted=1)
+    scene.now += 5.0
+    [told] = scene.gateway.overview.backends()
+    assert (told["limit"], told["limit_upper"]) == (14, 16)
+    assert told["limit_moved"] == {"reason": "preemptions", "before": 16, "after": 14, "seconds_ago": 5.0}
