@@ -201,7 +201,7 @@ class Placement:
         for ticket in waiting:
             ask = ticket.ask
             seats = self._views.get(ask.model)
-            if not seats or ticket.avoid or ask.pinned is not None or ask.rank is not None or ask.sequences != 1:
+            if not seats or not ticket.goes_anywhere:
                 try:
                     its_seats = self._candidates(ask, now, ticket.avoid)
                     if ask.sequences > 1:

@@ -11,12 +11,23 @@ from gateway.routing.matrix import Hit
 class Ticket:
     """A place in the line."""
 
-    __slots__ = ("arrived_seconds", "ask", "avoid", "hits", "hits_of", "hits_seconds", "prefill_seconds", "turn")
+    __slots__ = (
+        "arrived_seconds",
+        "ask",
+        "avoid",
+        "goes_anywhere",
+        "hits",
+        "hits_of",
+        "hits_seconds",
+        "prefill_seconds",
+        "turn",
+    )
 
     def __init__(self, ask: Ask, arrived_seconds: float, avoid: frozenset[str], prefill_seconds: float) -> None:
         self.ask = ask
         self.arrived_seconds = arrived_seconds
         self.avoid = avoid
+        self.goes_anywhere = not avoid and ask.pinned is None and ask.rank is None and ask.sequences == 1
         self.prefill_seconds = prefill_seconds  # on the backend that holds most of its prompt
         self.turn = prefill_seconds  # who comes first: the least prefill, and what was waited for counts against it
         self.hits: Hit | None = None  # predicted, for each of the seats `hits_of`, at `hits_seconds`

@@ -121,10 +121,14 @@ class CostMatrix:
         return row
 
     def _skip_some(self, cost: Floats, row: int, is_open: Sequence[bool]) -> int:
-        rows, prefill, opens = np.arange(len(cost)), self._prefill_seconds[row : row + len(cost)], np.array(is_open)
-        count, best = 0, cost.argmin(axis=1)
+        opens, prefill, best = np.array(is_open), self._prefill_seconds[row:], cost.argmin(axis=1)
+        count = 0
         for _ in range(_ROUNDS):
-            holds = np.zeros_like(cost)
+            # Whoever is best off at an open engine stays so, whatever those before hold out for: all else is before.
+            at_open = opens[best].argmax()
+            if opens[best[at_open]]:
+                cost, best = cost[: at_open + 1], best[: at_open + 1]
+            rows, holds = np.arange(len(best)), np.zeros_like(cost)
             holds[rows, best] = prefill[rows, best]
             held = _before(len(best)) @ holds
             then_best = (cost + held).argmin(axis=1)
