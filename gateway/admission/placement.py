@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter
 
-import numpy as np
-
 from gateway.admission.candidate import Candidate
 from gateway.admission.drain import Drain
 from gateway.admission.drain_rate import DrainRate
 from gateway.admission.queue import Queue, Ticket
 from gateway.admission.room import Room
+from gateway.admission.waiting_hits import WaitingHits
 from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBackend, QueueFull
 from gateway.request import Ask
 from gateway.routing.calibration import Calibration
@@ -24,11 +23,8 @@ from gateway.routing.cost import prefill_seconds, step_seconds
 from gateway.routing.estimate import Estimates
 from gateway.routing.explain import Verdict
 from gateway.routing.load import Load, Work
-from gateway.routing.matrix import Hit
 from gateway.routing.policy import Policy
 from gateway.routing.seat import Option, Seat
-
-_HITS_GOOD_FOR_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +69,7 @@ class Placement:
         self._room = Room(calibration, estimates, knobs.kv_headroom)
         self._drain_rate = DrainRate()
         self._seats: dict[int, Seat] = {}
+        self._hits = WaitingHits(policy.hits)
         self._views: dict[str, list[Seat]] = {}  # by model, until the fleet changes
 
     def __repr__(self) -> str:
@@ -123,8 +120,7 @@ class Placement:
         ticket.turn = ticket.prefill_seconds + self._knobs.aging * now
         self._queue.join(ticket, self.retry_after_seconds(now))
         if seats is self._views[ask.model]:
-            ticket.hits = np.array([option.hit_tokens for option in options], dtype=np.float64)
-            ticket.hits_seconds, ticket.hits_of = now, seats
+            self._hits.keep(ticket, [option.hit_tokens for option in options], seats, now)
         return ticket
 
     def _hold(self, ask: Ask, now: float, avoid: frozenset[str]) -> Ticket:
@@ -145,13 +141,7 @@ class Placement:
         starvation_seconds = self._knobs.starvation_seconds
         if not any(is_open) and now - tickets[0].arrived_seconds <= starvation_seconds:
             return granted
-        too_old = now - _HITS_GOOD_FOR_SECONDS
-        hits = [
-            ticket.hits
-            if ticket.hits is not None and ticket.hits_of is seats and ticket.hits_seconds >= too_old
-            else self._hits(ticket, seats, now)
-            for ticket in tickets
-        ]
+        hits = self._hits.of(tickets, seats, now)
         ranking = self._policy.ranking([ticket.ask for ticket in tickets], hits, seats, now)
         for row, its_seats in eligible.items():
             for column, seat in enumerate(seats):
@@ -224,12 +214,6 @@ class Placement:
     def _bind_light(self, ask: Ask, seats: list[Seat], now: float, waited_seconds: float) -> Binding:
         """A request that takes no slot goes where least runs."""
         return self._bind(ask, Option(min(seats, key=_in_flight), 0.0, 0.0, 0), now, waited_seconds)
-
-    def _hits(self, ticket: Ticket, seats: list[Seat], now: float) -> Hit:
-        """Predicted hits of one who waits; caches change slowly, so a look is good for a while."""
-        ticket.hits = np.array(self._policy.hits(ticket.ask, seats), dtype=np.float64)
-        ticket.hits_seconds, ticket.hits_of = now, seats
-        return ticket.hits
 
     def explain(self, ask: Ask, now: float, avoid: frozenset[str] = frozenset()) -> list[Verdict]:
         """What each engine would mean for a request now, best first. Changes nothing.
@@ -372,6 +356,7 @@ class Placement:
         seat.load.start(work, now)
         seat.placed += 1
         self._policy.placed(ask, option)
+        self._hits.bound(ask, now)
         return Binding(seat, work, option.hit_tokens, waited_seconds)
 
 

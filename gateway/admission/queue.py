@@ -19,6 +19,7 @@ class Ticket:
         "hits",
         "hits_of",
         "hits_seconds",
+        "opening",
         "prefill_seconds",
         "turn",
     )
@@ -30,6 +31,7 @@ class Ticket:
         self.goes_anywhere = not avoid and ask.pinned is None and ask.rank is None and ask.sequences == 1
         self.prefill_seconds = prefill_seconds  # on the backend that holds most of its prompt
         self.turn = prefill_seconds  # who comes first: the least prefill, and what was waited for counts against it
+        self.opening = ask.keys[0] if ask.keys else 0
         self.hits: Hit | None = None  # predicted, for each of the seats `hits_of`, at `hits_seconds`
         self.hits_of: object = None
         self.hits_seconds = 0.0

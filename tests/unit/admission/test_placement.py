@@ -428,7 +428,7 @@ def test_those_who_hold_out_make_a_backend_dearer_for_one_look_at_the_line_only(
     assert costs() == before
 
 
-@pytest.mark.parametrize(("later_seconds", "backend"), [(0.05, "a"), (1.0, "b")])
+@pytest.mark.parametrize(("later_seconds", "backend"), [(0.05, "a"), (1.1, "b")])
 def test_what_caches_hold_is_looked_up_again_for_one_who_waits_but_not_each_time(
     later_seconds: float, backend: str
 ) -> None:
@@ -440,6 +440,23 @@ def test_what_caches_hold_is_looked_up_again_for_one_who_waits_but_not_each_time
     for binding in running:
         here.placement.release(binding, here.now)
     assert drain(here) == {ticket: backend}
+
+
+def test_what_is_bound_meanwhile_counts_at_once_for_one_who_waits_with_the_same_beginning() -> None:
+    here = hall(1, 1, policy="prefix")
+    running = {name: bind(here, ask(pinned=name)) for name in "ab"}
+    prompt = ask(keys=LONG_KEYS, edges=LONG_EDGES, prompt_size=400_000, prompt_tokens=100_000)
+    first, second = wait(here, prompt), wait(here, prompt)
+    here.now = 0.01
+    here.placement.release(running["a"], here.now)
+    [(bound, binding)] = here.placement.drain("m", here.now)
+    assert bound is first
+    assert isinstance(binding, Binding)
+    assert binding.seat.name == "a"
+    here.now = 0.02
+    here.placement.release(binding, here.now)
+    here.placement.release(running["b"], here.now)
+    assert drain(here) == {second: "a"}
 
 
 def test_an_explanation_tells_every_backend_best_first_and_changes_nothing() -> None:
