@@ -12,13 +12,15 @@ _SEPARATOR = ", "
 class Admission:
     """Which of the gateway's bounds hold. `limit` is of sequences on each engine; None = what the engine runs at once.
 
-    `window`: little prefill may be ahead; `ledger`: KV cache is reserved.
+    `window`: little prefill may be ahead; `ledger`: KV cache is reserved; `adaptive`: the limit follows what the
+    engine's metrics show.
     """
 
     name: str
     limit: int | None = None
     window: bool = True
     ledger: bool = False
+    adaptive: bool = False
 
     def cap(self, max_num_seqs: int) -> int:
         """Sequences that each engine may be given at once."""
@@ -28,8 +30,9 @@ class Admission:
 NONE = Admission("none", _NO_LIMIT, window=False)
 SLOTS = Admission("slots")
 LEDGER = Admission("ledger", ledger=True)
-GATEWAY = LEDGER
-_NAMED = {arm.name: arm for arm in (NONE, SLOTS, LEDGER)}
+LIMITER = Admission("limiter", adaptive=True)
+GATEWAY = Admission("adaptive", ledger=True, adaptive=True)
+_NAMED = {arm.name: arm for arm in (NONE, SLOTS, LEDGER, LIMITER, GATEWAY)}
 WAYS = (*_NAMED, "static:N")
 
 

@@ -70,11 +70,10 @@ class ReplayEngine:
         self._begin(now)
         return done
 
-    def generated_tokens(self, sequence: SequenceState, now: float) -> int:
-        """What the sequence has got by now."""
+    def catch_up(self, now: float) -> None:
+        """The scheduler's state is to be looked at; the next event may become an earlier one."""
         if self._decodes_since is not None:
             self._catch_up(now)
-        return self.scheduler.generated_tokens(sequence)
 
     def forget_cache(self) -> None:
         """The prefix cache is lost, but for what running sequences hold; nobody is told."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from gateway.admission.placement import Binding, Knobs, Placement
 from gateway.admission.queue import Queue, Ticket
-from gateway.config import RoutingConfig
+from gateway.config import HealthConfig, RoutingConfig
 from gateway.request import Ask, Usage
 from gateway.routing.affinity import Affinity
 from gateway.routing.calibration import Calibration
@@ -53,10 +54,12 @@ class GatewayRouter:
         self,
         policy: str,
         scenario: Scenario,
+        engines: Sequence[ReplayEngine],
         block_tokens: int,
         routing: RoutingConfig,
-        exact: ExactIndex | None = None,
         admission: Admission = GATEWAY,
+        *,
+        exact: bool = False,
     ) -> None:
         self._estimates = Estimates()
         model = CostModel(routing.seconds_per_prefill_token, routing.decode_weight, scenario.max_num_batched_tokens)
@@ -66,16 +69,21 @@ class GatewayRouter:
         self._learning = Learning(self._estimates, index, trust)
         self._queue = Queue(_NO_BOUND, _NO_BOUND)
         cap = admission.cap(scenario.max_num_seqs)
-        backends = fleet(scenario.engines, cap, scenario.kv_tokens, block_tokens, scenario.speeds())
+        self._engines = engines
+        self._backends = fleet(
+            scenario.engines, cap, scenario.kv_tokens, block_tokens, scenario.speeds(), adaptive=admission.adaptive,
+            itl_objective_seconds=scenario.itl_objective_seconds,
+        )  # fmt: skip
+        self.scrape_seconds = HealthConfig().probe_interval_seconds if admission.adaptive else math.inf
         headroom = routing.kv_headroom if admission.ledger else _NO_LEDGER
         knobs = Knobs(routing.aging, headroom, routing.scan, routing.starvation_seconds)
-        hits = Hits(index, trust, exact)
+        hits = Hits(index, trust, PoolBlocks(engines) if exact else None)
         self.placement = Placement(
-            {_MODEL: backends}.get, _policy(policy, calibration, hits, self._estimates), self._queue,
+            {_MODEL: self._backends}.get, _policy(policy, calibration, hits, self._estimates), self._queue,
             self._estimates, calibration, knobs,
         )  # fmt: skip
         self._block_tokens = block_tokens
-        self._tells_tokens = exact is not None
+        self._tells_tokens = exact
         self._asks: dict[int, tuple[Ask, Binding]] = {}  # by the request's number
         self._tickets: dict[Ticket, ReplayRequest] = {}
         self._changed = False  # since the last look through the line
@@ -106,7 +114,19 @@ class GatewayRouter:
         self.placement.release(binding, now, answered=True)
         self._changed = True
         usage = Usage(request.prompt_tokens, request.output_tokens, request.cached_tokens)
+        self._backends[binding.seat.index].answered(request, now)
         self._learning.answered(ask, binding.seat.index, binding.hit_tokens, usage)
+
+    def scraped(self, now: float) -> None:
+        """Limits follow what the engines' metrics show."""
+        seats = {seat.index: seat for seat in self.placement.seats}
+        moved = [
+            backend.scraped(engine, seats.get(backend.index), now)
+            for backend, engine in zip(self._backends, self._engines, strict=True)
+        ]
+        if any(moved):
+            self.placement.refresh()
+            self._changed = True
 
     def settle(self, now: float, *, is_look: bool) -> list[Sending]:
         """Look through the line once for all that changed, or because time alone opens engines too."""

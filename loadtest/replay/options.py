@@ -58,6 +58,9 @@ Misjudged = Annotated[
     float,
     _option("--misjudged", min=0, panel=_ROWS, told="Deviation of the logarithm of the gateway's prompt lengths."),
 ]
+ItlObjective = Annotated[
+    float | None, _option("--itl-objective", min=0.001, panel=_GRID, told="Seconds; adaptive limits keep to it.")
+]
 SlowEngines = Annotated[
     str | None, _option("--slow", panel=_FAULTS, told="FACTOR:COUNT engines are slower; the gateway is told, once.")
 ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from gateway.config import RoutingConfig
 from loadtest.replay.admission import GATEWAY, LEDGER, Admission, parted
 from loadtest.replay.engine import ReplayEngine
-from loadtest.replay.gateway_router import GatewayRouter, PoolBlocks
+from loadtest.replay.gateway_router import GatewayRouter
 from loadtest.replay.peers.cache_aware import CacheAware
 from loadtest.replay.peers.chwbl import BoundedLoadRing
 from loadtest.replay.peers.dynamo import DynamoCost
@@ -41,10 +41,10 @@ def _push(rule: Callable[[Site], Rule]) -> Callable[[Site], Router]:
 
 def _own(policy: str, *, exact: bool = False, admission: Admission = GATEWAY) -> Callable[[Site], Router]:
     def made(site: Site) -> Router:
-        blocks = PoolBlocks(site.engines) if exact else None
         return GatewayRouter(
-            policy, site.scenario, site.block_tokens, RoutingConfig(), blocks, site.admission or admission
-        )
+            policy, site.scenario, site.engines, site.block_tokens, RoutingConfig(), site.admission or admission,
+            exact=exact,
+        )  # fmt: skip
 
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -12,7 +13,12 @@ Sending = tuple[ReplayRequest, int]
 
 
 class Router(Protocol):
-    """Decides which engine gets a request, and when. It answers with what is to be sent now."""
+    """Decides which engine gets a request, and when. It answers with what is to be sent now.
+
+    `scrape_seconds`: from one look at the engines' metrics to the next; infinite for one that has no use for them.
+    """
+
+    scrape_seconds: float
 
     @property
     def waiting(self) -> int:
@@ -26,6 +32,9 @@ class Router(Protocol):
 
     def finished(self, request: ReplayRequest, now: float) -> None:
         """Its answer is whole."""
+
+    def scraped(self, now: float) -> None:
+        """It is time to look at the engines' metrics."""
 
     def settle(self, now: float, *, is_look: bool) -> list[Sending]:
         """All events of this moment are told: who may go now? `is_look`: it is time to look though nothing happened."""
@@ -48,6 +57,7 @@ class PushRouter:
         self._rule = rule
         self._engines = engines
         self._uncached: dict[ReplayRequest, int] = {}
+        self.scrape_seconds = math.inf  # rules look whenever they want to
 
     @property
     def waiting(self) -> int:
@@ -71,6 +81,9 @@ class PushRouter:
         """It counts no more."""
         self._engines[request.engine].in_flight -= 1
         self._rule.released(request)
+
+    def scraped(self, now: float) -> None:
+        """Never asked."""
 
     def settle(self, now: float, *, is_look: bool) -> list[Sending]:  # noqa: ARG002
         """Nobody waits here."""

@@ -41,6 +41,7 @@ class Scenario:
     kv_tokens: int = 430_000
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
+    itl_objective_seconds: float | None = None  # that the gateway's adaptive limit keeps to
     bounds: Bounds = field(default_factory=Bounds)
     faults: Faults = field(default_factory=Faults)
     lengths: Lengths = field(default_factory=Lengths)

@@ -56,6 +56,7 @@ class Simulation:
         self._events = [math.inf] * len(engines)
         self._wipe = wipe
         self._look_seconds = math.inf
+        self._scrape_seconds = router.scrape_seconds
         self.now_seconds = 0.0
         self.left = len(requests)
 
@@ -65,13 +66,15 @@ class Simulation:
         while self.left:
             engine_event = min(events)
             arrival = arrivals[0][0] if arrivals else math.inf
-            now = min(engine_event, arrival, self._look_seconds)
-            if now == math.inf:
+            now = min(engine_event, arrival, self._look_seconds, self._scrape_seconds)
+            if now == math.inf or (now == self._scrape_seconds and self._is_idle()):
                 raise RuntimeError(f"{self.left} requests are never answered")
             self.now_seconds = now
             if self._wipe is not None and now >= self._wipe[0]:
                 self._forget()
-            if engine_event == now:
+            if now >= self._scrape_seconds:
+                self._scrape(now)
+            elif engine_event == now:
                 self._advance(events.index(now), now)
             elif arrival == now:
                 self._arrive(now)
@@ -119,6 +122,17 @@ class Simulation:
             engine = self._engines[index]
             engine.submit(_sequence(request, engine.scheduler.limits.block_size), now)
             self._events[index] = engine.next_event_seconds
+
+    def _is_idle(self) -> bool:
+        return not self._arrivals and min(self._events) == math.inf == self._look_seconds
+
+    def _scrape(self, now: float) -> None:
+        """The gateway reads the engines' metrics."""
+        for index, engine in enumerate(self._engines):
+            engine.catch_up(now)
+            self._events[index] = engine.next_event_seconds
+        self._router.scraped(now)
+        self._scrape_seconds = now + self._router.scrape_seconds
 
     def _forget(self) -> None:
         assert self._wipe is not None

@@ -76,9 +76,10 @@ def test_a_turn_is_sent_when_its_think_time_after_the_answer_is_over() -> None:
 
 def test_one_request_through_the_gateway_takes_what_the_step_model_says() -> None:
     at = scenario(engines=2)
-    router = GatewayRouter("prefix", at, BLOCK, RoutingConfig())
+    engines = engines_of(at, BLOCK)
+    router = GatewayRouter("prefix", at, engines, BLOCK, RoutingConfig())
     alone = request(prompt_tokens=2000, output_tokens=5)
-    Simulation([alone], engines_of(at, BLOCK), router).run()
+    Simulation([alone], engines, router).run()
     assert alone.ttft_seconds == pytest.approx(at.cold_prefill_seconds(2000), abs=1e-9)
     decode = at.step_time.decode_stretch_seconds(4, 1, 2000)
     assert alone.tpot_seconds == pytest.approx(decode / 4, abs=1e-9)
@@ -101,9 +102,9 @@ def test_slow_engines_get_less_from_the_gateway_which_is_told() -> None:
 
 def test_a_line_forms_in_the_gateway_and_not_in_the_engines_above_capacity() -> None:
     at = scenario(engines=1, max_num_seqs=4)
-    router = GatewayRouter("least_loaded", at, BLOCK, RoutingConfig())
-    crowd = [request(number) for number in range(20)]
     engines = engines_of(at, BLOCK)
+    router = GatewayRouter("least_loaded", at, engines, BLOCK, RoutingConfig())
+    crowd = [request(number) for number in range(20)]
     Simulation(crowd, engines, router).run()
     assert engines[0].scheduler.counters.peak_running <= 4
     assert engines[0].scheduler.counters.preemptions == 0
