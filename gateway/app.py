@@ -79,9 +79,10 @@ class Gateway:
             self.fleet.candidates, self._policy(), self.queue, self.knowledge.estimates, self.calibration,
             _knobs(config),
         )  # fmt: skip
-        self.gate = Gate(self.placement, self.queue, config.admission.max_wait_seconds, clock)
+        self.gate = Gate(self.placement, self.queue, config.admission.max_wait_seconds, clock,
+                         config.admission.comment_seconds)  # fmt: skip
         self.limit_moves = LimitMoves(self.fleet, self.placement, self.gate, self.metrics.limit_moves, clock)
-        self.relay = Relay(self.fleet, config.upstream, clock)
+        self.relay = Relay(self.fleet, config.upstream, clock, config.admission.comment_seconds)
         self.watch = Watch(self.fleet, config.health, clock=clock, random=random)
         self.access_log = (
             AccessLog(log_out, clock, _wall_clock) if log_out is not None and config.server.access_log else None

@@ -153,6 +153,9 @@ class AdmissionConfig(Section):
     hold_without_backend: bool = Field(
         True, description="While no backend of a model can serve, its requests wait for one; false: 503 at once."
     )
+    comment_seconds: float = Field(
+        15.0, ge=0, description="A stream that waits gets an SSE comment this often, against idle time-outs; 0 = none."
+    )
     tenant_header: str = Field(
         "",
         pattern=r"^([A-Za-z0-9-]{1,64})?$",

@@ -47,9 +47,11 @@ class Dispatcher:
         """
         attempts = Attempts(self._budget, repeatable=request.repeatable)
         since = self._gate.now()  # a backend last had it
+        remind = reply.comment if request.ask.streams else None
         while True:
             told = self._explanation(request, attempts)
-            with await self._gate.lease(request.ask, attempts.avoid, self._gate.now() - since) as lease:
+            waited = self._gate.now() - since
+            with await self._gate.lease(request.ask, attempts.avoid, waited, remind) as lease:
                 self._note(request, lease, reply, record, told)
                 try:
                     answer = await self._relay.send(

@@ -8,6 +8,7 @@ from typing import Self
 
 from gateway.admission.placement import Binding, Placement
 from gateway.admission.queue import Queue, Ticket
+from gateway.admission.reminder import Reminder
 from gateway.errors import GatewayError, NoBackend, WaitExpired
 from gateway.request import Ask
 from gateway.routing.explain import Verdict
@@ -57,8 +58,16 @@ class Lease:
 class Gate:
     """Hands out leases. Owns the waiting clients' futures."""
 
-    def __init__(self, placement: Placement, queue: Queue, max_wait_seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        placement: Placement,
+        queue: Queue,
+        max_wait_seconds: float,
+        clock: Callable[[], float],
+        remind_seconds: float = 0.0,
+    ) -> None:
         self.max_wait_seconds = max_wait_seconds
+        self._remind_seconds = remind_seconds
         self._placement = placement
         self._queue = queue
         self._clock = clock
@@ -87,16 +96,24 @@ class Gate:
         """What each engine would mean for a request now, best first. Raises ModelNotFound or NoBackend."""
         return self._placement.explain(ask, self._clock(), avoid)
 
-    async def lease(self, ask: Ask, avoid: frozenset[str] = frozenset(), already_waited_seconds: float = 0.0) -> Lease:
+    async def lease(
+        self,
+        ask: Ask,
+        avoid: frozenset[str] = frozenset(),
+        already_waited_seconds: float = 0.0,
+        remind: Callable[[], None] | None = None,
+    ) -> Lease:
         """A place on the best backend, after waiting for it if need be, or for a backend to come back.
 
+        `remind` is called every `remind_seconds` of a wait.
         Raises ModelNotFound, NoBackend, InvalidRequest, QueueFull or WaitExpired. A caller that is cancelled while it
         waits has taken nothing.
         """
         placed = self._placement.place(ask, self._clock(), avoid)
         if isinstance(placed, Binding):
             return Lease(self, placed)
-        return Lease(self, await self._wait(placed, max(0.0, self.max_wait_seconds - already_waited_seconds)))
+        with Reminder(self._remind_seconds, remind):
+            return Lease(self, await self._wait(placed, max(0.0, self.max_wait_seconds - already_waited_seconds)))
 
     async def change(self, at_most_seconds: float) -> None:
         """Wait until the fleet changes, or for this long."""

@@ -6,9 +6,10 @@ from typing import Any, Protocol
 
 import orjson
 
-from gateway.errors import GatewayError, MethodNotAllowed, Unauthorized
+from gateway.errors import BackendFault, GatewayError, MethodNotAllowed, Unauthorized
 
 JSON = b"application/json"
+_EVENTS = b"text/event-stream"
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus}
 
 
@@ -22,17 +23,22 @@ class Wire(Protocol):
 
 
 class Reply:
-    """Writes one response. `begun`: the client has part of it. `on_room` is called when a full buffer has emptied."""
+    """Writes one response. `begun`: the client has part of it. `on_room` is called when a full buffer has emptied.
+
+    A client who waits for a stream may be sent its head and comments before; that is not part of an answer yet, but
+    what comes then can only be events.
+    """
 
     __slots__ = (
-        "_anthropic", "_chunked", "_events", "_http10", "_wire", "begun", "complete", "extra", "keep_alive", "on_room",
-        "request_id", "status",
+        "_anthropic", "_chunked", "_events", "_http10", "_opened", "_wire", "begun", "complete", "extra", "keep_alive",
+        "on_room", "request_id", "status",
     )  # fmt: skip
 
     def __init__(self, wire: Wire, request_id: str, keep_alive: bool, *, http10: bool, anthropic: bool = False) -> None:
         self._wire = wire
         self._chunked = False
         self._events = False
+        self._opened = False  # head and comments were sent, and nothing else
         self._http10 = http10
         self._anthropic = anthropic
         self.request_id = request_id
@@ -50,6 +56,9 @@ class Reply:
 
     def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None:
         """A whole response at once."""
+        if self._opened:
+            self._break_off(_as_event(status, body, self._anthropic))
+            return
         self.begun = self.complete = True
         self.status = status
         self._wire.write(
@@ -59,10 +68,27 @@ class Reply:
 
     def begin(self, status: int, content_type: bytes, extra: bytes) -> None:
         """The head of a response whose length is not known."""
+        if self._opened:
+            if not content_type.startswith(_EVENTS):
+                self._break_off(_as_event(status, b"", self._anthropic))
+            self.begun = True
+            return
         self.begun = True
+        self._open(status, content_type, extra)
+
+    def comment(self) -> None:
+        """Tell a client who waits for a stream, and the proxies on the way, that there is more to come."""
+        if self.begun or self.complete or self._wire.blocked:
+            return
+        if not self._opened:
+            self._opened = True
+            self._open(200, _EVENTS + b"; charset=utf-8", b"")
+        self.write(b": waiting\n\n")
+
+    def _open(self, status: int, content_type: bytes, extra: bytes) -> None:
         self.status = status
         self._chunked = not self._http10
-        self._events = content_type.startswith(b"text/event-stream")
+        self._events = content_type.startswith(_EVENTS)
         if not self._chunked:
             self.keep_alive = False
         framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
@@ -85,13 +111,19 @@ class Reply:
         """Tell the client of an error: a whole response, or the last event of a stream that then ends uncleanly."""
         if self.complete:
             return
-        if not self.begun:
+        if not (self.begun or self._opened):
             self.send(error.status, JSON, error_headers(error), render(error, self._anthropic))
             return
+        self._break_off(render(error, self._anthropic))
+
+    def _break_off(self, error: bytes) -> None:
+        """The last event, if events are what the client gets; nothing is written after it."""
+        self.begun = True
         self.keep_alive = False
         if self._events:
             event = b"event: error\n" if self._anthropic else b""
-            self.write(b"%bdata: %b\n\n" % (event, render(error, self._anthropic)))
+            self.write(b"%bdata: %b\n\n" % (event, error))
+        self._wire = _Nowhere()
 
     def _head(self, status: int) -> bytes:
         line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
@@ -100,6 +132,27 @@ class Reply:
 
     def _connection_header(self) -> bytes:
         return b"connection: keep-alive\r\n" if self.keep_alive else b"connection: close\r\n"
+
+
+class _Nowhere:
+    """Where the rest of a response goes that was broken off."""
+
+    blocked = False
+
+    def write(self, data: bytes) -> bool:  # noqa: ARG002
+        """Drop it."""
+        return False
+
+
+def _as_event(status: int, body: bytes, anthropic: bool) -> bytes:
+    """The body of a whole answer, for a client whose head says that events follow: errors alone can be told."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        document = None
+    if isinstance(document, dict) and document.get("error"):
+        return orjson.dumps(document)  # on one line, whatever it was before
+    return render(BackendFault(f"The backend answered {status}, and not with a stream of events."), anthropic)
 
 
 def render(error: GatewayError, anthropic: bool = False) -> bytes:

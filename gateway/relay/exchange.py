@@ -51,6 +51,9 @@ class Sink(Protocol):
     def begin(self, status: int, content_type: bytes, extra: bytes) -> None:
         """The head of an answer whose length is not known."""
 
+    def comment(self) -> None:
+        """A sign of life to one who waits for a stream: no part of an answer."""
+
     def write(self, data: bytes) -> bool:
         """Body bytes. True = it takes no more for now."""
 
@@ -78,7 +81,7 @@ class Exchange:
     __slots__ = (
         "_clock", "_connection", "_content_type", "_done_marker", "_ended", "_events", "_extra", "_first_byte_seconds",
         "_first_token", "_held_bytes", "_held_parts", "_held_up", "_hides_usage", "_opening", "_parts", "_sink",
-        "_status", "_tail", "body", "done", "heard", "silent_seconds",
+        "_status", "_tail", "body", "done", "heard", "silent_seconds", "streams",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +96,7 @@ class Exchange:
         self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.heard = False  # a byte came since the last look
         self.silent_seconds = 0.0
+        self.streams = False  # the client asked for a stream of events
         self._sink = sink
         self._connection = connection
         self._first_token = first_token
@@ -127,6 +131,11 @@ class Exchange:
     def paused(self) -> bool:
         """The client takes no more for now, so the backend is not read."""
         return self._sink.blocked
+
+    def comment(self) -> None:
+        """Show the client that it is waiting, while nothing has come for it."""
+        if self._first_byte_seconds is None and not self.done.done():
+            self._sink.comment()
 
     # What the connection calls.
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from math import ceil
 
 from gateway.backends.backend import Backend
 from gateway.backends.registry import Fleet
@@ -20,10 +21,13 @@ _GONE_SECONDS = 10.0  # a backend that refuses connections may leave those it ha
 class Relay:
     """Owner of the pools and of the answers under way."""
 
-    def __init__(self, fleet: Fleet, config: UpstreamConfig, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, fleet: Fleet, config: UpstreamConfig, clock: Callable[[], float], comment_seconds: float = 0.0
+    ) -> None:
         self._pools = {backend.name: Pool(backend, config, clock) for backend in fleet.backends}
         self._config = config
         self._clock = clock
+        self._comment_seconds = ceil(comment_seconds)  # whole looks
         self._under_way: dict[Exchange, Backend] = {}
 
     def __repr__(self) -> str:
@@ -54,6 +58,7 @@ class Relay:
         pool = self._pools[backend]
         connection = await pool.take(fresh=fresh)
         exchange = Exchange(sink, connection, first_token, self._clock, request.done_marker, request.hides_usage)
+        exchange.streams = request.ask.streams
         self._under_way[exchange] = pool.backend
         try:
             head = pool.request_head(request.method, request.target) + request.headers
@@ -132,6 +137,8 @@ class Relay:
             exchange.silent_seconds = 0.0
             return
         exchange.silent_seconds += _LOOK_SECONDS
+        if exchange.streams and self._comment_seconds and not exchange.silent_seconds % self._comment_seconds:
+            exchange.comment()
         config, silent = self._config, exchange.silent_seconds
         first_byte, silence = config.first_byte_timeout_seconds, f"The backend sent nothing for {silent:g} s."
         if backend.health.gone and silent >= _GONE_SECONDS:

@@ -79,6 +79,10 @@ class FakeSink:
     extra: bytes = b""
     body: bytes = b""
     on_room: Callable[[], None] | None = None
+    comments: int = 0
+
+    def comment(self) -> None:
+        self.comments += 1
 
     def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None:
         assert not self.begun

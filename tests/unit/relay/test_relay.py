@@ -292,6 +292,29 @@ def test_bytes_that_keep_coming_keep_an_answer_alive(monkeypatch: pytest.MonkeyP
     run(main())
 
 
+@pytest.mark.parametrize(("streams", "comments"), [(True, 3), (False, 0)])
+@pytest.mark.parametrize("received", [b"", STREAM])
+def test_a_stream_is_shown_to_be_alive_until_its_first_token(
+    monkeypatch: pytest.MonkeyPatch, streams: bool, comments: int, received: bytes
+) -> None:
+    async def main() -> None:
+        scene = Scene(monkeypatch)
+        scene.relay._comment_seconds = 15
+        async with scene.relay.watching():
+            task = scene.send(request(ask=Ask("m", streams=streams)))
+            await turns(2)
+            if received:
+                scene.connection.data_received(received)
+            await asyncio.sleep(50)
+            assert scene.sink.comments == comments
+            scene.connection.data_received(STREAM.removeprefix(received) + CHUNK)
+            await asyncio.sleep(50)
+            assert scene.sink.comments == comments
+            task.cancel()
+
+    run(main())
+
+
 def test_a_client_that_takes_nothing_is_not_the_backends_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         scene = Scene(monkeypatch, idle_stream_timeout_seconds=5)
