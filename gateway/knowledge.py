@@ -69,8 +69,8 @@ class Knowledge:
         if by_events and self._is_untold(ask, seat, usage):
             self._silence.answered(seat, now)
         self._learning.answered(ask, seat, record.predicted_hit_tokens, told)
-        if ask.keys and (seats := seats_of(ask.model)):
-            self._metrics.round_robin_hit_tokens.add((record.model,), self.shadow.hit_tokens(ask, seats))
+        if ask.keys and (seats := seats_of(ask.model)) and (would := self.shadow.hit_tokens(ask, seats)):
+            self._metrics.round_robin_hit_tokens.add((record.model,), would)
 
     def holders(self, key: int) -> list[str]:
         """Names of the backends that hold a block, by the own record."""

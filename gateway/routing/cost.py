@@ -63,7 +63,7 @@ def terms_of(model: CostModel, load: Load, slots: int, kv_cache_tokens: int | No
     batch, context, decoding, weight = load.in_flight, load.context_tokens, load.decoding, model.decode_weight
     step = step_seconds(model, slowness, load)
     slowdown = _SLOWDOWN * weight * slowness
-    return Terms(  # by place: names cost twice as much, and this is made anew whenever a load changes
+    made = (  # no call of Terms itself, which costs as much as the rest: this is made anew whenever a load changes
         slowness,
         step,
         step * (batch - decoding + (0.5 if decoding else 0.0)),
@@ -76,6 +76,7 @@ def terms_of(model: CostModel, load: Load, slots: int, kv_cache_tokens: int | No
         batch / 2,
         step / max(1, context),
     )
+    return tuple.__new__(Terms, made)
 
 
 def prefill_seconds(model: CostModel, slowness: float, prompt_tokens: int, hit_tokens: int) -> float:

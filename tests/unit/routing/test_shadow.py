@@ -1,3 +1,7 @@
+from random import Random
+
+import pytest
+
 from gateway.request import Ask
 from gateway.routing.blocks import prefix_keys, seed
 from gateway.routing.seat import Seat
@@ -32,9 +36,20 @@ def test_each_model_goes_round_its_engines() -> None:
 
 def test_a_prompt_is_found_again_when_its_turn_comes_round() -> None:
     thought = shadow()
-    hits = [thought.hit_tokens(asking("x" * 4000), SEATS) for _ in range(5)]
-    assert hits == [0, 0, 0, 992, 992]
-    assert thought.hit_tokens(asking("x" * 4000 + "y" * 4000), SEATS) >= 900
+    hits = [thought.hit_tokens(asking("x" * 4000), SEATS) for _ in range(6)]
+    assert hits == [0, 0, 0, 3 * 992, 0, 0]
+    assert thought.hit_tokens(asking("x" * 4000 + "y" * 4000), SEATS) >= 3 * 900
+
+
+def test_what_one_engine_finds_comes_to_what_all_would_find_together() -> None:
+    random, told, found = Random(1), 0, 0
+    thought, each = shadow(), [(shadow(), [seat]) for seat in SEATS]
+    for turn in range(3000):
+        prompt = asking(random.choice("abcdefgh") * 4000)
+        told += thought.hit_tokens(prompt, SEATS)
+        alone, seats = each[turn % len(SEATS)]
+        found += alone.hit_tokens(prompt, seats)
+    assert told == pytest.approx(found, rel=0.02)
 
 
 def test_its_records_are_no_larger_than_the_engines_caches() -> None:
