@@ -18,6 +18,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from gateway.admission.gate import Gate
+from gateway.admission.output_lengths import OutputLengths
 from gateway.admission.placement import Knobs, Placement
 from gateway.admission.queue import Queue
 from gateway.backends.probe import Watch
@@ -75,9 +76,9 @@ class Gateway:
         self.queue = Queue(config.admission.max_queued_requests, config.admission.max_queued_bytes)
         model = CostModel(config.routing.seconds_per_prefill_token, config.routing.decode_weight)
         self.calibration = Calibration(model, config.routing.prefill_window_seconds)
+        self.output_lengths = OutputLengths()
         self.placement = Placement(
-            self.fleet.candidates, self._policy(), self.queue, self.knowledge.estimates, self.calibration,
-            _knobs(config),
+            self.fleet.candidates, self._policy(), self.queue, self.output_lengths, self.calibration, _knobs(config),
         )  # fmt: skip
         self.gate = Gate(self.placement, self.queue, config.admission.max_wait_seconds, clock,
                          config.admission.comment_seconds)  # fmt: skip
@@ -133,6 +134,8 @@ class Gateway:
     def _consumers(self) -> list[Callable[[Record], None]]:
         def learn(record: Record) -> None:
             self.knowledge.learn(record, self.placement.seats_of)
+            if record.ask is not None and record.usage is not None:
+                self.output_lengths.answered(record.ask, record.usage)
 
         consumers: list[Callable[[Record], None]] = [learn, self.metrics.finished, self.limit_moves.finished]
         if self.config.prefix_report.enabled:
@@ -205,7 +208,7 @@ def _knobs(config: Config) -> Knobs:
     routing = config.routing
     return Knobs(
         aging=routing.aging,
-        kv_headroom=routing.kv_headroom,
+        kv_headroom=config.admission.kv_headroom,
         scan=routing.scan,
         starvation_seconds=routing.starvation_seconds,
         hold_without_backend=config.admission.hold_without_backend,

@@ -137,7 +137,6 @@ class RoutingConfig(Section):
     )
     seconds_per_prefill_token: float = Field(28e-6, gt=0, description="b: where learning starts.")
     aging: float = Field(0.05, ge=0, description="Seconds of cost that one second of waiting is worth.")
-    kv_headroom: Fraction = Field(0.97, description="Share of the KV cache that placement fills.")
     index_capacity_factor: float = Field(1.0, gt=0, description="Size of the own record, in KV caches.")
     index_memory_bytes: int = Field(536870912, gt=0, description="Most memory of all own records together.")
     scan: int = Field(64, ge=1, le=256, description="Oldest waiting requests looked at in one pass.")
@@ -145,8 +144,9 @@ class RoutingConfig(Section):
 
 
 class AdmissionConfig(Section):
-    """How much may wait, and for how long."""
+    """How far backends are filled, how much may wait, and for how long."""
 
+    kv_headroom: Fraction = Field(0.95, description="Share of a backend's KV cache that may be reserved.")
     max_queued_requests: int = Field(4096, ge=0)
     max_queued_bytes: int = Field(268435456, ge=0)
     max_wait_seconds: Seconds = 60.0

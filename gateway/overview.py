@@ -63,7 +63,7 @@ class Overview:
 
     def add_gauges(self, metrics: Metrics) -> None:
         """Values that are read when metrics are scraped."""
-        headroom, add = self._config.routing.kv_headroom, metrics.gauge
+        add = metrics.gauge
         add(
             "gateway_backend_in_flight",
             "Sequences on a backend.",
@@ -73,9 +73,9 @@ class Overview:
         add("gateway_backend_in_flight_limit", "Sequences it may have.", _BACKEND,
             self._of_backends(lambda backend: backend.limit(self._clock())))  # fmt: skip
         add("gateway_backend_kv_tokens_reserved", "KV tokens that what is in flight is expected to take.", _BACKEND,
-            self._of_loads(lambda load: load.reserved_tokens))  # fmt: skip
+            self._of_backends(self._kv_tokens_reserved))  # fmt: skip
         add("gateway_backend_kv_tokens_limit", "KV tokens that may be reserved.", _BACKEND,
-            self._of_backends(lambda backend: headroom * (backend.kv_cache_tokens or 0)))  # fmt: skip
+            self._of_backends(self._kv_tokens_limit))  # fmt: skip
         add("gateway_backend_up", "1 = a backend takes requests.", _BACKEND,
             self._of_backends(lambda backend: float(backend.health.state == "up")))  # fmt: skip
         add("gateway_backend_prefix_trust", "Share of predicted hits that is believed; 1 while they are confirmed.",
@@ -103,6 +103,13 @@ class Overview:
 
     def _of_backends(self, read: Callable[[Backend], float]) -> Callable[[], Iterable[tuple[Labels, float]]]:
         return lambda: [((backend.name,), read(backend)) for backend in self._fleet.backends]
+
+    def _kv_tokens_reserved(self, backend: Backend) -> int:
+        return sum(ledger.taken_tokens for ledger in self._placement.ledgers(backend.name))
+
+    def _kv_tokens_limit(self, backend: Backend) -> int:
+        """0 where the size of the cache is not known, so that there is no limit."""
+        return int(self._config.admission.kv_headroom * (backend.kv_cache_tokens or 0))
 
     def _trust(self, backend: Backend) -> float:
         return min(self._knowledge.trust.share(engine.index) for engine in self._fleet.engines(backend))
@@ -133,7 +140,8 @@ class Overview:
             "limit_upper": backend.cap,
             "limit_moved": _moved(backend.limiter.last_move, now),
             "kv_cache_tokens": backend.kv_cache_tokens,
-            "kv_tokens_reserved": sum(load.reserved_tokens for load in loads),
+            "kv_tokens_reserved": self._kv_tokens_reserved(backend),
+            "kv_tokens_limit": self._kv_tokens_limit(backend) or None,
             "prefix_record_bytes": sum(index.used_bytes(engine.index) for engine in engines),
             "prefix_trust": self._trust(backend),
             "tokenizers": {

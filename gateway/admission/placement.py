@@ -13,6 +13,8 @@ from operator import attrgetter
 from gateway.admission.candidate import Candidate
 from gateway.admission.drain import Drain
 from gateway.admission.drain_rate import DrainRate
+from gateway.admission.kv_ledger import KvLedger, Reservation
+from gateway.admission.output_lengths import OutputLengths
 from gateway.admission.queue import Queue, Ticket
 from gateway.admission.room import Room
 from gateway.admission.waiting_hits import WaitingHits
@@ -20,7 +22,6 @@ from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBacken
 from gateway.request import Ask
 from gateway.routing.calibration import Calibration
 from gateway.routing.cost import prefill_seconds, step_seconds
-from gateway.routing.estimate import Estimates
 from gateway.routing.explain import Verdict
 from gateway.routing.load import Load, Work
 from gateway.routing.policy import Policy
@@ -32,7 +33,7 @@ class Knobs:
     """Settings of placement; see the configuration's `routing` and `admission`."""
 
     aging: float = 0.05
-    kv_headroom: float = 0.97
+    kv_headroom: float = 0.95
     scan: int = 64
     starvation_seconds: float = 30.0
     hold_without_backend: bool = True
@@ -44,6 +45,7 @@ class Binding:
 
     seat: Seat
     work: Work
+    reservation: Reservation
     hit_tokens: int
     waited_seconds: float
     released: bool = False
@@ -57,7 +59,7 @@ class Placement:
         serving: Callable[[str], Sequence[Candidate] | None],
         policy: Policy,
         queue: Queue,
-        estimates: Estimates,
+        lengths: OutputLengths,
         calibration: Calibration,
         knobs: Knobs,
     ) -> None:
@@ -66,7 +68,7 @@ class Placement:
         self._queue = queue
         self._calibration = calibration
         self._knobs = knobs
-        self._room = Room(calibration, estimates, knobs.kv_headroom)
+        self._room = Room(calibration, lengths, knobs.kv_headroom)
         self._drain_rate = DrainRate()
         self._seats: dict[int, Seat] = {}
         self._hits = WaitingHits(policy.hits)
@@ -88,6 +90,10 @@ class Placement:
     def loads(self, backend: str) -> list[Load]:
         """What is in flight on each engine of a backend on which something was ever placed."""
         return [seat.load for seat in self._seats.values() if seat.name == backend]
+
+    def ledgers(self, backend: str) -> list[KvLedger]:
+        """What is taken of the KV cache of each engine of a backend on which something was ever placed."""
+        return [self._room.ledgers[seat.index] for seat in self._seats.values() if seat.name == backend]
 
     def seats_of(self, model: str) -> Sequence[Seat]:
         """The engines that requests for a model go to now, as far as any has been asked for lately."""
@@ -254,6 +260,7 @@ class Placement:
         self._drain_rate.left(now)
         work = binding.work
         binding.seat.load.finish(work, now)
+        self._room.ledgers[binding.seat.index].release(binding.reservation)
         if answered and work.alone and not work.observable:
             self._calibration.at_most(work.uncached_tokens, work.first_token_seconds, now - work.started_seconds)
 
@@ -308,6 +315,8 @@ class Placement:
         seat.kv_cache_tokens = backend.kv_cache_tokens
         seat.block_tokens = backend.block_tokens
         seat.caches_prefixes = backend.caches_prefixes
+        ledger = self._room.ledgers[seat.index]
+        ledger.block_tokens, ledger.shares = seat.block_tokens, seat.caches_prefixes
         return seat
 
     def _refuse_what_never_fits(self, ask: Ask, seats: Sequence[Seat]) -> None:
@@ -342,12 +351,10 @@ class Placement:
     def _bind(self, ask: Ask, option: Option, now: float, waited_seconds: float) -> Binding:
         seat = option.seat
         uncached = max(0, ask.prompt_tokens - option.hit_tokens)
-        reserved = uncached + ask.sequences * self._room.output_tokens(ask)
         first_token = option.prefill_seconds + step_seconds(self._calibration.model, seat.slowness, seat.load)
         work = Work(
             self._room.slots_of(ask, seat),
             ask.prompt_tokens,
-            reserved,
             option.prefill_seconds,
             ask.streams,
             uncached,
@@ -355,9 +362,10 @@ class Placement:
         )
         seat.load.start(work, now)
         seat.placed += 1
+        reservation = self._room.reserve(seat, ask)
         self._policy.placed(ask, option)
         self._hits.bound(ask, now)
-        return Binding(seat, work, option.hit_tokens, waited_seconds)
+        return Binding(seat, work, reservation, option.hit_tokens, waited_seconds)
 
 
 _turn = attrgetter("turn")

@@ -1,26 +1,32 @@
 """Whether an engine has room for a request now: slots, prefill ahead, and KV cache."""
 
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
+from math import inf
 
+from gateway.admission.kv_ledger import KvLedger, Reservation
+from gateway.admission.output_lengths import OutputLengths
 from gateway.request import Ask
 from gateway.routing.calibration import Calibration
-from gateway.routing.estimate import Estimates
 from gateway.routing.seat import Seat
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Judges seats. `kv_headroom`: share of the KV cache that is filled."""
+    """Judges seats. `kv_headroom`: share of the KV cache that is filled. `ledgers`: by the number of the seat."""
 
     calibration: Calibration
-    estimates: Estimates
-    kv_headroom: float = 0.97
+    lengths: OutputLengths
+    kv_headroom: float = 0.95
+    ledgers: defaultdict[int, KvLedger] = field(default_factory=lambda: defaultdict(KvLedger))
 
     def is_open(self, seat: Seat, now: float) -> bool:
-        """It takes requests: a slot is free, and little prefill is ahead."""
+        """It takes requests: a slot is free, the KV cache is not full, and little prefill is ahead."""
         load = seat.load
         if load.in_flight >= seat.slots:
             return load.in_flight == 0
+        if load.in_flight and self._free_tokens(seat) < seat.block_tokens:
+            return False
         return not load.pending or load.prefill_ahead_seconds(now) <= self.calibration.window_seconds
 
     def admits(self, seat: Seat, ask: Ask, now: float) -> bool:
@@ -37,12 +43,20 @@ class Room:
         """Its prompt and answer fit into the KV cache beside what runs there. An engine that is idle takes anything."""
         if seat.kv_cache_tokens is None or seat.load.in_flight == 0:
             return True
-        needed = ask.prompt_tokens + ask.sequences * self.output_tokens(ask)
-        return seat.load.reserved_tokens + needed <= self.kv_headroom * seat.kv_cache_tokens
+        ledger, free, answer = self.ledgers[seat.index], self._free_tokens(seat), self.output_tokens(ask)
+        return ledger.most_needed(ask, answer) <= free or ledger.needed(ask, answer) <= free
+
+    def _free_tokens(self, seat: Seat) -> float:
+        tokens = seat.kv_cache_tokens
+        return inf if tokens is None else self.kv_headroom * tokens - self.ledgers[seat.index].taken_tokens
+
+    def reserve(self, seat: Seat, ask: Ask) -> Reservation:
+        """Take what the request needs of the engine's KV cache."""
+        return self.ledgers[seat.index].reserve(ask, self.output_tokens(ask))
 
     def output_tokens(self, ask: Ask) -> int:
-        """The answer's expected length."""
-        return int(self.estimates.expected_output_tokens(ask.output_tokens))
+        """The answer's length, as far as it is to be reckoned with."""
+        return self.lengths.expected(ask.model, ask.tenant, ask.output_tokens)
 
     def is_large_enough(self, seat: Seat, ask: Ask) -> bool:
         """It could run this request, if nothing else ran there."""

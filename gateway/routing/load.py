@@ -16,7 +16,6 @@ class Work:
 
     sequences: int
     prompt_tokens: int
-    reserved_tokens: int
     prefill_seconds: float
     observable: bool
     uncached_tokens: int = 0
@@ -37,7 +36,6 @@ class Load:
         "in_flight",
         "pending",
         "recent_share",
-        "reserved_tokens",
         "share_at",
     )
 
@@ -46,7 +44,6 @@ class Load:
         self.in_flight = 0  # sequences
         self.decoding = 0  # sequences with a first token
         self.context_tokens = 0  # prompt tokens in flight
-        self.reserved_tokens = 0  # KV tokens expected to be taken by what is in flight
         self.pending: dict[Work, None] = {}  # in prefill, oldest first
         self._pending_seconds = 0.0
         self._head_since = 0.0
@@ -61,7 +58,6 @@ class Load:
         self.changes += 1
         self.in_flight += work.sequences
         self.context_tokens += work.prompt_tokens
-        self.reserved_tokens += work.reserved_tokens
         work.started_seconds = now
         if not self.pending:
             self._head_since = now
@@ -87,7 +83,6 @@ class Load:
         self.changes += 1
         self.in_flight -= work.sequences
         self.context_tokens -= work.prompt_tokens
-        self.reserved_tokens -= work.reserved_tokens
         was_head = bool(self.pending) and next(iter(self.pending)) is work
         if self._leave_prefill(work):
             self._head_since = now if was_head else self._head_since

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from gateway.admission.output_lengths import OutputLengths
 from gateway.admission.placement import Binding, Knobs, Placement
 from gateway.admission.queue import Queue, Ticket
-from gateway.config import HealthConfig, RoutingConfig
+from gateway.config import AdmissionConfig, HealthConfig, RoutingConfig
 from gateway.request import Ask, Usage
 from gateway.routing.affinity import Affinity
 from gateway.routing.calibration import Calibration
@@ -61,7 +62,7 @@ class GatewayRouter:
         *,
         exact: bool = False,
     ) -> None:
-        self._estimates = Estimates()
+        self._estimates, self._lengths = Estimates(), OutputLengths()
         model = CostModel(routing.seconds_per_prefill_token, routing.decode_weight, scenario.max_num_batched_tokens)
         calibration = Calibration(model, routing.prefill_window_seconds if admission.window else _NO_WINDOW_SECONDS)
         capacity = int(scenario.kv_tokens * routing.index_capacity_factor * _BYTES_PER_TOKEN)
@@ -75,12 +76,12 @@ class GatewayRouter:
             itl_objective_seconds=scenario.itl_objective_seconds,
         )  # fmt: skip
         self.scrape_seconds = HealthConfig().probe_interval_seconds if admission.adaptive else math.inf
-        headroom = routing.kv_headroom if admission.ledger else _NO_LEDGER
+        headroom = AdmissionConfig().kv_headroom if admission.ledger else _NO_LEDGER
         knobs = Knobs(routing.aging, headroom, routing.scan, routing.starvation_seconds)
         hits = Hits(index, trust, PoolBlocks(engines) if exact else None)
         self.placement = Placement(
             {_MODEL: self._backends}.get, _policy(policy, calibration, hits, self._estimates), self._queue,
-            self._estimates, calibration, knobs,
+            self._lengths, calibration, knobs,
         )  # fmt: skip
         self._block_tokens = block_tokens
         self._tells_tokens = exact
@@ -115,6 +116,7 @@ class GatewayRouter:
         self._changed = True
         usage = Usage(request.prompt_tokens, request.output_tokens, request.cached_tokens)
         self._backends[binding.seat.index].answered(request, now)
+        self._lengths.answered(ask, usage)
         self._learning.answered(ask, binding.seat.index, binding.hit_tokens, usage)
 
     def scraped(self, now: float) -> None:

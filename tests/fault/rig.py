@@ -113,8 +113,11 @@ class UnderTest:
         }  # fmt: skip
         for seat in gateway.placement.seats:
             load = seat.load
-            for what in ("in_flight", "decoding", "context_tokens", "reserved_tokens", "pending"):
+            for what in ("in_flight", "decoding", "context_tokens", "pending"):
                 found[f"{seat.name}.{what}"] = len(load.pending) if what == "pending" else getattr(load, what)
+            for ledger in gateway.placement.ledgers(seat.name):
+                found[f"{seat.name}.kv_tokens"] = ledger.taken_tokens
+                found[f"{seat.name}.reservations"] = len(ledger)
         return [f"{what}: {count}" for what, count in found.items() if count]
 
     async def comes_to_rest(self, deadline_seconds: float = 2.0) -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.admission.gate import Gate
+from gateway.admission.output_lengths import OutputLengths
 from gateway.admission.placement import Knobs, Placement
 from gateway.admission.queue import Queue
 from gateway.backends.backend import Backend, Facts, ModelCard
@@ -26,7 +27,6 @@ from gateway.relay.retry import RetryBudget
 from gateway.request import Ask, InferenceRequest, Kind, Usage
 from gateway.routing.calibration import Calibration
 from gateway.routing.cost import CostModel
-from gateway.routing.estimate import Estimates
 from gateway.routing.policy import RoundRobinPolicy
 from tests.unit.admission.virtual_time import turns
 from tests.unit.front.wires import FakeWire, reply_on
@@ -57,8 +57,8 @@ class Scene:
             self.fleet.probed(backend, Probe.OK)
         self.doubts: list[str] = []
         self.fleet.on_doubt.append(lambda backend: self.doubts.append(backend.name))
-        queue, estimates, calibration = Queue(10, 1000), Estimates(), Calibration(CostModel())
-        self.placement = Placement(self.fleet.candidates, RoundRobinPolicy(), queue, estimates, calibration, Knobs())
+        queue, lengths, calibration = Queue(10, 1000), OutputLengths(), Calibration(CostModel())
+        self.placement = Placement(self.fleet.candidates, RoundRobinPolicy(), queue, lengths, calibration, Knobs())
         self.gate = Gate(self.placement, queue, 60.0, loop.time)
         self.fleet.on_change.append(self.gate.fleet_changed)
         self.metrics, self.record, self.wire = Metrics(), Record("id-1", "chat", 1000.0), FakeWire()
@@ -118,7 +118,8 @@ class Scene:
         assert self.gate.waiting == 0
         for seat in self.placement.seats:
             assert repr(seat.load) == "<Load 0 in flight, 0 decoding, 0 tokens>"
-            assert seat.load.reserved_tokens == 0
+            for ledger in self.placement.ledgers(seat.name):
+                assert repr(ledger) == "<KvLedger 0 tokens, 0 requests, 0 blocks>"
 
     def attempts(self) -> dict[tuple[str, ...], float]:
         return self.metrics.attempts.values

@@ -57,7 +57,10 @@ LAYERS: dict[str, set[str]] = {
     "tokenization": {"request", "errors", "config", "backends", "routing.token_blocks"},
 }
 # Decisions: values in, decisions out. They know no event loop, no clock, no chance, and no network.
-PURE_ADMISSION = ("candidate.py", "drain.py", "drain_rate.py", "limiter.py", "placement.py", "queue.py", "room.py")
+PURE_ADMISSION = (
+    "candidate.py", "drain.py", "drain_rate.py", "kv_ledger.py", "limiter.py", "output_lengths.py", "placement.py",
+    "queue.py", "room.py",
+)  # fmt: skip
 PURE = [
     *sorted((ROOT / "gateway" / "routing").glob("*.py")),
     *(ROOT / "gateway" / "admission" / name for name in PURE_ADMISSION),

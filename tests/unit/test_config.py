@@ -38,7 +38,7 @@ def test_without_a_backend_there_is_no_configuration(document: Any) -> None:
         ({"server": {"port": 70000}}, "server.port: "),
         ({"server": {"port": "x"}}, "server.port: "),
         ({"routing": {"policy": "random"}}, "routing.policy: "),
-        ({"routing": {"kv_headroom": 1.5}}, "routing.kv_headroom: "),
+        ({"admission": {"kv_headroom": 1.5}}, "admission.kv_headroom: "),
         ({"admission": {"max_wait_seconds": 0}}, "admission.max_wait_seconds: "),
         ({"admission": {"tenant_header": "a b"}}, "admission.tenant_header: "),
         ({"admission": {"tenant_header": "Authorization"}}, "admission.tenant_header: "),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from random import Random
 
+from gateway.admission.output_lengths import OutputLengths
 from gateway.admission.placement import Binding, Knobs, Placement
 from gateway.admission.queue import Queue
 from gateway.request import Ask
@@ -52,7 +53,7 @@ class Busy:
         fleet = {MODEL: [Engine(f"10.0.0.{number}:8000", number, cap) for number in range(engines)]}
         policy = PrefixPolicy(calibration, Hits(index, Trust()), estimates, Affinity())
         self.queue = Queue(_ENDLESS, _ENDLESS)
-        self.placement = Placement(fleet.get, policy, self.queue, estimates, calibration, Knobs(scan=scan))
+        self.placement = Placement(fleet.get, policy, self.queue, OutputLengths(), calibration, Knobs(scan=scan))
         self.held: list[Binding] = []
         self.now = 0.0
         self._random = Random(seed)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.admission.candidate import Candidate
+from gateway.admission.output_lengths import OutputLengths
 from gateway.admission.placement import Knobs, Placement
 from gateway.admission.queue import Queue
 from gateway.request import Ask
@@ -48,6 +49,7 @@ class Hall:
     queue: Queue
     index: PrefixIndex
     estimates: Estimates
+    lengths: OutputLengths
     calibration: Calibration
     serving: dict[str, Sequence[Site]] = field(default_factory=dict)
     now: float = 0.0
@@ -77,14 +79,14 @@ def hall(
 ) -> Hall:
     """A backend of that many slots each: a, b, c, ... all serve the model `m`."""
     sites = [Site("abcdefgh"[number], number, count, count, kv) for number, count in enumerate(slots or (4,))]
-    index, estimates = PrefixIndex([1 << 30] * len(sites)), Estimates()
+    index, estimates, lengths = PrefixIndex([1 << 30] * len(sites)), Estimates(), OutputLengths()
     queue = Queue(max_requests, max_bytes)
     serving: dict[str, Sequence[Site]] = {"m": sites}
     knobs = Knobs(aging=aging, scan=scan, starvation_seconds=STARVATION_SECONDS, hold_without_backend=holds)
     calibration = Calibration(CostModel(), WINDOW_SECONDS)
     find: Callable[[str], Sequence[Candidate] | None] = serving.get
-    placement = Placement(find, policy_of(policy, calibration, index, estimates), queue, estimates, calibration, knobs)
-    return Hall(sites, placement, queue, index, estimates, calibration, serving)
+    placement = Placement(find, policy_of(policy, calibration, index, estimates), queue, lengths, calibration, knobs)
+    return Hall(sites, placement, queue, index, estimates, lengths, calibration, serving)
 
 
 def ask(**fields: object) -> Ask:

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.admission.drain import Drain
+from gateway.admission.output_lengths import OutputLengths
 from gateway.admission.queue import Ticket
 from gateway.admission.room import Room
 from gateway.request import Ask
 from gateway.routing.calibration import Calibration
 from gateway.routing.cost import CostModel
-from gateway.routing.estimate import Estimates
 from gateway.routing.load import Work
 from gateway.routing.seat import Seat
 
 NOW, STARVATION_SECONDS = 100.0, 30.0
-ROOM = Room(Calibration(CostModel(), window_seconds=0.1), Estimates())
+ROOM = Room(Calibration(CostModel(), window_seconds=0.1), OutputLengths())
 
 
 class Written:
@@ -64,7 +64,7 @@ class Scene:
         self.bound: list[str] = []
 
     def take(self, seat: Seat, sequences: int = 1) -> None:
-        work = Work(sequences, 100, 300, 0.0, observable=True)
+        work = Work(sequences, 100, 0.0, observable=True)
         seat.load.start(work, NOW)
         seat.load.first_token(work, NOW)
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.admission.drain import Drain
+from gateway.admission.output_lengths import OutputLengths
 from gateway.admission.queue import Ticket
 from gateway.admission.room import Room
 from gateway.request import Ask
 from gateway.routing.calibration import Calibration
 from gateway.routing.cost import CostModel
-from gateway.routing.estimate import Estimates
 from gateway.routing.load import Work
 from gateway.routing.matrix import CostMatrix
 from gateway.routing.seat import Seat
@@ -40,7 +40,7 @@ def look_through(
     for row, column in closed:
         if row < len(asks) and column < len(among):
             ranking.close(column, row)
-    room = Room(Calibration(model, 0.1), Estimates())
+    room = Room(Calibration(model, 0.1), OutputLengths())
     bound: list[tuple[int, int]] = []
     tickets = [
         Ticket(Ask("m", prompt_tokens=prompt, output_tokens=int(output)), NOW - waited, frozenset(), 0.0)
@@ -49,7 +49,7 @@ def look_through(
 
     def bind(ticket: Ticket, column: int, prefill_seconds: float) -> None:
         bound.append((tickets.index(ticket), column))
-        work = Work(1, ticket.ask.prompt_tokens, ticket.ask.prompt_tokens, prefill_seconds, observable=True)
+        work = Work(1, ticket.ask.prompt_tokens, prefill_seconds, observable=True)
         among[column].load.start(work, NOW)
 
     is_open = [room.is_open(seat, NOW) for seat in among]

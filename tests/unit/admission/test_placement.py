@@ -301,9 +301,11 @@ def test_kv_cache_that_is_taken_keeps_a_request_out_though_slots_are_free() -> N
 
 def test_kv_cache_is_filled_to_the_headroom_exactly() -> None:
     here = hall(8, kv=1000)
-    bind(here, ask(prompt_tokens=500, output_tokens=100))
-    placed = bind(here, ask(prompt_tokens=270, output_tokens=100))
-    assert placed.seat.load.reserved_tokens == 970
+    here.serving["o"] = here.sites
+    bind(here, ask(prompt_tokens=512, output_tokens=100))
+    wait(here, ask(prompt_tokens=209, output_tokens=100))
+    bind(here, ask(model="o", prompt_tokens=208, output_tokens=100))
+    assert here.placement.ledgers("a")[0].taken_tokens == 512 + 112 + 208 + 112 <= 950
 
 
 def test_an_idle_backend_takes_a_prompt_that_is_larger_than_its_kv_cache() -> None:
@@ -353,12 +355,20 @@ def test_a_backend_kept_for_one_who_starves_leaves_the_others_to_everybody() -> 
     assert drain(here) == {wide: "a"}
 
 
-def test_a_request_reserves_what_it_does_not_find_in_the_cache() -> None:
+def test_a_request_reserves_what_nobody_uses_there_whether_it_is_cached_or_not() -> None:
+    """A cached block that nobody uses can be evicted; one that is used takes room as a new one does."""
     here = hall(4, policy="prefix", kv=100_000)
-    placed = bind(here, hold_the_prompt(here, 0))
+    known = hold_the_prompt(here, 0)
+    placed = bind(here, known)
     assert placed.hit_tokens == 496  # the last token is always computed, and so is its block
-    assert placed.seat.load.reserved_tokens == 200 + 16
-    assert placed.seat.load.context_tokens == 512
+    ledger = here.placement.ledgers("a")[0]
+    assert (ledger.taken_tokens, placed.seat.load.context_tokens) == (512 + 512, 512)
+    again = bind(here, known)
+    assert (ledger.taken_tokens, placed.seat.load.context_tokens) == (512 + 2 * 512, 1024)
+    here.placement.release(placed, 0.0)
+    assert ledger.taken_tokens == 512 + 512
+    here.placement.release(again, 0.0)
+    assert ledger.taken_tokens == 0
 
 
 def test_a_limit_that_grew_is_seen_after_a_refresh() -> None:

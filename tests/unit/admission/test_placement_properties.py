@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from gateway.admission.kv_ledger import KvLedger
 from gateway.admission.placement import Binding
 from gateway.admission.queue import Ticket
 from gateway.errors import InvalidRequest, ModelNotFound, NoBackend, QueueFull
@@ -15,7 +16,7 @@ from tests.unit.admission.builders import POLICIES, STARVATION_SECONDS, WINDOW_S
 
 CAPS = (2, 4, 6, 3, 3)  # of a, b, c, and of the two engines of d
 MAX_REQUESTS, MAX_BYTES, SCAN = 12, 120, 8
-KV_HEADROOM = 0.97
+KV_HEADROOM = 0.95
 SERVES = {"m": (0, 1, 2), "o": (1, 2, 3, 4)}
 NAMES = "abcd"
 
@@ -152,7 +153,9 @@ class PlacementMachine(RuleBasedStateMachine):
         for seat in self.here.placement.seats:
             here = [binding.work for binding in self.bound.values() if binding.seat is seat]
             assert seat.load.in_flight == sum(work.sequences for work in here)
-            assert seat.load.reserved_tokens == sum(work.reserved_tokens for work in here)
+            ledger = self._ledger(seat)
+            assert ledger.taken_tokens == ledger.recount() >= 0
+            assert len(ledger) == len(here)
             assert 0 <= seat.load.decoding <= seat.load.in_flight
 
     @invariant()
@@ -205,7 +208,7 @@ class PlacementMachine(RuleBasedStateMachine):
         assert repr(self.here.queue) == "<Queue 0 waiting, 0 bytes: empty>"
         for seat in self.here.placement.seats:
             assert repr(seat.load) == "<Load 0 in flight, 0 decoding, 0 tokens>"
-            assert seat.load.reserved_tokens == 0
+            assert repr(self._ledger(seat)) == "<KvLedger 0 tokens, 0 requests, 0 blocks>"
 
     # Helpers.
 
@@ -256,7 +259,7 @@ class PlacementMachine(RuleBasedStateMachine):
             assert seat.load.in_flight <= site.cap
             alone = seat.load.in_flight == binding.work.sequences
             assert seat.load.in_flight <= site.slots or alone
-            assert alone or seat.load.reserved_tokens <= KV_HEADROOM * (site.kv_cache_tokens or 1 << 40)
+            assert alone or self._ledger(seat).taken_tokens <= KV_HEADROOM * (site.kv_cache_tokens or 1 << 40)
         self.bound[number] = binding
 
     def _allowed(self, wish: Ask, avoid: frozenset[str]) -> list[Site]:
@@ -274,13 +277,17 @@ class PlacementMachine(RuleBasedStateMachine):
         allowed = {site.index for site in self._allowed(ticket.ask, ticket.avoid)}
         return [seat for seat in self.here.placement.seats if seat.index in allowed and self._admits(seat, ticket.ask)]
 
+    def _ledger(self, seat: Seat) -> KvLedger:
+        return self.here.placement._room.ledgers[seat.index]
+
     def _admits(self, seat: Seat, wish: Ask) -> bool:
         site, load = self.here.sites[seat.index], seat.load
         wanted = min(wish.sequences, site.cap) if wish.divisible else wish.sequences
         if load.in_flight == 0 and wanted > site.slots:
             return wanted <= site.cap
-        output = min(200, 200 if wish.output_tokens is None else wish.output_tokens)
-        needed = load.reserved_tokens + wish.prompt_tokens + wish.sequences * output
+        output = self.here.lengths.expected(wish.model, wish.tenant, wish.output_tokens)
+        ledger = self._ledger(seat)
+        needed = ledger.taken_tokens + ledger.needed(wish, output)
         fits = site.kv_cache_tokens is None or load.in_flight == 0 or needed <= KV_HEADROOM * site.kv_cache_tokens
         has_slots = load.in_flight + wanted <= site.slots
         return has_slots and fits and load.prefill_ahead_seconds(self.here.now) <= WINDOW_SECONDS

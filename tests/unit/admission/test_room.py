@@ -1,14 +1,19 @@
 import pytest
 
+from gateway.admission.output_lengths import OutputLengths
 from gateway.admission.room import Room
 from gateway.request import Ask
 from gateway.routing.calibration import Calibration
 from gateway.routing.cost import CostModel
-from gateway.routing.estimate import Estimates
 from gateway.routing.load import Work
 from gateway.routing.seat import Seat
 
-ROOM = Room(Calibration(CostModel(), window_seconds=0.1), Estimates())
+
+def room() -> Room:
+    return Room(Calibration(CostModel(), window_seconds=0.1), OutputLengths())
+
+
+ROOM = room()  # in which nothing is reserved
 
 
 def seat(
@@ -17,7 +22,7 @@ def seat(
     """An engine with so many sequences, of which one is in prefill if there is some ahead."""
     made = Seat(0, "a", cap=cap, slots=cap if slots is None else slots, kv_cache_tokens=kv)
     for number in range(running):
-        work = Work(1, 400, 500, ahead if number == 0 else 0.0, observable=True)
+        work = Work(1, 400, ahead if number == 0 else 0.0, observable=True)
         made.load.start(work, 0.0)
         if number or not ahead:
             made.load.first_token(work, 0.0)
@@ -68,19 +73,40 @@ def test_while_a_backend_starts_slowly_a_wide_request_runs_there_alone() -> None
     assert not ROOM.admits(seat(cap=2, slots=1), wide, 0.0)
 
 
-@pytest.mark.parametrize(("prompt", "admits"), [(270, True), (271, False)])
-def test_the_kv_cache_is_filled_to_the_headroom(prompt: int, admits: bool) -> None:
-    ask = Ask("m", prompt_tokens=prompt, output_tokens=200)
-    assert ROOM.admits(seat(kv=1000, running=1), ask, 0.0) is admits
-    assert ROOM.admits(seat(kv=None, running=1), ask, 0.0)
-    assert ROOM.admits(seat(kv=1000), ask, 0.0)
+@pytest.mark.parametrize(("prompt", "admits"), [(240, True), (241, False)])
+def test_the_kv_cache_is_filled_to_the_headroom_in_whole_blocks(prompt: int, admits: bool) -> None:
+    here, ask = room(), Ask("m", prompt_tokens=prompt, output_tokens=200)
+    here.reserve(seat(), Ask("m", prompt_tokens=400, output_tokens=96))
+    assert here.admits(seat(kv=1000, running=1), ask, 0.0) is admits
+    assert here.is_open(seat(kv=1000, running=1), 0.0)
+    assert here.admits(seat(kv=None, running=1), ask, 0.0)
+    assert here.admits(seat(kv=1000), ask, 0.0)
+
+
+def test_a_prompt_that_shares_most_of_its_blocks_with_one_that_runs_fits_where_another_does_not() -> None:
+    here = room()
+    running = Ask("m", keys=(1, 2), edges=(1600, 3200), prompt_size=3200, prompt_tokens=800, output_tokens=16)
+    alike = Ask("m", keys=(1, 2, 3), edges=(1600, 3200, 3400), prompt_size=3400, prompt_tokens=850, output_tokens=16)
+    unlike = Ask("m", keys=(5, 6, 7), edges=(1600, 3200, 3400), prompt_size=3400, prompt_tokens=850, output_tokens=16)
+    here.reserve(seat(), running)
+    assert here.admits(seat(kv=1000, running=1), alike, 0.0)
+    assert not here.admits(seat(kv=1000, running=1), unlike, 0.0)
+
+
+def test_an_engine_whose_kv_cache_is_full_is_not_open_unless_it_is_idle() -> None:
+    here = room()
+    here.reserve(seat(), Ask("m", prompt_tokens=928, output_tokens=16))
+    assert not here.is_open(seat(kv=1000, running=1), 0.0)
+    assert here.is_open(seat(kv=1024, running=1), 0.0)
+    assert here.is_open(seat(kv=None, running=1), 0.0)
+    assert here.is_open(seat(kv=1000), 0.0)
 
 
 def test_an_idle_engine_takes_a_prompt_larger_than_its_kv_cache() -> None:
     assert ROOM.admits(seat(kv=1000), Ask("m", prompt_tokens=100_000), 0.0)
 
 
-@pytest.mark.parametrize(("told", "expected"), [(None, 200), (50, 50), (5000, 200), (0, 0)])
+@pytest.mark.parametrize(("told", "expected"), [(None, 512), (50, 50), (5000, 512), (0, 0)])
 def test_an_answer_is_as_long_as_usual_or_as_the_client_allows(told: int | None, expected: int) -> None:
     assert ROOM.output_tokens(Ask("m", output_tokens=told)) == expected
 

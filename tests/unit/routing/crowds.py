@@ -15,7 +15,6 @@ WORKS = st.builds(
     Work,
     sequences=st.integers(0, 4),
     prompt_tokens=st.integers(1, 20_000),
-    reserved_tokens=st.integers(0, 5000),
     prefill_seconds=st.sampled_from([0.0, 0.01, 0.3, 10.0]),
     observable=st.booleans(),
 )

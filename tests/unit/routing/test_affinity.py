@@ -37,7 +37,7 @@ class Scene:
     def send(self, name: str, count: int = 1, prefill_seconds: float = 0.0) -> None:
         load = self._option(name).seat.load
         for _ in range(count):
-            work = Work(1, 1000, 1200, prefill_seconds, observable=True)
+            work = Work(1, 1000, prefill_seconds, observable=True)
             load.start(work, 0.0)
             if not prefill_seconds:
                 load.first_token(work, 0.0)

@@ -13,7 +13,7 @@ def load_of(
 ) -> Load:
     load = Load()
     for number in range(decoding + in_prefill):
-        work = Work(1, tokens_each, tokens_each + 200, prefill_seconds_each, observable=True)
+        work = Work(1, tokens_each, prefill_seconds_each, observable=True)
         load.start(work, 0.0)
         if number < decoding:
             load.first_token(work, 0.0)

@@ -23,7 +23,7 @@ def test_a_name_that_no_header_can_hold_is_replaced(name: str) -> None:
 
 
 def test_a_document_says_the_same_in_milliseconds() -> None:
-    RANKED.seat.load.start(Work(2, 100, 100, 0.0, observable=True), 0.0)
+    RANKED.seat.load.start(Work(2, 100, 0.0, observable=True), 0.0)
     one, other = as_document([BEST, RANKED])
     assert one == {
         "backend": "a", "rank": None, "open": True, "in_flight": 0, "hit_tokens": 496, "cost": 1538.5,

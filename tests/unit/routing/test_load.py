@@ -7,7 +7,7 @@ from gateway.routing.load import Load, Work
 
 
 def work(seconds: float = 1.0, *, sequences: int = 1, observable: bool = True) -> Work:
-    return Work(sequences, 100, 150, seconds, observable)
+    return Work(sequences, 100, seconds, observable)
 
 
 class LoadMachine(RuleBasedStateMachine):
@@ -26,7 +26,7 @@ class LoadMachine(RuleBasedStateMachine):
 
     @rule(sequences=st.integers(0, 8), prompt=st.integers(1, 10_000), seconds=st.floats(0, 5), observable=st.booleans())
     def start(self, sequences: int, prompt: int, seconds: float, observable: bool) -> None:
-        started = Work(sequences, prompt, prompt + 7, seconds, observable)
+        started = Work(sequences, prompt, seconds, observable)
         self.load.start(started, self.now)
         self.running.append(started)
         self.in_prefill.append(started)
@@ -60,14 +60,12 @@ class LoadMachine(RuleBasedStateMachine):
     def counters_are_sums_over_what_runs(self) -> None:
         assert self.load.in_flight == sum(work.sequences for work in self.running)
         assert self.load.context_tokens == sum(work.prompt_tokens for work in self.running)
-        assert self.load.reserved_tokens == sum(work.reserved_tokens for work in self.running)
         assert 0 <= self.load.decoding <= self.load.in_flight
 
     def teardown(self) -> None:
         for left in self.running:
             self.load.finish(left, self.now)
         assert repr(self.load) == "<Load 0 in flight, 0 decoding, 0 tokens>"
-        assert self.load.reserved_tokens == 0
         assert self.load.prefill_ahead_seconds(self.now) == 0.0
 
 

@@ -143,10 +143,10 @@ def test_holding_out_makes_an_engine_dearer_for_those_who_come_after() -> None:
 def test_an_engine_that_became_cheaper_is_seen_by_all_who_come_after() -> None:
     # Of a small KV cache more comes free with each answer when there is more context in it.
     seat, other = Seat(0, "a", kv_cache_tokens=10_000), Seat(1, "b", slowness=9.0)
-    seat.load.start(Work(1, 1, 200, 0.0, observable=True), NOW)
+    seat.load.start(Work(1, 1, 0.0, observable=True), NOW)
     matrix, naive = both(CostModel(), [(9999, 200.0, [0, 0])] * 2, [seat, other])
     assert matrix.best(0) == 1
-    seat.load.start(Work(1, 2000, 2200, 0.0, observable=True), NOW)
+    seat.load.start(Work(1, 2000, 0.0, observable=True), NOW)
     matrix.bound(0)
     assert naive.costs(1)[0] < naive.costs(1)[1]
     assert matrix.best(1) == 0

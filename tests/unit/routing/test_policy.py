@@ -28,7 +28,7 @@ def asking(tokens: int) -> Ask:
 
 def busy(seat: Seat, requests: int) -> None:
     for _ in range(requests):
-        work = Work(1, 1000, 1200, 0.0, observable=True)
+        work = Work(1, 1000, 0.0, observable=True)
         seat.load.start(work, 0.0)
         seat.load.first_token(work, 0.0)
 

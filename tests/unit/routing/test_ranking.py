@@ -9,7 +9,7 @@ from gateway.routing.seat import Option, Seat
 
 def busy(seat: Seat, requests: int) -> None:
     for _ in range(requests):
-        seat.load.start(Work(1, 100, 300, 0.0, observable=True), 0.0)
+        seat.load.start(Work(1, 100, 0.0, observable=True), 0.0)
 
 
 def seats(*in_flight: int) -> list[Seat]:

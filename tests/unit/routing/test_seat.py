@@ -11,7 +11,7 @@ def test_terms_are_those_of_the_load() -> None:
 
 
 def test_terms_are_worked_out_once_until_something_changes() -> None:
-    seat, work = Seat(0, "a"), Work(1, 1000, 1200, 0.1, observable=True)
+    seat, work = Seat(0, "a"), Work(1, 1000, 0.1, observable=True)
     seen = [seat.terms(MODEL)]
     assert seat.terms(MODEL) is seen[0]
 
@@ -38,7 +38,7 @@ def test_terms_are_worked_out_once_until_something_changes() -> None:
 
 def test_a_prefill_that_ends_unseen_changes_the_terms() -> None:
     seat = Seat(0, "a")
-    seat.load.start(Work(1, 1000, 1200, 0.1, observable=False), 0.0)
+    seat.load.start(Work(1, 1000, 0.1, observable=False), 0.0)
     before = seat.terms(MODEL)
     assert seat.load.prefill_ahead_seconds(1.0) == 0.0
     assert seat.terms(MODEL) != before
@@ -47,7 +47,7 @@ def test_a_prefill_that_ends_unseen_changes_the_terms() -> None:
 def test_prefills_to_come_at_the_rate_of_late_count_for_who_would_decode_there() -> None:
     model, busy, quiet = CostModel(), Seat(0, "a"), Seat(1, "b")
     for second in range(20):
-        work = Work(1, 1000, 1200, 0.4, observable=True)
+        work = Work(1, 1000, 0.4, observable=True)
         busy.load.start(work, float(second))
         busy.load.first_token(work, second + 0.4)
         busy.load.finish(work, second + 0.5)

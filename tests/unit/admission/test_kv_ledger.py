@@ -1,0 +1,181 @@
+"""What is taken is what a naive count over everybody that runs gives, whoever comes and goes in whatever order."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from gateway.admission.kv_ledger import KvLedger, Reservation
+from gateway.request import Ask
+
+BLOCK = 16
+
+
+def chain(*blocks: int) -> tuple[int, ...]:
+    """Keys that stand for these blocks and all before each, as hashes do."""
+    return tuple(hash(blocks[:end]) for end in range(1, len(blocks) + 1))
+
+
+def ask_of(blocks: tuple[int, ...], *, block_tokens: int = 100, rest: int = 0, **fields: object) -> Ask:
+    """A prompt of these blocks and some more tokens; sizes are in tokens, so that everybody measures alike."""
+    size = len(blocks) * block_tokens + rest
+    edges = tuple(range(block_tokens, size + 1, block_tokens))[: len(blocks)]
+    return Ask("m", keys=chain(*blocks), edges=edges, prompt_size=size, prompt_tokens=max(1, size), **fields)  # type: ignore[arg-type]
+
+
+def whole(tokens: int) -> int:
+    return -(-tokens // BLOCK) * BLOCK
+
+
+BLOCKS = st.lists(st.integers(0, 1), max_size=9).map(tuple)
+ASKS = st.builds(
+    ask_of,
+    BLOCKS,
+    rest=st.integers(0, 40),
+    sequences=st.sampled_from([0, 1, 1, 1, 2, 5]),
+    reads_cache=st.sampled_from([True, True, True, False]),
+)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Requests come, grow, and leave in any order, some of them twice; prompts are alike in any number of blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = KvLedger(BLOCK)
+        self.live: dict[Reservation, tuple[Ask, int]] = {}  # and what it takes beyond its blocks
+        self.gone: list[Reservation] = []
+
+    def _naive(self) -> int:
+        used = {key for ask, _ in self.live.values() if ask.reads_cache and ask.sequences for key in ask.keys}
+        return 100 * len(used) + sum(own for _, own in self.live.values())
+
+    def _own(self, ask: Ask, output_tokens: int) -> int:
+        shared = 100 * len(ask.keys) if ask.reads_cache else 0
+        rest = whole(max(0, ask.prompt_tokens - shared))
+        return rest + ask.sequences * whole(output_tokens) if ask.sequences else 0
+
+    @rule(ask=ASKS, output_tokens=st.integers(0, 50))
+    def reserve(self, ask: Ask, output_tokens: int) -> None:
+        before, needed = self.ledger.taken_tokens, self.ledger.needed(ask, output_tokens)
+        most = self.ledger.most_needed(ask, output_tokens)
+        assert self.ledger.taken_tokens == before
+        reservation = self.ledger.reserve(ask, output_tokens)
+        assert reservation not in self.live
+        self.live[reservation] = (ask, self._own(ask, output_tokens))
+        assert self.ledger.taken_tokens - before == needed <= most
+
+    @rule(data=st.data(), tokens=st.integers(0, 40))
+    def grow(self, data: st.DataObject, tokens: int) -> None:
+        if self.live:
+            reservation = data.draw(st.sampled_from(list(self.live)))
+            self.ledger.grow(reservation, tokens)
+            ask, own = self.live[reservation]
+            self.live[reservation] = (ask, own + whole(tokens))
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        if self.live:
+            reservation = data.draw(st.sampled_from(list(self.live)))
+            self.ledger.release(reservation)
+            del self.live[reservation]
+            self.gone.append(reservation)
+
+    @rule(data=st.data())
+    def what_has_left_neither_grows_nor_leaves_again(self, data: st.DataObject) -> None:
+        if self.gone:
+            reservation = data.draw(st.sampled_from(self.gone))
+            self.ledger.grow(reservation, 100)
+            self.ledger.release(reservation)
+
+    @invariant()
+    def what_is_taken_is_the_naive_count(self) -> None:
+        assert self.ledger.taken_tokens == self._naive() == self.ledger.recount()
+        assert len(self.ledger) == len(self.live)
+
+    @invariant()
+    def just_the_keys_of_those_who_run_are_known(self) -> None:
+        used = {key for ask, _ in self.live.values() if ask.reads_cache and ask.sequences for key in ask.keys}
+        assert set(self.ledger._stretches) == used
+
+    def teardown(self) -> None:
+        for reservation in list(self.live):
+            self.ledger.release(reservation)
+        assert repr(self.ledger) == "<KvLedger 0 tokens, 0 requests, 0 blocks>"
+
+
+TestLedgerMachine = LedgerMachine.TestCase
+TestLedgerMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+def test_a_prefix_in_use_by_several_is_counted_once() -> None:
+    ledger = KvLedger(BLOCK)
+    first, second = ask_of((1, 2, 3), rest=10), ask_of((1, 2, 4), rest=10)
+    ledger.reserve(first, 20)
+    assert ledger.taken_tokens == 300 + 16 + 32
+    assert ledger.needed(second, 20) == 100 + 16 + 32
+    ledger.reserve(second, 20)
+    assert ledger.taken_tokens == 400 + 2 * (16 + 32)
+
+
+def test_what_others_still_use_stays_counted_when_its_first_user_leaves() -> None:
+    ledger = KvLedger(BLOCK)
+    first = ledger.reserve(ask_of((1, 2, 3)), 16)
+    second = ledger.reserve(ask_of((1, 2, 4)), 16)
+    ledger.release(first)
+    assert ledger.taken_tokens == 300 + 16
+    assert ledger.needed(ask_of((1, 2, 3)), 16) == 100 + 16
+    ledger.release(second)
+    assert ledger.taken_tokens == 0
+
+
+def test_each_sequence_has_an_answer_of_its_own_in_whole_blocks() -> None:
+    ledger = KvLedger(BLOCK)
+    reservation = ledger.reserve(ask_of((1,), sequences=4), 17)
+    assert ledger.taken_tokens == 100 + 4 * 32
+    assert reservation.output_tokens == 4 * 32
+
+
+def test_an_answer_that_grows_takes_whole_blocks_more() -> None:
+    ledger = KvLedger(BLOCK)
+    reservation = ledger.reserve(ask_of(()), 16)
+    ledger.grow(reservation, 17)
+    assert (ledger.taken_tokens, reservation.output_tokens) == (16 + 16 + 32, 48)
+
+
+def test_what_takes_no_sequence_takes_nothing() -> None:
+    ledger = KvLedger(BLOCK)
+    lookup = ask_of((1, 2), sequences=0)
+    assert ledger.needed(lookup, 100) == ledger.most_needed(lookup, 100) == 0
+    ledger.release(ledger.reserve(lookup, 100))
+    assert repr(ledger) == "<KvLedger 0 tokens, 0 requests, 0 blocks>"
+
+
+@pytest.mark.parametrize("ledger", [KvLedger(BLOCK, shares=False), KvLedger(BLOCK)], ids=["engine", "request"])
+def test_where_the_cache_is_not_read_every_request_counts_for_itself(ledger: KvLedger) -> None:
+    ask = ask_of((1, 2), reads_cache=ledger.shares is False)
+    ledger.reserve(ask, 0)
+    ledger.reserve(ask, 0)
+    assert ledger.taken_tokens == 2 * whole(200)
+
+
+def test_prompts_that_are_measured_differently_and_keys_that_collide_leave_nothing_behind() -> None:
+    """A later request may know the tokens of a prefix better; and keys are no more than 64-bit hashes."""
+    random = Random(0)
+    for _ in range(300):
+        ledger, live = KvLedger(BLOCK), []
+        for _ in range(random.randrange(1, 12)):
+            blocks = tuple(random.randrange(2) for _ in range(random.randrange(1, 8)))
+            ask = ask_of(blocks, block_tokens=random.randrange(1, 200))
+            if random.random() < 0.5:
+                ask = replace(ask, keys=tuple(random.randrange(6) for _ in blocks))
+            live.append(ledger.reserve(ask, random.randrange(50)))
+            assert ledger.taken_tokens == ledger.recount()
+        random.shuffle(live)
+        for reservation in live:
+            ledger.release(reservation)
+            assert ledger.taken_tokens == ledger.recount() >= 0
+        assert repr(ledger) == "<KvLedger 0 tokens, 0 requests, 0 blocks>"
