@@ -1,9 +1,9 @@
 """What running requests take of one engine's KV cache, in tokens: a prefix that several of them use is counted once.
 
-Prompts in use form a trie. Blocks that one request was the first to use are kept as one stretch of it, however many
-they are; others lean on a stretch as far as they share it, and it is cut back to where somebody still does when its
-last users leave. The set of keys in use is closed towards the start of a chain, so the first key that is not in use is
-found by bisection. Taking costs O(log blocks + new blocks), giving back O(own blocks).
+Prompts in use form a trie. Blocks that one request was the first to use are one stretch of it, however many they are;
+others lean on a stretch as far as they share it, and it is cut back to where somebody still does when its last users
+leave. Keys are chained, so where two prompts part is found by bisection. Taking and giving back cost
+O(stretches of the own prompt x log blocks), whatever else is in use.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,12 @@ from gateway.request import Ask
 class _Stretch:
     """Consecutive blocks of one prompt, from block `start` to before block `end`.
 
-    `users` says how many requests and later stretches lean on it, by the depth that they need. `tokens` is what is
-    counted for it; what of that goes when it is cut back is reckoned as its creator measured it.
+    `users` says how many requests and later stretches lean on it, by the depth that they need; `below` has the later
+    ones by their first key. `tokens` is what is counted for it; what of that goes when it is cut back is reckoned as
+    its creator measured it.
     """
 
-    __slots__ = ("creator", "end", "leans_on", "start", "tokens", "users")
+    __slots__ = ("below", "creator", "end", "leans_on", "start", "tokens", "users")
 
     def __init__(self, creator: Ask, start: int, end: int, tokens: int, leans_on: "_Stretch | None") -> None:
         self.creator = creator
@@ -26,7 +27,8 @@ class _Stretch:
         self.end = end
         self.tokens = tokens
         self.leans_on = leans_on
-        self.users: dict[int, int] = {}
+        self.users: dict[int, int] = {end: 1}
+        self.below: dict[int, _Stretch] = {}
 
 
 class Reservation:
@@ -53,17 +55,17 @@ class KvLedger:
     `shares`, as where an engine caches no prefixes, every request counts for itself.
     """
 
-    __slots__ = ("_held", "_stretches", "block_tokens", "shares", "taken_tokens")
+    __slots__ = ("_held", "_root", "block_tokens", "shares", "taken_tokens")
 
     def __init__(self, block_tokens: int = 16, *, shares: bool = True) -> None:
         self.block_tokens = block_tokens
         self.shares = shares
         self.taken_tokens = 0
-        self._stretches: dict[int, _Stretch] = {}  # by the keys of their blocks: just these are in use
+        self._root = _Stretch(Ask(""), 0, 0, 0, None)
         self._held: set[Reservation] = set()
 
     def __repr__(self) -> str:
-        return f"<KvLedger {self.taken_tokens} tokens, {len(self._held)} requests, {len(self._stretches)} blocks>"
+        return f"<KvLedger {self.taken_tokens} tokens, {len(self._held)} requests, {len(self._root.below)} prefixes>"
 
     def __len__(self) -> int:
         return len(self._held)
@@ -81,8 +83,9 @@ class KvLedger:
             return 0
         keys = self._keys(ask)
         last = ask.tokens_of(len(keys))
-        shared = ask.tokens_of(self._depth(keys)) if keys else 0
-        return last - shared + self._rest(ask, last) + ask.sequences * self._whole_blocks(output_tokens)
+        shared = ask.tokens_of(self._shared(keys)[1])
+        rest = max(0, ask.prompt_tokens - last)
+        return last - shared + self._whole_blocks(rest) + ask.sequences * self._whole_blocks(output_tokens)
 
     def reserve(self, ask: Ask, output_tokens: int) -> Reservation:
         """Take what the request needs; each of its sequences answers with so many tokens. Give it to `release` once."""
@@ -91,9 +94,11 @@ class KvLedger:
             self._held.add(reservation)
             return reservation
         keys = self._keys(ask)
-        stretch, depth, last = self._lean(ask, keys) if keys else (None, 0, 0)
-        answers = ask.sequences * self._whole_blocks(output_tokens)
-        own = self._rest(ask, last) + answers
+        last = ask.tokens_of(len(keys))
+        stretch, depth = self._lean(ask, keys, last) if keys else (None, 0)
+        block, rest = self.block_tokens, ask.prompt_tokens - last
+        answers = -(-output_tokens // block) * block * ask.sequences  # written out: this is made for every request
+        own = answers - (-rest // block) * block if rest > 0 else answers
         reservation = Reservation(own, answers, stretch, depth)
         self.taken_tokens += own
         self._held.add(reservation)
@@ -116,19 +121,21 @@ class KvLedger:
         self._held.discard(reservation)
         self.taken_tokens -= reservation.own_tokens
         stretch, depth = reservation._stretch, reservation._depth
-        while stretch is not None:
+        while stretch is not None:  # the root has a user that never leaves
             users = stretch.users
             if users[depth] > 1:
                 users[depth] -= 1
                 return
             del users[depth]
-            if users and depth < stretch.end:
-                return  # somebody needs more of it
-            start = stretch.start
-            self._cut(stretch, max(start, *users) if users else start)
             if users:
+                if depth == stretch.end:
+                    self._cut(stretch, max(users))
                 return
-            stretch, depth = stretch.leans_on, start
+            self.taken_tokens -= stretch.tokens
+            depth, first = stretch.start, stretch.creator.keys[stretch.start]
+            gone, stretch = stretch, stretch.leans_on
+            if stretch is not None and stretch.below.get(first) is gone:
+                del stretch.below[first]
 
     def recount(self) -> int:
         """The tokens taken, summed up anew from what holds them; differs from `taken_tokens` only if that is wrong."""
@@ -143,55 +150,49 @@ class KvLedger:
     def _keys(self, ask: Ask) -> Sequence[int]:
         return ask.keys if self.shares and ask.reads_cache else ()
 
-    def _rest(self, ask: Ask, last: int) -> int:
-        """The prompt beyond its blocks, which have `last` tokens."""
-        rest = ask.prompt_tokens - last
-        return self._whole_blocks(rest) if rest > 0 else 0
-
     def _whole_blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens) * self.block_tokens
 
-    def _depth(self, keys: Sequence[int]) -> int:
-        """How many of the leading blocks are in use."""
-        known = self._stretches
-        if keys[0] not in known:
-            return 0
-        if keys[-1] in known:
-            return len(keys)
-        low, high = 0, len(keys) - 1  # the first is in use, the last is not
-        while high - low > 1:
-            middle = (low + high) // 2
-            if keys[middle] in known:
-                low = middle
-            else:
-                high = middle
-        return high
+    def _shared(self, keys: Sequence[int]) -> tuple[_Stretch, int]:
+        """The deepest stretch that the prompt has blocks in, and how many of its leading blocks are in use."""
+        stretch, depth, count = self._root, 0, len(keys)
+        while depth < count:
+            below = stretch.below.get(keys[depth])
+            if below is None or below.start != depth:  # the latter: keys are hashes, and those of two blocks collide
+                break
+            stretch, depth = below, _alike(keys, below.creator.keys, depth, min(count, below.end))
+        return stretch, depth
 
-    def _lean(self, ask: Ask, keys: Sequence[int]) -> tuple[_Stretch, int, int]:
-        """Use the prompt's blocks: the deepest stretch, how far into it, and the tokens of all blocks."""
-        known = self._stretches
-        depth = self._depth(keys)
-        last = ask.tokens_of(len(keys))
-        stretch = known[keys[depth - 1]] if depth else None
-        if stretch is not None:
-            depth = min(depth, stretch.end)  # keys that a client made to collide must not unbalance the sums
-        if stretch is None or depth < len(keys):
-            tokens = last - ask.tokens_of(depth)
-            if stretch is not None:
-                stretch.users[depth] = stretch.users.get(depth, 0) + 1
-            stretch = _Stretch(ask, depth, len(keys), tokens, stretch)
-            for key in keys[depth:]:
-                known[key] = stretch
-            self.taken_tokens += tokens
-            depth = len(keys)
-        stretch.users[depth] = stretch.users.get(depth, 0) + 1
-        return stretch, depth, last
+    def _lean(self, ask: Ask, keys: Sequence[int], last: int) -> tuple[_Stretch, int]:
+        """Use the prompt's blocks, which have `last` tokens: the deepest stretch, and how many blocks."""
+        stretch, depth = self._shared(keys)
+        users = stretch.users
+        users[depth] = users.get(depth, 0) + 1
+        if depth == len(keys):
+            return stretch, depth
+        tokens = last - ask.tokens_of(depth)
+        self.taken_tokens += tokens
+        new = _Stretch(ask, depth, len(keys), tokens, stretch)
+        stretch.below.setdefault(keys[depth], new)
+        return new, len(keys)
 
     def _cut(self, stretch: _Stretch, end: int) -> None:
         """Nobody uses the stretch from there on."""
-        creator, forget = stretch.creator, self._stretches.pop
-        for key in creator.keys[end : stretch.end]:
-            forget(key, None)
-        kept = min(stretch.tokens, creator.tokens_of(end) - creator.tokens_of(stretch.start)) if stretch.users else 0
+        measured = stretch.creator.tokens_of
+        kept = min(stretch.tokens, measured(end) - measured(stretch.start))
         self.taken_tokens -= stretch.tokens - kept
         stretch.tokens, stretch.end = kept, end
+
+
+def _alike(keys: Sequence[int], others: Sequence[int], low: int, high: int) -> int:
+    """How many leading keys two prompts have in common, at most `high`; the one at `low` is."""
+    high -= 1
+    if keys[high] == others[high]:
+        return high + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if keys[middle] == others[middle]:
+            low = middle
+        else:
+            high = middle
+    return high

@@ -43,8 +43,13 @@ class Room:
         """Its prompt and answer fit into the KV cache beside what runs there. An engine that is idle takes anything."""
         if seat.kv_cache_tokens is None or seat.load.in_flight == 0:
             return True
-        ledger, free, answer = self.ledgers[seat.index], self._free_tokens(seat), self.output_tokens(ask)
-        return ledger.most_needed(ask, answer) <= free or ledger.needed(ask, answer) <= free
+        ledger, most = self.ledgers[seat.index], ask.output_tokens
+        if most is None:
+            most = self.output_tokens(ask)
+        free = self.kv_headroom * seat.kv_cache_tokens - ledger.taken_tokens
+        if ledger.most_needed(ask, most) <= free:
+            return True  # the usual case, and cheap to tell
+        return ledger.needed(ask, self.output_tokens(ask)) <= free
 
     def _free_tokens(self, seat: Seat) -> float:
         tokens = seat.kv_cache_tokens

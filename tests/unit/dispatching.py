@@ -119,7 +119,7 @@ class Scene:
         for seat in self.placement.seats:
             assert repr(seat.load) == "<Load 0 in flight, 0 decoding, 0 tokens>"
             for ledger in self.placement.ledgers(seat.name):
-                assert repr(ledger) == "<KvLedger 0 tokens, 0 requests, 0 blocks>"
+                assert repr(ledger) == "<KvLedger 0 tokens, 0 requests, 0 prefixes>"
 
     def attempts(self) -> dict[tuple[str, ...], float]:
         return self.metrics.attempts.values

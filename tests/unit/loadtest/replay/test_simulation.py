@@ -51,7 +51,7 @@ def test_every_request_ends_once_and_all_loads_return_to_zero(policy: str) -> No
         loads = [seat.load for seat in router.placement.seats]
         assert all((load.in_flight, load.decoding) == (0, 0) for load in loads)
         ledgers = [ledger for seat in router.placement.seats for ledger in router.placement.ledgers(seat.name)]
-        assert {repr(ledger) for ledger in ledgers} == {"<KvLedger 0 tokens, 0 requests, 0 blocks>"}
+        assert {repr(ledger) for ledger in ledgers} == {"<KvLedger 0 tokens, 0 requests, 0 prefixes>"}
 
 
 @pytest.mark.parametrize("policy", ["ours", "sglang", "dynamo", "llmd", "lmetric"])
