@@ -159,7 +159,8 @@ def error_reference() -> str:
     intro = (
         'The body is `{"error": {"message", "type", "param", "code"}}`; on `/v1/messages` it has Anthropic\'s shape.'
         " *Outcome* is the label of `gateway_requests_total` and the field of the access log. Answers with 429, and"
-        " those with 503 that say when to come back, carry `retry-after` (seconds) and `retry-after-ms`."
+        " those with 503 that say when to come back, carry `retry-after` (seconds) and `retry-after-ms`. Where sending"
+        " the same request again cannot help, the answer has `x-should-retry: false`, which SDKs obey."
     )
     failures = (
         "*Tried again*: whether the gateway sends the request to another backend by itself, as long as nothing of the"

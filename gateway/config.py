@@ -214,6 +214,13 @@ class KeyConfig(Section):
     priority: Literal["interactive", "batch"] = Field(
         "interactive", description="batch waits while interactive requests do; a request may lower itself by a header."
     )
+    requests_per_minute: int | None = Field(None, gt=0, description="More get 429; null = any number.")
+    tokens_per_minute: int | None = Field(
+        None, gt=0, description="Prompt and answer together, by what is expected and then by usage; null = any number."
+    )
+    max_concurrent_requests: int | None = Field(
+        None, gt=0, description="Running and waiting ones together; null = any number."
+    )
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Self:

@@ -5,6 +5,8 @@ Foreign exceptions become one of these once, in `relay/`; these become bytes onc
 
 from typing import Any, ClassVar
 
+_FOR_GOOD = frozenset(range(400, 500)) - {408, 409, 429}  # what such a status tells is the request's fault
+
 
 class GatewayError(Exception):
     """A request that is answered with an error. Abstract: raise a leaf."""
@@ -13,12 +15,15 @@ class GatewayError(Exception):
     type: ClassVar[str]
     code: ClassVar[str | None] = None
     outcome: ClassVar[str] = "rejected"
+    hopeless: bool = False  # sending the same again cannot help
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.retry_after_seconds = retry_after_seconds
+        if self.status in _FOR_GOOD:
+            self.hopeless = True
 
 
 class InvalidRequest(GatewayError):
@@ -112,6 +117,15 @@ class WaitExpired(GatewayError):
     type = "rate_limit_error"
     code = "queue_timeout"
     outcome = "queue_timeout"
+
+
+class RateLimited(GatewayError):
+    """The API key has used up its requests or tokens a minute, or has too many requests at once."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+    outcome = "rate_limited"
 
 
 class NoBackend(GatewayError):
@@ -213,6 +227,7 @@ class BackendAborted(BackendError):
 class BackendRefusesKey(BackendError):
     """The backend does not accept the key that the gateway has for it."""
 
+    hopeless = True
     code = "backend_refuses_key"
 
 

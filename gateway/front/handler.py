@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from gateway.admission.rate_limits import Allowance, KeyLimits
 from gateway.backends.registry import Fleet
-from gateway.config import Config
+from gateway.config import Config, KeyConfig
 from gateway.dispatch import Dispatcher
 from gateway.errors import (
     BackendError,
@@ -29,6 +30,7 @@ from gateway.front.reply import Reply, error_headers
 from gateway.front.routes import Route, find_route
 from gateway.front.stored import Place, StoredResponses
 from gateway.observe.record import Record
+from gateway.relay.exchange import Answer
 from gateway.request import Ask, InferenceRequest, Kind
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -59,6 +61,8 @@ class Handler:
         self._new_id = new_id
         self._complete = complete
         self._keys = Keys(config.auth.keys)
+        allowances = {key.name: _allowance(key) for key in config.auth.keys}
+        self._rate_limits = {name: KeyLimits(each, clock) for name, each in allowances.items() if each != Allowance()}
         self._stored = stored
         self._log = structlog.get_logger("gateway")
         tenant = config.admission.tenant_header
@@ -101,6 +105,9 @@ class Handler:
         record = Record(request_id, route.endpoint, incoming.arrived_seconds, request_bytes=len(incoming.body))
         record.client = incoming.key.name if incoming.key is not None else ""
         try:
+            limits = self._limits_of(incoming.key)
+            if limits is not None:
+                reply.standing = limits.headers()
             if incoming.error is not None:
                 raise incoming.error
             record.outcome = await self._answer(incoming, route, reply, record)
@@ -131,10 +138,38 @@ class Handler:
         ask = request.ask
         record.model = ask.model if self._fleet.serving(ask.model) is not None else "unknown"
         record.streams = ask.streams
-        answer = await self._dispatcher.dispatch(request, reply, record)
+        limits = self._limits_of(incoming.key)
+        if limits is None:
+            answer = await self._dispatcher.dispatch(request, reply, record)
+        else:
+            answer = await self._dispatch_within(limits, request, reply, record)
         if route.endpoint == "responses" and not route.stored and answer.status == 200:
             self._stored.remember(answer.opening, Place(record.backend, ask.model, record.client))
         return "completed" if answer.status < 400 else "refused_by_backend"
+
+    def _limits_of(self, key: KeyConfig | None) -> KeyLimits | None:
+        return self._rate_limits.get(key.name) if key is not None and self._rate_limits else None
+
+    async def _dispatch_within(
+        self, limits: KeyLimits, request: InferenceRequest, reply: Reply, record: Record
+    ) -> Answer:
+        """The same for a key with limits: what the request takes of them is put right when it has ended."""
+        expected = self._reader.expected_tokens(request.ask)
+        with limits.charge(expected) as charge:
+            reply.standing = limits.headers()
+            try:
+                answer = await self._dispatcher.dispatch(request, reply, record)
+                charge.used_tokens = _used_tokens(answer, expected)
+                return answer
+            except asyncio.CancelledError:
+                if record.attempts:  # nobody says how much was generated, so what was expected is taken for it
+                    charge.used_tokens = expected if reply.begun else min(expected, request.ask.prompt_tokens)
+                raise
+            except GatewayError:
+                charge.used_tokens = expected if reply.begun else 0
+                raise
+            finally:
+                charge.counts = record.attempts > 0
 
     async def _read(self, incoming: Incoming, route: Route, request_id: str) -> InferenceRequest:
         if incoming.upload is not None:
@@ -188,6 +223,17 @@ class Handler:
             reply.send(answer.status, answer.content_type, answer.extra + when, answer.body)
         else:
             reply.fail(error)
+
+
+def _allowance(key: KeyConfig) -> Allowance:
+    return Allowance(key.requests_per_minute, key.tokens_per_minute, key.max_concurrent_requests)
+
+
+def _used_tokens(answer: Answer, expected: int) -> int:
+    """What an answered request has used: what the engine says, or what was expected, if it says nothing."""
+    if answer.usage is not None:
+        return answer.usage.prompt_tokens + answer.usage.completion_tokens
+    return expected if answer.status < 400 else 0
 
 
 def _content_type(incoming: Incoming) -> bytes:

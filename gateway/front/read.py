@@ -95,6 +95,10 @@ class Reader:
             repeatable=not (route.endpoint == "responses" and (document.get("store") or document.get("background"))),
         )
 
+    def expected_tokens(self, ask: Ask) -> int:
+        """What a request will need: its prompt, and its answers as far as they can be foreseen."""
+        return ask.prompt_tokens + round(ask.sequences * self._estimates.expected_output_tokens(ask.output_tokens))
+
     def _ask(
         self,
         document: dict[str, Any],

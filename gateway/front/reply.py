@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from http import HTTPStatus
+from math import ceil
 from typing import Any, Protocol
 
 import orjson
@@ -31,7 +32,7 @@ class Reply:
 
     __slots__ = (
         "_anthropic", "_chunked", "_events", "_http10", "_opened", "_wire", "begun", "complete", "extra", "keep_alive",
-        "on_room", "request_id", "status",
+        "on_room", "request_id", "standing", "status",
     )  # fmt: skip
 
     def __init__(self, wire: Wire, request_id: str, keep_alive: bool, *, http10: bool, anthropic: bool = False) -> None:
@@ -47,6 +48,7 @@ class Reply:
         self.complete = False
         self.status = 0
         self.extra = b""
+        self.standing = b""  # header lines that every answer has, errors too
         self.on_room: Callable[[], None] | None = None
 
     @property
@@ -128,7 +130,9 @@ class Reply:
     def _head(self, status: int) -> bytes:
         line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
         connection = b"" if self.keep_alive and not self._http10 else self._connection_header()
-        return b"%bx-request-id: %b\r\n%b%b" % (line, self.request_id.encode(), connection, self.extra)
+        return b"%bx-request-id: %b\r\n%b%b%b" % (
+            line, self.request_id.encode(), connection, self.standing, self.extra,
+        )  # fmt: skip
 
     def _connection_header(self) -> bytes:
         return b"connection: keep-alive\r\n" if self.keep_alive else b"connection: close\r\n"
@@ -167,10 +171,11 @@ def render(error: GatewayError, anthropic: bool = False) -> bytes:
 
 
 def error_headers(error: GatewayError) -> bytes:
-    """When to come back; how to give a key; which method is right."""
-    if error.retry_after_seconds is not None:
-        milliseconds = max(1, round(error.retry_after_seconds * 1000))
-        return b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (-(-milliseconds // 1000), milliseconds)
+    """Whether and when to come back; how to give a key; which method is right."""
+    lines = b"x-should-retry: false\r\n" if error.hopeless else b""
+    if error.retry_after_seconds is not None and not error.hopeless:
+        milliseconds = max(1, ceil(error.retry_after_seconds * 1000 - 1e-6))
+        return lines + b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (-(-milliseconds // 1000), milliseconds)
     if isinstance(error, MethodNotAllowed):
-        return b"allow: %b\r\n" % error.allow.encode()
-    return b"www-authenticate: Bearer\r\n" if isinstance(error, Unauthorized) else b""
+        return lines + b"allow: %b\r\n" % error.allow.encode()
+    return lines + b"www-authenticate: Bearer\r\n" if isinstance(error, Unauthorized) else lines

@@ -31,6 +31,8 @@ LAYERS: dict[str, set[str]] = {
         "errors",
         "config",
         "dispatch",
+        "admission.rate_limits",
+        "relay.exchange",
         "routing.blocks",
         "routing.estimate",
         "routing.prompt",
@@ -59,7 +61,7 @@ LAYERS: dict[str, set[str]] = {
 # Decisions: values in, decisions out. They know no event loop, no clock, no chance, and no network.
 PURE_ADMISSION = (
     "candidate.py", "drain.py", "drain_rate.py", "kv_ledger.py", "limiter.py", "output_lengths.py", "placement.py",
-    "queue.py", "room.py",
+    "queue.py", "rate_limits.py", "room.py",
 )  # fmt: skip
 PURE = [
     *sorted((ROOT / "gateway" / "routing").glob("*.py")),

@@ -57,3 +57,11 @@ def test_nothing_is_tried_again_once_an_answer_has_begun() -> None:
 def test_an_error_carries_what_the_client_is_told() -> None:
     error = QueueFull("why", param="n", retry_after_seconds=1.5)
     assert (str(error), error.message, error.param, error.retry_after_seconds) == ("why", "why", "n", 1.5)
+
+
+def test_what_is_the_requests_own_fault_is_not_to_be_sent_again() -> None:
+    hopeless = {kind.status for kind in LEAVES if kind is not errors.MethodNotAllowed and kind("why").hopeless}
+    assert hopeless.isdisjoint({408, 429, 500, 503, 504})
+    assert {400, 401, 404, 413, 415, 431} <= hopeless
+    assert errors.BackendRefusesKey("why").hopeless
+    assert not errors.BackendFault("why").hopeless

@@ -11,6 +11,7 @@ from gateway.errors import (
     InvalidRequest,
     MethodNotAllowed,
     QueueFull,
+    RateLimited,
     StreamInterrupted,
     Unauthorized,
 )
@@ -121,9 +122,26 @@ def test_when_to_come_back_is_rounded_up(seconds: float, headers: bytes) -> None
 
 
 def test_other_headers_of_errors() -> None:
-    assert error_headers(InvalidRequest("why")) == b""
-    assert error_headers(Unauthorized("why")) == b"www-authenticate: Bearer\r\n"
-    assert error_headers(MethodNotAllowed("why", allow="GET")) == b"allow: GET\r\n"
+    never = b"x-should-retry: false\r\n"
+    assert error_headers(InvalidRequest("why")) == never
+    assert error_headers(Unauthorized("why")) == never + b"www-authenticate: Bearer\r\n"
+    assert error_headers(MethodNotAllowed("why", allow="GET")) == never + b"allow: GET\r\n"
+
+
+def test_one_whom_trying_again_cannot_help_is_told_so_and_not_when() -> None:
+    error = RateLimited("too large", retry_after_seconds=3.0)
+    error.hopeless = True
+    assert error_headers(error) == b"x-should-retry: false\r\n"
+    assert b"x-should-retry" not in error_headers(QueueFull("why", retry_after_seconds=3.0))
+
+
+def test_what_every_answer_has_errors_have_too() -> None:
+    for end in (lambda reply: reply.fail(QueueFull("why")), lambda reply: reply.send(200, JSON, b"", b"{}")):
+        wire = FakeWire()
+        reply = reply_on(wire)
+        reply.standing, reply.extra = b"x-standing: 1\r\n", b"x-extra: 2\r\n"
+        end(reply)
+        assert (wire.header(b"x-standing"), wire.header(b"x-extra")) == (b"1", b"2")
 
 
 def test_a_stream_that_breaks_ends_with_an_error_event_and_without_a_last_chunk() -> None:

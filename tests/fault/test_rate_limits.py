@@ -1,0 +1,119 @@
+"""Keys with limits: what they may use, what they are told, and that everything is given back."""
+
+import asyncio
+import re
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from tests.clients import chat
+from tests.fault.rig import UnderTest, holds, running
+from tests.scripted import MODEL, ScriptedBackend
+from tests.scripts import fin, hang, json_answer, raw, stream, tokens, until, whole
+
+SECRET = "sk-limited"
+AS_CLIENT = b"authorization: Bearer sk-limited"
+STREAM = chat(stream=True, max_tokens=20)
+
+
+def limited(**limits: int) -> dict[str, Any]:
+    return {"auth": {"keys": [{"name": "limited", "key": SECRET, **limits}, {"name": "free", "key": "sk-free"}]}}
+
+
+def left(under_test: UnderTest) -> str:
+    return repr(under_test.gateway.handler._rate_limits["limited"])
+
+
+async def test_requests_a_minute_are_limited_and_every_answer_tells_where_the_key_stands(
+    backend: ScriptedBackend,
+) -> None:
+    async with running(backend, sections=limited(requests_per_minute=3)) as under_test:
+        seen = [await under_test.ask(chat(), AS_CLIENT) for _ in range(4)]
+        assert [answer.status for answer in seen] == [200, 200, 200, 429]
+        assert [answer.header("x-ratelimit-remaining-requests") for answer in seen] == ["2", "1", "0", "0"]
+        assert {answer.header("x-ratelimit-limit-requests") for answer in seen} == {"3"}
+        refused = seen[-1]
+        assert (refused.error["type"], refused.error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+        assert "3 requests a minute" in refused.error["message"]
+        assert 15_000 < int(refused.header("retry-after-ms") or 0) <= 20_000
+        assert refused.header("x-should-retry") is None
+        assert len(backend.ledger) == 3
+        malformed = await under_test.ask(b"{", AS_CLIENT)
+        assert (malformed.status, malformed.header("x-ratelimit-limit-requests")) == (400, "3")
+        assert malformed.header("x-should-retry") == "false"
+        free = await under_test.ask(chat(), b"authorization: Bearer sk-free")
+        assert (free.status, free.header("x-ratelimit-limit-requests")) == (200, None)
+        listing = await under_test.ask(b"", AS_CLIENT, method=b"GET", target=b"/v1/models")
+        assert listing.status == 200  # look-ups that the gateway answers itself are not counted
+        assert under_test.outcomes == {"completed": 5, "rate_limited": 1, "rejected": 1}
+
+
+async def test_tokens_a_minute_are_those_that_usage_reports(backend: ScriptedBackend) -> None:
+    backend.plays(*stream(3))
+    async with running(backend, sections=limited(tokens_per_minute=1000)) as under_test:
+        answer = await under_test.ask(STREAM, AS_CLIENT)
+        assert answer.is_done
+        assert answer.header("x-ratelimit-limit-tokens") == "1000"
+        assert left(under_test) == "<KeyLimits 0 running, 992/1000>"  # usage says 5 + 3
+        too_large = await under_test.ask(chat(max_tokens=100, n=30), AS_CLIENT)
+        assert (too_large.status, too_large.header("x-should-retry")) == (429, "false")
+        assert too_large.header("retry-after-ms") is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "status", "remaining"),
+    [
+        ([fin()], 502, "1000/1000"),  # nothing was served
+        ([raw(whole(400, b'{"error":{"message":"bad"}}'))], 400, "1000/1000"),
+        ([*tokens(1), fin()], 200, "97[0-9]/1000"),  # nobody says how much of the expected 20 came
+    ],
+    ids=["dies", "refuses", "breaks off"],
+)
+async def test_what_was_not_used_is_given_back(
+    backend: ScriptedBackend, steps: list[Any], status: int, remaining: str
+) -> None:
+    backend.plays(*steps)
+    sections = {**limited(tokens_per_minute=1000), "admission": {"hold_without_backend": False}}
+    async with running(backend, sections=sections) as under_test:
+        assert (await under_test.ask(STREAM, AS_CLIENT)).status == status
+        assert re.fullmatch(f"<KeyLimits 0 running, {remaining}>", left(under_test)), left(under_test)
+
+
+async def test_requests_at_once_are_limited_and_clients_that_leave_give_theirs_back(backend: ScriptedBackend) -> None:
+    backend.plays(hang())
+    sections = limited(max_concurrent_requests=3, requests_per_minute=100)
+    async with running(backend, sections=sections, per_backend={"max_in_flight": 1}) as under_test:
+        asked = [asyncio.create_task(under_test.ask(STREAM, AS_CLIENT)) for _ in range(3)]
+        await holds(lambda: under_test.gateway.gate.waiting == 2, "one runs, two wait")
+        refused = await under_test.ask(STREAM, AS_CLIENT)
+        assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        await holds(lambda: left(under_test).startswith("<KeyLimits 0 running"), lambda: left(under_test))
+        await holds(lambda: under_test.in_flight == 0, "all is given back")
+        backend.plays(*stream(1))
+        assert (await under_test.ask(STREAM, AS_CLIENT)).is_done
+        assert "98/100" in left(under_test)  # two of the four never reached a backend
+
+
+async def test_openais_sdk_waits_as_long_as_it_is_told_and_reads_the_headers(backend: ScriptedBackend) -> None:
+    go = asyncio.Event()
+    backend.plays_once(until(go), *json_answer())
+    messages: Any = [{"role": "user", "content": "Hello."}]
+    async with running(backend, sections=limited(max_concurrent_requests=1, requests_per_minute=60)) as under_test:
+        url = f"http://127.0.0.1:{under_test.port}/v1"
+        async with AsyncOpenAI(base_url=url, api_key=SECRET, max_retries=0) as sdk:
+            first = asyncio.create_task(sdk.chat.completions.create(model=MODEL, messages=messages))
+            await holds(lambda: len(backend.ledger) == 1, "one runs")
+            with pytest.raises(openai.RateLimitError) as raised:
+                await sdk.chat.completions.create(model=MODEL, messages=messages)
+            assert raised.value.code == "rate_limit_exceeded"
+            asyncio.get_running_loop().call_later(0.2, go.set)
+            patient = sdk.with_options(max_retries=2)
+            answer = await patient.chat.completions.with_raw_response.create(model=MODEL, messages=messages)
+            assert answer.headers["x-ratelimit-limit-requests"] == "60"
+            assert answer.retries_taken == 1
+            await first
