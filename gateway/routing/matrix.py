@@ -101,6 +101,7 @@ class CostMatrix:
             self._chunks = np.ceil(uncached / model.max_batched_tokens)
         self._mean_batch = float(in_flight.mean())
         self.cost: Floats = self._cost(terms, slice(None), ahead)
+        self._favours: list[tuple[int, int, float]] = []
         self._held: Floats = np.zeros(len(seats))  # seconds of prefill that others hold out for
 
     def best(self, row: int) -> int | None:
@@ -164,6 +165,17 @@ class CostMatrix:
         cost = self._cost(seat.terms(self._model), column, ahead)
         cost[np.isinf(self.cost[:, column])] = _INFINITE
         self.cost[:, column] = cost
+        for favour in self._favours:
+            if favour[1] == column:
+                self._discount(*favour)
+
+    def favour(self, row: int, column: int, share: float) -> None:
+        """This engine is cheaper for the request by a share of its prefill there."""
+        self._favours.append((row, column, share))
+        self._discount(row, column, share)
+
+    def _discount(self, row: int, column: int, share: float) -> None:
+        self.cost[row, column] -= share * self._prefill_seconds[row, column]
 
     def close(self, column: int, row: int | None = None) -> None:
         """Nobody more is bound there; or not this request."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.request import Ask
-from gateway.routing.affinity import Affinity
+from gateway.routing.affinity import WORTH, Affinity
 from gateway.routing.calibration import Calibration
 from gateway.routing.cost import Parts, cost_parts, placement_seconds, prefill_seconds
 from gateway.routing.estimate import Estimates
@@ -87,9 +87,13 @@ class PrefixPolicy:
         """The costs of many requests at once."""
         expected = self._estimates.expected_output_tokens
         outputs = [expected(ask.output_tokens) for ask in asks]
-        return CostMatrix(
+        matrix = CostMatrix(
             self._calibration.model, [ask.prompt_tokens for ask in asks], outputs, hits, seats, now, self._table
         )
+        for row, ask in enumerate(asks):
+            if ask.hint and (column := self._affinity.favoured(ask.hint, seats, hits[row].tolist())) is not None:
+                matrix.favour(row, column, WORTH)
+        return matrix
 
     def output_tokens(self, ask: Ask) -> float:
         """The answer's expected length."""

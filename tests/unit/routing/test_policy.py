@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from gateway.request import Ask
-from gateway.routing.affinity import Affinity
+from gateway.routing.affinity import WORTH, Affinity
 from gateway.routing.calibration import Calibration
 from gateway.routing.cost import CostModel
 from gateway.routing.estimate import Estimates
@@ -10,7 +10,7 @@ from gateway.routing.hits import Hits
 from gateway.routing.load import Work
 from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.routing.prefix_index import PrefixIndex
-from gateway.routing.seat import Seat
+from gateway.routing.seat import Option, Seat
 from gateway.routing.trust import Trust
 
 KEYS = tuple(range(1, 6))  # 2 KiB of prompt, at 4 bytes a token
@@ -150,7 +150,10 @@ def test_the_ranking_of_many_is_that_of_each() -> None:
     index.record(1, KEYS, EDGES)
     among = seats()
     busy(among[1], 3)
-    asks = [asking(525), asking(4000), Ask("m", prompt_tokens=50, output_tokens=1)]
+    asks = [asking(525), asking(4000), Ask("m", prompt_tokens=50, output_tokens=1), asking(600), asking(525)]
+    asks[3].hint, asks[4].hint = 5, 6
+    for hint, at in ((5, 1), (6, 2)):  # the second of them is at an engine that holds less
+        policy.placed(Ask("m", hint=hint), Option(among[at], 0.0, 0.0, 0))
     hits = [np.array(policy.hits(ask, among), dtype=np.float64) for ask in asks]
     ranking = policy.ranking(asks, hits, among, 0.0)
     for row, ask in enumerate(asks):
@@ -159,6 +162,18 @@ def test_the_ranking_of_many_is_that_of_each() -> None:
         assert [ranking.prefill(row, at) for at in range(3)] == pytest.approx(
             [each.prefill_seconds for each in options]
         )
+
+
+def test_a_hint_still_counts_when_the_load_of_its_engine_has_changed() -> None:
+    policy, _ = prefix_policy()
+    among = seats()
+    asks = [asking(4000), asking(4000)]
+    asks[0].hint = 5
+    policy.placed(Ask("m", hint=5), Option(among[1], 0.0, 0.0, 0))
+    ranking = policy.ranking(asks, [np.zeros(3), np.zeros(3)], among, 0.0)
+    busy(among[1], 3)
+    ranking.bound(1)
+    assert ranking.cost[1, 1] - ranking.cost[0, 1] == pytest.approx(WORTH * ranking.prefill(0, 1))
 
 
 @pytest.mark.parametrize("policy", [LeastLoadedPolicy(), RoundRobinPolicy()])
