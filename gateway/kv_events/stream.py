@@ -201,8 +201,9 @@ class Stream:
                 continue  # a subscription is to all topics that begin alike
             if self._connected:
                 self._live(sequence, payload)
+            elif self._continuity.place(sequence) is Place.NEXT:  # it came before the connection was lost
+                self._take(sequence, payload)
             else:  # it overtook the news of its connection
-                self._continuity.place(sequence)
                 self._now_connected((sequence, payload))
 
     def _live(self, sequence: int, payload: bytes) -> None:

@@ -246,6 +246,20 @@ async def test_a_new_process_is_noticed_though_it_says_nothing(listener: Listene
                 assert (status(events)["restarts"], listener.clears) == (1, [0])
 
 
+async def test_what_came_before_a_process_ended_is_not_taken_for_another_connection(listener: Listener) -> None:
+    with Publisher() as publisher:
+        async with following(listener, source_of(publisher)) as events:
+            await listener.joined(publisher)
+            for number in range(500):
+                publisher.publish(stored([number], range(number, number + 4), None, 4))
+            publisher.close()
+            await listener.until(lambda: status(events)["messages"] >= 500)
+            await listener.until(lambda: status(events)["state"] == "lost")
+            with Publisher(ports=publisher.ports):
+                await listener.until_live()
+                await listener.until(lambda: len(listener.index) == 0)
+
+
 @pytest.mark.parametrize("replay", [True, False])
 @pytest.mark.parametrize("messages", [1, 4, 5, 9])
 async def test_a_new_process_is_told_from_the_old_one_however_far_it_has_come(
