@@ -110,6 +110,8 @@ class Dispatcher:
             record.prompt_tokens = usage.prompt_tokens
             record.completion_tokens = usage.completion_tokens
             record.actual_hit_tokens = usage.cached_tokens
+            cached = usage.cached_tokens if usage.cached_tokens is not None else lease.hit_tokens
+            lease.served_tokens = max(0, usage.prompt_tokens - cached) + usage.completion_tokens
             record.ask, record.seat_index, record.usage = request.ask, lease.seat_index, usage
             record.held_up = answer.held_up
 
@@ -117,6 +119,7 @@ class Dispatcher:
         backend = self._relay.backend(lease.backend)
         self._fleet.failed(backend, error)
         self._metrics.attempts.add((lease.backend, error.code or "failed"))
+        lease.served_tokens = 0  # what a backend has lost is not the tenant's
         if isinstance(error, BackendBusy):
             error.retry_after_seconds = self._gate.retry_after_seconds()
         elif isinstance(error, ModelMissing):

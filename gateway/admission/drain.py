@@ -6,19 +6,20 @@ and if none has room, the emptiest takes nothing else until it has.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from gateway.admission.queue import Ticket
 from gateway.admission.room import Room
+from gateway.admission.ticket import Ticket
 from gateway.routing.ranking import Ranking
 from gateway.routing.seat import Seat
 
 
 @dataclass(slots=True)
 class Drain:
-    """A pass over tickets in order of their turn; `is_open` has a flag for each seat, kept up to date.
+    """A pass over tickets in fair order; `is_open` has a flag for each seat, kept up to date.
 
-    `bind` is told of ticket, seat, and seconds of prefill there.
+    `bind` is told of ticket, seat, and seconds of prefill there. `has_much` tells from whom the last slots are kept;
+    None = from nobody, or `all_guarded` = from everybody.
     """
 
     seats: Sequence[Seat]
@@ -28,6 +29,9 @@ class Drain:
     starvation_seconds: float
     waits_for_best: bool
     bind: Callable[[Ticket, int, float], None]
+    has_much: Callable[[Ticket], bool] | None = None
+    all_guarded: bool = False
+    _kept: set[int] = field(default_factory=set)  # for one that starves, from those from whom the last slots are kept
 
     def run(self, tickets: Sequence[Ticket], now: float) -> None:
         """Look at each ticket once."""
@@ -38,7 +42,7 @@ class Drain:
             if starving or not self.waits_for_best:
                 self._take_any(row, ticket, now, starving=starving)
             elif not any(self.is_open):
-                return  # those who starve come first in the line
+                return
             elif not skipped:
                 row, skipped = self.ranking.skip(row, self.is_open), True
                 continue
@@ -50,25 +54,37 @@ class Drain:
         column = self.ranking.best(row)
         if column is None:
             return
-        if not self.is_open[column]:
+        guarded = self._is_guarded(ticket)
+        if not self.is_open[column] or (guarded and not self._is_open_to_guarded(column, now)):
             self.ranking.hold_out(row, column)
-        elif self.room.admits(self.seats[column], ticket.ask, now):
+        elif self.room.admits(self.seats[column], ticket.ask, now, guarded=guarded):
             self._bind(row, ticket, column, now)
         # else it is too large for what is free there, which whoever fits may take
 
     def _take_any(self, row: int, ticket: Ticket, now: float, *, starving: bool) -> None:
-        columns = self.ranking.by_cost(row)
+        columns, guarded = self.ranking.by_cost(row), self._is_guarded(ticket)
+        if guarded:
+            columns = [column for column in columns if column not in self._kept]
         for column in columns:
-            if self.room.admits(self.seats[column], ticket.ask, now):
+            if self.room.admits(self.seats[column], ticket.ask, now, guarded=guarded):
                 self._bind(row, ticket, column, now)
                 return
         if starving and columns:
             seats = [self.seats[column] for column in columns]
             column = columns[seats.index(self.room.emptiest(ticket.ask, seats))]
-            self.ranking.close(column)
-            self.is_open[column] = False
+            if guarded and not self.all_guarded:
+                self._kept.add(column)
+            else:
+                self.ranking.close(column)
+                self.is_open[column] = False
+
+    def _is_guarded(self, ticket: Ticket) -> bool:
+        return self.all_guarded or (self.has_much is not None and self.has_much(ticket))
+
+    def _is_open_to_guarded(self, column: int, now: float) -> bool:
+        return column not in self._kept and self.room.is_open(self.seats[column], now, guarded=True)
 
     def _bind(self, row: int, ticket: Ticket, column: int, now: float) -> None:
         self.bind(ticket, column, self.ranking.prefill(row, column))
         self.ranking.bound(column)
-        self.is_open[column] = self.room.is_open(self.seats[column], now)
+        self.is_open[column] = self.room.is_open(self.seats[column], now, guarded=self.all_guarded)

@@ -7,8 +7,9 @@ from types import TracebackType
 from typing import Self
 
 from gateway.admission.placement import Binding, Placement
-from gateway.admission.queue import Queue, Ticket
+from gateway.admission.queue import Queue
 from gateway.admission.reminder import Reminder
+from gateway.admission.ticket import Ticket
 from gateway.errors import GatewayError, NoBackend, WaitExpired
 from gateway.request import Ask
 from gateway.routing.explain import Verdict
@@ -28,6 +29,7 @@ class Lease:
         "hit_tokens",
         "rank",
         "seat_index",
+        "served_tokens",
         "waited_seconds",
     )
 
@@ -41,6 +43,7 @@ class Lease:
         self.waited_seconds = binding.waited_seconds
         self.first_token_seconds: float | None = None  # when it came, by the gate's clock
         self.answered = False  # the whole answer came
+        self.served_tokens: int | None = None  # uncached prompt and output, as far as the backend tells
 
     def first_token(self) -> None:
         """The backend's first token arrived: its prefill is over."""
@@ -52,7 +55,7 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._gate.release(self._binding, answered=self.answered)
+        self._gate.release(self._binding, answered=self.answered, served_tokens=self.served_tokens)
 
 
 class Gate:
@@ -157,9 +160,9 @@ class Gate:
             self.drain_soon()
         return now
 
-    def release(self, binding: Binding, *, answered: bool = False) -> None:
+    def release(self, binding: Binding, *, answered: bool = False, served_tokens: int | None = None) -> None:
         """Give back what a request took. Safe to call again."""
-        self._placement.release(binding, self._clock(), answered=answered)
+        self._placement.release(binding, self._clock(), answered=answered, served_tokens=served_tokens)
         if self._waiters:
             self.drain_soon()
 

@@ -7,16 +7,19 @@ overtake.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from operator import attrgetter
 
 from gateway.admission.candidate import Candidate
+from gateway.admission.choice import choose
 from gateway.admission.drain import Drain
 from gateway.admission.drain_rate import DrainRate
+from gateway.admission.fairness import Tenant, Tenants, expected_tokens
 from gateway.admission.kv_ledger import KvLedger, Reservation
+from gateway.admission.line import Order
 from gateway.admission.output_lengths import OutputLengths
-from gateway.admission.queue import Queue, Ticket
+from gateway.admission.queue import Queue
 from gateway.admission.room import Room
+from gateway.admission.ticket import Ticket
 from gateway.admission.waiting_hits import WaitingHits
 from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBackend, QueueFull
 from gateway.request import Ask
@@ -48,6 +51,9 @@ class Binding:
     reservation: Reservation
     hit_tokens: int
     waited_seconds: float
+    ask: Ask
+    tenant: Tenant
+    charged_tokens: float  # to the tenant's share
     released: bool = False
 
 
@@ -114,38 +120,48 @@ class Placement:
             except QueueFull:
                 raise error from None
         if ask.sequences == 0:
-            return self._bind_light(ask, seats, now, 0.0)
+            return self._bind_light(ask, seats, now)
         if ask.sequences > 1:
             self._refuse_what_never_fits(ask, seats)
         options = self._policy.options(ask, seats, now)
-        if not self._queue.waiting(ask.model):
-            option = self._best(ask, options, now)
+        tenants = self._queue.tenants(ask.model)
+        tenant = tenants.arrived(ask, now)
+        if not tenants.waiting:
+            guarded = tenants.has_much(tenant, now, batch=ask.batch)
+            option = choose(options, ask, self._room, now, self._policy.waits_for_best, guarded)
             if option is not None:
-                return self._bind(ask, option, now, 0.0)
+                return self._bind(ask, option, now)
         ticket = Ticket(ask, now, avoid, min(option.prefill_seconds for option in options))
-        ticket.turn = ticket.prefill_seconds + self._knobs.aging * now
-        self._queue.join(ticket, self.retry_after_seconds(now))
+        self._join(ticket, max(option.hit_tokens for option in options), now)
         if seats is self._views[ask.model]:
             self._hits.keep(ticket, [option.hit_tokens for option in options], seats, now)
         return ticket
 
     def _hold(self, ask: Ask, now: float, avoid: frozenset[str]) -> Ticket:
         """A place in the line for one whom nobody can serve now, in the hope that a backend comes back."""
+        self._queue.tenants(ask.model).arrived(ask, now)
         ticket = Ticket(ask, now, avoid, prefill_seconds(self._calibration.model, 1.0, ask.prompt_tokens, 0))
-        ticket.turn = ticket.prefill_seconds + self._knobs.aging * now
-        self._queue.join(ticket, self.retry_after_seconds(now))
+        self._join(ticket, 0, now)
         return ticket
+
+    def _join(self, ticket: Ticket, hit_tokens: int, now: float) -> None:
+        ask = ticket.ask
+        ticket.turn = ticket.prefill_seconds + self._knobs.aging * now
+        ticket.tokens = expected_tokens(ask, hit_tokens, ask.sequences * self._room.output_tokens(ask))
+        self._queue.join(ticket, self.retry_after_seconds(now))
 
     def drain(self, model: str, now: float) -> list[tuple[Ticket, Binding | GatewayError]]:
         """Bind whoever can be bound now; they leave the line. An error for those whom nobody will ever serve."""
         granted: list[tuple[Ticket, Binding | GatewayError]] = []
-        tickets, eligible = self._look(model, now, granted)
+        order = Order(self._knobs.scan, now - self._knobs.starvation_seconds, self._policy.waits_for_best)
+        tickets, eligible = self._look(model, order, now, granted)
         if not tickets:
             return granted
         seats = self._views[model]
-        is_open = [self._room.is_open(seat, now) for seat in seats]
-        starvation_seconds = self._knobs.starvation_seconds
-        if not any(is_open) and now - tickets[0].arrived_seconds <= starvation_seconds:
+        has_much = self._has_much(self._queue.tenants(model), now)
+        all_guarded = has_much is not None and all(has_much(ticket) for ticket in tickets)
+        is_open = [self._room.is_open(seat, now, guarded=all_guarded) for seat in seats]
+        if not any(is_open):
             return granted
         hits = self._hits.of(tickets, seats, now)
         ranking = self._policy.ranking([ticket.ask for ticket in tickets], hits, seats, now)
@@ -157,26 +173,33 @@ class Placement:
         def bind(ticket: Ticket, column: int, prefill_seconds: float) -> None:
             assert ticket.hits is not None
             option = Option(seats[column], 0.0, prefill_seconds, int(ticket.hits[column]))
-            self._queue.leave(ticket)
-            granted.append((ticket, self._bind(ticket.ask, option, now, now - ticket.arrived_seconds)))
+            self._queue.serve(ticket, order)
+            granted.append((ticket, self._bind(ticket.ask, option, now, ticket)))
 
-        Drain(seats, ranking, is_open, self._room, starvation_seconds, self._policy.waits_for_best, bind).run(
-            tickets, now
-        )
+        Drain(
+            seats, ranking, is_open, self._room, self._knobs.starvation_seconds, self._policy.waits_for_best, bind,
+            has_much, all_guarded,
+        ).run(tickets, now)  # fmt: skip
         return granted
 
+    def _has_much(self, tenants: Tenants, now: float) -> Callable[[Ticket], bool] | None:
+        """Tells from whom the last slots are kept; None = from nobody."""
+        if not tenants.guards(now, batch=tenants.waiting_batch > 0):
+            return None
+        return lambda ticket: tenants.has_much(tenants.of(ticket.ask), now, batch=ticket.ask.batch)
+
     def _look(
-        self, model: str, now: float, granted: list[tuple[Ticket, Binding | GatewayError]]
+        self, model: str, order: Order, now: float, granted: list[tuple[Ticket, Binding | GatewayError]]
     ) -> tuple[list[Ticket], dict[int, list[Seat]]]:
         """The first in line who can be served; by place, the seats of those for whom not every seat will do.
 
         Those whom nobody can serve for now are passed over, and take nobody's place among the first.
         """
-        count = scan = self._knobs.scan
+        count = scan = order.scan
         if self._knobs.hold_without_backend and not self._servable(model, now):
             return [], {}
         while True:
-            waiting = self._in_order(model, now, count)
+            waiting = self._queue.in_order(model, order._replace(scan=count))
             tickets, eligible = self._eligible(waiting, now, granted)
             if len(tickets) == len(waiting) or len(waiting) < count or len(tickets) >= scan:
                 return tickets[:scan], {row: seats for row, seats in eligible.items() if row < scan}
@@ -210,16 +233,16 @@ class Placement:
                     continue
                 if ask.sequences == 0:
                     self._queue.leave(ticket)
-                    granted.append((ticket, self._bind_light(ask, its_seats, now, now - ticket.arrived_seconds)))
+                    granted.append((ticket, self._bind_light(ask, its_seats, now, ticket)))
                     continue
                 if its_seats is not self._views[ask.model]:
                     eligible[len(tickets)] = its_seats
             tickets.append(ticket)
         return tickets, eligible
 
-    def _bind_light(self, ask: Ask, seats: list[Seat], now: float, waited_seconds: float) -> Binding:
+    def _bind_light(self, ask: Ask, seats: list[Seat], now: float, ticket: Ticket | None = None) -> Binding:
         """A request that takes no slot goes where least runs."""
-        return self._bind(ask, Option(min(seats, key=_in_flight), 0.0, 0.0, 0), now, waited_seconds)
+        return self._bind(ask, Option(min(seats, key=_in_flight), 0.0, 0.0, 0), now, ticket)
 
     def explain(self, ask: Ask, now: float, avoid: frozenset[str] = frozenset()) -> list[Verdict]:
         """What each engine would mean for a request now, best first. Changes nothing.
@@ -252,11 +275,18 @@ class Placement:
         if not binding.released and binding.seat.load.first_token(work, now) and work.alone:
             self._calibration.first_token(work.uncached_tokens, work.first_token_seconds, now - work.started_seconds)
 
-    def release(self, binding: Binding, now: float, *, answered: bool = False) -> None:
-        """Give back everything the request took. Only the first call counts. `answered`: it got its whole answer."""
+    def release(
+        self, binding: Binding, now: float, *, answered: bool = False, served_tokens: int | None = None
+    ) -> None:
+        """Give back everything the request took. Only the first call counts. `answered`: it got its whole answer.
+
+        `served_tokens`: uncached prompt and output, as reported; None = nothing is known but what was expected.
+        """
         if binding.released:
             return
         binding.released = True
+        ask, more = binding.ask, 0.0 if served_tokens is None else served_tokens - binding.charged_tokens
+        self._queue.tenants(ask.model).released(binding.tenant, ask, binding.work.sequences, more)
         self._drain_rate.left(now)
         work = binding.work
         binding.seat.load.finish(work, now)
@@ -328,27 +358,7 @@ class Placement:
                 param="n",
             )
 
-    def _in_order(self, model: str, now: float, count: int) -> list[Ticket]:
-        """The oldest tickets; those that starve first, then by cost less what waiting is worth."""
-        tickets = self._queue.oldest(model, count)
-        if not self._policy.waits_for_best:
-            return tickets
-        starved_since = now - self._knobs.starvation_seconds
-        starving = sum(1 for _ in takewhile(lambda ticket: ticket.arrived_seconds < starved_since, tickets))
-        return sorted(tickets[:starving], key=_turn) + sorted(tickets[starving:], key=_turn)
-
-    def _best(self, ask: Ask, options: Sequence[Option], now: float) -> Option | None:
-        """The cheapest option, if that admits the request; where nobody waits for the best, the cheapest that does."""
-        any_open = not self._policy.waits_for_best
-        best: Option | None = None
-        for option in options:
-            if any_open and not self._room.admits(option.seat, ask, now):
-                continue
-            if best is None or option.cost < best.cost or (option.cost == best.cost and _is_quieter(option, best)):
-                best = option
-        return best if best is not None and (any_open or self._room.admits(best.seat, ask, now)) else None
-
-    def _bind(self, ask: Ask, option: Option, now: float, waited_seconds: float) -> Binding:
+    def _bind(self, ask: Ask, option: Option, now: float, ticket: Ticket | None = None) -> Binding:
         seat = option.seat
         uncached = max(0, ask.prompt_tokens - option.hit_tokens)
         first_token = option.prefill_seconds + step_seconds(self._calibration.model, seat.slowness, seat.load)
@@ -365,14 +375,14 @@ class Placement:
         reservation = self._room.reserve(seat, ask)
         self._policy.placed(ask, option)
         self._hits.bound(ask, now)
-        return Binding(seat, work, reservation, option.hit_tokens, waited_seconds)
+        tenants = self._queue.tenants(ask.model)
+        tenant, tokens, waited_seconds = tenants.of(ask), 0.0, 0.0
+        if ticket is not None:
+            waited_seconds = now - ticket.arrived_seconds
+        if ask.sequences:
+            tokens = expected_tokens(ask, option.hit_tokens, reservation.output_tokens)
+            tenants.bound(tenant, ask, work.sequences, tokens, ticket is None)
+        return Binding(seat, work, reservation, option.hit_tokens, waited_seconds, ask, tenant, tokens)
 
 
-_turn = attrgetter("turn")
 _in_flight = attrgetter("load.in_flight")
-
-
-def _is_quieter(option: Option, other: Option) -> bool:
-    """Of two engines at the same cost, the one with less in flight, then the one that was chosen less often."""
-    one, two = option.seat, other.seat
-    return (one.load.in_flight, one.placed) < (two.load.in_flight, two.placed)

@@ -1,40 +1,13 @@
-"""The waiting line: bounded by count and bytes, one queue a model, oldest first."""
+"""The waiting line: bounded by count and bytes, one line a model."""
 
-from collections import OrderedDict
 from collections.abc import Iterator
 
+from gateway.admission.fairness import Tenants
+from gateway.admission.line import Line, Order
+from gateway.admission.ticket import Ticket
 from gateway.errors import QueueFull
-from gateway.request import Ask
-from gateway.routing.matrix import Hit
 
-
-class Ticket:
-    """A place in the line."""
-
-    __slots__ = (
-        "arrived_seconds",
-        "ask",
-        "avoid",
-        "goes_anywhere",
-        "hits",
-        "hits_of",
-        "hits_seconds",
-        "opening",
-        "prefill_seconds",
-        "turn",
-    )
-
-    def __init__(self, ask: Ask, arrived_seconds: float, avoid: frozenset[str], prefill_seconds: float) -> None:
-        self.ask = ask
-        self.arrived_seconds = arrived_seconds
-        self.avoid = avoid
-        self.goes_anywhere = not avoid and ask.pinned is None and ask.rank is None and ask.sequences == 1
-        self.prefill_seconds = prefill_seconds  # on the backend that holds most of its prompt
-        self.turn = prefill_seconds  # who comes first: the least prefill, and what was waited for counts against it
-        self.opening = ask.keys[0] if ask.keys else 0
-        self.hits: Hit | None = None  # predicted, for each of the seats `hits_of`, at `hits_seconds`
-        self.hits_of: object = None
-        self.hits_seconds = 0.0
+_GUARDED_SHARE = 16  # one of so many places is kept from tenants that have much in the line
 
 
 class Queue:
@@ -43,7 +16,8 @@ class Queue:
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self._max_requests = max_requests
         self._max_bytes = max_bytes
-        self._lines: dict[str, OrderedDict[Ticket, None]] = {}
+        self._lines: dict[str, Line] = {}
+        self._tenants: dict[str, Tenants] = {}
         self._requests = 0
         self._bytes = 0
 
@@ -54,41 +28,71 @@ class Queue:
         lines = ", ".join(f"{model} {len(line)}" for model, line in self._lines.items())
         return f"<Queue {self._requests} waiting, {self._bytes} bytes: {lines or 'empty'}>"
 
+    def tenants(self, model: str) -> Tenants:
+        """A model's tenants, whether they wait or not."""
+        tenants = self._tenants.get(model)
+        if tenants is None:
+            tenants = self._tenants[model] = Tenants()
+        return tenants
+
     def waiting(self, model: str) -> int:
         """How many wait for a model."""
-        return len(self._lines.get(model, ()))
+        line = self._lines.get(model)
+        return 0 if line is None else len(line)
 
     def models(self) -> list[str]:
         """Models that somebody waits for."""
         return list(self._lines)
 
-    def oldest(self, model: str, count: int) -> list[Ticket]:
-        """The tickets that have waited longest, oldest first."""
-        return [ticket for ticket, _ in zip(self._lines.get(model, ()), range(count), strict=False)]
+    def line(self, model: str) -> Line | None:
+        """The line of a model that somebody waits for."""
+        return self._lines.get(model)
+
+    def in_order(self, model: str, order: Order) -> list[Ticket]:
+        """The first tickets of a model's line."""
+        line = self._lines.get(model)
+        return [] if line is None else line.in_order(order)
 
     def __iter__(self) -> Iterator[Ticket]:
         for line in self._lines.values():
             yield from line
 
     def join(self, ticket: Ticket, retry_after_seconds: float) -> None:
-        """Take a place. Raises QueueFull when the line is at its bound of requests or bytes."""
-        if self._requests >= self._max_requests or self._bytes + ticket.ask.size_bytes > self._max_bytes:
+        """Take a place. Raises QueueFull when the line is at its bound of requests or bytes.
+
+        The last places are kept from a tenant that has more than its share of them, while others have been there.
+        """
+        ask = ticket.ask
+        tenants = self.tenants(ask.model)
+        most, most_bytes = self._max_requests, self._max_bytes
+        if tenants.waits_much(tenants.of(ask), ticket.arrived_seconds):
+            most, most_bytes = most - most // _GUARDED_SHARE, most_bytes - most_bytes // _GUARDED_SHARE
+        if self._requests >= most or self._bytes + ask.size_bytes > most_bytes:
             raise QueueFull(
-                f"All backends of model {ticket.ask.model!r} are busy and {self._requests} requests are waiting"
+                f"All backends of model {ask.model!r} are busy and {self._requests} requests are waiting"
                 " already. Retry after the time in the retry-after header.",
                 retry_after_seconds=retry_after_seconds,
             )
-        self._lines.setdefault(ticket.ask.model, OrderedDict())[ticket] = None
+        line = self._lines.get(ask.model)
+        if line is None:
+            line = self._lines[ask.model] = Line(tenants)
+        line.join(ticket)
         self._requests += 1
-        self._bytes += ticket.ask.size_bytes
+        self._bytes += ask.size_bytes
+
+    def serve(self, ticket: Ticket, order: Order) -> None:
+        """A ticket's request goes to an engine."""
+        line = self._lines.get(ticket.ask.model)
+        if line is not None:
+            line.serve(ticket, order)
+        self.leave(ticket)
 
     def leave(self, ticket: Ticket) -> bool:
         """Give the place back; False if it was given back before."""
         line = self._lines.get(ticket.ask.model)
-        if line is None or ticket not in line:
+        if line is None or not line.leave(ticket):
             return False
-        del line[ticket]
-        if not line:
+        if not len(line):
             del self._lines[ticket.ask.model]
         self._requests -= 1
         self._bytes -= ticket.ask.size_bytes

@@ -10,6 +10,9 @@ from gateway.request import Ask
 from gateway.routing.calibration import Calibration
 from gateway.routing.seat import Seat
 
+_GUARDED_SHARE = 16  # one of so many slots
+_FEW_SLOTS = 4  # of fewer, one would be too much to keep
+
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -20,19 +23,22 @@ class Room:
     kv_headroom: float = 0.95
     ledgers: defaultdict[int, KvLedger] = field(default_factory=lambda: defaultdict(KvLedger))
 
-    def is_open(self, seat: Seat, now: float) -> bool:
-        """It takes requests: a slot is free, the KV cache is not full, and little prefill is ahead."""
+    def is_open(self, seat: Seat, now: float, *, guarded: bool = False) -> bool:
+        """It takes requests: a slot is free, the KV cache is not full, and little prefill is ahead.
+
+        `guarded`: the last slots do not count.
+        """
         load = seat.load
-        if load.in_flight >= seat.slots:
+        if load.in_flight >= (seat.slots - guarded_slots(seat.slots) if guarded else seat.slots):
             return load.in_flight == 0
         if load.in_flight and self._free_tokens(seat) < seat.block_tokens:
             return False
         return not load.pending or load.prefill_ahead_seconds(now) <= self.calibration.window_seconds
 
-    def admits(self, seat: Seat, ask: Ask, now: float) -> bool:
-        """It takes this request now."""
+    def admits(self, seat: Seat, ask: Ask, now: float, *, guarded: bool = False) -> bool:
+        """It takes this request now. `guarded`: it may not have the last slots."""
         wanted = self.slots_of(ask, seat)
-        if seat.load.in_flight + wanted > seat.slots:
+        if seat.load.in_flight + wanted > (seat.slots - guarded_slots(seat.slots) if guarded else seat.slots):
             # a request larger than a slow start allows may run alone
             return seat.load.in_flight == 0 and self.is_large_enough(seat, ask)
         if seat.load.prefill_ahead_seconds(now) > self.calibration.window_seconds:
@@ -78,3 +84,8 @@ class Room:
             seats,
             key=lambda seat: (not self.is_large_enough(seat, ask), seat.load.in_flight / seat.slots, seat.index),
         )
+
+
+def guarded_slots(slots: int) -> int:
+    """Slots that are kept from those who have much, for those who have less and may come soon."""
+    return max(1, slots // _GUARDED_SHARE) if slots >= _FEW_SLOTS else 0

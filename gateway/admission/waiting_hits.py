@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gateway.admission.queue import Ticket
+from gateway.admission.ticket import Ticket
 from gateway.request import Ask
 from gateway.routing.matrix import Hit
 from gateway.routing.seat import Seat

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from gateway.admission.output_lengths import OutputLengths
 from gateway.admission.placement import Binding, Knobs, Placement
-from gateway.admission.queue import Queue, Ticket
+from gateway.admission.queue import Queue
+from gateway.admission.ticket import Ticket
 from gateway.config import AdmissionConfig, HealthConfig, RoutingConfig
 from gateway.request import Ask, Usage
 from gateway.routing.affinity import Affinity
@@ -112,7 +113,8 @@ class GatewayRouter:
     def finished(self, request: ReplayRequest, now: float) -> None:
         """The lease is given back, and the answer's usage learned."""
         ask, binding = self._asks.pop(request.number)
-        self.placement.release(binding, now, answered=True)
+        served = request.prompt_tokens - request.cached_tokens + request.output_tokens
+        self.placement.release(binding, now, answered=True, served_tokens=served)
         self._changed = True
         usage = Usage(request.prompt_tokens, request.output_tokens, request.cached_tokens)
         self._backends[binding.seat.index].answered(request, now)

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from gateway.admission.placement import Binding
-from gateway.admission.queue import Ticket
+from gateway.admission.ticket import Ticket
 from gateway.config import ServerConfig
 from gateway.errors import NoBackend
 from gateway.front.guards import parse_body

@@ -6,8 +6,8 @@ import pytest
 
 from gateway.admission.drain import Drain
 from gateway.admission.output_lengths import OutputLengths
-from gateway.admission.queue import Ticket
 from gateway.admission.room import Room
+from gateway.admission.ticket import Ticket
 from gateway.request import Ask
 from gateway.routing.calibration import Calibration
 from gateway.routing.cost import CostModel

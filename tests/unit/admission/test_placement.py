@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.admission.placement import Binding
-from gateway.admission.queue import Ticket
+from gateway.admission.ticket import Ticket
 from gateway.errors import InvalidRequest, ModelNotFound, NoBackend, QueueFull
 from gateway.request import Ask
 from tests.unit.admission.builders import POLICIES, STARVATION_SECONDS, Hall, ask, hall

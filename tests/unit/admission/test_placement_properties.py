@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gateway.admission.kv_ledger import KvLedger
+from gateway.admission.line import Order
 from gateway.admission.placement import Binding
-from gateway.admission.queue import Ticket
+from gateway.admission.ticket import Ticket
 from gateway.errors import InvalidRequest, ModelNotFound, NoBackend, QueueFull
 from gateway.request import Ask
 from gateway.routing.seat import Seat
@@ -16,6 +17,7 @@ from tests.unit.admission.builders import POLICIES, STARVATION_SECONDS, WINDOW_S
 
 CAPS = (2, 4, 6, 3, 3)  # of a, b, c, and of the two engines of d
 MAX_REQUESTS, MAX_BYTES, SCAN = 12, 120, 8
+OLDEST = Order(SCAN, float("-inf"), by_turn=False)
 KV_HEADROOM = 0.95
 SERVES = {"m": (0, 1, 2), "o": (1, 2, 3, 4)}
 NAMES = "abcd"
@@ -170,7 +172,7 @@ class PlacementMachine(RuleBasedStateMachine):
     @invariant()
     def one_who_starves_waits_only_for_backends_that_are_closed_or_kept_for_another_who_starves(self) -> None:
         for model in SERVES:
-            oldest = self.here.queue.oldest(model, SCAN)
+            oldest = self.here.queue.in_order(model, OLDEST)
             starving = [ticket for ticket in oldest if self.here.now - ticket.arrived_seconds > STARVATION_SECONDS]
             shut_out = [ticket for ticket in starving if not self._admitting(ticket)]
             must_go = starving if self.policy == "prefix" else oldest
@@ -180,7 +182,7 @@ class PlacementMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_holds_out_while_every_backend_would_take_him(self) -> None:
         for model in SERVES:
-            oldest = self.here.queue.oldest(model, SCAN)
+            oldest = self.here.queue.in_order(model, OLDEST)
             if all(self.here.now - ticket.arrived_seconds <= STARVATION_SECONDS for ticket in oldest):
                 for ticket in oldest:
                     allowed = self._allowed(ticket.ask, ticket.avoid)

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.admission.placement import Binding
-from gateway.admission.queue import Ticket
+from gateway.admission.ticket import Ticket
 from gateway.request import Ask
 from tests.unit.admission.builders import POLICIES, Hall, Site, ask, hall
 

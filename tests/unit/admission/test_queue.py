@@ -3,11 +3,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.admission.queue import Queue, Ticket
+from gateway.admission.line import Order
+from gateway.admission.queue import Queue
+from gateway.admission.ticket import Ticket
 from gateway.errors import QueueFull
 from gateway.request import Ask
 
 MAX_REQUESTS, MAX_BYTES = 5, 100
+NOBODY_STARVES = float("-inf")
 
 
 def ticket(model: str = "m", size_bytes: int = 10) -> Ticket:
@@ -52,7 +55,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(model=st.sampled_from("xyz"), count=st.integers(0, 6))
     def look(self, model: str, count: int) -> None:
         of_model = [waiting for waiting in self.waiting if waiting.ask.model == model]
-        assert self.queue.oldest(model, count) == of_model[:count]
+        assert self.queue.in_order(model, Order(count, NOBODY_STARVES, by_turn=False)) == of_model[:count]
         assert self.queue.waiting(model) == len(of_model)
 
     @invariant()
@@ -97,5 +100,5 @@ def test_with_a_bound_of_zero_nobody_waits() -> None:
 def test_one_models_line_does_not_show_in_anothers() -> None:
     queue = Queue(10, 1000)
     queue.join(ticket("x"), 1.0)
-    assert queue.oldest("y", 5) == []
+    assert queue.in_order("y", Order(5, NOBODY_STARVES, by_turn=False)) == []
     assert repr(queue) == "<Queue 1 waiting, 10 bytes: x 1>"

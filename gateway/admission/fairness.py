@@ -1,0 +1,210 @@
+"""Fair shares of a model's engines: start-time fair queueing by tokens served, and who has more than a fair share.
+
+A request starts at the virtual time at which its tenant's last one ends, and ends `tokens / weight` later; who starts
+first comes first. Virtual time is the start of what was bound last. Each class has a clock of its own: batch requests
+share what interactive ones leave.
+"""
+
+from collections.abc import Iterator
+from operator import attrgetter
+
+from gateway.request import Ask
+
+_ACTIVE_SECONDS = 60.0
+_SUM_GOOD_FOR_SECONDS = 1.0
+_BACKLOG_SECONDS = 1.0  # who waits for longer will not be helped by slots that are kept
+_MOST_TENANTS = 1024
+_MOST_APART_TOKENS = 65536.0  # what was missed or had in advance counts up to this: nobody pays for long ago
+_BYTES_PER_TOKEN = 4
+_NEVER = float("-inf")
+
+
+class Share:
+    """A tenant's part in one class. `end`: the virtual time at which what it was given ends."""
+
+    __slots__ = ("end", "weight")
+
+    def __init__(self, weight: float, end: float) -> None:
+        self.weight = weight
+        self.end = end
+
+
+class FairClock:
+    """Virtual time, in tokens per weight."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def start(self, share: Share) -> float:
+        """When the share's next request starts. One that waited for its own best engine keeps its place."""
+        least = self.now - _MOST_APART_TOKENS / share.weight
+        return share.end if share.end > least else least
+
+    def wake(self, share: Share) -> None:
+        """It begins to wait, or is served at once: no credit is saved up while nothing is wanted."""
+        if share.end < self.now:
+            share.end = self.now
+        else:
+            share.end = min(share.end, self.now + _MOST_APART_TOKENS / share.weight)
+
+    def serve(self, share: Share, tokens: float, *, at_once: bool = False) -> None:
+        """The share's next request is bound; `at_once`: it had nothing waiting."""
+        now, start = self.now, share.end
+        if start > now:
+            self.now = start
+        elif at_once:
+            start = now
+        else:
+            start = self.start(share)
+        share.end = start + tokens / share.weight
+
+
+class Tenant:
+    """One tenant of one model."""
+
+    __slots__ = ("in_flight", "name", "seen_seconds", "served_tokens", "shares", "waiting", "weight")
+
+    def __init__(self, name: str, weight: float, shares: tuple[Share, Share]) -> None:
+        self.name = name
+        self.weight = weight
+        self.shares = shares  # interactive, batch
+        self.in_flight = 0  # sequences
+        self.waiting = 0  # requests
+        self.served_tokens = 0.0  # since it is known, of what has ended as reported, of the rest as expected
+        self.seen_seconds = _NEVER
+
+    def __repr__(self) -> str:
+        return f"<Tenant {self.name!r} x {self.weight:g}: {self.in_flight} in flight, {self.waiting} waiting>"
+
+    def set_weight(self, weight: float) -> None:
+        """What it is given from now on counts by this."""
+        self.weight = weight
+        for share in self.shares:
+            share.weight = weight
+
+
+class Tenants:
+    """The tenants of one model, their clocks, and what they have in flight together."""
+
+    def __init__(self) -> None:
+        self.clocks = (FairClock(), FairClock())
+        self.in_flight = 0
+        self.waiting = 0
+        self.waiting_batch = 0
+        self.waiting_tenants = 0
+        self.flow_began_seconds = _NEVER  # when somebody last began to wait
+        self._by_name: dict[str, Tenant] = {}
+        self._last: Tenant | None = None  # to send a request
+        self._other_seconds = _NEVER  # when one that is not the last sent one
+        self._interactive_seconds = _NEVER
+        self._active = 0  # tenants, and their weight, when they were last counted
+        self._active_weight = 0.0
+        self._summed_seconds = _NEVER
+
+    def __repr__(self) -> str:
+        return f"<Tenants {len(self._by_name)} known, {self.in_flight} in flight, {self.waiting} waiting>"
+
+    def __iter__(self) -> Iterator[Tenant]:
+        return iter(self._by_name.values())
+
+    def of(self, ask: Ask) -> Tenant:
+        """The tenant of a request."""
+        tenant = self._by_name.get(ask.tenant)
+        return self._new(ask) if tenant is None else tenant
+
+    def arrived(self, ask: Ask, now: float) -> Tenant:
+        """A request came; gives its tenant."""
+        tenant = self.of(ask)
+        if tenant.weight != ask.weight:
+            self._active_weight += ask.weight - tenant.weight
+            tenant.set_weight(ask.weight)
+        last = self._last
+        if tenant is not last:
+            self._other_seconds = last.seen_seconds if last is not None else _NEVER
+            self._last = tenant
+            if now - tenant.seen_seconds > _ACTIVE_SECONDS:
+                self._active += 1
+                self._active_weight += tenant.weight
+        tenant.seen_seconds = now
+        if not ask.batch:
+            self._interactive_seconds = now
+        return tenant
+
+    def bound(self, tenant: Tenant, ask: Ask, sequences: int, tokens: float, at_once: bool) -> None:
+        """A request is sent to an engine, and expected to take so many tokens."""
+        tenant.in_flight += sequences
+        self.in_flight += sequences
+        tenant.served_tokens += tokens
+        self.clocks[ask.batch].serve(tenant.shares[ask.batch], tokens, at_once=at_once)
+
+    def released(self, tenant: Tenant, ask: Ask, sequences: int, more_tokens: float) -> None:
+        """It is over, and took so many tokens more than expected."""
+        tenant.in_flight -= sequences
+        self.in_flight -= sequences
+        if more_tokens:
+            tenant.served_tokens += more_tokens
+            tenant.shares[ask.batch].end += more_tokens / tenant.weight
+
+    def guards(self, now: float, *, batch: bool) -> bool:
+        """Whether some slots are kept from some: from tenants that have much, or from batch requests."""
+        return (batch and self._interactive_lately(now)) or self._guards_tenants(now)
+
+    def has_much(self, tenant: Tenant, now: float, *, batch: bool) -> bool:
+        """Whether guarded slots are kept from a request of this tenant: they are for others that may come soon.
+
+        Those may have them who have no more than their share of what is in flight, and were not served ahead of others.
+        """
+        if batch and self._interactive_lately(now):
+            return True
+        if not self._guards_tenants(now):
+            return False
+        is_ahead = tenant.shares[batch].end > self.clocks[batch].now
+        return is_ahead or tenant.in_flight * self._active_weight > tenant.weight * self.in_flight
+
+    def _interactive_lately(self, now: float) -> bool:
+        return now - self._interactive_seconds < _ACTIVE_SECONDS
+
+    def _guards_tenants(self, now: float) -> bool:
+        """Several were active lately; where all of them have a backlog, there is nobody to keep anything for."""
+        if now - self._other_seconds >= _ACTIVE_SECONDS:
+            return False
+        if now - self._summed_seconds > _SUM_GOOD_FOR_SECONDS:
+            self._sum(now)
+        return self.waiting_tenants < self._active or now - self.flow_began_seconds < _BACKLOG_SECONDS
+
+    def waits_much(self, tenant: Tenant, now: float) -> bool:
+        """The same for places in the line."""
+        if now - self._other_seconds >= _ACTIVE_SECONDS:
+            return False
+        if now - self._summed_seconds > _SUM_GOOD_FOR_SECONDS:
+            self._sum(now)
+        return tenant.waiting * self._active_weight > tenant.weight * self.waiting
+
+    def _sum(self, now: float) -> None:
+        """Who was active lately, and their weight."""
+        active = [tenant.weight for tenant in self._by_name.values() if now - tenant.seen_seconds < _ACTIVE_SECONDS]
+        self._active, self._active_weight = len(active), sum(active)
+        self._summed_seconds = now
+
+    def _new(self, ask: Ask) -> Tenant:
+        if len(self._by_name) >= _MOST_TENANTS:
+            self._forget_some()
+        interactive, batch = self.clocks
+        shares = Share(ask.weight, interactive.now), Share(ask.weight, batch.now)
+        tenant = self._by_name[ask.tenant] = Tenant(ask.tenant, ask.weight, shares)
+        return tenant
+
+    def _forget_some(self) -> None:
+        """Drop the half that was away for longest, of those that have nothing here."""
+        away = [one for one in self._by_name.values() if not (one.in_flight or one.waiting)]
+        away.sort(key=attrgetter("seen_seconds"))
+        for tenant in away[: len(self._by_name) // 2]:
+            del self._by_name[tenant.name]
+
+
+def expected_tokens(ask: Ask, hit_tokens: int, output_tokens: float) -> float:
+    """What a request will take of an engine: prompt that is not cached, and output of all its sequences."""
+    prompt = ask.prompt_tokens - hit_tokens if ask.prompt_tokens > 1 else ask.size_bytes // _BYTES_PER_TOKEN
+    return max(1, prompt) + output_tokens

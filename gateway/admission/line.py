@@ -1,0 +1,183 @@
+"""Who waits for one model, in fair order: over tenants by tokens served, within a tenant by least prefill, aged.
+
+Interactive requests come before batch ones. Batch requests that starve take part among the interactive ones, together
+as one more tenant.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heapreplace
+from itertools import islice, takewhile
+from operator import attrgetter
+from typing import NamedTuple
+
+from gateway.admission.fairness import FairClock, Share, Tenant, Tenants
+from gateway.admission.ticket import Ticket
+
+_LEAST_WINDOW = 8  # of a tenant's requests are put in order, however many tenants wait
+
+
+class Flow:
+    """The waiting requests of one tenant and class, oldest first."""
+
+    __slots__ = ("batch", "tenant", "tickets")
+
+    def __init__(self, tenant: Tenant, *, batch: bool) -> None:
+        self.tenant = tenant
+        self.batch = batch
+        self.tickets: OrderedDict[Ticket, None] = OrderedDict()
+
+    @property
+    def since_seconds(self) -> float:
+        """When its oldest request came."""
+        return next(iter(self.tickets)).arrived_seconds
+
+    def parts(self, order: "Order", count: int) -> tuple[list[Ticket], list[Ticket]]:
+        """Of the oldest, those who starve and the others, each by their turn."""
+        tickets = [ticket for ticket, _ in zip(self.tickets, range(count), strict=False)]
+        since = order.starving_since_seconds
+        starving = sum(1 for _ in takewhile(lambda ticket: ticket.arrived_seconds < since, tickets))
+        if not order.by_turn:
+            return tickets[:starving], tickets[starving:]
+        return sorted(tickets[:starving], key=_turn), sorted(tickets[starving:], key=_turn)
+
+    def in_order(self, order: "Order", count: int) -> list[Ticket]:
+        """Those who starve come first."""
+        starving, others = self.parts(order, count)
+        return starving + others
+
+
+class Order(NamedTuple):
+    """How a look at the first `scan` is made. `by_turn`: within a tenant; else the oldest come first."""
+
+    scan: int
+    starving_since_seconds: float
+    by_turn: bool
+
+
+class Line:
+    """One model's."""
+
+    def __init__(self, tenants: Tenants) -> None:
+        self.tenants = tenants
+        self._flows: dict[tuple[str, bool], Flow] = {}
+        self._aged = Share(1.0, 0.0)  # of the batch requests that starve
+        self._aged_wait = False
+
+    def __len__(self) -> int:
+        return self.tenants.waiting
+
+    def __iter__(self) -> Iterator[Ticket]:
+        for flow in self._flows.values():
+            yield from flow.tickets
+
+    @property
+    def flows(self) -> Iterable[Flow]:
+        """By tenant and class."""
+        return self._flows.values()
+
+    def join(self, ticket: Ticket) -> None:
+        """Take a place."""
+        ask = ticket.ask
+        flow = self._flows.get((ask.tenant, ask.batch))
+        if flow is None:
+            tenant = self.tenants.of(ask)
+            flow = self._flows[ask.tenant, ask.batch] = Flow(tenant, batch=ask.batch)
+            self.tenants.clocks[ask.batch].wake(tenant.shares[ask.batch])
+            self.tenants.flow_began_seconds = ticket.arrived_seconds
+            self.tenants.waiting_tenants += not tenant.waiting
+        flow.tickets[ticket] = None
+        flow.tenant.waiting += 1
+        self.tenants.waiting += 1
+        self.tenants.waiting_batch += ask.batch
+
+    def leave(self, ticket: Ticket) -> bool:
+        """Give the place back; False if it was given back before."""
+        ask = ticket.ask
+        flow = self._flows.get((ask.tenant, ask.batch))
+        if flow is None or ticket not in flow.tickets:
+            return False
+        del flow.tickets[ticket]
+        if not flow.tickets:
+            del self._flows[ask.tenant, ask.batch]
+        flow.tenant.waiting -= 1
+        self.tenants.waiting_tenants -= not flow.tenant.waiting
+        self.tenants.waiting -= 1
+        self.tenants.waiting_batch -= ask.batch
+        return True
+
+    def in_order(self, order: Order) -> list[Ticket]:
+        """The first so many."""
+        if len(self._flows) == 1:
+            self._aged_wait = False
+            [flow] = self._flows.values()
+            return flow.in_order(order, order.scan)
+        window = max(_LEAST_WINDOW, 2 * order.scan // max(1, len(self._flows)))
+        clock = self.tenants.clocks[0]
+        contenders = [_of(flow, clock, _lazily(flow, order, window)) for flow in self._flows.values() if not flow.batch]
+        aged, others = self._batch(order, window)
+        if aged:
+            if not self._aged_wait:
+                clock.wake(self._aged)
+            contenders.append(Contender(clock.start(self._aged), self._aged.weight, iter(aged)))
+        self._aged_wait = bool(aged)
+        tickets = merged(contenders, order.scan)
+        return tickets + merged(others, order.scan - len(tickets))
+
+    def serve(self, ticket: Ticket, order: Order) -> None:
+        """A request goes to an engine: one of batch that starved was served among the interactive ones, too."""
+        if self._aged_wait and ticket.ask.batch and ticket.arrived_seconds < order.starving_since_seconds:
+            self.tenants.clocks[0].serve(self._aged, ticket.tokens)
+
+    def _batch(self, order: Order, window: int) -> tuple[list[Ticket], list["Contender"]]:
+        """Batch requests that starve, in fair order; and those that do not, by tenant."""
+        aged, others = [], []
+        clock = self.tenants.clocks[1]
+        for flow in self._flows.values():
+            if not flow.batch:
+                continue
+            if flow.since_seconds < order.starving_since_seconds:
+                starving, rest = flow.parts(order, window)
+                aged.append(_of(flow, clock, iter(starving)))
+                others.append(_of(flow, clock, iter(rest)))
+            else:
+                others.append(_of(flow, clock, _lazily(flow, order, window)))
+        return merged(aged, order.scan), others
+
+
+class Contender(NamedTuple):
+    """A share with waiting requests, in order; `start`: when the first of them does."""
+
+    start: float
+    weight: float
+    tickets: Iterator[Ticket]
+
+
+def merged(contenders: list[Contender], count: int) -> list[Ticket]:
+    """The first so many: who starts first comes first, as if each were bound in turn."""
+    if len(contenders) == 1:
+        return list(islice(contenders[0].tickets, count))
+    heap = [(start, number, weight, tickets) for number, (start, weight, tickets) in enumerate(contenders)]
+    heapify(heap)
+    found: list[Ticket] = []
+    while heap and len(found) < count:
+        start, number, weight, tickets = heap[0]
+        ticket = next(tickets, None)
+        if ticket is None:
+            heappop(heap)
+        else:
+            found.append(ticket)
+            heapreplace(heap, (start + ticket.tokens / weight, number, weight, tickets))
+    return found
+
+
+def _of(flow: Flow, clock: FairClock, tickets: Iterator[Ticket]) -> Contender:
+    share = flow.tenant.shares[flow.batch]
+    return Contender(clock.start(share), share.weight, tickets)
+
+
+def _lazily(flow: Flow, order: Order, count: int) -> Iterator[Ticket]:
+    yield from flow.in_order(order, count)
+
+
+_turn = attrgetter("turn")
