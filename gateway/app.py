@@ -104,7 +104,7 @@ class Gateway:
         dry_reader = Reader(config, self.knowledge.estimates, stored, salt_secret, self.exact_prompts.wanted)
         self.handler = Handler(
             config, self.fleet, dispatcher, self.reader, stored, self.finished.add, clock,
-            lambda: f"{prefix}-{next(numbers):08x}", self.exact_prompts.complete,
+            lambda: f"{prefix}-{next(numbers):08x}", self.exact_prompts.complete, random,
         )  # fmt: skip
         self.server = Server(config.server, self.handler, clock)
         self.overview = Overview(

@@ -121,7 +121,7 @@ class Dispatcher:
         self._metrics.attempts.add((lease.backend, error.code or "failed"))
         lease.served_tokens = 0  # what a backend has lost is not the tenant's
         if isinstance(error, BackendBusy):
-            error.retry_after_seconds = self._gate.retry_after_seconds()
+            error.retry_after_seconds = self._gate.retry_after_seconds(request.ask.model)
         elif isinstance(error, ModelMissing):
             self._fleet.model_missing(backend, request.ask.model)
 

@@ -16,6 +16,7 @@ class GatewayError(Exception):
     code: ClassVar[str | None] = None
     outcome: ClassVar[str] = "rejected"
     hopeless: bool = False  # sending the same again cannot help
+    spreads: ClassVar[bool] = False  # many are told this at the same time, and should not come back together
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
@@ -108,6 +109,7 @@ class QueueFull(GatewayError):
     type = "rate_limit_error"
     code = "queue_full"
     outcome = "queue_full"
+    spreads = True
 
 
 class WaitExpired(GatewayError):
@@ -117,6 +119,7 @@ class WaitExpired(GatewayError):
     type = "rate_limit_error"
     code = "queue_timeout"
     outcome = "queue_timeout"
+    spreads = True
 
 
 class RateLimited(GatewayError):
@@ -135,6 +138,7 @@ class NoBackend(GatewayError):
     type = "service_unavailable_error"
     code = "no_backend_available"
     outcome = "no_backend"
+    spreads = True
 
 
 class Draining(GatewayError):
@@ -199,6 +203,7 @@ class BackendBusy(BackendError):
 
     status = 503
     code = "backend_busy"
+    spreads = True
     retryable = True
     counts_as_failure = False
 

@@ -1,29 +1,54 @@
 """How fast places come free, to tell a refused client when to come back."""
 
-_SMOOTHING = 0.1
+from math import exp
+
+_MEMORY_SECONDS = 10.0
 _UNKNOWN_SECONDS = 1.0  # answers take seconds, so nobody should be back in a tenth
 
 
 class DrainRate:
-    """Smoothed time between two requests leaving a backend."""
+    """Mean time between two requests leaving, over the last ten seconds or so: they often leave in bursts."""
+
+    __slots__ = ("_count", "_last", "_seconds")
 
     def __init__(self) -> None:
         self._last: float | None = None
-        self._between_seconds = 0.0
+        self._seconds = 0.0  # both fade with time
+        self._count = 0.0
 
     def left(self, now: float) -> None:
         """A request gave its place back."""
         if self._last is not None:
             gap = now - self._last
-            known = self._between_seconds
-            self._between_seconds = gap if known == 0.0 else known + _SMOOTHING * (gap - known)
+            fading = exp(-gap / _MEMORY_SECONDS)
+            self._seconds = self._seconds * fading + gap
+            self._count = self._count * fading + 1
         self._last = now
 
     def seconds_for(self, places: int, now: float) -> float:
         """Expected time until this many places came free, between 0.1 and 60 seconds."""
-        between = self._between_seconds
-        if between == 0.0:
+        if self._last is None or self._seconds == 0.0:
             return _UNKNOWN_SECONDS
-        if self._last is not None:
-            between = max(between, (now - self._last) / 2)  # nothing has left for a while: it became slower
-        return min(60.0, max(0.1, places * between))
+        silence = now - self._last
+        fading = exp(-silence / _MEMORY_SECONDS)
+        if_now = (self._seconds * fading + silence) / (self._count * fading + 1)  # if another left at this moment
+        return min(60.0, max(0.1, places * max(self._seconds / self._count, if_now)))
+
+
+class DrainRates:
+    """The rate of each model's line."""
+
+    def __init__(self) -> None:
+        self._rates: dict[str, DrainRate] = {}
+
+    def left(self, model: str, now: float) -> None:
+        """A request for this model gave its place back."""
+        rate = self._rates.get(model)
+        if rate is None:
+            rate = self._rates[model] = DrainRate()
+        rate.left(now)
+
+    def seconds_for(self, model: str, places: int, now: float) -> float:
+        """Expected time until this many places came free for the model."""
+        rate = self._rates.get(model)
+        return rate.seconds_for(places, now) if rate is not None else _UNKNOWN_SECONDS

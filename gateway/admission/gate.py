@@ -91,9 +91,9 @@ class Gate:
         """The time by which waits are measured, in seconds."""
         return self._clock()
 
-    def retry_after_seconds(self) -> float:
-        """When a place may come free for one who is not in the line."""
-        return self._placement.retry_after_seconds(self._clock())
+    def retry_after_seconds(self, model: str) -> float:
+        """When a place may come free for one who is not in the model's line."""
+        return self._placement.retry_after_seconds(model, self._clock())
 
     def explain(self, ask: Ask, avoid: frozenset[str] = frozenset()) -> list[Verdict]:
         """What each engine would mean for a request now, best first. Raises ModelNotFound or NoBackend."""
@@ -149,7 +149,7 @@ class Gate:
             return NoBackend(f"No backend of model {ask.model!r} was ready within {self.max_wait_seconds:g} s.")
         return WaitExpired(
             f"No backend of model {ask.model!r} came free within {self.max_wait_seconds:g} s.",
-            retry_after_seconds=self._placement.retry_after_seconds(now),
+            retry_after_seconds=self._placement.retry_after_seconds(ask.model, now),
         )
 
     def first_token(self, binding: Binding) -> float:

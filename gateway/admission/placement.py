@@ -12,7 +12,7 @@ from operator import attrgetter
 from gateway.admission.candidate import Candidate
 from gateway.admission.choice import choose
 from gateway.admission.drain import Drain
-from gateway.admission.drain_rate import DrainRate
+from gateway.admission.drain_rate import DrainRates
 from gateway.admission.fairness import Tenant, Tenants, expected_tokens
 from gateway.admission.kv_ledger import KvLedger, Reservation
 from gateway.admission.line import Order
@@ -75,7 +75,7 @@ class Placement:
         self._calibration = calibration
         self._knobs = knobs
         self._room = Room(calibration, lengths, knobs.kv_headroom)
-        self._drain_rate = DrainRate()
+        self._drain_rates = DrainRates()
         self._seats: dict[int, Seat] = {}
         self._hits = WaitingHits(policy.hits)
         self._views: dict[str, list[Seat]] = {}  # by model, until the fleet changes
@@ -148,7 +148,7 @@ class Placement:
         ask = ticket.ask
         ticket.turn = ticket.prefill_seconds + self._knobs.aging * now
         ticket.tokens = expected_tokens(ask, hit_tokens, ask.sequences * self._room.output_tokens(ask))
-        self._queue.join(ticket, self.retry_after_seconds(now))
+        self._queue.join(ticket, self.retry_after_seconds(ask.model, now))
 
     def drain(self, model: str, now: float) -> list[tuple[Ticket, Binding | GatewayError]]:
         """Bind whoever can be bound now; they leave the line. An error for those whom nobody will ever serve."""
@@ -265,9 +265,9 @@ class Placement:
         except (NoBackend, ModelNotFound):
             return False
 
-    def retry_after_seconds(self, now: float) -> float:
-        """When a place may come free for one who is not in the line."""
-        return self._drain_rate.seconds_for(len(self._queue) + 1, now)
+    def retry_after_seconds(self, model: str, now: float) -> float:
+        """When a place may come free for one who is not in the model's line."""
+        return self._drain_rates.seconds_for(model, self._queue.waiting(model) + 1, now)
 
     def first_token(self, binding: Binding, now: float) -> None:
         """The request's prefill is over."""
@@ -287,7 +287,7 @@ class Placement:
         binding.released = True
         ask, more = binding.ask, 0.0 if served_tokens is None else served_tokens - binding.charged_tokens
         self._queue.tenants(ask.model).released(binding.tenant, ask, binding.work.sequences, more)
-        self._drain_rate.left(now)
+        self._drain_rates.left(ask.model, now)
         work = binding.work
         binding.seat.load.finish(work, now)
         self._room.ledgers[binding.seat.index].release(binding.reservation)

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from random import Random
 
 import structlog
 
@@ -35,6 +36,7 @@ from gateway.request import Ask, InferenceRequest, Kind
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _NO_BODY = Route("unknown")
+_LATEST = 1.5  # refused clients are told to come back between the time measured and this many times as late
 
 
 class Handler:
@@ -51,6 +53,7 @@ class Handler:
         clock: Callable[[], float],
         new_id: Callable[[], str],
         complete: Callable[[InferenceRequest], Awaitable[None]],
+        random: Random,
     ) -> None:
         self._config = config
         self._fleet = fleet
@@ -60,6 +63,7 @@ class Handler:
         self._clock = clock
         self._new_id = new_id
         self._complete = complete
+        self._random = random
         self._keys = Keys(config.auth.keys)
         allowances = {key.name: _allowance(key) for key in config.auth.keys}
         self._rate_limits = {name: KeyLimits(each, clock) for name, each in allowances.items() if each != Allowance()}
@@ -217,6 +221,8 @@ class Handler:
         record.error = error.message
         if isinstance(error, NoBackend):
             error.retry_after_seconds = self._fleet.recovery_seconds()
+        if error.spreads and error.retry_after_seconds is not None:
+            error.retry_after_seconds *= self._random.uniform(1.0, _LATEST)
         answer = error.answer if isinstance(error, BackendError) else None
         if answer is not None and not reply.begun:
             when = b"" if b"retry-after" in answer.extra else error_headers(error)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.drain_rate import DrainRate
+from gateway.admission.drain_rate import DrainRate, DrainRates
 
 
 def test_before_two_have_left_it_is_a_second() -> None:
@@ -24,7 +24,29 @@ def test_a_change_of_pace_is_followed_smoothly() -> None:
     rate.left(0.0)
     rate.left(1.0)
     rate.left(3.0)
-    assert rate.seconds_for(1, 3.0) == pytest.approx(1.1)
+    assert 1.4 < rate.seconds_for(1, 3.0) < 1.6
+    for now in range(5, 61, 2):
+        rate.left(float(now))
+    assert rate.seconds_for(1, 59.0) == pytest.approx(2.0, rel=0.01)
+
+
+def test_those_who_leave_in_bursts_leave_no_faster_than_they_do_over_time() -> None:
+    rate = DrainRate()
+    for second in range(30):
+        for _ in range(64):
+            rate.left(float(second))
+    assert rate.seconds_for(64, 29.0) == pytest.approx(1.0, rel=0.1)
+
+
+def test_each_model_has_a_rate_of_its_own() -> None:
+    rates = DrainRates()
+    for now in range(20):
+        rates.left("slow", float(now))
+        for _ in range(10):
+            rates.left("fast", float(now))
+    assert rates.seconds_for("slow", 10, 19.0) == pytest.approx(10.0)
+    assert rates.seconds_for("fast", 10, 19.0) == pytest.approx(1.0, rel=0.1)
+    assert rates.seconds_for("unknown", 10, 19.0) == 1.0
 
 
 def test_silence_makes_the_expected_wait_longer() -> None:
@@ -32,7 +54,7 @@ def test_silence_makes_the_expected_wait_longer() -> None:
     rate.left(0.0)
     rate.left(0.5)
     assert rate.seconds_for(1, 0.5) == pytest.approx(0.5)
-    assert rate.seconds_for(1, 10.5) == pytest.approx(5.0)
+    assert 5.0 < rate.seconds_for(1, 10.5) < 10.0
 
 
 @given(gaps=st.lists(st.floats(0, 1e6), max_size=30), places=st.integers(1, 100_000), later=st.floats(0, 1e6))

@@ -124,9 +124,9 @@ def test_the_hint_grows_with_the_line() -> None:
         here.now = now
         here.placement.release(bind(here), now)
     bind(here)
-    assert here.placement.retry_after_seconds(3.0) == pytest.approx(3.0)
+    assert here.placement.retry_after_seconds("m", 3.0) == pytest.approx(3.0)
     wait(here)
-    assert here.placement.retry_after_seconds(3.0) == pytest.approx(6.0)
+    assert here.placement.retry_after_seconds("m", 3.0) == pytest.approx(6.0)
 
 
 def test_when_every_backend_goes_those_who_wait_are_told_where_nobody_is_held() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from random import Random
 from typing import Any, cast
 
 import orjson
@@ -16,9 +17,11 @@ from gateway.errors import (
     BackendBusy,
     BodyTooLarge,
     Draining,
+    GatewayError,
     InvalidRequest,
     MethodNotAllowed,
     QueueFull,
+    RateLimited,
     RouteNotFound,
     StreamInterrupted,
     Unauthorized,
@@ -69,6 +72,7 @@ class Scene:
             Clock(),
             lambda: "made-up",
             self.complete,
+            Random(1),
         )
 
     async def complete(self, request: InferenceRequest) -> None:
@@ -132,8 +136,21 @@ def test_an_error_is_answered_and_recorded_by_its_outcome() -> None:
 
     scene = Scene(refuse)
     wire = scene.run(Sent())
-    assert (wire.status, wire.header(b"retry-after")) == (429, b"2")
+    assert wire.status == 429
+    assert 2000 <= int(wire.header(b"retry-after-ms") or 0) <= 3000
     assert (scene.record.outcome, scene.record.status, scene.record.error) == ("queue_full", 429, "busy")
+
+
+@pytest.mark.parametrize(("refusal", "spread"), [(QueueFull, True), (RateLimited, False)])
+def test_many_who_are_refused_for_the_same_reason_are_not_told_to_come_back_at_the_same_time(
+    refusal: type[GatewayError], spread: bool
+) -> None:
+    async def refuse(request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+        raise refusal("busy", retry_after_seconds=2.0)
+
+    scene = Scene(refuse)
+    told = [int(scene.run(Sent()).header(b"retry-after-ms") or 0) for _ in range(100)]
+    assert (len(set(told)) > 50, min(told) >= 2000, max(told) > 2900) == (spread, True, spread)
 
 
 def test_what_the_backend_said_is_passed_on_when_nothing_else_could_be_tried() -> None:
