@@ -131,6 +131,15 @@ class RateLimited(GatewayError):
     outcome = "rate_limited"
 
 
+class DeadlineUnmeetable(GatewayError):
+    """Capacity exists but does not come free before the client wants no answer any more."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "deadline_exceeded"
+    outcome = "deadline_exceeded"
+
+
 class NoBackend(GatewayError):
     """No backend can serve this model now."""
 

@@ -10,7 +10,7 @@ from gateway.admission.placement import Binding, Placement
 from gateway.admission.queue import Queue
 from gateway.admission.reminder import Reminder
 from gateway.admission.ticket import Ticket
-from gateway.errors import GatewayError, NoBackend, WaitExpired
+from gateway.errors import DeadlineUnmeetable, GatewayError, NoBackend, WaitExpired
 from gateway.request import Ask
 from gateway.routing.explain import Verdict
 
@@ -109,14 +109,14 @@ class Gate:
         """A place on the best backend, after waiting for it if need be, or for a backend to come back.
 
         `remind` is called every `remind_seconds` of a wait.
-        Raises ModelNotFound, NoBackend, InvalidRequest, QueueFull or WaitExpired. A caller that is cancelled while it
-        waits has taken nothing.
+        Raises ModelNotFound, NoBackend, InvalidRequest, QueueFull, WaitExpired or DeadlineUnmeetable. A caller that is
+        cancelled while it waits has taken nothing.
         """
         placed = self._placement.place(ask, self._clock(), avoid)
         if isinstance(placed, Binding):
             return Lease(self, placed)
         with Reminder(self._remind_seconds, remind):
-            return Lease(self, await self._wait(placed, max(0.0, self.max_wait_seconds - already_waited_seconds)))
+            return Lease(self, await self._wait(placed, self.max_wait_seconds - already_waited_seconds))
 
     async def change(self, at_most_seconds: float) -> None:
         """Wait until the fleet changes, or for this long."""
@@ -124,29 +124,36 @@ class Gate:
             async with asyncio.timeout(at_most_seconds):
                 await self._changed.wait()
 
-    async def _wait(self, ticket: Ticket, seconds: float) -> Binding:
+    async def _wait(self, ticket: Ticket, at_most_seconds: float) -> Binding:
         waiter: asyncio.Future[Binding] = asyncio.get_running_loop().create_future()
+        until_late = ticket.late_seconds - self._clock()
         self._waiters[ticket] = waiter
         self.drain_soon()
         taken = False
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(max(0.0, min(at_most_seconds, until_late))):
                 binding = await waiter
                 taken = True
                 return binding
         except TimeoutError as error:
-            raise self._in_vain(ticket) from error
+            raise self._in_vain(ticket, is_late=until_late < at_most_seconds) from error
         finally:
             del self._waiters[ticket]
             self._queue.leave(ticket)
             if not taken and waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.release(waiter.result())  # granted in the same turn as the deadline or a cancellation
 
-    def _in_vain(self, ticket: Ticket) -> GatewayError:
-        """What one is told who has waited for as long as anybody may."""
+    def _in_vain(self, ticket: Ticket, *, is_late: bool) -> GatewayError:
+        """What one is told who has waited for as long as anybody may, or for so long that no answer is in time."""
         ask, now = ticket.ask, self._clock()
         if not self._placement.is_served(ask, now, ticket.avoid):
-            return NoBackend(f"No backend of model {ask.model!r} was ready within {self.max_wait_seconds:g} s.")
+            when = "in time for this request's deadline" if is_late else f"within {self.max_wait_seconds:g} s"
+            return NoBackend(f"No backend of model {ask.model!r} was ready {when}.")
+        if is_late:
+            return DeadlineUnmeetable(
+                f"No backend of model {ask.model!r} came free in time for this request's deadline.",
+                retry_after_seconds=self._placement.retry_after_seconds(now),
+            )
         return WaitExpired(
             f"No backend of model {ask.model!r} came free within {self.max_wait_seconds:g} s.",
             retry_after_seconds=self._placement.retry_after_seconds(ask.model, now),

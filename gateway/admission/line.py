@@ -8,11 +8,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heapreplace
 from itertools import islice, takewhile
+from math import ceil
 from operator import attrgetter
 from typing import NamedTuple
 
 from gateway.admission.fairness import FairClock, Share, Tenant, Tenants
 from gateway.admission.ticket import Ticket
+from gateway.request import Ask
 
 _LEAST_WINDOW = 8  # of a tenant's requests are put in order, however many tenants wait
 
@@ -128,6 +130,18 @@ class Line:
         """A request goes to an engine: one of batch that starved was served among the interactive ones, too."""
         if self._aged_wait and ticket.ask.batch and ticket.arrived_seconds < order.starving_since_seconds:
             self.tenants.clocks[0].serve(self._aged, ticket.tokens)
+
+    def ahead(self, ask: Ask) -> int:
+        """About how many will be served before a new request, if all take as many tokens."""
+        own = self._flows.get((ask.tenant, ask.batch))
+        places = 1 if own is None else len(own.tickets) + 1
+        count = places - 1
+        for flow in self._flows.values():
+            if flow.batch < ask.batch:
+                count += len(flow.tickets)
+            elif flow.batch == ask.batch and flow is not own:
+                count += min(len(flow.tickets), ceil(places * flow.tenant.weight / ask.weight))
+        return count
 
     def _batch(self, order: Order, window: int) -> tuple[list[Ticket], list["Contender"]]:
         """Batch requests that starve, in fair order; and those that do not, by tenant."""

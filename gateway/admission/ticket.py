@@ -1,5 +1,7 @@
 """A place in the waiting line."""
 
+from math import inf
+
 from gateway.admission.fairness import expected_tokens
 from gateway.request import Ask
 from gateway.routing.matrix import Hit
@@ -9,8 +11,8 @@ class Ticket:
     """One waiting request."""
 
     __slots__ = (
-        "arrived_seconds", "ask", "avoid", "goes_anywhere", "hits", "hits_of", "hits_seconds", "opening",
-        "prefill_seconds", "tokens", "turn",
+        "arrived_seconds", "ask", "avoid", "goes_anywhere", "hits", "hits_of", "hits_seconds", "late_seconds",
+        "opening", "prefill_seconds", "tokens", "turn",
     )  # fmt: skip
 
     def __init__(self, ask: Ask, arrived_seconds: float, avoid: frozenset[str], prefill_seconds: float) -> None:
@@ -19,6 +21,8 @@ class Ticket:
         self.avoid = avoid
         self.goes_anywhere = not avoid and ask.pinned is None and ask.rank is None and ask.sequences == 1
         self.prefill_seconds = prefill_seconds  # on the backend that holds most of its prompt
+        # When even the least prefill would end after its deadline.
+        self.late_seconds = inf if ask.deadline_seconds is None else ask.deadline_seconds - prefill_seconds
         self.turn = prefill_seconds  # who comes first: the least prefill, and what was waited for counts against it
         self.tokens = expected_tokens(ask, 0, 0.0)  # that it will take of its tenant's share
         self.opening = ask.keys[0] if ask.keys else 0

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from gateway.admission.gate import Gate, Lease
-from gateway.errors import ModelNotFound, NoBackend, QueueFull, WaitExpired
+from gateway.errors import DeadlineUnmeetable, ModelNotFound, NoBackend, QueueFull, WaitExpired
 from gateway.request import Ask
 from tests.unit.admission.builders import STARVATION_SECONDS, Hall, ask, hall
 from tests.unit.admission.virtual_time import run, turns
@@ -290,3 +290,45 @@ def test_an_idle_gate_sets_no_timers() -> None:
 
     with pytest.raises(RuntimeError, match="never comes"):
         run(main())
+
+
+def test_one_who_cannot_be_served_in_time_is_told_so_as_soon_as_that_is_known() -> None:
+    async def main() -> None:
+        here = hall(1, policy="prefix")
+        gate, loop = gate_of(here), asyncio.get_running_loop()
+        began = loop.time()
+        with await gate.lease(ask()) as first:
+            first.first_token()
+            wish = ask(prompt_tokens=20_000, deadline_seconds=began + 5.0)
+            with pytest.raises(DeadlineUnmeetable, match="in time") as late:
+                await gate.lease(wish)
+            least = 5.0 - here.placement.explain(wish, loop.time())[0].parts.prefill  # type: ignore[union-attr]
+            assert loop.time() - began == pytest.approx(least, abs=0.001)
+            assert late.value.retry_after_seconds is not None
+        assert gate.waiting == len(here.queue) == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("deadline_seconds", [MAX_WAIT_SECONDS + 10, None])
+def test_a_deadline_after_the_longest_wait_changes_nothing(deadline_seconds: float | None) -> None:
+    async def main() -> None:
+        gate, loop = gate_of(hall(1)), asyncio.get_running_loop()
+        until = None if deadline_seconds is None else loop.time() + deadline_seconds
+        with await gate.lease(ask()), pytest.raises(WaitExpired):
+            await gate.lease(ask(deadline_seconds=until))
+
+    run(main())
+
+
+def test_one_whose_deadline_has_passed_is_served_if_a_backend_is_open_and_else_refused_at_once() -> None:
+    async def main() -> None:
+        gate, loop = gate_of(hall(1)), asyncio.get_running_loop()
+        gone = ask(deadline_seconds=loop.time() - 1.0)
+        with await gate.lease(gone):
+            began = loop.time()
+            with pytest.raises(DeadlineUnmeetable):
+                await gate.lease(gone)
+            assert loop.time() == began
+
+    run(main())

@@ -116,3 +116,16 @@ def test_who_has_left_is_not_in_the_line_and_cannot_leave_again() -> None:
     assert scene.line.leave(second)
     assert (len(scene.line), list(scene.line), scene.order()) == (0, [], "")
     assert (scene.tenants.waiting, scene.tenants.waiting_tenants, scene.tenants.waiting_batch) == (0, 0, 0)
+
+
+def test_how_many_come_before_a_new_request_depends_on_its_tenant() -> None:
+    scene = Scene()
+    scene.join(*(f"a{number}" for number in range(9)))
+    scene.join("b1", "C1", "C2")
+    ahead = scene.line.ahead
+    assert ahead(ask(tenant="a")) == 9 + 1
+    assert ahead(ask(tenant="b")) == 1 + 2
+    assert ahead(ask(tenant="new")) == 1 + 1
+    assert ahead(ask(tenant="new", weight=0.25)) == 4 + 1
+    assert ahead(ask(tenant="new", batch=True)) == 10 + 1
+    assert ahead(ask(tenant="c", batch=True)) == 10 + 2

@@ -15,3 +15,8 @@ def test_only_one_sequence_without_wishes_goes_anywhere(wish: dict[str, object])
     assert Ticket(ask(), 0.0, frozenset(), 0.0).goes_anywhere
     assert not Ticket(ask(**wish), 0.0, frozenset(), 0.0).goes_anywhere
     assert not Ticket(ask(), 0.0, frozenset("a"), 0.0).goes_anywhere
+
+
+def test_a_request_is_late_when_even_its_least_prefill_would_end_after_its_deadline() -> None:
+    assert Ticket(ask(deadline_seconds=7.0), 0.0, frozenset(), 0.5).late_seconds == 6.5
+    assert Ticket(ask(), 0.0, frozenset(), 0.5).late_seconds == float("inf")
