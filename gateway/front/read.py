@@ -38,7 +38,7 @@ class Reader:
         tokens_wanted: Callable[[str], bool] = lambda _: False,
         report: PrefixReport | None = None,
     ) -> None:
-        self.standing = Standing(config.admission.tenant_header)
+        self.standing = Standing(config.admission.tenant_header, config.admission.comment_seconds)
         self._limits = config.server
         self._aliases = config.models.aliases
         self._estimates = estimates

@@ -17,10 +17,14 @@ _SDK_TIMEOUTS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
 
 
 class Standing:
-    """Fills in what the waiting line needs to know of a request. `tenant_header`: in lower case; empty = none."""
+    """Fills in what the waiting line needs to know of a request.
 
-    def __init__(self, tenant_header: str) -> None:
+    `tenant_header`: empty = none. `comment_seconds`: streams that wait send something this often; 0 = nothing.
+    """
+
+    def __init__(self, tenant_header: str = "", comment_seconds: float = 0.0) -> None:
         self._tenant_header = tenant_header.lower().encode()
+        self._comment_seconds = comment_seconds
 
     def give(self, ask: Ask, incoming: Incoming, key: KeyConfig | None) -> None:
         """Set tenant, weight, class and deadline. Raises InvalidRequest for a class or deadline that is none."""
@@ -34,7 +38,8 @@ class Standing:
         priority = headers.get(b"x-gateway-priority")
         if priority is not None:
             ask.batch = _is_batch(priority) or ask.batch  # a client lowers itself, and never rises above its key
-        ask.deadline_seconds = _deadline(headers, incoming.arrived_seconds)
+        patient_after = self._comment_seconds if ask.streams else 0.0
+        ask.deadline_seconds = _deadline(headers, incoming.arrived_seconds, patient_after)
 
 
 def _name(told: bytes) -> str:
@@ -51,8 +56,11 @@ def _is_batch(priority: bytes) -> bool:
     return told == b"batch"
 
 
-def _deadline(headers: dict[bytes, bytes], arrived_seconds: float) -> float | None:
-    """When the answer must have begun, if the client says so."""
+def _deadline(headers: dict[bytes, bytes], arrived_seconds: float, patient_after_seconds: float) -> float | None:
+    """When the answer must have begun, if the client says so.
+
+    An SDK's time-out is for the time in which nothing comes, so that a comment before it is over makes it patient.
+    """
     told = headers.get(b"x-gateway-deadline-ms")
     if told is not None:
         if not _POSITIVE.fullmatch(told.strip()):
@@ -61,7 +69,7 @@ def _deadline(headers: dict[bytes, bytes], arrived_seconds: float) -> float | No
     for name in _SDK_TIMEOUTS:
         told = headers.get(name)
         if told is not None and (seconds := _seconds(told)) is not None:
-            return arrived_seconds + seconds
+            return None if 0 < patient_after_seconds < seconds else arrived_seconds + seconds
     return None
 
 

@@ -99,3 +99,17 @@ def test_a_time_out_of_an_sdk_that_is_no_positive_number_says_nothing(told: byte
 def test_the_gateways_own_deadline_goes_before_the_sdks() -> None:
     ask = standing({b"x-gateway-deadline-ms": b"1000", b"x-stainless-read-timeout": b"600"})
     assert ask.deadline_seconds == ARRIVED + 1.0
+
+
+def test_the_sdk_of_a_stream_that_gets_comments_in_time_is_patient() -> None:
+    def deadline(told: bytes, *, streams: bool, comment_seconds: float) -> float | None:
+        ask = Ask("m", streams=streams)
+        Standing(comment_seconds=comment_seconds).give(
+            ask, Sent(headers={b"x-stainless-timeout": told}).incoming(), None
+        )
+        return ask.deadline_seconds
+
+    assert deadline(b"20", streams=True, comment_seconds=15.0) is None
+    assert deadline(b"20", streams=True, comment_seconds=0.0) == ARRIVED + 20
+    assert deadline(b"20", streams=False, comment_seconds=15.0) == ARRIVED + 20
+    assert deadline(b"10", streams=True, comment_seconds=15.0) == ARRIVED + 10
