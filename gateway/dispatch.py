@@ -55,8 +55,8 @@ class Dispatcher:
                 self._note(request, lease, reply, record, told)
                 try:
                     answer = await self._relay.send(
-                        request, lease.backend, reply, lease.first_token, rank=_rank(request, lease),
-                        fresh=attempts.fresh,
+                        request, lease.backend, reply, lease.first_token, lease.came,
+                        rank=_rank(request, lease), fresh=attempts.fresh,
                     )  # fmt: skip
                 except BackendError as error:
                     self._failed(request, lease, error)

@@ -49,6 +49,13 @@ class Lease:
         """The backend's first token arrived: its prefill is over."""
         self.first_token_seconds = self._gate.first_token(self._binding)
 
+    def came(self, tokens: int) -> int:
+        """So many more tokens of a stream came: more than expected take more of the backend's KV cache.
+
+        Returns how many more may come before this is to be told again.
+        """
+        return self._gate.came(self._binding, tokens)
+
     def __enter__(self) -> Self:
         return self
 
@@ -166,6 +173,10 @@ class Gate:
         if self._waiters:
             self.drain_soon()
         return now
+
+    def came(self, binding: Binding, tokens: int) -> int:
+        """So many more tokens of an answer came; returns how many more may before this is to be told again."""
+        return self._placement.came(binding, tokens)
 
     def release(self, binding: Binding, *, answered: bool = False, served_tokens: int | None = None) -> None:
         """Give back what a request took. Safe to call again."""

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 
 from gateway.request import Ask
 
+_GROWTH = 0.1  # of what is reserved for answers, when they become longer
+_ENDLESS = 1 << 62
+
 
 class _Stretch:
     """Consecutive blocks of one prompt, from block `start` to before block `end`.
@@ -34,15 +37,17 @@ class _Stretch:
 class Reservation:
     """KV tokens held by one request until it is released.
 
-    `own_tokens` nobody shares: the prompt beyond its last block, and the answer. `output_tokens` of these are for the
-    answer's tokens.
+    `own_tokens` nobody shares: the prompt beyond its last block, and its answers. `output_tokens` of these are for the
+    answers, of which `came_tokens` have come.
     """
 
-    __slots__ = ("_depth", "_stretch", "output_tokens", "own_tokens", "released")
+    __slots__ = ("_depth", "_stretch", "ask", "came_tokens", "output_tokens", "own_tokens", "released")
 
-    def __init__(self, own_tokens: int, output_tokens: int, stretch: _Stretch | None, depth: int) -> None:
+    def __init__(self, ask: Ask, own_tokens: int, output_tokens: int, stretch: _Stretch | None, depth: int) -> None:
+        self.ask = ask
         self.own_tokens = own_tokens
         self.output_tokens = output_tokens
+        self.came_tokens = 0
         self.released = False
         self._stretch = stretch
         self._depth = depth
@@ -90,7 +95,7 @@ class KvLedger:
     def reserve(self, ask: Ask, output_tokens: int) -> Reservation:
         """Take what the request needs; each of its sequences answers with so many tokens. Give it to `release` once."""
         if not ask.sequences:
-            reservation = Reservation(0, 0, None, 0)  # no engine sequence
+            reservation = Reservation(ask, 0, 0, None, 0)  # no engine sequence
             self._held.add(reservation)
             return reservation
         keys = self._keys(ask)
@@ -99,19 +104,30 @@ class KvLedger:
         block, rest = self.block_tokens, ask.prompt_tokens - last
         answers = -(-output_tokens // block) * block * ask.sequences  # written out: this is made for every request
         own = answers - (-rest // block) * block if rest > 0 else answers
-        reservation = Reservation(own, answers, stretch, depth)
+        reservation = Reservation(ask, own, answers, stretch, depth)
         self.taken_tokens += own
         self._held.add(reservation)
         return reservation
 
-    def grow(self, reservation: Reservation, output_tokens: int) -> None:
-        """More of an answer came, or will come, than was reserved for: by so many tokens."""
-        if reservation.released:
-            return
-        more = self._whole_blocks(output_tokens)
+    def came(self, reservation: Reservation, tokens: int) -> int:
+        """So many more tokens of the answers came. What is reserved grows by a tenth, or more, when it is used up.
+
+        Returns how many more may come until this has to be called again.
+        """
+        reservation.came_tokens += tokens
+        reserved = reservation.output_tokens
+        lacking = reservation.came_tokens - reserved
+        if lacking < 0:
+            return -lacking
+        limit = reservation.ask.output_tokens
+        most = _ENDLESS if limit is None else self._whole_blocks(limit) * reservation.ask.sequences
+        if reservation.released or reserved >= most or not reservation.ask.sequences:
+            return _ENDLESS
+        more = min(most - reserved, self._whole_blocks(max(lacking + 1, int(reserved * _GROWTH))))
         reservation.own_tokens += more
         reservation.output_tokens += more
         self.taken_tokens += more
+        return more - lacking if more > lacking else _ENDLESS
 
     def release(self, reservation: Reservation) -> None:
         """Give back what it holds, but for what others use too. Only the first call counts."""

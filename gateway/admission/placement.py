@@ -275,6 +275,10 @@ class Placement:
         if not binding.released and binding.seat.load.first_token(work, now) and work.alone:
             self._calibration.first_token(work.uncached_tokens, work.first_token_seconds, now - work.started_seconds)
 
+    def came(self, binding: Binding, tokens: int) -> int:
+        """So many more tokens of its answer came; returns how many more may before this is to be told again."""
+        return self._room.ledgers[binding.seat.index].came(binding.reservation, tokens)
+
     def release(
         self, binding: Binding, now: float, *, answered: bool = False, served_tokens: int | None = None
     ) -> None:

@@ -32,6 +32,8 @@ from gateway.request import Usage
 _HELD_BYTES = 1048576
 _TAIL_BYTES = 4096
 _OPENING_BYTES = 512
+_EVENT_END = b"\n\n"
+_EVENT_BYTES = 512  # a larger piece may hold several events
 _PASSED_HEADERS = frozenset((b"content-language", b"content-disposition", b"openai-processing-ms", b"retry-after"))
 
 
@@ -79,9 +81,9 @@ class Exchange:
     """Takes one answer from a connection and passes it on to a sink. `done` holds the Answer, or a BackendError."""
 
     __slots__ = (
-        "_clock", "_connection", "_content_type", "_done_marker", "_ended", "_events", "_extra", "_first_byte_seconds",
-        "_first_token", "_held_bytes", "_held_parts", "_held_up", "_hides_usage", "_opening", "_parts", "_sink",
-        "_status", "_tail", "body", "done", "heard", "silent_seconds", "streams",
+        "_came", "_clock", "_connection", "_content_type", "_done_marker", "_ended", "_events", "_expected", "_extra",
+        "_first_byte_seconds", "_first_token", "_held_bytes", "_held_parts", "_held_up", "_hides_usage", "_left",
+        "_opening", "_parts", "_sink", "_status", "_tail", "body", "done", "heard", "silent_seconds", "streams",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +91,7 @@ class Exchange:
         sink: Sink,
         connection: BackendConnection,
         first_token: Callable[[], None],
+        came: Callable[[int], int],
         clock: Callable[[], float],
         done_marker: bytes | None,
         hides_usage: bool,
@@ -100,6 +103,8 @@ class Exchange:
         self._sink = sink
         self._connection = connection
         self._first_token = first_token
+        self._came = came
+        self._expected = self._left = 0  # events until `came` is told of them, and how many are left of these
         self._clock = clock
         self._done_marker = done_marker
         self._hides_usage = hides_usage
@@ -202,7 +207,8 @@ class Exchange:
         if self.done.done():  # the end marker has come, or the client has left, and this was under way
             parts.clear()
             return
-        data = events.take(parts[0] if len(parts) == 1 else b"".join(parts))
+        count = len(parts)  # an engine sends each event as one piece
+        data = events.take(parts[0] if count == 1 else b"".join(parts))
         parts.clear()
         if data:
             sink = self._sink
@@ -210,6 +216,9 @@ class Exchange:
                 sink.begin(200, self._content_type, self._extra)
             if sink.write(data):
                 self._wait_for_room()
+            self._left -= count if len(data) <= count * _EVENT_BYTES else data.count(_EVENT_END)
+            if self._left <= 0:
+                self._expected = self._left = self._came(self._expected - self._left)
             if events.ended and not self._ended:
                 self._finish()  # engines send the end of the framing a little later; nobody has to wait for it
 

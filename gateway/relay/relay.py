@@ -46,18 +46,22 @@ class Relay:
         backend: str,
         sink: Sink,
         first_token: Callable[[], None],
+        came: Callable[[int], int],
         *,
         rank: int | None = None,
         fresh: bool = False,
     ) -> Answer:
         """Send the request and pass the answer on until its last byte. `rank` names one of the backend's engines.
 
+        `first_token` is told when a stream begins, `came` how many tokens of it have come since it was last told; it
+        says how many more may come before it wants to hear again.
+
         Raises a BackendError; `sink.begun` then tells whether the client has seen anything. When cancelled, the
         connection is closed, which makes the backend abort the request.
         """
         pool = self._pools[backend]
         connection = await pool.take(fresh=fresh)
-        exchange = Exchange(sink, connection, first_token, self._clock, request.done_marker, request.hides_usage)
+        exchange = Exchange(sink, connection, first_token, came, self._clock, request.done_marker, request.hides_usage)
         exchange.streams = request.ask.streams
         self._under_way[exchange] = pool.backend
         try:

@@ -66,6 +66,7 @@ class Scene:
         self.script = list(script)
         self.sent: list[str] = []
         self.ranks: list[int | None] = []
+        self.tokens = 5000  # that come at once of an answer that begins: more than was reserved
         self.release = asyncio.Event()
         budget = RetryBudget(UpstreamConfig.model_validate(upstream))
         self.dispatcher = Dispatcher(
@@ -83,6 +84,7 @@ class Scene:
         backend: str,
         sink: object,
         first_token: Callable[[], None],
+        came: Callable[[int], int],
         *,
         rank: int | None = None,
         fresh: bool,
@@ -95,6 +97,7 @@ class Scene:
         if step == "begin":
             self.reply.begin(200, b"text/event-stream", b"")
             first_token()
+            came(self.tokens)
             step = self.script.pop(0)
         if step == "hang":
             await self.release.wait()

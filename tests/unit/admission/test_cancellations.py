@@ -15,6 +15,7 @@ from tests.unit.admission.virtual_time import run, turns
 
 MAX_WAIT_SECONDS = 60.0
 MOST_TURNS = 8
+NOTHING_RESERVED = "<KvLedger 0 tokens, 0 requests, 0 prefixes>"
 
 
 class Scene:
@@ -36,8 +37,10 @@ class Scene:
         return self.loop.create_task(self._visit())
 
     async def _visit(self) -> str:
-        with await self.gate.lease(ask()) as lease:
-            await turns(2)
+        with await self.gate.lease(ask(keys=(1, 2), edges=(100, 200), prompt_size=210)) as lease:
+            await turns(1)
+            lease.came(5000)  # more than was reserved
+            await turns(1)
             return lease.backend
 
     async def left(self, client: "asyncio.Task[str]") -> type[BaseException] | str:
@@ -55,6 +58,7 @@ class Scene:
         assert self.gate.waiting == 0
         assert repr(self.gate) == "<Gate <Placement a 0/1; 0 waiting>>"
         assert repr(self.here.placement.seats[0].load) == "<Load 0 in flight, 0 decoding, 0 tokens>"
+        assert [repr(ledger) for ledger in self.here.placement.ledgers("a")] == [NOTHING_RESERVED]
         assert repr(self.here.queue) == "<Queue 0 waiting, 0 bytes: empty>"
 
 
@@ -221,5 +225,6 @@ def test_a_lease_that_nobody_enters_is_visible_as_taken() -> None:
         scene = Scene()
         await scene.gate.lease(ask())
         assert repr(scene.gate) == "<Gate <Placement a 1/1; 0 waiting>>"
+        assert [repr(ledger) for ledger in scene.here.placement.ledgers("a")] != [NOTHING_RESERVED]
 
     run(main())

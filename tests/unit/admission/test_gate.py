@@ -44,6 +44,25 @@ def test_a_block_that_raises_gives_its_slot_back() -> None:
     run(main())
 
 
+def test_an_answer_that_becomes_longer_than_expected_closes_its_backend_earlier_and_gives_all_of_it_back() -> None:
+    async def main() -> None:
+        here = hall(8, kv=2000)
+        gate, release, order = gate_of(here), asyncio.Event(), list[str]()
+        with await gate.lease(ask(prompt_tokens=600, output_tokens=1500)) as long:
+            assert (long.came(0), here.placement.ledgers("a")[0].taken_tokens) == (512, 608 + 512)
+            assert 0 < long.came(700) < 100
+            assert here.placement.ledgers("a")[0].taken_tokens > 608 + 700
+            waiting = asyncio.create_task(hold(gate, order, "next", release, ask(prompt_tokens=600, output_tokens=16)))
+            await turns(5)
+            assert order == []
+        release.set()
+        await waiting
+        assert order == ["next on a"]
+        assert here.placement.ledgers("a")[0].taken_tokens == 0
+
+    run(main())
+
+
 def test_those_who_wait_are_served_in_order_as_slots_come_free() -> None:
     async def main() -> None:
         here = hall(1)

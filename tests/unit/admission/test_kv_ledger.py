@@ -43,6 +43,7 @@ ASKS = st.builds(
     rest=st.integers(0, 40),
     sequences=st.sampled_from([0, 1, 1, 1, 2, 5]),
     reads_cache=st.sampled_from([True, True, True, False]),
+    output_tokens=st.sampled_from([None, 30, 100]),
 )
 
 
@@ -74,13 +75,18 @@ class LedgerMachine(RuleBasedStateMachine):
         self.live[reservation] = (ask, self._own(ask, output_tokens))
         assert self.ledger.taken_tokens - before == needed <= most
 
-    @rule(data=st.data(), tokens=st.integers(0, 40))
-    def grow(self, data: st.DataObject, tokens: int) -> None:
+    @rule(data=st.data(), tokens=st.integers(1, 60))
+    def tokens_come(self, data: st.DataObject, tokens: int) -> None:
         if self.live:
             reservation = data.draw(st.sampled_from(list(self.live)))
-            self.ledger.grow(reservation, tokens)
+            before = reservation.output_tokens
+            left = self.ledger.came(reservation, tokens)
             ask, own = self.live[reservation]
-            self.live[reservation] = (ask, own + whole(tokens))
+            self.live[reservation] = (ask, own + reservation.output_tokens - before)
+            limit = ask.sequences * whole(ask.output_tokens if ask.output_tokens is not None else 1 << 40)
+            assert left > 0
+            assert before <= reservation.output_tokens <= max(before, limit)
+            assert reservation.output_tokens >= min(limit, reservation.came_tokens)
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
@@ -94,7 +100,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def what_has_left_neither_grows_nor_leaves_again(self, data: st.DataObject) -> None:
         if self.gone:
             reservation = data.draw(st.sampled_from(self.gone))
-            self.ledger.grow(reservation, 100)
+            self.ledger.came(reservation, 100)
             self.ledger.release(reservation)
 
     @invariant()
@@ -145,11 +151,45 @@ def test_each_sequence_has_an_answer_of_its_own_in_whole_blocks() -> None:
     assert reservation.output_tokens == 4 * 32
 
 
-def test_an_answer_that_grows_takes_whole_blocks_more() -> None:
+def test_an_answer_that_outlives_its_reservation_grows_by_a_tenth_in_whole_blocks() -> None:
     ledger = KvLedger(BLOCK)
-    reservation = ledger.reserve(ask_of(()), 16)
-    ledger.grow(reservation, 17)
-    assert (ledger.taken_tokens, reservation.output_tokens) == (16 + 16 + 32, 48)
+    reservation = ledger.reserve(ask_of(()), 320)
+    assert [ledger.came(reservation, tokens) for tokens in (0, 100, 219)] == [320, 220, 1]
+    assert ledger.taken_tokens == 16 + 320
+    assert ledger.came(reservation, 1) == 32
+    assert ledger.taken_tokens == 16 + 352
+    assert ledger.came(reservation, 132) == 12  # many at once: to the next whole block
+    assert ledger.taken_tokens == 16 + 464
+
+
+def test_an_answer_grows_no_further_than_its_client_allows() -> None:
+    ledger = KvLedger(BLOCK)
+    reservation = ledger.reserve(ask_of((), output_tokens=100), 64)
+    assert ledger.came(reservation, 70) == 10
+    assert ledger.taken_tokens == 16 + 80
+    assert ledger.came(reservation, 20) == 6
+    assert ledger.taken_tokens == 16 + 96
+    assert ledger.came(reservation, 6) == 16
+    assert ledger.taken_tokens == 16 + 112
+    assert ledger.came(reservation, 16) > 1 << 40  # there is nothing more to tell
+    assert ledger.taken_tokens == 16 + 112
+
+
+def test_an_answer_that_is_reserved_whole_is_not_followed_beyond_that() -> None:
+    ledger = KvLedger(BLOCK)
+    reservation = ledger.reserve(ask_of((), output_tokens=64), 64)
+    assert ledger.came(reservation, 0) == 64
+    assert ledger.came(reservation, 67) > 1 << 40  # some events are no tokens
+    assert ledger.taken_tokens == 16 + 64
+
+
+def test_what_takes_no_sequence_and_what_has_left_does_not_grow() -> None:
+    ledger = KvLedger(BLOCK)
+    lookup, gone = ledger.reserve(ask_of((), sequences=0), 0), ledger.reserve(ask_of(()), 16)
+    ledger.release(gone)
+    assert ledger.came(lookup, 1) > 1 << 40
+    assert ledger.came(gone, 100) > 1 << 40
+    assert ledger.taken_tokens == 0
 
 
 def test_what_takes_no_sequence_takes_nothing() -> None:

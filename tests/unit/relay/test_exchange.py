@@ -20,14 +20,20 @@ class Scene:
         self.sink = FakeSink()
         self.connection, self.transport = connected()
         self.first_tokens = 0
+        self.came: list[int] = []
+        self.expected: list[int] = []
         self.now = 5.0
         self.exchange = Exchange(
-            self.sink, self.connection, self._first_token, lambda: self.now, done_marker, hides_usage
+            self.sink, self.connection, self._first_token, self._came, lambda: self.now, done_marker, hides_usage
         )
         self.connection.send(b"request", self.exchange)
 
     def _first_token(self) -> None:
         self.first_tokens += 1
+
+    def _came(self, tokens: int) -> int:
+        self.came.append(tokens)
+        return self.expected.pop(0) if self.expected else 1000
 
     def head(self, status: int = 200, headers: list[tuple[bytes, bytes]] = JSON) -> None:
         self.exchange.head(status, headers)
@@ -313,3 +319,33 @@ async def test_an_answer_that_speaks_of_how_the_fleet_is_set_up_is_replaced_by_o
     assert scene.fault == fault
     assert scene.error.answer is None
     assert not scene.sink.begun
+
+
+async def test_events_of_a_stream_are_told_when_there_are_more_than_were_expected() -> None:
+    scene = Scene()
+    scene.expected = [5, 2, 100]
+    scene.head(headers=EVENTS)
+    scene.body(CHUNK)
+    assert scene.came == [1]
+    scene.body(CHUNK, CHUNK)
+    scene.body(CHUNK, CHUNK)
+    assert scene.came == [1]
+    scene.body(CHUNK, CHUNK)
+    assert scene.came == [1, 6]
+    scene.body(CHUNK)
+    assert scene.came == [1, 6]
+    scene.body(CHUNK)
+    assert scene.came == [1, 6, 2]
+    scene.body(CHUNK * 50, CHUNK * 50)
+    assert scene.came == [1, 6, 2, 100]
+    scene.body(DONE, end=True)
+    assert scene.came == [1, 6, 2, 100]
+    assert scene.answer.status == 200
+
+
+async def test_a_plain_answer_tells_nothing_of_its_tokens() -> None:
+    scene = Scene()
+    scene.head()
+    scene.body(b'{"text":"\n\n"}\n\n', end=True)
+    assert scene.answer.status == 200
+    assert scene.came == []

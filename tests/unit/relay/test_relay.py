@@ -55,7 +55,9 @@ class Scene:
         monkeypatch.setattr(Pool, "_connect", connect)
 
     def send(self, what: InferenceRequest | None = None, *, fresh: bool = False) -> "asyncio.Task[Answer]":
-        return self.loop.create_task(self.relay.send(what or request(), "a", self.sink, lambda: None, fresh=fresh))
+        return self.loop.create_task(
+            self.relay.send(what or request(), "a", self.sink, lambda: None, lambda _: 1000, fresh=fresh)
+        )
 
     @property
     def connection(self) -> BackendConnection:

@@ -28,7 +28,7 @@ async def header_of(kind: Kind, rank: int | None) -> bytes | None:
             "chat", kind, b"POST", b"/v1/chat/completions", Ask("m"), "id-1", b"{}", headers=b"x-request-id: id-1\r\n"
         )
         async with relay.watching():
-            answer = await relay.send(request, "a", sink, lambda: None, rank=rank)
+            answer = await relay.send(request, "a", sink, lambda: None, lambda _: 1000, rank=rank)
         assert (answer.status, backend.malformed) == (200, [])
         [seen] = backend.ledger
         assert seen.request_id == "id-1"
