@@ -159,7 +159,7 @@ class Gate:
         if is_late:
             return DeadlineUnmeetable(
                 f"No backend of model {ask.model!r} came free in time for this request's deadline.",
-                retry_after_seconds=self._placement.retry_after_seconds(now),
+                retry_after_seconds=self._placement.retry_after_seconds(ask.model, now),
             )
         return WaitExpired(
             f"No backend of model {ask.model!r} came free within {self.max_wait_seconds:g} s.",
