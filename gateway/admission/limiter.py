@@ -14,14 +14,16 @@ _FALL = 0.9  # of what ran, where that was too much
 _LEAST_FALL = 0.95  # of what ran, where streams are only a little too slow
 _GROWTH = 8  # a step is an eighth of the limit at most
 _APPROACH = 4  # below a level that was too much, a quarter of the way
-_HOLD_SECONDS = 10.0  # at such a level, before it is passed; long enough for an answer to grow
+_HOLD_SECONDS = 5.0  # at such a level, before it is passed: answers go on growing for a while
 _FULL = 20  # the limit is in use when less than a twentieth of it is free
 _KV_FULL = 0.9  # of the KV cache: growing now would preempt as soon as the answers grow
 _WAITING = 2  # so many may wait inside the engine without harm, and one more for each 64 in flight
 _ASSUMED_STEP_SECONDS = 0.05  # while no stream has told
+_LATE_SECONDS = 10.0  # metrics may lag behind by this much: then a fall is taken to have had its effect
 _FOREIGN_FLOOR = 32  # this part of the upper bound is left beside the traffic of others
 _ENOUGH_STREAMS = 8  # to judge their pace
-_UNHEARD_SECONDS = 30.0  # after streams were too slow, others are waited for so long before the limit grows
+_UNHEARD_SECONDS = 30.0  # after streams were too slow, others are waited for at least so long before it grows
+_UNHEARD_LIVES = 2.0  # and as long as that many streams take
 _RISE, _SINK = 0.2, 0.05  # weights of slower and faster streams: the mean of an upper part
 
 
@@ -75,10 +77,13 @@ class Limiter:
         self.upper = self.limit = self._start
         self.last_move: Move | None = None
         self._last: Look | None = None
-        self._settled_seconds: float | None = -math.inf  # since when no more are in flight than the limit; None = not
+        self._settled_seconds: float | None = -math.inf  # since when the last fall has had its effect; None = not yet
+        self._drained_seconds: float | None = None  # since when no more are in flight than the limit
+        self._foreign = 0  # sequences of others, at the last fall
         self._ceiling: int | None = None  # a level that was too much, to be approached slowly
         self._probe = 1  # by how much the ceiling is passed next
         self._pace_seconds: float | None = None  # between two tokens of a stream, of the slower streams
+        self._life_seconds = 0.0  # of a stream
         self._streams = 0
 
     def __repr__(self) -> str:
@@ -115,7 +120,8 @@ class Limiter:
         settled = self._settled_seconds
         if settled is None or ended_seconds - settled < settled - first_token_seconds:
             return  # most of it was sent under a former limit
-        pace = self._pace_seconds
+        pace, life = self._pace_seconds, ended_seconds - first_token_seconds
+        self._life_seconds += _RISE * (life - self._life_seconds)
         self._streams += 1
         if pace is None:
             self._pace_seconds = tpot_seconds
@@ -130,12 +136,21 @@ class Limiter:
         if look.preemptions < last.preemptions:
             return self.restarted(look.at_seconds)
         if self._settled_seconds is None:
-            if look.in_flight <= self.limit:
-                self._settled_seconds = look.at_seconds  # what is counted from now on, the new limit has caused
+            self._settle(look)  # only what is counted from then on has the new limit caused
             return None
         evidence = _Evidence(last, look, self._pace_seconds or _ASSUMED_STEP_SECONDS, self.limit)
         signs = self._signs(evidence)
         return self._fall(evidence, signs) if signs else self._grow(evidence)
+
+    def _settle(self, look: Look) -> None:
+        """Whether what was sent before the fall has ended, by the own count and by the engine's."""
+        if look.in_flight > self.limit:
+            return
+        if self._drained_seconds is None:
+            self._drained_seconds = look.at_seconds
+        is_shown = look.running + look.waiting <= self.limit + self._foreign + _WAITING
+        if is_shown or look.at_seconds - self._drained_seconds >= _LATE_SECONDS:
+            self._settled_seconds = look.at_seconds
 
     def _signs(self, evidence: "_Evidence") -> list[Reason]:
         """Of overload, the gravest first."""
@@ -160,13 +175,14 @@ class Limiter:
             elif self._objective is not None:
                 targets.append(evidence.in_flight * min(_LEAST_FALL, self._objective / self._pace))
         floor = max(1, self.upper // _FOREIGN_FLOOR) if evidence.foreign > evidence.tolerated else 1
-        after = min(self.limit - 1, max(math.ceil(self.limit / 2), int(min(targets))))
+        after = min(self.limit - 1, max(math.ceil(self.limit / 2), math.ceil(min(targets))))
         after = min(self.limit, max(floor, after))
         if after == self.limit:
             return None
-        self._ceiling, self._probe = min(self.limit, max(after, evidence.ran)), 1
+        ran = after if signs == [Reason.INTER_TOKEN_LATENCY] else evidence.ran  # too slowly, all of them
+        self._ceiling, self._probe = min(self.limit, max(after, ran)), 1
         self._pace_seconds, self._streams = None, 0
-        self._settled_seconds = evidence.at_seconds if evidence.in_flight <= after else None
+        self._settled_seconds, self._drained_seconds, self._foreign = None, None, evidence.foreign
         return self._moved(after, signs[0], evidence.at_seconds)
 
     def _grow(self, evidence: "_Evidence") -> Move | None:
@@ -194,7 +210,7 @@ class Limiter:
         last = self.last_move
         if last is None or last.reason is not Reason.INTER_TOKEN_LATENCY:
             return False
-        return now - last.at_seconds < _UNHEARD_SECONDS
+        return now - last.at_seconds < max(_UNHEARD_SECONDS, _UNHEARD_LIVES * self._life_seconds)
 
     def _step(self, now: float) -> int:
         limit, ceiling = self.limit, self._ceiling

@@ -3,6 +3,7 @@
 `python -m tests.bench run` builds the tools, installs the peers that are missing, compares, and prints the table.
 `smoke` is a short run of ours, and of nginx if it is there, that fails on any error.
 `deciding` times the gateway's decisions alone; they are part of `run`, too.
+`limits` compares the adaptive limit on sequences in flight with every static one, in virtual time.
 `routing` compares what routers make of prefix caches, on real engines under a trace.
 
 The proxy has one core to itself. On another core a mock of two vLLM servers answers and a closed-loop load generator
@@ -23,6 +24,7 @@ from tests.bench.alone import alone
 from tests.bench.deciding import measure as decisions
 from tests.bench.deciding.results import table
 from tests.bench.install import NotInstalled, install, version
+from tests.bench.limits import compare, crowds
 from tests.bench.machine import describe
 from tests.bench.peers import OURS, Peer
 from tests.bench.place import Cores, Place, choose_cores, hardware_siblings
@@ -98,6 +100,19 @@ def deciding(
 ) -> None:
     """Time the gateway's decisions alone: placing a request, looking through the line, keys of a long prompt."""
     typer.echo(table(decisions.measure(runs)))
+
+
+@app.command("limits")
+def limits_command(
+    seconds: Annotated[float, typer.Option(min=10, help="Virtual time of a run, after 200 s of warm-up.")] = 400.0,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of every limit.")] = 2,
+    crowd: Annotated[str, typer.Option(help="Only the crowd of this name.")] = "",
+) -> None:
+    """Compare the adaptive limit with every static one, on modelled engines that more want to use than fit."""
+    chosen = [each for each in crowds.ALL if crowd in ("", each.name)]
+    if not chosen:
+        raise typer.BadParameter(f"there are {', '.join(each.name for each in crowds.ALL)}", param_hint="--crowd")
+    typer.echo(compare.table((each, compare.compared(each, seconds, seeds)) for each in chosen))
 
 
 app.command("routing")(routing)

@@ -70,7 +70,7 @@ def test_a_limit_that_falls_holds_at_once_and_one_that_grows_lets_in_who_waits()
         await asyncio.sleep(0)
         scene.look()
         scene.look(preempted=1)
-        assert scene.backend.limit(scene.now) == 14
+        assert scene.backend.limit(scene.now) == 15
         for binding in taken[:2]:
             gate.release(binding)
         await asyncio.sleep(0)
@@ -162,5 +162,5 @@ def test_the_overview_tells_the_limit_its_bound_and_its_last_move() -> None:
     scene.look(preempted=1)
     scene.now += 5.0
     [told] = scene.gateway.overview.backends()
-    assert (told["limit"], told["limit_upper"]) == (14, 16)
-    assert told["limit_moved"] == {"reason": "preemptions", "before": 16, "after": 14, "seconds_ago": 5.0}
+    assert (told["limit"], told["limit_upper"]) == (15, 16)
+    assert told["limit_moved"] == {"reason": "preemptions", "before": 16, "after": 15, "seconds_ago": 5.0}

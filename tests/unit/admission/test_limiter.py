@@ -218,7 +218,7 @@ def test_a_level_that_was_too_much_is_approached_slowly_and_passed_in_growing_st
     moves = site.looks(40)
     assert [move.after for move in moves[:4]] == [101, 103, 107, 115]
     held = [late.at_seconds - early.at_seconds for early, late in pairwise(moves[:4])]
-    assert held == [10.0, 10.0, 10.0]
+    assert held == [6.0, 6.0, 6.0]
 
 
 def test_the_upper_bound_is_learned_where_nobody_told_it() -> None:
