@@ -469,6 +469,19 @@ def test_what_is_bound_meanwhile_counts_at_once_for_one_who_waits_with_the_same_
     assert drain(here) == {second: "a"}
 
 
+def test_a_limit_that_moves_voids_what_was_made_of_it_and_one_that_does_not_voids_nothing() -> None:
+    here = hall(4, 4)
+    bind(here, ask())
+    [seat, _] = here.placement.seats
+    before = seat.load.changes
+    here.placement.follow_limits(here.now)
+    assert (seat.slots, seat.load.changes) == (4, before)
+    here.sites[0].slots = 2
+    here.placement.follow_limits(here.now)
+    assert seat.slots == 2
+    assert seat.load.changes > before
+
+
 def test_an_explanation_tells_every_backend_best_first_and_changes_nothing() -> None:
     here = hall(4, 1, policy="prefix")
     wish = hold_the_prompt(here, 1)
