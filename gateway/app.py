@@ -36,6 +36,7 @@ from gateway.knowledge import Knowledge
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
 from gateway.limit_moves import LimitMoves
+from gateway.line_view import LineView
 from gateway.observe.access_log import AccessLog
 from gateway.observe.finished import Finished
 from gateway.observe.loop_lag import watch_lag
@@ -111,6 +112,10 @@ class Gateway:
             config, self.fleet, self.placement, self.gate, self.queue, self.knowledge, self.kv_events,
             self.exact_prompts, self.tokenization, dry_reader, clock,
         )  # fmt: skip
+        self.line_view = LineView(
+            self.queue, self.placement, lambda: [card.id for card in self.fleet.models()],
+            [key.name for key in config.auth.keys], clock,
+        )  # fmt: skip
         self._listen_to_fleet()
         self._add_gauges()
 
@@ -161,6 +166,7 @@ class Gateway:
 
     def _add_gauges(self) -> None:
         self.overview.add_gauges(self.metrics)
+        self.line_view.add_gauges(self.metrics)
         gauge = self.metrics.gauge
         gauge("gateway_prefill_seconds_per_token", "Learned cost of one uncached prompt token.", (),
               lambda: [((), self.calibration.model.b)])  # fmt: skip
@@ -182,7 +188,7 @@ class Gateway:
             await stack.enter_async_context(_running(watch_lag(self.metrics.loop_lag)))
             stack.callback(self.finished.settle)
             await stack.enter_async_context(_running(self._settle()))
-            app = admin_app(registry, self.overview.backends, self.overview.route)
+            app = admin_app(registry, self.overview.backends, self.overview.route, self.line_view.document)
             add_prefix_routes(app, self._prepared_report if self.config.prefix_report.enabled else None)
             admin = await stack.enter_async_context(admin_listening(app, self.config.server.admin))
             await stack.enter_async_context(self.server.listening())

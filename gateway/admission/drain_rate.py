@@ -27,12 +27,17 @@ class DrainRate:
 
     def seconds_for(self, places: int, now: float) -> float:
         """Expected time until this many places came free, between 0.1 and 60 seconds."""
+        between = self.between_seconds(now)
+        return _UNKNOWN_SECONDS if between is None else min(60.0, max(0.1, places * between))
+
+    def between_seconds(self, now: float) -> float | None:
+        """The mean; None = not known yet."""
         if self._last is None or self._seconds == 0.0:
-            return _UNKNOWN_SECONDS
+            return None
         silence = now - self._last
         fading = exp(-silence / _MEMORY_SECONDS)
         if_now = (self._seconds * fading + silence) / (self._count * fading + 1)  # if another left at this moment
-        return min(60.0, max(0.1, places * max(self._seconds / self._count, if_now)))
+        return max(self._seconds / self._count, if_now)
 
 
 class DrainRates:
@@ -52,3 +57,9 @@ class DrainRates:
         """Expected time until this many places came free for the model."""
         rate = self._rates.get(model)
         return rate.seconds_for(places, now) if rate is not None else _UNKNOWN_SECONDS
+
+    def per_second(self, model: str, now: float) -> float | None:
+        """Requests for the model that give their place back in a second; None = not known yet."""
+        rate = self._rates.get(model)
+        between = rate.between_seconds(now) if rate is not None else None
+        return None if not between else 1 / between

@@ -60,8 +60,10 @@ class Order(NamedTuple):
 class Line:
     """One model's."""
 
-    def __init__(self, tenants: Tenants) -> None:
+    def __init__(self, tenants: Tenants, began_seconds: float) -> None:
         self.tenants = tenants
+        self.began_seconds = began_seconds
+        self.served = 0  # since then
         self._flows: dict[tuple[str, bool], Flow] = {}
         self._aged = Share(1.0, 0.0)  # of the batch requests that starve
         self._aged_wait = False
@@ -128,6 +130,7 @@ class Line:
 
     def serve(self, ticket: Ticket, order: Order) -> None:
         """A request goes to an engine: one of batch that starved was served among the interactive ones, too."""
+        self.served += 1
         if self._aged_wait and ticket.ask.batch and ticket.arrived_seconds < order.starving_since_seconds:
             self.tenants.clocks[0].serve(self._aged, ticket.tokens)
 

@@ -17,11 +17,12 @@ from gateway.admission.fairness import Tenant, Tenants, expected_tokens
 from gateway.admission.kv_ledger import KvLedger, Reservation
 from gateway.admission.line import Order
 from gateway.admission.output_lengths import OutputLengths
+from gateway.admission.prospects import Prospects
 from gateway.admission.queue import Queue
 from gateway.admission.room import Room
 from gateway.admission.ticket import Ticket
 from gateway.admission.waiting_hits import WaitingHits
-from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBackend, QueueFull
+from gateway.errors import DeadlineUnmeetable, GatewayError, InvalidRequest, ModelNotFound, NoBackend, QueueFull
 from gateway.request import Ask
 from gateway.routing.calibration import Calibration
 from gateway.routing.cost import prefill_seconds, step_seconds
@@ -76,6 +77,7 @@ class Placement:
         self._knobs = knobs
         self._room = Room(calibration, lengths, knobs.kv_headroom)
         self._drain_rates = DrainRates()
+        self.prospects = Prospects(queue, self._drain_rates)
         self._seats: dict[int, Seat] = {}
         self._hits = WaitingHits(policy.hits)
         self._views: dict[str, list[Seat]] = {}  # by model, until the fleet changes
@@ -108,7 +110,7 @@ class Placement:
     def place(self, ask: Ask, now: float, avoid: frozenset[str] = frozenset()) -> Binding | Ticket:
         """Bind a new request at once, or give it a place in the line.
 
-        Raises ModelNotFound, NoBackend, QueueFull, or InvalidRequest if it can never fit.
+        Raises ModelNotFound, NoBackend, QueueFull, DeadlineUnmeetable, or InvalidRequest if it can never fit.
         """
         try:
             seats = self._candidates(ask, now, avoid)
@@ -117,7 +119,7 @@ class Placement:
                 raise
             try:
                 return self._hold(ask, now, avoid)
-            except QueueFull:
+            except (QueueFull, DeadlineUnmeetable):
                 raise error from None
         if ask.sequences == 0:
             return self._bind_light(ask, seats, now)
@@ -148,6 +150,8 @@ class Placement:
         ask = ticket.ask
         ticket.turn = ticket.prefill_seconds + self._knobs.aging * now
         ticket.tokens = expected_tokens(ask, hit_tokens, ask.sequences * self._room.output_tokens(ask))
+        if ask.deadline_seconds is not None:
+            self.prospects.refuse_late(ticket, now, lambda: self.retry_after_seconds(ask.model, now))
         self._queue.join(ticket, self.retry_after_seconds(ask.model, now))
 
     def drain(self, model: str, now: float) -> list[tuple[Ticket, Binding | GatewayError]]:

@@ -75,7 +75,7 @@ class Queue:
             )
         line = self._lines.get(ask.model)
         if line is None:
-            line = self._lines[ask.model] = Line(tenants)
+            line = self._lines[ask.model] = Line(tenants, ticket.arrived_seconds)
         line.join(ticket)
         self._requests += 1
         self._bytes += ask.size_bytes

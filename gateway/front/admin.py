@@ -20,6 +20,7 @@ def admin_app(
     registry: CollectorRegistry,
     backends: Callable[[], list[dict[str, Any]]],
     route: Callable[[bytes, str], Awaitable[dict[str, Any]]],
+    queue: Callable[[], dict[str, Any]],
 ) -> web.Application:
     """The routes of the admin port. `route` makes a dry run of a body and its endpoint; it may raise a GatewayError."""
 
@@ -30,6 +31,9 @@ def admin_app(
     async def show_backends(_: web.Request) -> web.Response:
         return as_json({"backends": backends()})
 
+    async def show_queue(_: web.Request) -> web.Response:
+        return as_json(queue())
+
     async def show_route(request: web.Request) -> web.Response:
         try:
             return as_json(await route(await request.read(), request.query.get("path", "")))
@@ -39,6 +43,7 @@ def admin_app(
     app = web.Application(client_max_size=_MAX_BODY_BYTES)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/admin/backends", show_backends)
+    app.router.add_get("/admin/queue", show_queue)
     app.router.add_post("/admin/route", show_route)
     return app
 

@@ -141,7 +141,7 @@ class Handler:
         request.explains = incoming.headers.get(b"x-gateway-explain") == b"1"
         ask = request.ask
         record.model = ask.model if self._fleet.serving(ask.model) is not None else "unknown"
-        record.streams = ask.streams
+        record.streams, record.batch = ask.streams, ask.batch
         limits = self._limits_of(incoming.key)
         if limits is None:
             answer = await self._dispatcher.dispatch(request, reply, record)

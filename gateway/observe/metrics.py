@@ -94,7 +94,9 @@ class Metrics(Collector):
             "gateway_time_to_first_token_seconds", "From the last byte of the request to the first event of a stream.",
             model, _SHORT,
         )  # fmt: skip
-        self.queue_wait = Histogram("gateway_queue_wait_seconds", "Time in the waiting line.", model, _SHORT)
+        self.queue_wait = Histogram(
+            "gateway_queue_wait_seconds", "Time in the waiting line.", ("model", "class"), _SHORT
+        )  # fmt: skip
         self.hit_tokens = Counter(
             "gateway_prefix_hit_tokens_total", "Prompt tokens in the KV cache already, as predicted and as reported.",
             ("backend", "kind"),
@@ -138,7 +140,7 @@ class Metrics(Collector):
         model = self._capped(record.model)
         self.requests.add((record.endpoint, model, record.backend, record.outcome))
         if record.model:
-            self.queue_wait.observe((model,), record.queue_seconds)
+            self.queue_wait.observe((model, "batch" if record.batch else "interactive"), record.queue_seconds)
         if not record.backend:
             return
         self.duration.observe((record.endpoint, model), record.ended_seconds - record.arrived_seconds)

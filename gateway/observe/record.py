@@ -16,6 +16,7 @@ class Record:
     status: int = 0
     attempts: int = 0
     streams: bool = False
+    batch: bool = False
     queue_seconds: float = 0.0
     first_byte_seconds: float | None = None
     ended_seconds: float = 0.0

@@ -77,3 +77,12 @@ def test_the_estimate_stays_between_the_shortest_and_the_longest_gap(gaps: list[
         rate.left(now)
     shortest, longest = max(0.1, min(gaps)), max(0.1, max(gaps))
     assert shortest * 0.999 <= rate.seconds_for(1, now) <= longest * 1.001
+
+
+def test_a_rate_is_told_once_it_is_known() -> None:
+    rates = DrainRates()
+    rates.left("m", 0.0)
+    assert rates.per_second("m", 0.0) is None
+    rates.left("m", 0.5)
+    assert rates.per_second("m", 0.5) == 2.0
+    assert rates.per_second("o", 0.5) is None

@@ -13,7 +13,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.tenants = Tenants()
-        self.line = Line(self.tenants)
+        self.line = Line(self.tenants, 0.0)
         self.names: dict[Ticket, str] = {}
 
     def join(self, *names: str, tokens: int = 100, waited: float = 1.0, weight: float = 1.0) -> None:

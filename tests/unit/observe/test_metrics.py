@@ -37,7 +37,7 @@ def test_a_finished_request_is_counted_once_everywhere() -> None:
     assert samples['gateway_requests_total{backend="a",endpoint="chat",model="m",outcome="completed"}'] == 1
     assert samples['gateway_request_duration_seconds_sum{endpoint="chat",model="m"}'] == 2.0
     assert samples['gateway_time_to_first_token_seconds_sum{model="m"}'] == pytest.approx(0.3)
-    assert samples['gateway_queue_wait_seconds_count{model="m"}'] == 1
+    assert samples['gateway_queue_wait_seconds_count{class="interactive",model="m"}'] == 1
     assert samples['gateway_prefix_hit_tokens_total{backend="a",kind="predicted"}'] == 64
     assert samples['gateway_prefix_hit_tokens_total{backend="a",kind="actual"}'] == 48
     assert samples['gateway_prompt_tokens_total{model="m"}'] == 100
@@ -46,10 +46,10 @@ def test_a_finished_request_is_counted_once_everywhere() -> None:
 
 def test_a_request_that_reached_no_backend_is_counted_with_its_wait_alone() -> None:
     metrics = Metrics()
-    metrics.finished(record(backend="", outcome="queue_timeout", queue_seconds=60.0))
+    metrics.finished(record(backend="", outcome="queue_timeout", queue_seconds=60.0, batch=True))
     samples = scrape(metrics)
     assert samples['gateway_requests_total{backend="",endpoint="chat",model="m",outcome="queue_timeout"}'] == 1
-    assert samples['gateway_queue_wait_seconds_sum{model="m"}'] == 60.0
+    assert samples['gateway_queue_wait_seconds_sum{class="batch",model="m"}'] == 60.0
     assert {name.partition("{")[0] for name in samples} == {
         "gateway_requests_total", "gateway_queue_wait_seconds_bucket", "gateway_queue_wait_seconds_sum",
         "gateway_queue_wait_seconds_count",
