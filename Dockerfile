@@ -32,12 +32,13 @@ RUN --mount=type=secret,id=pip.conf \
     /opt/installer/bin/pip --python /opt/gateway/bin/python install --no-deps --no-compile \
       --no-index --find-links /tmp/wheel vllm-batching-gateway
 
-# Bytecode of all that is installed, and of what it imports from the standard library (slim bases carry none):
+# No tests of the packages. Bytecode of all that is installed, and of what it imports from the standard library (slim bases carry none):
 # the final image cannot write any, and would compile at every start and every health check.
 # unchecked-hash: valid whatever a copy does to the files' times
 WORKDIR /
 ENV PYTHONPYCACHEPREFIX=/opt/bytecode
-RUN /opt/gateway/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/gateway/lib && \
+RUN find /opt/gateway/lib -type d -name tests -prune -exec rm -rf {} + && \
+    /opt/gateway/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/gateway/lib && \
     /opt/gateway/bin/python -c "import gateway.cli, gateway.app, gateway.check, http.client, urllib.request"
 
 FROM ${BASE_IMAGE}
