@@ -164,8 +164,7 @@ class Overview:
             raise ModelNotFound(f"The model {ask.model!r} does not exist here.", param="model")
         verdicts = self._gate.explain(ask)
         is_open = [verdict for verdict in verdicts if verdict.is_open]
-        waits_for_best = self._config.routing.policy == "prefix"
-        chosen = verdicts[0] if waits_for_best or not is_open else is_open[0]
+        chosen = verdicts[0] if self._placement.waits_for_best or not is_open else is_open[0]
         return {
             "model": ask.model,
             "policy": self._config.routing.policy,

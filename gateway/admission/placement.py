@@ -91,6 +91,11 @@ class Placement:
         """Every engine that was ever considered."""
         return list(self._seats.values())
 
+    @property
+    def waits_for_best(self) -> bool:
+        """Whether a request may wait for its best engine while another is open."""
+        return self._policy.waits_for_best
+
     def in_flight_tokens(self, seat: int) -> int:
         """Prompt tokens in flight on an engine."""
         return self._seats[seat].load.context_tokens if seat in self._seats else 0
