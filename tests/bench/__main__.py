@@ -2,6 +2,7 @@
 
 `python -m tests.bench run` builds the tools, installs the peers that are missing, compares, and prints the table.
 `smoke` is a short run of ours, and of nginx if it is there, that fails on any error.
+`overload` asks ours for up to ten times what the engines can serve; it fails if a goal is missed.
 `deciding` times the gateway's decisions alone; they are part of `run`, too.
 `limits` compares the adaptive limit on sequences in flight with every static one, in virtual time.
 `routing` compares what routers make of prefix caches, on real engines under a trace.
@@ -26,8 +27,10 @@ from tests.bench.deciding.results import table
 from tests.bench.install import NotInstalled, install, version
 from tests.bench.limits import compare, crowds
 from tests.bench.machine import describe
+from tests.bench.overload import report as overload
+from tests.bench.overload.load import MULTIPLES, scenario
 from tests.bench.peers import OURS, Peer
-from tests.bench.place import Cores, Place, choose_cores, hardware_siblings
+from tests.bench.place import SOURCES, Cores, Place, choose_cores, hardware_siblings
 from tests.bench.results import Results, Turn
 from tests.bench.routing.command import routing
 from tests.bench.scenarios import Scenario
@@ -35,6 +38,7 @@ from tests.bench.scenarios import Scenario
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 _ROOT = Path(".bench")
 _OPEN_FILES = 65536
+OVERLOAD = SOURCES / "overload" / "gateway.yaml"
 Names = Annotated[list[str] | None, typer.Argument(help=f"Proxies: {', '.join(peers.PEERS)}. None = all.")]
 Directory = Annotated[Path, typer.Option("--dir", help="Where tools, peers and results are kept.")]
 
@@ -113,6 +117,30 @@ def limits_command(
     if not chosen:
         raise typer.BadParameter(f"there are {', '.join(each.name for each in crowds.ALL)}", param_hint="--crowd")
     typer.echo(compare.table((each, compare.compared(each, seconds, seeds)) for each in chosen))
+
+
+@app.command("overload")
+def overload_command(
+    body: Annotated[str, typer.Option(help="Size of the requests: 1k, 16k, ...")] = "1k",
+    seconds: Annotated[float, typer.Option(min=1, help="Of each load.")] = 5.0,
+    directory: Directory = _ROOT,
+) -> None:
+    """Refusals under up to ten times the capacity: what they cost, and what is served meanwhile."""
+    place = Place(directory.resolve())
+    _prepare(place, [OURS])
+    cores = _take_cores()
+    chosen = {multiple: scenario(multiple, body, seconds) for multiple in MULTIPLES}
+    try:
+        with alone(place, _say), measure.engines(place, cores) as bench:
+            turn = measure.measure_turn(bench, peers.ours(OVERLOAD), list(chosen.values()))
+    except measure.MeasurementFailed as error:
+        _fail(str(error))
+    if turn.failure:
+        _fail(turn.failure)
+    samples = {multiple: turn.samples[each.name] for multiple, each in chosen.items()}
+    typer.echo(overload.markdown(samples))
+    if found := overload.problems(samples):
+        _fail("\n".join(found))
 
 
 app.command("routing")(routing)

@@ -143,8 +143,13 @@ def _smg(place: Place, ports: Ports) -> list[str]:
     return ["launch", *_router(place, ports), *model, "--log-level", "warn"]
 
 
-def _gateway(place: Place, ports: Ports) -> list[str]:
-    return ["serve", "-c", str(SOURCES / "gateway.yaml")]
+def ours(config: Path) -> Peer:
+    """Our gateway with this configuration."""
+
+    def arguments(place: Place, ports: Ports) -> list[str]:
+        return ["serve", "-c", str(config)]
+
+    return Peer(OURS, "prefix", _beside_python, arguments, environment=_gateway_environment)
 
 
 def _gateway_environment(ports: Ports) -> dict[str, str]:
@@ -159,7 +164,7 @@ def _gateway_environment(ports: Ports) -> dict[str, str]:
 PEERS: dict[str, Peer] = {
     peer.name: peer
     for peer in [
-        Peer(OURS, "prefix", _beside_python, _gateway, environment=_gateway_environment),
+        ours(SOURCES / "gateway.yaml"),
         Peer("nginx", "round robin", _on_path("nginx"), _nginx, debian="nginx-light"),
         Peer("haproxy", "round robin", _on_path("haproxy"), _haproxy, debian="haproxy"),
         Peer(

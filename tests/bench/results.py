@@ -37,6 +37,9 @@ class Load(_Record):
     errors: dict[str, int]
     first_error: str
     latency_us: Percentiles
+    refused: int
+    """Answers with 429, where they are no errors."""
+    refusal_us: Percentiles
     ttft_us: Percentiles
     ttft_added_us: Percentiles
     """TTFT less the time for which the engine held the request."""

@@ -19,6 +19,8 @@ class Scenario:
     """Of a stream; 0 = one answer, not streamed."""
     pace_ms: int = 0
     """Between the events of a stream; 0 = as fast as they are taken."""
+    refused_pause_ms: int = 0
+    """For which a client rests that was refused; 0 = a refusal is an error."""
 
     @property
     def streams(self) -> bool:
@@ -44,6 +46,8 @@ class Scenario:
             command += ["--stream", "--events", str(self.events)]
         if self.pace_ms:
             command += ["--pace-ms", str(self.pace_ms)]
+        if self.refused_pause_ms:
+            command += ["--refused-pause-ms", str(self.refused_pause_ms)]
         return command
 
 

@@ -2,7 +2,7 @@
    to the last one is complete. One thread, no waiting but in epoll.
 
    usage: load --port P --bodies FILE [--connections 1] [--warmup 1] [--seconds 3] [--path /v1/chat/completions]
-               [--stream] [--events 100] [--pace-ms N] [--requests N]
+               [--stream] [--events 100] [--pace-ms N] [--requests N] [--refused-pause-ms N]
 
    FILE has one JSON object a line; they are sent in turn. Connections start spread over the warm-up. What completes between
    warm-up and end is measured; "open" and "shut" on stderr mark that window for whoever measures CPU over it. Then no request
@@ -10,7 +10,8 @@
        status     not 200                      lost        the connection closed or broke before the end
        truncated  a stream without [DONE]      miscounted  a stream with another number of events than asked for
        connect    no connection                unfinished  no end within 5 s after it was due
-   Prints one JSON line. Times in microseconds: latency (request to last byte), ttft (to the first event), ttft_added (ttft less
+   With --refused-pause-ms an answer with 429 is no error but a refusal: counted apart, and that connection rests so long.
+   Prints one JSON line. Times in microseconds: latency (request to last byte), refusal (the same of those), ttft (to the first event), ttft_added (ttft less
    the time that the engine held the request, as its first event says), gap (between events), relay (engine's send to here). */
 #define _GNU_SOURCE
 #include "bytes.h"
@@ -128,9 +129,25 @@ static void fail(struct client *client, enum error kind, const char *detail, siz
     begin_at(client, now_ns() + 10000000); /* a server that is down must not make this loop spin */
 }
 
+static void refuse(struct client *client, int64_t now)
+{
+    if (in_window(now)) {
+        tally.refused++;
+        samples_add(&tally.refusal, now - client->asked_at);
+    }
+    end_request(client);
+    if (client->response.closes)
+        disconnect(client);
+    begin_at(client, now + (int64_t)options.refused_pause_ms * 1000000);
+}
+
 static void complete(struct client *client)
 {
     int64_t now = now_ns();
+    if (client->response.status == 429 && options.refused_pause_ms) {
+        refuse(client, now);
+        return;
+    }
     if (client->response.status != 200) {
         note_error(&tally, STATUS, client->response.head, strcspn(client->response.head, "\r\n"));
     } else if (options.stream && !client->done_seen) {

@@ -13,6 +13,7 @@ struct options read_options(int argc, char **argv)
         {"warmup", required_argument, NULL, 'w'},   {"seconds", required_argument, NULL, 'd'},
         {"events", required_argument, NULL, 'n'},   {"pace-ms", required_argument, NULL, 'i'},
         {"requests", required_argument, NULL, 'r'}, {"stream", no_argument, NULL, 's'},
+        {"refused-pause-ms", required_argument, NULL, 'f'},
         {0},
     };
     struct options options = {
@@ -29,6 +30,7 @@ struct options read_options(int argc, char **argv)
         case 'i': options.pace_ms = atoi(optarg); break;
         case 'r': options.requests = atol(optarg); break;
         case 's': options.stream = true; break;
+        case 'f': options.refused_pause_ms = atoi(optarg); break;
         default: exit(2);
         }
     }

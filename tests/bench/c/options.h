@@ -8,6 +8,7 @@
 
 struct options {
     int port, connections, events, pace_ms;
+    int refused_pause_ms; /* 0 = a refusal is an error */
     long requests; /* 0 = until the time is over */
     double warmup_seconds, seconds;
     bool stream;

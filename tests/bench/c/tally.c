@@ -37,6 +37,8 @@ void print_tally(struct tally *tally, int connections)
         printf("%s\"%s\":%llu", kind ? "," : "", error_names[kind], (unsigned long long)tally->errors[kind]);
     printf("},\"first_error\":\"%s\",", tally->first_error);
     samples_print(&tally->latency, "latency_us");
+    printf(",\"refused\":%llu,", (unsigned long long)tally->refused);
+    samples_print(&tally->refusal, "refusal_us");
     printf(",");
     samples_print(&tally->ttft, "ttft_us");
     printf(",");

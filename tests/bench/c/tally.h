@@ -8,10 +8,11 @@ enum error { STATUS, TRUNCATED, MISCOUNTED, LOST, CONNECT, UNFINISHED, ERROR_KIN
 
 struct tally {
     uint64_t requests, events; /* in the window */
+    uint64_t refused; /* in the window */
     uint64_t all_requests, reconnects, errors[ERROR_KINDS];
     double seconds, cpu_seconds; /* of the window, and of this process in it */
     double in_flight_seconds;    /* time in the window times the requests in flight */
-    struct samples latency, ttft, ttft_added, gap, relay;
+    struct samples latency, refusal, ttft, ttft_added, gap, relay;
     char first_error[200];
 };
 

@@ -29,6 +29,8 @@ def make_sample(
     others_share: float = 0.0,
     least_backend_share: float = 0.5,
     affinity: float = 1.0,
+    refused: int = 0,
+    refusal_p99_us: float = 200,
 ) -> Sample:
     """One sample; all is well unless told otherwise."""
     load = Load(
@@ -45,6 +47,8 @@ def make_sample(
         errors=errors or {},
         first_error="lost: closed" if errors else "",
         latency_us=times(latency_p50_us),
+        refused=refused,
+        refusal_us=times(p99=refusal_p99_us),
         ttft_us=times(),
         ttft_added_us=times(),
         gap_us=times(),

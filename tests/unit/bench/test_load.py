@@ -141,6 +141,16 @@ async def test_what_ends_badly_is_an_error_of_its_kind(tools: Place, bodies: Pat
     assert found.all_requests == 0
 
 
+async def test_a_refusal_is_counted_apart_where_refused_clients_rest(tools: Place, bodies: Path) -> None:
+    refusal = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 2\r\n\r\n{}"
+    async with scripted([refusal], close=False) as port:
+        found = await load(tools, bodies, port, "--seconds", "0.5", "--connections", "4", "--refused-pause-ms", "50")
+    assert (found.error_count, found.requests, found.reconnects) == (0, 0, 0)
+    assert 20 <= found.refused <= 44
+    assert found.refusal_us.n == found.refused
+    assert 0 < found.refusal_us.p50 < 50_000
+
+
 async def test_a_refused_connection_is_an_error(tools: Place, bodies: Path) -> None:
     async with scripted([]) as port:
         pass
