@@ -8,10 +8,13 @@ O(stretches of the own prompt x log blocks), whatever else is in use.
 
 from collections.abc import Sequence
 
+from gateway.admission.kv_outlook import Course, Outlook
 from gateway.request import Ask
 
 _GROWTH = 0.1  # of what is reserved for answers, when they become longer
 _ENDLESS = 1 << 62
+_COUNTED_TOKENS = 32  # of a stream that come before it is told again how far it is
+_OUTLOOK_SECONDS = 0.2  # that one is good for: a few tokens of each answer
 
 
 class _Stretch:
@@ -52,6 +55,19 @@ class Reservation:
         self._stretch = stretch
         self._depth = depth
 
+    @property
+    def tokens_alone(self) -> int:
+        """What is free as soon as it is released: its own, and the stretch that nobody else leans on."""
+        stretch = self._stretch
+        if stretch is None or self._depth != stretch.end or len(stretch.users) > 1 or stretch.users[self._depth] > 1:
+            return self.own_tokens
+        return self.own_tokens + stretch.tokens
+
+    @property
+    def left_steps(self) -> int:
+        """Steps of the engine until its answers are as long as expected."""
+        return max(0, self.output_tokens - self.came_tokens) // self.ask.sequences
+
 
 class KvLedger:
     """Owner of the KV tokens that are reserved on one engine.
@@ -60,7 +76,7 @@ class KvLedger:
     `shares`, as where an engine caches no prefixes, every request counts for itself.
     """
 
-    __slots__ = ("_held", "_root", "block_tokens", "shares", "taken_tokens")
+    __slots__ = ("_held", "_outlook", "_outlook_seconds", "_root", "block_tokens", "shares", "taken_tokens")
 
     def __init__(self, block_tokens: int = 16, *, shares: bool = True) -> None:
         self.block_tokens = block_tokens
@@ -68,6 +84,8 @@ class KvLedger:
         self.taken_tokens = 0
         self._root = _Stretch(Ask(""), 0, 0, 0, None)
         self._held: set[Reservation] = set()
+        self._outlook: Outlook | None = None  # until something is taken or given back
+        self._outlook_seconds = 0.0
 
     def __repr__(self) -> str:
         return f"<KvLedger {self.taken_tokens} tokens, {len(self._held)} requests, {len(self._root.below)} prefixes>"
@@ -106,6 +124,7 @@ class KvLedger:
         own = answers - (-rest // block) * block if rest > 0 else answers
         reservation = Reservation(ask, own, answers, stretch, depth)
         self.taken_tokens += own
+        self._outlook = None
         self._held.add(reservation)
         return reservation
 
@@ -118,7 +137,7 @@ class KvLedger:
         reserved = reservation.output_tokens
         lacking = reservation.came_tokens - reserved
         if lacking < 0:
-            return -lacking
+            return min(-lacking, _COUNTED_TOKENS)
         limit = reservation.ask.output_tokens
         most = _ENDLESS if limit is None else self._whole_blocks(limit) * reservation.ask.sequences
         if reservation.released or reserved >= most or not reservation.ask.sequences:
@@ -127,13 +146,15 @@ class KvLedger:
         reservation.own_tokens += more
         reservation.output_tokens += more
         self.taken_tokens += more
-        return more - lacking if more > lacking else _ENDLESS
+        self._outlook = None
+        return min(more - lacking, _COUNTED_TOKENS) if more > lacking else _ENDLESS
 
     def release(self, reservation: Reservation) -> None:
         """Give back what it holds, but for what others use too. Only the first call counts."""
         if reservation.released:
             return
         reservation.released = True
+        self._outlook = None
         self._held.discard(reservation)
         self.taken_tokens -= reservation.own_tokens
         stretch, depth = reservation._stretch, reservation._depth
@@ -152,6 +173,31 @@ class KvLedger:
             gone, stretch = stretch, stretch.leans_on
             if stretch is not None and stretch.below.get(first) is gone:
                 del stretch.below[first]
+
+    def outlook(self, now: float) -> Outlook:
+        """The most that will be in use at once, by how far answers are; up to a fifth of a second old."""
+        outlook = self._outlook
+        if outlook is None or now - self._outlook_seconds > _OUTLOOK_SECONDS:
+            lasting, courses = self.taken_tokens, []
+            for reservation in self._held:
+                if reservation.ask.streams and reservation.ask.sequences:
+                    alone = reservation.tokens_alone
+                    lasting -= alone
+                    courses.append(self._course(alone, reservation.left_steps, reservation.ask.sequences))
+            outlook = self._outlook = Outlook(lasting, courses)
+            self._outlook_seconds = now
+        return outlook
+
+    def peak_with(self, ask: Ask, output_tokens: int, now: float) -> int:
+        """The most that will be in use at once if a request with answers of this length begins now."""
+        outlook, needed = self.outlook(now), self.needed(ask, output_tokens)
+        if not ask.streams or not ask.sequences:
+            return outlook.peak_tokens + needed  # nobody will see how far it is
+        return outlook.peak_with(self._course(needed, output_tokens, ask.sequences))
+
+    def _course(self, final_tokens: int, left_steps: int, sequences: int) -> Course:
+        """Of a request that has so many tokens in the end; blocks that are begun count as whole ones."""
+        return Course(left_steps, final_tokens - sequences * (left_steps - left_steps % self.block_tokens), sequences)
 
     def recount(self) -> int:
         """The tokens taken, summed up anew from what holds them; differs from `taken_tokens` only if that is wrong."""

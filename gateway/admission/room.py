@@ -31,7 +31,7 @@ class Room:
         load = seat.load
         if load.in_flight >= (seat.slots - guarded_slots(seat.slots) if guarded else seat.slots):
             return load.in_flight == 0
-        if load.in_flight and self._free_tokens(seat) < seat.block_tokens:
+        if load.in_flight and self._is_full(seat, now):
             return False
         return not load.pending or load.prefill_ahead_seconds(now) <= self.calibration.window_seconds
 
@@ -43,10 +43,13 @@ class Room:
             return seat.load.in_flight == 0 and self.is_large_enough(seat, ask)
         if seat.load.prefill_ahead_seconds(now) > self.calibration.window_seconds:
             return False
-        return self._fits(seat, ask)
+        return self._fits(seat, ask, now)
 
-    def _fits(self, seat: Seat, ask: Ask) -> bool:
-        """Its prompt and answer fit into the KV cache beside what runs there. An engine that is idle takes anything."""
+    def _fits(self, seat: Seat, ask: Ask, now: float) -> bool:
+        """Its prompt and answer fit into the KV cache beside what runs there. An engine that is idle takes anything.
+
+        Where the sum of all that is reserved leaves no room, what will be in use at any one moment may do so.
+        """
         if seat.kv_cache_tokens is None or seat.load.in_flight == 0:
             return True
         ledger, most = self.ledgers[seat.index], ask.output_tokens
@@ -55,7 +58,16 @@ class Room:
         free = self.kv_headroom * seat.kv_cache_tokens - ledger.taken_tokens
         if ledger.most_needed(ask, most) <= free:
             return True  # the usual case, and cheap to tell
-        return ledger.needed(ask, self.output_tokens(ask)) <= free
+        answer = self.output_tokens(ask)
+        if ledger.needed(ask, answer) <= free:
+            return True
+        return ledger.peak_with(ask, answer, now) <= self.kv_headroom * seat.kv_cache_tokens
+
+    def _is_full(self, seat: Seat, now: float) -> bool:
+        if seat.kv_cache_tokens is None or self._free_tokens(seat) >= seat.block_tokens:
+            return False
+        peak = self.ledgers[seat.index].outlook(now).peak_tokens
+        return peak + seat.block_tokens > self.kv_headroom * seat.kv_cache_tokens
 
     def _free_tokens(self, seat: Seat) -> float:
         tokens = seat.kv_cache_tokens

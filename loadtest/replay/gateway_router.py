@@ -32,6 +32,7 @@ _MODEL = "replayed"
 _BYTES_PER_TOKEN = 4  # prompts have no text here; sizes are told as if they had
 _NO_BOUND = 1 << 62  # everybody waits as long as it takes, so that all policies answer the same requests
 _NO_WINDOW_SECONDS = 1e9
+_PASSING_SECONDS = 0.05  # between two looks at how far streams are; the gateway counts their events
 _NO_LEDGER = 1e9  # a share of the KV cache that is never filled
 
 
@@ -86,7 +87,8 @@ class GatewayRouter:
         )  # fmt: skip
         self._block_tokens = block_tokens
         self._tells_tokens = exact
-        self._asks: dict[int, tuple[Ask, Binding]] = {}  # by the request's number
+        self._asks: dict[int, tuple[ReplayRequest, Ask, Binding]] = {}  # by the request's number
+        self._passed_seconds = 0.0
         self._tickets: dict[Ticket, ReplayRequest] = {}
         self._changed = False  # since the last look through the line
 
@@ -97,6 +99,7 @@ class GatewayRouter:
 
     def arrived(self, request: ReplayRequest, now: float) -> list[Sending]:
         """Bound at once, or in the line."""
+        self._pass(now)
         ask = self._ask(request)
         placed = self.placement.place(ask, now)
         if isinstance(placed, Binding):
@@ -107,12 +110,12 @@ class GatewayRouter:
 
     def first_token(self, request: ReplayRequest, now: float) -> None:
         """As the gateway sees it pass."""
-        self.placement.first_token(self._asks[request.number][1], now)
+        self.placement.first_token(self._asks[request.number][2], now)
         self._changed = True
 
     def finished(self, request: ReplayRequest, now: float) -> None:
         """The lease is given back, and the answer's usage learned."""
-        ask, binding = self._asks.pop(request.number)
+        _, ask, binding = self._asks.pop(request.number)
         served = request.prompt_tokens - request.cached_tokens + request.output_tokens
         self.placement.release(binding, now, answered=True, served_tokens=served)
         self._changed = True
@@ -138,6 +141,7 @@ class GatewayRouter:
         if not self._tickets or not (self._changed or is_look):
             return sendings
         self._changed = False
+        self._pass(now)
         for ticket, granted in self.placement.drain(_MODEL, now):
             request = self._tickets.pop(ticket)
             if not isinstance(granted, Binding):
@@ -145,8 +149,20 @@ class GatewayRouter:
             sendings.append(self._bound(request, ticket.ask, granted))
         return sendings
 
+    def _pass(self, now: float) -> None:
+        """Tokens have passed to the clients."""
+        if now - self._passed_seconds < _PASSING_SECONDS:
+            return
+        self._passed_seconds = now
+        for engine in self._engines:
+            engine.catch_up(now)
+        for request, _, binding in self._asks.values():
+            if request.sequence is not None:
+                generated = self._engines[request.engine].scheduler.generated_tokens(request.sequence)
+                self.placement.came(binding, generated - binding.reservation.came_tokens)
+
     def _bound(self, request: ReplayRequest, ask: Ask, binding: Binding) -> Sending:
-        self._asks[request.number] = ask, binding
+        self._asks[request.number] = request, ask, binding
         return request, binding.seat.index
 
     def _ask(self, request: ReplayRequest) -> Ask:

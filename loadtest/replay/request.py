@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from loadtest.engine.sequence import SequenceState
+
 _NEVER = -1.0
 
 
@@ -29,6 +31,7 @@ class ReplayRequest:
     max_tokens: int | None = None  # as the client states it
     believed_tokens: int | None = None  # what the gateway takes its prompt for; None = what it has
 
+    sequence: SequenceState | None = field(default=None, repr=False)  # in the engine it was sent to
     engine: int = -1
     sent_seconds: float = _NEVER
     cached_tokens: int = 0

@@ -79,6 +79,8 @@ class Simulation:
             elif arrival == now:
                 self._arrive(now)
             self._settle(now)
+            for index, engine in enumerate(self._engines):  # whoever looks at an engine makes it catch up
+                self._events[index] = engine.next_event_seconds
 
     def _arrive(self, now: float) -> None:
         _, number = heapq.heappop(self._arrivals)
@@ -120,7 +122,8 @@ class Simulation:
         for request, index in sendings:
             request.engine, request.sent_seconds = index, now
             engine = self._engines[index]
-            engine.submit(_sequence(request, engine.scheduler.limits.block_size), now)
+            request.sequence = _sequence(request, engine.scheduler.limits.block_size)
+            engine.submit(request.sequence, now)
             self._events[index] = engine.next_event_seconds
 
     def _is_idle(self) -> bool:
@@ -128,9 +131,8 @@ class Simulation:
 
     def _scrape(self, now: float) -> None:
         """The gateway reads the engines' metrics."""
-        for index, engine in enumerate(self._engines):
+        for engine in self._engines:
             engine.catch_up(now)
-            self._events[index] = engine.next_event_seconds
         self._router.scraped(now)
         self._scrape_seconds = now + self._router.scrape_seconds
 

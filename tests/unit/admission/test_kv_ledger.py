@@ -154,7 +154,7 @@ def test_each_sequence_has_an_answer_of_its_own_in_whole_blocks() -> None:
 def test_an_answer_that_outlives_its_reservation_grows_by_a_tenth_in_whole_blocks() -> None:
     ledger = KvLedger(BLOCK)
     reservation = ledger.reserve(ask_of(()), 320)
-    assert [ledger.came(reservation, tokens) for tokens in (0, 100, 219)] == [320, 220, 1]
+    assert [ledger.came(reservation, tokens) for tokens in (0, 100, 219)] == [32, 32, 1]
     assert ledger.taken_tokens == 16 + 320
     assert ledger.came(reservation, 1) == 32
     assert ledger.taken_tokens == 16 + 352
@@ -178,8 +178,8 @@ def test_an_answer_grows_no_further_than_its_client_allows() -> None:
 def test_an_answer_that_is_reserved_whole_is_not_followed_beyond_that() -> None:
     ledger = KvLedger(BLOCK)
     reservation = ledger.reserve(ask_of((), output_tokens=64), 64)
-    assert ledger.came(reservation, 0) == 64
-    assert ledger.came(reservation, 67) > 1 << 40  # some events are no tokens
+    assert ledger.came(reservation, 40) == 24
+    assert ledger.came(reservation, 27) > 1 << 40  # some events are no tokens
     assert ledger.taken_tokens == 16 + 64
 
 
@@ -225,3 +225,45 @@ def test_prompts_that_are_measured_differently_and_keys_that_collide_leave_nothi
             ledger.release(reservation)
             assert ledger.taken_tokens == ledger.recount() >= 0
         assert repr(ledger) == "<KvLedger 0 tokens, 0 requests, 0 prefixes>"
+
+
+def test_streams_at_different_places_leave_room_that_the_sum_of_their_ends_does_not() -> None:
+    ledger = KvLedger(BLOCK)
+    streams = [ledger.reserve(ask_of((), rest=16, streams=True), 320) for _ in range(4)]
+    assert ledger.taken_tokens == ledger.outlook(0.0).peak_tokens == 4 * 336
+    for place, stream in enumerate(streams):
+        ledger.came(stream, 80 * place)
+    assert ledger.outlook(0.1).peak_tokens == 4 * 336, "an outlook is good for a while"
+    assert ledger.outlook(0.3).peak_tokens == 4 * (16 + 80) + (240 + 160 + 80)  # when the one that is ahead ends
+    assert ledger.taken_tokens == 4 * 336
+    ledger.release(streams[3])
+    assert ledger.outlook(0.3).peak_tokens == 3 * (16 + 160) + 160 + 80
+
+
+def test_an_answer_that_is_not_streamed_is_reckoned_whole_until_it_ends() -> None:
+    ledger = KvLedger(BLOCK)
+    ledger.reserve(ask_of((), rest=16), 320)
+    stream = ledger.reserve(ask_of((), rest=16, streams=True), 320)
+    ledger.came(stream, 160)
+    assert ledger.outlook(0.0).peak_tokens == 2 * 336
+    assert ledger.peak_with(ask_of((), rest=16), 320, 0.0) == 3 * 336
+    assert ledger.peak_with(ask_of((), rest=16, streams=True), 320, 0.0) == 2 * 336 + 16 + 160
+
+
+def test_a_prefix_that_others_use_outlasts_a_stream_and_its_own_prompt_does_not() -> None:
+    ledger = KvLedger(BLOCK)
+    ledger.reserve(ask_of((1,), streams=False), 16)
+    shared = ledger.reserve(ask_of((1, 2), streams=True), 16)
+    assert shared.tokens_alone == 100 + 16
+    assert ledger.reserve(ask_of((3,), streams=True), 32).tokens_alone == 100 + 32
+    assert ledger.outlook(0.0).base_tokens == 100 + 16
+
+
+def test_a_newcomer_of_several_sequences_is_never_reckoned_too_small() -> None:
+    ledger = KvLedger(BLOCK)
+    running = ledger.reserve(ask_of((), rest=16, streams=True), 320)
+    ledger.came(running, 160)
+    pair = ask_of((), rest=16, sequences=2, streams=True)
+    foreseen = ledger.peak_with(pair, 320, 0.0)
+    ledger.reserve(pair, 320)
+    assert ledger.outlook(0.0).peak_tokens <= foreseen <= ledger.taken_tokens

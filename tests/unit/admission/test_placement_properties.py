@@ -261,7 +261,8 @@ class PlacementMachine(RuleBasedStateMachine):
             assert seat.load.in_flight <= site.cap
             alone = seat.load.in_flight == binding.work.sequences
             assert seat.load.in_flight <= site.slots or alone
-            assert alone or self._ledger(seat).taken_tokens <= KV_HEADROOM * (site.kv_cache_tokens or 1 << 40)
+            ledger, limit = self._ledger(seat), KV_HEADROOM * (site.kv_cache_tokens or 1 << 40)
+            assert alone or min(ledger.taken_tokens, ledger.outlook(self.here.now).peak_tokens) <= limit
         self.bound[number] = binding
 
     def _allowed(self, wish: Ask, avoid: frozenset[str]) -> list[Site]:
@@ -289,7 +290,7 @@ class PlacementMachine(RuleBasedStateMachine):
             return wanted <= site.cap
         output = self.here.lengths.expected(wish.model, wish.tenant, wish.output_tokens)
         ledger = self._ledger(seat)
-        needed = ledger.taken_tokens + ledger.needed(wish, output)
+        needed = min(ledger.taken_tokens + ledger.needed(wish, output), ledger.peak_with(wish, output, self.here.now))
         fits = site.kv_cache_tokens is None or load.in_flight == 0 or needed <= KV_HEADROOM * site.kv_cache_tokens
         has_slots = load.in_flight + wanted <= site.slots
         return has_slots and fits and load.prefill_ahead_seconds(self.here.now) <= WINDOW_SECONDS

@@ -121,3 +121,17 @@ def test_the_emptiest_engine_is_the_one_with_the_smallest_share_taken_that_can_r
     small, full, roomy = seat(cap=2), seat(cap=4, running=3), seat(cap=8, running=4)
     assert ROOM.emptiest(Ask("m"), [small, full, roomy]) is small
     assert ROOM.emptiest(Ask("m", sequences=3), [small, full, roomy]) is roomy
+
+
+def test_streams_that_are_far_on_let_in_who_would_not_fit_beside_all_of_their_ends() -> None:
+    judge, where = room(), seat(kv=1600, cap=8, running=4)
+    wish = Ask("m", prompt_tokens=16, output_tokens=320, streams=True)
+    streams = [judge.reserve(where, wish) for _ in range(4)]
+    assert not judge.admits(where, wish, 0.0)
+    for place, stream in enumerate(streams):
+        judge.ledgers[where.index].came(stream, 80 * place)
+    assert judge.admits(where, wish, 1.0)
+    assert judge.is_open(where, 1.0)
+    for _ in range(3):
+        judge.reserve(where, wish)
+    assert not judge.admits(where, wish, 1.0)
