@@ -138,6 +138,8 @@ class DeadlineUnmeetable(GatewayError):
     type = "rate_limit_error"
     code = "deadline_exceeded"
     outcome = "deadline_exceeded"
+    hopeless = True
+    spreads = True
 
 
 class NoBackend(GatewayError):

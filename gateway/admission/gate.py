@@ -153,7 +153,7 @@ class Gate:
     def _in_vain(self, ticket: Ticket, *, is_late: bool) -> GatewayError:
         """What one is told who has waited for as long as anybody may, or for so long that no answer is in time."""
         ask, now = ticket.ask, self._clock()
-        if not self._placement.is_served(ask, now, ticket.avoid):
+        if not self._placement.seating.is_served(ask, now, ticket.avoid):
             when = "in time for this request's deadline" if is_late else f"within {self.max_wait_seconds:g} s"
             return NoBackend(f"No backend of model {ask.model!r} was ready {when}.")
         if is_late:
@@ -193,7 +193,7 @@ class Gate:
 
     def limits_moved(self) -> None:
         """The adaptive limit of a backend moved: who waits may go at once, or not yet."""
-        self._placement.follow_limits(self._clock())
+        self._placement.seating.follow_limits(self._clock())
         self.drain_soon()
 
     def drain_soon(self) -> None:

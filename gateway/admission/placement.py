@@ -20,9 +20,10 @@ from gateway.admission.output_lengths import OutputLengths
 from gateway.admission.prospects import Prospects
 from gateway.admission.queue import Queue
 from gateway.admission.room import Room
+from gateway.admission.seating import Seating
 from gateway.admission.ticket import Ticket
 from gateway.admission.waiting_hits import WaitingHits
-from gateway.errors import DeadlineUnmeetable, GatewayError, InvalidRequest, ModelNotFound, NoBackend, QueueFull
+from gateway.errors import GatewayError, NoBackend, QueueFull
 from gateway.request import Ask
 from gateway.routing.calibration import Calibration
 from gateway.routing.cost import prefill_seconds, step_seconds
@@ -70,17 +71,16 @@ class Placement:
         calibration: Calibration,
         knobs: Knobs,
     ) -> None:
-        self._serving = serving
         self._policy = policy
         self._queue = queue
         self._calibration = calibration
         self._knobs = knobs
         self._room = Room(calibration, lengths, knobs.kv_headroom)
+        self.seating = Seating(serving, self._room)
+        self._seats, self._views = self.seating.seats, self.seating.views
         self._drain_rates = DrainRates()
         self.prospects = Prospects(queue, self._drain_rates)
-        self._seats: dict[int, Seat] = {}
         self._hits = WaitingHits(policy.hits)
-        self._views: dict[str, list[Seat]] = {}  # by model, until the fleet changes
 
     def __repr__(self) -> str:
         seats = ", ".join(f"{seat.name} {seat.load.in_flight}/{seat.slots}" for seat in self._seats.values())
@@ -118,18 +118,18 @@ class Placement:
         Raises ModelNotFound, NoBackend, QueueFull, DeadlineUnmeetable, or InvalidRequest if it can never fit.
         """
         try:
-            seats = self._candidates(ask, now, avoid)
-        except NoBackend as error:
+            seats = self.seating.candidates(ask, now, avoid)
+        except NoBackend:
             if not self._knobs.hold_without_backend:
                 raise
-            try:
-                return self._hold(ask, now, avoid)
-            except (QueueFull, DeadlineUnmeetable):
-                raise error from None
+            held = self._hold(ask, now, avoid)
+            if held is None:
+                raise
+            return held
         if ask.sequences == 0:
             return self._bind_light(ask, seats, now)
         if ask.sequences > 1:
-            self._refuse_what_never_fits(ask, seats)
+            self.seating.refuse_what_never_fits(ask, seats)
         options = self._policy.options(ask, seats, now)
         tenants = self._queue.tenants(ask.model)
         tenant = tenants.arrived(ask, now)
@@ -139,24 +139,32 @@ class Placement:
             if option is not None:
                 return self._bind(ask, option, now)
         ticket = Ticket(ask, now, avoid, min(option.prefill_seconds for option in options))
+        if ask.deadline_seconds is not None:
+            self.prospects.refuse_late(ticket, now, lambda: self.retry_after_seconds(ask.model, now))
         self._join(ticket, max(option.hit_tokens for option in options), now)
         if seats is self._views[ask.model]:
             self._hits.keep(ticket, [option.hit_tokens for option in options], seats, now)
         return ticket
 
-    def _hold(self, ask: Ask, now: float, avoid: frozenset[str]) -> Ticket:
-        """A place in the line for one whom nobody can serve now, in the hope that a backend comes back."""
+    def _hold(self, ask: Ask, now: float, avoid: frozenset[str]) -> Ticket | None:
+        """A place in the line for one whom nobody can serve now, in the hope that a backend comes back in time.
+
+        None: no place is free, or it is too late already. How the line has moved tells nothing of when that will be.
+        """
         self._queue.tenants(ask.model).arrived(ask, now)
         ticket = Ticket(ask, now, avoid, prefill_seconds(self._calibration.model, 1.0, ask.prompt_tokens, 0))
-        self._join(ticket, 0, now)
+        if ticket.late_seconds < now:
+            return None
+        try:
+            self._join(ticket, 0, now)
+        except QueueFull:
+            return None
         return ticket
 
     def _join(self, ticket: Ticket, hit_tokens: int, now: float) -> None:
         ask = ticket.ask
         ticket.turn = ticket.prefill_seconds + self._knobs.aging * now
         ticket.tokens = expected_tokens(ask, hit_tokens, ask.sequences * self._room.output_tokens(ask))
-        if ask.deadline_seconds is not None:
-            self.prospects.refuse_late(ticket, now, lambda: self.retry_after_seconds(ask.model, now))
         self._queue.join(ticket, self.retry_after_seconds(ask.model, now))
 
     def drain(self, model: str, now: float) -> list[tuple[Ticket, Binding | GatewayError]]:
@@ -205,7 +213,7 @@ class Placement:
         Those whom nobody can serve for now are passed over, and take nobody's place among the first.
         """
         count = scan = order.scan
-        if self._knobs.hold_without_backend and not self._servable(model, now):
+        if self._knobs.hold_without_backend and not self.seating.may_be_served(model, now):
             return [], {}
         while True:
             waiting = self._queue.in_order(model, order._replace(scan=count))
@@ -213,13 +221,6 @@ class Placement:
             if len(tickets) == len(waiting) or len(waiting) < count or len(tickets) >= scan:
                 return tickets[:scan], {row: seats for row, seats in eligible.items() if row < scan}
             count *= 2
-
-    def _servable(self, model: str, now: float) -> bool:
-        """Whether an engine serves the model now, or nobody ever will."""
-        try:
-            return bool(self._views.get(model) or self._view(model, now))
-        except ModelNotFound:
-            return True
 
     def _eligible(
         self, waiting: list[Ticket], now: float, granted: list[tuple[Ticket, Binding | GatewayError]]
@@ -231,9 +232,9 @@ class Placement:
             seats = self._views.get(ask.model)
             if not seats or not ticket.goes_anywhere:
                 try:
-                    its_seats = self._candidates(ask, now, ticket.avoid)
+                    its_seats = self.seating.candidates(ask, now, ticket.avoid)
                     if ask.sequences > 1:
-                        self._refuse_what_never_fits(ask, its_seats)
+                        self.seating.refuse_what_never_fits(ask, its_seats)
                 except GatewayError as error:
                     if isinstance(error, NoBackend) and self._knobs.hold_without_backend:
                         continue
@@ -258,7 +259,7 @@ class Placement:
 
         Raises ModelNotFound or NoBackend.
         """
-        seats = self._candidates(ask, now, avoid)
+        seats = self.seating.candidates(ask, now, avoid)
         options = self._policy.options(ask, seats, now)
         parts = self._policy.parts(ask, options, now)
         verdicts = [
@@ -266,13 +267,6 @@ class Placement:
             for option, its_parts in zip(options, parts, strict=True)
         ]
         return sorted(verdicts, key=lambda verdict: (verdict.cost, verdict.seat.load.in_flight, verdict.seat.placed))
-
-    def is_served(self, ask: Ask, now: float, avoid: frozenset[str] = frozenset()) -> bool:
-        """Whether some backend can serve this request now or when it is its turn."""
-        try:
-            return bool(self._candidates(ask, now, avoid))
-        except (NoBackend, ModelNotFound):
-            return False
 
     def retry_after_seconds(self, model: str, now: float) -> float:
         """When a place may come free for one who is not in the model's line."""
@@ -307,12 +301,6 @@ class Placement:
         if answered and work.alone and not work.observable:
             self._calibration.at_most(work.uncached_tokens, work.first_token_seconds, now - work.started_seconds)
 
-    def follow_limits(self, now: float) -> None:
-        """Limits have moved; nothing else about the fleet has changed."""
-        for model in self._views:
-            for backend in self._serving(model) or ():
-                self._seat(backend, now)
-
     def sent_to(self, backend: str) -> tuple[int, int]:
         """Sequences in flight on a backend, and all that were ever sent there."""
         seats = [seat for seat in self._seats.values() if seat.name == backend]
@@ -321,57 +309,6 @@ class Placement:
     def refresh(self) -> None:
         """The fleet has changed: look at it again."""
         self._views.clear()
-
-    def _candidates(self, ask: Ask, now: float, avoid: frozenset[str]) -> list[Seat]:
-        """The seats of the backends that may take this request. Raises ModelNotFound or NoBackend."""
-        seats = self._views.get(ask.model)
-        if seats is None:
-            seats = self._view(ask.model, now)
-        if ask.pinned is not None:
-            seats = [seat for seat in seats if seat.name == ask.pinned]
-        if ask.sequences > 1 and not all(self._room.is_large_enough(seat, ask) for seat in seats):
-            seats = [seat for seat in seats if self._room.is_large_enough(seat, ask)] or seats
-        if avoid and ask.pinned is None:
-            seats = [seat for seat in seats if seat.name not in avoid] or seats
-        if ask.rank is not None:
-            seats = [seat for seat in seats if seat.rank == ask.rank] or seats  # one without ranks ignores the wish
-        if not seats:
-            raise NoBackend(f"No backend of model {ask.model!r} is available now.", retry_after_seconds=2.0)
-        return seats
-
-    def _view(self, model: str, now: float) -> list[Seat]:
-        backends = self._serving(model)
-        if backends is None:
-            raise ModelNotFound(
-                f"The model {model!r} does not exist here. GET /v1/models lists those that do.", param="model"
-            )
-        seats = self._views[model] = [self._seat(backend, now) for backend in backends]
-        return seats
-
-    def _seat(self, backend: Candidate, now: float) -> Seat:
-        seat = self._seats.get(backend.index)
-        if seat is None:
-            seat = Seat(backend.index, backend.name, backend.rank, slowness=backend.speed**0.5)
-            self._seats[backend.index] = seat
-        seat.cap = backend.cap
-        slots, tokens = backend.limit(now), backend.kv_cache_tokens
-        if (slots, tokens) != (seat.slots, seat.kv_cache_tokens):
-            seat.slots, seat.kv_cache_tokens = slots, tokens
-            seat.load.changes += 1  # what was made of these sizes is void
-        seat.block_tokens = backend.block_tokens
-        seat.caches_prefixes = backend.caches_prefixes
-        ledger = self._room.ledgers[seat.index]
-        ledger.block_tokens, ledger.shares = seat.block_tokens, seat.caches_prefixes
-        return seat
-
-    def _refuse_what_never_fits(self, ask: Ask, seats: Sequence[Seat]) -> None:
-        if not any(self._room.is_large_enough(seat, ask) for seat in seats):
-            largest = max(seat.cap for seat in seats)
-            raise InvalidRequest(
-                f"This request asks for {ask.sequences} sequences at once (n x prompts); no backend of model"
-                f" {ask.model!r} runs more than {largest}. Send fewer in one request.",
-                param="n",
-            )
 
     def _bind(self, ask: Ask, option: Option, now: float, ticket: Ticket | None = None) -> Binding:
         seat = option.seat

@@ -173,7 +173,7 @@ def render(error: GatewayError, anthropic: bool = False) -> bytes:
 def error_headers(error: GatewayError) -> bytes:
     """Whether and when to come back; how to give a key; which method is right."""
     lines = b"x-should-retry: false\r\n" if error.hopeless else b""
-    if error.retry_after_seconds is not None and not error.hopeless:
+    if error.retry_after_seconds is not None:
         milliseconds = max(1, ceil(error.retry_after_seconds * 1000 - 1e-6))
         return lines + b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (-(-milliseconds // 1000), milliseconds)
     if isinstance(error, MethodNotAllowed):

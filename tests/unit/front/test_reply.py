@@ -128,8 +128,8 @@ def test_other_headers_of_errors() -> None:
     assert error_headers(MethodNotAllowed("why", allow="GET")) == never + b"allow: GET\r\n"
 
 
-def test_one_whom_trying_again_cannot_help_is_told_so_and_not_when() -> None:
-    error = RateLimited("too large", retry_after_seconds=3.0)
+def test_one_whom_trying_again_cannot_help_is_told_so() -> None:
+    error = RateLimited("too large")
     error.hopeless = True
     assert error_headers(error) == b"x-should-retry: false\r\n"
     assert b"x-should-retry" not in error_headers(QueueFull("why", retry_after_seconds=3.0))
