@@ -85,7 +85,7 @@ class BackendConfig(Section):
     url: str
     name: str = Field("", description="Default: host:port.")
     api_key: str = Field("", pattern=r"^[!-~]*$", description="Sent to the backend; a client's key never is.")
-    max_in_flight: int | Literal["auto"] = Field("auto", description="Sequences; auto = discovered, else 256.")
+    max_in_flight: int | Literal["auto"] = Field("auto", description="Sequences; auto = discovered, else learned.")
     kv_cache_tokens: int | Literal["auto"] = Field("auto", description="auto = kv_cache_size_tokens of /metrics.")
     kv_events: Literal["auto", "off"] | KvEventsConfig = Field(
         "auto", description="auto, the default: read where /kv_event_sources says, at the backend's own host."

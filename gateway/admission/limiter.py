@@ -15,7 +15,8 @@ _LEAST_FALL = 0.95  # of what ran, where streams are only a little too slow
 _GROWTH = 8  # a step is an eighth of the limit at most
 _APPROACH = 4  # below a level that was too much, a quarter of the way
 _HOLD_SECONDS = 5.0  # at such a level, before it is passed: answers go on growing for a while
-_FULL = 20  # the limit is in use when less than a twentieth of it is free
+_FULL = 8  # the limit is in use when no more than an eighth of it is free: the last slots are kept for some, and
+_FEW = 4  # a request may want several at once. Of fewer slots than these all must be taken.
 _KV_FULL = 0.9  # of the KV cache: growing now would preempt as soon as the answers grow
 _WAITING = 2  # so many may wait inside the engine without harm, and one more for each 64 in flight
 _ASSUMED_STEP_SECONDS = 0.05  # while no stream has told
@@ -187,7 +188,8 @@ class Limiter:
 
     def _grow(self, evidence: "_Evidence") -> Move | None:
         limit = self.limit
-        if evidence.in_flight < limit - limit // _FULL or evidence.own_waiting > evidence.tolerated // 2:
+        unused = max(1, limit // _FULL) if limit >= _FEW else 0
+        if evidence.in_flight < limit - unused or evidence.own_waiting > evidence.tolerated // 2:
             return None
         if evidence.kv_usage > _KV_FULL or self._may_be_slow(evidence.at_seconds):
             return None
