@@ -45,7 +45,8 @@ FALLS = frozenset((Reason.PREEMPTIONS, Reason.WAITING, Reason.INTER_TOKEN_LATENC
 class Look:
     """An engine's metrics at one moment, and the gateway's own counts of sequences in flight there and sent so far.
 
-    `waiting`: for capacity alone, where the engine tells the reasons. `kv_usage`: from 0 to 1.
+    `waiting`: for capacity alone, where the engine tells the reasons. `kv_usage`: from 0 to 1. `generation_tokens`: so
+    far; None = it does not tell.
     """
 
     at_seconds: float
@@ -55,6 +56,7 @@ class Look:
     kv_usage: float
     in_flight: int
     sent: int
+    generation_tokens: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ class Limiter:
         signs = []
         if evidence.preemptions:
             signs.append(Reason.PREEMPTIONS)
-        if evidence.own_waiting > evidence.tolerated:
+        if evidence.own_waiting > evidence.tolerated and evidence.generates:
             signs.append(Reason.WAITING)
         if self._objective is not None and self._streams >= _ENOUGH_STREAMS and self._pace > self._objective:
             signs.append(Reason.INTER_TOKEN_LATENCY)
@@ -247,6 +249,8 @@ class _Evidence:
         self.in_flight = look.in_flight
         self.running, self.waiting, self.kv_usage = look.running, look.waiting, look.kv_usage
         self.preemptions = look.preemptions - last.preemptions
+        # One that embeds has no batch to be full, nor KV cache to speak of: who waits does so for tokens of a step.
+        self.generates = look.generation_tokens is None or look.generation_tokens != last.generation_tokens
         self.foreign = max(0, min(each.running + each.waiting - each.in_flight for each in (last, look)))
         share = look.in_flight / max(1, look.in_flight + self.foreign)
         self.own_waiting = math.ceil(share * min(last.waiting, look.waiting))

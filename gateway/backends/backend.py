@@ -83,6 +83,7 @@ class Telemetry:
     prefix_hits_tokens: float
     preemptions: float
     waiting_for_capacity: int | None = None  # of those who wait; None = the engine does not tell why
+    generation_tokens: float | None = None
 
 
 class Backend:

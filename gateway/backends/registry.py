@@ -205,6 +205,7 @@ class Fleet:
             kv_usage=telemetry.kv_usage,
             in_flight=sent.in_flight,
             sent=sent.total,
+            generation_tokens=telemetry.generation_tokens,
         )
 
     def _judged(self, backend: Backend, before: "_View") -> None:

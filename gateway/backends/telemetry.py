@@ -22,10 +22,21 @@ KV_USAGE = "vllm:kv_cache_usage_perc"
 PREFIX_QUERIES = "vllm:prefix_cache_queries_total"
 PREFIX_HITS = "vllm:prefix_cache_hits_total"
 PREEMPTIONS = "vllm:num_preemptions_total"
+GENERATION = "vllm:generation_tokens_total"
 CACHE_CONFIG = "vllm:cache_config_info"
 PROCESS_START = "process_start_time_seconds"
 
-_LABELLED = (RUNNING, WAITING, WAITING_BY_REASON, KV_USAGE, PREFIX_QUERIES, PREFIX_HITS, PREEMPTIONS, CACHE_CONFIG)
+_LABELLED = (
+    RUNNING,
+    WAITING,
+    WAITING_BY_REASON,
+    KV_USAGE,
+    PREFIX_QUERIES,
+    PREFIX_HITS,
+    PREEMPTIONS,
+    GENERATION,
+    CACHE_CONFIG,
+)
 _WANTED = (*(f"{name}{{".encode() for name in _LABELLED), f"{PROCESS_START} ".encode())
 
 
@@ -95,6 +106,7 @@ def read_scrape(text: str, at_seconds: float) -> Scrape:
         prefix_queries_tokens=total(PREFIX_QUERIES),
         prefix_hits_tokens=total(PREFIX_HITS),
         preemptions=total(PREEMPTIONS),
+        generation_tokens=total(GENERATION) if GENERATION in samples else None,
         waiting_for_capacity=_waiting_for_capacity(samples.get(WAITING_BY_REASON, ())),
     )
     return replace(scrape, telemetry=telemetry)

@@ -122,6 +122,15 @@ def test_a_few_may_wait() -> None:
     assert site.looks(10) == []
 
 
+def test_an_engine_that_generates_nothing_has_those_wait_who_come_in_lists() -> None:
+    limiter = bound(256)
+    look = Look(0.0, 40, 200, 0.0, 0.1, 240, 0, generation_tokens=7.0)
+    for turn in range(5):
+        assert limiter.observe(replace(look, at_seconds=2.0 * turn)) is None
+    generating = replace(look, at_seconds=10.0, generation_tokens=8.0)
+    assert reason_of(limiter.observe(generating)) is Reason.WAITING
+
+
 def test_arrivals_that_wait_for_the_step_under_way_are_no_sign() -> None:
     limiter = bound(256)
     limiter.streamed(0.1, 1.0, 2.0)

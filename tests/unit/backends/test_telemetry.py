@@ -30,6 +30,9 @@ def test_a_page_of_vllm_is_read_whatever_pieces_it_comes_in(piece_bytes: int) ->
     assert found.telemetry is not None
     assert found.telemetry.running == 2
     assert found.telemetry.waiting == 0
+    assert found.telemetry.waiting_for_capacity == 0
+    assert found.telemetry.generation_tokens is not None
+    assert found.telemetry.generation_tokens > 0
     assert 0 < found.telemetry.kv_usage < 1
     assert found.telemetry.prefix_queries_tokens >= found.telemetry.prefix_hits_tokens > 0
     assert found.telemetry.at_seconds == 5.0
@@ -62,6 +65,7 @@ def test_an_engine_that_does_not_tell_why_requests_wait_is_known_as_such() -> No
     found = scrape(rank(0, 3, 10).encode())
     assert found.telemetry is not None
     assert found.telemetry.waiting_for_capacity is None
+    assert found.telemetry.generation_tokens is None
 
 
 def test_data_parallel_ranks_are_summed() -> None:
