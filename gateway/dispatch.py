@@ -75,6 +75,7 @@ class Dispatcher:
                     return answer
                 finally:
                     record.first_byte_seconds = lease.first_token_seconds
+                    record.streamed_tokens = lease.came_tokens
             if may_be_back:
                 await self._gate.change(_PAUSE_SECONDS)
 

@@ -49,6 +49,11 @@ class Lease:
         """The backend's first token arrived: its prefill is over."""
         self.first_token_seconds = self._gate.first_token(self._binding)
 
+    @property
+    def came_tokens(self) -> int:
+        """Of a stream, as far as they have been told of: an event is taken for a token."""
+        return self._binding.reservation.came_tokens
+
     def came(self, tokens: int) -> int:
         """So many more tokens of a stream came: more than expected take more of the backend's KV cache.
 

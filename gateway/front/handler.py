@@ -166,11 +166,12 @@ class Handler:
                 charge.used_tokens = _used_tokens(answer, expected)
                 return answer
             except asyncio.CancelledError:
-                if record.attempts:  # nobody says how much was generated, so what was expected is taken for it
-                    charge.used_tokens = expected if reply.begun else min(expected, request.ask.prompt_tokens)
+                if record.attempts:
+                    charge.used_tokens = request.ask.prompt_tokens + record.streamed_tokens
                 raise
             except GatewayError:
-                charge.used_tokens = expected if reply.begun else 0
+                if reply.begun:
+                    charge.used_tokens = request.ask.prompt_tokens + record.streamed_tokens
                 raise
             finally:
                 charge.counts = record.attempts > 0

@@ -24,6 +24,7 @@ class Record:
     actual_hit_tokens: int | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    streamed_tokens: int = 0  # at least so many came, also of an answer that was cut short
     error: str = ""
     ask: Ask | None = None
     seat_index: int = 0

@@ -195,6 +195,12 @@ class Exchange:
         else:
             self.done.set_exception(error)
 
+    def tell_rest(self) -> None:
+        """Tell of the tokens that have come since they were last told of: no more will be passed on."""
+        rest, self._expected = self._expected - self._left, self._left
+        if rest:
+            self._came(rest)
+
     def give_up(self, error: BackendError) -> None:
         """Wait no longer for the backend."""
         self.failed(error)

@@ -79,6 +79,8 @@ class Relay:
         finally:
             del self._under_way[exchange]
             sink.on_room = None
+            if not exchange.answered:
+                exchange.tell_rest()
             pool.give_back(connection, answered=exchange.answered)
 
     async def _send_upload(

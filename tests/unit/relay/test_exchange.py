@@ -349,3 +349,15 @@ async def test_a_plain_answer_tells_nothing_of_its_tokens() -> None:
     scene.body(b'{"text":"\n\n"}\n\n', end=True)
     assert scene.answer.status == 200
     assert scene.came == []
+
+
+async def test_what_came_of_a_stream_that_is_cut_is_told_to_the_last_event_and_once() -> None:
+    scene = Scene()
+    scene.exchange.tell_rest()
+    assert scene.came == []
+    scene.head(headers=EVENTS)
+    for _ in range(4):
+        scene.body(CHUNK)
+    scene.exchange.tell_rest()
+    scene.exchange.tell_rest()
+    assert sum(scene.came) == 4
