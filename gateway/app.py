@@ -18,6 +18,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from gateway.admission.gate import Gate
+from gateway.admission.invariants import Invariants
 from gateway.admission.output_lengths import OutputLengths
 from gateway.admission.placement import Knobs, Placement
 from gateway.admission.queue import Queue
@@ -55,6 +56,7 @@ from gateway.tokenization.tokenization import Tokenization
 
 _SETTLE_SECONDS = 0.1
 _SIZES_EVERY = 50
+_LOOK_EVERY = 10
 
 
 class Gateway:
@@ -83,6 +85,7 @@ class Gateway:
         )  # fmt: skip
         self.gate = Gate(self.placement, self.queue, config.admission.max_wait_seconds, clock,
                          config.admission.comment_seconds)  # fmt: skip
+        self.invariants = Invariants(self.placement.books, self.queue)
         self.limit_moves = LimitMoves(self.fleet, self.placement, self.gate, self.metrics.limit_moves, clock)
         self.relay = Relay(self.fleet, config.upstream, clock, config.admission.comment_seconds)
         self.watch = Watch(self.fleet, config.health, clock=clock, random=random)
@@ -90,7 +93,7 @@ class Gateway:
             AccessLog(log_out, clock, _wall_clock) if log_out is not None and config.server.access_log else None
         )
         self.finished = Finished(*self._consumers())
-        self.metrics.before_collecting = self.finished.settle
+        self.metrics.before_collecting = self._before_collecting
         dispatcher = Dispatcher(
             self.fleet, self.gate, self.relay, RetryBudget(config.upstream), self.metrics,
             response_headers=config.server.response_headers, holds=config.admission.hold_without_backend,
@@ -163,6 +166,17 @@ class Gateway:
             self.finished.settle()
             if turn % _SIZES_EVERY == 0:
                 self.knowledge.follow_sizes()  # bytes per token have been learned
+            if turn % _LOOK_EVERY == 0:
+                self._look_at_the_books()
+
+    def _before_collecting(self) -> None:
+        self.finished.settle()
+        self._look_at_the_books()
+
+    def _look_at_the_books(self) -> None:
+        for what, backend in self.invariants.look():
+            self.metrics.violations.add((what,))
+            structlog.get_logger("gateway").error("invariant_violated", what=what, backend=backend)
 
     def _add_gauges(self) -> None:
         self.overview.add_gauges(self.metrics)
@@ -186,7 +200,7 @@ class Gateway:
             await stack.enter_async_context(self.tokenization)
             await stack.enter_async_context(self.kv_events)
             await stack.enter_async_context(_running(watch_lag(self.metrics.loop_lag)))
-            stack.callback(self.finished.settle)
+            stack.callback(self._before_collecting)
             await stack.enter_async_context(_running(self._settle()))
             app = admin_app(registry, self.overview.backends, self.overview.route, self.line_view.document)
             add_prefix_routes(app, self._prepared_report if self.config.prefix_report.enabled else None)

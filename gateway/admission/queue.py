@@ -28,6 +28,11 @@ class Queue:
         lines = ", ".join(f"{model} {len(line)}" for model, line in self._lines.items())
         return f"<Queue {self._requests} waiting, {self._bytes} bytes: {lines or 'empty'}>"
 
+    @property
+    def size_bytes(self) -> int:
+        """Bodies of those who wait."""
+        return self._bytes
+
     def tenants(self, model: str) -> Tenants:
         """A model's tenants, whether they wait or not."""
         tenants = self._tenants.get(model)

@@ -37,6 +37,7 @@ class Load:
         "pending",
         "recent_share",
         "share_at",
+        "works",
     )
 
     def __init__(self) -> None:
@@ -44,6 +45,7 @@ class Load:
         self.in_flight = 0  # sequences
         self.decoding = 0  # sequences with a first token
         self.context_tokens = 0  # prompt tokens in flight
+        self.works: set[Work] = set()  # in flight
         self.pending: dict[Work, None] = {}  # in prefill, oldest first
         self._pending_seconds = 0.0
         self._head_since = 0.0
@@ -56,6 +58,7 @@ class Load:
     def start(self, work: Work, now: float) -> None:
         """A request is sent to the backend."""
         self.changes += 1
+        self.works.add(work)
         self.in_flight += work.sequences
         self.context_tokens += work.prompt_tokens
         work.started_seconds = now
@@ -81,6 +84,7 @@ class Load:
     def finish(self, work: Work, now: float) -> None:
         """The request is over, however it ended."""
         self.changes += 1
+        self.works.discard(work)
         self.in_flight -= work.sequences
         self.context_tokens -= work.prompt_tokens
         was_head = bool(self.pending) and next(iter(self.pending)) is work

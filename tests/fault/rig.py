@@ -171,6 +171,8 @@ async def running(
                 await holds(lambda: all(backend.health.state == "up" for backend in backends), lambda: f"{backends} up")
             yield under_test
             await under_test.comes_to_rest()
+            assert gateway.metrics.violations.values == {}
+            assert gateway.invariants.look() == []
     loop.set_exception_handler(None)
     the_books_add_up(under_test, engines)
 

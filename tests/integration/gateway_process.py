@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from openai import AsyncOpenAI
 
 from loadtest.vllm_cpu.process import free_ports
 from tests.integration.fleet import Fleet
-from tests.integration.processes import stopped_at_exit, wait_until_serving
+from tests.integration.processes import serves, stopped_at_exit, wait_until_serving
 
 SDK_TIMEOUT_SECONDS = 45.0
 
@@ -35,6 +36,15 @@ def config_for(fleet: Fleet, sections: Mapping[str, Any], per_backend: Mapping[s
     """A configuration with the whole fleet as backends; `per_backend` applies to the chat engines."""
     backends = [{"url": url, **per_backend} for url in fleet.chat_urls] + [{"url": fleet.embedding_url}]
     return {"backends": backends, **sections}
+
+
+def violations(gateway: Gateway) -> list[str]:
+    """Sums in its books that were not those of what they sum up, by its own account."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(f"{gateway.admin_url}/metrics", timeout=5.0) as answer:
+        lines = answer.read().decode().splitlines()
+    assert "# TYPE gateway_invariant_violations_total counter" in lines
+    return [line for line in lines if line.startswith("gateway_invariant_violations_total{")]
 
 
 @contextmanager
@@ -59,5 +69,9 @@ def running_gateway(
     url = f"http://127.0.0.1:{port}"
     with stopped_at_exit(process):
         wait_until_serving(process, url + ready_path, log)
-        yield Gateway(url, f"http://127.0.0.1:{admin_port}")
+        gateway = Gateway(url, f"http://127.0.0.1:{admin_port}")
+        yield gateway
+        if process.poll() is None and serves(f"{gateway.admin_url}/metrics"):
+            assert violations(gateway) == []
+    assert b"invariant_violated" not in log.read_bytes(), f"see {log}"
     assert process.returncode == 0, f"the gateway ended with {process.returncode}; its output is in {log}"

@@ -60,8 +60,8 @@ LAYERS: dict[str, set[str]] = {
 }
 # Decisions: values in, decisions out. They know no event loop, no clock, no chance, and no network.
 PURE_ADMISSION = (
-    "candidate.py", "drain.py", "drain_rate.py", "kv_ledger.py", "limiter.py", "output_lengths.py", "placement.py",
-    "queue.py", "rate_limits.py", "room.py", "seating.py",
+    "candidate.py", "drain.py", "drain_rate.py", "invariants.py", "kv_ledger.py", "limiter.py", "output_lengths.py",
+    "placement.py", "queue.py", "rate_limits.py", "room.py", "seating.py",
 )  # fmt: skip
 PURE = [
     *sorted((ROOT / "gateway" / "routing").glob("*.py")),

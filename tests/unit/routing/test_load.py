@@ -58,6 +58,7 @@ class LoadMachine(RuleBasedStateMachine):
 
     @invariant()
     def counters_are_sums_over_what_runs(self) -> None:
+        assert self.load.works == set(self.running)
         assert self.load.in_flight == sum(work.sequences for work in self.running)
         assert self.load.context_tokens == sum(work.prompt_tokens for work in self.running)
         assert 0 <= self.load.decoding <= self.load.in_flight

@@ -1,0 +1,137 @@
+"""Books that add up pass; each way of cooking them is noticed, and named."""
+
+from collections.abc import Callable
+
+import pytest
+
+from gateway.admission.invariants import Invariants
+from gateway.admission.placement import Binding
+from gateway.admission.queue import Queue
+from gateway.admission.ticket import Ticket
+from gateway.routing.load import Work
+from tests.unit.admission.builders import Hall, ask, hall
+
+
+class Scene:
+    """One backend of two slots, both taken by prompts that share a block; two requests wait."""
+
+    def __init__(self) -> None:
+        self.here: Hall = hall(2)
+        wish = ask(keys=(1, 2), edges=(50, 100), prompt_size=120)
+        self.bound = [self._bind(wish), self._bind(wish)]
+        self.here.placement.first_token(self.bound[0], 0.0)
+        for _ in range(2):
+            assert isinstance(self.here.placement.place(ask(), 0.0), Ticket)
+        self.load, [self.ledger] = self.bound[0].seat.load, self.here.placement.ledgers("a")
+        self.invariants = Invariants(self.here.placement.books, self.here.queue)
+
+    def _bind(self, wish: object) -> Binding:
+        placed = self.here.placement.place(wish, 0.0)  # type: ignore[arg-type]
+        assert isinstance(placed, Binding)
+        return placed
+
+    @property
+    def queue(self) -> Queue:
+        return self.here.queue
+
+    def found(self) -> list[tuple[str, str]]:
+        return self.invariants.look()
+
+
+def test_books_that_add_up_pass_while_requests_come_and_go() -> None:
+    scene = Scene()
+    assert scene.found() == []
+    scene.here.placement.release(scene.bound[0], 1.0)
+    assert scene.found() == []
+    scene.here.placement.drain("m", 1.0)
+    scene.here.placement.release(scene.bound[1], 2.0)
+    assert scene.found() == []
+    scene.here.placement.drain("m", 2.0)
+    assert scene.found() == []
+
+
+def _lose_a_request(scene: Scene) -> None:
+    scene.load.in_flight -= 1
+
+
+def _lose_tokens(scene: Scene) -> None:
+    scene.load.context_tokens -= 1
+
+
+def _count_a_first_token_twice(scene: Scene) -> None:
+    scene.load.decoding += 1
+
+
+def _finish_twice(scene: Scene) -> None:
+    scene.load.finish(scene.bound[0].work, 1.0)
+    scene.load.finish(scene.bound[0].work, 1.0)
+
+
+def _prefill_what_is_not_there(scene: Scene) -> None:
+    scene.load.pending[Work(0, 0, 0.0, observable=True)] = None
+
+
+def _lose_kv_tokens(scene: Scene) -> None:
+    scene.ledger.taken_tokens -= 16
+
+
+def _release_a_reservation_alone(scene: Scene) -> None:
+    scene.ledger.release(scene.bound[0].reservation)
+
+
+def _miscount_the_line(scene: Scene) -> None:
+    scene.queue._requests += 1
+
+
+def _misweigh_the_line(scene: Scene) -> None:
+    scene.queue._bytes -= 1
+
+
+def _miscount_a_tenant(scene: Scene) -> None:
+    line = scene.queue.line("m")
+    assert line is not None
+    line.tenants.waiting += 1
+
+
+@pytest.mark.parametrize(
+    ("cook", "found"),
+    [
+        (_lose_a_request, [("in_flight", "a"), ("decoding", "a")]),
+        (_lose_tokens, [("context_tokens", "a")]),
+        (_count_a_first_token_twice, [("decoding", "a")]),
+        (_finish_twice, [("in_flight", "a"), ("context_tokens", "a"), ("decoding", "a"), ("reservations", "a")]),
+        (_prefill_what_is_not_there, [("prefilling", "a")]),
+        (_lose_kv_tokens, [("kv_tokens", "a")]),
+        (_release_a_reservation_alone, [("reservations", "a")]),
+        (_miscount_the_line, [("queued_requests", "")]),
+        (_misweigh_the_line, [("queued_bytes", "")]),
+        (_miscount_a_tenant, [("queued_requests", ""), ("queued_by_tenant", "")]),
+    ],
+    ids=lambda value: value.__name__.strip("_") if callable(value) else "",
+)
+def test_books_that_do_not_add_up_are_noticed(cook: Callable[[Scene], None], found: list[tuple[str, str]]) -> None:
+    scene = Scene()
+    cook(scene)
+    assert sorted(set(scene.found())) == sorted(found)
+
+
+def test_tokens_that_an_idle_engine_keeps_are_noticed() -> None:
+    scene = Scene()
+    for binding in scene.bound:
+        scene.here.placement.release(binding, 1.0)
+    scene.ledger.taken_tokens += 16
+    assert ("kv_tokens_when_idle", "a") in scene.found()
+
+
+def test_engines_are_looked_at_in_turn_so_that_a_look_stays_short() -> None:
+    here = hall(*[100] * 8, max_requests=0)
+    for _ in range(800):
+        placed = here.placement.place(ask(), 0.0)
+        assert isinstance(placed, Binding)
+        here.placement.first_token(placed, 0.0)
+    invariants = Invariants(here.placement.books, here.queue)
+    for seat in here.placement.seats:
+        seat.load.in_flight += 1
+        seat.load.decoding += 1
+    looks = [[where for what, where in invariants.look() if what == "in_flight"] for _ in range(4)]
+    assert looks == [["a", "b"], ["c", "d"], ["e", "f"], ["g", "h"]]
