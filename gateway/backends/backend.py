@@ -137,6 +137,10 @@ class Backend:
         """Most sequences at once: configured, told by the engine, or learned."""
         return self.limiter.upper
 
+    def lists(self, model: str) -> bool:
+        """It said last that it serves this model."""
+        return any(card.id == model for card in self.facts.models)
+
     @property
     def rank(self) -> None:
         """It is no single engine among several; see `EngineRank`."""

@@ -76,10 +76,10 @@ class Fleet:
 
     def candidates(self, model: str) -> list[Backend | EngineRank] | None:
         """The engines of these; None only if no backend can have it: one that has not told its models yet may."""
-        serving = self._serving.get(model)
-        if serving is None and not all(backend.facts.models for backend in self.backends):
-            return []
-        return None if serving is None else [engine for backend in serving for engine in self.engines(backend)]
+        if serving := self._serving.get(model):
+            return [engine for backend in serving for engine in self.engines(backend)]
+        may_come = any(backend.lists(model) or not backend.facts.models for backend in self.backends)
+        return [] if may_come else None
 
     def engines(self, backend: Backend) -> Sequence[Backend | EngineRank]:
         """Each engine that a backend runs; itself, if that is one. An engine keeps its number for good."""
@@ -143,7 +143,7 @@ class Fleet:
 
     def model_missing(self, backend: Backend, model: str) -> None:
         """The backend says that it has no such model: its list is to be read again, if it ever listed it."""
-        if any(card.id == model for card in backend.facts.models):
+        if backend.lists(model):
             self._doubt(backend)
 
     def probed(self, backend: Backend, probe: Probe) -> None:

@@ -22,6 +22,21 @@ def test_a_model_that_no_backend_ever_listed_is_told_from_one_that_nobody_serves
     assert not s.fleet.ready
 
 
+def test_a_model_may_come_back_while_a_backend_listed_it_last_or_has_told_nothing(scene: MakeScene) -> None:
+    s = scene(2)
+    a, b = s.fleet.backends
+    for backend in (a, b):
+        s.probe(backend, Probe.REFUSED, 3)
+    assert s.fleet.candidates("m") == []
+    assert s.fleet.candidates("other") is None
+    s.fleet.learned(a, Facts(models=(ModelCard("new"),)))
+    assert s.fleet.candidates("m") == []
+    s.fleet.learned(b, Facts(models=(ModelCard("new"),)))
+    assert s.fleet.candidates("m") is None
+    s.fleet.learned(b, Facts())
+    assert s.fleet.candidates("m") == []
+
+
 def test_nothing_is_ready_before_the_first_answer(scene: MakeScene) -> None:
     s = scene(2, up=False)
     assert not s.fleet.ready
