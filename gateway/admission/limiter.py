@@ -178,7 +178,9 @@ class Limiter:
             elif self._objective is not None:
                 targets.append(evidence.in_flight * min(_LEAST_FALL, self._objective / self._pace))
         floor = max(1, self.upper // _FOREIGN_FLOOR) if evidence.foreign > evidence.tolerated else 1
-        after = min(self.limit - 1, max(math.ceil(self.limit / 2), math.ceil(min(targets))))
+        # What waits is a number: a limit far above what is in flight need not be halved again and again.
+        level = min(self.limit, evidence.in_flight) if Reason.WAITING in signs else self.limit
+        after = min(self.limit - 1, max(math.ceil(level / 2), math.ceil(min(targets))))
         after = min(self.limit, max(floor, after))
         if after == self.limit:
             return None

@@ -110,6 +110,18 @@ def test_no_fall_takes_more_than_half() -> None:
     assert [move.after for move in site.looks(2)] == [128]
 
 
+def test_a_limit_far_above_what_is_in_flight_falls_to_half_of_that_at_once() -> None:
+    site = Site(bound(256), seats=10)
+    site.look(in_flight=60)
+    assert site.look(in_flight=60) == Move(4.0, Reason.WAITING, 256, 30)
+
+
+def test_few_requests_that_are_preempted_leave_room_for_many_that_are_not() -> None:
+    site = Site(bound(256))
+    site.look(in_flight=3)
+    assert site.look(in_flight=3, preempted=1) == Move(4.0, Reason.PREEMPTIONS, 256, 128)
+
+
 def test_a_queue_seen_only_once_is_no_sign() -> None:
     site = Site(bound(100), seats=70)
     for seats in (70, 1000, 70, 1000, 70):
@@ -364,7 +376,7 @@ class LimiterMachine(RuleBasedStateMachine):
             return
         assert move.reason in FALLS
         assert look.in_flight > 0
-        assert move.after >= move.before // 2
+        assert move.after >= min(move.before, look.in_flight) // 2
         if move.reason is Reason.PREEMPTIONS:
             assert look.preemptions > last.preemptions
         elif move.reason is Reason.WAITING:

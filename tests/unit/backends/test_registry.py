@@ -243,8 +243,8 @@ def test_looks_at_an_engine_move_its_limit_and_those_who_listen_hear_of_it(scene
     s.fleet.sent_to = lambda _: Sent(200, 1000)
     s.fleet.measured(a, overloaded(1.0, 136))
     s.fleet.measured(a, overloaded(3.0, 136))
-    assert moves == [("a", Move(3.0, Reason.WAITING, 256, 128))]
-    assert (a.limit(3.0), a.cap) == (128, 256)
+    assert moves == [("a", Move(3.0, Reason.WAITING, 256, 100))]
+    assert (a.limit(3.0), a.cap) == (100, 256)
 
 
 def test_requests_that_wait_for_an_adapter_do_not_count(scene: MakeScene) -> None:
@@ -273,7 +273,7 @@ def test_a_restart_voids_what_the_limit_had_learned(scene: MakeScene) -> None:
     s.fleet.learned(a, replace(a.facts, process_start_seconds=1.0))
     s.fleet.measured(a, overloaded(1.0, 136))
     s.fleet.measured(a, overloaded(3.0, 136))
-    assert a.limiter.limit == 128
+    assert a.limiter.limit == 100
     s.fleet.learned(a, replace(a.facts, process_start_seconds=2.0))
     assert a.limiter.limit == 256
     assert a.limiter.last_move is not None
