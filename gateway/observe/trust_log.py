@@ -2,18 +2,29 @@
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import structlog
 
-from gateway.backends.backend import Backend, EngineRank
-
 _QUIET_SECONDS = 60.0  # between two warnings of one engine; where its predictions waver, the metric tells enough
+
+
+class Engine(Protocol):
+    """What is told of an engine."""
+
+    @property
+    def name(self) -> str:
+        """Its backend's."""
+
+    @property
+    def rank(self) -> int | None:
+        """Which of the backend's engines it is."""
 
 
 class TrustLog:
     """Hears of every fall and rise; a rise is told if its fall was."""
 
-    def __init__(self, engine_of: Callable[[int], Backend | EngineRank | None], clock: Callable[[], float]) -> None:
+    def __init__(self, engine_of: Callable[[int], Engine | None], clock: Callable[[], float]) -> None:
         self._engine_of = engine_of
         self._clock = clock
         self._told_seconds: dict[int, float] = {}

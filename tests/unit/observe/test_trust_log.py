@@ -1,14 +1,12 @@
-from typing import cast
-
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.backends.backend import Backend
 from gateway.observe.trust_log import TrustLog
 
 
 class Engine:
-    name, rank = "a", None
+    name = "a"
+    rank: int | None = None
 
 
 class Clock:
@@ -25,7 +23,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def log(clock: Clock) -> TrustLog:
-    return TrustLog(lambda seat: cast(Backend, Engine()) if seat == 0 else None, clock)
+    return TrustLog(lambda seat: Engine() if seat == 0 else None, clock)
 
 
 def test_a_fall_and_the_rise_after_it_are_told(log: TrustLog) -> None:
