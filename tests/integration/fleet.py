@@ -70,9 +70,9 @@ def real_fleet(logs: Path) -> Iterator[Fleet]:
 
 
 @contextmanager
-def simulated_engine(logs: Path, *flags: str) -> Iterator[Spare]:
+def simulated_engine(logs: Path, *flags: str, port: int | None = None) -> Iterator[Spare]:
     """One simulated engine in a process of its own."""
-    [port] = free_ports(1)
+    port = port or free_ports(1)[0]
     url, log = f"http://127.0.0.1:{port}", logs / f"sim-{port}.log"
     with log.open("wb") as sink:
         process = subprocess.Popen(
