@@ -45,10 +45,11 @@ class LineView:
 
     def _counts(self) -> list[tuple[Labels, float]]:
         counts: dict[Labels, float] = {}
+        known = set(self._models())
         for model in self._queue.models():
             line = self._queue.line(model)
             for flow in line.flows if line is not None else ():
-                labels = (model, self._label(flow.tenant.name), _class(flow.batch))
+                labels = (model if model in known else "unknown", self._label(flow.tenant.name), _class(flow.batch))
                 counts[labels] = counts.get(labels, 0.0) + len(flow.tickets)
         return list(counts.items())
 

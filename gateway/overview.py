@@ -89,7 +89,15 @@ class Overview:
         add("gateway_tokenizer_prompts", "Prompts whose tokens were told, or why not, since the start.", ("result",),
             self._tokenizer_results)  # fmt: skip
         add("gateway_queued_requests", "Requests in the waiting line.", ("model",),
-            lambda: [((card.id,), self._queue.waiting(card.id)) for card in self._fleet.models()])  # fmt: skip
+            self._queued)  # fmt: skip
+
+    def _queued(self) -> list[tuple[Labels, float]]:
+        """By model; those together that no backend has told of, for which requests may be held."""
+        counts: list[tuple[Labels, float]] = [
+            ((card.id,), self._queue.waiting(card.id)) for card in self._fleet.models()
+        ]
+        unknown = len(self._queue) - sum(count for _, count in counts)
+        return [*counts, (("unknown",), unknown)] if unknown else counts
 
     def _tokenizer_results(self) -> list[tuple[Labels, float]]:
         return [((name,), value) for name, value in self._tokenization.totals().items() if name in _RESULTS]

@@ -134,9 +134,11 @@ class Placement:
             return self._bind_light(ask, seats, now)
         if ask.sequences > 1:
             self.seating.refuse_what_never_fits(ask, seats)
-        options = self._policy.options(ask, seats, now)
         tenants = self._queue.tenants(ask.model)
         tenant = tenants.arrived(ask, now)
+        if tenants.waiting:  # a refusal is to cost little
+            self._queue.refuse_if_full(ask, now, self.retry_after_seconds(ask.model, now))
+        options = self._policy.options(ask, seats, now)
         if not tenants.waiting:
             guarded = tenants.has_much(tenant, now, batch=ask.batch)
             option = choose(options, ask, self._room, now, self._policy.waits_for_best, guarded)

@@ -6,7 +6,9 @@ from gateway.admission.fairness import Tenants
 from gateway.admission.line import Line, Order
 from gateway.admission.ticket import Ticket
 from gateway.errors import QueueFull
+from gateway.request import Ask
 
+_MOST_MODELS = 1024  # more are kept only while they are in use
 _GUARDED_SHARE = 16  # one of so many places is kept from tenants that have much in the line
 
 
@@ -37,8 +39,16 @@ class Queue:
         """A model's tenants, whether they wait or not."""
         tenants = self._tenants.get(model)
         if tenants is None:
+            if len(self._tenants) >= _MOST_MODELS:
+                self._forget_idle()
             tenants = self._tenants[model] = Tenants()
         return tenants
+
+    def _forget_idle(self) -> None:
+        """Clients name models, also such as do not exist: what is known of those that nobody uses is dropped."""
+        for model, tenants in list(self._tenants.items()):
+            if not tenants.waiting and not tenants.in_flight:
+                del self._tenants[model]
 
     def waiting(self, model: str) -> int:
         """How many wait for a model."""
@@ -63,14 +73,25 @@ class Queue:
             yield from line
 
     def join(self, ticket: Ticket, retry_after_seconds: float) -> None:
-        """Take a place. Raises QueueFull when the line is at its bound of requests or bytes.
+        """Take a place. Raises QueueFull."""
+        ask = ticket.ask
+        tenants = self.tenants(ask.model)
+        self.refuse_if_full(ask, ticket.arrived_seconds, retry_after_seconds)
+        line = self._lines.get(ask.model)
+        if line is None:
+            line = self._lines[ask.model] = Line(tenants, ticket.arrived_seconds)
+        line.join(ticket)
+        self._requests += 1
+        self._bytes += ask.size_bytes
+
+    def refuse_if_full(self, ask: Ask, now: float, retry_after_seconds: float) -> None:
+        """Raises QueueFull when the line is at its bound of requests or bytes.
 
         The last places are kept from a tenant that has more than its share of them, while others have been there.
         """
-        ask = ticket.ask
         tenants = self.tenants(ask.model)
         most, most_bytes = self._max_requests, self._max_bytes
-        if tenants.waits_much(tenants.of(ask), ticket.arrived_seconds):
+        if tenants.waits_much(tenants.of(ask), now):
             most, most_bytes = most - most // _GUARDED_SHARE, most_bytes - most_bytes // _GUARDED_SHARE
         if self._requests >= most or self._bytes + ask.size_bytes > most_bytes:
             raise QueueFull(
@@ -78,12 +99,6 @@ class Queue:
                 " already. Retry after the time in the retry-after header.",
                 retry_after_seconds=retry_after_seconds,
             )
-        line = self._lines.get(ask.model)
-        if line is None:
-            line = self._lines[ask.model] = Line(tenants, ticket.arrived_seconds)
-        line.join(ticket)
-        self._requests += 1
-        self._bytes += ask.size_bytes
 
     def serve(self, ticket: Ticket, order: Order) -> None:
         """A ticket's request goes to an engine."""

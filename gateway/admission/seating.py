@@ -63,7 +63,9 @@ class Seating:
             raise ModelNotFound(
                 f"The model {model!r} does not exist here. GET /v1/models lists those that do.", param="model"
             )
-        seats = self.views[model] = [self._seat(backend, now) for backend in backends]
+        seats = [self._seat(backend, now) for backend in backends]
+        if seats:  # names that clients make up are not kept
+            self.views[model] = seats
         return seats
 
     def _seat(self, backend: Candidate, now: float) -> Seat:

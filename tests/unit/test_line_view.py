@@ -97,3 +97,11 @@ def test_the_rate_and_the_wait_are_told_once_they_are_known() -> None:
     model = scene.model()
     assert model["drain_requests_per_second"] == pytest.approx(1.0, rel=0.1)
     assert model["tenants"][0]["classes"][0]["expected_wait_seconds"] == pytest.approx(21, rel=0.05)
+
+
+def test_requests_held_for_models_that_nobody_has_told_of_are_counted_together() -> None:
+    scene = Scene()
+    for model in ("made up", "another"):
+        scene.here.serving[model] = []
+        scene.here.placement.place(ask(model=model, tenant="a"), 0.0)
+    assert scene.gauge() == {("unknown", "a", "interactive"): 2}

@@ -216,6 +216,9 @@ def test_gauges_follow_what_runs() -> None:
     scene.gateway.fleet.probed(scene.a, Probe.REFUSED)
     assert scene.gauge("gateway_backend_up", "a") == 0
     assert scene.gauge("gateway_queued_requests", "m") == 0
+    scene.gateway.fleet.learned(scene.b, Facts())
+    scene.gateway.placement.place(Ask("not told of yet"), scene.now)
+    assert scene.gauge("gateway_queued_requests", "unknown") == 1
     assert scene.gauge("gateway_tokenizer_prompts", "encoded") == 0
 
 

@@ -102,3 +102,25 @@ def test_one_models_line_does_not_show_in_anothers() -> None:
     queue.join(ticket("x"), 1.0)
     assert queue.in_order("y", Order(5, NOBODY_STARVES, by_turn=False)) == []
     assert repr(queue) == "<Queue 1 waiting, 10 bytes: x 1>"
+
+
+def test_names_that_clients_make_up_are_not_kept() -> None:
+    queue = Queue(MAX_REQUESTS, MAX_BYTES)
+    waiting, busy = ticket("waiting"), queue.tenants("busy")
+    queue.join(waiting, 1.0)
+    busy.in_flight = 1
+    for number in range(5000):
+        queue.tenants(f"made up {number}")
+    assert len(queue._tenants) <= 1024
+    assert queue.tenants("waiting").waiting == 1
+    assert queue.tenants("busy") is busy
+
+
+def test_a_full_line_refuses_before_anybody_joins_it() -> None:
+    queue = Queue(1, MAX_BYTES)
+    queue.refuse_if_full(Ask("m"), 0.0, 3.0)
+    queue.join(ticket(), 3.0)
+    with pytest.raises(QueueFull) as refused:
+        queue.refuse_if_full(Ask("m"), 0.0, 3.0)
+    assert refused.value.retry_after_seconds == 3.0
+    assert len(queue) == 1
