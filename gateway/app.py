@@ -57,6 +57,7 @@ from gateway.tokenization.tokenization import Tokenization
 _SETTLE_SECONDS = 0.1
 _SIZES_EVERY = 50
 _LOOK_EVERY = 10
+_TEMPLATE_TOKENS = 32  # that a chat template adds to a prompt, until answers have told
 
 
 class Gateway:
@@ -79,7 +80,7 @@ class Gateway:
         self.queue = Queue(config.admission.max_queued_requests, config.admission.max_queued_bytes)
         model = CostModel(config.routing.seconds_per_prefill_token, config.routing.decode_weight)
         self.calibration = Calibration(model, config.routing.prefill_window_seconds)
-        self.output_lengths = OutputLengths()
+        self.output_lengths = OutputLengths(prompt_excess_tokens=_TEMPLATE_TOKENS)
         self.placement = Placement(
             self.fleet.candidates, self._policy(), self.queue, self.output_lengths, self.calibration, _knobs(config),
         )  # fmt: skip

@@ -13,8 +13,8 @@ from gateway.request import Ask
 
 _GROWTH = 0.1  # of what is reserved for answers, when they become longer
 _ENDLESS = 1 << 62
-_COUNTED_TOKENS = 32  # of a stream that come before it is told again how far it is
-_OUTLOOK_SECONDS = 0.2  # that one is good for: a few tokens of each answer
+_COUNTED_TOKENS = 8  # of a stream that come before it is told again how far it is
+_OUTLOOK_SECONDS = 1e-3  # that one is good for, for each request in it: a thousandth of the time goes into them
 
 
 class _Stretch:
@@ -175,9 +175,9 @@ class KvLedger:
                 del stretch.below[first]
 
     def outlook(self, now: float) -> Outlook:
-        """The most that will be in use at once, by how far answers are; up to a fifth of a second old."""
+        """The most that will be in use at once, by how far answers are; a little older, the more of them there are."""
         outlook = self._outlook
-        if outlook is None or now - self._outlook_seconds > _OUTLOOK_SECONDS:
+        if outlook is None or now - self._outlook_seconds > _OUTLOOK_SECONDS * len(self._held):
             lasting, courses = self.taken_tokens, []
             for reservation in self._held:
                 if reservation.ask.streams and reservation.ask.sequences:

@@ -17,6 +17,7 @@ _REFRESH = 25  # answers between two looks at the quantile, once there are many
 _FEW = 20.0  # answers; a tenant with fewer is taken for what is usual with the model
 _UNKNOWN_TOKENS = 512.0
 _MAX_TENANTS = 1024
+_LEAST_WEIGHT = 0.02  # of one prompt in what prompts are usually longer than estimated
 
 _EDGES = tuple(2 ** ((number + 1) / _STEPS) for number in range(_BUCKETS))
 
@@ -48,7 +49,7 @@ class _Lengths:
             self.quantile_tokens = self._quantile(share)
 
     def _quantile(self, share: float) -> float:
-        """The length that this share of answers does not exceed; if it cannot be told, twice the longest."""
+        """The length that this share of answers does not exceed. If none can be told: twice the longest, or usual."""
         left, lasting, longest, longer = sum(self._ended) + sum(self._cut), 1.0, 0, 1 - share
         negligible = 1e-6 * left
         for bucket, (ended, cut) in enumerate(zip(self._ended, self._cut, strict=True)):
@@ -62,7 +63,7 @@ class _Lengths:
                 return _EDGES[bucket] * 2 ** ((within - 1) / _STEPS)
             left -= here
             longest = bucket
-        return 2 * _EDGES[longest]
+        return max(_UNKNOWN_TOKENS, 2 * _EDGES[longest])
 
     def _scale(self, by: float) -> None:
         self._ended = [weight * by for weight in self._ended]
@@ -73,10 +74,12 @@ class _Lengths:
 class OutputLengths:
     """Lengths of answers by model and tenant. Costs reckon with the mean; what is reserved is a high quantile."""
 
-    def __init__(self, quantile: float = 0.9, max_tenants: int = _MAX_TENANTS) -> None:
+    def __init__(self, quantile: float = 0.9, max_tenants: int = _MAX_TENANTS, prompt_excess_tokens: int = 0) -> None:
         self._share = quantile
+        self._unknown_excess_tokens = prompt_excess_tokens
         self._max_tenants = max_tenants
         self._models: dict[str, _Lengths] = {}
+        self._excess: dict[str, tuple[float, int]] = {}  # mean and count, by model
         self._tenants: OrderedDict[tuple[str, str], _Lengths] = OrderedDict()  # the longest unheard of first
 
     def __repr__(self) -> str:
@@ -90,9 +93,19 @@ class OutputLengths:
         tokens = _UNKNOWN_TOKENS if known is None else known.quantile_tokens
         return int(tokens) if limit is None or limit > tokens else limit
 
+    def prompt_excess_tokens(self, model: str) -> int:
+        """By how much prompts are longer than was estimated, in the mean: a chat template is not seen here."""
+        known = self._excess.get(model)
+        return self._unknown_excess_tokens if known is None else max(0, round(known[0]))
+
     def answered(self, ask: Ask, usage: Usage) -> None:
         """A request's usage; that of several sequences is taken for as many answers of the same length."""
-        if usage.completion_tokens > 0 and ask.sequences:
+        if not ask.sequences:
+            return
+        mean, count = self._excess.get(ask.model, (0.0, 0))
+        excess = usage.prompt_tokens - ask.prompt_tokens
+        self._excess[ask.model] = mean + (excess - mean) * max(_LEAST_WEIGHT, 1 / (count + 1)), count + 1
+        if usage.completion_tokens > 0:
             self.learn(ask.model, ask.tenant, usage.completion_tokens // ask.sequences, ask.output_tokens)
 
     def learn(self, model: str, tenant: str, tokens: int, limit: int | None) -> None:

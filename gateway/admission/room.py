@@ -52,13 +52,10 @@ class Room:
         """
         if seat.kv_cache_tokens is None or seat.load.in_flight == 0:
             return True
-        ledger, most = self.ledgers[seat.index], ask.output_tokens
-        if most is None:
-            most = self.output_tokens(ask)
+        ledger, answer = self.ledgers[seat.index], self.output_tokens(ask)
         free = self.kv_headroom * seat.kv_cache_tokens - ledger.taken_tokens
-        if ledger.most_needed(ask, most) <= free:
+        if ledger.most_needed(ask, answer) <= free:
             return True  # the usual case, and cheap to tell
-        answer = self.output_tokens(ask)
         if ledger.needed(ask, answer) <= free:
             return True
         return ledger.peak_with(ask, answer, now) <= self.kv_headroom * seat.kv_cache_tokens
@@ -78,8 +75,9 @@ class Room:
         return self.ledgers[seat.index].reserve(ask, self.output_tokens(ask))
 
     def output_tokens(self, ask: Ask) -> int:
-        """The answer's length, as far as it is to be reckoned with."""
-        return self.lengths.expected(ask.model, ask.tenant, ask.output_tokens)
+        """The answer's length, as far as it is to be reckoned with, and what prompts usually have beyond estimates."""
+        lengths = self.lengths
+        return lengths.expected(ask.model, ask.tenant, ask.output_tokens) + lengths.prompt_excess_tokens(ask.model)
 
     def is_large_enough(self, seat: Seat, ask: Ask) -> bool:
         """It could run this request, if nothing else ran there."""

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.output_lengths import OutputLengths
+from gateway.request import Ask, Usage
 
 UNKNOWN_TOKENS = 512
 
@@ -127,3 +128,15 @@ def test_whatever_is_learned_a_reservation_is_positive_and_within_its_limit(told
     for limit in (1, 77, 1 << 30):
         assert 1 <= lengths.expected("m", "t", limit) <= limit
     assert 1 <= lengths.expected("m", "t", None) <= 1 << 21
+
+
+def test_what_prompts_have_beyond_their_estimate_is_learned_in_the_mean() -> None:
+    lengths = OutputLengths(prompt_excess_tokens=32)
+    assert lengths.prompt_excess_tokens("m") == 32
+    for prompt_tokens in (120, 110) * 100:
+        lengths.answered(Ask("m", prompt_tokens=100), Usage(prompt_tokens, 5))
+    assert lengths.prompt_excess_tokens("m") == 15
+    for _ in range(300):
+        lengths.answered(Ask("m", prompt_tokens=100), Usage(80, 0))
+    assert lengths.prompt_excess_tokens("m") == 0, "headroom is not given away"
+    assert lengths.prompt_excess_tokens("other") == 32
