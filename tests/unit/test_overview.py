@@ -194,7 +194,7 @@ def test_the_backends_are_shown_with_what_is_known_and_running() -> None:
         assert "publishes none" in each["kv_events_problem"]
         assert each["in_flight"] == (held.seat.name == each["name"])
         assert each["kv_tokens_limit"] == 95_000
-    assert shown[held.seat.name]["kv_tokens_reserved"] == 16 + 16
+    assert shown[held.seat.name]["kv_tokens_reserved"] == 16 + 16 + 32  # of a chat template
     assert orjson.dumps(scene.gateway.overview.backends())
 
 
@@ -204,7 +204,7 @@ def test_gauges_follow_what_runs() -> None:
     name, other = held.seat.name, "a" if held.seat.name == "b" else "b"
     assert scene.gauge("gateway_backend_in_flight", name) == 1
     assert scene.gauge("gateway_backend_in_flight", other) == 0
-    assert scene.gauge("gateway_backend_kv_tokens_reserved", name) == 16 + 16
+    assert scene.gauge("gateway_backend_kv_tokens_reserved", name) == 16 + 16 + 32  # of a chat template
     assert scene.gauge("gateway_backend_in_flight_limit", other) == 4
     assert scene.gauge("gateway_backend_kv_tokens_limit", other) == 95_000
     scene.gateway.placement.release(held, scene.now)
