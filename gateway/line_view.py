@@ -88,7 +88,7 @@ class LineView:
                     "class": _class(batch),
                     "waiting": 0 if flow is None else len(flow.tickets),
                     "oldest_wait_seconds": 0.0 if flow is None else now - flow.since_seconds,
-                    "tokens_ahead": round((tenant.shares[batch].end - tenants.clocks[batch].now) * tenant.weight),
+                    "tokens_ahead": round(_ahead(tenants, tenant, batch)) if flow is not None else 0,
                     "expected_wait_seconds": self._placement.prospects.wait_seconds(
                         Ask(model, tenant=tenant.name, weight=tenant.weight, batch=batch), now
                     ),
@@ -97,6 +97,11 @@ class LineView:
                 if flow is not None or not batch
             ],
         }
+
+
+def _ahead(tenants: Tenants, tenant: Tenant, batch: bool) -> float:
+    """Tokens that it was served more than others by weight; below 0 while it holds out for its best engine."""
+    return (tenant.shares[batch].end - tenants.clocks[batch].now) * tenant.weight
 
 
 def _class(batch: bool) -> str:

@@ -4,6 +4,7 @@
 `smoke` is a short run of ours, and of nginx if it is there, that fails on any error.
 `overload` asks ours for up to ten times what the engines can serve; it fails if a goal is missed.
 `deciding` times the gateway's decisions alone; they are part of `run`, too.
+`fairness` shows what one client waits for while another floods the gateway.
 `limits` compares the adaptive limit on sequences in flight with every static one, in virtual time.
 `routing` compares what routers make of prefix caches, on real engines under a trace.
 
@@ -20,7 +21,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tests.bench import measure, peers, report, scenarios
+from tests.bench import fairness, measure, peers, report, scenarios
 from tests.bench.alone import alone
 from tests.bench.deciding import measure as decisions
 from tests.bench.deciding.results import table
@@ -104,6 +105,16 @@ def deciding(
 ) -> None:
     """Time the gateway's decisions alone: placing a request, looking through the line, keys of a long prompt."""
     typer.echo(table(decisions.measure(runs)))
+
+
+@app.command("fairness")
+def fairness_command(
+    seconds: Annotated[float, typer.Option(min=10, help="Of each of the three arms.")] = 60.0,
+) -> None:
+    """Show what a client that asks once a second waits for: alone, beside a flood, and in one line with it."""
+    typer.echo(fairness.HEAD)
+    for arm in fairness.measure(seconds):
+        typer.echo(arm.row())
 
 
 @app.command("limits")

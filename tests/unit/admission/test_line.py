@@ -129,3 +129,17 @@ def test_how_many_come_before_a_new_request_depends_on_its_tenant() -> None:
     assert ahead(ask(tenant="new", weight=0.25)) == 4 + 1
     assert ahead(ask(tenant="new", batch=True)) == 10 + 1
     assert ahead(ask(tenant="c", batch=True)) == 10 + 2
+
+
+def test_batch_requests_that_begin_to_starve_have_no_credit_for_the_time_before() -> None:
+    scene = Scene()
+    scene.join(*(f"a{number}" for number in range(20)))
+    scene.join("B1", "B2", "B3")
+    for _ in range(9):
+        scene.serve()
+    scene.join("B4", "B5", waited=31.0)
+    scene.line.leave(next(ticket for ticket, name in scene.names.items() if name == "B1"))
+    for ticket, name in scene.names.items():
+        if name in ("B2", "B3"):
+            ticket.arrived_seconds = NOW - 31.0
+    assert [scene.serve()[0] for _ in range(6)] == ["B", "a", "B", "a", "B", "a"]
