@@ -280,9 +280,13 @@ def test_where_any_open_backend_will_do_one_with_room_in_its_kv_cache_is_found(p
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("wide", [ask(sequences=4), ask(sequences=9, divisible=True)], ids=["choices", "inputs"])
+@pytest.mark.parametrize(
+    "wide",
+    [ask(sequences=4), ask(sequences=9, divisible=True), ask(prompt_tokens=100_000)],
+    ids=["choices", "inputs", "a prompt larger than any KV cache"],
+)
 def test_a_wide_request_does_not_wait_for_ever_behind_an_unending_stream_of_narrow_ones(policy: str, wide: Ask) -> None:
-    here = hall(4, 4, policy=policy)
+    here = hall(4, 4, policy=policy, kv=4000)
     running = [bind(here) for _ in range(8)]
     ticket = wait(here, wide)
     for step in range(4 * int(STARVATION_SECONDS)):
