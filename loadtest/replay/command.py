@@ -18,6 +18,7 @@ from loadtest.replay import options as asked
 from loadtest.replay.capacity import Kept, kept_in
 from loadtest.replay.formats import read_trace
 from loadtest.replay.grid import Cell, Outcome, Workers
+from loadtest.replay.knee import knee
 from loadtest.replay.lengths import Lengths
 from loadtest.replay.picture import page
 from loadtest.replay.results import GridResults
@@ -173,4 +174,6 @@ def _tell(results: GridResults, out: Path | None, complaints: Console) -> None:
         document = orjson.dumps(results.document(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
         (out / "results.json").write_bytes(document)
         (out / "report.html").write_text(page(results), encoding="utf-8")
+        if curve := knee(results):
+            (out / "knee.svg").write_text(curve, encoding="utf-8")
         complaints.print(f"wrote {out / 'results.json'} and {out / 'report.html'}")

@@ -72,6 +72,24 @@ def test_nobody_is_lost_and_no_engine_gets_more_than_its_cap(
     assert all(engine.most_held <= cap for engine in its_engines)
 
 
+@settings(max_examples=15, deadline=None)
+@given(
+    arm=st.sampled_from(["ledger", "adaptive"]),
+    seed=st.integers(0, 1000),
+    rate=st.floats(10.0, 100.0),
+    kv_tokens=st.integers(8_000, 20_000),
+    output_times=st.floats(0.5, 6.0),
+)
+def test_a_ledger_that_is_told_how_long_answers_become_lets_no_engine_preempt(
+    arm: str, seed: int, rate: float, kv_tokens: int, output_times: float
+) -> None:
+    at = scenario(1, rate, seed, kv_tokens=kv_tokens, max_num_seqs=64, lengths=Lengths(output_times, 1.0))
+    _, [engine] = _run(arm, at)
+    counters = engine.scheduler.counters
+    assert (counters.preemptions, counters.recomputed_tokens) == (0, 0)
+    assert counters.peak_used_blocks <= engine.scheduler.pool.num_blocks
+
+
 def test_without_admission_everything_is_sent_at_once_and_engines_preempt() -> None:
     at = scenario(1, 100.0, kv_tokens=5_000, lengths=Lengths(output_times=5.0))
     requests, [engine] = _run("none", at)

@@ -70,15 +70,18 @@ def test_arms_of_admission_stand_side_by_side(trace_file: Path, tmp_path: Path) 
         app,
         ["replay", str(trace_file), "--block-size", "64", "--policies", "ours,lmetric", "--backends", "1", "--load",
          "1", "--capacity", "30", "--jobs", "1", "--kv-tokens", "6000", "--output-times", "5", "--max-tokens-times",
-         "1", "--misjudged", "0.1", "--admission", "none,static:4", "--out", str(out)],
+         "1", "--misjudged", "0.1", "--admission", "none,static:1,static:4,static:16", "--out", str(out)],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "most waiting" in result.stdout
     outcomes = json.loads((out / "results.json").read_text())["outcomes"]
     preempted = {outcome["policy"]: outcome["figures"]["preemptions"] for outcome in outcomes}
-    assert list(preempted) == ["ours, none", "ours, static:4", "lmetric"]
+    assert list(preempted) == ["ours, none", "ours, static:1", "ours, static:4", "ours, static:16", "lmetric"]
     assert preempted["ours, none"] > preempted["ours, static:4"]
     assert "ours, static:4" in (out / "report.html").read_text()
+    curve = (out / "knee.svg").read_text()
+    assert "preemptions over the limit" in curve
+    assert ">none</text>" in curve
 
 
 @pytest.mark.parametrize(
