@@ -10,7 +10,7 @@ from gateway.request import Ask
 from gateway.routing.calibration import Calibration
 from gateway.routing.seat import Seat
 
-_GUARDED_SHARE = 16  # one of so many slots
+_GUARDED_SHARE = 16  # one of so many slots, and as much of the KV cache
 _FEW_SLOTS = 4  # of fewer, one would be too much to keep
 
 
@@ -26,26 +26,26 @@ class Room:
     def is_open(self, seat: Seat, now: float, *, guarded: bool = False) -> bool:
         """It takes requests: a slot is free, the KV cache is not full, and little prefill is ahead.
 
-        `guarded`: the last slots do not count.
+        `guarded`: the last slots and the last of the KV cache do not count.
         """
         load = seat.load
         if load.in_flight >= (seat.slots - guarded_slots(seat.slots) if guarded else seat.slots):
             return load.in_flight == 0
-        if load.in_flight and self._is_full(seat, now):
+        if load.in_flight and self._is_full(seat, now, guarded):
             return False
         return not load.pending or load.prefill_ahead_seconds(now) <= self.calibration.window_seconds
 
     def admits(self, seat: Seat, ask: Ask, now: float, *, guarded: bool = False) -> bool:
-        """It takes this request now. `guarded`: it may not have the last slots."""
+        """It takes this request now. `guarded`: it may not have the last slots, nor the last of the KV cache."""
         wanted = self.slots_of(ask, seat)
         if seat.load.in_flight + wanted > (seat.slots - guarded_slots(seat.slots) if guarded else seat.slots):
             # a request larger than a slow start allows may run alone
             return seat.load.in_flight == 0 and self.is_large_enough(seat, ask)
         if seat.load.prefill_ahead_seconds(now) > self.calibration.window_seconds:
             return False
-        return self._fits(seat, ask, now)
+        return self._fits(seat, ask, now, guarded)
 
-    def _fits(self, seat: Seat, ask: Ask, now: float) -> bool:
+    def _fits(self, seat: Seat, ask: Ask, now: float, guarded: bool) -> bool:
         """Its prompt and answer fit into the KV cache beside what runs there. An engine that is idle takes anything.
 
         Where the sum of all that is reserved leaves no room, what will be in use at any one moment may do so.
@@ -53,22 +53,25 @@ class Room:
         if seat.kv_cache_tokens is None or seat.load.in_flight == 0:
             return True
         ledger, answer = self.ledgers[seat.index], self.output_tokens(ask)
-        free = self.kv_headroom * seat.kv_cache_tokens - ledger.taken_tokens
+        limit = self._limit_tokens(seat, guarded)
+        free = limit - ledger.taken_tokens
         if ledger.most_needed(ask, answer) <= free:
             return True  # the usual case, and cheap to tell
         if ledger.needed(ask, answer) <= free:
             return True
-        return ledger.peak_with(ask, answer, now) <= self.kv_headroom * seat.kv_cache_tokens
+        return ledger.peak_with(ask, answer, now) <= limit
 
-    def _is_full(self, seat: Seat, now: float) -> bool:
-        if seat.kv_cache_tokens is None or self._free_tokens(seat) >= seat.block_tokens:
+    def _is_full(self, seat: Seat, now: float, guarded: bool) -> bool:
+        if seat.kv_cache_tokens is None:
             return False
-        peak = self.ledgers[seat.index].outlook(now).peak_tokens
-        return peak + seat.block_tokens > self.kv_headroom * seat.kv_cache_tokens
+        ledger, limit = self.ledgers[seat.index], self._limit_tokens(seat, guarded)
+        if limit - ledger.taken_tokens >= seat.block_tokens:
+            return False
+        return ledger.outlook(now).peak_tokens + seat.block_tokens > limit
 
-    def _free_tokens(self, seat: Seat) -> float:
-        tokens = seat.kv_cache_tokens
-        return inf if tokens is None else self.kv_headroom * tokens - self.ledgers[seat.index].taken_tokens
+    def _limit_tokens(self, seat: Seat, guarded: bool) -> float:
+        tokens = self.kv_headroom * (seat.kv_cache_tokens or inf)
+        return tokens - tokens / _GUARDED_SHARE if guarded else tokens
 
     def reserve(self, seat: Seat, ask: Ask) -> Reservation:
         """Take what the request needs of the engine's KV cache."""

@@ -52,11 +52,13 @@ class Written:
 class Scene:
     """Engines of so many free slots each, of two; requests that arrived so many seconds ago."""
 
-    def __init__(self, ranking: Written, *free: int, waited: Sequence[float] | None = None, **wish: int) -> None:
+    def __init__(
+        self, ranking: Written, *free: int, waited: Sequence[float] | None = None, slots: int = 2, **wish: int
+    ) -> None:
         self.ranking = ranking
-        self.seats = [Seat(number, "abc"[number], cap=2, slots=2) for number in range(len(free))]
+        self.seats = [Seat(number, "abc"[number], cap=slots, slots=slots) for number in range(len(free))]
         for seat, count in zip(self.seats, free, strict=True):
-            for _ in range(2 - count):
+            for _ in range(slots - count):
                 self.take(seat)
         waited = waited or [1.0] * len(ranking.orders)
         asks = [Ask("m", **(wish if row == 0 else {})) for row in range(len(waited))]  # type: ignore[arg-type]
@@ -74,13 +76,16 @@ class Scene:
         self.bound.append(f"{row} to {'abc'[column]}")
         self.take(self.seats[column], ticket.ask.sequences)
 
-    def run(self, *, waits_for_best: bool = True) -> list[str]:
-        is_open = [ROOM.is_open(seat, NOW) for seat in self.seats]
-        Drain(self.seats, self.ranking, is_open, ROOM, STARVATION_SECONDS, waits_for_best, self.bind).run(
-            self.tickets, NOW
-        )
+    def run(self, *, waits_for_best: bool = True, much: str = "", all_guarded: bool = False) -> list[str]:
+        """`much`: the rows of those who have much."""
+        is_open = [ROOM.is_open(seat, NOW, guarded=all_guarded) for seat in self.seats]
+        has_much = (lambda ticket: str(self.tickets.index(ticket)) in much) if much else None
+        Drain(
+            self.seats, self.ranking, is_open, ROOM, STARVATION_SECONDS, waits_for_best, self.bind, has_much,
+            all_guarded,
+        ).run(self.tickets, NOW)  # fmt: skip
         assert is_open == [
-            ROOM.is_open(seat, NOW) and (None, column) not in self.ranking.closed
+            ROOM.is_open(seat, NOW, guarded=all_guarded) and (None, column) not in self.ranking.closed
             for column, seat in enumerate(self.seats)
         ]
         return self.bound
@@ -141,3 +146,25 @@ def test_a_second_who_starves_keeps_another() -> None:
 def test_where_nobody_waits_for_the_best_each_takes_the_first_engine_with_room(waited: float) -> None:
     scene = Scene(Written("abc", "abc", "abc"), 0, 1, 1, waited=[waited] * 3)
     assert scene.run(waits_for_best=False) == ["0 to b", "1 to c"]
+
+
+def test_who_has_much_holds_out_for_an_engine_whose_last_slots_are_kept_from_him() -> None:
+    scene = Scene(Written("ab", "ab", "ab"), 1, 0, slots=4)
+    assert scene.run(much="0") == ["1 to a"]
+    assert scene.ranking.told[0] == "0 holds out for a"
+
+
+@pytest.mark.parametrize("waits_for_best", [True, False])
+def test_where_more_is_free_he_is_bound_like_anybody(waits_for_best: bool) -> None:
+    assert Scene(Written("a", "a"), 2, slots=4).run(much="01", waits_for_best=waits_for_best) == ["0 to a"]
+
+
+def test_who_has_much_and_starves_keeps_an_engine_from_his_like_and_from_nobody_else() -> None:
+    scene = Scene(Written("a", "ab", "ab", "ab"), 1, 1, slots=4, waited=[31.0, 1.0, 31.0, 31.0])
+    assert scene.run(much="03") == ["1 to a", "2 to b"]
+    assert scene.ranking.told == ["bound to a", "bound to b"]
+
+
+def test_where_all_have_much_engines_with_the_last_slots_alone_count_as_closed() -> None:
+    scene = Scene(Written("ab", "ba"), 1, 2, slots=4)
+    assert scene.run(all_guarded=True) == ["1 to b"]

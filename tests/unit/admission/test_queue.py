@@ -124,3 +124,32 @@ def test_a_full_line_refuses_before_anybody_joins_it() -> None:
         queue.refuse_if_full(Ask("m"), 0.0, 3.0)
     assert refused.value.retry_after_seconds == 3.0
     assert len(queue) == 1
+
+
+def test_the_last_places_are_kept_from_a_tenant_with_more_than_its_share_while_another_is_about() -> None:
+    queue = Queue(32, 320)
+
+    def join(tenant: str, size_bytes: int = 10) -> None:
+        wish = Ask("m", tenant=tenant, size_bytes=size_bytes)
+        queue.tenants("m").arrived(wish, 1.0)
+        queue.join(Ticket(wish, 1.0, frozenset(), 0.0), 1.0)
+
+    join("b")
+    for _ in range(29):
+        join("a")
+    for _ in range(2):
+        with pytest.raises(QueueFull):
+            join("a")
+    join("b")
+    join("b")
+    with pytest.raises(QueueFull):
+        join("b")
+
+
+def test_a_tenant_that_is_alone_may_fill_the_line() -> None:
+    queue = Queue(32, 1000)
+    for _ in range(32):
+        wish = Ask("m", tenant="a")
+        queue.tenants("m").arrived(wish, 1.0)
+        queue.join(Ticket(wish, 1.0, frozenset(), 0.0), 1.0)
+    assert len(queue) == 32

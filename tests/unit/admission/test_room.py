@@ -135,3 +135,25 @@ def test_streams_that_are_far_on_let_in_who_would_not_fit_beside_all_of_their_en
     for _ in range(3):
         judge.reserve(where, wish)
     assert not judge.admits(where, wish, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("slots", "last"), [(1, 0), (3, 0), (4, 1), (16, 1), (31, 1), (32, 2), (256, 16)]
+)  # fmt: skip
+def test_the_last_slots_are_not_for_those_they_are_kept_from(slots: int, last: int) -> None:
+    fits, full = seat(cap=slots, running=slots - last - 1), seat(cap=slots, running=slots - last)
+    assert ROOM.is_open(fits, 0.0, guarded=True)
+    assert ROOM.admits(fits, Ask("m"), 0.0, guarded=True)
+    assert not ROOM.is_open(full, 0.0, guarded=True)
+    assert not ROOM.admits(full, Ask("m"), 0.0, guarded=True)
+    assert ROOM.is_open(full, 0.0) is ROOM.admits(full, Ask("m"), 0.0) is (last > 0)
+
+
+def test_nor_is_the_last_of_the_kv_cache() -> None:
+    here, where = room(), seat(cap=16, kv=16_000, running=1)
+    for tokens, for_all, for_guarded in ((14_000, True, True), (15_000, True, False), (15_200, False, False)):
+        held = here.reserve(where, Ask("m", prompt_tokens=tokens - 16, output_tokens=16))
+        small = Ask("m", prompt_tokens=16, output_tokens=16)
+        assert here.admits(where, small, 0.0) is here.is_open(where, 0.0) is for_all, tokens
+        assert here.admits(where, small, 0.0, guarded=True) is here.is_open(where, 0.0, guarded=True) is for_guarded
+        here.ledgers[0].release(held)
