@@ -11,6 +11,7 @@ from gateway.routing.calibration import Calibration
 from gateway.routing.seat import Seat
 
 _GUARDED_SHARE = 16  # one of so many slots, and as much of the KV cache
+_GUARDED_WINDOW = 0.75  # of the prefill that may be ahead: what comes in beyond is as long as a usual prompt
 _FEW_SLOTS = 4  # of fewer, one would be too much to keep
 
 
@@ -26,22 +27,22 @@ class Room:
     def is_open(self, seat: Seat, now: float, *, guarded: bool = False) -> bool:
         """It takes requests: a slot is free, the KV cache is not full, and little prefill is ahead.
 
-        `guarded`: the last slots and the last of the KV cache do not count.
+        `guarded`: the last slots, the last of the KV cache and of the prefill window do not count.
         """
         load = seat.load
         if load.in_flight >= (seat.slots - guarded_slots(seat.slots) if guarded else seat.slots):
             return load.in_flight == 0
         if load.in_flight and self._is_full(seat, now, guarded):
             return False
-        return not load.pending or load.prefill_ahead_seconds(now) <= self.calibration.window_seconds
+        return not load.pending or load.prefill_ahead_seconds(now) <= self._window_seconds(guarded)
 
     def admits(self, seat: Seat, ask: Ask, now: float, *, guarded: bool = False) -> bool:
-        """It takes this request now. `guarded`: it may not have the last slots, nor the last of the KV cache."""
+        """It takes this request now. `guarded`: as in `is_open`."""
         wanted = self.slots_of(ask, seat)
         if seat.load.in_flight + wanted > (seat.slots - guarded_slots(seat.slots) if guarded else seat.slots):
             # a request larger than a slow start allows may run alone
             return seat.load.in_flight == 0 and self.is_large_enough(seat, ask)
-        if seat.load.prefill_ahead_seconds(now) > self.calibration.window_seconds:
+        if seat.load.prefill_ahead_seconds(now) > self._window_seconds(guarded):
             return False
         return self._fits(seat, ask, now, guarded)
 
@@ -68,6 +69,10 @@ class Room:
         if limit - ledger.taken_tokens >= seat.block_tokens:
             return False
         return ledger.outlook(now).peak_tokens + seat.block_tokens > limit
+
+    def _window_seconds(self, guarded: bool) -> float:
+        window = self.calibration.window_seconds
+        return _GUARDED_WINDOW * window if guarded else window
 
     def _limit_tokens(self, seat: Seat, guarded: bool) -> float:
         tokens = self.kv_headroom * (seat.kv_cache_tokens or inf)

@@ -157,3 +157,10 @@ def test_nor_is_the_last_of_the_kv_cache() -> None:
         assert here.admits(where, small, 0.0) is here.is_open(where, 0.0) is for_all, tokens
         assert here.admits(where, small, 0.0, guarded=True) is here.is_open(where, 0.0, guarded=True) is for_guarded
         here.ledgers[0].release(held)
+
+
+@pytest.mark.parametrize(("ahead", "for_all", "for_guarded"), [(0.07, True, True), (0.08, True, False)])
+def test_nor_is_the_last_of_the_prefill_window(ahead: float, for_all: bool, for_guarded: bool) -> None:
+    where = seat(cap=16, running=1, ahead=ahead)
+    assert ROOM.is_open(where, 0.0) is ROOM.admits(where, Ask("m"), 0.0) is for_all
+    assert ROOM.is_open(where, 0.0, guarded=True) is ROOM.admits(where, Ask("m"), 0.0, guarded=True) is for_guarded
