@@ -61,7 +61,10 @@ class Ask:
 
     def tokens_of(self, blocks: int) -> int:
         """Tokens of the first blocks of the prompt, as far as they are known or can be guessed."""
-        return self._tokens_up_to(self.edges[blocks - 1]) if blocks else 0
+        if not blocks:
+            return 0
+        size, anchor = self.edges[blocks - 1], self.anchor_size
+        return self._tokens_up_to(size) if anchor else self.prompt_tokens * size // max(1, self.prompt_size)
 
     def tokens_shared(self, blocks: int) -> int:
         """Tokens that this prompt most likely shares with one that has just these blocks in common with it.

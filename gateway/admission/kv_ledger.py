@@ -116,9 +116,11 @@ class KvLedger:
             reservation = Reservation(ask, 0, 0, None, 0)  # no engine sequence
             self._held.add(reservation)
             return reservation
-        keys = self._keys(ask)
-        last = ask.tokens_of(len(keys))
-        stretch, depth = self._lean(ask, keys, last) if keys else (None, 0)
+        if (keys := ask.keys) and self.shares and ask.reads_cache:
+            last = ask.tokens_of(len(keys))
+            stretch, depth = self._lean(ask, keys, last)
+        else:
+            stretch, depth, last = None, 0, 0
         block, rest = self.block_tokens, ask.prompt_tokens - last
         answers = -(-output_tokens // block) * block * ask.sequences  # written out: this is made for every request
         own = answers - (-rest // block) * block if rest > 0 else answers

@@ -267,3 +267,14 @@ def test_a_newcomer_of_several_sequences_is_never_reckoned_too_small() -> None:
     foreseen = ledger.peak_with(pair, 320, 0.0)
     ledger.reserve(pair, 320)
     assert ledger.outlook(0.0).peak_tokens <= foreseen <= ledger.taken_tokens
+
+
+def test_a_key_that_means_another_block_elsewhere_in_a_prompt_is_not_taken_for_it() -> None:
+    ledger, held = KvLedger(BLOCK), []
+    for number, keys in enumerate([(1, 2, 3, 4), (1, 7), (1, 2, 7, 8)]):
+        ask = replace(ask_of((0,) * len(keys)), keys=keys)
+        held.append(ledger.reserve(ask, 0))
+        assert ledger.taken_tokens == ledger.recount() == (400, 500, 700)[number]
+    for reservation in held:
+        ledger.release(reservation)
+    assert repr(ledger) == "<KvLedger 0 tokens, 0 requests, 0 prefixes>"
