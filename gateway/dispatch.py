@@ -112,6 +112,7 @@ class Dispatcher:
             record.completion_tokens = usage.completion_tokens
             record.actual_hit_tokens = usage.cached_tokens
             cached = usage.cached_tokens if usage.cached_tokens is not None else lease.hit_tokens
+            lease.counted(usage.completion_tokens)
             lease.served_tokens = max(0, usage.prompt_tokens - cached) + usage.completion_tokens
             record.ask, record.seat_index, record.usage = request.ask, lease.seat_index, usage
             record.held_up = answer.held_up

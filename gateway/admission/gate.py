@@ -61,6 +61,10 @@ class Lease:
         """
         return self._gate.came(self._binding, tokens)
 
+    def counted(self, tokens: int) -> None:
+        """The backend says how many tokens the answer had."""
+        self._gate.counted(self._binding, tokens)
+
     def __enter__(self) -> Self:
         return self
 
@@ -182,6 +186,10 @@ class Gate:
     def came(self, binding: Binding, tokens: int) -> int:
         """So many more tokens of an answer came; returns how many more may before this is to be told again."""
         return self._placement.came(binding, tokens)
+
+    def counted(self, binding: Binding, tokens: int) -> None:
+        """The backend says how many tokens an answer had."""
+        self._placement.counted(binding, tokens)
 
     def release(self, binding: Binding, *, answered: bool = False, served_tokens: int | None = None) -> None:
         """Give back what a request took. Safe to call again."""

@@ -14,6 +14,8 @@ from gateway.request import Ask
 _GROWTH = 0.1  # of what is reserved for answers, when they become longer
 _ENDLESS = 1 << 62
 _COUNTED_TOKENS = 8  # of a stream that come before it is told again how far it is
+_TELLING_EVENTS = 32  # of a stream that tell how many tokens are in one; the last few were not told
+_SMOOTHING = 0.2
 _OUTLOOK_SECONDS = 1e-3  # that one is good for, for each request in it: a thousandth of the time goes into them
 
 
@@ -63,10 +65,9 @@ class Reservation:
             return self.own_tokens
         return self.own_tokens + stretch.tokens
 
-    @property
-    def left_steps(self) -> int:
+    def left_steps(self, tokens_of_event: float) -> int:
         """Steps of the engine until its answers are as long as expected."""
-        return max(0, self.output_tokens - self.came_tokens) // self.ask.sequences
+        return max(0, self.output_tokens - int(self.came_tokens * tokens_of_event)) // self.ask.sequences
 
 
 class KvLedger:
@@ -76,7 +77,9 @@ class KvLedger:
     `shares`, as where an engine caches no prefixes, every request counts for itself.
     """
 
-    __slots__ = ("_held", "_outlook", "_outlook_seconds", "_root", "block_tokens", "shares", "taken_tokens")
+    __slots__ = (
+        "_held", "_outlook", "_outlook_seconds", "_root", "_tokens_of_event", "block_tokens", "shares", "taken_tokens",
+    )  # fmt: skip
 
     def __init__(self, block_tokens: int = 16, *, shares: bool = True) -> None:
         self.block_tokens = block_tokens
@@ -86,6 +89,7 @@ class KvLedger:
         self._held: set[Reservation] = set()
         self._outlook: Outlook | None = None  # until something is taken or given back
         self._outlook_seconds = 0.0
+        self._tokens_of_event = 1.0  # engines that are short of time to send put several into one
 
     def __repr__(self) -> str:
         return f"<KvLedger {self.taken_tokens} tokens, {len(self._held)} requests, {len(self._root.below)} prefixes>"
@@ -151,6 +155,12 @@ class KvLedger:
         self._outlook = None
         return min(more - lacking, _COUNTED_TOKENS) if more > lacking else _ENDLESS
 
+    def counted(self, reservation: Reservation, tokens: int) -> None:
+        """The engine says that the answers had so many tokens: tells how many each event stands for."""
+        if reservation.came_tokens >= _TELLING_EVENTS:
+            share = max(1.0, tokens / reservation.came_tokens)
+            self._tokens_of_event += _SMOOTHING * (share - self._tokens_of_event)
+
     def release(self, reservation: Reservation) -> None:
         """Give back what it holds, but for what others use too. Only the first call counts."""
         if reservation.released:
@@ -185,7 +195,9 @@ class KvLedger:
                 if reservation.ask.streams and reservation.ask.sequences:
                     alone = reservation.tokens_alone
                     lasting -= alone
-                    courses.append(self._course(alone, reservation.left_steps, reservation.ask.sequences))
+                    courses.append(
+                        self._course(alone, reservation.left_steps(self._tokens_of_event), reservation.ask.sequences)
+                    )
             outlook = self._outlook = Outlook(lasting, courses)
             self._outlook_seconds = now
         return outlook

@@ -288,6 +288,10 @@ class Placement:
         """So many more tokens of its answer came; returns how many more may before this is to be told again."""
         return self._room.ledgers[binding.seat.index].came(binding.reservation, tokens)
 
+    def counted(self, binding: Binding, tokens: int) -> None:
+        """The backend says how many tokens its answer had."""
+        self._room.ledgers[binding.seat.index].counted(binding.reservation, tokens)
+
     def release(
         self, binding: Binding, now: float, *, answered: bool = False, served_tokens: int | None = None
     ) -> None:

@@ -278,3 +278,21 @@ def test_a_key_that_means_another_block_elsewhere_in_a_prompt_is_not_taken_for_i
     for reservation in held:
         ledger.release(reservation)
     assert repr(ledger) == "<KvLedger 0 tokens, 0 requests, 0 prefixes>"
+
+
+def test_events_that_hold_several_tokens_are_learned_from_what_engines_count() -> None:
+    ledger = KvLedger(BLOCK)
+    for _ in range(40):
+        done = ledger.reserve(ask_of((), streams=True), 320)
+        ledger.came(done, 160)
+        ledger.counted(done, 320)
+        ledger.release(done)
+    short = ledger.reserve(ask_of((), streams=True), 320)
+    ledger.came(short, 2)
+    ledger.counted(short, 320)  # tells nothing
+    ledger.release(short)
+    running = ledger.reserve(ask_of((), streams=True), 320)
+    ledger.came(running, 80)
+    ends_together, it_ends_later = (16 + 320) + (16 + 160), (16 + 240) + (16 + 160)
+    assert ends_together - BLOCK <= ledger.peak_with(ask_of((), streams=True), 160, 1.0) <= ends_together
+    assert it_ends_later < ends_together - BLOCK
