@@ -106,6 +106,12 @@ class Tenants:
     def __repr__(self) -> str:
         return f"<Tenants {len(self._by_name)} known, {self.in_flight} in flight, {self.waiting} waiting>"
 
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __bool__(self) -> bool:
+        return True
+
     def __iter__(self) -> Iterator[Tenant]:
         return iter(self._by_name.values())
 

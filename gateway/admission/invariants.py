@@ -5,6 +5,7 @@ A look costs some tens of microseconds: it goes on with the next engines where t
 
 from collections.abc import Callable, Iterator, Sequence
 
+from gateway.admission.fairness import Tenants
 from gateway.admission.kv_ledger import KvLedger
 from gateway.admission.queue import Queue
 from gateway.routing.load import Load
@@ -49,6 +50,20 @@ def broken_in_queue(queue: Queue) -> Iterator[str]:
         yield "queued_bytes"
 
 
+def broken_in_tenants(tenants: Tenants) -> Iterator[str]:
+    """Which counts of a model's tenants are not those of each tenant."""
+    if len(tenants) > _MOST_COUNTED_WAITING:
+        return
+    if tenants.in_flight != sum([tenant.in_flight for tenant in tenants]):
+        yield "in_flight_by_tenant"
+    if tenants.waiting != sum([tenant.waiting for tenant in tenants]):
+        yield "waiting_by_tenant"
+    if tenants.waiting_tenants != sum([tenant.waiting > 0 for tenant in tenants]):
+        yield "waiting_tenants"
+    if any([tenant.in_flight < 0 or tenant.waiting < 0 for tenant in tenants]):
+        yield "tenant"
+
+
 class Invariants:
     """Looks at the queue, and at engines in turn."""
 
@@ -60,6 +75,7 @@ class Invariants:
     def look(self) -> list[tuple[str, str]]:
         """What does not hold, and where: a backend's name, or empty for the queue."""
         found = [(what, "") for what in broken_in_queue(self._queue)]
+        found += [(what, "") for tenants in self._queue.all_tenants for what in broken_in_tenants(tenants)]
         books = self._books()
         looked = 0
         for _ in books:

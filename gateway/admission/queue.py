@@ -1,6 +1,6 @@
 """The waiting line: bounded by count and bytes, one line a model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gateway.admission.fairness import Tenants
 from gateway.admission.line import Line, Order
@@ -49,6 +49,11 @@ class Queue:
         for model, tenants in list(self._tenants.items()):
             if not tenants.waiting and not tenants.in_flight:
                 del self._tenants[model]
+
+    @property
+    def all_tenants(self) -> Iterable[Tenants]:
+        """Those of each model."""
+        return self._tenants.values()
 
     def waiting(self, model: str) -> int:
         """How many wait for a model."""

@@ -93,6 +93,20 @@ def _miscount_a_tenant(scene: Scene) -> None:
     line.tenants.waiting += 1
 
 
+def _lose_a_tenants_request(scene: Scene) -> None:
+    scene.queue.tenants("m").in_flight -= 1
+
+
+def _forget_who_waits(scene: Scene) -> None:
+    scene.queue.tenants("m").waiting_tenants = 0
+
+
+def _release_for_a_tenant_twice(scene: Scene) -> None:
+    binding, tenants = scene.bound[0], scene.queue.tenants("m")
+    for _ in range(3):
+        tenants.released(binding.tenant, binding.ask, 1, 0.0)
+
+
 @pytest.mark.parametrize(
     ("cook", "found"),
     [
@@ -105,7 +119,10 @@ def _miscount_a_tenant(scene: Scene) -> None:
         (_release_a_reservation_alone, [("reservations", "a")]),
         (_miscount_the_line, [("queued_requests", "")]),
         (_misweigh_the_line, [("queued_bytes", "")]),
-        (_miscount_a_tenant, [("queued_requests", ""), ("queued_by_tenant", "")]),
+        (_miscount_a_tenant, [("queued_requests", ""), ("queued_by_tenant", ""), ("waiting_by_tenant", "")]),
+        (_lose_a_tenants_request, [("in_flight_by_tenant", "")]),
+        (_forget_who_waits, [("waiting_tenants", "")]),
+        (_release_for_a_tenant_twice, [("tenant", "")]),
     ],
     ids=lambda value: value.__name__.strip("_") if callable(value) else "",
 )
