@@ -60,7 +60,7 @@ def broken_in_tenants(tenants: Tenants) -> Iterator[str]:
         yield "waiting_by_tenant"
     if tenants.waiting_tenants != sum([tenant.waiting > 0 for tenant in tenants]):
         yield "waiting_tenants"
-    if any([tenant.in_flight < 0 or tenant.waiting < 0 for tenant in tenants]):
+    if any(tenant.in_flight < 0 or tenant.waiting < 0 for tenant in tenants):
         yield "tenant"
 
 
