@@ -26,6 +26,7 @@ from gateway.backends.probe import Watch
 from gateway.backends.registry import Fleet
 from gateway.config import Config
 from gateway.dispatch import Dispatcher
+from gateway.embeddings.coalescer import Coalescer
 from gateway.exact_prompts import ExactPrompts
 from gateway.front.admin import admin_app, admin_listening
 from gateway.front.handler import Handler
@@ -39,6 +40,7 @@ from gateway.kv_events.feed import KvEvents
 from gateway.limit_moves import LimitMoves
 from gateway.line_view import LineView
 from gateway.observe.access_log import AccessLog
+from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.finished import Finished
 from gateway.observe.loop_lag import watch_lag
 from gateway.observe.metrics import Metrics
@@ -99,7 +101,8 @@ class Gateway:
             self.fleet, self.gate, self.relay, RetryBudget(config.upstream), self.metrics,
             response_headers=config.server.response_headers, holds=config.admission.hold_without_backend,
         )  # fmt: skip
-        prefix, numbers = secrets.token_hex(6), count(1)
+        new_id = _names()
+        self.coalescer = self._coalescer(dispatcher, new_id)
         stored = StoredResponses()
         salt_secret = config.auth.cache_salt_secret.encode() or secrets.token_bytes(32)
         self.reader = Reader(
@@ -108,8 +111,8 @@ class Gateway:
         )  # fmt: skip
         dry_reader = Reader(config, self.knowledge.estimates, stored, salt_secret, self.exact_prompts.wanted)
         self.handler = Handler(
-            config, self.fleet, dispatcher, self.reader, stored, self.finished.add, clock,
-            lambda: f"{prefix}-{next(numbers):08x}", self.exact_prompts.complete, random,
+            config, self.fleet, dispatcher, self.coalescer, self.reader, stored, self.finished.add, clock, new_id,
+            self.exact_prompts.complete, random,
         )  # fmt: skip
         self.server = Server(config.server, self.handler, clock)
         self.overview = Overview(
@@ -130,6 +133,14 @@ class Gateway:
         self.fleet.on_restart += [
             self.knowledge.forget, self.tokenization.forget, lambda backend: self.kv_events.restarted(backend.name),
         ]  # fmt: skip
+
+    def _coalescer(self, dispatcher: Dispatcher, new_id: Callable[[], str]) -> Coalescer:
+        config, clock = self.config, self.clock
+        return Coalescer(
+            self.fleet, dispatcher, config.embeddings, config.admission, EmbeddingMetrics(self.metrics), clock, new_id,
+            crowded=self.queue.waiting, retry_after=lambda model: self.placement.retry_after_seconds(model, clock()),
+            response_headers=config.server.response_headers,
+        )  # fmt: skip
 
     def _policy(self) -> Policy:
         match self.config.routing.policy:
@@ -197,6 +208,7 @@ class Gateway:
             if self.access_log is not None:
                 stack.enter_context(self.access_log)
             await stack.enter_async_context(self.relay.watching())
+            await stack.enter_async_context(self.coalescer.running())
             await stack.enter_async_context(self.watch)
             await stack.enter_async_context(self.tokenization)
             await stack.enter_async_context(self.kv_events)
@@ -219,6 +231,12 @@ async def _running(coroutine: Any) -> AsyncIterator[None]:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+def _names() -> Callable[[], str]:
+    """Names for requests, unlike those of any other gateway or run."""
+    prefix, numbers = secrets.token_hex(6), count(1)
+    return lambda: f"{prefix}-{next(numbers):08x}"
 
 
 def _wall_clock() -> float:

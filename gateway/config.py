@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from gateway.complaints import complaints
+
 Seconds = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 _TAKEN_HEADERS = frozenset(
@@ -174,6 +176,17 @@ class AdmissionConfig(Section):
         return name
 
 
+class EmbeddingsConfig(Section):
+    """How embeddings requests of different clients are put together."""
+
+    coalesce: bool = Field(True, description="Send inputs of several requests in one batch; false: each as it came.")
+    max_batch_items: int = Field(64, gt=0, description="Most inputs of one batch; longer lists are cut.")
+    max_batch_tokens: int = Field(8192, gt=0, description="Most tokens of one batch, as estimated.")
+    max_delay_seconds: float = Field(
+        0.005, ge=0, description="Longest time for which inputs wait for others while batches are under way."
+    )
+
+
 class HealthConfig(Section):
     """When a backend counts as up, and how a failing one is kept away."""
 
@@ -236,12 +249,19 @@ class AuthConfig(Section):
     cache_salt_secret: str = Field("", description="Makes the salts of isolate_cache; empty = new at every start.")
 
 
+class ModelEmbeddingsConfig(Section):
+    """How embeddings requests for one model are put together."""
+
+    coalesce: bool | None = Field(None, description="null = as `embeddings.coalesce` says.")
+
+
 class ModelConfig(Section):
     """One model, under the name that backends use for it."""
 
     tokenizer: str = Field(
         "", description="Folder or hub name: prompts are tokenized here too, so cached prefixes are known exactly."
     )
+    embeddings: ModelEmbeddingsConfig = ModelEmbeddingsConfig()
 
 
 class ModelsConfig(Section):
@@ -278,11 +298,18 @@ class Config(Section):
     backends: tuple[BackendConfig, ...] = Field(min_length=1)
     routing: RoutingConfig = RoutingConfig()
     admission: AdmissionConfig = AdmissionConfig()
+    embeddings: EmbeddingsConfig = EmbeddingsConfig()
     health: HealthConfig = HealthConfig()
     upstream: UpstreamConfig = UpstreamConfig()
     auth: AuthConfig = AuthConfig()
     models: ModelsConfig = ModelsConfig()
     prefix_report: PrefixReportConfig = PrefixReportConfig()
+
+    def coalesces(self, model: str) -> bool:
+        """Whether embeddings requests for this model are put together."""
+        section = self.models.by_name.get(model)
+        told = None if section is None else section.embeddings.coalesce
+        return self.embeddings.coalesce if told is None else told
 
     @model_validator(mode="after")
     def _has_distinct_backends(self) -> Self:
@@ -323,38 +350,7 @@ def parse(document: Any) -> Config:
     try:
         return Config.model_validate(document)
     except ValidationError as error:
-        raise ConfigError("\n".join(_complaints(error))) from error
-
-
-_PLAINLY = {
-    "extra_forbidden": "unknown key",
-    "missing": "is missing",
-    "model_type": "must be a mapping",
-    "dict_type": "must be a mapping",
-    "tuple_type": "must be a list",
-}
-
-
-def _complaints(error: ValidationError) -> list[str]:
-    wrong = error.errors(include_url=False)
-    or_auto = {item["loc"][:-1] for item in wrong if item["loc"][-1:] == ("literal['auto']",)}
-    lines: dict[str, None] = {}  # in order, each once
-    for item in wrong:
-        place, kind = item["loc"], item["type"]
-        if kind == "too_short" and len(wrong) > 1:
-            continue  # only says again that an element is wrong
-        if place[-2:-1] == ("kv_events",) and kind == "literal_error":
-            continue  # the other form's complaint follows
-        told = _PLAINLY.get(kind) or item["msg"].removeprefix("Value error, ")
-        if place[:-1] in or_auto:
-            place, told = place[:-1], "must be a whole number, or auto"
-        elif place[-2:] == ("kv_events", "KvEventsConfig"):
-            place, told = place[:-1], "must be auto, off, or a mapping such as {endpoint: tcp://10.0.0.11:5557}"
-        elif kind == "model_type" and place[0] == "backends":
-            told += " with a url, such as {url: http://10.0.0.11:8000}"
-        shown = ".".join(str(part) for part in place if part != "KvEventsConfig")
-        lines[f"{shown or 'configuration'}: {told}"] = None
-    return list(lines)
+        raise ConfigError("\n".join(complaints(error))) from error
 
 
 def load(

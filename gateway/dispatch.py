@@ -1,20 +1,26 @@
 """The story of a request: a place on the best backend, the request sent there, the answer passed on, the place back."""
 
 import asyncio
+from typing import Protocol
 
 from gateway.admission.gate import Gate, Lease
 from gateway.backends.registry import Fleet
 from gateway.errors import BackendBusy, BackendError, ConnectFailed, ModelMissing, NoBackend
-from gateway.front.reply import Reply
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
-from gateway.relay.exchange import Answer
+from gateway.relay.exchange import Answer, Sink
 from gateway.relay.relay import Relay
 from gateway.relay.retry import Attempts, RetryBudget
 from gateway.request import InferenceRequest
 from gateway.routing.explain import as_header
 
 _PAUSE_SECONDS = 1.0  # before the only backend there is is tried again
+
+
+class Receiver(Sink, Protocol):
+    """Who is answered. `extra`: header lines that the answer gets from here."""
+
+    extra: bytes
 
 
 class Dispatcher:
@@ -39,7 +45,7 @@ class Dispatcher:
         self._response_headers = response_headers
         self._holds = holds
 
-    async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+    async def dispatch(self, request: InferenceRequest, reply: Receiver, record: Record) -> Answer:
         """Answer the request through `reply`; `record` is filled in on the way.
 
         Raises a GatewayError if it cannot be answered; `reply.begun` then tells whether the client has part of an
@@ -89,7 +95,7 @@ class Dispatcher:
             return ""
         return f"x-gateway-explain: {as_header(verdicts).decode()}\r\n"
 
-    def _note(self, request: InferenceRequest, lease: Lease, reply: Reply, record: Record, told: str) -> None:
+    def _note(self, request: InferenceRequest, lease: Lease, reply: Receiver, record: Record, told: str) -> None:
         record.model, record.backend = request.ask.model, lease.backend  # which may have been unknown until now
         record.attempts += 1
         record.queue_seconds += lease.waited_seconds

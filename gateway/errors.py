@@ -270,6 +270,12 @@ class BackendProtocolError(BackendError):
     code = "bad_backend_answer"
 
 
+class WrongAnswer(BackendError):
+    """The backend's answer to a batch of embeddings does not match what it was asked."""
+
+    code = "wrong_backend_answer"
+
+
 class FirstByteTimeout(BackendError):
     """The backend sent nothing in the time allowed."""
 

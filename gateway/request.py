@@ -87,6 +87,22 @@ class Ask:
 
 
 @dataclass(slots=True)
+class EmbeddingInputs:
+    """What an embeddings request asks for, where its inputs may be sent together with those of others.
+
+    `items` are texts, or lists of token ids. `template` is the rest of the body, up to where the inputs follow:
+    requests may share a batch only if theirs are equal, and their `isolation`, which keeps an API key's inputs apart.
+    """
+
+    items: list[str] | list[list[int]]
+    are_ids: bool
+    sizes_bytes: list[int]
+    template: bytes
+    wants_floats: bool
+    isolation: str = ""
+
+
+@dataclass(slots=True)
 class Usage:
     """Tokens as the engine reports them; `cached_tokens` is None where it does not say."""
 
@@ -119,3 +135,4 @@ class InferenceRequest:
     explains: bool = False  # the client wants to know why it goes where it goes
     document: dict[str, Any] | None = None  # the body, parsed, while its prompt may still be tokenized
     salt: str = ""  # of the prompt's KV cache blocks
+    inputs: EmbeddingInputs | None = None  # that may be sent with those of other requests

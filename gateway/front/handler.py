@@ -11,6 +11,7 @@ from gateway.admission.rate_limits import Allowance, KeyLimits
 from gateway.backends.registry import Fleet
 from gateway.config import Config, KeyConfig
 from gateway.dispatch import Dispatcher
+from gateway.embeddings.coalescer import Coalescer
 from gateway.errors import (
     BackendError,
     BodyTooLarge,
@@ -47,6 +48,7 @@ class Handler:
         config: Config,
         fleet: Fleet,
         dispatcher: Dispatcher,
+        coalescer: Coalescer,
         reader: Reader,
         stored: StoredResponses,
         finished: Callable[[Record], None],
@@ -58,6 +60,7 @@ class Handler:
         self._config = config
         self._fleet = fleet
         self._dispatcher = dispatcher
+        self._coalescer = coalescer
         self._reader = reader
         self._finished = finished
         self._clock = clock
@@ -144,12 +147,15 @@ class Handler:
         record.streams, record.batch = ask.streams, ask.batch
         limits = self._limits_of(incoming.key)
         if limits is None:
-            answer = await self._dispatcher.dispatch(request, reply, record)
+            answer = await self._dispatcher_of(request).dispatch(request, reply, record)
         else:
             answer = await self._dispatch_within(limits, request, reply, record)
         if route.endpoint == "responses" and not route.stored and answer.status == 200:
             self._stored.remember(answer.opening, Place(record.backend, ask.model, record.client))
         return "completed" if answer.status < 400 else "refused_by_backend"
+
+    def _dispatcher_of(self, request: InferenceRequest) -> Dispatcher | Coalescer:
+        return self._dispatcher if request.inputs is None else self._coalescer
 
     def _limits_of(self, key: KeyConfig | None) -> KeyLimits | None:
         return self._rate_limits.get(key.name) if key is not None and self._rate_limits else None
@@ -162,7 +168,7 @@ class Handler:
         with limits.charge(expected) as charge:
             reply.standing = limits.headers()
             try:
-                answer = await self._dispatcher.dispatch(request, reply, record)
+                answer = await self._dispatcher_of(request).dispatch(request, reply, record)
                 charge.used_tokens = _used_tokens(answer, expected)
                 return answer
             except asyncio.CancelledError:

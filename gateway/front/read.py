@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.config import Config, KeyConfig
+from gateway.embeddings.grouping import inputs_of as embedding_inputs_of
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.front.guards import parse_body
 from gateway.front.incoming import Incoming
@@ -40,6 +41,7 @@ class Reader:
     ) -> None:
         self.standing = Standing(config.admission.tenant_header, config.admission.comment_seconds)
         self._limits = config.server
+        self._coalesces = config.coalesces
         self._aliases = config.models.aliases
         self._estimates = estimates
         self._stored = stored
@@ -78,6 +80,10 @@ class Reader:
         prompt_is_ids = type(document.get("prompt")) is list
         ask = self._ask(document, incoming, route, model, salt, streams, len(body), key)
         self.standing.give(ask, incoming, key)
+        inputs = None
+        if route.endpoint == "embeddings" and self._coalesces(model):
+            isolation = key.name if key is not None and key.isolate_cache else ""
+            inputs = embedding_inputs_of(document, model, isolation)
         keeps_document = route.kind is Kind.GENERATE and (prompt_is_ids or self._tokens_wanted(model))
         return InferenceRequest(
             endpoint=route.endpoint,
@@ -86,6 +92,7 @@ class Reader:
             target=route.target,
             document=document if keeps_document else None,
             salt=salt,
+            inputs=inputs,
             ask=ask,
             request_id=request_id,
             body=body,

@@ -52,6 +52,11 @@ class Reply:
         self.on_room: Callable[[], None] | None = None
 
     @property
+    def connection(self) -> int:
+        """Tells connections apart, while they are open."""
+        return id(self._wire)
+
+    @property
     def blocked(self) -> bool:
         """The client takes no more for now."""
         return self._wire.blocked

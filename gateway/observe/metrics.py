@@ -131,6 +131,10 @@ class Metrics(Collector):
         """Add a gauge that is read when scraped."""
         self._live.append(Gauges(name, documentation, labels, read))
 
+    def include(self, *live: Counter | Histogram) -> None:
+        """Add metrics that somebody else counts."""
+        self._live += live
+
     def __iter__(self) -> Iterator[Gauges | Counter | Histogram]:
         return iter(self._live)
 

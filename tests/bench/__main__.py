@@ -7,6 +7,7 @@
 `fairness` shows what one client waits for while another floods the gateway.
 `limits` compares the adaptive limit on sequences in flight with every static one, in virtual time.
 `routing` compares what routers make of prefix caches, on real engines under a trace.
+`embeddings` compares many small embeddings requests with and without the gateway's batches.
 
 The proxy has one core to itself. On another core a mock of two vLLM servers answers and a closed-loop load generator
 asks; both are in C and cost less than any proxy. Every repetition runs every proxy once, in turn, so that a drift of
@@ -25,6 +26,7 @@ from tests.bench import fairness, measure, peers, report, scenarios
 from tests.bench.alone import alone
 from tests.bench.deciding import measure as decisions
 from tests.bench.deciding.results import table
+from tests.bench.embeddings.command import embeddings
 from tests.bench.install import NotInstalled, install, version
 from tests.bench.limits import compare, crowds
 from tests.bench.machine import describe
@@ -155,6 +157,7 @@ def overload_command(
 
 
 app.command("routing")(routing)
+app.command("embeddings")(embeddings)
 
 
 def _say(text: str) -> None:

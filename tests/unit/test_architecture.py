@@ -20,7 +20,8 @@ VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "request": set(),
-    "config": set(),
+    "complaints": set(),
+    "config": {"complaints"},
     "routing": {"request"},
     "admission": {"request", "errors", "routing"},
     "backends": {"config", "errors", "admission.limiter"},
@@ -31,6 +32,8 @@ LAYERS: dict[str, set[str]] = {
         "errors",
         "config",
         "dispatch",
+        "embeddings.coalescer",
+        "embeddings.grouping",
         "admission.rate_limits",
         "relay.exchange",
         "routing.blocks",
@@ -47,13 +50,24 @@ LAYERS: dict[str, set[str]] = {
         "errors",
         "admission.gate",
         "backends.registry",
-        "front.reply",
         "observe.metrics",
         "observe.record",
         "relay.exchange",
         "relay.relay",
         "relay.retry",
         "routing.explain",
+    },
+    "embeddings": {
+        "request",
+        "errors",
+        "config",
+        "dispatch",
+        "backends.backend",
+        "backends.registry",
+        "front.reply",
+        "observe.embeddings",
+        "observe.record",
+        "relay.exchange",
     },
     "kv_events": {"config", "backends.backend", "routing.exact_index", "routing.token_blocks"},
     "tokenization": {"request", "errors", "config", "backends", "routing.token_blocks"},
@@ -63,14 +77,19 @@ PURE_ADMISSION = (
     "candidate.py", "drain.py", "drain_rate.py", "invariants.py", "kv_ledger.py", "limiter.py", "output_lengths.py",
     "placement.py", "queue.py", "rate_limits.py", "room.py", "seating.py",
 )  # fmt: skip
+PURE_EMBEDDINGS = (
+    "answer.py", "batch.py", "fair.py", "fit.py", "grouping.py", "part.py", "sizes.py", "solo.py", "split.py",
+    "vectors.py",
+)  # fmt: skip
 PURE = [
     *sorted((ROOT / "gateway" / "routing").glob("*.py")),
     *(ROOT / "gateway" / "admission" / name for name in PURE_ADMISSION),
     ROOT / "gateway" / "backends" / "health.py",
     *(ROOT / "gateway" / "relay" / name for name in ("events.py", "usage.py", "retry.py")),
+    *(ROOT / "gateway" / "embeddings" / name for name in PURE_EMBEDDINGS),
     *(ROOT / "gateway" / "front" / name for name in ("guards.py", "rewrite.py", "routes.py", "stored.py")),
 ]
-HOUSES = ["admission", "backends", "front", "kv_events", "observe", "relay", "routing", "tokenization"]
+HOUSES = ["admission", "backends", "embeddings", "front", "kv_events", "observe", "relay", "routing", "tokenization"]
 IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", "aiohttp"}
 # Modules without a test of their own; tests/integration covers the composition root.
 WITHOUT_A_MIRROR = {

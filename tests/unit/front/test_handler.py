@@ -13,6 +13,7 @@ from gateway.backends.backend import ModelCard
 from gateway.backends.registry import Fleet
 from gateway.config import BackendConfig, Config
 from gateway.dispatch import Dispatcher
+from gateway.embeddings.coalescer import Coalescer
 from gateway.errors import (
     BackendBusy,
     BodyTooLarge,
@@ -66,6 +67,7 @@ class Scene:
             whole,
             fleet or fleet_of(),
             cast(Dispatcher, self),
+            cast(Coalescer, self),
             Reader(whole, Estimates(), stored, b"secret"),
             stored,
             self.records.append,

@@ -1,0 +1,69 @@
+"""Reading a backend's answer to a batch, and writing each client's own."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.embeddings.vectors import NotVectors, as_base64, as_floats
+from gateway.errors import WrongAnswer
+from gateway.request import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """What a backend answered: one entry of `data` for each input, in the order of the inputs."""
+
+    document: dict[str, Any]  # the rest of the answer
+    data: list[dict[str, Any]]
+    prompt_tokens: int
+
+
+def read_vectors(body: bytes, items: int) -> Vectors:
+    """An answer that holds a vector for each of so many inputs. Raises WrongAnswer for any other."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise WrongAnswer(f"The backend's answer is not valid JSON: {error}.") from error
+    given = document.get("data") if type(document) is dict else None
+    if type(given) is not list:
+        raise WrongAnswer("The backend's answer holds no list of embeddings.")
+    if len(given) != items:
+        raise WrongAnswer(f"The backend answered {len(given)} embeddings to {items} inputs.")
+    data: list[Any] = [None] * items
+    for entry in given:
+        index = entry.get("index") if type(entry) is dict else None
+        if type(index) is not int or not 0 <= index < items or data[index] is not None:
+            raise WrongAnswer("The embeddings in the backend's answer are not numbered one by one.")
+        if type(entry.get("embedding")) not in (str, list) or not entry["embedding"]:
+            raise WrongAnswer(f"The backend's answer holds no embedding of input {index}.")
+        data[index] = entry
+    lengths = {(type(entry["embedding"]), len(entry["embedding"])) for entry in data}
+    if len(lengths) > 1:
+        raise WrongAnswer("The embeddings in the backend's answer are not all of one size.")
+    usage = document.get("usage")
+    tokens = usage.get("prompt_tokens") if type(usage) is dict else None
+    if type(tokens) is not int or tokens < 0:
+        raise WrongAnswer("The backend's answer does not tell the tokens that it took.")
+    return Vectors(document, data, tokens)
+
+
+def write_answer(
+    request_id: str, document: dict[str, Any], data: list[dict[str, Any]], tokens: int, *, floats: bool
+) -> bytes:
+    """The answer to one client, as the backend would have written it. `document` is what a backend answered to all."""
+    try:
+        vectors = (as_floats if floats else as_base64)([entry["embedding"] for entry in data])
+    except NotVectors as error:
+        raise WrongAnswer(str(error)) from error
+    own = [
+        {**entry, "index": index, "embedding": vector}
+        for index, (entry, vector) in enumerate(zip(data, vectors, strict=True))
+    ]
+    usage = {**document["usage"], "prompt_tokens": tokens, "total_tokens": tokens}
+    return orjson.dumps({**document, "id": f"embd-{request_id}", "data": own, "usage": usage})
+
+
+def usage_of(tokens: int) -> Usage:
+    """The same usage, as the gateway counts it."""
+    return Usage(tokens, 0)

@@ -1,0 +1,270 @@
+"""Many small embeddings requests become few full batches, and long lists are spread over replicas. The asyncio side.
+
+Each client's request waits in its own task, as a member. Batches run in tasks of their own, because they outlive any
+one of their members; one that nobody waits for any more is aborted.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from gateway.backends.backend import Backend, EngineRank
+from gateway.backends.registry import Fleet
+from gateway.config import AdmissionConfig, EmbeddingsConfig
+from gateway.dispatch import Dispatcher
+from gateway.embeddings.answer import usage_of, write_answer
+from gateway.embeddings.batch import Budget
+from gateway.embeddings.flights import Flights
+from gateway.embeddings.group import Flight, Group, GroupKey
+from gateway.embeddings.member import ByItself, Member, Outcome, Refused, Served
+from gateway.embeddings.part import Part
+from gateway.embeddings.sizes import ModelSizes
+from gateway.embeddings.solo import Solo
+from gateway.embeddings.split import pieces
+from gateway.errors import DeadlineUnmeetable, QueueFull, WaitExpired
+from gateway.front.reply import JSON, Reply
+from gateway.observe.embeddings import EmbeddingMetrics
+from gateway.observe.record import Record
+from gateway.relay.exchange import Answer
+from gateway.request import EmbeddingInputs, InferenceRequest
+
+_FEW_ITEMS = 8  # a request of more, or of more tokens than the next, is bulk
+_FEW_TOKENS = 1024
+
+
+class Coalescer:
+    """Answers embeddings requests. Owner of who waits for a batch.
+
+    `crowded` tells how many requests wait for a place on a model's backends, `retry_after` when one who is refused may
+    come again.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        dispatcher: Dispatcher,
+        config: EmbeddingsConfig,
+        admission: AdmissionConfig,
+        metrics: EmbeddingMetrics,
+        clock: Callable[[], float],
+        new_id: Callable[[], str],
+        *,
+        crowded: Callable[[str], int],
+        retry_after: Callable[[str], float],
+        response_headers: bool,
+    ) -> None:
+        self._fleet = fleet
+        self._dispatcher = dispatcher
+        self._config = config
+        self._admission = admission
+        self._metrics = metrics
+        self._clock = clock
+        self._crowded = crowded
+        self._retry_after = retry_after
+        self._response_headers = response_headers
+        self._flights = Flights(dispatcher, metrics, clock, new_id)
+        self._flights.on_end = self._ended
+        self._groups: dict[GroupKey, Group] = {}
+        self._sizes: dict[str, ModelSizes] = {}
+        self._solo = Solo()
+        self._waiting = 0  # members
+        self._waiting_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Coalescer {self._waiting} requests, {len(self._groups)} groups, {len(self._flights)} batches>"
+
+    @property
+    def busy(self) -> int:
+        """Requests, groups and batches that are there; nothing, when all is at rest."""
+        return self._waiting + len(self._groups) + len(self._flights)
+
+    async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+        """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with `inputs`."""
+        inputs, engines = request.inputs, self._fleet.candidates(request.ask.model)
+        assert inputs is not None
+        now = self._clock()
+        client = request.ask.tenant or f"connection {reply.connection}"
+        if request.explains or not engines or self._solo.holds(client, now):
+            return await self._dispatcher.dispatch(request, reply, record)
+        sizes = self._sizes_of(request.ask.model, engines)
+        tokens = sizes.tokens_of(inputs)
+        if sizes.may_be_too_long(tokens):
+            return await self._dispatcher.dispatch(request, reply, record)
+        self._refuse_what_is_too_much(request)
+        member = Member(request, inputs, client, record, now)
+        member.consists_of(self._parts(member, sizes, tokens))
+        group = self._group(request, inputs, sizes)
+        with self._joined(group, member, bulk=_is_bulk(request, tokens)):
+            outcome = await self._outcome(member)
+            if isinstance(outcome, ByItself):
+                return await self._by_itself(member, sizes, reply, isolated=outcome.isolated)
+        return self._deliver(member, outcome, reply)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Send batches while the block runs; those that are under way then are given up."""
+        try:
+            yield
+        finally:
+            await self._flights.close()
+
+    # Joining and leaving.
+
+    def _sizes_of(self, model: str, engines: list[Backend | EngineRank]) -> ModelSizes:
+        sizes = self._sizes.get(model)
+        if sizes is None:
+            sizes = self._sizes[model] = ModelSizes()
+        sizes.learn_engines(model, engines, self._fleet.serving(model) or (), self._clock())
+        return sizes
+
+    def _parts(self, member: Member, sizes: ModelSizes, tokens: list[int]) -> list[Part]:
+        config, ask, bytes_of = self._config, member.request.ask, member.inputs.sizes_bytes
+        ranges = pieces(tokens, min(config.max_batch_items, sizes.cap), config.max_batch_tokens)
+        if len(ranges) > 1:
+            most = sizes.piece_items(config.max_batch_items)
+            ranges = pieces(tokens, most, config.max_batch_tokens, sizes.replicas)
+            self._metrics.splits.add((ask.model,))
+        return [
+            Part(
+                member, each.start, len(each), sum(tokens[each.start : each.stop]),
+                sum(bytes_of[each.start : each.stop]), ask.tenant, ask.weight, alone=len(ranges) > 1,
+            )
+            for each in ranges
+        ]  # fmt: skip
+
+    def _group(self, request: InferenceRequest, inputs: EmbeddingInputs, sizes: ModelSizes) -> Group:
+        key = GroupKey(request.ask.model, inputs.template, inputs.are_ids, inputs.isolation, request.ask.batch)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(key, sizes)
+        return group
+
+    @contextmanager
+    def _joined(self, group: Group, member: Member, *, bulk: bool) -> Iterator[None]:
+        """Have the member's parts sent while the block runs."""
+        now, gathering, size = self._clock(), group.gathering(bulk=bulk), member.request.ask.size_bytes
+        self._waiting += 1
+        self._waiting_bytes += size
+        for part in member.parts:
+            gathering.join(part, now)
+        try:
+            self._look_soon(group)
+            yield
+        finally:
+            self._waiting -= 1
+            self._waiting_bytes -= size
+            for part in member.parts:
+                if not gathering.lane.leave(part):
+                    self._flights.leave(part)
+            self._look_soon(group)
+
+    def _refuse_what_is_too_much(self, request: InferenceRequest) -> None:
+        bounds, size = self._admission, request.ask.size_bytes
+        if self._waiting > bounds.max_queued_requests or self._waiting_bytes + size > bounds.max_queued_bytes:
+            raise QueueFull(
+                f"{self._waiting} embeddings requests are under way already, the most that may be.",
+                retry_after_seconds=self._retry_after(request.ask.model),
+            )
+
+    # When to send.
+
+    def _look_soon(self, group: Group) -> None:
+        """Look at the group at the end of this turn of the loop, once for all that come in it."""
+        if group.look is None:
+            group.look = asyncio.get_running_loop().call_soon(self._look, group)
+
+    def _look(self, group: Group) -> None:
+        now, key = self._clock(), group.key
+        group.looked()
+        around = group.surroundings(crowded=self._crowded(key.model) > 0)
+        config = self._config
+        budget = Budget(
+            min(config.max_batch_items, group.sizes.limit), config.max_batch_tokens, config.max_delay_seconds
+        )
+        for gathering in (group.interactive, group.bulk):
+            while (reason := gathering.due(now, budget, around)) and group.has_room(gathering):
+                flight = group.take(gathering, now, budget)
+                self._metrics.flushes.add((key.model, reason.value))
+                self._flights.start(flight, now)
+        if group.quiet:
+            if self._groups.get(key) is group:  # and not another that has come since
+                del self._groups[key]
+            return
+        at = group.look_again_seconds(now, budget)
+        if at is not None:
+            group.timer = asyncio.get_running_loop().call_later(at - now, self._look_soon, group)
+
+    def _ended(self, flight: Flight) -> None:
+        """A batch is over: what waits may go now, and long lists of other groups of the model, too."""
+        group = flight.group
+        group.ended(flight)
+        self._look_soon(group)
+        if flight.is_bulk:
+            for other in self._groups.values():
+                if other is not group and other.key.model == group.key.model and len(other.bulk.lane):
+                    self._look_soon(other)
+
+    # Answering.
+
+    async def _outcome(self, member: Member) -> Outcome:
+        """What comes of the member's parts. Raises WaitExpired if one of them is in no batch in time."""
+        most, deadline = self._admission.max_wait_seconds, member.request.ask.deadline_seconds
+        is_late = deadline is not None and deadline - member.joined_seconds < most
+        if deadline is not None and is_late:
+            most = deadline - member.joined_seconds
+        try:
+            async with asyncio.timeout(most) as member.waits:
+                try:
+                    return await member.outcome
+                finally:
+                    member.tell_record()
+        except TimeoutError as error:
+            model = member.request.ask.model
+            kind, until = (DeadlineUnmeetable, "its deadline") if is_late else (WaitExpired, f"{most:g} s had passed")
+            raise kind(
+                f"The backends of model {model!r} were busy with other embeddings until {until}.",
+                retry_after_seconds=self._retry_after(model),
+            ) from error
+
+    async def _by_itself(self, member: Member, sizes: ModelSizes, reply: Reply, *, isolated: bool) -> Answer:
+        """Send the request as it came. `isolated`: a batch that it was part of was refused."""
+        started, request, inputs, record = self._clock(), member.request, member.inputs, member.record
+        if self._response_headers:
+            reply.standing += b"x-gateway-usage: exact\r\n"
+        record.attempts = 0
+        waited = record.queue_seconds = started - member.joined_seconds
+        answer = await self._dispatcher.dispatch(request, reply, record)
+        if answer.status == 200 and answer.usage is not None:
+            seconds = self._clock() - started - (record.queue_seconds - waited)
+            sizes.answered(
+                len(inputs.items), sum(inputs.sizes_bytes), answer.usage.prompt_tokens, seconds, are_ids=inputs.are_ids
+            )
+        elif isolated and answer.status >= 400:
+            self._solo.send(member.client, self._clock())
+        return answer
+
+    def _deliver(self, member: Member, outcome: Refused | Served, reply: Reply) -> Answer:
+        if self._response_headers:
+            usage = "" if isinstance(outcome, Refused) else f"x-gateway-usage: {_kind(outcome)}\r\n"
+            reply.extra = (
+                f"x-gateway-backend: {','.join(member.backends)}\r\n"
+                f"x-gateway-queue-ms: {member.queue_seconds * 1000:.0f}\r\n"
+                f"x-gateway-prefix-tokens: 0\r\n{usage}"
+            ).encode()
+        if isinstance(outcome, Refused):
+            reply.send(outcome.status, outcome.content_type, outcome.extra, outcome.body)
+            return Answer(outcome.status, None, member.first_byte_seconds)
+        request_id, floats = member.request.request_id, member.inputs.wants_floats
+        body = write_answer(request_id, outcome.document, outcome.data, outcome.tokens, floats=floats)
+        member.record.prompt_tokens = outcome.tokens
+        reply.send(200, JSON, b"", body)
+        return Answer(200, usage_of(outcome.tokens), member.first_byte_seconds)
+
+
+def _kind(outcome: Served) -> str:
+    return "exact" if outcome.exact else "estimated"
+
+
+def _is_bulk(request: InferenceRequest, tokens: list[int]) -> bool:
+    """Whether few items of others should not have to wait for it."""
+    return request.ask.batch or len(tokens) > _FEW_ITEMS or sum(tokens) > _FEW_TOKENS

@@ -1,0 +1,179 @@
+"""Batches under way: sent like any request, under the same rules; what comes back is shared out to the members."""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from gateway.dispatch import Dispatcher
+from gateway.embeddings.answer import read_vectors
+from gateway.embeddings.collected import Collected
+from gateway.embeddings.group import Flight
+from gateway.embeddings.grouping import body_of
+from gateway.embeddings.member import ByItself, Member, Refused
+from gateway.embeddings.part import Part
+from gateway.embeddings.split import shares
+from gateway.errors import BackendError, Draining, GatewayError, InternalError
+from gateway.observe.embeddings import EmbeddingMetrics
+from gateway.observe.record import Record
+from gateway.request import Ask, InferenceRequest, Kind
+
+_SHARED = "(several)"  # the tenant of a batch with inputs of more than one
+
+
+class Flights:
+    """Owner of the batches that are under way. `on_end` is called when one is over, however it ended."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, metrics: EmbeddingMetrics, clock: Callable[[], float], new_id: Callable[[], str]
+    ) -> None:
+        self.on_end: Callable[[Flight], None] = lambda _: None
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._clock = clock
+        self._new_id = new_id
+        self._of: dict[Part, Flight] = {}  # of clients who still wait
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._log = structlog.get_logger("gateway")
+
+    def __len__(self) -> int:
+        return len(self._tasks) + len(self._of)
+
+    def start(self, flight: Flight, now: float) -> None:
+        """Send a batch. One request that wants what backends are asked for anyway is sent as it came."""
+        parts, model = flight.parts, (flight.group.key.model,)
+        self._metrics.batch_items.observe(model, flight.items)
+        self._metrics.batch_tokens.observe(model, sum(part.tokens for part in parts))
+        flight.present = len(parts)
+        for part in parts:
+            self._metrics.batch_wait.observe(model, now - part.joined_seconds)
+            self._of[part] = flight
+            part.owner.taken()
+        first: Member = parts[0].owner
+        if len(parts) == 1 and first.whole and not first.inputs.wants_floats:
+            first.ends(ByItself(isolated=False))
+            return
+        flight.task = asyncio.get_running_loop().create_task(self._fly(flight, now))
+        self._tasks.add(flight.task)
+        flight.task.add_done_callback(lambda task: self._landed(task, flight))
+
+    def leave(self, part: Part) -> None:
+        """The part's client does not wait any more. A batch that nobody waits for is aborted."""
+        flight = self._of.pop(part, None)
+        if flight is None:
+            return
+        flight.present -= 1
+        if flight.present:
+            return
+        if flight.task is None:
+            self._end(flight)
+        else:
+            flight.task.cancel()
+
+    async def close(self) -> None:
+        """Abort all."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _end(self, flight: Flight) -> None:
+        if not flight.ended:
+            flight.ended = True
+            self.on_end(flight)
+
+    def _landed(self, task: asyncio.Task[None], flight: Flight) -> None:
+        """The batch is over: here, and not in its task, because one that is aborted early never runs."""
+        self._tasks.discard(task)
+        for part in flight.parts:
+            self._of.pop(part, None)
+            if task.cancelled():
+                part.owner.failed(Draining("The gateway is shutting down."))  # those who are still here
+        self._end(flight)
+
+    async def _fly(self, flight: Flight, started: float) -> None:
+        sink, request = Collected(), self._request(flight)
+        record = Record(request.request_id, request.endpoint, started)
+        try:
+            await self._dispatcher.dispatch(request, sink, record)
+            self._told(flight, record, started)
+            self._answered(flight, sink, self._clock() - started - record.queue_seconds)
+        except GatewayError as error:
+            self._told(flight, record, started)
+            self._failed(flight, error)
+        except Exception as error:
+            self._log.exception("internal error", request_id=request.request_id, endpoint=request.endpoint)
+            self._failed(flight, InternalError(f"The gateway failed on this request ({type(error).__name__})."))
+
+    def _failed(self, flight: Flight, error: GatewayError) -> None:
+        if isinstance(error, BackendError) and len(flight.parts) > 1:
+            error.answer = None  # its words may quote the inputs of others
+        for part in flight.parts:
+            part.owner.failed(error)
+
+    def _request(self, flight: Flight) -> InferenceRequest:
+        """What the backend is asked."""
+        parts, key = flight.parts, flight.group.key
+        first: Member = parts[0].owner
+        request, inputs = first.request, first.inputs
+        if len(parts) == 1:
+            part, name = parts[0], request.request_id
+            items = inputs.items if first.whole else inputs.items[part.start : part.start + part.items]
+            headers = request.headers
+            if not first.whole:  # engines want a name for each request
+                name = f"{name[:112]}-{part.start}"
+                rest = headers.partition(b"\r\n")[2]
+                headers = b"x-request-id: %b\r\n%b" % (name.encode(), rest)
+        else:
+            name = self._new_id()
+            items = [item for part in parts for item in part.owner.inputs.items]
+            headers = b"x-request-id: %b\r\n" % name.encode()
+        body = body_of(key.template, items)
+        ask = self._ask(flight, len(body))
+        return InferenceRequest(
+            request.endpoint, Kind.POOL, request.method, request.target, ask, name, body=body, headers=headers
+        )
+
+    def _ask(self, flight: Flight, size_bytes: int) -> Ask:
+        """How the batch stands in line: as its tenant, or as all of them together."""
+        key = flight.group.key
+        weights = {part.tenant: part.weight for part in flight.parts}
+        deadlines = [part.owner.request.ask.deadline_seconds for part in flight.parts]
+        latest = max((at for at in deadlines if at is not None), default=None)
+        return Ask(
+            key.model,
+            sequences=flight.items,
+            divisible=True,
+            output_tokens=0,
+            size_bytes=size_bytes,
+            tenant=next(iter(weights)) if len(weights) == 1 else _SHARED,
+            weight=sum(weights.values()),
+            batch=key.batch,
+            deadline_seconds=None if None in deadlines else latest,
+        )
+
+    def _told(self, flight: Flight, record: Record, started: float) -> None:
+        for part in flight.parts:
+            part.owner.sent(record, started - part.joined_seconds)
+
+    def _answered(self, flight: Flight, sink: Collected, seconds: float) -> None:
+        parts = flight.parts
+        if sink.status != 200:
+            if len(parts) > 1:  # refused for what was asked, and nobody knows by whom
+                self._metrics.isolations.add((flight.group.key.model,))
+                for part in parts:
+                    part.owner.ends(ByItself(isolated=True))
+                return
+            for part in parts:
+                part.owner.ends(Refused(sink.status, sink.content_type, sink.headers, sink.body))
+            return
+        vectors = read_vectors(sink.body, flight.items)
+        tokens, are_ids = vectors.prompt_tokens, flight.group.key.are_ids
+        size_bytes = sum(part.size_bytes for part in parts)
+        flight.group.sizes.answered(flight.items, size_bytes, tokens, seconds, are_ids=are_ids)
+        weights = [part.tokens for part in parts]
+        exact = len(parts) == 1 or (are_ids and sum(weights) == tokens)
+        offset = 0
+        for part, share in zip(parts, shares(tokens, weights), strict=True):
+            part.owner.answered(part, vectors, offset, share, exact=exact)
+            offset += part.items

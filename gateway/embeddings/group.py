@@ -1,0 +1,101 @@
+"""Requests that may share a batch: short ones and long lists apart, so that the short never wait behind the long."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gateway.embeddings.batch import Budget, Gathering, Surroundings
+from gateway.embeddings.part import Part
+from gateway.embeddings.sizes import ModelSizes
+
+
+class GroupKey(NamedTuple):
+    """What requests must have in common to share a batch."""
+
+    model: str
+    template: bytes
+    are_ids: bool
+    isolation: str
+    batch: bool
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A batch under way. `present`: parts whose clients still wait. Without a task, its one client has it sent."""
+
+    group: "Group"
+    gathering: Gathering
+    parts: list[Part]
+    is_bulk: bool
+    present: int = 0
+    ended: bool = False
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def items(self) -> int:
+        """Inputs in it."""
+        return sum(part.items for part in self.parts)
+
+
+class Group:
+    """One such group, while any of it is there."""
+
+    def __init__(self, key: GroupKey, sizes: ModelSizes) -> None:
+        self.key = key
+        self.sizes = sizes
+        self.interactive = Gathering()
+        self.bulk = Gathering()
+        self.look: asyncio.Handle | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Group {self.key.model} {self.interactive!r} {self.bulk!r}>"
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing of it is there."""
+        return self.interactive.quiet and self.bulk.quiet and self.look is None
+
+    def gathering(self, *, bulk: bool) -> Gathering:
+        """Where such requests gather."""
+        return self.bulk if bulk else self.interactive
+
+    def looked(self) -> None:
+        """It is being looked at: what was to bring that about is of no use any more."""
+        self.look = None
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def surroundings(self, *, crowded: bool) -> Surroundings:
+        """What matters for when to send."""
+        return Surroundings(self.sizes.slots, self.sizes.overhead_seconds, crowded)
+
+    def has_room(self, gathering: Gathering) -> bool:
+        """Whether the next batch may be sent: long lists leave some of the backends' slots to short ones."""
+        in_flight = self.sizes.bulk_items
+        if gathering is not self.bulk or not in_flight:
+            return True
+        return in_flight + gathering.lane.next_items <= self.sizes.bulk_share
+
+    def take(self, gathering: Gathering, now: float, budget: Budget) -> Flight:
+        """The next batch."""
+        is_bulk, overhead = gathering is self.bulk, self.sizes.overhead_seconds
+        if is_bulk and self.sizes.bulk_items:
+            left = self.sizes.bulk_share - self.sizes.bulk_items
+            budget = Budget(min(budget.items, left), budget.tokens, budget.max_delay_seconds)
+        flight = Flight(self, gathering, gathering.take(now, budget, overhead), is_bulk)
+        if is_bulk:
+            self.sizes.bulk_items += flight.items
+        return flight
+
+    def ended(self, flight: Flight) -> None:
+        """A batch is over, however it ended."""
+        flight.gathering.ended()
+        if flight.is_bulk:
+            self.sizes.bulk_items -= flight.items
+
+    def look_again_seconds(self, now: float, budget: Budget) -> float | None:
+        """When something may be due by time alone; None = never."""
+        times = [each.look_again_seconds(now, budget) for each in (self.interactive, self.bulk)]
+        return min((at for at in times if at is not None), default=None)

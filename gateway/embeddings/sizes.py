@@ -1,0 +1,71 @@
+"""What is known of a model's embeddings: sizes of its backends, tokens of its texts, time that its batches take."""
+
+from collections.abc import Iterable, Sequence
+
+from gateway.backends.backend import Backend, EngineRank
+from gateway.embeddings.fit import Fit
+from gateway.request import EmbeddingInputs
+
+_SLOTS_A_REPLICA = 2  # batches: one that the engine works on, one that its API server reads or writes
+_NEAR_THE_LIMIT = 0.8  # of the context: an estimate above this may be a text that is refused
+_FEWEST_ITEMS = 8
+
+
+class ModelSizes:
+    """One model. Guesses until answers have taught better."""
+
+    def __init__(self) -> None:
+        self.replicas = 1
+        self.cap = 1  # of the replica with the fewest slots
+        self.limit = 1  # the same for now, while backends start slowly or are overloaded
+        self.total_cap = 1
+        self.context_tokens: int | None = None
+        self.bulk_items = 0  # in flight
+        self._tokens = Fit(2.0, 0.25, 4.0, 400.0)  # of texts: for each, and for each byte
+        self._seconds = Fit(0.003, 0.0003, 1.0, 8.0)  # of a batch: for itself, and for each item
+
+    def learn_engines(
+        self, model: str, engines: Sequence[Backend | EngineRank], backends: Iterable[Backend], now: float
+    ) -> None:
+        """The engines that serve it now; at least one."""
+        caps = [engine.cap for engine in engines]
+        self.replicas, self.cap, self.total_cap = len(caps), min(caps), sum(caps)
+        self.limit = min(engine.limit(now) for engine in engines)
+        lengths = [card.max_model_len for each in backends for card in each.facts.models if card.id == model]
+        self.context_tokens = min((length for length in lengths if length), default=None)
+
+    @property
+    def slots(self) -> int:
+        """Batches that keep its backends busy."""
+        return _SLOTS_A_REPLICA * self.replicas
+
+    @property
+    def overhead_seconds(self) -> float:
+        """What a batch takes whatever its size."""
+        return self._seconds.coefficients[0]
+
+    @property
+    def bulk_share(self) -> int:
+        """Items of long lists that may be in flight: a quarter of the slots is kept for short ones."""
+        return self.total_cap - self.total_cap // 4
+
+    def piece_items(self, max_items: int) -> int:
+        """Inputs of one piece of a list that has to be cut: several pieces fit on a backend, so that it never idles."""
+        return min(max_items, self.limit, max(_FEWEST_ITEMS, self.cap // 4))
+
+    def tokens_of(self, inputs: EmbeddingInputs) -> list[int]:
+        """Tokens of each input: known for token ids, estimated for texts."""
+        if inputs.are_ids:
+            return list(map(len, inputs.items))
+        each, per_byte = self._tokens.coefficients
+        return [max(1, round(each + per_byte * size)) for size in inputs.sizes_bytes]
+
+    def may_be_too_long(self, tokens: Sequence[int]) -> bool:
+        """Whether an input may be over the model's context."""
+        return self.context_tokens is not None and max(tokens) > _NEAR_THE_LIMIT * self.context_tokens
+
+    def answered(self, items: int, size_bytes: int, tokens: int, seconds: float, *, are_ids: bool) -> None:
+        """So many inputs took so many tokens and so long."""
+        self._seconds.learn(1.0, items, seconds)
+        if not are_ids:
+            self._tokens.learn(items, size_bytes, tokens)

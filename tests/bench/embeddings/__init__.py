@@ -1,0 +1,1 @@
+"""What putting embeddings requests together is worth."""

@@ -1,0 +1,71 @@
+"""What a backend answers is taken only if it is all there; each client's answer looks like the backend's own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.embeddings.answer import read_vectors, usage_of, write_answer
+from gateway.errors import WrongAnswer
+
+RECORDINGS = Path(__file__).parents[2] / "contract" / "recordings"
+
+
+def recorded(name: str) -> Any:
+    return json.loads((RECORDINGS / f"{name}.json").read_text())["answer"]["json"]
+
+
+def changed(**fields: Any) -> bytes:
+    return orjson.dumps(recorded("embedding_base64") | fields)
+
+
+@pytest.mark.parametrize(("encoding", "floats"), [("embedding", True), ("embedding_base64", False)])
+@pytest.mark.parametrize("given", ["embedding", "embedding_base64"])
+def test_vllms_own_answer_comes_out_again_in_either_form(given: str, encoding: str, floats: bool) -> None:
+    vectors = read_vectors(orjson.dumps(recorded(given)), 2)
+    wanted = recorded(encoding)
+    written = orjson.loads(write_answer("x", vectors.document, vectors.data, vectors.prompt_tokens, floats=floats))
+    assert list(written) == list(wanted)
+    assert written == wanted | {"id": "embd-x", "created": written["created"]}
+
+
+def test_entries_are_put_in_order_and_numbered_anew() -> None:
+    document = recorded("embedding_base64")
+    first, second = document["data"]
+    vectors = read_vectors(changed(data=[second, first]), 2)
+    assert vectors.data == [first, second]
+    [entry] = orjson.loads(write_answer("x", vectors.document, vectors.data[1:], 3, floats=False))["data"]
+    assert entry == second | {"index": 0}
+
+
+ENTRY = {"index": 0, "object": "embedding", "embedding": "AAAA"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{", b"[]", changed(data=None), changed(data=[]), changed(data=[ENTRY]), changed(data=[ENTRY] * 2),
+        changed(data=[ENTRY] * 3), changed(data=[ENTRY, ENTRY | {"index": 2}]), changed(data=[ENTRY, 1]),
+        changed(data=[ENTRY, ENTRY | {"index": -1}]), changed(data=[ENTRY, ENTRY | {"index": True}]),
+        changed(data=[ENTRY, ENTRY | {"index": 1, "embedding": None}]),
+        changed(data=[ENTRY, ENTRY | {"index": 1, "embedding": ""}]),
+        changed(data=[ENTRY, ENTRY | {"index": 1, "embedding": "AAAAAAAA"}]),
+        changed(data=[ENTRY, ENTRY | {"index": 1, "embedding": [0.5]}]),
+        changed(usage=None), changed(usage={}), changed(usage={"prompt_tokens": -1}),
+    ],
+)  # fmt: skip
+def test_an_answer_that_does_not_hold_what_was_asked_for_is_wrong(body: bytes) -> None:
+    with pytest.raises(WrongAnswer):
+        read_vectors(body, 2)
+
+
+def test_embeddings_that_cannot_be_read_are_wrong() -> None:
+    vectors = read_vectors(changed(data=[ENTRY | {"embedding": "AAA"}]), 1)
+    with pytest.raises(WrongAnswer):
+        write_answer("x", vectors.document, vectors.data, 1, floats=True)
+
+
+def test_usage_is_all_prompt() -> None:
+    assert (usage_of(7).prompt_tokens, usage_of(7).completion_tokens) == (7, 0)

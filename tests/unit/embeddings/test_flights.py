@@ -1,0 +1,91 @@
+"""How batches stand in line, what is told of them, and what a fault of the gateway's own means."""
+
+import asyncio
+
+import structlog
+
+from tests.unit.admission.virtual_time import run, turns
+from tests.unit.embeddings.scene import Scene
+
+
+def test_a_batch_of_one_tenant_stands_in_line_as_that_tenant() -> None:
+    async def main() -> None:
+        scene = Scene()
+        await asyncio.gather(*(scene.ask(f"t{n}", tenant="ann", weight=2.0) for n in range(3)))
+        ask = scene.sent[0].request.ask
+        assert (ask.tenant, ask.weight, ask.sequences, ask.divisible, ask.batch) == ("ann", 2.0, 3, True, False)
+
+    run(main())
+
+
+def test_a_batch_of_several_stands_for_all_of_them_and_ends_with_the_last_deadline() -> None:
+    async def main() -> None:
+        scene = Scene()
+        now = scene.clock()
+        await asyncio.gather(
+            scene.ask("a", tenant="ann", weight=2.0, deadline_seconds=now + 5),
+            scene.ask("b", tenant="bob", deadline_seconds=now + 9),
+        )
+        await asyncio.gather(scene.ask("a", tenant="ann", deadline_seconds=now + 5), scene.ask("b", tenant="bob"))
+        first, second = (sent.request.ask for sent in scene.sent)
+        assert (first.tenant, first.weight, first.deadline_seconds) == ("(several)", 3.0, now + 9)
+        assert second.deadline_seconds is None
+
+    run(main())
+
+
+def test_batches_have_names_of_their_own_and_requests_alone_keep_theirs() -> None:
+    async def main() -> None:
+        scene = Scene()
+        await scene.ask_all("a", "b")
+        await scene.ask("c", "my-id", encoding="float")
+        shared, alone = (sent.request for sent in scene.sent)
+        assert (shared.request_id, shared.headers) == ("batch-0", b"x-request-id: batch-0\r\n")
+        assert (alone.request_id, alone.headers) == ("my-id", b"x-request-id: my-id\r\ntraceparent: t\r\n")
+
+    run(main())
+
+
+def test_batches_are_counted() -> None:
+    async def main() -> None:
+        scene = Scene()
+        await scene.ask_all("a", "b", "c")
+        counted = scene.counted
+        assert counted.batch_items.values[("m",)][1] == [3.0]
+        assert counted.batch_tokens.values[("m",)][1][0] > 0
+        assert sum(counted.batch_wait.values[("m",)][0]) == 3
+        assert counted.flushes.values == {("m", "idle"): 1}
+
+    run(main())
+
+
+def test_a_fault_of_the_gateway_is_told_to_everybody_and_logged_once() -> None:
+    async def main() -> None:
+        scene = Scene()
+
+        def broken(_backend: str, _items: object) -> None:
+            raise RuntimeError("broken")
+
+        scene.fault = broken
+        with structlog.testing.capture_logs() as events:
+            wires = await scene.ask_all("a", "b")
+        assert [wire.status for wire in wires] == [500, 500]
+        assert [event["event"] for event in events] == ["internal error"]
+        await scene.check_that_nothing_is_left()
+
+    run(main())
+
+
+def test_a_batch_that_is_aborted_before_its_task_has_run_is_over_all_the_same() -> None:
+    async def main() -> None:
+        scene = Scene()
+        tasks = [asyncio.create_task(scene.ask(f"t{n}")) for n in range(2)]
+        while not len(scene.coalescer._flights):
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await turns(3)
+        await scene.check_that_nothing_is_left()
+
+    run(main())

@@ -1,0 +1,65 @@
+"""What is known of a model."""
+
+from random import Random
+
+from gateway.backends.backend import Backend, Facts, ModelCard
+from gateway.config import BackendConfig, HealthConfig
+from gateway.embeddings.grouping import inputs_of
+from gateway.embeddings.sizes import ModelSizes
+from gateway.request import EmbeddingInputs
+
+
+def sizes(*caps: int, context: int | None = 256) -> ModelSizes:
+    backends = []
+    for number, cap in enumerate(caps):
+        config = BackendConfig(url=f"http://10.0.0.{number}:1", max_in_flight=cap)
+        backends.append(Backend(number, config, HealthConfig(), Random(1)))
+        backends[-1].learn(Facts(models=(ModelCard("m", max_model_len=context), ModelCard("other", max_model_len=8))))
+    made = ModelSizes()
+    made.learn_engines("m", backends, backends, 100.0)
+    return made
+
+
+def inputs(given: object) -> EmbeddingInputs:
+    found = inputs_of({"model": "m", "input": given}, "m")
+    assert found is not None
+    return found
+
+
+def test_engines_tell_slots_and_shares() -> None:
+    made = sizes(64, 32)
+    assert (made.replicas, made.cap, made.total_cap, made.slots) == (2, 32, 96, 4)
+    assert made.bulk_share == 72
+    assert made.piece_items(64) == 8
+    assert sizes(4).piece_items(64) == 4
+    assert sizes(1024).piece_items(64) == 64
+
+
+def test_token_ids_are_counted_and_texts_estimated() -> None:
+    made = sizes(64)
+    assert made.tokens_of(inputs([[1, 2, 3], [4]])) == [3, 1]
+    assert made.tokens_of(inputs(["", "x" * 40])) == [2, 12]
+
+
+def test_answers_teach_the_tokens_of_texts() -> None:
+    made = sizes(64)
+    for number in range(300):
+        size = 10 * (number % 9)
+        made.answered(1 + number % 3, size, 5 * (1 + number % 3) + size // 2, 0.01, are_ids=False)
+    [estimated] = made.tokens_of(inputs("x" * 100))
+    assert 52 <= estimated <= 58  # 55
+    assert made.tokens_of(inputs([1] * 7)) == [7]
+
+
+def test_answers_teach_what_a_batch_takes_whatever_its_size() -> None:
+    made = sizes(64)
+    for number in range(600):
+        items = 1 + number % 32
+        made.answered(items, 0, items, 0.02 + 0.001 * items, are_ids=True)
+    assert 0.018 < made.overhead_seconds < 0.022
+
+
+def test_what_is_near_the_context_may_be_too_long() -> None:
+    assert sizes(64).may_be_too_long([3, 230])
+    assert not sizes(64).may_be_too_long([3, 100])
+    assert not sizes(64, context=None).may_be_too_long([10**6])
