@@ -156,6 +156,7 @@ class Coalescer:
             for part in member.parts:
                 if not gathering.lane.leave(part):
                     self._flights.leave(part)
+            member.has_left()
             self._look_soon(group)
 
     def _refuse_what_is_too_much(self, request: InferenceRequest) -> None:

@@ -54,6 +54,7 @@ class Member:
         self.record = record
         self.joined_seconds = now
         self.parts: list[Part] = []
+        self.whole = True  # it is sent in one piece
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.waits: asyncio.Timeout | None = None  # while a part is in no batch
         self.backends: dict[str, None] = {}
@@ -72,13 +73,13 @@ class Member:
     def consists_of(self, parts: list[Part]) -> None:
         """Its inputs are sent like this."""
         self.parts = parts
+        self.whole = len(parts) == 1
         self._to_take = self._to_answer = len(parts)
         self._data = [{}] * sum(part.items for part in parts)
 
-    @property
-    def whole(self) -> bool:
-        """It is sent in one piece."""
-        return len(self.parts) == 1
+    def has_left(self) -> None:
+        """Nobody asks for its parts any more: parts and request must not hold each other."""
+        self.parts = []
 
     def taken(self) -> None:
         """One of its parts is in a batch now. With the last of them its time to wait for that is over."""

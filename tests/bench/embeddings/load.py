@@ -22,9 +22,10 @@ class LoadFailed(Exception):
 
 @dataclass
 class Answers:
-    """Latencies of the requests that were answered inside the window."""
+    """Latencies of the requests that were answered inside the window; `all` counts those that came after it, too."""
 
     seconds: float
+    all: int = 0
     latencies: list[float] = field(default_factory=list)
 
     @property
@@ -74,6 +75,7 @@ async def _client(url: str, requests: Iterator[bytes], ends: float, answers: Ans
             if not head.startswith(b"HTTP/1.1 200"):
                 raise LoadFailed(f"{head.splitlines()[0].decode()}: {answer[:200].decode(errors='replace')}")
             ended = time.perf_counter()
+            answers.all += 1
             if ended < ends:
                 answers.latencies.append(ended - started)
     finally:

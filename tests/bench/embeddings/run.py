@@ -117,7 +117,7 @@ def _measured(options: Options, direct: Server, arm: Server, clients: int, seed:
     before = {each.pid: cpu_times(each.pid) for each in (direct, arm)}
     answers = apply(arm.url, bodies(options.model, options.words, options.encoding, seed), clients, options.seconds)
     spent = {pid: cpu_seconds_between(times, cpu_times(pid)) for pid, times in before.items()}
-    count = len(answers.latencies)
+    count = answers.all
     return Sample(
         arm.name,
         clients,
