@@ -1,5 +1,6 @@
 """Reading a backend's answer to a batch, and writing each client's own."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,9 @@ import orjson
 from gateway.embeddings.vectors import NotVectors, as_base64, as_floats
 from gateway.errors import WrongAnswer
 from gateway.request import Usage
+
+_PIECE_BYTES = 131072
+_FLOAT_BYTES, _BASE64_BYTES = 21, 6  # of one number
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +52,44 @@ def read_vectors(body: bytes, items: int) -> Vectors:
     return Vectors(document, data, tokens)
 
 
-def write_answer(
+def answer_pieces(
     request_id: str, document: dict[str, Any], data: list[dict[str, Any]], tokens: int, *, floats: bool
-) -> bytes:
-    """The answer to one client, as the backend would have written it. `document` is what a backend answered to all."""
-    try:
-        vectors = (as_floats if floats else as_base64)([entry["embedding"] for entry in data])
-    except NotVectors as error:
-        raise WrongAnswer(str(error)) from error
-    own = [
-        {**entry, "index": index, "embedding": vector}
-        for index, (entry, vector) in enumerate(zip(data, vectors, strict=True))
-    ]
+) -> Iterator[bytes]:
+    """The answer to one client, as the backend would have written it, in pieces of some 100 KB at most.
+
+    `document` is what a backend answered to all. Raises WrongAnswer.
+    """
     usage = {**document["usage"], "prompt_tokens": tokens, "total_tokens": tokens}
-    return orjson.dumps({**document, "id": f"embd-{request_id}", "data": own, "usage": usage})
+    whole = {**document, "id": f"embd-{request_id}", "data": None, "usage": usage}
+    names = list(whole)
+    place = names.index("data")
+    before, after = ({name: whole[name] for name in part} for part in (names[:place], names[place + 1 :]))
+    yield orjson.dumps(before)[:-1] + (b',"data":[' if before else b'"data":[')
+    step = max(1, _PIECE_BYTES // _size_of(data[0], floats=floats))
+    for start in range(0, len(data), step):
+        entries = data[start : start + step]
+        try:
+            vectors = (as_floats if floats else as_base64)([entry["embedding"] for entry in entries])
+        except NotVectors as error:
+            raise WrongAnswer(str(error)) from error
+        own = [
+            {**entry, "index": index, "embedding": vector}
+            for index, (entry, vector) in enumerate(zip(entries, vectors, strict=True), start)
+        ]
+        written = orjson.dumps(own)[1:-1]
+        yield b"," + written if start else written
+    yield b"]," + orjson.dumps(after)[1:]
+
+
+def size_of(data: list[dict[str, Any]], *, floats: bool) -> int:
+    """About how many bytes the answer to one client has."""
+    return len(data) * _size_of(data[0], floats=floats)
+
+
+def _size_of(entry: dict[str, Any], *, floats: bool) -> int:
+    vector = entry["embedding"]
+    count = len(vector) * 3 // 16 if type(vector) is str else len(vector)
+    return max(1, count * (_FLOAT_BYTES if floats else _BASE64_BYTES))
 
 
 def usage_of(tokens: int) -> Usage:

@@ -12,8 +12,9 @@ from gateway.backends.backend import Backend, EngineRank
 from gateway.backends.registry import Fleet
 from gateway.config import AdmissionConfig, EmbeddingsConfig
 from gateway.dispatch import Dispatcher
-from gateway.embeddings.answer import usage_of, write_answer
+from gateway.embeddings.answer import answer_pieces, size_of, usage_of
 from gateway.embeddings.batch import Budget
+from gateway.embeddings.deliver import deliver
 from gateway.embeddings.flights import Flights
 from gateway.embeddings.group import Flight, Group, GroupKey
 from gateway.embeddings.member import ByItself, Member, Outcome, Refused, Served
@@ -22,7 +23,7 @@ from gateway.embeddings.sizes import ModelSizes
 from gateway.embeddings.solo import Solo
 from gateway.embeddings.split import pieces
 from gateway.errors import DeadlineUnmeetable, QueueFull, WaitExpired
-from gateway.front.reply import JSON, Reply
+from gateway.front.reply import Reply
 from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.record import Record
 from gateway.relay.exchange import Answer
@@ -98,7 +99,7 @@ class Coalescer:
             outcome = await self._outcome(member)
             if isinstance(outcome, ByItself):
                 return await self._by_itself(member, sizes, reply, isolated=outcome.isolated)
-        return self._deliver(member, outcome, reply)
+        return await self._deliver(member, outcome, reply)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -244,7 +245,7 @@ class Coalescer:
             self._solo.send(member.client, self._clock())
         return answer
 
-    def _deliver(self, member: Member, outcome: Refused | Served, reply: Reply) -> Answer:
+    async def _deliver(self, member: Member, outcome: Refused | Served, reply: Reply) -> Answer:
         if self._response_headers:
             usage = "" if isinstance(outcome, Refused) else f"x-gateway-usage: {_kind(outcome)}\r\n"
             reply.extra = (
@@ -256,9 +257,9 @@ class Coalescer:
             reply.send(outcome.status, outcome.content_type, outcome.extra, outcome.body)
             return Answer(outcome.status, None, member.first_byte_seconds)
         request_id, floats = member.request.request_id, member.inputs.wants_floats
-        body = write_answer(request_id, outcome.document, outcome.data, outcome.tokens, floats=floats)
+        pieces = answer_pieces(request_id, outcome.document, outcome.data, outcome.tokens, floats=floats)
         member.record.prompt_tokens = outcome.tokens
-        reply.send(200, JSON, b"", body)
+        await deliver(reply, pieces, size_of(outcome.data, floats=floats))
         return Answer(200, usage_of(outcome.tokens), member.first_byte_seconds)
 
 

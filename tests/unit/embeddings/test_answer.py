@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.embeddings.answer import read_vectors, usage_of, write_answer
+from gateway.embeddings.answer import answer_pieces, read_vectors, size_of, usage_of
 from gateway.errors import WrongAnswer
 
 RECORDINGS = Path(__file__).parents[2] / "contract" / "recordings"
@@ -15,6 +15,10 @@ RECORDINGS = Path(__file__).parents[2] / "contract" / "recordings"
 
 def recorded(name: str) -> Any:
     return json.loads((RECORDINGS / f"{name}.json").read_text())["answer"]["json"]
+
+
+def write_answer(*arguments: Any, floats: bool) -> bytes:
+    return b"".join(answer_pieces(*arguments, floats=floats))
 
 
 def changed(**fields: Any) -> bytes:
@@ -65,6 +69,20 @@ def test_embeddings_that_cannot_be_read_are_wrong() -> None:
     vectors = read_vectors(changed(data=[ENTRY | {"embedding": "AAA"}]), 1)
     with pytest.raises(WrongAnswer):
         write_answer("x", vectors.document, vectors.data, 1, floats=True)
+
+
+@pytest.mark.parametrize("floats", [False, True])
+def test_a_long_answer_comes_in_pieces_that_are_never_long(floats: bool) -> None:
+    text = recorded("embedding_base64")["data"][0]["embedding"]
+    data = [{"index": index, "object": "embedding", "embedding": text} for index in range(300)]
+    document = recorded("embedding_base64")
+    pieces = list(answer_pieces("x", document, data, 7, floats=floats))
+    written = orjson.loads(b"".join(pieces))
+    assert [entry["index"] for entry in written["data"]] == list(range(300))
+    assert written["usage"]["prompt_tokens"] == 7
+    assert len(pieces) > 5
+    assert max(map(len, pieces)) < 200_000
+    assert 0.7 < size_of(data, floats=floats) / sum(map(len, pieces)) < 1.3
 
 
 def test_usage_is_all_prompt() -> None:
