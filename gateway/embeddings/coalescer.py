@@ -68,16 +68,18 @@ class Coalescer:
         self._groups: dict[GroupKey, Group] = {}
         self._sizes: dict[str, ModelSizes] = {}
         self._solo = Solo()
-        self._waiting = 0  # members
+        self._present = 0  # members
+        self._waiting: dict[Member, int] = {}  # those of whom not every part is in a batch; bytes of their requests
         self._waiting_bytes = 0
 
     def __repr__(self) -> str:
-        return f"<Coalescer {self._waiting} requests, {len(self._groups)} groups, {len(self._flights)} batches>"
+        there = f"{self._present} requests, {len(self._waiting)} waiting"
+        return f"<Coalescer {there}, {len(self._groups)} groups, {len(self._flights)} batches>"
 
     @property
     def busy(self) -> int:
         """Requests, groups and batches that are there; nothing, when all is at rest."""
-        return self._waiting + len(self._groups) + len(self._flights)
+        return self._present + len(self._waiting) + len(self._groups) + len(self._flights)
 
     async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> Answer:
         """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with `inputs`."""
@@ -144,27 +146,32 @@ class Coalescer:
     def _joined(self, group: Group, member: Member, *, bulk: bool) -> Iterator[None]:
         """Have the member's parts sent while the block runs."""
         now, gathering, size = self._clock(), group.gathering(bulk=bulk), member.request.ask.size_bytes
-        self._waiting += 1
+        self._present += 1
+        self._waiting[member] = size
         self._waiting_bytes += size
+        member.on_taken = self._waits_no_more
         for part in member.parts:
             gathering.join(part, now)
         try:
             self._look_soon(group)
             yield
         finally:
-            self._waiting -= 1
-            self._waiting_bytes -= size
+            self._present -= 1
+            self._waits_no_more(member)
             for part in member.parts:
                 if not gathering.lane.leave(part):
                     self._flights.leave(part)
             member.has_left()
             self._look_soon(group)
 
+    def _waits_no_more(self, member: Member) -> None:
+        self._waiting_bytes -= self._waiting.pop(member, 0)
+
     def _refuse_what_is_too_much(self, request: InferenceRequest) -> None:
-        bounds, size = self._admission, request.ask.size_bytes
-        if self._waiting > bounds.max_queued_requests or self._waiting_bytes + size > bounds.max_queued_bytes:
+        bounds, size, waiting = self._admission, request.ask.size_bytes, len(self._waiting)
+        if waiting and (waiting >= bounds.max_queued_requests or self._waiting_bytes + size > bounds.max_queued_bytes):
             raise QueueFull(
-                f"{self._waiting} embeddings requests are under way already, the most that may be.",
+                f"{waiting} embeddings requests wait for a batch already, the most that may.",
                 retry_after_seconds=self._retry_after(request.ask.model),
             )
 

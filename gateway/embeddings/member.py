@@ -1,6 +1,7 @@
 """One client's request while its inputs travel with those of others."""
 
 import asyncio
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,7 @@ class Member:
         self.whole = True  # it is sent in one piece
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.waits: asyncio.Timeout | None = None  # while a part is in no batch
+        self.on_taken: Callable[[Member], None] = lambda _: None  # told when every part is in a batch
         self.backends: dict[str, None] = {}
         self.attempts = 0
         self.queue_seconds = 0.0
@@ -85,7 +87,10 @@ class Member:
         """One of its parts is in a batch now. With the last of them its time to wait for that is over."""
         self._to_take -= 1
         self.attempts = 1
-        if not self._to_take and self.waits is not None and not self.waits.expired():
+        if self._to_take:
+            return
+        self.on_taken(self)
+        if self.waits is not None and not self.waits.expired():
             self.waits.reschedule(None)
 
     def sent(self, record: Record, waited_seconds: float) -> None:

@@ -376,11 +376,17 @@ def test_a_client_may_leave_at_any_moment(after: int, given: Any) -> None:
     run(main())
 
 
-def test_a_client_is_refused_when_too_many_are_there_already() -> None:
+def test_a_client_is_refused_when_too_many_wait_already_but_those_under_way_do_not_count() -> None:
     async def main() -> None:
-        scene = Scene(admission={"max_queued_requests": 4})
-        wires = await scene.ask_all(*(f"text {number}" for number in range(8)))
-        assert [wire.status for wire in wires].count(429) == 3
+        scene = Scene(admission={"max_queued_requests": 4}, max_delay_seconds=10.0)
+        tasks = []
+        for number in range(20):
+            tasks.append(asyncio.create_task(scene.ask(f"text {number}")))
+            await turns(4)  # the first two go at once, each alone
+        wires = await asyncio.gather(*tasks)
+        assert [wire.status for wire in wires] == [200] * 6 + [429] * 14
+        assert scene.sizes == [1, 1, 4]
+        assert b"queue_full" in wires[-1].body
         await scene.check_that_nothing_is_left()
 
     run(main())
