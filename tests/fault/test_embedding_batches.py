@@ -104,14 +104,15 @@ async def test_a_bad_input_fails_its_own_client_only(backend: ScriptedBackend) -
 
 
 async def test_an_answer_too_long_to_be_held_is_shared_out_all_the_same(backend: ScriptedBackend) -> None:
-    step = Embeds(dimensions=8192)
+    dimensions = 16384
+    step = Embeds(dimensions)
     backend.plays(step)
-    async with running(backend) as under_test:
+    async with running(backend, sections={"embeddings": {"max_delay_seconds": 0.5}}) as under_test:
         texts = [f"text {number}" for number in range(48)]
         answers = await ask_all(under_test, *texts)
         for text, answer in zip(texts, answers, strict=True):
-            assert vectors(answer) == [vector(text, 8192)]
-        assert max(map(len, step.batches)) > 24  # 1 MiB
+            assert vectors(answer) == [vector(text, dimensions)]
+        assert max(map(len, step.batches)) * len(vector("", dimensions)) > 1048576
 
 
 async def test_a_batch_is_aborted_when_the_last_of_its_clients_has_left(backend: ScriptedBackend) -> None:

@@ -50,10 +50,11 @@ def bodies(model: str, words: int, encoding: str, seed: int) -> Iterator[bytes]:
 def apply(url: str, requests: Iterator[bytes], clients: int, seconds: float) -> Answers:
     """Put so many clients on a server for so long."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_apply(url, requests, clients, seconds))
+        return runner.run(put_on(url, requests, clients, seconds))
 
 
-async def _apply(url: str, requests: Iterator[bytes], clients: int, seconds: float) -> Answers:
+async def put_on(url: str, requests: Iterator[bytes], clients: int, seconds: float) -> Answers:
+    """The same, in a loop that runs."""
     answers = Answers(seconds)
     ends = time.perf_counter() + seconds
     async with asyncio.TaskGroup() as group:
