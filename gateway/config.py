@@ -141,7 +141,7 @@ class RoutingConfig(Section):
     aging: float = Field(0.05, ge=0, description="Seconds of cost that one second of waiting is worth.")
     index_capacity_factor: float = Field(1.0, gt=0, description="Size of the own record, in KV caches.")
     index_memory_bytes: int = Field(536870912, gt=0, description="Most memory of all own records together.")
-    scan: int = Field(64, ge=1, le=256, description="Oldest waiting requests looked at in one pass.")
+    scan: int = Field(32, ge=1, le=256, description="Oldest waiting requests looked at in one pass.")
     starvation_seconds: Seconds = Field(30.0, description="After this wait a request takes any open backend, first.")
 
 

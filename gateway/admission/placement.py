@@ -39,7 +39,7 @@ class Knobs:
 
     aging: float = 0.05
     kv_headroom: float = 0.95
-    scan: int = 64
+    scan: int = 32
     starvation_seconds: float = 30.0
     hold_without_backend: bool = True
 

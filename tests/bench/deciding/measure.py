@@ -30,7 +30,7 @@ LONG_PROMPT_BYTES = 200_000
 _LONG_PROMPTS = 8
 _STEP_SECONDS = 0.005
 _WAITING = 256
-_SCAN = 64  # the default of `routing.scan`
+_SCAN = 32  # the default of `routing.scan`
 _WARM_UPS = 50
 _PROMPTS_AN_ENGINE = 90  # twice what its cache holds: hits are what a group shares, seldom the whole prompt
 
