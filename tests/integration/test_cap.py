@@ -20,6 +20,7 @@ from tests.integration.prompts import ENDLESS_TOKENS, chat
 CAP = 2
 REQUESTS = 12
 TOKENS_EACH = 200
+ENOUGH_SAMPLES = 20
 
 
 async def watch(url: str, seen: list[float]) -> None:
@@ -57,10 +58,11 @@ async def test_the_cap_holds_and_is_reached(start_gateway: StartGateway, fleet: 
     with start_gateway({}, max_in_flight=CAP) as gateway:
         await whole_fleet_is_up(gateway, fleet)
         async with gateway.client() as sdk:
-            seen = await run_watched(sdk, fleet, [chat(tokens=TOKENS_EACH) for _ in range(REQUESTS)])
-        for samples in seen:
-            assert len(samples) >= 20, "too few samples to prove anything"
-            assert max(samples) == CAP
+            seen: list[list[float]] = [[] for _ in fleet.chat_urls]
+            while min(map(len, seen)) < ENOUGH_SAMPLES:  # an engine that is short of a core tells seldom
+                more = await run_watched(sdk, fleet, [chat(tokens=TOKENS_EACH) for _ in range(REQUESTS)])
+                seen = [[*before, *after] for before, after in zip(seen, more, strict=True)]
+        assert [max(each) for each in seen] == [CAP] * len(seen)
         await gateway_holds_nothing(gateway.admin_url)
     await engines_become_idle(fleet.urls)
 
@@ -79,7 +81,8 @@ async def test_requests_beyond_the_cap_are_served_in_the_order_they_came(
     start_gateway: StartGateway, fleet: Fleet
 ) -> None:
     finished: list[int] = []
-    with start_gateway({}, max_in_flight=1) as gateway:
+    order = {"routing": {"aging": 10}}  # so that it decides, not what their prefills are taken to cost
+    with start_gateway(order, max_in_flight=1) as gateway:
         await whole_fleet_is_up(gateway, fleet)
         async with gateway.client() as sdk:
 
