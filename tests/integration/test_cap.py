@@ -81,7 +81,7 @@ async def test_requests_beyond_the_cap_are_served_in_the_order_they_came(
     start_gateway: StartGateway, fleet: Fleet
 ) -> None:
     finished: list[int] = []
-    order = {"routing": {"aging": 10}}  # so that it decides, not what their prefills are taken to cost
+    order = {"routing": {"policy": "least_loaded"}}  # under which nobody waits for a better backend meanwhile
     with start_gateway(order, max_in_flight=1) as gateway:
         await whole_fleet_is_up(gateway, fleet)
         async with gateway.client() as sdk:

@@ -12,7 +12,10 @@ from tests.integration.fleet import CHAT_MODEL, Fleet
 from tests.integration.observed import gateway_holds_nothing, queued_requests_become
 from tests.integration.prompts import ENDLESS_TOKENS, chat
 
-SECTIONS = {"admission": {"tenant_header": "X-User"}}
+SECTIONS = {
+    "admission": {"tenant_header": "X-User"},
+    "routing": {"policy": "least_loaded"},  # under which nobody waits for a better backend while others overtake
+}
 
 
 async def fill(client: AsyncOpenAI, engines: int) -> list[Any]:
