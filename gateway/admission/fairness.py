@@ -174,19 +174,21 @@ class Tenants:
 
     def _guards_tenants(self, now: float) -> bool:
         """Several were active lately; where all of them have a backlog, there is nobody to keep anything for."""
-        if now - self._other_seconds >= _ACTIVE_SECONDS:
+        if not self._several_lately(now):
             return False
-        if now - self._summed_seconds > _SUM_GOOD_FOR_SECONDS:
-            self._sum(now)
         return self.waiting_tenants < self._active or now - self.flow_began_seconds < _BACKLOG_SECONDS
 
     def waits_much(self, tenant: Tenant, now: float) -> bool:
         """The same for places in the line."""
+        return self._several_lately(now) and tenant.waiting * self._active_weight > tenant.weight * self.waiting
+
+    def _several_lately(self, now: float) -> bool:
+        """Whether more than one tenant was active lately; if so, what is known of them all is counted up."""
         if now - self._other_seconds >= _ACTIVE_SECONDS:
             return False
         if now - self._summed_seconds > _SUM_GOOD_FOR_SECONDS:
             self._sum(now)
-        return tenant.waiting * self._active_weight > tenant.weight * self.waiting
+        return True
 
     def _sum(self, now: float) -> None:
         """Who was active lately, and their weight."""
