@@ -38,6 +38,10 @@ def sim(
     max_num_queued_reqs: Annotated[int | None, typer.Option(help="Refuse (503) beyond so many requests.")] = None,
     api_key: Annotated[str | None, typer.Option(help="Demand this key under /v1.")] = None,
     embedding: Annotated[bool, typer.Option("--embedding", help="Serve an embedding model.")] = False,
+    api_request_seconds: Annotated[
+        float, typer.Option(min=0, help="CPU to spend on each pooling request, besides what it costs anyway.")
+    ] = 0,
+    api_input_seconds: Annotated[float, typer.Option(min=0, help="CPU to spend on each of its inputs.")] = 0,
     control: Annotated[bool, typer.Option("--control", help="Offer /sim/* and obey x-sim-script.")] = False,
     dev_mode: Annotated[bool, typer.Option("--dev-mode", help="Offer the routes clients must not reach.")] = False,
     responses_store: Annotated[bool, typer.Option("--responses-store", help="Keep responses for GET.")] = False,
@@ -67,7 +71,8 @@ def sim(
     config = EngineConfig(
         model=model, host=host, port=port, limits=limits, step_time=PRESETS[preset.value], time_scale=time_scale,
         max_model_len=min(max_model_len, limits.num_blocks * block_size), lora_adapters=tuple(lora or ()),
-        api_key=api_key, embedding=embedding, control=control, dev_mode=dev_mode,
+        api_key=api_key, embedding=embedding, api_request_seconds=api_request_seconds,
+        api_input_seconds=api_input_seconds, control=control, dev_mode=dev_mode,
         max_num_queued_reqs=max_num_queued_reqs, responses_store=responses_store,
         shutdown_timeout_seconds=shutdown_timeout, data_parallel_size=data_parallel_size, kv_events=kv_events,
     )  # fmt: skip

@@ -36,6 +36,9 @@ class EngineConfig:
     api_key: str | None = None
     embedding: bool = False
     embedding_dimensions: int = 384
+    # CPU that the API server spends on each pooling request, and on each of its inputs, beside what this process does.
+    api_request_seconds: float = 0.0
+    api_input_seconds: float = 0.0
     # Offer /sim/*, obey x-sim-script, keep a ledger; implies dev_mode.
     control: bool = False
     # Offer the routes of VLLM_SERVER_DEV_MODE and others that clients must not reach.

@@ -3,7 +3,7 @@
 `python -m tests.bench run` builds the tools, installs the peers that are missing, compares, and prints the table.
 `smoke` is a short run of ours, and of nginx if it is there, that fails on any error.
 `overload` asks ours for up to ten times what the engines can serve; it fails if a goal is missed.
-`deciding` times the gateway's decisions alone; they are part of `run`, too.
+`deciding` times the gateway's decisions alone; they are part of `run`, too, and so is a short run of `embeddings`.
 `fairness` shows what one client waits for while another floods the gateway.
 `limits` compares the adaptive limit on sequences in flight with every static one, in virtual time.
 `routing` compares what routers make of prefix caches, on real engines under a trace.
@@ -27,6 +27,8 @@ from tests.bench.alone import alone
 from tests.bench.deciding import measure as decisions
 from tests.bench.deciding.results import table
 from tests.bench.embeddings.command import embeddings
+from tests.bench.embeddings.run import Options as EmbeddingOptions
+from tests.bench.embeddings.run import compare as compare_embeddings
 from tests.bench.install import NotInstalled, install, version
 from tests.bench.limits import compare, crowds
 from tests.bench.machine import describe
@@ -69,7 +71,10 @@ def run(
         raise typer.BadParameter(str(error)) from error
     place = Place(directory.resolve())
     ready = _prepare(place, names or [])
-    results = _compare(place, ready, chosen, repetitions).model_copy(update={"timings": decisions.measure()})
+    ours = any(peer.name == OURS for peer in ready)
+    embedded = compare_embeddings(_embedding_options(place), _say) if ours else []  # first, while all cores are free
+    measured = _compare(place, ready, chosen, repetitions)
+    results = measured.model_copy(update={"timings": decisions.measure(), "embeddings": embedded})
     path = out or place.root / "results.json"
     path.write_text(results.model_dump_json(indent=1) + "\n")
     shown = report.markdown(results)
@@ -176,6 +181,10 @@ def _prepare(place: Place, names: list[str]) -> list[Peer]:
         raise typer.BadParameter(str(error)) from error
     except NotInstalled as error:
         _fail(str(error))
+
+
+def _embedding_options(place: Place) -> EmbeddingOptions:
+    return EmbeddingOptions("sim", Path("sim"), (1, 64), 4, "base64", 3.0, 3, place.root / "embeddings")
 
 
 def _compare(place: Place, ready: list[Peer], chosen: list[Scenario], repetitions: int) -> Results:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tests.bench.deciding import results as timings
+from tests.bench.embeddings.run import table as embeddings_table
 from tests.bench.peers import OURS, PEERS, Peer
 from tests.bench.results import Results, Sample, Turn
 from tests.bench.scenarios import ALL
@@ -224,7 +225,8 @@ def affinity(results: Results) -> str:
 def markdown(results: Results) -> str:
     """The table and its notes."""
     decisions = timings.table(results.timings) if results.timings else ""
-    parts = [table(results), *notes(results), affinity(results), decisions]
+    embeddings = embeddings_table(results.embeddings) if results.embeddings else ""
+    parts = [table(results), *notes(results), affinity(results), decisions, embeddings]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -3,6 +3,7 @@
 from pydantic import BaseModel, ConfigDict
 
 from tests.bench.deciding.results import Timing
+from tests.bench.embeddings.run import Sample as EmbeddingSample
 
 
 class _Record(BaseModel):
@@ -111,3 +112,5 @@ class Results(_Record):
     turns: dict[str, list[Turn]]
     timings: list[Timing] = []
     """Of the gateway's decisions alone."""
+    embeddings: list[EmbeddingSample] = []
+    """Of the gateway's batches of embeddings."""

@@ -1,5 +1,6 @@
 """What the pooling endpoints share: reading inputs and running them through the engine."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,12 +25,20 @@ async def pool(
     model = service.check_model(body.get("model"), with_aliases=False)
     prompts = [service.prompt(tokens, text, model, body.get("cache_salt") or "") for tokens, text in texts]
     service.check_admission(len(prompts))
+    _spend(service.config.api_request_seconds + len(prompts) * service.config.api_input_seconds)
     note(entry, model, prompts)
     entry.request_id = service.request_id(request)
     choices = [_pooled(service, index, prompt) for index, prompt in enumerate(prompts)]
     with Generation(service.engine, choices, entry) as generation:
         await generation.finished()
         return prompts, generation.prompt_tokens
+
+
+def _spend(cpu_seconds: float) -> None:
+    """Compute for so long, as an API server does that has one thread for all: meanwhile nothing else is done."""
+    until = time.thread_time() + cpu_seconds
+    while cpu_seconds and time.thread_time() < until:
+        pass
 
 
 def _pooled(service: Service, index: int, prompt: Prompt) -> Choice:

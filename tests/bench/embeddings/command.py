@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from tests.bench.embeddings.picture import picture
 from tests.bench.embeddings.run import Options, compare, table
 
 
 def embeddings(
-    engine: Annotated[str, typer.Option(help="vllm (real, on the CPU) or sim.")] = "vllm",
+    engine: Annotated[str, typer.Option(help="vllm (real, on the CPU) or sim (as fast as on a GPU).")] = "vllm",
     model: Annotated[Path, typer.Option(help="Model folder.")] = Path(".models/minilm"),
     clients: Annotated[str, typer.Option(help="Clients at once, separated by commas.")] = "1,8,64",
     words: Annotated[int, typer.Option(min=1, help="Of each text.")] = 4,
@@ -30,5 +31,6 @@ def embeddings(
     )
     samples = compare(options, lambda line: typer.echo(line, err=True))
     (directory / "results.json").write_text(json.dumps([asdict(sample) for sample in samples], indent=1) + "\n")
+    (directory / "results.svg").write_text(picture(samples))
     (directory / "results.md").write_text(table(samples) + "\n")
     typer.echo(table(samples))

@@ -3,6 +3,8 @@
 import pytest
 
 from tests.bench import report
+from tests.bench.embeddings.run import ARMS
+from tests.bench.embeddings.run import Sample as EmbeddingSample
 from tests.bench.peers import PEERS
 from tests.bench.report import COLUMNS, MEMORY, cell, marks_of, verdict
 from tests.bench.results import Turn
@@ -124,3 +126,10 @@ def test_problems_are_failures_errors_and_silence() -> None:
 
 def test_every_column_has_its_scenario() -> None:
     assert {column.scenario for column in COLUMNS} <= {scenario.name for scenario in ALL}
+
+
+def test_what_batches_of_embeddings_are_worth_follows_and_is_kept() -> None:
+    samples = [EmbeddingSample(arm, 64, 100.0, 1.0, 2.0, 0.5, 0.1) for arm in ARMS]
+    results = make_results({"gateway": [cpu_turn(40)]}).model_copy(update={"embeddings": samples})
+    kept = Results.model_validate_json(results.model_dump_json())
+    assert "| 64 | batching | 100 | 1.00 | 2.0 | 0.50 | 0.100 |" in report.markdown(kept)

@@ -69,9 +69,9 @@ def test_failures_wrong_lengths_and_a_late_client_are_told() -> None:
 def test_the_picture_has_a_curve_of_each_arm_in_both_panels() -> None:
     run = results({name: [turn(1, figures()), turn(2, figures())] for name in ("gateway-prefix", "smg")})
     root = ElementTree.fromstring(picture(run))
-    curves = [element for element in root.iter() if element.get("class", "").startswith("line a")]
+    curves = [element for element in root.iter() if element.get("class", "").startswith("line s")]
     assert len(curves) == 2 + 4  # the legend and two panels
-    assert sum("ours" in element.get("class", "") for element in curves) == 3
+    assert sum("strong" in element.get("class", "") for element in curves) == 3
     text = "".join(root.itertext())
     assert "TTFT by percentile" in text
     assert "smg: 50% of prompt tokens found in a cache" in text

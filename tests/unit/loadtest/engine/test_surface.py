@@ -1,6 +1,7 @@
 """What is served to whom: routes, keys, errors, the endpoints without an OpenAI client."""
 
 import json
+import time
 from typing import Any
 
 import aiohttp
@@ -163,3 +164,12 @@ async def test_an_adapter_is_a_model_of_its_own(http: aiohttp.ClientSession) -> 
             assert completion["model"] == model
             hits.append(completion["usage"]["prompt_tokens_details"]["cached_tokens"])
         assert hits == [0, 0, 48]
+
+
+async def test_the_api_server_may_cost_cpu_for_each_request_and_each_input(http: aiohttp.ClientSession) -> None:
+    config = EngineConfig(time_scale=0, embedding=True, api_request_seconds=0.05, api_input_seconds=0.02)
+    async with SimulatedEngine(config) as costly:
+        before = time.thread_time()
+        status, _ = await post(http, f"{costly.url}/v1/embeddings", {"input": ["a", "b", "c"]})
+        assert status == 200
+        assert 0.11 <= time.thread_time() - before < 0.5

@@ -1,0 +1,50 @@
+"""Requests per second and latency over the number of clients, as one SVG file."""
+
+import math
+from collections.abc import Sequence
+
+from loadtest.report.axes import Axis, linear, logarithmic, nice_top
+from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, Series
+from loadtest.report.sheet import sheet, style
+from tests.bench.embeddings.run import ARMS, Sample, middle
+
+_NAMES = {"direct": "direct", "not batching": "gateway, coalesce: false", "batching": "gateway"}
+
+
+def picture(samples: Sequence[Sample]) -> str:
+    """Medians of every arm; empty where there are fewer than two numbers of clients."""
+    clients = sorted({sample.clients for sample in samples})
+    if len(clients) < 2:
+        return ""
+    rates = _series(samples, clients, "per_second")
+    latencies = _series(samples, clients, "p50_ms")
+    top = nice_top(max(_values(rates)))
+    charts = [
+        Chart("requests per second", "over clients", _over(clients), linear(0, top, Y_START, Y_END, 4), rates),
+        Chart(
+            "p50 latency", "over clients", _over(clients),
+            logarithmic(min(_values(latencies)), max(_values(latencies)), Y_START, Y_END), latencies,
+        ),
+    ]  # fmt: skip
+    return sheet(charts, [(_style(number, arm), _NAMES[arm]) for number, arm in enumerate(ARMS)])
+
+
+def _style(number: int, arm: str) -> str:
+    return style(number, strong=arm == "batching")
+
+
+def _series(samples: Sequence[Sample], clients: Sequence[int], figure: str) -> list[Series]:
+    return [
+        Series(_NAMES[arm], _style(number, arm), [(math.log2(at), middle(samples, arm, at, figure)) for at in clients])
+        for number, arm in enumerate(ARMS)
+    ]
+
+
+def _values(series: Sequence[Series]) -> list[float]:
+    return [y for each in series for _, y in each.points if y is not None]
+
+
+def _over(clients: Sequence[int]) -> Axis:
+    low, high = math.log2(clients[0]), math.log2(clients[-1])
+    ticks = [(math.log2(at), str(at)) for at in clients]
+    return Axis(lambda value: X_START + (value - low) / (high - low) * (X_END - X_START), ticks)
