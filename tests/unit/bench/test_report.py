@@ -7,7 +7,7 @@ from tests.bench.embeddings.run import ARMS
 from tests.bench.embeddings.run import Sample as EmbeddingSample
 from tests.bench.peers import PEERS
 from tests.bench.report import COLUMNS, MEMORY, cell, marks_of, verdict
-from tests.bench.results import Turn
+from tests.bench.results import Results, Turn
 from tests.bench.scenarios import ALL
 from tests.unit.bench.builders import cpu_turn, make_results, make_sample
 
