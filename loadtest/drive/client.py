@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
@@ -26,7 +28,7 @@ from loadtest.drive.record import (
     Record,
     http_outcome,
 )
-from loadtest.drive.sse import StreamWatch, error_message
+from loadtest.drive.sse import StreamWatch, error_message, text_of
 
 # A long answer outruns aiohttp's default of 64 KiB and then the reader, not the server, sets the pace.
 _READ_BUFFER_BYTES = 2**20
@@ -51,6 +53,14 @@ def open_session(plan: Plan) -> aiohttp.ClientSession:
     )
 
 
+@dataclass(slots=True)
+class Answer:
+    """When content was read, and what it said, where that is kept."""
+
+    read_times: Sequence[float]
+    text: str = ""
+
+
 class Client:
     """Sends a plan's requests over one session; `clock` gives seconds from the start of the run."""
 
@@ -59,15 +69,17 @@ class Client:
         self._clock = clock
         self._url = plan.url + plan.endpoint.path
         self._stream = plan.stream
+        self._keeps_text = plan.keeps_text
         self._timeout_seconds = plan.timeout_seconds
 
-    async def send(self, record: Record, body: bytes) -> list[float]:
-        """Fills in `record`; returns the times at which content was read. Cancellation is recorded, then raised."""
-        watch = StreamWatch()
+    async def send(self, record: Record, body: bytes) -> Answer:
+        """Fills in `record`. Cancellation is recorded, then raised."""
+        watch = StreamWatch(keeps_text=self._keeps_text)
+        answer = Answer(watch.read_times)
         record.sent = self._clock()
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                await self._exchange(record, body, watch)
+                await self._exchange(record, body, watch, answer)
         except asyncio.CancelledError:
             record.outcome = INTERRUPTED
             raise
@@ -79,14 +91,15 @@ class Client:
             record.end = self._clock()
             record.first_token = watch.first_content if self._stream else None
             record.events, record.reads = watch.events, len(watch.read_times)
-        return watch.read_times
+            record.quiet_from, record.quiet_until = _quiet((record.sent, *watch.read_times, record.end))
+        return answer
 
     def _broken(self, record: Record, error: Exception) -> str:
         if record.status is None:
             return _network_outcome(error)
         return STREAM_CUT if self._stream else BODY_CUT
 
-    async def _exchange(self, record: Record, body: bytes, watch: StreamWatch) -> None:
+    async def _exchange(self, record: Record, body: bytes, watch: StreamWatch, answer: Answer) -> None:
         async with self._session.post(self._url, data=body, allow_redirects=False) as response:
             record.status = response.status
             _note_headers(record, response)
@@ -94,11 +107,12 @@ class Client:
                 record.outcome = http_outcome(response.status)
                 record.detail = _refusal(await response.read())
             elif not self._stream:
-                _take_answer(record, await response.read())
+                answer.text = _take_answer(record, await response.read())
             elif response.content_type != "text/event-stream":
                 record.outcome, record.detail = NOT_A_STREAM, f"content-type {response.content_type}"
             else:
                 await self._follow(record, response, watch)
+                answer.text = watch.text()
 
     async def _follow(self, record: Record, response: aiohttp.ClientResponse, watch: StreamWatch) -> None:
         clock = self._clock
@@ -114,16 +128,22 @@ class Client:
             record.outcome = OK
 
 
-def _take_answer(record: Record, body: bytes) -> None:
+def _quiet(moments: Sequence[float]) -> tuple[float, float]:
+    """The longest stretch between moments that follow each other."""
+    return max(pairwise(moments), key=lambda stretch: stretch[1] - stretch[0])
+
+
+def _take_answer(record: Record, body: bytes) -> str:
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:
         answer = None
     if not isinstance(answer, dict) or not (answer.get("choices") or answer.get("data")):
         record.outcome, record.detail = BAD_BODY, body[:_DETAIL_CHARS].decode("utf-8", "replace")
-        return
+        return ""
     _note_usage(record, answer.get("usage") or {})
     record.outcome = OK
+    return text_of(answer)
 
 
 def _note_headers(record: Record, response: aiohttp.ClientResponse) -> None:

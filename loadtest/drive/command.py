@@ -15,6 +15,7 @@ from loadtest.drive.fleet import Stopped, WorkerDied
 from loadtest.drive.options import RunOptions
 from loadtest.drive.run import Order, carry_out
 from loadtest.drive.target import TargetError, look_at
+from loadtest.replay.trace import TraceError
 
 
 def run(options: RunOptions) -> None:
@@ -24,9 +25,12 @@ def run(options: RunOptions) -> None:
     """
     console, complaints = Console(), Console(stderr=True)
     try:
+        options.check_trace()
         target = asyncio.run(look_at(options.target_url, options.api_key, options.model))
         order = Order(options.plan(target), target, options.bounds, options.metrics_url, options.out)
         results = carry_out(order, console)
+    except TraceError as error:
+        raise typer.BadParameter(str(error)) from None
     except (TargetError, WorkerDied, OSError) as error:
         complaints.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None

@@ -7,11 +7,14 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+import aiohttp
+
 from loadtest.drive.client import Client
 from loadtest.drive.plan import Plan, schedule, shared_out
 from loadtest.drive.record import DROPPED, INTERRUPTED, Record
 from loadtest.workloads.body import BodyMaker
-from loadtest.workloads.prompts import NO_GROUP, Prompt, PromptSource
+from loadtest.workloads.prompts import NO_GROUP, Prompt
+from loadtest.workloads.sources import source_of
 
 # Gaps between reads are counted in ticks of 10 µs: finer than any timer here, and any number of them stays small.
 ITL_TICKS_PER_SECOND = 100_000
@@ -25,14 +28,20 @@ class Driver:
     """One worker's requests. Cancelling `run` ends it early; what was in flight is recorded as interrupted."""
 
     def __init__(
-        self, plan: Plan, worker: int, client: Client, clock: Callable[[], float], emit: Callable[[Record], None]
+        self,
+        plan: Plan,
+        worker: int,
+        session: aiohttp.ClientSession,
+        clock: Callable[[], float],
+        emit: Callable[[Record], None],
     ) -> None:
         self._plan = plan
         self._worker = worker
-        self._client = client
+        self._client = Client(plan, session, clock)
         self._clock = clock
         self._emit = emit
-        self._prompts = PromptSource(plan.workload)
+        self._source = source_of(plan.workload)
+        self._cap = shared_out(plan.max_in_flight, worker, plan.workers)
         self._bodies: BodyMaker = plan.body_maker()
         self.in_flight = 0
         self._starting = 0
@@ -46,7 +55,7 @@ class Driver:
         async def one(index: int) -> None:
             async with gate:
                 record = _blank(index, NO_GROUP, self._clock())
-                await self._client.send(record, self._bodies.body(self._prompts.warmup(index)))
+                await self._client.send(record, self._bodies.body(self._source.warmup(index)))
                 records.append(record)
 
         async with asyncio.TaskGroup() as group:
@@ -57,41 +66,42 @@ class Driver:
     async def run(self) -> None:
         """Sends everything and waits for every answer."""
         if self._plan.concurrency is not None:
-            await self._closed_loop(shared_out(self._plan.concurrency, self._worker, self._plan.workers))
+            await self._closed_loop()
         else:
             await self._open_loop()
 
-    async def _closed_loop(self, slots: int) -> None:
+    async def _closed_loop(self) -> None:
+        ends = [end for end in (self._plan.requests, self._source.count) if end is not None]
         indices: Iterator[int] = itertools.count(self._worker, self._plan.workers)
-        if self._plan.requests is not None:
-            indices = iter(range(self._worker, self._plan.requests, self._plan.workers))
+        if ends:
+            indices = iter(range(self._worker, min(ends), self._plan.workers))
         async with asyncio.TaskGroup() as group:
-            for _ in range(slots):
-                group.create_task(self._slot(indices))
+            for slot in range(self._worker, self._plan.slots, self._plan.workers):
+                group.create_task(self._slot(indices, *self._plan.presence(slot)))
 
-    async def _slot(self, indices: Iterator[int]) -> None:
+    async def _slot(self, indices: Iterator[int], comes: float, leaves: float) -> None:
         """One user: sends, waits for the end, sends again; one that is refused pauses, longer each time."""
         pause_seconds = _REFUSED_PAUSE_SECONDS
-        for index in indices:
-            now = self._clock()
-            if self._plan.duration_seconds is not None and now >= self._plan.duration_seconds:
+        if not await self._reached(comes):
+            return
+        while (now := self._clock()) < leaves and not self._over(now):
+            index = next(indices, None)
+            if index is None:
                 return
-            record = await self._one(index, now)
-            if record.ok:
+            if await self._converse(index, now):
                 pause_seconds = _REFUSED_PAUSE_SECONDS
             else:
                 await asyncio.sleep(pause_seconds)
                 pause_seconds = min(pause_seconds * 2, _LONGEST_PAUSE_SECONDS)
 
     async def _open_loop(self) -> None:
-        cap = shared_out(self._plan.max_in_flight, self._worker, self._plan.workers)
         async with asyncio.TaskGroup() as group:
-            for index, due in schedule(self._plan):
+            for index, due in schedule(self._plan, self._source.arrivals_seconds):
                 if index % self._plan.workers != self._worker:
                     continue
                 # Always yields, so that a burst that is overdue does not starve the reads of what is in flight.
                 await asyncio.sleep(max(0.0, due - self._clock()))
-                if self.in_flight + self._starting >= cap:
+                if self.in_flight + self._starting >= self._cap:
                     self._drop(index, due)
                 else:
                     self._starting += 1
@@ -99,24 +109,51 @@ class Driver:
 
     async def _arrival(self, index: int, due: float) -> None:
         self._starting -= 1
-        await self._one(index, due)
+        await self._converse(index, due)
 
-    async def _one(self, index: int, intended: float) -> Record:
-        prompt: Prompt = self._prompts.prompt(index)
+    async def _converse(self, index: int, due: float) -> bool:
+        """All turns, each after the answer to the one before; a turn that fails is the last. Whether none failed."""
+        history: tuple[str, ...] = ()
+        for number, turn in enumerate(self._source.turns(index)):
+            if number and not await self._reached(due := due + turn.pause_seconds):
+                return True
+            record, answer = await self._one(index, number, turn.prompt.after(history), due)
+            if not record.ok:
+                return False
+            due = record.end
+            if turn.remembers:
+                history += (turn.prompt.tail, answer)
+        return True
+
+    async def _reached(self, due: float) -> bool:
+        """Waits until then; not if the run is over by then."""
+        if self._over(due):
+            return False
+        if due > self._clock():
+            await asyncio.sleep(due - self._clock())
+        return True
+
+    def _over(self, now: float) -> bool:
+        return self._plan.duration_seconds is not None and now >= self._plan.duration_seconds
+
+    async def _one(self, index: int, turn: int, prompt: Prompt, intended: float) -> tuple[Record, str]:
         record = _blank(index, prompt.group, intended)
-        record.asked_tokens = prompt.max_tokens
+        record.turn, record.asked_tokens, record.asked_prompt_tokens = turn, prompt.max_tokens, prompt.asked_tokens
         self.in_flight += 1
         try:
-            times = await self._client.send(record, self._bodies.body(prompt))
+            answer = await self._client.send(record, self._bodies.body(prompt))
         finally:
             self.in_flight -= 1
             self._emit(record)
         if record.ok:
-            self.itl_ticks.update(round((b - a) * ITL_TICKS_PER_SECOND) for a, b in itertools.pairwise(times))
-        return record
+            gaps = itertools.pairwise(answer.read_times)
+            self.itl_ticks.update(round((b - a) * ITL_TICKS_PER_SECOND) for a, b in gaps)
+        return record, answer.text
 
     def _drop(self, index: int, due: float) -> None:
-        record = _blank(index, self._prompts.prompt(index).group, due)
+        prompt = self._source.turns(index)[0].prompt
+        record = _blank(index, prompt.group, due)
+        record.asked_prompt_tokens = prompt.asked_tokens
         record.sent = record.end = self._clock()
         record.outcome = DROPPED
         self._emit(record)

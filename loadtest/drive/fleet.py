@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Channel = Connection[ToWorker, FromWorker]
 
 _POLL_SECONDS = 0.1
-_START_DELAY_SECONDS = 0.05
+_START_DELAY_SECONDS = 0.2
 _END_GRACE_SECONDS = 5.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from pathlib import Path
@@ -15,11 +16,13 @@ from loadtest.drive.plan import Arrivals, Plan
 from loadtest.drive.target import Target, base_url
 from loadtest.report.summarise import Bounds
 from loadtest.workloads.body import Endpoint
-from loadtest.workloads.spec import WorkloadKind, WorkloadSpec
+from loadtest.workloads.recorded import trace_of
+from loadtest.workloads.spec import SourceFile, WorkloadKind, WorkloadSpec
 
 _DEFAULT_DURATION_SECONDS = 30.0
 _MOST_AUTO_WORKERS = 8
 _BYTES_PER_TOKEN = 4.5
+_BURSTINESS = 0.5
 _LOAD, _TARGET, _PROMPTS, _OUTCOME = "Load", "Target", "Prompts", "Verdict and results"
 
 
@@ -35,14 +38,33 @@ class RunOptions(BaseModel):
     url: Annotated[str, Argument(help="Base URL of a gateway or a vLLM server, with or without /v1.")]
 
     concurrency: Annotated[
-        int | None, _option("--concurrency", "-c", min=1, panel=_LOAD, told="Closed loop of N users.")
+        str | None, _option("--concurrency", "-c", panel=_LOAD, told="Closed loop of N users, or of A:B, from A to B.")
     ] = None
     rate: Annotated[
-        float | None, _option("--rate", "-r", panel=_LOAD, told="Open loop of R requests/s, whatever the answers do.")
+        str | None,
+        _option("--rate", "-r", panel=_LOAD, told="Open loop of R requests/s, or from A to B/s as A:B."),
+    ] = None
+    ramp: Annotated[
+        float | None, _option(panel=_LOAD, told="Seconds in which A becomes B. Default: all of --duration.")
     ] = None
     arrivals: Annotated[
         Arrivals, _option(panel=_LOAD, told="Open loop: how arrivals are spaced; they are never rescaled.")
     ] = Arrivals.POISSON
+    burstiness: Annotated[
+        float | None, _option(panel=_LOAD, told="gamma: shape of the gaps; below 1 comes in bursts. Default: 0.5.")
+    ] = None
+    trace: Annotated[
+        Path | None,
+        _option(
+            exists=True, dir_okay=False, panel=_LOAD,
+            told="Mooncake's JSONL or a derivative, sessions, or Azure's CSV: its requests, at its times without -c or"
+            " -r.",
+        ),
+    ] = None  # fmt: skip
+    trace_speed: Annotated[float, _option(min=0.001, panel=_LOAD, told="The trace's times pass so much faster.")] = 1.0
+    trace_block: Annotated[
+        int | None, _option(min=1, panel=_LOAD, told="Tokens of a hash_ids block. Default: as the format has it.")
+    ] = None
     duration: Annotated[
         float | None,
         _option("--duration", "-d", panel=_LOAD, told="Seconds to send for. Default: 30 without --requests."),
@@ -65,11 +87,14 @@ class RunOptions(BaseModel):
         str | None, _option(panel=_TARGET, told="Prometheus page, read before and after; changes are recorded.")
     ] = None
 
-    workload: Annotated[WorkloadKind, _option("--workload", "-w", panel=_PROMPTS, told="Shape of the prompts.")] = (
-        WorkloadKind.SHARED_PREFIX
-    )
-    groups: Annotated[int, _option(min=1, panel=_PROMPTS, told="shared-prefix: how many distinct prefixes.")] = 8
-    prefix_tokens: Annotated[int, _option(min=1, panel=_PROMPTS, told="shared-prefix: length of each prefix.")] = 1024
+    workload: Annotated[
+        WorkloadKind | None,
+        _option(
+            "--workload", "-w", panel=_PROMPTS, told="Shape of the prompts. Default: shared-prefix; trace with it."
+        ),
+    ] = None
+    groups: Annotated[int, _option(min=1, panel=_PROMPTS, told="How many distinct prefixes there are.")] = 8
+    prefix_tokens: Annotated[int, _option(min=1, panel=_PROMPTS, told="Length of each prefix.")] = 1024
     tail_tokens: Annotated[int, _option(min=1, panel=_PROMPTS, told="Length of what each prompt has alone.")] = 64
     bytes_per_token: Annotated[
         float | None,
@@ -102,10 +127,17 @@ class RunOptions(BaseModel):
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
-        if (self.concurrency is None) == (self.rate is None):
+        if self.concurrency is not None and self.rate is not None:
             raise ValueError("give either --concurrency (closed loop) or --rate (open loop)")
-        if self.rate is not None and self.rate <= 0:
-            raise ValueError("--rate must be above 0")
+        if self.concurrency is None and self.rate is None and self.trace is None:
+            raise ValueError("give --concurrency (closed loop), --rate (open loop), or --trace")
+        self._load()
+        if (self.workload is WorkloadKind.TRACE) != (self.trace is not None) and self.workload is not None:
+            raise ValueError("--workload trace and --trace FILE belong together")
+        if self.trace_speed != 1 and (self.trace is None or self.concurrency or self.rate):
+            raise ValueError("--trace-speed is for a --trace at its own times, without -c and -r")
+        if self.burstiness is not None and (self.arrivals is not Arrivals.GAMMA or self.burstiness <= 0):
+            raise ValueError("--burstiness is above 0 and belongs to --arrivals gamma")
         if (self.duration is not None and self.duration <= 0) or self.timeout <= 0:
             raise ValueError("--duration and --timeout must be above 0")
         if self.workers != "auto" and not (self.workers.isdecimal() and int(self.workers) > 0):
@@ -128,17 +160,22 @@ class RunOptions(BaseModel):
             max_error_ratio=self.max_error_ratio,
         )
 
+    def check_trace(self) -> None:
+        """Reads the trace once, so that a bad one is told before anything starts. Raises TraceError."""
+        if self.trace is not None:
+            trace_of(self._workload(None))
+
     def plan(self, target: Target, cpus: int | None = os.cpu_count()) -> Plan:
         """The plan for a target that was looked at; what was left open is drawn or chosen here."""
-        unbounded = self.duration is None and self.requests is None
+        unbounded = self.duration is None and self.requests is None and self.trace is None
         return Plan(
             url=self.target_url,
             endpoint=self.endpoint,
             model=self.model or target.models[0],
             stream=self.stream and self.endpoint is not Endpoint.EMBEDDINGS,
-            concurrency=self.concurrency,
-            rate_per_second=self.rate,
+            **self._load(),
             arrivals=self.arrivals,
+            burstiness=self.burstiness or (_BURSTINESS if self.arrivals is Arrivals.GAMMA else 1.0),
             duration_seconds=_DEFAULT_DURATION_SECONDS if unbounded else self.duration,
             requests=self.requests,
             max_in_flight=self.max_in_flight,
@@ -154,11 +191,33 @@ class RunOptions(BaseModel):
 
     def _worker_count(self, cpus: int) -> int:
         wanted = max(1, min(_MOST_AUTO_WORKERS, cpus // 2)) if self.workers == "auto" else int(self.workers)
-        return min(wanted, self.concurrency or wanted)
+        load = self._load()
+        return min(wanted, max(load.get("concurrency", 0), load.get("first_concurrency") or 0) or wanted)
+
+    def _load(self) -> dict[str, Any]:
+        """The fields of the plan that say how much is sent. Raises ValueError."""
+        if self.concurrency is not None:
+            first, last = _ramp(self.concurrency, int, "--concurrency", "a whole number from 1 such as 64, or 4:64")
+            fields: dict[str, Any] = {"concurrency": int(last), "first_concurrency": first}
+        elif self.rate is not None:
+            first, last = _ramp(self.rate, float, "--rate", "a number above 0 such as 20, or 5:50")
+            fields = {"rate_per_second": last, "first_rate_per_second": first}
+        else:
+            return {"trace_speed": self.trace_speed}
+        if first is None:
+            if self.ramp is not None:
+                raise ValueError("--ramp is for a load from A to B, such as -r 5:50 or -c 4:64")
+            return fields
+        by_default = self.duration or (None if self.requests else _DEFAULT_DURATION_SECONDS)
+        if (seconds := self.ramp or by_default) is None or seconds <= 0:
+            raise ValueError("a load from A to B needs --ramp or --duration, above 0")
+        return fields | {"ramp_seconds": seconds}
 
     def _workload(self, measured: float | None) -> WorkloadSpec:
         return WorkloadSpec(
-            kind=self.workload,
+            kind=self.workload or (WorkloadKind.TRACE if self.trace else WorkloadKind.SHARED_PREFIX),
+            file=_source_file(self.trace) if self.trace else None,
+            block_tokens=self.trace_block,
             groups=self.groups,
             prefix_tokens=self.prefix_tokens,
             tail_tokens=self.tail_tokens,
@@ -167,6 +226,23 @@ class RunOptions(BaseModel):
             output_spread=self.output_spread,
             seed=secrets.randbelow(2**31) if self.seed is None else self.seed,
         )
+
+
+def _ramp(text: str, number: type[float], option: str, such_as: str) -> tuple[float | None, float]:
+    """What a load begins with, if it changes, and what it ends with. Raises ValueError."""
+    first, colon, last = text.rpartition(":")
+    try:
+        values = (number(first) if colon else None), number(last)
+    except ValueError:
+        raise ValueError(f"{option} {text}: give {such_as}") from None
+    if values[1] <= 0 or (values[0] is not None and values[0] < 0):
+        raise ValueError(f"{option} {text}: give {such_as}")
+    return values
+
+
+def _source_file(path: Path) -> SourceFile:
+    with path.open("rb") as file:
+        return SourceFile(path=str(path.resolve()), sha256=hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def _json_object(text: str) -> dict[str, Any]:

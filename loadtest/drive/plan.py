@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from loadtest.drive.arrivals import bounded, constant, poisson
+from loadtest.drive.arrivals import bounded, constant, gamma, poisson, ramped
 from loadtest.workloads.body import BodyMaker, Endpoint
-from loadtest.workloads.spec import WorkloadSpec
+from loadtest.workloads.spec import WorkloadKind, WorkloadSpec
 
 
 class Arrivals(StrEnum):
@@ -19,10 +20,14 @@ class Arrivals(StrEnum):
 
     POISSON = "poisson"
     CONSTANT = "constant"
+    GAMMA = "gamma"
 
 
 class Plan(BaseModel):
-    """One run. Closed loop has `concurrency`, open loop has `rate_per_second`; exactly one is set."""
+    """One run. A closed loop has `concurrency`, an open loop `rate_per_second` or a trace's own times, `trace_speed`.
+
+    A ramp goes evenly from the first concurrency or rate to the last in `ramp_seconds`, and stays there.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -31,8 +36,13 @@ class Plan(BaseModel):
     model: str
     stream: bool = True
     concurrency: int | None = Field(default=None, ge=1)
+    first_concurrency: int | None = Field(default=None, ge=0)
     rate_per_second: float | None = Field(default=None, gt=0)
+    first_rate_per_second: float | None = Field(default=None, ge=0)
+    ramp_seconds: float | None = Field(default=None, gt=0)
+    trace_speed: float | None = Field(default=None, gt=0)
     arrivals: Arrivals = Arrivals.POISSON
+    burstiness: float = Field(default=1.0, gt=0, description="Shape of gamma gaps: below 1 comes in bursts.")
     duration_seconds: float | None = Field(default=None, gt=0)
     requests: int | None = Field(default=None, ge=1)
     max_in_flight: int = Field(default=10_000, ge=1, description="Open loop: arrivals above this are dropped, counted.")
@@ -47,16 +57,39 @@ class Plan(BaseModel):
 
     @model_validator(mode="after")
     def _one_kind_of_load(self) -> Self:
-        if (self.concurrency is None) == (self.rate_per_second is None):
-            raise ValueError("give either a concurrency (closed loop) or a rate (open loop)")
-        if self.duration_seconds is None and self.requests is None:
+        if [self.concurrency, self.rate_per_second, self.trace_speed].count(None) != 2:
+            raise ValueError("give either a concurrency (closed loop), a rate (open loop), or a trace's own times")
+        endless = self.workload.kind is not WorkloadKind.TRACE
+        if endless and self.duration_seconds is None and self.requests is None:
             raise ValueError("give a duration, a number of requests, or both")
+        ramps = self.first_concurrency is not None or self.first_rate_per_second is not None
+        if ramps != (self.ramp_seconds is not None):
+            raise ValueError("a ramp has a first value and seconds")
         return self
 
     @property
     def seed(self) -> int:
         """One seed for arrivals and prompts."""
         return self.workload.seed
+
+    @property
+    def keeps_text(self) -> bool:
+        """Whether answers are needed for what is asked next."""
+        return False
+
+    @property
+    def slots(self) -> int:
+        """The most users a closed loop ever has."""
+        return max(self.concurrency or 0, self.first_concurrency or 0)
+
+    def presence(self, slot: int) -> tuple[float, float]:
+        """From when until when that user of a closed loop is there; before the start is from the start."""
+        last, first = self.concurrency or 0, self.first_concurrency
+        if first is None or self.ramp_seconds is None or min(first, last) > slot:
+            return 0.0, math.inf
+        if first < last:
+            return (slot + 1 - first) / (last - first) * self.ramp_seconds, math.inf
+        return 0.0, (first - slot) / (first - last) * self.ramp_seconds
 
     def body_maker(self) -> BodyMaker:
         """Makes this run's request bodies."""
@@ -70,14 +103,27 @@ class Plan(BaseModel):
         )
 
 
-def schedule(plan: Plan) -> Iterator[tuple[int, float]]:
+def schedule(plan: Plan, recorded: Sequence[float] = ()) -> Iterator[tuple[int, float]]:
     """(index, seconds from the start) of every arrival of an open loop; the same in every worker."""
-    assert plan.rate_per_second is not None
-    if plan.arrivals is Arrivals.CONSTANT:
-        dues = constant(plan.rate_per_second)
+    dues: Iterator[float]
+    if plan.trace_speed is not None:
+        speed = plan.trace_speed
+        dues = (at / speed for at in recorded)
+    elif plan.ramp_seconds is not None and plan.first_rate_per_second is not None and plan.rate_per_second is not None:
+        dues = ramped(_evenly(plan, 1.0), plan.first_rate_per_second, plan.rate_per_second, plan.ramp_seconds)
     else:
-        dues = poisson(plan.rate_per_second, random.Random(f"arrivals-{plan.seed}"))
+        assert plan.rate_per_second is not None
+        dues = _evenly(plan, plan.rate_per_second)
     return bounded(dues, requests=plan.requests, duration_seconds=plan.duration_seconds)
+
+
+def _evenly(plan: Plan, rate_per_second: float) -> Iterator[float]:
+    rng = random.Random(f"arrivals-{plan.seed}")
+    if plan.arrivals is Arrivals.CONSTANT:
+        return constant(rate_per_second)
+    if plan.arrivals is Arrivals.GAMMA:
+        return gamma(rate_per_second, plan.burstiness, rng)
+    return poisson(rate_per_second, rng)
 
 
 def shared_out(total: int, worker: int, workers: int) -> int:

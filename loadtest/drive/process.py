@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from loadtest.drive.client import Client, open_session
+from loadtest.drive.client import open_session
 from loadtest.drive.driver import Driver
 from loadtest.drive.health import WorkerHealth, watch_health
 from loadtest.drive.messages import Finished, FromWorker, Progress, Ready, Start, ToWorker
@@ -37,19 +37,28 @@ def work(channel: Channel, plan: Plan, worker: int) -> None:
         pass
 
 
+class _Clock:
+    """Seconds from an origin that is moved once, when the run starts."""
+
+    def __init__(self) -> None:
+        self.origin = time.monotonic()
+
+    def __call__(self) -> float:
+        return time.monotonic() - self.origin
+
+
 async def _work(channel: Channel, plan: Plan, worker: int) -> None:
     async with open_session(plan) as session:
-        channel.send(Ready(await _warm_up(plan, worker, Client(plan, session, time.monotonic))))
+        clock = _Clock()
+        ended: list[Record] = []
+        driver = Driver(plan, worker, session, clock, ended.append)
+        warmed = await driver.warm_up()
+        _settle_memory()
+        channel.send(Ready(warmed))
         start = await asyncio.get_running_loop().run_in_executor(None, channel.recv)
         if not isinstance(start, Start):
             return
-        _settle_memory()
-
-        def clock() -> float:
-            return time.monotonic() - start.origin
-
-        ended: list[Record] = []
-        driver = Driver(plan, worker, Client(plan, session, clock), clock, ended.append)
+        clock.origin = start.origin
         health = WorkerHealth(worker)
 
         def report() -> None:
@@ -59,10 +68,6 @@ async def _work(channel: Channel, plan: Plan, worker: int) -> None:
         await _until_stopped(channel, _measure(driver, health, clock, report))
         report()
         channel.send(Finished(health, driver.itl_ticks))
-
-
-async def _warm_up(plan: Plan, worker: int, client: Client) -> list[Record]:
-    return await Driver(plan, worker, client, time.monotonic, lambda _: None).warm_up()
 
 
 async def _until_stopped(channel: Channel, measured: Coroutine[None, None, None]) -> None:

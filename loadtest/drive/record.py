@@ -45,6 +45,11 @@ class Record:
     queue_seconds: float | None = None
     events: int = 0
     reads: int = 0
+    turn: int = 0
+    asked_prompt_tokens: int = 0
+    # The longest time in which nothing came: from the send, over every read, to the end.
+    quiet_from: float = 0.0
+    quiet_until: float = 0.0
 
     @property
     def ok(self) -> bool:

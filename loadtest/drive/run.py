@@ -20,6 +20,7 @@ from loadtest.drive.target import Target, TargetError, change, read_counters
 from loadtest.report.environment import environment
 from loadtest.report.files import write_results
 from loadtest.report.live import Progress
+from loadtest.report.load import load_told
 from loadtest.report.schema import Results
 from loadtest.report.summarise import Bounds, summarise
 from loadtest.report.terminal import show
@@ -56,14 +57,13 @@ def carry_out(order: Order, console: Console) -> Results:
 
 def title(plan: Plan) -> str:
     """The run in a line."""
-    if plan.concurrency is not None:
-        load = f"closed loop of {plan.concurrency}"
-    else:
-        load = f"open loop of {plan.rate_per_second:g}/s, {plan.arrivals} arrivals"
     bounds = [f"{plan.requests} requests"] if plan.requests else []
     bounds += [f"{plan.duration_seconds:g} s"] if plan.duration_seconds else []
+    until = f" · {' or '.join(bounds)}" if bounds else ""
     how = "" if plan.stream else ", not streamed"
-    return f"{plan.endpoint} · {plan.model} · {plan.workload.kind} · {load} · {' or '.join(bounds)}{how}"
+    return (
+        f"{plan.endpoint} · {plan.model} · {plan.workload.kind} · {load_told(plan.model_dump(mode='json'))}{until}{how}"
+    )
 
 
 def _check_warm_up(records: Sequence[Record]) -> None:

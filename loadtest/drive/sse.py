@@ -18,10 +18,11 @@ _DONE = b"[DONE]"
 class StreamWatch:
     """Fed with the reads of one response; knows when content came, the last usage, an error event, and the end."""
 
-    __slots__ = ("_rest", "_usage", "done", "error", "events", "first_event", "read_times")
+    __slots__ = ("_kept", "_rest", "_usage", "done", "error", "events", "first_event", "read_times")
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_text: bool = False) -> None:
         self._rest = b""
+        self._kept: list[bytes] | None = [] if keeps_text else None
         self._usage: bytes | None = None
         self.read_times: list[float] = []
         self.first_event: float | None = None
@@ -58,6 +59,10 @@ class StreamWatch:
         usage = _parsed(self._usage).get("usage")
         return usage if isinstance(usage, dict) else {}
 
+    def text(self) -> str:
+        """What the answer said; parsed now, and empty if it was not to be kept."""
+        return "".join(text_of(_parsed(data)) for data in self._kept or ())
+
     def _event(self, event: bytes, now: float) -> None:
         data = _data(event)
         if not data:
@@ -69,10 +74,23 @@ class StreamWatch:
             self.first_event = now
         if _CONTENT.search(data):
             self.events += 1
+            if self._kept is not None:
+                self._kept.append(data)
         if _USAGE.search(data):
             self._usage = data
         if b'"error"' in data and self.error is None:
             self.error = error_message(_parsed(data))
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    """The text of the first choice of an answer or of an event of one."""
+    choices = answer.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict):
+        return ""
+    message = choice.get("delta") or choice.get("message") or {}
+    text = choice.get("text") or (message.get("content") if isinstance(message, dict) else None)
+    return text if isinstance(text, str) else ""
 
 
 def error_message(answer: dict[str, Any]) -> str | None:

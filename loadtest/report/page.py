@@ -9,6 +9,7 @@ from importlib.resources import files
 
 from loadtest.drive.record import Record
 from loadtest.report.figure import milliseconds, number, percent
+from loadtest.report.load import load_told
 from loadtest.report.pictures import pictures
 from loadtest.report.schema import BackendShare, Distribution, Results
 
@@ -36,12 +37,9 @@ def page(results: Results, records: Sequence[Record]) -> str:
 
 def _subtitle(results: Results) -> str:
     plan, environment = results.plan, results.environment
-    if plan["concurrency"] is not None:
-        load = f"closed loop of {plan['concurrency']}"
-    else:
-        load = f"open loop of {plan['rate_per_second']:g} requests/s ({plan['arrivals']} arrivals)"
     how = "streamed" if plan["stream"] else "not streamed"
-    return f"{plan['url']} · {plan['endpoint']}, {how} · {plan['workload']['kind']} · {load} · {environment.started_at}"
+    prompts = f"{plan['endpoint']}, {how} · {plan['workload']['kind']}"
+    return f"{plan['url']} · {prompts} · {load_told(plan)} · {environment.started_at}"
 
 
 def _verdict(results: Results) -> str:

@@ -10,7 +10,7 @@ from loadtest.report.concurrency import peak, sweep
 from loadtest.report.schema import BackendShare, Routing
 from loadtest.report.statistics import distribution_ms
 from loadtest.workloads.prompts import NO_GROUP
-from loadtest.workloads.spec import WorkloadSpec
+from loadtest.workloads.spec import WITH_PREFIX, WorkloadSpec
 
 
 def routing(records: Sequence[Record], workload: WorkloadSpec) -> Routing:
@@ -66,7 +66,7 @@ def _ratio(part: int | None, whole: int) -> float | None:
 
 def _ideal(good: Sequence[Record], workload: WorkloadSpec) -> float | None:
     grouped = [record for record in good if record.group != NO_GROUP]
-    if not grouped:
+    if not grouped or workload.kind not in WITH_PREFIX:
         return None
     repeats = len(grouped) - len({record.group for record in grouped})
     return repeats * workload.prefix_tokens / (len(grouped) * workload.prompt_tokens)

@@ -60,7 +60,7 @@ def summarise(
     good = [record for record in records if record.ok]
     levels = sweep((record.sent, record.end) for record in records if record.was_sent)
     window = whole_window(records) if records else (0.0, 0.0)
-    steady = steady_window(records, levels, plan.concurrency)
+    steady = steady_window(records, levels, plan.concurrency, plan.ramp_seconds or 0.0)
     latency = _latency(good, harvest)
     overall = throughput(records, window)
     figures = Figures(
@@ -112,11 +112,16 @@ def _tokens(good: Sequence[Record], plan: Plan) -> Tokens:
         prompt=sum(counted),
         completion=sum(count for _, count in outputs),
         cached=sum(cached) if cached else None,
-        asked_per_prompt=plan.workload.prompt_tokens,
+        asked_per_prompt=_asked(good) or plan.workload.prompt_tokens,
         counted_per_prompt=sum(counted) / len(counted) if counted else None,
         without_usage=len(good) - len(counted),
         short_outputs=sum(count < record.asked_tokens for record, count in outputs) if expects_output else 0,
     )
+
+
+def _asked(good: Sequence[Record]) -> int:
+    asked = [record.asked_prompt_tokens for record in good if record.prompt_tokens is not None]
+    return round(sum(asked) / len(asked)) if asked else 0
 
 
 def _latency(good: Sequence[Record], harvest: Harvest) -> Latency:
@@ -198,7 +203,7 @@ def _worker(health: WorkerHealth) -> WorkerLoad:
 
 def _backlog(plan: Plan, records: Sequence[Record], levels: list[Level]) -> tuple[float, float] | None:
     """Open loop: the mean in flight in the second and in the last quarter of the arrivals."""
-    if plan.rate_per_second is None or len(records) < 8:
+    if plan.rate_per_second is None or plan.ramp_seconds is not None or len(records) < 8:
         return None
     first, last = min(record.due for record in records), max(record.due for record in records)
     quarter = (last - first) / 4

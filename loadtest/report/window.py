@@ -17,9 +17,9 @@ def whole_window(records: Sequence[Record]) -> tuple[float, float]:
 
 
 def steady_window(
-    records: Sequence[Record], levels: list[Level], concurrency: int | None
+    records: Sequence[Record], levels: list[Level], concurrency: int | None, ramp_seconds: float = 0.0
 ) -> tuple[float, float] | None:
-    """After the first answer is whole, and, closed loop: while slots are full; open loop: while requests come."""
+    """After the ramp and the first whole answer; closed loop: while slots are full; open loop: while requests come."""
     done = [record.end for record in records if record.ok]
     if not done:
         return None
@@ -29,7 +29,7 @@ def steady_window(
         span = min(record.due for record in records), max(record.due for record in records)
     if span is None:
         return None
-    start, end = max(span[0], min(done)), span[1]
+    start, end = max(span[0], min(done), ramp_seconds), span[1]
     return (start, end) if end > start else None
 
 

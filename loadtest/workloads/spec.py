@@ -11,7 +11,21 @@ class WorkloadKind(StrEnum):
     """The shapes of prompt there are."""
 
     SHARED_PREFIX = "shared-prefix"
+    PREFIX_REPETITION = "prefix-repetition"
     UNIQUE = "unique"
+    TRACE = "trace"
+
+
+WITH_PREFIX = (WorkloadKind.SHARED_PREFIX, WorkloadKind.PREFIX_REPETITION)
+
+
+class SourceFile(BaseModel):
+    """A file that prompts are made from, and what was in it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str
+    sha256: str
 
 
 class WorkloadSpec(BaseModel):
@@ -20,15 +34,17 @@ class WorkloadSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: WorkloadKind = WorkloadKind.SHARED_PREFIX
-    groups: int = Field(default=8, ge=1, description="Distinct shared prefixes (shared-prefix only).")
+    groups: int = Field(default=8, ge=1, description="Distinct shared prefixes.")
     prefix_tokens: int = Field(default=1024, ge=1, description="Tokens every request of a group shares.")
     tail_tokens: int = Field(default=64, ge=1, description="Tokens only this request has.")
     bytes_per_token: float = Field(default=4.5, gt=0, description="How many bytes of prose make a token.")
     max_tokens: int = Field(default=128, ge=1, description="Output length.")
     output_spread: float = Field(default=0.0, ge=0, lt=1, description="Output lengths vary by this share, evenly.")
     seed: int = 0
+    file: SourceFile | None = Field(default=None, description="The trace (trace only).")
+    block_tokens: int | None = Field(default=None, ge=1, description="Tokens of a hash_ids block, if not the format's.")
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens asked for in one prompt."""
-        return self.tail_tokens + (self.prefix_tokens if self.kind is WorkloadKind.SHARED_PREFIX else 0)
+        """Tokens asked for in one prompt, where all are alike."""
+        return self.tail_tokens + (self.prefix_tokens if self.kind in WITH_PREFIX else 0)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from loadtest.drive.client import Client, open_session
+from loadtest.drive.client import open_session
 from loadtest.drive.driver import Driver
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
@@ -34,7 +34,7 @@ async def _run(
             each(len(records))
 
     async with open_session(plan) as session, asyncio.timeout(20):
-        driver = Driver(plan, worker, Client(plan, session, clock), clock, emit)
+        driver = Driver(plan, worker, session, clock, emit)
         running = asyncio.create_task(driver.run())
         while until is not None and not until():
             await asyncio.sleep(0)
@@ -112,7 +112,7 @@ async def test_a_refused_user_pauses_instead_of_hammering(fake: Any) -> None:
 async def test_warm_up_shares_no_prompt_with_the_measured_requests(fake: Any) -> None:
     plan = _plan(fake.url, concurrency=2, requests=20, warmup_requests=3)
     async with open_session(plan) as session:
-        driver = Driver(plan, 0, Client(plan, session, time.monotonic), time.monotonic, lambda _: None)
+        driver = Driver(plan, 0, session, time.monotonic, lambda _: None)
         assert [record.ok for record in await driver.warm_up()] == [True] * 3
     warm = {body["messages"][0]["content"][:8] for body in fake.bodies}
     fake.bodies.clear()
@@ -123,11 +123,8 @@ async def test_warm_up_shares_no_prompt_with_the_measured_requests(fake: Any) ->
 
 
 async def test_gaps_between_reads_are_counted_for_successful_streams_only(fake: Any) -> None:
-    origin = time.monotonic()
     plan = _plan(fake.url, concurrency=1, requests=2, extra_body={"act": "cut"})
     async with open_session(plan) as session:
-        driver = Driver(
-            plan, 0, Client(plan, session, lambda: time.monotonic() - origin), time.monotonic, lambda _: None
-        )
+        driver = Driver(plan, 0, session, time.monotonic, lambda _: None)
         await driver.run()
     assert driver.itl_ticks.total() == 0

@@ -1,0 +1,94 @@
+"""Workloads on simulated engines, over real sockets: what is meant to be shared is found in their caches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.drive.client import open_session
+from loadtest.drive.driver import Driver
+from loadtest.drive.plan import Plan
+from loadtest.drive.record import Record
+from loadtest.engine import EngineConfig, Limits, SimulatedEngine
+
+_BYTES_PER_TOKEN = 4.0
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[SimulatedEngine]:
+    """An engine that takes no time."""
+    limits = Limits(max_num_seqs=32, max_num_batched_tokens=4096, block_size=16, num_blocks=5000)
+    config = EngineConfig(model="sim", limits=limits, time_scale=0, max_model_len=16384)
+    async with SimulatedEngine(config, seed=1) as running:
+        yield running
+
+
+async def drive(plan: Plan) -> list[Record]:
+    """One worker's records, in order of their index and turn."""
+    origin = time.monotonic()
+    records: list[Record] = []
+    async with open_session(plan) as session, asyncio.timeout(30):
+        await Driver(plan, 0, session, lambda: time.monotonic() - origin, records.append).run()
+    assert all(record.ok for record in records), [record.detail for record in records if not record.ok]
+    return sorted(records, key=lambda record: (record.index, record.turn))
+
+
+def plan_for(engine: SimulatedEngine, workload: dict[str, Any], **more: Any) -> Plan:
+    """A plan that ends with its requests."""
+    workload = {"bytes_per_token": _BYTES_PER_TOKEN, "max_tokens": 4, **workload}
+    return Plan.model_validate({"url": engine.url, "model": "sim", "workload": workload, **more})
+
+
+def trace_file(folder: Path, rows: list[tuple[int, int, list[int]]]) -> dict[str, str]:
+    """A trace in Mooncake's format, of (milliseconds, prompt tokens, block hashes)."""
+    path = folder / "trace.jsonl"
+    fields = ("timestamp", "input_length", "output_length", "hash_ids")
+    path.write_text(
+        "\n".join(json.dumps(dict(zip(fields, (at, length, 3, ids), strict=True))) for at, length, ids in rows)
+    )
+    return {"path": str(path), "sha256": ""}
+
+
+async def test_a_trace_is_sent_at_its_times_and_its_shared_blocks_are_hits(
+    engine: SimulatedEngine, tmp_path: Path
+) -> None:
+    file = trace_file(tmp_path, [(0, 1100, [1, 2, 3]), (400, 1600, [1, 2, 4, 5]), (800, 1100, [7, 8, 9])])
+    records = await drive(plan_for(engine, {"kind": "trace", "file": file}, trace_speed=2.0))
+    assert [record.intended for record in records] == [0.0, 0.2, 0.4]
+    assert all(record.sent >= record.intended for record in records)
+    cached = [record.cached_tokens or 0 for record in records]
+    assert cached[0] < 64
+    assert 0.9 * 1024 < cached[1] < 1.3 * 1024
+    assert cached[2] < 64
+
+
+async def test_users_send_a_trace_in_its_order_where_a_closed_loop_is_asked_for(
+    engine: SimulatedEngine, tmp_path: Path
+) -> None:
+    file = trace_file(tmp_path, [(0, 600, [1, 2]), (90_000, 600, [1, 2]), (900_000, 600, [3, 4])])
+    records = await drive(plan_for(engine, {"kind": "trace", "file": file}, concurrency=1))
+    assert [record.index for record in records] == [0, 1, 2]
+    assert records[-1].end < 20
+    assert (records[1].cached_tokens or 0) > 400
+
+
+async def test_a_rate_ramp_and_a_concurrency_ramp_end_above_where_they_began(engine: SimulatedEngine) -> None:
+    load = {"first_rate_per_second": 0, "rate_per_second": 100, "ramp_seconds": 1, "duration_seconds": 1}
+    records = await drive(plan_for(engine, {"prefix_tokens": 32}, arrivals="constant", **load))
+    early = sum(record.intended < 0.5 for record in records)
+    assert early == pytest.approx(len(records) / 4, abs=2)
+    assert len(records) == pytest.approx(50, abs=2)
+
+
+async def test_prefix_repetition_asks_for_every_prefix_equally_often(engine: SimulatedEngine) -> None:
+    workload = {"kind": "prefix-repetition", "groups": 5, "prefix_tokens": 320, "tail_tokens": 16}
+    records = await drive(plan_for(engine, workload, concurrency=1, requests=20))
+    assert sorted(record.group for record in records) == sorted(list(range(5)) * 4)
+    assert [record.group for record in records[:5]] != [record.group for record in records[5:10]]
+    assert sum((record.cached_tokens or 0) >= 256 for record in records) == 15
