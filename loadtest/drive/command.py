@@ -16,6 +16,7 @@ from loadtest.drive.options import RunOptions
 from loadtest.drive.run import Order, carry_out
 from loadtest.drive.target import TargetError, look_at
 from loadtest.replay.trace import TraceError
+from loadtest.workloads.sharegpt import DatasetError
 
 
 def run(options: RunOptions) -> None:
@@ -25,11 +26,11 @@ def run(options: RunOptions) -> None:
     """
     console, complaints = Console(), Console(stderr=True)
     try:
-        options.check_trace()
+        options.check_files()
         target = asyncio.run(look_at(options.target_url, options.api_key, options.model))
         order = Order(options.plan(target), target, options.bounds, options.metrics_url, options.out)
         results = carry_out(order, console)
-    except TraceError as error:
+    except (TraceError, DatasetError) as error:
         raise typer.BadParameter(str(error)) from None
     except (TargetError, WorkerDied, OSError) as error:
         complaints.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)

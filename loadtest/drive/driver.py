@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator
 
 import aiohttp
 
-from loadtest.drive.client import Client
+from loadtest.drive.lanes import Lane, lanes_of
 from loadtest.drive.plan import Plan, schedule, shared_out
 from loadtest.drive.record import DROPPED, INTERRUPTED, Record
-from loadtest.workloads.body import BodyMaker
+from loadtest.workloads.body import Endpoint
 from loadtest.workloads.prompts import NO_GROUP, Prompt
-from loadtest.workloads.sources import source_of
 
 # Gaps between reads are counted in ticks of 10 µs: finer than any timer here, and any number of them stays small.
 ITL_TICKS_PER_SECOND = 100_000
@@ -37,12 +36,10 @@ class Driver:
     ) -> None:
         self._plan = plan
         self._worker = worker
-        self._client = Client(plan, session, clock)
         self._clock = clock
         self._emit = emit
-        self._source = source_of(plan.workload)
+        self._lanes = lanes_of(plan, session, clock)
         self._cap = shared_out(plan.max_in_flight, worker, plan.workers)
-        self._bodies: BodyMaker = plan.body_maker()
         self.in_flight = 0
         self._starting = 0
         self.itl_ticks: Counter[int] = Counter()
@@ -55,7 +52,8 @@ class Driver:
         async def one(index: int) -> None:
             async with gate:
                 record = _blank(index, NO_GROUP, self._clock())
-                await self._client.send(record, self._bodies.body(self._source.warmup(index)))
+                lane = self._lanes.lanes[index % len(self._lanes.lanes)]
+                await lane.client.send(record, lane.bodies.body(lane.source.warmup(index)))
                 records.append(record)
 
         async with asyncio.TaskGroup() as group:
@@ -71,7 +69,7 @@ class Driver:
             await self._open_loop()
 
     async def _closed_loop(self) -> None:
-        ends = [end for end in (self._plan.requests, self._source.count) if end is not None]
+        ends = [end for end in (self._plan.requests, self._lanes.count) if end is not None]
         indices: Iterator[int] = itertools.count(self._worker, self._plan.workers)
         if ends:
             indices = iter(range(self._worker, min(ends), self._plan.workers))
@@ -96,7 +94,7 @@ class Driver:
 
     async def _open_loop(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for index, due in schedule(self._plan, self._source.arrivals_seconds):
+            for index, due in schedule(self._plan, self._lanes.arrivals_seconds):
                 if index % self._plan.workers != self._worker:
                     continue
                 # Always yields, so that a burst that is overdue does not starve the reads of what is in flight.
@@ -114,10 +112,11 @@ class Driver:
     async def _converse(self, index: int, due: float) -> bool:
         """All turns, each after the answer to the one before; a turn that fails is the last. Whether none failed."""
         history: tuple[str, ...] = ()
-        for number, turn in enumerate(self._source.turns(index)):
+        lane = self._lanes.of(index)
+        for number, turn in enumerate(lane.source.turns(index)):
             if number and not await self._reached(due := due + turn.pause_seconds):
                 return True
-            record, answer = await self._one(index, number, turn.prompt.after(history), due)
+            record, answer = await self._one(lane, index, number, turn.prompt.after(history), due)
             if not record.ok:
                 return False
             due = record.end
@@ -136,12 +135,12 @@ class Driver:
     def _over(self, now: float) -> bool:
         return self._plan.duration_seconds is not None and now >= self._plan.duration_seconds
 
-    async def _one(self, index: int, turn: int, prompt: Prompt, intended: float) -> tuple[Record, str]:
-        record = _blank(index, prompt.group, intended)
-        record.turn, record.asked_tokens, record.asked_prompt_tokens = turn, prompt.max_tokens, prompt.asked_tokens
+    async def _one(self, lane: Lane, index: int, turn: int, prompt: Prompt, intended: float) -> tuple[Record, str]:
+        record = _planned(lane, index, prompt, intended)
+        record.turn = turn
         self.in_flight += 1
         try:
-            answer = await self._client.send(record, self._bodies.body(prompt))
+            answer = await lane.client.send(record, lane.bodies.body(prompt))
         finally:
             self.in_flight -= 1
             self._emit(record)
@@ -151,12 +150,18 @@ class Driver:
         return record, answer.text
 
     def _drop(self, index: int, due: float) -> None:
-        prompt = self._source.turns(index)[0].prompt
-        record = _blank(index, prompt.group, due)
-        record.asked_prompt_tokens = prompt.asked_tokens
+        lane = self._lanes.of(index)
+        record = _planned(lane, index, lane.source.turns(index)[0].prompt, due)
         record.sent = record.end = self._clock()
         record.outcome = DROPPED
         self._emit(record)
+
+
+def _planned(lane: Lane, index: int, prompt: Prompt, intended: float) -> Record:
+    record = _blank(index, prompt.group, intended)
+    record.part, record.asked_prompt_tokens = lane.name, prompt.asked_tokens
+    record.asked_tokens = 0 if lane.bodies.endpoint is Endpoint.EMBEDDINGS else prompt.max_tokens
+    return record
 
 
 def _blank(index: int, group: int, intended: float) -> Record:

@@ -8,21 +8,23 @@ import secrets
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import orjson
 from pydantic import BaseModel, ConfigDict, model_validator
 from typer import Argument, Option
 
-from loadtest.drive.plan import Arrivals, Plan
+from loadtest.drive.plan import Arrivals, MixPart, Plan
+from loadtest.drive.spelling import bounds_of, json_object, ramp_of, shares_of
 from loadtest.drive.target import Target, base_url
 from loadtest.report.summarise import Bounds
 from loadtest.workloads.body import Endpoint
 from loadtest.workloads.recorded import trace_of
+from loadtest.workloads.sharegpt import exchanges_of
 from loadtest.workloads.spec import SourceFile, WorkloadKind, WorkloadSpec
 
 _DEFAULT_DURATION_SECONDS = 30.0
 _MOST_AUTO_WORKERS = 8
 _BYTES_PER_TOKEN = 4.5
 _BURSTINESS = 0.5
+_FROM_DATASETS = (WorkloadKind.SHAREGPT, WorkloadKind.SESSIONS)
 _LOAD, _TARGET, _PROMPTS, _OUTCOME = "Load", "Target", "Prompts", "Verdict and results"
 
 
@@ -69,7 +71,9 @@ class RunOptions(BaseModel):
         float | None,
         _option("--duration", "-d", panel=_LOAD, told="Seconds to send for. Default: 30 without --requests."),
     ] = None
-    requests: Annotated[int | None, _option("--requests", "-n", min=1, panel=_LOAD, told="Requests to send.")] = None
+    requests: Annotated[
+        int | None, _option("--requests", "-n", min=1, panel=_LOAD, told="Requests (or sessions) to send.")
+    ] = None
     max_in_flight: Annotated[
         int, _option(min=1, panel=_LOAD, told="Open loop: arrivals above this are dropped, and the run is invalid.")
     ] = 10_000
@@ -79,6 +83,9 @@ class RunOptions(BaseModel):
 
     endpoint: Annotated[Endpoint, _option("--endpoint", "-e", panel=_TARGET, told="What to call.")] = Endpoint.CHAT
     model: Annotated[str | None, _option(panel=_TARGET, told="Default: the first of /v1/models.")] = None
+    embeddings_model: Annotated[
+        str | None, _option(panel=_TARGET, told="The model of a mix's embeddings. Default: that of the rest.")
+    ] = None
     stream: Annotated[bool, _option("--stream/--no-stream", panel=_TARGET, told="Token by token, or whole.")] = True
     api_key: Annotated[
         str | None, _option(envvar="LOADTEST_API_KEY", panel=_TARGET, told="Sent as a bearer token, never recorded.")
@@ -90,8 +97,30 @@ class RunOptions(BaseModel):
     workload: Annotated[
         WorkloadKind | None,
         _option(
-            "--workload", "-w", panel=_PROMPTS, told="Shape of the prompts. Default: shared-prefix; trace with it."
+            "--workload",
+            "-w",
+            panel=_PROMPTS,
+            told="Shape of the prompts. Default: shared-prefix; trace, sharegpt and"
+            " texts where a trace, a dataset and embeddings are asked for.",
         ),
+    ] = None
+    mix: Annotated[
+        str | None,
+        _option(panel=_PROMPTS, told="Several at once by share, as endpoints or workloads: chat=0.8,embeddings=0.2."),
+    ] = None
+    dataset: Annotated[
+        Path | None,
+        _option(
+            exists=True, dir_okay=False, panel=_PROMPTS,
+            told="sharegpt, sessions: a JSON file in ShareGPT's form. Default: made-up words, lengths as in ShareGPT.",
+        ),
+    ] = None  # fmt: skip
+    turns: Annotated[str, _option(panel=_PROMPTS, told="sessions: turns of each, N or LOW:HIGH.")] = "2:6"
+    think: Annotated[
+        float, _option(min=0, panel=_PROMPTS, told="sessions: mean seconds between an answer and the next turn.")
+    ] = 0.0
+    inputs: Annotated[
+        str | None, _option(panel=_PROMPTS, told="embeddings: texts of a request, N or LOW:HIGH. Default: 1.")
     ] = None
     groups: Annotated[int, _option(min=1, panel=_PROMPTS, told="How many distinct prefixes there are.")] = 8
     prefix_tokens: Annotated[int, _option(min=1, panel=_PROMPTS, told="Length of each prefix.")] = 1024
@@ -132,8 +161,6 @@ class RunOptions(BaseModel):
         if self.concurrency is None and self.rate is None and self.trace is None:
             raise ValueError("give --concurrency (closed loop), --rate (open loop), or --trace")
         self._load()
-        if (self.workload is WorkloadKind.TRACE) != (self.trace is not None) and self.workload is not None:
-            raise ValueError("--workload trace and --trace FILE belong together")
         if self.trace_speed != 1 and (self.trace is None or self.concurrency or self.rate):
             raise ValueError("--trace-speed is for a --trace at its own times, without -c and -r")
         if self.burstiness is not None and (self.arrivals is not Arrivals.GAMMA or self.burstiness <= 0):
@@ -142,8 +169,48 @@ class RunOptions(BaseModel):
             raise ValueError("--duration and --timeout must be above 0")
         if self.workers != "auto" and not (self.workers.isdecimal() and int(self.workers) > 0):
             raise ValueError("--workers must be auto or a number from 1")
-        _json_object(self.extra_body)
+        json_object(self.extra_body)
+        self._check_prompts()
         return self
+
+    def _check_prompts(self) -> None:
+        kinds = [kind for _, _, _, kind in self._parts()]
+        if (WorkloadKind.TRACE in kinds) != (self.trace is not None) or (self.mix and self.trace):
+            raise ValueError("--workload trace and --trace FILE belong together, and not into a mix")
+        if self.dataset is not None and not {WorkloadKind.SHAREGPT, WorkloadKind.SESSIONS} & set(kinds):
+            raise ValueError("--dataset is for --workload sharegpt or sessions")
+        if self.inputs is not None and WorkloadKind.TEXTS not in kinds:
+            raise ValueError("--inputs is for embeddings: -e embeddings, or a part of --mix")
+        for _, _, endpoint, kind in self._parts():
+            if (endpoint is Endpoint.EMBEDDINGS) and kind is WorkloadKind.SESSIONS:
+                raise ValueError("embeddings have no sessions")
+            if (endpoint is not Endpoint.EMBEDDINGS) and kind is WorkloadKind.TEXTS:
+                raise ValueError("--workload texts is for -e embeddings")
+        bounds_of(self.turns, "--turns")
+        bounds_of(self.inputs or "1", "--inputs")
+
+    def _parts(self) -> list[tuple[str, float, Endpoint, WorkloadKind]]:
+        """Name, share, endpoint and workload of everything that is sent. Raises ValueError."""
+        if self.mix is None:
+            return [("", 1.0, self.endpoint, self._kind(self.endpoint))]
+        made = []
+        for name, share in shares_of(self.mix):
+            if name in list(Endpoint):
+                made.append((name, share, Endpoint(name), self._kind(Endpoint(name))))
+            else:
+                kind = WorkloadKind(name)
+                made.append((name, share, Endpoint.EMBEDDINGS if kind is WorkloadKind.TEXTS else self.endpoint, kind))
+        return made
+
+    def _kind(self, endpoint: Endpoint) -> WorkloadKind:
+        """The workload where none is named."""
+        if self.workload is not None and not (self.mix and endpoint is Endpoint.EMBEDDINGS):
+            return self.workload
+        if endpoint is Endpoint.EMBEDDINGS:
+            return WorkloadKind.TEXTS
+        if self.trace is not None:
+            return WorkloadKind.TRACE
+        return WorkloadKind.SHAREGPT if self.dataset is not None else WorkloadKind.SHARED_PREFIX
 
     @property
     def target_url(self) -> str:
@@ -160,19 +227,35 @@ class RunOptions(BaseModel):
             max_error_ratio=self.max_error_ratio,
         )
 
-    def check_trace(self) -> None:
-        """Reads the trace once, so that a bad one is told before anything starts. Raises TraceError."""
-        if self.trace is not None:
-            trace_of(self._workload(None))
+    def check_files(self) -> None:
+        """Reads the files once, so that a bad one is told before anything starts. Raises TraceError, DatasetError."""
+        for _, _, _, kind in self._parts():
+            if self.trace is not None:
+                trace_of(self._workload(kind, None, 0))
+            elif self.dataset is not None and kind in _FROM_DATASETS:
+                exchanges_of(self._workload(kind, None, 0))
 
     def plan(self, target: Target, cpus: int | None = os.cpu_count()) -> Plan:
         """The plan for a target that was looked at; what was left open is drawn or chosen here."""
         unbounded = self.duration is None and self.requests is None and self.trace is None
+        seed = secrets.randbelow(2**31) if self.seed is None else self.seed
+        model = self.model or target.models[0]
+        parts = [
+            MixPart(
+                name=name,
+                share=share,
+                endpoint=endpoint,
+                stream=self.stream and endpoint is not Endpoint.EMBEDDINGS,
+                model=(self.mix and endpoint is Endpoint.EMBEDDINGS and self.embeddings_model) or model,
+                workload=self._workload(kind, target.bytes_per_token, seed + number),
+            )
+            for number, (name, share, endpoint, kind) in enumerate(self._parts())
+        ]
         return Plan(
             url=self.target_url,
-            endpoint=self.endpoint,
-            model=self.model or target.models[0],
-            stream=self.stream and self.endpoint is not Endpoint.EMBEDDINGS,
+            endpoint=parts[0].endpoint,
+            model=model,
+            stream=parts[0].stream,
             **self._load(),
             arrivals=self.arrivals,
             burstiness=self.burstiness or (_BURSTINESS if self.arrivals is Arrivals.GAMMA else 1.0),
@@ -181,11 +264,12 @@ class RunOptions(BaseModel):
             max_in_flight=self.max_in_flight,
             ignore_eos=self.ignore_eos,
             cache_salt={"auto": secrets.token_hex(8), "off": None}.get(self.cache_salt, self.cache_salt),
-            extra_body=_json_object(self.extra_body),
+            extra_body=json_object(self.extra_body),
             timeout_seconds=self.timeout,
             warmup_requests=self.warmup,
             workers=self._worker_count(cpus or 1),
-            workload=self._workload(target.bytes_per_token),
+            workload=parts[0].workload,
+            mix=parts if self.mix else [],
             api_key=self.api_key,
         )
 
@@ -197,10 +281,10 @@ class RunOptions(BaseModel):
     def _load(self) -> dict[str, Any]:
         """The fields of the plan that say how much is sent. Raises ValueError."""
         if self.concurrency is not None:
-            first, last = _ramp(self.concurrency, int, "--concurrency", "a whole number from 1 such as 64, or 4:64")
+            first, last = ramp_of(self.concurrency, int, "--concurrency", "a whole number from 1 such as 64, or 4:64")
             fields: dict[str, Any] = {"concurrency": int(last), "first_concurrency": first}
         elif self.rate is not None:
-            first, last = _ramp(self.rate, float, "--rate", "a number above 0 such as 20, or 5:50")
+            first, last = ramp_of(self.rate, float, "--rate", "a number above 0 such as 20, or 5:50")
             fields = {"rate_per_second": last, "first_rate_per_second": first}
         else:
             return {"trace_speed": self.trace_speed}
@@ -213,43 +297,25 @@ class RunOptions(BaseModel):
             raise ValueError("a load from A to B needs --ramp or --duration, above 0")
         return fields | {"ramp_seconds": seconds}
 
-    def _workload(self, measured: float | None) -> WorkloadSpec:
+    def _workload(self, kind: WorkloadKind, measured: float | None, seed: int) -> WorkloadSpec:
+        path = self.trace or (self.dataset if kind in _FROM_DATASETS else None)
         return WorkloadSpec(
-            kind=self.workload or (WorkloadKind.TRACE if self.trace else WorkloadKind.SHARED_PREFIX),
-            file=_source_file(self.trace) if self.trace else None,
+            kind=kind,
+            file=_source_file(path) if path else None,
             block_tokens=self.trace_block,
+            turns=bounds_of(self.turns, "--turns"),
+            think_seconds=self.think,
+            inputs=bounds_of(self.inputs or "1", "--inputs"),
             groups=self.groups,
             prefix_tokens=self.prefix_tokens,
             tail_tokens=self.tail_tokens,
             bytes_per_token=self.bytes_per_token or measured or _BYTES_PER_TOKEN,
             max_tokens=self.max_tokens,
             output_spread=self.output_spread,
-            seed=secrets.randbelow(2**31) if self.seed is None else self.seed,
+            seed=seed,
         )
-
-
-def _ramp(text: str, number: type[float], option: str, such_as: str) -> tuple[float | None, float]:
-    """What a load begins with, if it changes, and what it ends with. Raises ValueError."""
-    first, colon, last = text.rpartition(":")
-    try:
-        values = (number(first) if colon else None), number(last)
-    except ValueError:
-        raise ValueError(f"{option} {text}: give {such_as}") from None
-    if values[1] <= 0 or (values[0] is not None and values[0] < 0):
-        raise ValueError(f"{option} {text}: give {such_as}")
-    return values
 
 
 def _source_file(path: Path) -> SourceFile:
     with path.open("rb") as file:
         return SourceFile(path=str(path.resolve()), sha256=hashlib.file_digest(file, "sha256").hexdigest())
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"--extra-body is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError("--extra-body must be a JSON object")
-    return value

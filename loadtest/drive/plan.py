@@ -23,6 +23,19 @@ class Arrivals(StrEnum):
     GAMMA = "gamma"
 
 
+class MixPart(BaseModel):
+    """One part of a mix: which share of what arrives it is, and how it differs from the rest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    share: float = Field(gt=0)
+    endpoint: Endpoint
+    stream: bool
+    model: str
+    workload: WorkloadSpec
+
+
 class Plan(BaseModel):
     """One run. A closed loop has `concurrency`, an open loop `rate_per_second` or a trace's own times, `trace_speed`.
 
@@ -53,6 +66,7 @@ class Plan(BaseModel):
     warmup_requests: int = Field(default=0, ge=0)
     workers: int = Field(default=1, ge=1)
     workload: WorkloadSpec = WorkloadSpec()
+    mix: list[MixPart] = Field(default_factory=list, description="Instead of `workload`, where there are several.")
     api_key: str | None = Field(default=None, exclude=True, repr=False)
 
     @model_validator(mode="after")
@@ -75,7 +89,12 @@ class Plan(BaseModel):
     @property
     def keeps_text(self) -> bool:
         """Whether answers are needed for what is asked next."""
-        return False
+        return self.workload.kind is WorkloadKind.SESSIONS
+
+    def part(self, part: MixPart) -> Plan:
+        """The plan of that part alone."""
+        changes = {name: getattr(part, name) for name in ("endpoint", "stream", "model", "workload")}
+        return self.model_copy(update={"mix": [], **changes})
 
     @property
     def slots(self) -> int:

@@ -45,6 +45,7 @@ class Record:
     queue_seconds: float | None = None
     events: int = 0
     reads: int = 0
+    part: str | None = None
     turn: int = 0
     asked_prompt_tokens: int = 0
     # The longest time in which nothing came: from the send, over every read, to the end.

@@ -20,7 +20,7 @@ from loadtest.drive.target import Target, TargetError, change, read_counters
 from loadtest.report.environment import environment
 from loadtest.report.files import write_results
 from loadtest.report.live import Progress
-from loadtest.report.load import load_told
+from loadtest.report.load import asked_told, load_told
 from loadtest.report.schema import Results
 from loadtest.report.summarise import Bounds, summarise
 from loadtest.report.terminal import show
@@ -57,13 +57,11 @@ def carry_out(order: Order, console: Console) -> Results:
 
 def title(plan: Plan) -> str:
     """The run in a line."""
-    bounds = [f"{plan.requests} requests"] if plan.requests else []
+    bounds = [f"{plan.requests} {'sessions' if plan.keeps_text else 'requests'}"] if plan.requests else []
     bounds += [f"{plan.duration_seconds:g} s"] if plan.duration_seconds else []
     until = f" · {' or '.join(bounds)}" if bounds else ""
-    how = "" if plan.stream else ", not streamed"
-    return (
-        f"{plan.endpoint} · {plan.model} · {plan.workload.kind} · {load_told(plan.model_dump(mode='json'))}{until}{how}"
-    )
+    recorded = plan.model_dump(mode="json")
+    return f"{asked_told(recorded)} · {load_told(recorded)}{until}"
 
 
 def _check_warm_up(records: Sequence[Record]) -> None:

@@ -6,6 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 
+def asked_told(plan: Mapping[str, Any]) -> str:
+    """What was asked of which model."""
+    if not plan.get("mix"):
+        how = "" if plan["stream"] or plan["endpoint"] == "embeddings" else ", not streamed"
+        return f"{plan['endpoint']}{how} · {plan['model']} · {plan['workload']['kind']}"
+    total = sum(part["share"] for part in plan["mix"])
+    parts = (f"{part['share'] / total:.0%} {part['name']}" for part in plan["mix"])
+    return f"{plan['model']} · mix of {', '.join(parts)}"
+
+
 def load_told(plan: Mapping[str, Any]) -> str:
     """How much was to be sent and when, from the plan as recorded."""
     ramp = f" in {plan['ramp_seconds']:g} s" if plan.get("ramp_seconds") else ""

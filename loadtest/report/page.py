@@ -9,7 +9,8 @@ from importlib.resources import files
 
 from loadtest.drive.record import Record
 from loadtest.report.figure import milliseconds, number, percent
-from loadtest.report.load import load_told
+from loadtest.report.load import asked_told, load_told
+from loadtest.report.mix import PART_COLUMNS, part_cells
 from loadtest.report.pictures import pictures
 from loadtest.report.schema import BackendShare, Distribution, Results
 
@@ -29,7 +30,7 @@ def page(results: Results, records: Sequence[Record]) -> str:
         f"<header><h1>{escape(heading)}</h1><p>{escape(_subtitle(results))}</p></header>"
         f"{_verdict(results)}{_tiles(results)}"
         f'<h2>Over the run</h2><div class="charts">{charts}</div>'
-        f"<h2>Latency</h2>{_latencies(results)}"
+        f"<h2>Latency</h2>{_latencies(results)}{_mix(results)}"
         f"{_backends(results.routing.backends)}{_errors(results)}{_client(results)}{_details(results)}"
         f"<script>{script}</script></body></html>\n"
     )
@@ -37,9 +38,7 @@ def page(results: Results, records: Sequence[Record]) -> str:
 
 def _subtitle(results: Results) -> str:
     plan, environment = results.plan, results.environment
-    how = "streamed" if plan["stream"] else "not streamed"
-    prompts = f"{plan['endpoint']}, {how} · {plan['workload']['kind']}"
-    return f"{plan['url']} · {prompts} · {load_told(plan)} · {environment.started_at}"
+    return f"{plan['url']} · {asked_told(plan)} · {load_told(plan)} · {environment.started_at}"
 
 
 def _verdict(results: Results) -> str:
@@ -110,6 +109,12 @@ def _latencies(results: Results) -> str:
             if d is not None
         ),
     )
+
+
+def _mix(results: Results) -> str:
+    if not results.parts:
+        return ""
+    return f"<h2>Parts of the mix</h2>{_table(('part', *PART_COLUMNS), map(part_cells, results.parts))}"
 
 
 def _backends(backends: Sequence[BackendShare]) -> str:

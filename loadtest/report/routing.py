@@ -10,10 +10,10 @@ from loadtest.report.concurrency import peak, sweep
 from loadtest.report.schema import BackendShare, Routing
 from loadtest.report.statistics import distribution_ms
 from loadtest.workloads.prompts import NO_GROUP
-from loadtest.workloads.spec import WITH_PREFIX, WorkloadSpec
+from loadtest.workloads.spec import WITH_PREFIX, WorkloadKind, WorkloadSpec
 
 
-def routing(records: Sequence[Record], workload: WorkloadSpec) -> Routing:
+def routing(records: Sequence[Record], workload: WorkloadSpec | None) -> Routing:
     """The routing part of the results; empty of backends where nothing named them."""
     by_backend: dict[str, list[Record]] = defaultdict(list)
     for record in records:
@@ -64,12 +64,25 @@ def _ratio(part: int | None, whole: int) -> float | None:
     return None if part is None or whole == 0 else part / whole
 
 
-def _ideal(good: Sequence[Record], workload: WorkloadSpec) -> float | None:
+def _ideal(good: Sequence[Record], workload: WorkloadSpec | None) -> float | None:
+    """What one cache that forgets nothing would have had; None where the workload does not tell."""
     grouped = [record for record in good if record.group != NO_GROUP]
-    if not grouped or workload.kind not in WITH_PREFIX:
+    if not grouped or workload is None or workload.kind not in WITH_PREFIX:
         return None
+    if workload.kind is WorkloadKind.SESSIONS:
+        return _ideal_of_sessions(grouped, workload.prefix_tokens)
     repeats = len(grouped) - len({record.group for record in grouped})
     return repeats * workload.prefix_tokens / (len(grouped) * workload.prompt_tokens)
+
+
+def _ideal_of_sessions(good: Sequence[Record], prefix_tokens: int) -> float | None:
+    """A first turn repeats its group's prefix, a later one the whole turn before it with its answer."""
+    known = [record for record in good if record.prompt_tokens is not None]
+    said = {(r.index, r.turn): (r.prompt_tokens or 0) + (r.completion_tokens or 0) for r in known}
+    firsts = [record for record in known if not record.turn]
+    repeated = (len(firsts) - len({record.group for record in firsts})) * prefix_tokens
+    repeated += sum(said.get((record.index, record.turn - 1), 0) for record in known if record.turn)
+    return _ratio(repeated, sum(record.prompt_tokens or 0 for record in known))
 
 
 def _affinity(good: Sequence[Record]) -> float | None:

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = 1
+# 2: parts of a mix. Whatever reads this version reads older files as well.
+SCHEMA_VERSION = 2
 
 
 class _Part(BaseModel):
@@ -80,6 +81,14 @@ class Latency(_Part):
     tpot: Distribution | None = Field(description="(E2E - TTFT) / (n - 1) a request, n from usage.")
     itl: Distribution | None = Field(description="Gaps between reads that brought content.")
     gateway_queue: Distribution | None = Field(description="x-gateway-queue-ms.")
+
+
+class PartFigures(_Part):
+    """One part of a mix."""
+
+    name: str
+    requests: Requests
+    latency: Latency
 
 
 class Streaming(_Part):
@@ -193,6 +202,7 @@ class Figures(_Part):
     routing: Routing
     slo: Slo | None
     client: ClientLoad
+    parts: list[PartFigures] = Field(default_factory=list, description="By part of a mix; empty without one.")
     metrics_delta: dict[str, float] = Field(description="Change of the target's Prometheus counters over the run.")
     timeline: list[Bucket]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict
@@ -20,6 +20,7 @@ from loadtest.report.schema import (
     Environment,
     Figures,
     Latency,
+    PartFigures,
     Requests,
     Results,
     Slo,
@@ -32,7 +33,6 @@ from loadtest.report.statistics import distribution_ms, distribution_of_ticks_ms
 from loadtest.report.timeline import timeline
 from loadtest.report.verdict import judge
 from loadtest.report.window import steady_window, throughput, whole_window
-from loadtest.workloads.body import Endpoint
 
 _LATE_SECONDS = 0.010
 _NEGLIGIBLE_LAG_MS = 10.0
@@ -61,7 +61,7 @@ def summarise(
     levels = sweep((record.sent, record.end) for record in records if record.was_sent)
     window = whole_window(records) if records else (0.0, 0.0)
     steady = steady_window(records, levels, plan.concurrency, plan.ramp_seconds or 0.0)
-    latency = _latency(good, harvest)
+    latency = _latency(good, harvest.itl_ticks)
     overall = throughput(records, window)
     figures = Figures(
         environment=environment,
@@ -73,7 +73,8 @@ def summarise(
         latency=latency,
         streaming=_streaming(good),
         concurrency=Concurrency(peak=peak(levels), mean=mean(levels)),
-        routing=routing(records, plan.workload),
+        routing=routing(records, None if plan.mix else plan.workload),
+        parts=_parts(records),
         slo=_slo(records, bounds, overall),
         client=_client(records, harvest.healths, latency),
         metrics_delta=dict(metrics_delta),
@@ -107,7 +108,6 @@ def _tokens(good: Sequence[Record], plan: Plan) -> Tokens:
     counted = [record.prompt_tokens for record in good if record.prompt_tokens is not None]
     cached = [record.cached_tokens for record in good if record.cached_tokens is not None]
     outputs = [(record, count) for record in good if (count := record.completion_tokens) is not None]
-    expects_output = plan.endpoint is not Endpoint.EMBEDDINGS and plan.ignore_eos
     return Tokens(
         prompt=sum(counted),
         completion=sum(count for _, count in outputs),
@@ -115,7 +115,7 @@ def _tokens(good: Sequence[Record], plan: Plan) -> Tokens:
         asked_per_prompt=_asked(good) or plan.workload.prompt_tokens,
         counted_per_prompt=sum(counted) / len(counted) if counted else None,
         without_usage=len(good) - len(counted),
-        short_outputs=sum(count < record.asked_tokens for record, count in outputs) if expects_output else 0,
+        short_outputs=sum(count < record.asked_tokens for record, count in outputs) if plan.ignore_eos else 0,
     )
 
 
@@ -124,7 +124,19 @@ def _asked(good: Sequence[Record]) -> int:
     return round(sum(asked) / len(asked)) if asked else 0
 
 
-def _latency(good: Sequence[Record], harvest: Harvest) -> Latency:
+def _parts(records: Sequence[Record]) -> list[PartFigures]:
+    """Each part of a mix by itself; times between tokens are not told apart."""
+    by_part: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        if record.part is not None:
+            by_part[record.part].append(record)
+    return [
+        PartFigures(name=name, requests=_requests(theirs), latency=_latency([r for r in theirs if r.ok], {}))
+        for name, theirs in sorted(by_part.items())
+    ]
+
+
+def _latency(good: Sequence[Record], itl_ticks: Mapping[int, int]) -> Latency:
     streamed = [(record, record.first_token) for record in good if record.first_token is not None]
     return Latency(
         ttft_from_intended=distribution_ms([first - record.due for record, first in streamed]),
@@ -132,7 +144,7 @@ def _latency(good: Sequence[Record], harvest: Harvest) -> Latency:
         e2e_from_intended=distribution_ms([record.end - record.due for record in good]),
         e2e=distribution_ms([record.end - record.sent for record in good]),
         tpot=distribution_ms([tpot for record in good if (tpot := record.tpot_seconds) is not None]),
-        itl=distribution_of_ticks_ms(harvest.itl_ticks, ITL_TICKS_PER_SECOND),
+        itl=distribution_of_ticks_ms(itl_ticks, ITL_TICKS_PER_SECOND),
         gateway_queue=distribution_ms([r.queue_seconds for r in good if r.queue_seconds is not None]),
     )
 

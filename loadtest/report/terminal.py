@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.report.figure import milliseconds, number, percent
+from loadtest.report.mix import PART_COLUMNS, part_cells
 from loadtest.report.schema import Distribution, Results, Throughput
 
 
@@ -19,6 +20,8 @@ def show(results: Results, console: Console) -> None:
 
 def _parts(results: Results) -> list[RenderableType]:
     parts: list[RenderableType] = [_summary(results), _latencies(results)]
+    if results.parts:
+        parts.append(_mix(results))
     if results.routing.backends:
         parts.append(_backends(results))
     parts.append(_verdict(results))
@@ -97,6 +100,16 @@ def _latencies(results: Results) -> Table:
         if values is not None:
             points = (values.mean, values.p50, values.p90, values.p95, values.p99, values.max)
             table.add_row(name, *(milliseconds(point) for point in points))
+    return table
+
+
+def _mix(results: Results) -> Table:
+    table = _plain_table("Parts of the mix, from the intended send")
+    table.add_column("part")
+    for name in PART_COLUMNS:
+        table.add_column(name, justify="right")
+    for part in results.parts:
+        table.add_row(*part_cells(part))
     return table
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import cycle
 from typing import Any
 
 import orjson
@@ -40,7 +41,7 @@ class BodyMaker:
         """The body of one request."""
         fields: dict[str, Any] = {"model": self.model}
         if self.endpoint is Endpoint.EMBEDDINGS:
-            fields["input"] = prompt.prefix + prompt.tail
+            fields["input"] = list(prompt.inputs) if len(prompt.inputs) > 1 else prompt.prefix + prompt.tail
         else:
             fields |= self._prompt_fields(prompt) | self._generation_fields(prompt.max_tokens)
         if self.cache_salt:
@@ -49,8 +50,9 @@ class BodyMaker:
 
     def _prompt_fields(self, prompt: Prompt) -> dict[str, Any]:
         if self.endpoint is Endpoint.COMPLETIONS:
-            return {"prompt": prompt.prefix + prompt.tail}
-        messages = [{"role": "user", "content": prompt.tail}]
+            return {"prompt": "".join((prompt.prefix, *prompt.history, prompt.tail))}
+        said = zip(cycle(("user", "assistant")), (*prompt.history, prompt.tail), strict=False)
+        messages = [{"role": role, "content": text} for role, text in said]
         if prompt.prefix:
             messages.insert(0, {"role": "system", "content": prompt.prefix})
         return {"messages": messages}

@@ -13,10 +13,13 @@ class WorkloadKind(StrEnum):
     SHARED_PREFIX = "shared-prefix"
     PREFIX_REPETITION = "prefix-repetition"
     UNIQUE = "unique"
+    SESSIONS = "sessions"
+    SHAREGPT = "sharegpt"
+    TEXTS = "texts"
     TRACE = "trace"
 
 
-WITH_PREFIX = (WorkloadKind.SHARED_PREFIX, WorkloadKind.PREFIX_REPETITION)
+WITH_PREFIX = (WorkloadKind.SHARED_PREFIX, WorkloadKind.PREFIX_REPETITION, WorkloadKind.SESSIONS)
 
 
 class SourceFile(BaseModel):
@@ -41,7 +44,10 @@ class WorkloadSpec(BaseModel):
     max_tokens: int = Field(default=128, ge=1, description="Output length.")
     output_spread: float = Field(default=0.0, ge=0, lt=1, description="Output lengths vary by this share, evenly.")
     seed: int = 0
-    file: SourceFile | None = Field(default=None, description="The trace (trace only).")
+    turns: tuple[int, int] = Field(default=(2, 6), description="Fewest and most turns of a session.")
+    think_seconds: float = Field(default=0.0, ge=0, description="Mean pause between an answer and the next turn.")
+    inputs: tuple[int, int] = Field(default=(1, 1), description="Fewest and most texts of a request (texts).")
+    file: SourceFile | None = Field(default=None, description="The trace, or the dataset.")
     block_tokens: int | None = Field(default=None, ge=1, description="Tokens of a hash_ids block, if not the format's.")
 
     @property

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from loadtest.cli import app
 from loadtest.drive.fleet import Fleet, Tick, WorkerDied
 from loadtest.drive.plan import Plan
 from loadtest.report.schema import Results
@@ -131,10 +132,24 @@ def test_a_target_that_is_not_there_exits_1_with_one_line() -> None:
         ["-c", "1", "--duration", "-1"],
         ["-c", "0"],
         ["--no-such-option"],
+        ["-r", "5:50", "-n", "9"],
+        ["-c", "1", "--ramp", "9"],
+        ["-r", "5", "--burstiness", "2"],
+        ["-c", "1", "--trace-speed", "2"],
+        ["-c", "1", "-w", "trace"],
+        ["--trace", __file__],
+        ["-c", "1", "--dataset", __file__],
+        ["-c", "1", "--inputs", "3"],
+        ["-c", "1", "-e", "embeddings", "--inputs", "5:3"],
+        ["-c", "1", "-w", "texts"],
+        ["-c", "1", "--mix", "chat"],
+        ["-c", "1", "--mix", "trace=1"],
     ],
 )
 def test_unusable_options_exit_2(words: list[str]) -> None:
-    assert _loadtest("http://127.0.0.1:1", *words).returncode == 2
+    with pytest.raises(SystemExit) as ended:
+        app(["run", "http://127.0.0.1:1", *words])
+    assert ended.value.code == 2
 
 
 def test_ctrl_c_ends_a_run_early_and_still_reports(fake_elsewhere: Any) -> None:

@@ -16,6 +16,7 @@ from loadtest.drive.driver import Driver
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
 from loadtest.engine import EngineConfig, Limits, SimulatedEngine
+from loadtest.report.routing import routing
 
 _BYTES_PER_TOKEN = 4.0
 
@@ -25,6 +26,15 @@ async def engine() -> AsyncIterator[SimulatedEngine]:
     """An engine that takes no time."""
     limits = Limits(max_num_seqs=32, max_num_batched_tokens=4096, block_size=16, num_blocks=5000)
     config = EngineConfig(model="sim", limits=limits, time_scale=0, max_model_len=16384)
+    async with SimulatedEngine(config, seed=1) as running:
+        yield running
+
+
+@pytest.fixture
+async def embedder() -> AsyncIterator[SimulatedEngine]:
+    """An engine with an embedding model."""
+    limits = Limits(max_num_seqs=32, max_num_batched_tokens=4096, block_size=16, num_blocks=5000)
+    config = EngineConfig(model="emb", limits=limits, time_scale=0, max_model_len=512, embedding=True)
     async with SimulatedEngine(config, seed=1) as running:
         yield running
 
@@ -42,7 +52,7 @@ async def drive(plan: Plan) -> list[Record]:
 def plan_for(engine: SimulatedEngine, workload: dict[str, Any], **more: Any) -> Plan:
     """A plan that ends with its requests."""
     workload = {"bytes_per_token": _BYTES_PER_TOKEN, "max_tokens": 4, **workload}
-    return Plan.model_validate({"url": engine.url, "model": "sim", "workload": workload, **more})
+    return Plan.model_validate({"url": engine.url, "model": "sim", "workload": workload} | more)
 
 
 def trace_file(folder: Path, rows: list[tuple[int, int, list[int]]]) -> dict[str, str]:
@@ -92,3 +102,55 @@ async def test_prefix_repetition_asks_for_every_prefix_equally_often(engine: Sim
     assert sorted(record.group for record in records) == sorted(list(range(5)) * 4)
     assert [record.group for record in records[:5]] != [record.group for record in records[5:10]]
     assert sum((record.cached_tokens or 0) >= 256 for record in records) == 15
+
+
+async def test_a_sessions_next_turn_finds_the_turns_and_answers_before_it_in_the_cache(engine: SimulatedEngine) -> None:
+    workload = {"kind": "sessions", "turns": (3, 3), "groups": 1, "prefix_tokens": 64, "tail_tokens": 160}
+    records = await drive(plan_for(engine, workload | {"max_tokens": 40}, concurrency=2, requests=4))
+    assert [(record.index, record.turn) for record in records] == [(i, t) for i in range(4) for t in range(3)]
+    by_place = {(record.index, record.turn): record for record in records}
+    for index in range(4):
+        for turn in (1, 2):
+            before, record = by_place[index, turn - 1], by_place[index, turn]
+            assert record.sent >= before.end
+            said = (before.prompt_tokens or 0) + (before.completion_tokens or 0)
+            assert (record.cached_tokens or 0) >= said - 48  # the chat template's words around an answer
+    told = routing(records, plan_for(engine, workload, concurrency=1, requests=1).workload)
+    assert told.ideal_hit_ratio == pytest.approx(told.hit_ratio, abs=0.15)
+
+
+async def test_a_thinking_user_sends_the_next_turn_when_the_pause_is_over_and_latency_counts_from_then(
+    engine: SimulatedEngine,
+) -> None:
+    workload = {"kind": "sessions", "turns": (2, 2), "think_seconds": 0.05, "prefix_tokens": 16}
+    first, second = await drive(plan_for(engine, workload, concurrency=1, requests=1))
+    assert second.intended > first.end
+    assert second.sent >= second.intended
+
+
+async def test_a_session_ends_with_the_run(engine: SimulatedEngine) -> None:
+    workload = {"kind": "sessions", "turns": (9, 9), "think_seconds": 1000.0, "prefix_tokens": 16}
+    records = await drive(plan_for(engine, workload, rate_per_second=50, arrivals="constant", duration_seconds=0.2))
+    assert [record.turn for record in records] == [0] * 10
+
+
+async def test_a_mix_sends_its_parts_by_share_each_to_its_endpoint(engine: SimulatedEngine) -> None:
+    part = {"endpoint": "chat", "stream": True, "model": "sim"}
+    texts = {"kind": "texts", "tail_tokens": 8, "inputs": (2, 2)}
+    mix = [
+        part | {"name": "chat", "share": 3, "workload": {"prefix_tokens": 32, "max_tokens": 4}},
+        part | {"name": "completions", "share": 1, "endpoint": "completions", "workload": texts | {"kind": "unique"}},
+    ]
+    records = await drive(plan_for(engine, {}, concurrency=4, requests=200, mix=mix))
+    chat = [record for record in records if record.part == "chat"]
+    assert len(records) == 200
+    assert 125 <= len(chat) <= 175
+    assert {record.asked_tokens for record in chat} == {4}
+
+
+async def test_embeddings_are_asked_for_in_lists(embedder: SimulatedEngine) -> None:
+    workload = {"kind": "texts", "tail_tokens": 8, "inputs": (1, 16)}
+    load = {"endpoint": "embeddings", "stream": False, "concurrency": 2, "requests": 30}
+    records = await drive(plan_for(embedder, workload, model="emb", **load))
+    assert len({record.prompt_tokens for record in records}) > 5
+    assert {record.asked_tokens for record in records} == {0}

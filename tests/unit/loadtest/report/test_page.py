@@ -138,6 +138,18 @@ def test_the_terminal_tells_failures_latencies_and_backends_in_80_columns() -> N
     assert max(map(len, shown.splitlines())) <= 80
 
 
+def test_a_mix_has_a_row_for_each_part() -> None:
+    records = [*_records(4, part="chat"), *_records(2, part="embeddings", first_token=None)]
+    results = _results(records)
+    assert [(part.name, part.requests.offered) for part in results.parts] == [("chat", 4), ("embeddings", 2)]
+    assert results.parts[1].latency.ttft is None
+    file = io.StringIO()
+    show(results, Console(file=file, width=80))
+    assert "embeddings" in file.getvalue()
+    assert max(map(len, file.getvalue().splitlines())) <= 80
+    assert "Parts of the mix" in page(results, records)
+
+
 def test_recent_figures_forget_what_is_older_than_ten_seconds() -> None:
     recent = Recent()
     recent.take(Tick(5.0, [Record(0, 0, 0.0, 0.0, 4.0, "ok", first_token=3.0, completion_tokens=100)], 7))

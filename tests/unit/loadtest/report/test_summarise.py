@@ -170,6 +170,15 @@ def test_a_growing_backlog_in_an_open_loop_is_named() -> None:
     assert not any("backlog" in warning for warning in _summary(flat, load=load).verdict.warnings)
 
 
+def test_a_ramp_is_no_part_of_the_steady_stretch_and_no_backlog() -> None:
+    load = {"rate_per_second": 10, "first_rate_per_second": 0, "ramp_seconds": 8, "requests": 200}
+    growing = [_record(index, index / 10, end=index / 10 + 1 + index / 10) for index in range(200)]
+    results = _summary(growing, load=load)
+    assert results.steady is not None
+    assert results.steady.start == 8
+    assert not any("backlog" in warning for warning in results.verdict.warnings)
+
+
 def test_a_run_that_was_ended_by_hand_says_so_and_counts_nobody_as_failed() -> None:
     results = _summary([_record(0, 0.0), _failed(1, 0.0, "interrupted")], stopped_early=True)
     assert results.verdict.ended_early

@@ -1,0 +1,65 @@
+"""What the options of a run come to as a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from loadtest.drive.options import RunOptions
+from loadtest.drive.plan import Plan
+from loadtest.drive.target import Target
+from loadtest.workloads.body import Endpoint
+from loadtest.workloads.spec import WorkloadKind
+
+_TARGET = Target(["first", "second"], bytes_per_token=4.0)
+
+
+def _plan(**options: Any) -> Plan:
+    return RunOptions(url="http://x/v1", **options).plan(_TARGET, cpus=4)
+
+
+def test_a_load_from_one_value_to_another_takes_the_whole_run_or_as_long_as_said() -> None:
+    plan = _plan(rate="5:50", duration=20.0)
+    assert (plan.first_rate_per_second, plan.rate_per_second, plan.ramp_seconds) == (5, 50, 20)
+    plan = _plan(concurrency="4:64", requests=900, ramp=8.0)
+    assert (plan.first_concurrency, plan.concurrency, plan.ramp_seconds, plan.duration_seconds) == (4, 64, 8, None)
+    assert _plan(rate="1:2").ramp_seconds == _plan(rate="1:2").duration_seconds == 30
+
+
+def test_gamma_gaps_are_bursty_unless_told_otherwise() -> None:
+    assert _plan(rate="1", arrivals="gamma").burstiness == 0.5
+    assert _plan(rate="1", arrivals="gamma", burstiness=3.0).burstiness == 3
+
+
+def test_a_trace_is_sent_at_its_own_times_and_to_its_end(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text("{}")
+    plan = _plan(trace=trace, trace_speed=2.0)
+    assert (plan.trace_speed, plan.duration_seconds, plan.workload.kind) == (2, None, WorkloadKind.TRACE)
+    assert plan.workload.file is not None
+    assert len(plan.workload.file.sha256) == 64
+    plan = _plan(trace=trace, rate="3")
+    assert (plan.trace_speed, plan.rate_per_second) == (None, 3)
+
+
+def test_the_workload_follows_from_what_is_asked_for(tmp_path: Path) -> None:
+    dataset = tmp_path / "d.json"
+    dataset.write_text("[]")
+    assert _plan(concurrency="1").workload.kind is WorkloadKind.SHARED_PREFIX
+    assert _plan(concurrency="1", dataset=dataset).workload.kind is WorkloadKind.SHAREGPT
+    embeddings = _plan(concurrency="1", endpoint=Endpoint.EMBEDDINGS, inputs="1:8")
+    assert (embeddings.workload.kind, embeddings.workload.inputs) == (WorkloadKind.TEXTS, (1, 8))
+    assert not embeddings.stream
+
+
+def test_a_mix_names_endpoints_or_workloads_and_has_a_model_for_embeddings() -> None:
+    plan = _plan(concurrency="1", mix="chat=3,sessions=1,embeddings=1", embeddings_model="second", turns="3")
+    told = [(part.endpoint, part.model, part.stream, part.workload.kind) for part in plan.mix]
+    assert told == [
+        (Endpoint.CHAT, "first", True, WorkloadKind.SHARED_PREFIX),
+        (Endpoint.CHAT, "first", True, WorkloadKind.SESSIONS),
+        (Endpoint.EMBEDDINGS, "second", False, WorkloadKind.TEXTS),
+    ]
+    assert plan.mix[1].workload.turns == (3, 3)
+    assert len({part.workload.seed for part in plan.mix}) == 3
+    assert plan.part(plan.mix[2]).endpoint is Endpoint.EMBEDDINGS
