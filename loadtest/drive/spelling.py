@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import orjson
@@ -19,7 +20,7 @@ def ramp_of(text: str, number: type[float], option: str, such_as: str) -> tuple[
         values = (number(first) if colon else None), number(last)
     except ValueError:
         raise ValueError(f"{option} {text}: give {such_as}") from None
-    if values[1] <= 0 or (values[0] is not None and values[0] < 0):
+    if not (all(map(math.isfinite, (values[0] or 0, values[1]))) and values[1] > 0 and (values[0] or 0) >= 0):
         raise ValueError(f"{option} {text}: give {such_as}")
     return values
 
@@ -53,6 +54,7 @@ def shares_of(text: str) -> list[tuple[str, float]]:
 
 
 def json_object(text: str) -> dict[str, Any]:
+    """The value of --extra-body."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:

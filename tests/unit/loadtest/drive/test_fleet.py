@@ -127,6 +127,8 @@ def test_a_target_that_is_not_there_exits_1_with_one_line() -> None:
         [],
         ["-c", "1", "--rate", "1"],
         ["--rate", "0"],
+        ["--rate", "nan"],
+        ["--rate", "5:inf"],
         ["-c", "1", "--workers", "none"],
         ["-c", "1", "--extra-body", "[]"],
         ["-c", "1", "--duration", "-1"],
