@@ -54,6 +54,7 @@ from gateway.routing.affinity import Affinity
 from gateway.routing.calibration import Calibration
 from gateway.routing.cost import CostModel
 from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
+from gateway.scoring.spreader import Spreader
 from gateway.tokenization.tokenization import Tokenization
 
 _SETTLE_SECONDS = 0.1
@@ -102,7 +103,7 @@ class Gateway:
             response_headers=config.server.response_headers, holds=config.admission.hold_without_backend,
         )  # fmt: skip
         new_id = _names()
-        self.coalescer = self._coalescer(dispatcher, new_id)
+        self.coalescer, self.spreader = self._batchers(dispatcher, new_id)
         stored = StoredResponses()
         salt_secret = config.auth.cache_salt_secret.encode() or secrets.token_bytes(32)
         self.reader = Reader(
@@ -111,8 +112,8 @@ class Gateway:
         )  # fmt: skip
         dry_reader = Reader(config, self.knowledge.estimates, stored, salt_secret, self.exact_prompts.wanted)
         self.handler = Handler(
-            config, self.fleet, dispatcher, self.coalescer, self.reader, stored, self.finished.add, clock, new_id,
-            self.exact_prompts.complete, random,
+            config, self.fleet, dispatcher, self.coalescer, self.spreader, self.reader, stored, self.finished.add,
+            clock, new_id, self.exact_prompts.complete, random,
         )  # fmt: skip
         self.server = Server(config.server, self.handler, clock)
         self.overview = Overview(
@@ -132,15 +133,21 @@ class Gateway:
         ]  # fmt: skip
         self.fleet.on_restart += [
             self.knowledge.forget, self.tokenization.forget, lambda backend: self.kv_events.restarted(backend.name),
+            lambda _: self.spreader.forget(),
         ]  # fmt: skip
 
-    def _coalescer(self, dispatcher: Dispatcher, new_id: Callable[[], str]) -> Coalescer:
-        config, clock = self.config, self.clock
-        return Coalescer(
-            self.fleet, dispatcher, config.embeddings, config.admission, EmbeddingMetrics(self.metrics), clock, new_id,
-            crowded=self.queue.waiting, retry_after=lambda model: self.placement.retry_after_seconds(model, clock()),
-            response_headers=config.server.response_headers,
+    def _batchers(self, dispatcher: Dispatcher, new_id: Callable[[], str]) -> tuple[Coalescer, Spreader]:
+        config, counted = self.config, EmbeddingMetrics(self.metrics)
+        headers, retry_after = config.server.response_headers, self.gate.retry_after_seconds
+        coalescer = Coalescer(
+            self.fleet, dispatcher, config.embeddings, config.admission, counted, self.clock, new_id,
+            crowded=self.queue.waiting, retry_after=retry_after, response_headers=headers,
         )  # fmt: skip
+        spreader = Spreader(
+            self.fleet, dispatcher, config.embeddings, config.admission, counted, self.clock, retry_after=retry_after,
+            response_headers=headers,
+        )  # fmt: skip
+        return coalescer, spreader
 
     def _policy(self) -> Policy:
         match self.config.routing.policy:

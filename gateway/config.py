@@ -177,10 +177,10 @@ class AdmissionConfig(Section):
 
 
 class EmbeddingsConfig(Section):
-    """How embeddings requests of different clients are put together."""
+    """How embeddings requests of different clients are put together, and long lists cut."""
 
-    coalesce: bool = Field(True, description="Send inputs of several requests in one batch; false: each as it came.")
-    max_batch_items: int = Field(64, gt=0, description="Most inputs of one batch; longer lists are cut.")
+    coalesce: bool = Field(True, description="Put requests together, and cut long lists; false: each as it came.")
+    max_batch_items: int = Field(64, gt=0, description="Most inputs or documents of one batch; longer lists are cut.")
     max_batch_tokens: int = Field(8192, gt=0, description="Most tokens of one batch, as estimated.")
     max_delay_seconds: float = Field(
         0.005, ge=0, description="Longest time for which inputs wait for others while batches are under way."

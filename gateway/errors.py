@@ -271,7 +271,7 @@ class BackendProtocolError(BackendError):
 
 
 class WrongAnswer(BackendError):
-    """The backend's answer to a batch of embeddings does not match what it was asked."""
+    """The backend's answer to a batch of embeddings, or a piece of a list, does not match what it was asked."""
 
     code = "wrong_backend_answer"
 

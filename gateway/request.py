@@ -103,6 +103,28 @@ class EmbeddingInputs:
 
 
 @dataclass(slots=True)
+class Pairs:
+    """What a rerank or score request asks for, where each document can be scored without the others.
+
+    All `documents` are scored against the one query, or each against the query in its place. `names` are those of the
+    fields that hold the two, `fields` the rest of the body. `sizes_bytes` is of a document and its query together.
+    """
+
+    names: tuple[str, str]
+    queries: str | list[str]
+    documents: list[str]
+    sizes_bytes: list[int]
+    fields: dict[str, Any]
+    ranks: bool  # most relevant first, and of these `top_n`; 0 = all
+    top_n: int = 0
+
+    @property
+    def share_query(self) -> bool:
+        """Whether there is one query for all."""
+        return type(self.queries) is str or len(self.queries) == 1
+
+
+@dataclass(slots=True)
 class Usage:
     """Tokens as the engine reports them; `cached_tokens` is None where it does not say."""
 
@@ -136,3 +158,4 @@ class InferenceRequest:
     document: dict[str, Any] | None = None  # the body, parsed, while its prompt may still be tokenized
     salt: str = ""  # of the prompt's KV cache blocks
     inputs: EmbeddingInputs | None = None  # that may be sent with those of other requests
+    pairs: Pairs | None = None  # that may be sent in pieces

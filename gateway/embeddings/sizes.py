@@ -57,8 +57,12 @@ class ModelSizes:
         """Tokens of each input: known for token ids, estimated for texts."""
         if inputs.are_ids:
             return list(map(len, inputs.items))
+        return self.tokens_of_texts(inputs.sizes_bytes)
+
+    def tokens_of_texts(self, sizes_bytes: Sequence[int]) -> list[int]:
+        """Tokens of texts of these sizes, estimated."""
         each, per_byte = self._tokens.coefficients
-        return [max(1, round(each + per_byte * size)) for size in inputs.sizes_bytes]
+        return [max(1, round(each + per_byte * size)) for size in sizes_bytes]
 
     def may_be_too_long(self, tokens: Sequence[int]) -> bool:
         """Whether an input may be over the model's context."""

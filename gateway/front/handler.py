@@ -34,6 +34,7 @@ from gateway.front.stored import Place, StoredResponses
 from gateway.observe.record import Record
 from gateway.relay.exchange import Answer
 from gateway.request import Ask, InferenceRequest, Kind
+from gateway.scoring.spreader import Spreader
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _NO_BODY = Route("unknown")
@@ -49,6 +50,7 @@ class Handler:
         fleet: Fleet,
         dispatcher: Dispatcher,
         coalescer: Coalescer,
+        spreader: Spreader,
         reader: Reader,
         stored: StoredResponses,
         finished: Callable[[Record], None],
@@ -61,6 +63,7 @@ class Handler:
         self._fleet = fleet
         self._dispatcher = dispatcher
         self._coalescer = coalescer
+        self._spreader = spreader
         self._reader = reader
         self._finished = finished
         self._clock = clock
@@ -154,8 +157,10 @@ class Handler:
             self._stored.remember(answer.opening, Place(record.backend, ask.model, record.client))
         return "completed" if answer.status < 400 else "refused_by_backend"
 
-    def _dispatcher_of(self, request: InferenceRequest) -> Dispatcher | Coalescer:
-        return self._dispatcher if request.inputs is None else self._coalescer
+    def _dispatcher_of(self, request: InferenceRequest) -> Dispatcher | Coalescer | Spreader:
+        if request.inputs is not None:
+            return self._coalescer
+        return self._dispatcher if request.pairs is None else self._spreader
 
     def _limits_of(self, key: KeyConfig | None) -> KeyLimits | None:
         return self._rate_limits.get(key.name) if key is not None and self._rate_limits else None

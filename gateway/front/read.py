@@ -21,6 +21,7 @@ from gateway.request import Ask, InferenceRequest, Kind
 from gateway.routing.blocks import prefix_keys, seed
 from gateway.routing.estimate import Estimates
 from gateway.routing.prompt import Prompt, canonical_prompt, inputs_of, sequences_of
+from gateway.scoring.pairs import pairs_of
 
 MEDIA_TOKENS = 1000  # what an image, a sound or a file is taken for; how many it has is the model's secret
 _SAFE_VALUE = re.compile(rb"[\x21-\x7e][\x20-\x7e]{0,1023}")
@@ -80,10 +81,12 @@ class Reader:
         prompt_is_ids = type(document.get("prompt")) is list
         ask = self._ask(document, incoming, route, model, salt, streams, len(body), key)
         self.standing.give(ask, incoming, key)
-        inputs = None
+        inputs = pairs = None
         if route.endpoint == "embeddings" and self._coalesces(model):
             isolation = key.name if key is not None and key.isolate_cache else ""
             inputs = embedding_inputs_of(document, model, isolation)
+        elif route.endpoint in ("rerank", "score") and self._coalesces(model):
+            pairs = pairs_of(route.endpoint, document, model)
         keeps_document = route.kind is Kind.GENERATE and (prompt_is_ids or self._tokens_wanted(model))
         return InferenceRequest(
             endpoint=route.endpoint,
@@ -93,6 +96,7 @@ class Reader:
             document=document if keeps_document else None,
             salt=salt,
             inputs=inputs,
+            pairs=pairs,
             ask=ask,
             request_id=request_id,
             body=body,

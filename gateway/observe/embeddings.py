@@ -28,7 +28,7 @@ class EmbeddingMetrics:
             "Batches that were refused, so that each request was sent alone.",
             model,
         )
-        self.splits = Counter("gateway_embedding_splits_total", "Lists of inputs that were cut into pieces.", model)
+        self.splits = Counter("gateway_embedding_splits_total", "Lists of inputs or documents cut into pieces.", model)
         metrics.include(
             self.batch_items, self.batch_tokens, self.batch_wait, self.flushes, self.isolations, self.splits
         )

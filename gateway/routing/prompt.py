@@ -123,7 +123,7 @@ def sequences_of(document: dict[str, Any]) -> int:
 
 def inputs_of(document: dict[str, Any]) -> int:
     """How many sequences a pooling request makes: inputs, or documents to be scored."""
-    for key in ("input", "documents", "text_2", "queries", "data_2"):
+    for key in ("input", "documents", "items", "text_2", "data_2", "queries"):
         value = document.get(key)
         if type(value) is list and value and type(value[0]) is not int:
             return len(value)

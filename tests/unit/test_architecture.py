@@ -34,6 +34,8 @@ LAYERS: dict[str, set[str]] = {
         "dispatch",
         "embeddings.coalescer",
         "embeddings.grouping",
+        "scoring.pairs",
+        "scoring.spreader",
         "admission.rate_limits",
         "relay.exchange",
         "routing.blocks",
@@ -69,6 +71,24 @@ LAYERS: dict[str, set[str]] = {
         "observe.record",
         "relay.exchange",
     },
+    "scoring": {
+        "request",
+        "errors",
+        "config",
+        "dispatch",
+        "embeddings.collected",
+        "embeddings.deliver",
+        "embeddings.fair",
+        "embeddings.part",
+        "embeddings.sizes",
+        "embeddings.split",
+        "backends.backend",
+        "backends.registry",
+        "front.reply",
+        "observe.embeddings",
+        "observe.record",
+        "relay.exchange",
+    },
     "kv_events": {"config", "backends.backend", "routing.exact_index", "routing.token_blocks"},
     "tokenization": {"request", "errors", "config", "backends", "routing.token_blocks"},
 }
@@ -87,9 +107,21 @@ PURE = [
     ROOT / "gateway" / "backends" / "health.py",
     *(ROOT / "gateway" / "relay" / name for name in ("events.py", "usage.py", "retry.py")),
     *(ROOT / "gateway" / "embeddings" / name for name in PURE_EMBEDDINGS),
+    *(ROOT / "gateway" / "scoring" / name for name in ("counting.py", "pairs.py", "scores.py")),
     *(ROOT / "gateway" / "front" / name for name in ("guards.py", "rewrite.py", "routes.py", "stored.py")),
 ]
-HOUSES = ["admission", "backends", "embeddings", "front", "kv_events", "observe", "relay", "routing", "tokenization"]
+HOUSES = [
+    "admission",
+    "backends",
+    "embeddings",
+    "front",
+    "kv_events",
+    "observe",
+    "relay",
+    "routing",
+    "scoring",
+    "tokenization",
+]
 IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", "aiohttp"}
 # Modules without a test of their own; tests/integration covers the composition root.
 WITHOUT_A_MIRROR = {

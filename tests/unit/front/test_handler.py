@@ -39,6 +39,7 @@ from gateway.observe.record import Record
 from gateway.relay.exchange import Answer
 from gateway.request import InferenceRequest, Kind
 from gateway.routing.estimate import Estimates
+from gateway.scoring.spreader import Spreader
 from tests.unit.admission.virtual_time import run, turns
 from tests.unit.front.wires import Clock, FakeWire, Sent, fleet_of
 
@@ -68,6 +69,7 @@ class Scene:
             fleet or fleet_of(),
             cast(Dispatcher, self),
             cast(Coalescer, self),
+            cast(Spreader, self),
             Reader(whole, Estimates(), stored, b"secret"),
             stored,
             self.records.append,

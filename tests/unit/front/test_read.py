@@ -3,7 +3,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.config import BackendConfig, Config, KeyConfig, ModelsConfig, ServerConfig
+from gateway.config import BackendConfig, Config, EmbeddingsConfig, KeyConfig, ModelsConfig, ServerConfig
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.front.read import MEDIA_TOKENS, Reader, upstream_headers
 from gateway.front.stored import Place, StoredResponses
@@ -249,3 +249,15 @@ def test_several_prompts_take_the_tokens_of_all_of_them() -> None:
 )
 def test_engines_that_have_to_tell_of_every_prompt_token_use_no_cache(more: dict[str, Any], reads_cache: bool) -> None:
     assert read({"model": "m", "prompt": "x" * 4000} | more, b"/v1/completions").ask.reads_cache is reads_cache
+
+
+def test_lists_of_documents_may_be_cut_where_that_is_on() -> None:
+    body = {"model": "gpt", "query": "q", "documents": ["a", "b"]}
+    pairs = read(body, b"/v1/rerank").pairs
+    assert pairs is not None
+    assert (pairs.documents, pairs.fields) == (["a", "b"], {"model": "org/m"})
+    assert read({"model": "m", "text_1": "q", "text_2": ["a"]}, b"/score").pairs is not None
+    assert read(body, b"/pooling").pairs is None
+    off = Config(backends=(BackendConfig(url="http://10.0.0.1:8000"),), embeddings=EmbeddingsConfig(coalesce=False))
+    through = Reader(off, Estimates(), StoredResponses(), b"secret")
+    assert read(body, b"/v1/rerank", through=through).pairs is None

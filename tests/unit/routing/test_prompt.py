@@ -126,6 +126,7 @@ def test_sequences_are_choices_times_prompts(document: dict[str, Any], sequences
         ({"query": "q", "documents": ["a", "b"]}, 2),
         ({"text_1": "q", "text_2": ["a", "b", "c"]}, 3),
         ({"queries": "q", "documents": "d"}, 1),
+        ({"queries": "q", "items": ["a", "b"]}, 2),
         ({"data_1": "q", "data_2": ["a", "b"]}, 2),
         ({}, 1),
     ],

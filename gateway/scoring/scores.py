@@ -1,0 +1,96 @@
+"""Reading a backend's answer to some of the documents, and writing the answer to all."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from math import isfinite
+from typing import Any
+
+import orjson
+
+from gateway.errors import WrongAnswer
+from gateway.request import Pairs
+from gateway.scoring.pairs import wanted_of
+
+_ENTRIES_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a backend answered of some documents: entries in the order of the client's answer, by the client's count."""
+
+    document: dict[str, Any]  # the answer, with nothing where its entries were
+    entries: list[dict[str, Any]]
+    prompt_tokens: int
+    size_bytes: int
+
+
+def read_scores(body: bytes, pairs: Pairs, part: range) -> Scores:
+    """An answer that holds the scores of this part of the documents. Raises WrongAnswer for any other."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise WrongAnswer(f"The backend's answer is not valid JSON: {error}.") from error
+    given = document.get(_list_of(pairs)) if type(document) is dict else None
+    if type(given) is not list:
+        raise WrongAnswer("The backend's answer holds no list of scores.")
+    wanted = wanted_of(pairs, len(part))
+    if len(given) != wanted:
+        raise WrongAnswer(f"The backend answered {len(given)} scores where {wanted} were asked for.")
+    score_name, seen = _score_of(pairs), set()
+    for entry in given:
+        index = entry.get("index") if type(entry) is dict else None
+        if type(index) is not int or not 0 <= index < len(part) or index in seen:
+            raise WrongAnswer("The scores in the backend's answer are not of the documents that were sent.")
+        score = entry.get(score_name)
+        if type(score) not in (int, float) or not isfinite(score):
+            raise WrongAnswer(f"The backend's answer holds no score of document {index}.")
+        seen.add(index)
+        entry["index"] = part.start + index
+    given.sort(key=lambda entry: (-entry[score_name] if pairs.ranks else 0, entry["index"]))
+    return Scores({**document, _list_of(pairs): None}, given, _tokens_of(document), len(body))
+
+
+def tokens_in(body: bytes) -> int:
+    """The tokens that an answer to some pair tells of. Raises WrongAnswer."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise WrongAnswer(f"The backend's answer is not valid JSON: {error}.") from error
+    return _tokens_of(document)
+
+
+def answer_pieces(request_id: str, pairs: Pairs, parts: list[Scores], tokens: int) -> Iterator[bytes]:
+    """The answer to the client, as one backend would have written it. `parts` are in the order of the documents."""
+    entries = list(chain.from_iterable(part.entries for part in parts))
+    if pairs.ranks:
+        name = _score_of(pairs)
+        entries.sort(key=lambda entry: -entry[name])  # stable, as vLLM's: of equals the first document comes first
+    del entries[wanted_of(pairs, len(entries)) if pairs.ranks else len(entries) :]
+    document = parts[0].document
+    usage = {**document["usage"], "prompt_tokens": tokens, "total_tokens": tokens}
+    whole = {"id": None, **document} | {"id": f"score-{request_id}", "usage": usage}
+    names = list(whole)
+    place = names.index(_list_of(pairs))
+    before, after = ({name: whole[name] for name in part} for part in (names[:place], names[place + 1 :]))
+    yield b'%b,"%b":[' % (orjson.dumps(before)[:-1], names[place].encode())
+    for start in range(0, len(entries), _ENTRIES_AT_ONCE):
+        written = orjson.dumps(entries[start : start + _ENTRIES_AT_ONCE])[1:-1]
+        yield b"," + written if start else written
+    yield b"]," + orjson.dumps(after)[1:] if after else b"]}"
+
+
+def _list_of(pairs: Pairs) -> str:
+    return "results" if pairs.ranks else "data"
+
+
+def _score_of(pairs: Pairs) -> str:
+    return "relevance_score" if pairs.ranks else "score"
+
+
+def _tokens_of(document: Any) -> int:
+    usage = document.get("usage") if type(document) is dict else None
+    tokens = usage.get("prompt_tokens") if type(usage) is dict else None
+    if type(tokens) is not int or tokens < 0:
+        raise WrongAnswer("The backend's answer does not tell the tokens that it took.")
+    return tokens

@@ -1,0 +1,302 @@
+"""Long rerank and score requests go to all replicas, piece by piece. The asyncio side.
+
+A piece is sent like any request, with a lease and retries of its own, and shares nothing with other clients' pieces.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from gateway.backends.backend import Backend, EngineRank
+from gateway.backends.registry import Fleet
+from gateway.config import AdmissionConfig, EmbeddingsConfig
+from gateway.dispatch import Dispatcher
+from gateway.embeddings.collected import Collected
+from gateway.embeddings.deliver import deliver
+from gateway.embeddings.part import Part
+from gateway.embeddings.sizes import ModelSizes
+from gateway.embeddings.split import pieces
+from gateway.errors import DeadlineUnmeetable, GatewayError, QueueFull, WaitExpired, WrongAnswer
+from gateway.front.reply import Reply
+from gateway.observe.embeddings import EmbeddingMetrics
+from gateway.observe.record import Record
+from gateway.relay.exchange import Answer
+from gateway.request import InferenceRequest, Pairs, Usage
+from gateway.scoring.counting import Counting, counting_of, probes
+from gateway.scoring.pairs import body_of, query_body
+from gateway.scoring.room import Room
+from gateway.scoring.scores import Scores, answer_pieces, read_scores, tokens_in
+
+Result = TypeVar("Result")
+_NOTHING = Scores({}, [], 0, 0)  # until a piece is answered
+
+
+class _RefusedError(Exception):
+    """A backend refuses what a piece asks: the client is to hear that of its whole request."""
+
+
+@dataclass(slots=True)
+class _Model:
+    """What is known of one model. `counting` is None until it has been tried."""
+
+    sizes: ModelSizes
+    room: Room
+    counting: Counting | None = None
+    tries: int = 0
+    trying: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class _Job:
+    """One client's request in pieces."""
+
+    def __init__(self, request: InferenceRequest, pairs: Pairs, record: Record, pieces: int) -> None:
+        self.request = request
+        self.pairs = pairs
+        self.record = record
+        self.unsent = pieces
+        self.waits: asyncio.Timeout | None = None  # until its first piece is sent
+        self.scores: list[Scores] = [_NOTHING] * pieces
+        self.query_tokens = 0  # that each piece counts again
+        self.backends: dict[str, None] = {}
+
+    def __repr__(self) -> str:
+        return f"<_Job {self.request.request_id}, {self.unsent} pieces not sent>"
+
+    def sent(self) -> None:
+        """One of its pieces has its turn: with the first its time to wait for that is over."""
+        self.unsent -= 1
+        if self.waits is not None and not self.waits.expired():
+            self.waits.reschedule(None)
+
+    def told(self, record: Record, waited_seconds: float) -> None:
+        """What is known of one of its pieces, however it ended."""
+        own = self.record
+        if record.backend:
+            self.backends[record.backend] = None
+            own.backend = own.backend or record.backend
+        own.attempts = max(own.attempts, record.attempts)
+        own.queue_seconds = max(own.queue_seconds, waited_seconds + record.queue_seconds)
+        if own.first_byte_seconds is None:
+            own.first_byte_seconds = record.first_byte_seconds
+
+
+class Spreader:
+    """Answers rerank and score requests. Owner of those that are in pieces.
+
+    `retry_after` tells when one who is refused may come again.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        dispatcher: Dispatcher,
+        config: EmbeddingsConfig,
+        admission: AdmissionConfig,
+        metrics: EmbeddingMetrics,
+        clock: Callable[[], float],
+        *,
+        retry_after: Callable[[str], float],
+        response_headers: bool,
+    ) -> None:
+        self._fleet = fleet
+        self._dispatcher = dispatcher
+        self._config = config
+        self._admission = admission
+        self._metrics = metrics
+        self._clock = clock
+        self._retry_after = retry_after
+        self._response_headers = response_headers
+        self._models: dict[str, _Model] = {}
+        self._waiting: dict[_Job, int] = {}  # those of whom not every piece is sent; bytes of their requests
+
+    def __repr__(self) -> str:
+        return f"<Spreader {len(self._waiting)} requests waiting, {self.busy} in all>"
+
+    @property
+    def busy(self) -> int:
+        """Requests, pieces and documents that are there; nothing, when all is at rest."""
+        return len(self._waiting) + sum(model.room.busy for model in self._models.values())
+
+    def forget(self) -> None:
+        """Backends may serve other models under the same names."""
+        for model in self._models.values():
+            model.counting = None
+
+    async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+        """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with `pairs`."""
+        pairs, engines = request.pairs, self._fleet.candidates(request.ask.model)
+        assert pairs is not None
+        if engines and not request.explains:
+            model = self._model(request.ask.model, engines)
+            parts = self._parts(request, pairs, model.sizes)
+            if len(parts) > 1 and await self._is_separable(request, pairs, model):
+                job = _Job(request, pairs, record, len(parts))
+                try:
+                    await self._collect(job, model, parts)
+                except _RefusedError:
+                    record.attempts = 0
+                else:
+                    return await self._deliver(job, reply)
+        return await self._dispatcher.dispatch(request, reply, record)
+
+    # What is known of a model.
+
+    def _model(self, name: str, engines: list[Backend | EngineRank]) -> _Model:
+        model = self._models.get(name)
+        if model is None:
+            sizes = ModelSizes()
+            model = self._models[name] = _Model(sizes, Room(sizes, self._clock))
+        model.sizes.learn_engines(name, engines, self._fleet.serving(name) or (), self._clock())
+        return model
+
+    async def _is_separable(self, request: InferenceRequest, pairs: Pairs, model: _Model) -> bool:
+        """Whether the model scores each document by itself. Who waits while others try in vain does not try again."""
+        tries = model.tries
+        async with model.trying:
+            if model.counting is None and model.tries == tries:
+                model.counting = await self._counting(request, pairs)
+                model.tries += 1
+        return model.counting is not None and model.counting is not Counting.UNKNOWN
+
+    async def _counting(self, request: InferenceRequest, pairs: Pairs) -> Counting | None:
+        """How the model counts; None if it does not say so now."""
+        asked = enumerate(probes(request.ask.model, pairs), 1)
+        try:
+            answers = await _all(self._send(request, body, f"probe-{count}", count) for count, body in asked)
+            return counting_of(*map(tokens_in, answers))
+        except WrongAnswer:
+            return Counting.UNKNOWN
+        except (GatewayError, _RefusedError):
+            return None
+
+    # The pieces.
+
+    def _parts(self, request: InferenceRequest, pairs: Pairs, sizes: ModelSizes) -> list[Part]:
+        config, ask, bytes_of = self._config, request.ask, pairs.sizes_bytes
+        tokens = sizes.tokens_of_texts(bytes_of)
+        ranges = pieces(tokens, min(config.max_batch_items, sizes.cap), config.max_batch_tokens)
+        if len(ranges) > 1:
+            most = sizes.piece_items(config.max_batch_items)
+            ranges = pieces(tokens, most, config.max_batch_tokens, sizes.replicas)
+        return [
+            Part(
+                None, each.start, len(each), sum(tokens[each.start : each.stop]),
+                sum(bytes_of[each.start : each.stop]), ask.tenant, ask.weight, alone=True,
+            )
+            for each in ranges
+        ]  # fmt: skip
+
+    async def _collect(self, job: _Job, model: _Model, parts: list[Part]) -> None:
+        """Have all pieces answered. Raises _RefusedError if a backend refuses what one of them asks."""
+        name, started = job.request.ask.model, self._clock()
+        self._refuse_what_is_too_much(job.request)
+        self._metrics.splits.add((name,))
+        self._waiting[job] = job.request.ask.size_bytes
+        deadline, most = job.request.ask.deadline_seconds, self._admission.max_wait_seconds
+        is_late = deadline is not None and deadline - started < most
+        try:
+            async with asyncio.timeout(deadline - started if deadline is not None and is_late else most) as job.waits:
+                await _all(self._pieces(job, model, parts))
+        except TimeoutError as error:
+            kind, until = (DeadlineUnmeetable, "its deadline") if is_late else (WaitExpired, f"{most:g} s had passed")
+            raise kind(
+                f"The backends of model {name!r} were busy with other lists of documents until {until}.",
+                retry_after_seconds=self._retry_after(name),
+            ) from error
+        finally:
+            self._waiting.pop(job, None)
+
+    def _pieces(self, job: _Job, model: _Model, parts: list[Part]) -> Iterator[Coroutine[Any, Any, None]]:
+        for number, part in enumerate(parts):
+            yield self._piece(job, model, number, part)
+        if model.counting is Counting.QUERY_ONCE and job.pairs.share_query:
+            yield self._query(job)
+
+    def _refuse_what_is_too_much(self, request: InferenceRequest) -> None:
+        bounds, size, waiting = self._admission, request.ask.size_bytes, len(self._waiting)
+        over = sum(self._waiting.values()) + size > bounds.max_queued_bytes
+        if waiting and (waiting >= bounds.max_queued_requests or over):
+            raise QueueFull(
+                f"{waiting} long lists of documents wait for their turn already, the most that may.",
+                retry_after_seconds=self._retry_after(request.ask.model),
+            )
+
+    async def _piece(self, job: _Job, model: _Model, number: int, part: Part) -> None:
+        """One piece, when it is its turn."""
+        documents, came = range(part.start, part.start + part.items), self._clock()
+        async with model.room.place(part):
+            job.sent()
+            if not job.unsent:
+                self._waiting.pop(job, None)
+            started = self._clock()
+            body, name = body_of(job.pairs, documents), str(part.start)
+            answer = await self._send(job.request, body, name, part.items, job, started - came)
+            seconds = self._clock() - started
+        scores = job.scores[number] = read_scores(answer, job.pairs, documents)
+        model.sizes.answered(part.items, part.size_bytes, scores.prompt_tokens, seconds, are_ids=False)
+
+    async def _query(self, job: _Job) -> None:
+        """The tokens of a query that each piece counts again: the query scored against itself has twice as many."""
+        answer = await self._send(job.request, query_body(job.pairs), "query", 1, job)
+        job.query_tokens = tokens_in(answer) // 2
+
+    async def _send(
+        self,
+        request: InferenceRequest,
+        body: bytes,
+        name: str,
+        sequences: int,
+        job: _Job | None = None,
+        waited_seconds: float = 0.0,
+    ) -> bytes:
+        """What a backend answers to a part of the request. `name` tells it from the others."""
+        sink, name = Collected(), f"{request.request_id[:112]}-{name}"  # engines want a name for each
+        record = Record(name, request.endpoint, self._clock())
+        part = replace(
+            request,
+            ask=replace(request.ask, sequences=sequences, size_bytes=len(body)),
+            request_id=name,
+            body=body,
+            headers=b"x-request-id: %b\r\n%b" % (name.encode(), request.headers.partition(b"\r\n")[2]),
+            pairs=None,
+        )
+        try:
+            await self._dispatcher.dispatch(part, sink, record)
+        finally:
+            if job is not None:
+                job.told(record, waited_seconds)
+        if sink.status != 200:
+            raise _RefusedError
+        return sink.body
+
+    async def _deliver(self, job: _Job, reply: Reply) -> Answer:
+        record = job.record
+        if self._response_headers:
+            reply.extra = (
+                f"x-gateway-backend: {','.join(job.backends)}\r\n"
+                f"x-gateway-queue-ms: {record.queue_seconds * 1000:.0f}\r\n"
+                "x-gateway-prefix-tokens: 0\r\nx-gateway-usage: exact\r\n"
+            ).encode()
+        tokens = sum(part.prompt_tokens for part in job.scores) - (len(job.scores) - 1) * job.query_tokens
+        record.prompt_tokens = tokens
+        written = answer_pieces(job.request.request_id, job.pairs, job.scores, tokens)
+        await deliver(reply, written, sum(part.size_bytes for part in job.scores))
+        return Answer(200, Usage(tokens, 0), record.first_byte_seconds)
+
+
+async def _all(coroutines: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """What each comes to; when one fails, the others are aborted. They begin one a turn, for each writes a body."""
+    tasks: list[asyncio.Task[Result]] = []
+    try:
+        for coroutine in coroutines:
+            tasks.append(asyncio.get_running_loop().create_task(coroutine))
+            await asyncio.sleep(0)
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in ended:
+            task.result()  # of one that failed, raises why
+        return [task.result() for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,108 @@
+"""Pieces take turns between tenants, and leave a quarter of the slots to short requests."""
+
+import asyncio
+
+from gateway.embeddings.part import Part
+from gateway.embeddings.sizes import ModelSizes
+from gateway.scoring.room import Room
+from tests.unit.admission.virtual_time import run, turns
+
+
+def room_of(slots: int) -> tuple[Room, ModelSizes]:
+    sizes = ModelSizes()
+    sizes.total_cap = slots
+    return Room(sizes, asyncio.get_running_loop().time), sizes
+
+
+class Pieces:
+    """Pieces that stay until they are told to go."""
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+        self.inside: list[str] = []
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.go: dict[str, asyncio.Event] = {}
+
+    def come(self, name: str, items: int = 8) -> None:
+        self.go[name] = asyncio.Event()
+        self.tasks[name] = asyncio.get_running_loop().create_task(self._stay(name, items))
+
+    async def _stay(self, name: str, items: int) -> None:
+        async with self.room.place(Part(None, 0, items, 64, 1, tenant=name[0], alone=True)):
+            self.inside.append(name)
+            await self.go[name].wait()
+        self.inside.remove(name)
+
+    async def leave(self, *names: str) -> None:
+        for name in names:
+            self.go[name].set()
+        await turns(4)
+
+
+def test_a_quarter_of_the_slots_is_left() -> None:
+    async def main() -> None:
+        room, sizes = room_of(32)
+        pieces = Pieces(room)
+        for number in range(6):
+            pieces.come(f"a{number}")
+        await turns(3)
+        assert (len(pieces.inside), sizes.bulk_items) == (3, 24)
+        await pieces.leave("a0")
+        assert pieces.inside == ["a1", "a2", "a3"]
+        await pieces.leave("a1", "a2", "a3", "a4", "a5")
+        assert room.busy == 0
+
+    run(main())
+
+
+def test_one_piece_may_always_go() -> None:
+    async def main() -> None:
+        room, _ = room_of(1)
+        pieces = Pieces(room)
+        pieces.come("a0")
+        pieces.come("b0")
+        await turns(3)
+        assert pieces.inside == ["a0"]
+        await pieces.leave("a0")
+        assert pieces.inside == ["b0"]
+        await pieces.leave("b0")
+        assert room.busy == 0
+
+    run(main())
+
+
+def test_tenants_take_turns() -> None:
+    async def main() -> None:
+        room, _ = room_of(8)
+        pieces, order = Pieces(room), []
+        for name in ("a0", "a1", "a2", "a3", "b0", "b1"):
+            pieces.come(name)
+            await turns(1)
+        while pieces.inside:
+            order.append(pieces.inside[0])
+            await pieces.leave(pieces.inside[0])
+        assert max(order.index("b0"), order.index("b1")) < order.index("a3")
+        assert len(order) == 6
+
+    run(main())
+
+
+def test_who_leaves_while_waiting_or_just_when_called_takes_nothing() -> None:
+    async def main() -> None:
+        room, sizes = room_of(8)
+        pieces = Pieces(room)
+        for name in ("a0", "a1", "a2", "a3"):
+            pieces.come(name)
+        await turns(3)
+        pieces.tasks["a1"].cancel()
+        await turns(3)
+        pieces.go["a0"].set()
+        pieces.tasks["a2"].cancel()  # in the turn in which its place comes free
+        await turns(5)
+        assert pieces.inside == ["a3"]
+        assert sizes.bulk_items == 8
+        pieces.tasks["a3"].cancel()
+        await turns(3)
+        assert room.busy == 0
+
+    run(main())
