@@ -27,6 +27,7 @@ from gateway.backends.registry import Fleet
 from gateway.config import Config
 from gateway.dispatch import Dispatcher
 from gateway.embeddings.coalescer import Coalescer
+from gateway.embeddings.token_ids import TokenIds
 from gateway.exact_prompts import ExactPrompts
 from gateway.front.admin import admin_app, admin_listening
 from gateway.front.handler import Handler
@@ -141,7 +142,8 @@ class Gateway:
         headers, retry_after = config.server.response_headers, self.gate.retry_after_seconds
         coalescer = Coalescer(
             self.fleet, dispatcher, config.embeddings, config.admission, counted, self.clock, new_id,
-            crowded=self.queue.waiting, retry_after=retry_after, response_headers=headers,
+            crowded=self.queue.waiting, retry_after=retry_after, token_ids=TokenIds(self.tokenization, counted),
+            response_headers=headers,
         )  # fmt: skip
         spreader = Spreader(
             self.fleet, dispatcher, config.embeddings, config.admission, counted, self.clock, retry_after=retry_after,

@@ -259,7 +259,9 @@ class ModelConfig(Section):
     """One model, under the name that backends use for it."""
 
     tokenizer: str = Field(
-        "", description="Folder or hub name: prompts are tokenized here too, so cached prefixes are known exactly."
+        "",
+        description="Folder or hub name: prompts are tokenized here too, so cached prefixes, and whose the tokens of a"
+        " batch of embeddings are, are known exactly.",
     )
     embeddings: ModelEmbeddingsConfig = ModelEmbeddingsConfig()
 

@@ -22,6 +22,7 @@ from gateway.embeddings.part import Part
 from gateway.embeddings.sizes import ModelSizes
 from gateway.embeddings.solo import Solo
 from gateway.embeddings.split import pieces
+from gateway.embeddings.token_ids import TokenIds
 from gateway.errors import DeadlineUnmeetable, QueueFull, WaitExpired
 from gateway.front.reply import Reply
 from gateway.observe.embeddings import EmbeddingMetrics
@@ -52,6 +53,7 @@ class Coalescer:
         *,
         crowded: Callable[[str], int],
         retry_after: Callable[[str], float],
+        token_ids: TokenIds,
         response_headers: bool,
     ) -> None:
         self._fleet = fleet
@@ -63,7 +65,7 @@ class Coalescer:
         self._crowded = crowded
         self._retry_after = retry_after
         self._response_headers = response_headers
-        self._flights = Flights(dispatcher, metrics, clock, new_id)
+        self._flights = Flights(dispatcher, metrics, clock, new_id, token_ids)
         self._flights.on_end = self._ended
         self._groups: dict[GroupKey, Group] = {}
         self._sizes: dict[str, ModelSizes] = {}

@@ -9,14 +9,16 @@ from gateway.dispatch import Dispatcher
 from gateway.embeddings.answer import read_vectors
 from gateway.embeddings.collected import Collected
 from gateway.embeddings.group import Flight
-from gateway.embeddings.grouping import body_of
+from gateway.embeddings.grouping import body_of, body_of_ids
 from gateway.embeddings.member import ByItself, Member, Refused
 from gateway.embeddings.part import Part
 from gateway.embeddings.split import shares
+from gateway.embeddings.token_ids import TokenIds, counts_by_part
 from gateway.errors import BackendError, Draining, GatewayError, InternalError
 from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.record import Record
 from gateway.request import Ask, InferenceRequest, Kind
+from gateway.tokenization.tokenization import Encoded
 
 _SHARED = "(several)"  # the tenant of a batch with inputs of more than one
 
@@ -25,13 +27,19 @@ class Flights:
     """Owner of the batches that are under way. `on_end` is called when one is over, however it ended."""
 
     def __init__(
-        self, dispatcher: Dispatcher, metrics: EmbeddingMetrics, clock: Callable[[], float], new_id: Callable[[], str]
+        self,
+        dispatcher: Dispatcher,
+        metrics: EmbeddingMetrics,
+        clock: Callable[[], float],
+        new_id: Callable[[], str],
+        token_ids: TokenIds,
     ) -> None:
         self.on_end: Callable[[Flight], None] = lambda _: None
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._clock = clock
         self._new_id = new_id
+        self._token_ids = token_ids
         self._of: dict[Part, Flight] = {}  # of clients who still wait
         self._tasks: set[asyncio.Task[None]] = set()
         self._log = structlog.get_logger("gateway")
@@ -53,7 +61,7 @@ class Flights:
         if len(parts) == 1 and first.whole and not first.inputs.wants_floats:
             first.ends(ByItself(isolated=False))
             return
-        flight.task = asyncio.get_running_loop().create_task(self._fly(flight, now))
+        flight.task = asyncio.get_running_loop().create_task(self._fly(flight))
         self._tasks.add(flight.task)
         flight.task.add_done_callback(lambda task: self._landed(task, flight))
 
@@ -91,19 +99,31 @@ class Flights:
                 part.owner.failed(Draining("The gateway is shutting down."))  # those who are still here
         self._end(flight)
 
-    async def _fly(self, flight: Flight, started: float) -> None:
-        sink, request = Collected(), self._request(flight)
+    async def _fly(self, flight: Flight) -> None:
+        try:
+            ids = await self._token_ids.of(flight)
+            if not await self._sent(flight, ids):
+                await self._sent(flight, None)
+        except Exception as error:
+            request: InferenceRequest = flight.parts[0].owner.request
+            self._log.exception("internal error", request_id=request.request_id, endpoint=request.endpoint)
+            self._failed(flight, InternalError(f"The gateway failed on this request ({type(error).__name__})."))
+
+    async def _sent(self, flight: Flight, ids: Encoded | None) -> bool:
+        """Whether the members were told what came of it; not, if a backend got ids that may be others to it."""
+        started, sink, request = self._clock(), Collected(), self._request(flight, ids)
         record = Record(request.request_id, request.endpoint, started)
         try:
             await self._dispatcher.dispatch(request, sink, record)
+            answered, model = sink.status == 200, flight.group.key.model
+            if answered and ids is not None and not self._token_ids.stand_for_texts(model, record.backend):
+                return False
             self._told(flight, record, started)
-            self._answered(flight, sink, self._clock() - started - record.queue_seconds)
+            self._answered(flight, ids, sink, self._clock() - started - record.queue_seconds)
         except GatewayError as error:
             self._told(flight, record, started)
             self._failed(flight, error)
-        except Exception as error:
-            self._log.exception("internal error", request_id=request.request_id, endpoint=request.endpoint)
-            self._failed(flight, InternalError(f"The gateway failed on this request ({type(error).__name__})."))
+        return True
 
     def _failed(self, flight: Flight, error: GatewayError) -> None:
         if isinstance(error, BackendError) and len(flight.parts) > 1:
@@ -111,7 +131,7 @@ class Flights:
         for part in flight.parts:
             part.owner.failed(error)
 
-    def _request(self, flight: Flight) -> InferenceRequest:
+    def _request(self, flight: Flight, ids: Encoded | None) -> InferenceRequest:
         """What the backend is asked."""
         parts, key = flight.parts, flight.group.key
         first: Member = parts[0].owner
@@ -126,9 +146,9 @@ class Flights:
                 headers = b"x-request-id: %b\r\n%b" % (name.encode(), rest)
         else:
             name = self._new_id()
-            items = [item for part in parts for item in part.owner.inputs.items]
+            items = [] if ids else [item for part in parts for item in part.owner.inputs.items]
             headers = b"x-request-id: %b\r\n" % name.encode()
-        body = body_of(key.template, items)
+        body = body_of_ids(key.template, ids.rows) if ids else body_of(key.template, items)
         ask = self._ask(flight, len(body))
         return InferenceRequest(
             request.endpoint, Kind.POOL, request.method, request.target, ask, name, body=body, headers=headers
@@ -156,7 +176,7 @@ class Flights:
         for part in flight.parts:
             part.owner.sent(record, started - part.joined_seconds)
 
-    def _answered(self, flight: Flight, sink: Collected, seconds: float) -> None:
+    def _answered(self, flight: Flight, ids: Encoded | None, sink: Collected, seconds: float) -> None:
         parts = flight.parts
         if sink.status != 200:
             if len(parts) > 1:  # refused for what was asked, and nobody knows by whom
@@ -171,8 +191,8 @@ class Flights:
         tokens, are_ids = vectors.prompt_tokens, flight.group.key.are_ids
         size_bytes = sum(part.size_bytes for part in parts)
         flight.group.sizes.answered(flight.items, size_bytes, tokens, seconds, are_ids=are_ids)
-        weights = [part.tokens for part in parts]
-        exact = len(parts) == 1 or (are_ids and sum(weights) == tokens)
+        weights = [part.tokens for part in parts] if ids is None else counts_by_part(parts, ids.counts)
+        exact = len(parts) == 1 or ((are_ids or ids is not None) and sum(weights) == tokens)
         offset = 0
         for part, share in zip(parts, shares(tokens, weights), strict=True):
             part.owner.answered(part, vectors, offset, share, exact=exact)

@@ -29,6 +29,12 @@ class EmbeddingMetrics:
             model,
         )
         self.splits = Counter("gateway_embedding_splits_total", "Lists of inputs or documents cut into pieces.", model)
-        metrics.include(
-            self.batch_items, self.batch_tokens, self.batch_wait, self.flushes, self.isolations, self.splits
+        self.as_ids = Counter(
+            "gateway_embedding_as_ids_total",
+            "Shared batches of texts for models with a tokenizer: sent as token ids, or why not.",
+            ("model", "result"),
         )
+        metrics.include(
+            self.batch_items, self.batch_tokens, self.batch_wait, self.flushes, self.isolations, self.splits,
+            self.as_ids,
+        )  # fmt: skip

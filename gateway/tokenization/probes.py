@@ -37,6 +37,15 @@ _ANSWER: Final = {"role": "assistant", "content": " It squares:\n\n```\n4\n```"}
 _THOUGHT: Final = {"role": "assistant", "content": "Four.", "reasoning": "Two squared\nis four."}
 _PARTS: Final = [{"type": "text", "text": "First part."}, {"type": "text", "text": " And a second one."}]
 
+# Texts that would show it if a backend changed them before it tokenizes them for an embedding, which /tokenize does not
+# show: vLLM makes some models' texts lower case.
+EMBEDDED: Final = (
+    _TEXT,
+    "STRASSE, Straße, İstanbul, ÀÉÎ: MIXED Case",
+    "Neither [CLS] nor [SEP] nor <s> nor </s> nor <|endoftext|>",
+    "a",
+)
+
 
 class Probe(NamedTuple):
     """A request, as a client would send it and /tokenize takes it, and the feature that it tries."""

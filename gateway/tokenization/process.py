@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
-from gateway.tokenization.wire import LENGTH_BYTES, Answer, Job, Load, framed, length_of, read_answer
+from gateway.tokenization.wire import LENGTH_BYTES, Answer, Question, framed, length_of, read_answer
 
 COMMAND: Final = (sys.executable, "-m", "gateway.tokenization.worker")
 _QUIET: Final = {
@@ -37,7 +37,7 @@ class TokenizerProcess:
         self._number = 0
         self._ended = False
 
-    async def ask(self, make: Callable[[int], Load | Job], hung_seconds: float) -> Answer:
+    async def ask(self, make: Callable[[int], Question], hung_seconds: float) -> Answer:
         """The answer to the question that `make` makes of its number. Raises ProcessEnded.
 
         A caller that is cancelled leaves its question to be answered unheard. A process that takes longer than

@@ -7,11 +7,15 @@ from gateway.tokenization.conversation import ContentFormat, Feature
 
 
 class Verdict(NamedTuple):
-    """Whether a backend makes a model's tokens as they are made here."""
+    """Whether a backend makes a model's tokens as they are made here.
+
+    `embeds`: it makes the same vectors of texts and of their tokens, as told here.
+    """
 
     state: Literal["pending", "verified", "refused"] = "pending"
     reason: str = ""
     features: frozenset[Feature] = frozenset()
+    embeds: bool = False
 
 
 @dataclass
@@ -70,6 +74,7 @@ class ModelState:
                     "state": verdict.state,
                     "reason": verdict.reason,
                     "features": sorted(each.value for each in verdict.features),
+                    "embeddings": verdict.embeds,
                 }
                 for name, verdict in self.verdicts.items()
             },

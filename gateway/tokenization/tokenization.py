@@ -5,13 +5,16 @@ time, and is then routed by its bytes.
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict
+from enum import StrEnum
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
+import orjson
 import structlog
 
 from gateway.backends.backend import Backend
@@ -19,11 +22,11 @@ from gateway.backends.control import ControlClient, ControlError
 from gateway.backends.registry import Fleet
 from gateway.config import ConfigError, ModelsConfig
 from gateway.tokenization.conversation import ContentFormat, Feature, decisive
-from gateway.tokenization.probes import Probe
+from gateway.tokenization.probes import EMBEDDED, Probe
 from gateway.tokenization.process import COMMAND, ProcessEnded, TokenizerProcess, running
 from gateway.tokenization.state import Counters, ModelState, Verdict
-from gateway.tokenization.verification import CannotCompare, best_format, compared
-from gateway.tokenization.wire import Answer, Job, Load
+from gateway.tokenization.verification import CannotCompare, best_format, compared, embeds_alike
+from gateway.tokenization.wire import Answer, Job, Load, Texts
 
 HUNG_SECONDS: Final = 10.0
 LOAD_SECONDS: Final = 600.0  # a hub's files may have to be fetched
@@ -42,9 +45,30 @@ class Bounds(NamedTuple):
     wait_seconds_per_byte: float = 0.5e-6  # less than a tenth of what prefilling such a text takes
     retry_seconds: float = 10.0
     restart_seconds: float = 5.0
+    max_batches: int = 4  # of texts that wait for their tokens: each waits for those before it
+    batch_wait_seconds: float = 0.1
+    batch_wait_seconds_per_byte: float = 1e-6  # some four times what encoding takes
+    pause_seconds: float = 1.0  # without batches, after one that took too long
 
 
 DEFAULT_BOUNDS: Final = Bounds()
+
+
+class Encoded(NamedTuple):
+    """Texts as token ids: each as a list in JSON, and how many there are of each."""
+
+    rows: list[bytes]
+    counts: list[int]
+
+
+class NotEncoded(StrEnum):
+    """Why texts are not told as token ids."""
+
+    UNVERIFIED = "unverified"  # a backend was not seen to embed a text and its ids alike
+    TOO_LONG = "too_long"
+    BUSY = "busy"
+    LATE = "late"
+    FAILED = "failed"
 
 
 class Tokenization:
@@ -77,6 +101,8 @@ class Tokenization:
         self._client = ControlClient(QUESTION_SECONDS, clock)
         self._process: TokenizerProcess | None = None
         self._waiting = 0
+        self._batches = 0
+        self._paused_until = -math.inf
         self._look = asyncio.Event()
         self._lives: dict[Backend, int] = {}  # counts restarts, so that none is missed while a backend is compared
         self._stack = AsyncExitStack()
@@ -132,6 +158,39 @@ class Tokenization:
         self._count(answer)
         return answer.tokens
 
+    def configured(self, model: str) -> bool:
+        """Whether a tokenizer is named for this model."""
+        return model in self._models
+
+    def embeds_alike(self, model: str, backend: str) -> bool:
+        """Whether this backend was seen to make the same vectors of texts and of their tokens, as told here."""
+        state = self._models.get(model)
+        return state is not None and state.verdict(backend).embeds
+
+    async def encode(self, model: str, texts: list[str], size_bytes: int, *, special: bool) -> Encoded | NotEncoded:
+        """The token ids of each of these texts, in bounded time. They are not written on the event loop."""
+        serving, process, bounds, started = self._fleet.serving(model), self._process, self._bounds, self._clock()
+        if process is None or not serving or not all(self.embeds_alike(model, each.name) for each in serving):
+            return NotEncoded.UNVERIFIED
+        if size_bytes > bounds.max_request_bytes:
+            return NotEncoded.TOO_LONG
+        if self._batches >= bounds.max_batches or started < self._paused_until:
+            return NotEncoded.BUSY
+        self._batches += 1
+        try:
+            async with asyncio.timeout(bounds.batch_wait_seconds + size_bytes * bounds.batch_wait_seconds_per_byte):
+                answer = await process.ask(lambda number: Texts(number, model, texts, special), HUNG_SECONDS)
+        except TimeoutError:
+            self._paused_until = self._clock() + bounds.pause_seconds
+            return NotEncoded.LATE
+        except ProcessEnded:
+            return NotEncoded.FAILED
+        finally:
+            self._batches -= 1
+            self.counters.wait_seconds += self._clock() - started
+        self.counters.encode_seconds += answer.seconds
+        return NotEncoded.FAILED if answer.tokens is None else Encoded(answer.rows, answer.counts)
+
     def look_again(self) -> None:
         """Compare with backends that were not compared yet, if there are any."""
         self._look.set()
@@ -155,7 +214,7 @@ class Tokenization:
     async def verify(self, model: str, backend: Backend) -> Verdict:
         """Compare a model's tokens with this backend's, and remember what came of it."""
         state, life = self._models[model], self._lives.get(backend, 0)
-        process = self._process
+        process, content_format = self._process, state.content_format
         if process is None or not state.encoding:
             return Verdict()
 
@@ -166,24 +225,32 @@ class Tokenization:
 
         try:
             comparisons = await compared(model, backend, self._client, tell_ours)
+            if not state.features:
+                content_format = best_format(comparisons)
+            comparison = comparisons[content_format]
+            if comparison.alike:
+                embeds, differs = await self._embeds(process, model, backend)
+                verdict = Verdict("verified", differs, comparison.features, embeds)
+            else:
+                verdict = Verdict("refused", comparison.difference or "neither side renders any prompt")
         except CannotCompare as error:
             verdict = Verdict("refused", str(error))
         except (ControlError, ProcessEnded) as error:
             verdict = Verdict("pending", str(error))
-        else:
-            if not state.features:
-                state.content_format = best_format(comparisons)
-            comparison = comparisons[state.content_format]
-            verdict = (
-                Verdict("verified", "", comparison.features)
-                if comparison.alike
-                else Verdict("refused", comparison.difference or "neither side renders any prompt")
-            )
         if life != self._lives.get(backend, 0) or process is not self._process:
             return Verdict()  # it has restarted meanwhile
+        if verdict.state == "verified":
+            state.content_format = content_format
         self._tell(state, backend, verdict)
         state.judged(backend.name, verdict)
         return verdict
+
+    async def _embeds(self, process: TokenizerProcess, model: str, backend: Backend) -> tuple[bool, str]:
+        """Whether texts may be sent to this backend as ids, to be embedded."""
+        answer = await process.ask(lambda number: Texts(number, model, list(EMBEDDED), True), HUNG_SECONDS)
+        if answer.tokens is None:
+            return False, answer.reason
+        return await embeds_alike(model, backend, self._client, list(map(orjson.loads, answer.rows)))
 
     def _tell(self, state: ModelState, backend: Backend, verdict: Verdict) -> None:
         if verdict == state.verdicts.get(backend.name):
@@ -191,7 +258,10 @@ class Tokenization:
         about = {"model": state.name, "backend": backend.name}
         match verdict.state:
             case "verified":
-                log.info("tokens_verified", **about, features=sorted(each.value for each in verdict.features))
+                told = sorted(each.value for each in verdict.features)
+                log.info("tokens_verified", **about, features=told, embeddings=verdict.embeds)
+                if verdict.reason:
+                    log.warning("embeddings_of_tokens_differ", **about, reason=verdict.reason)
             case "refused":
                 log.warning("tokens_refused", **about, reason=verdict.reason)
             case "pending":

@@ -26,8 +26,23 @@ class Job(msgspec.Struct, tag=True, frozen=True):
     features: list[str]
 
 
+class Texts(msgspec.Struct, tag=True, frozen=True):
+    """Tell the tokens of several texts, each by itself. `special`: with the special tokens that the model adds."""
+
+    number: int
+    model: str
+    texts: list[str]
+    special: bool
+
+
+Question = Load | Job | Texts
+
+
 class Answer(msgspec.Struct, frozen=True):
-    """What came of a `Load` or a `Job`; without `tokens` (packed ids), `reason` says why."""
+    """What came of a question; without `tokens` (packed ids), `reason` says why.
+
+    The tokens of `Texts` are `rows`, each a list in JSON, and `counts` of them: the one who asks only passes them on.
+    """
 
     number: int
     tokens: bytes | None = None
@@ -36,9 +51,11 @@ class Answer(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     segments: int = 0
     cached_segments: int = 0
+    rows: list[bytes] = []
+    counts: list[int] = []
 
 
-def framed(message: Load | Job | Answer) -> bytes:
+def framed(message: Question | Answer) -> bytes:
     """A message as it is sent. Raises TypeError or OverflowError for what MessagePack cannot hold."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
@@ -49,9 +66,10 @@ def length_of(prefix: bytes) -> int:
     return int.from_bytes(prefix, "little")
 
 
-def read_question(body: bytes) -> Load | Job:
+def read_question(body: bytes) -> Question:
     """What the gateway asked."""
-    return msgspec.msgpack.decode(body, type=Load | Job)
+    question: Question = msgspec.msgpack.decode(body, type=Question)
+    return question
 
 
 def read_answer(body: bytes) -> Answer:

@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO, Final
 
+import orjson
+
 from gateway.tokenization.conversation import NotUnderstood
 from gateway.tokenization.tokenizer import CannotLoad, ModelTokenizer
-from gateway.tokenization.wire import LENGTH_BYTES, Answer, Job, Load, framed, length_of, read_question
+from gateway.tokenization.wire import LENGTH_BYTES, Answer, Job, Load, Question, Texts, framed, length_of, read_question
 
 CACHE_BYTES: Final = 67108864  # for each model
 
@@ -22,14 +24,16 @@ class Worker:
         self._clock = clock
         self._models: dict[str, ModelTokenizer] = {}
 
-    def answer(self, question: Load | Job) -> Answer:
-        """Load a tokenizer, or tell a prompt's tokens."""
+    def answer(self, question: Question) -> Answer:
+        """Load a tokenizer, or tell tokens."""
         started = self._clock()
         try:
             if isinstance(question, Load):
                 self._models[question.model] = model = self._load(question.source, CACHE_BYTES)
                 told = "in segments" if model.segmented else "as a whole"
                 return Answer(question.number, b"", told, seconds=self._clock() - started)
+            if isinstance(question, Texts):
+                return self._texts(question, started)
             return self._tokens(question, started)
         except (CannotLoad, NotUnderstood) as error:
             return Answer(question.number, None, str(error), isinstance(error, CannotLoad), self._clock() - started)
@@ -37,9 +41,7 @@ class Worker:
             return Answer(question.number, None, f"{type(error).__name__}: {error}", True, self._clock() - started)
 
     def _tokens(self, job: Job, started: float) -> Answer:
-        model = self._models.get(job.model)
-        if model is None:
-            raise CannotLoad(f"the tokenizer of {job.model} is not loaded")
+        model = self._model(job.model)
         segments = model.segments
         seen, cached = segments.seen, segments.cached
         tokens = model.tokens(job.endpoint, job.document, job.content_format, job.features)
@@ -47,6 +49,17 @@ class Worker:
         return Answer(
             job.number, tokens, seconds=spent, segments=segments.seen - seen, cached_segments=segments.cached - cached
         )
+
+    def _texts(self, question: Texts, started: float) -> Answer:
+        ids = self._model(question.model).encode(question.texts, special=question.special)
+        rows, counts = list(map(orjson.dumps, ids)), list(map(len, ids))
+        return Answer(question.number, b"", seconds=self._clock() - started, rows=rows, counts=counts)
+
+    def _model(self, name: str) -> ModelTokenizer:
+        model = self._models.get(name)
+        if model is None:
+            raise CannotLoad(f"the tokenizer of {name} is not loaded")
+        return model
 
 
 def serve(questions: BinaryIO, answers: BinaryIO, worker: Worker) -> None:

@@ -70,6 +70,7 @@ LAYERS: dict[str, set[str]] = {
         "observe.embeddings",
         "observe.record",
         "relay.exchange",
+        "tokenization.tokenization",
     },
     "scoring": {
         "request",

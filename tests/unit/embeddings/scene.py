@@ -21,6 +21,7 @@ from gateway.config import AdmissionConfig, BackendConfig, EmbeddingsConfig, Hea
 from gateway.dispatch import Dispatcher
 from gateway.embeddings.coalescer import Coalescer
 from gateway.embeddings.grouping import inputs_of
+from gateway.embeddings.token_ids import TokenIds
 from gateway.errors import BackendError, GatewayError
 from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.metrics import Metrics
@@ -33,7 +34,9 @@ from gateway.request import Ask, InferenceRequest, Kind
 from gateway.routing.calibration import Calibration
 from gateway.routing.cost import CostModel
 from gateway.routing.policy import LeastLoadedPolicy
+from gateway.tokenization.tokenization import Tokenization
 from tests.unit.admission.virtual_time import turns
+from tests.unit.embeddings.words import Words
 from tests.unit.front.wires import FakeWire, reply_on
 
 BAD = "bad"  # a text that engines refuse
@@ -113,11 +116,13 @@ class Scene:
         self.dispatcher = Dispatcher(
             self.fleet, self.gate, cast(Relay, self), budget, self.metrics, response_headers=True
         )
+        self.tokenizer = Words()
+        token_ids = TokenIds(cast(Tokenization, self.tokenizer), self.counted)
         numbers = iter(range(10**9))
         self.coalescer = Coalescer(
             self.fleet, self.dispatcher, EmbeddingsConfig.model_validate(embeddings),
             AdmissionConfig.model_validate(admission or {}), self.counted, loop.time, lambda: f"batch-{next(numbers)}",
-            crowded=self.queue.waiting, retry_after=lambda _: 1.0, response_headers=True,
+            crowded=self.queue.waiting, retry_after=lambda _: 1.0, token_ids=token_ids, response_headers=True,
         )  # fmt: skip
         self.overhead_seconds, self.item_seconds = 0.010, 0.001
         self.sent: list[Sent] = []
@@ -144,6 +149,7 @@ class Scene:
         fresh: bool,
     ) -> Answer:
         sent = Sent(backend, request, self.clock())
+        sent.items = list(map(self.tokenizer.text_of, sent.items))
         self.sent.append(sent)
         count = min(self._cap, len(sent.items))
         self._running[backend] += count
@@ -170,9 +176,17 @@ class Scene:
     # The clients.
 
     def request(
-        self, given: Any, name: str = "id-1", *, encoding: str | None = "base64", isolation: str = "", **ask: Any
+        self,
+        given: Any,
+        name: str = "id-1",
+        *,
+        encoding: str | None = "base64",
+        isolation: str = "",
+        fields: dict[str, Any] | None = None,
+        **ask: Any,
     ) -> InferenceRequest:
         document = {"model": "m", "input": given} | ({} if encoding is None else {"encoding_format": encoding})
+        document |= fields or {}
         body = orjson.dumps(document)
         inputs = inputs_of(document, "m", isolation)
         assert inputs is not None

@@ -13,6 +13,7 @@ from gateway.tokenization.worker import Worker, serve
 COMMAND = (sys.executable, "-m", "tests.unit.tokenization.fake_worker")
 DIES, HANGS = "#dies", "#hangs"
 SLOW_SECONDS = 0.4
+FIRST, LAST = 1, 2
 
 
 class Letters:
@@ -31,18 +32,34 @@ class Letters:
         if not reading.features <= set(features):
             raise NotUnderstood("a feature too many")
         text = letters_of(endpoint, document, content_format)
-        match text:
-            case "#dies":
-                os._exit(3)
-            case "#hangs":
-                time.sleep(60)
-            case "#slow":
-                time.sleep(SLOW_SECONDS)
-            case "#fails":
-                raise RuntimeError("on purpose")
+        misbehave(text)
         self.seen += 2
         self.cached += 1
         return array("I", map(ord, text)).tobytes()
+
+    def encode(self, texts: list[str], *, special: bool) -> list[list[int]]:
+        """The letters' code points, between two special ones."""
+        for text in texts:
+            misbehave(text)
+        return [letters_between(text) if special else list(map(ord, text)) for text in texts]
+
+
+def misbehave(text: str) -> None:
+    """What some texts bring about."""
+    match text:
+        case "#dies":
+            os._exit(3)
+        case "#hangs":
+            time.sleep(60)
+        case "#slow":
+            time.sleep(SLOW_SECONDS)
+        case "#fails":
+            raise RuntimeError("on purpose")
+
+
+def letters_between(text: str) -> list[int]:
+    """The code points of a text with its special tokens."""
+    return [FIRST, *map(ord, text), LAST]
 
 
 def letters_of(endpoint: str, document: dict[str, Any], content_format: str) -> str:

@@ -1,6 +1,17 @@
 import pytest
 
-from gateway.tokenization.wire import LENGTH_BYTES, Answer, Job, Load, framed, length_of, read_answer, read_question
+from gateway.tokenization.wire import (
+    LENGTH_BYTES,
+    Answer,
+    Job,
+    Load,
+    Question,
+    Texts,
+    framed,
+    length_of,
+    read_answer,
+    read_question,
+)
 
 
 @pytest.mark.parametrize(
@@ -8,16 +19,17 @@ from gateway.tokenization.wire import LENGTH_BYTES, Answer, Job, Load, framed, l
     [
         Load(1, "m", "/models/m"),
         Job(2, "m", "chat", {"messages": [{"role": "user", "content": "ž"}], "n": None, "x": 1.5}, "string", ["chat"]),
+        Texts(3, "m", ["ž", ""], False),
     ],
 )
-def test_a_question_arrives_as_it_was_sent(question: Load | Job) -> None:
+def test_a_question_arrives_as_it_was_sent(question: Question) -> None:
     message = framed(question)
     assert length_of(message[:LENGTH_BYTES]) == len(message) - LENGTH_BYTES
     assert read_question(message[LENGTH_BYTES:]) == question
 
 
 def test_an_answer_arrives_as_it_was_sent() -> None:
-    answer = Answer(3, b"\x00\x01", seconds=0.5, segments=4, cached_segments=3)
+    answer = Answer(3, b"\x00\x01", seconds=0.5, segments=4, cached_segments=3, rows=[b"[1,2]", b"[]"], counts=[2, 0])
     assert read_answer(framed(answer)[LENGTH_BYTES:]) == answer
 
 
