@@ -69,7 +69,7 @@ class Record:
 
     @property
     def tpot_seconds(self) -> float | None:
-        """(E2E - TTFT) / (n - 1), from the token count the server reports, never from chunks."""
-        if self.first_token is None or self.completion_tokens is None or self.completion_tokens < 2:
+        """(E2E - TTFT) / (n - 1), n from the server's usage, never from chunks. One read tells nothing."""
+        if self.first_token is None or self.completion_tokens is None or self.completion_tokens < 2 or self.reads == 1:
             return None
         return (self.end - self.first_token) / (self.completion_tokens - 1)

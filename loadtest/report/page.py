@@ -96,7 +96,7 @@ def _latencies(results: Results) -> str:
         ("TTFT from the intended send", latency.ttft_from_intended),
         ("TTFT from the actual send", latency.ttft),
         ("TPOT", latency.tpot),
-        ("ITL, between reads", latency.itl),
+        ("ITL", latency.itl),
         ("E2E from the intended send", latency.e2e_from_intended),
         ("E2E from the actual send", latency.e2e),
         ("Queue in the gateway", latency.gateway_queue),

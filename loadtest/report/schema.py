@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# 2: parts of a mix. Whatever reads this version reads older files as well.
+# 2: parts of a mix, stalls, answers in one read; no ITL where tokens came packed.
+# Whatever reads this version reads older files as well.
 SCHEMA_VERSION = 2
 
 
@@ -79,7 +80,7 @@ class Latency(_Part):
     e2e_from_intended: Distribution | None
     e2e: Distribution | None = Field(description="From the actual send.")
     tpot: Distribution | None = Field(description="(E2E - TTFT) / (n - 1) a request, n from usage.")
-    itl: Distribution | None = Field(description="Gaps between reads that brought content.")
+    itl: Distribution | None = Field(description="Between tokens; None where they came packed.")
     gateway_queue: Distribution | None = Field(description="x-gateway-queue-ms.")
 
 
@@ -92,10 +93,19 @@ class PartFigures(_Part):
 
 
 class Streaming(_Part):
-    """How tokens were packed. Above 1 token an event or 1 event a read, ITL is not per token."""
+    """How tokens were packed. Above 1 token an event or 1 event a read, times between reads are not between tokens."""
 
     tokens_per_event: float
     events_per_read: float
+    whole_ratio: float = Field(default=0.0, description="Share of answers of several tokens that came in one read.")
+
+
+class Stall(_Part):
+    """A stretch in which nothing came for any of the requests in flight."""
+
+    start: float
+    seconds: float
+    in_flight: int
 
 
 class Concurrency(_Part):
@@ -198,6 +208,7 @@ class Figures(_Part):
     tokens: Tokens
     latency: Latency
     streaming: Streaming | None
+    stalls: list[Stall] = Field(default_factory=list)
     concurrency: Concurrency
     routing: Routing
     slo: Slo | None

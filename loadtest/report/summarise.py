@@ -29,9 +29,10 @@ from loadtest.report.schema import (
     Tokens,
     WorkerLoad,
 )
+from loadtest.report.stalls import stalls
 from loadtest.report.statistics import distribution_ms, distribution_of_ticks_ms, percentile
 from loadtest.report.timeline import timeline
-from loadtest.report.verdict import judge
+from loadtest.report.verdict import judge, packed
 from loadtest.report.window import steady_window, throughput, whole_window
 
 _LATE_SECONDS = 0.010
@@ -39,6 +40,7 @@ _NEGLIGIBLE_LAG_MS = 10.0
 _LAG_SHARE_OF_LATENCY = 0.10
 # However long the queue in front of the first token is, a loop this late misses the times between tokens.
 _MOST_LAG_MS = 50.0
+_LONG_TOKENS = 4
 
 
 class Bounds(BaseModel):
@@ -61,7 +63,8 @@ def summarise(
     levels = sweep((record.sent, record.end) for record in records if record.was_sent)
     window = whole_window(records) if records else (0.0, 0.0)
     steady = steady_window(records, levels, plan.concurrency, plan.ramp_seconds or 0.0)
-    latency = _latency(good, harvest.itl_ticks)
+    streaming = _streaming(good)
+    latency = _latency(good, {} if packed(streaming) else harvest.itl_ticks)
     overall = throughput(records, window)
     figures = Figures(
         environment=environment,
@@ -71,7 +74,8 @@ def summarise(
         steady=throughput(records, steady) if steady else None,
         tokens=_tokens(good, plan),
         latency=latency,
-        streaming=_streaming(good),
+        streaming=streaming,
+        stalls=stalls(records),
         concurrency=Concurrency(peak=peak(levels), mean=mean(levels)),
         routing=routing(records, None if plan.mix else plan.workload),
         parts=_parts(records),
@@ -154,9 +158,11 @@ def _streaming(good: Sequence[Record]) -> Streaming | None:
     if not told:
         return None
     events = sum(record.events for record in told)
+    long = [record for record in told if (record.completion_tokens or 0) >= _LONG_TOKENS]
     return Streaming(
         tokens_per_event=sum(record.completion_tokens or 0 for record in told) / events,
         events_per_read=events / sum(record.reads for record in told),
+        whole_ratio=sum(record.reads == 1 for record in long) / len(long) if long else 0.0,
     )
 
 

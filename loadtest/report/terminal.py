@@ -91,7 +91,7 @@ def _latencies(results: Results) -> Table:
         ("TTFT, intended", latency.ttft_from_intended),
         ("TTFT, sent", latency.ttft),
         ("TPOT", latency.tpot),
-        ("ITL, reads", latency.itl),
+        ("ITL", latency.itl),
         ("E2E, intended", latency.e2e_from_intended),
         ("E2E, sent", latency.e2e),
         ("gateway queue", latency.gateway_queue),

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from loadtest.drive.record import CLIENT_LIMIT
-from loadtest.report.schema import Figures, Verdict
+from loadtest.report.schema import Figures, Stall, Streaming, Verdict
 
 _CPU_LIMIT = 0.85
 _PACKED = 1.1
+_WHOLE_RATIO = 0.1
 _TOKEN_MISMATCH = 0.10
 _FEW_REQUESTS = 100
 _BACKLOG_GROWTH = 1.5
 _BACKLOG_REQUESTS = 5
 _LATE_SHARE = 0.01
+
+
+def packed(streaming: Streaming | None) -> bool:
+    """Whether times between reads are not times between tokens."""
+    return streaming is not None and max(streaming.tokens_per_event, streaming.events_per_read) > _PACKED
 
 
 def judge(
@@ -88,13 +94,42 @@ def _warnings(figures: Figures, backlog: tuple[float, float] | None, ended_early
                 f"prompts have {tokens.counted_per_prompt:.0f} tokens, {tokens.asked_per_prompt} were asked for "
                 f"({off:+.0%}); set --bytes-per-token"
             )
-    if streaming is not None and streaming.tokens_per_event > _PACKED:
-        warnings.append(f"{streaming.tokens_per_event:.2f} tokens an event: ITL is per event, not per token")
-    if streaming is not None and streaming.events_per_read > _PACKED:
-        warnings.append(f"{streaming.events_per_read:.2f} events a read: ITL is per read, not per token")
+    if streaming is not None:
+        warnings += _packing(streaming)
+    if figures.stalls:
+        warnings.append(_stall(figures.stalls, closed_loop=figures.plan.get("concurrency") is not None))
     if backlog and backlog[1] > max(_BACKLOG_GROWTH * backlog[0], backlog[0] + _BACKLOG_REQUESTS):
         warnings.append(
             f"backlog grew while requests came (mean in flight {backlog[0]:.0f}, later {backlog[1]:.0f}): "
             "the rate is above capacity, and latency depends on how long the run is"
         )
     return warnings
+
+
+def _packing(streaming: Streaming) -> list[str]:
+    warnings: list[str] = []
+    if packed(streaming):
+        many = streaming.tokens_per_event >= streaming.events_per_read
+        told = (
+            f"{streaming.tokens_per_event:.2f} tokens an event"
+            if many
+            else (f"{streaming.events_per_read:.2f} events a read")
+        )
+        warnings.append(f"tokens came packed ({told}), so ITL is not measured; TPOT takes its tokens from usage")
+    if streaming.whole_ratio > _WHOLE_RATIO:
+        warnings.append(
+            f"{streaming.whole_ratio:.0%} of the streamed answers came in one piece: their TTFT is the time of the "
+            "whole answer, and they have no TPOT; something on the way collects streams"
+        )
+    return warnings
+
+
+def _stall(stalls: list[Stall], *, closed_loop: bool) -> str:
+    longest = max(stalls, key=lambda stall: stall.seconds)
+    told = (
+        f"{len(stalls)} stall{'s' if len(stalls) > 1 else ''}: nothing came for {longest.seconds:.1f} s from second "
+        f"{longest.start:.1f} on, with {longest.in_flight} in flight"
+    )
+    if closed_loop:
+        told += "; users who wait send nothing, so percentiles hide what others would have waited: use --rate"
+    return told

@@ -73,6 +73,22 @@ async def _stream(fake: Fake, request: web.Request, body: dict[str, Any]) -> web
     return response
 
 
+async def _coalesced(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    response = await _begun(request)
+    words = b"".join(_event({"choices": [{"delta": {"content": "word "}}]}) for _ in range(body["max_tokens"]))
+    await response.write(words + _event({"choices": [], "usage": _usage(body)}) + b"data: [DONE]\n\n")
+    return response
+
+
+async def _in_pairs(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    response = await _begun(request)
+    for _ in range(body["max_tokens"] // 2):
+        await response.write(_event({"choices": [{"delta": {"content": "two words "}}]}))
+        await asyncio.sleep(0.002)
+    await response.write(_event({"choices": [], "usage": _usage(body)}) + b"data: [DONE]\n\n")
+    return response
+
+
 async def _cut(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     response = await _begun(request)
     await response.write(_event({"choices": [{"delta": {"content": "half"}}]}))
@@ -119,6 +135,8 @@ async def _held(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.S
 
 _ACTS: dict[str, Callable[[Fake, web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]] = {
     "stream": _stream,
+    "coalesced": _coalesced,
+    "pairs": _in_pairs,
     "cut": _cut,
     "broken": _broken,
     "error": _error_event,

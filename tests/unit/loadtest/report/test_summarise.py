@@ -70,13 +70,25 @@ def test_a_timer_that_fired_early_does_not_shorten_latency() -> None:
 
 
 def test_tpot_takes_its_tokens_from_usage_even_where_chunks_hold_many() -> None:
-    results = _summary([_record(0, 0.0, events=2, reads=1)])
+    results = _summary([_record(0, 0.0, events=4, reads=2)])
     assert results.latency.tpot is not None
     assert results.latency.tpot.p50 == pytest.approx(50)
     assert results.streaming is not None
-    assert results.streaming.tokens_per_event == 5.5
+    assert results.streaming.tokens_per_event == 2.75
     assert results.streaming.events_per_read == 2
-    assert any("ITL is per event" in warning for warning in results.verdict.warnings)
+    assert results.latency.itl is None
+    assert any("ITL is not measured" in warning for warning in results.verdict.warnings)
+
+
+def test_times_between_tokens_are_told_where_each_came_alone() -> None:
+    assert _summary([_record(0, 0.0)]).latency.itl is not None
+
+
+def test_answers_that_come_in_one_piece_have_no_tpot_and_are_named() -> None:
+    results = _summary([_record(0, 0.0, events=1, reads=1), _record(1, 0.0)])
+    assert results.latency.tpot is not None
+    assert results.latency.tpot.count == 1
+    assert any("50% of the streamed answers came in one piece" in warning for warning in results.verdict.warnings)
 
 
 def test_failures_are_counted_by_kind_with_an_example_and_fail_the_run() -> None:
