@@ -7,6 +7,7 @@
 `fairness` shows what one client waits for while another floods the gateway.
 `limits` compares the adaptive limit on sequences in flight with every static one, in virtual time.
 `routing` compares what routers make of prefix caches, on real engines under a trace.
+`documents` shows how much sooner a long rerank request is answered by two engines than by one.
 `embeddings` compares many small embeddings requests with and without the gateway's batches.
 
 The proxy has one core to itself. On another core a mock of two vLLM servers answers and a closed-loop load generator
@@ -26,6 +27,7 @@ from tests.bench import fairness, measure, peers, report, scenarios
 from tests.bench.alone import alone
 from tests.bench.deciding import measure as decisions
 from tests.bench.deciding.results import table
+from tests.bench.documents import documents
 from tests.bench.embeddings.command import embeddings
 from tests.bench.embeddings.run import Options as EmbeddingOptions
 from tests.bench.embeddings.run import compare as compare_embeddings
@@ -162,6 +164,7 @@ def overload_command(
 
 
 app.command("routing")(routing)
+app.command("documents")(documents)
 app.command("embeddings")(embeddings)
 
 
