@@ -19,6 +19,7 @@ class ModelSizes:
         self.cap = 1  # of the replica with the fewest slots
         self.limit = 1  # the same for now, while backends start slowly or are overloaded
         self.total_cap = 1
+        self.total_limit = 1
         self.context_tokens: int | None = None
         self.bulk_items = 0  # in flight
         self._tokens = Fit(2.0, 0.25, 4.0, 400.0)  # of texts: for each, and for each byte
@@ -30,7 +31,8 @@ class ModelSizes:
         """The engines that serve it now; at least one."""
         caps = [engine.cap for engine in engines]
         self.replicas, self.cap, self.total_cap = len(caps), min(caps), sum(caps)
-        self.limit = min(engine.limit(now) for engine in engines)
+        limits = [engine.limit(now) for engine in engines]
+        self.limit, self.total_limit = min(limits), sum(limits)
         lengths = [card.max_model_len for each in backends for card in each.facts.models if card.id == model]
         self.context_tokens = min((length for length in lengths if length), default=None)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from gateway.backends.backend import Backend, EngineRank
 from gateway.backends.registry import Fleet
 from gateway.config import AdmissionConfig, EmbeddingsConfig
 from gateway.dispatch import Dispatcher
@@ -17,7 +16,7 @@ from gateway.embeddings.deliver import deliver
 from gateway.embeddings.part import Part
 from gateway.embeddings.sizes import ModelSizes
 from gateway.embeddings.split import pieces
-from gateway.errors import DeadlineUnmeetable, GatewayError, QueueFull, WaitExpired, WrongAnswer
+from gateway.errors import BackendError, DeadlineUnmeetable, QueueFull, WaitExpired, WrongAnswer
 from gateway.front.reply import Reply
 from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.record import Record
@@ -38,7 +37,7 @@ class _RefusedError(Exception):
 
 @dataclass(slots=True)
 class _Model:
-    """What is known of one model. `counting` is None until it has been tried."""
+    """What is known of one model. `counting` is None until backends have told."""
 
     sizes: ModelSizes
     room: Room
@@ -48,16 +47,19 @@ class _Model:
 
 
 class _Job:
-    """One client's request in pieces."""
+    """One client's request in pieces. `repeats_query`: each of them counts the same query again."""
 
-    def __init__(self, request: InferenceRequest, pairs: Pairs, record: Record, pieces: int) -> None:
+    def __init__(
+        self, request: InferenceRequest, pairs: Pairs, record: Record, pieces: int, *, repeats_query: bool
+    ) -> None:
         self.request = request
         self.pairs = pairs
         self.record = record
+        self.repeats_query = repeats_query
         self.unsent = pieces
         self.waits: asyncio.Timeout | None = None  # until its first piece is sent
         self.scores: list[Scores] = [_NOTHING] * pieces
-        self.query_tokens = 0  # that each piece counts again
+        self.query_tokens = 0  # if it is counted again
         self.backends: dict[str, None] = {}
 
     def __repr__(self) -> str:
@@ -125,13 +127,15 @@ class Spreader:
 
     async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> Answer:
         """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with `pairs`."""
-        pairs, engines = request.pairs, self._fleet.candidates(request.ask.model)
+        pairs = request.pairs
         assert pairs is not None
-        if engines and not request.explains:
-            model = self._model(request.ask.model, engines)
+        if self._fleet.candidates(request.ask.model) and not request.explains:
+            model = self._model(request.ask.model)
             parts = self._parts(request, pairs, model.sizes)
-            if len(parts) > 1 and await self._is_separable(request, pairs, model):
-                job = _Job(request, pairs, record, len(parts))
+            counting = await self._counting_of(request, pairs, model) if len(parts) > 1 else None
+            if counting is Counting.PAIRS or counting is Counting.QUERY_ONCE:
+                again = counting is Counting.QUERY_ONCE and pairs.share_query
+                job = _Job(request, pairs, record, len(parts), repeats_query=again)
                 try:
                     await self._collect(job, model, parts)
                 except _RefusedError:
@@ -142,32 +146,38 @@ class Spreader:
 
     # What is known of a model.
 
-    def _model(self, name: str, engines: list[Backend | EngineRank]) -> _Model:
+    def _model(self, name: str) -> _Model:
         model = self._models.get(name)
         if model is None:
             sizes = ModelSizes()
-            model = self._models[name] = _Model(sizes, Room(sizes, self._clock))
-        model.sizes.learn_engines(name, engines, self._fleet.serving(name) or (), self._clock())
+            model = self._models[name] = _Model(sizes, Room(sizes, self._clock, lambda: self._follow(name, sizes)))
+        self._follow(name, model.sizes)
         return model
 
-    async def _is_separable(self, request: InferenceRequest, pairs: Pairs, model: _Model) -> bool:
-        """Whether the model scores each document by itself. Who waits while others try in vain does not try again."""
+    def _follow(self, name: str, sizes: ModelSizes) -> None:
+        if engines := self._fleet.candidates(name):
+            sizes.learn_engines(name, engines, self._fleet.serving(name) or (), self._clock())
+
+    async def _counting_of(self, request: InferenceRequest, pairs: Pairs, model: _Model) -> Counting | None:
+        """How the model counts, if backends tell. Who waits while others ask in vain does not ask again."""
         tries = model.tries
         async with model.trying:
             if model.counting is None and model.tries == tries:
-                model.counting = await self._counting(request, pairs)
-                model.tries += 1
-        return model.counting is not None and model.counting is not Counting.UNKNOWN
+                try:
+                    model.counting = await self._probed(request, pairs)
+                finally:
+                    model.tries += 1
+            return model.counting
 
-    async def _counting(self, request: InferenceRequest, pairs: Pairs) -> Counting | None:
-        """How the model counts; None if it does not say so now."""
+    async def _probed(self, request: InferenceRequest, pairs: Pairs) -> Counting | None:
+        """How the model counts; None if backends fail or refuse to tell."""
         asked = enumerate(probes(request.ask.model, pairs), 1)
         try:
             answers = await _all(self._send(request, body, f"probe-{count}", count) for count, body in asked)
             return counting_of(*map(tokens_in, answers))
         except WrongAnswer:
             return Counting.UNKNOWN
-        except (GatewayError, _RefusedError):
+        except (BackendError, _RefusedError):
             return None
 
     # The pieces.
@@ -210,7 +220,7 @@ class Spreader:
     def _pieces(self, job: _Job, model: _Model, parts: list[Part]) -> Iterator[Coroutine[Any, Any, None]]:
         for number, part in enumerate(parts):
             yield self._piece(job, model, number, part)
-        if model.counting is Counting.QUERY_ONCE and job.pairs.share_query:
+        if job.repeats_query:
             yield self._query(job)
 
     def _refuse_what_is_too_much(self, request: InferenceRequest) -> None:
@@ -237,7 +247,7 @@ class Spreader:
         model.sizes.answered(part.items, part.size_bytes, scores.prompt_tokens, seconds, are_ids=False)
 
     async def _query(self, job: _Job) -> None:
-        """The tokens of a query that each piece counts again: the query scored against itself has twice as many."""
+        """The tokens of the query: scored against itself, it has twice as many."""
         answer = await self._send(job.request, query_body(job.pairs), "query", 1, job)
         job.query_tokens = tokens_in(answer) // 2
 

@@ -83,7 +83,6 @@ LAYERS: dict[str, set[str]] = {
         "embeddings.part",
         "embeddings.sizes",
         "embeddings.split",
-        "backends.backend",
         "backends.registry",
         "front.reply",
         "observe.embeddings",

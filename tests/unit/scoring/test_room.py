@@ -10,8 +10,8 @@ from tests.unit.admission.virtual_time import run, turns
 
 def room_of(slots: int) -> tuple[Room, ModelSizes]:
     sizes = ModelSizes()
-    sizes.total_cap = slots
-    return Room(sizes, asyncio.get_running_loop().time), sizes
+    sizes.total_limit = slots
+    return Room(sizes, asyncio.get_running_loop().time, lambda: None), sizes
 
 
 class Pieces:
@@ -50,6 +50,31 @@ def test_a_quarter_of_the_slots_is_left() -> None:
         await pieces.leave("a0")
         assert pieces.inside == ["a1", "a2", "a3"]
         await pieces.leave("a1", "a2", "a3", "a4", "a5")
+        assert room.busy == 0
+
+    run(main())
+
+
+def test_what_engines_may_be_given_now_counts() -> None:
+    async def main() -> None:
+        sizes, now = ModelSizes(), [32, 8, 24]
+
+        def follow() -> None:
+            sizes.total_limit = now[0]
+
+        room = Room(sizes, asyncio.get_running_loop().time, follow)
+        pieces = Pieces(room)
+        for number in range(6):
+            pieces.come(f"a{number}")
+        await turns(3)
+        assert pieces.inside == ["a0", "a1", "a2"]
+        now.pop(0)
+        await pieces.leave("a0", "a1")
+        assert pieces.inside == ["a2"]
+        now.pop(0)
+        await pieces.leave("a2")
+        assert pieces.inside == ["a3", "a4"]
+        await pieces.leave("a3", "a4", "a5")
         assert room.busy == 0
 
     run(main())

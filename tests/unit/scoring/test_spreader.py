@@ -256,6 +256,20 @@ def test_a_list_whose_first_piece_finds_no_room_in_time_is_told_when_to_come_bac
     run(main())
 
 
+def test_a_list_is_not_given_up_because_its_own_pieces_are_in_its_way() -> None:
+    async def main() -> None:
+        scene = Scene("a", cap=64)
+        await scene.rerank(texts(80), "first")
+        scene.below.gate.max_wait_seconds = 0.5
+        scene.overhead_seconds = 0.2
+        scene.below.fleet.backends[0].limiter.limit = 8  # what a backend under load may be given
+        scene.below.gate.limits_moved()
+        assert (await scene.rerank(texts(80))).status == 200
+        await scene.check_that_nothing_is_left()
+
+    run(main())
+
+
 def test_a_deadline_is_kept_while_a_list_waits() -> None:
     async def main() -> None:
         scene = Scene("a", cap=8)
