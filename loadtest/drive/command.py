@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
 import typer
@@ -13,8 +13,9 @@ from rich.console import Console
 
 from loadtest.drive.fleet import Stopped, WorkerDied
 from loadtest.drive.options import RunOptions
-from loadtest.drive.run import Order, carry_out
-from loadtest.drive.target import TargetError, look_at
+from loadtest.drive.run import carry_out
+from loadtest.drive.series import carry_out_series, orders_of
+from loadtest.drive.target import Target, TargetError, look_at
 from loadtest.replay.trace import TraceError
 from loadtest.workloads.sharegpt import DatasetError
 
@@ -27,9 +28,9 @@ def run(options: RunOptions) -> None:
     console, complaints = Console(), Console(stderr=True)
     try:
         options.check_files()
-        target = asyncio.run(look_at(options.target_url, options.api_key, options.model))
-        order = Order(options.plan(target), target, options.bounds, options.metrics_url, options.out)
-        results = carry_out(order, console)
+        urls = options.target_urls
+        looked = {name: asyncio.run(look_at(url, options.api_key, options.model)) for name, url in urls.items()}
+        passed = _carried_out(options, looked, console)
     except (TraceError, DatasetError) as error:
         raise typer.BadParameter(str(error)) from None
     except (TargetError, WorkerDied, OSError) as error:
@@ -38,7 +39,15 @@ def run(options: RunOptions) -> None:
     except (Stopped, KeyboardInterrupt):
         complaints.print("stopped; there is nothing to report", style="red")
         raise typer.Exit(1) from None
-    raise typer.Exit(0 if results.verdict.passed else 1)
+    raise typer.Exit(0 if passed else 1)
+
+
+def _carried_out(options: RunOptions, looked: Mapping[str, Target], console: Console) -> bool:
+    if len(looked) * len(options.loads()) * options.repeat > 1:
+        series = carry_out_series(options, looked, console)
+        return series is not None and series.passed
+    (_, _, _, order) = next(orders_of(options, looked))
+    return carry_out(order, console).verdict.passed
 
 
 def with_options(command: Callable[[RunOptions], None]) -> Callable[..., None]:

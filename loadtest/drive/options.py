@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from typer import Argument, Option
 
 from loadtest.drive.plan import Arrivals, MixPart, Plan
-from loadtest.drive.spelling import bounds_of, json_object, ramp_of, shares_of
-from loadtest.drive.target import Target, base_url
+from loadtest.drive.spelling import Load, bounds_of, json_object, loads_of, shares_of, slo_of, targets_of
+from loadtest.drive.target import Target
 from loadtest.report.summarise import Bounds
 from loadtest.workloads.body import Endpoint
 from loadtest.workloads.recorded import trace_of
@@ -37,14 +37,17 @@ class RunOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
-    url: Annotated[str, Argument(help="Base URL of a gateway or a vLLM server, with or without /v1.")]
+    url: Annotated[
+        str | None, Argument(help="Base URL of a gateway or a vLLM server, with or without /v1; or see --targets.")
+    ] = None
 
     concurrency: Annotated[
-        str | None, _option("--concurrency", "-c", panel=_LOAD, told="Closed loop of N users, or of A:B, from A to B.")
+        str | None,
+        _option("--concurrency", "-c", panel=_LOAD, told="Closed loop of N users; A:B from A to B; 8,16 one by one."),
     ] = None
     rate: Annotated[
         str | None,
-        _option("--rate", "-r", panel=_LOAD, told="Open loop of R requests/s, or from A to B/s as A:B."),
+        _option("--rate", "-r", panel=_LOAD, told="Open loop of R requests/s; A:B from A to B; 5,10 one by one."),
     ] = None
     ramp: Annotated[
         float | None, _option(panel=_LOAD, told="Seconds in which A becomes B. Default: all of --duration.")
@@ -78,10 +81,16 @@ class RunOptions(BaseModel):
         int, _option(min=1, panel=_LOAD, told="Open loop: arrivals above this are dropped, and the run is invalid.")
     ] = 10_000
     workers: Annotated[str, _option(panel=_LOAD, told="Client processes; auto is half of the cores.")] = "1"
+    repeat: Annotated[
+        int, _option(min=1, panel=_LOAD, told="Times each load and target is run, in turns; 3 or more show the spread.")
+    ] = 1
     timeout: Annotated[float, _option(panel=_LOAD, told="Seconds a request may take.")] = 600.0
     warmup: Annotated[int, _option(min=0, panel=_LOAD, told="Requests before, with prompts no other shares.")] = 4
 
     endpoint: Annotated[Endpoint, _option("--endpoint", "-e", panel=_TARGET, told="What to call.")] = Endpoint.CHAT
+    targets: Annotated[
+        str | None, _option(panel=_TARGET, told="Several to compare, in turns: direct=URL,gateway=URL.")
+    ] = None
     model: Annotated[str | None, _option(panel=_TARGET, told="Default: the first of /v1/models.")] = None
     embeddings_model: Annotated[
         str | None, _option(panel=_TARGET, told="The model of a mix's embeddings. Default: that of the rest.")
@@ -142,11 +151,13 @@ class RunOptions(BaseModel):
     extra_body: Annotated[str, _option(panel=_PROMPTS, told="JSON object merged into every request.")] = "{}"
     seed: Annotated[int | None, _option(panel=_PROMPTS, told="Default: drawn, and recorded.")] = None
 
-    slo_ttft_ms: Annotated[float | None, _option(panel=_OUTCOME, told="Bound on TTFT from the intended send.")] = None
-    slo_tpot_ms: Annotated[float | None, _option(panel=_OUTCOME, told="Bound on TPOT.")] = None
-    slo_attainment: Annotated[
-        float, _option(min=0, max=1, panel=_OUTCOME, told="Share of offered requests that must keep the bounds.")
-    ] = 0.95
+    slo: Annotated[
+        str | None,
+        _option(
+            panel=_OUTCOME,
+            told="ttft=0.5,tpot=0.05,e2e=9,p=0.95: bounds in seconds, some or all, for that share of what is offered.",
+        ),
+    ] = None
     max_error_ratio: Annotated[
         float, _option(min=0, max=1, panel=_OUTCOME, told="Share of requests that may fail.")
     ] = 0.0
@@ -160,7 +171,12 @@ class RunOptions(BaseModel):
             raise ValueError("give either --concurrency (closed loop) or --rate (open loop)")
         if self.concurrency is None and self.rate is None and self.trace is None:
             raise ValueError("give --concurrency (closed loop), --rate (open loop), or --trace")
-        self._load()
+        ramps = ":" in (self.concurrency or self.rate or "")
+        if self.ramp is not None and not ramps:
+            raise ValueError("--ramp is for a load from A to B, such as -r 5:50 or -c 4:64")
+        self.loads()
+        targets_of(self.url, self.targets)
+        slo_of(self.slo)
         if self.trace_speed != 1 and (self.trace is None or self.concurrency or self.rate):
             raise ValueError("--trace-speed is for a --trace at its own times, without -c and -r")
         if self.burstiness is not None and (self.arrivals is not Arrivals.GAMMA or self.burstiness <= 0):
@@ -213,19 +229,19 @@ class RunOptions(BaseModel):
         return WorkloadKind.SHAREGPT if self.dataset is not None else WorkloadKind.SHARED_PREFIX
 
     @property
-    def target_url(self) -> str:
-        """The URL without `/v1`."""
-        return base_url(self.url)
+    def target_urls(self) -> dict[str, str]:
+        """By name; a single one has none."""
+        return targets_of(self.url, self.targets)
 
     @property
     def bounds(self) -> Bounds:
         """What the run must keep to."""
-        return Bounds(
-            ttft_ms=self.slo_ttft_ms,
-            tpot_ms=self.slo_tpot_ms,
-            attainment=self.slo_attainment,
-            max_error_ratio=self.max_error_ratio,
-        )
+        return Bounds(**slo_of(self.slo), max_error_ratio=self.max_error_ratio)
+
+    def loads(self) -> list[Load]:
+        """Each is a run of its own."""
+        by_default = self.duration or (None if self.requests else _DEFAULT_DURATION_SECONDS)
+        return loads_of(self.concurrency, self.rate, self.trace_speed, self.ramp or by_default)
 
     def check_files(self) -> None:
         """Reads the files once, so that a bad one is told before anything starts. Raises TraceError, DatasetError."""
@@ -235,10 +251,13 @@ class RunOptions(BaseModel):
             elif self.dataset is not None and kind in _FROM_DATASETS:
                 exchanges_of(self._workload(kind, None, 0))
 
-    def plan(self, target: Target, cpus: int | None = os.cpu_count()) -> Plan:
-        """The plan for a target that was looked at; what was left open is drawn or chosen here."""
+    def drawn_seed(self) -> int:
+        """The seed, drawn where none is given."""
+        return secrets.randbelow(2**31) if self.seed is None else self.seed
+
+    def plan(self, url: str, target: Target, load: Load, seed: int, cpus: int | None = os.cpu_count()) -> Plan:
+        """The plan for a target that was looked at; the salt is drawn here, so that each run has its own."""
         unbounded = self.duration is None and self.requests is None and self.trace is None
-        seed = secrets.randbelow(2**31) if self.seed is None else self.seed
         model = self.model or target.models[0]
         parts = [
             MixPart(
@@ -252,11 +271,11 @@ class RunOptions(BaseModel):
             for number, (name, share, endpoint, kind) in enumerate(self._parts())
         ]
         return Plan(
-            url=self.target_url,
+            url=url,
             endpoint=parts[0].endpoint,
             model=model,
             stream=parts[0].stream,
-            **self._load(),
+            **load.fields,
             arrivals=self.arrivals,
             burstiness=self.burstiness or (_BURSTINESS if self.arrivals is Arrivals.GAMMA else 1.0),
             duration_seconds=_DEFAULT_DURATION_SECONDS if unbounded else self.duration,
@@ -267,35 +286,16 @@ class RunOptions(BaseModel):
             extra_body=json_object(self.extra_body),
             timeout_seconds=self.timeout,
             warmup_requests=self.warmup,
-            workers=self._worker_count(cpus or 1),
+            workers=self._worker_count(cpus or 1, load),
             workload=parts[0].workload,
             mix=parts if self.mix else [],
             api_key=self.api_key,
         )
 
-    def _worker_count(self, cpus: int) -> int:
+    def _worker_count(self, cpus: int, load: Load) -> int:
         wanted = max(1, min(_MOST_AUTO_WORKERS, cpus // 2)) if self.workers == "auto" else int(self.workers)
-        load = self._load()
-        return min(wanted, max(load.get("concurrency", 0), load.get("first_concurrency") or 0) or wanted)
-
-    def _load(self) -> dict[str, Any]:
-        """The fields of the plan that say how much is sent. Raises ValueError."""
-        if self.concurrency is not None:
-            first, last = ramp_of(self.concurrency, int, "--concurrency", "a whole number from 1 such as 64, or 4:64")
-            fields: dict[str, Any] = {"concurrency": int(last), "first_concurrency": first}
-        elif self.rate is not None:
-            first, last = ramp_of(self.rate, float, "--rate", "a number above 0 such as 20, or 5:50")
-            fields = {"rate_per_second": last, "first_rate_per_second": first}
-        else:
-            return {"trace_speed": self.trace_speed}
-        if first is None:
-            if self.ramp is not None:
-                raise ValueError("--ramp is for a load from A to B, such as -r 5:50 or -c 4:64")
-            return fields
-        by_default = self.duration or (None if self.requests else _DEFAULT_DURATION_SECONDS)
-        if (seconds := self.ramp or by_default) is None or seconds <= 0:
-            raise ValueError("a load from A to B needs --ramp or --duration, above 0")
-        return fields | {"ramp_seconds": seconds}
+        users = max(load.fields.get("concurrency", 0), load.fields.get("first_concurrency", 0))
+        return min(wanted, users or wanted)
 
     def _workload(self, kind: WorkloadKind, measured: float | None, seed: int) -> WorkloadSpec:
         path = self.trace or (self.dataset if kind in _FROM_DATASETS else None)

@@ -39,6 +39,16 @@ class Order:
 
 def carry_out(order: Order, console: Console) -> Results:
     """Runs the order, shows the results and writes them where asked."""
+    results, records = measured(order, console)
+    show(results, console)
+    if order.out is not None:
+        written = write_results(results, records, order.out)
+        console.print("written:", ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)
+    return results
+
+
+def measured(order: Order, console: Console) -> tuple[Results, list[Record]]:
+    """Warms up and runs the order; its progress is shown, its results are not."""
     started_at = datetime.now(UTC)
     with StopSignals() as signals, Fleet(order.plan, signals.asked) as fleet:
         console.print(f"warming up {order.plan.url}", style="dim", highlight=False)
@@ -47,12 +57,7 @@ def carry_out(order: Order, console: Console) -> Results:
         with Progress(console, title(order.plan)) as progress:
             harvest = fleet.measure(progress.take)
         after = _counters(order.metrics_url)
-    results = _summarised(order, harvest, started_at, change(before, after), sys.argv)
-    show(results, console)
-    if order.out is not None:
-        written = write_results(results, harvest.records, order.out)
-        console.print("written:", ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)
-    return results
+    return _summarised(order, harvest, started_at, change(before, after), sys.argv), harvest.records
 
 
 def title(plan: Plan) -> str:

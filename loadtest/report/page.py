@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 
 from loadtest.drive.record import Record
+from loadtest.report.document import document, table, table_head
 from loadtest.report.figure import milliseconds, number, percent
 from loadtest.report.load import asked_told, load_told
 from loadtest.report.mix import PART_COLUMNS, part_cells
@@ -17,22 +17,14 @@ from loadtest.report.schema import BackendShare, Distribution, Results
 
 def page(results: Results, records: Sequence[Record]) -> str:
     """The whole page."""
-    assets = files("loadtest.report") / "assets"
-    style = (assets / "report.css").read_text(encoding="utf-8")
-    script = (assets / "report.js").read_text(encoding="utf-8")
-    plan = results.plan
-    heading = f"Load test of {plan['model']}"
     charts = "".join(pictures(results, records)) if records else ""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(heading)}</title><style>{style}</style></head><body>"
-        f"<header><h1>{escape(heading)}</h1><p>{escape(_subtitle(results))}</p></header>"
+    return document(
+        f"Load test of {results.plan['model']}",
+        _subtitle(results),
         f"{_verdict(results)}{_tiles(results)}"
         f'<h2>Over the run</h2><div class="charts">{charts}</div>'
         f"<h2>Latency</h2>{_latencies(results)}{_mix(results)}"
-        f"{_backends(results.routing.backends)}{_errors(results)}{_client(results)}{_details(results)}"
-        f"<script>{script}</script></body></html>\n"
+        f"{_backends(results.routing.backends)}{_errors(results)}{_client(results)}{_details(results)}",
     )
 
 
@@ -101,7 +93,7 @@ def _latencies(results: Results) -> str:
         ("E2E from the actual send", latency.e2e),
         ("Queue in the gateway", latency.gateway_queue),
     ]
-    return _table(
+    return table(
         ("", "count", "mean", "p50", "p90", "p95", "p99", "max"),
         (
             [name, number(d.count), *map(milliseconds, (d.mean, d.p50, d.p90, d.p95, d.p99, d.max))]
@@ -114,7 +106,7 @@ def _latencies(results: Results) -> str:
 def _mix(results: Results) -> str:
     if not results.parts:
         return ""
-    return f"<h2>Parts of the mix</h2>{_table(('part', *PART_COLUMNS), map(part_cells, results.parts))}"
+    return f"<h2>Parts of the mix</h2>{table(('part', *PART_COLUMNS), map(part_cells, results.parts))}"
 
 
 def _backends(backends: Sequence[BackendShare]) -> str:
@@ -128,7 +120,7 @@ def _backends(backends: Sequence[BackendShare]) -> str:
         f"<td>{milliseconds(backend.ttft_p50)}</td></tr>"
         for backend in backends
     ]
-    return f'<h2>Backends</h2><div class="card"><table>{_head(head)}{"".join(rows)}</table></div>'
+    return f'<h2>Backends</h2><div class="card"><table>{table_head(head)}{"".join(rows)}</table></div>'
 
 
 def _bar(ratio: float | None, style: str) -> str:
@@ -145,7 +137,7 @@ def _errors(results: Results) -> str:
     if not counts:
         return ""
     rows = ([kind, number(count), requests.error_examples.get(kind, "")] for kind, count in counts.items())
-    return f"<h2>Requests that did not succeed</h2>{_table(('kind', 'requests', 'example'), rows)}"
+    return f"<h2>Requests that did not succeed</h2>{table(('kind', 'requests', 'example'), rows)}"
 
 
 def _client(results: Results) -> str:
@@ -164,7 +156,7 @@ def _client(results: Results) -> str:
     head = ("client", "loop lag p50", "p99", "max", "of a core, mean", "p90")
     lag = f"Requests left {milliseconds(client.send_lag.p99)} late at p99. " if client.send_lag else ""
     note = f'<p class="note">{lag}The run is invalid above a lag p99 of {milliseconds(client.lag_limit)}.</p>'
-    return f"<h2>The client itself</h2>{_table(head, rows)}{note}"
+    return f"<h2>The client itself</h2>{table(head, rows)}{note}"
 
 
 def _details(results: Results) -> str:
@@ -173,30 +165,12 @@ def _details(results: Results) -> str:
     plan = {**{k: v for k, v in results.plan.items() if k != "workload"}, **results.plan["workload"]}
     parts = [
         ("Command", f"<code>{escape(shlex.join(environment.command))}</code>"),
-        ("Plan", _table(("", ""), ([key, str(value)] for key, value in plan.items() if value is not None))),
-        ("Environment", _table(("", ""), ([key, str(value)] for key, value in told.items()))),
+        ("Plan", table(("", ""), ([key, str(value)] for key, value in plan.items() if value is not None))),
+        ("Environment", table(("", ""), ([key, str(value)] for key, value in told.items()))),
     ]
     if results.metrics_delta:
         rows = ([name, number(value)] for name, value in results.metrics_delta.items())
-        parts.append(("Counters of the target over the run", _table(("counter", "change"), rows)))
+        parts.append(("Counters of the target over the run", table(("counter", "change"), rows)))
     return "<h2>How it was made</h2>" + "".join(
         f"<details><summary>{name}</summary>{body}</details>" for name, body in parts
     )
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are text; the first column is on the left, an `example` one as well."""
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td class="text">{escape(cell)}</td>' if name == "example" else f"<td>{escape(cell)}</td>"
-            for name, cell in zip(head, row, strict=True)
-        )
-        + "</tr>"
-        for row in rows
-    )
-    return f'<div class="card"><table>{_head(head)}{body}</table></div>'
-
-
-def _head(names: Sequence[str]) -> str:
-    return "<tr>" + "".join(f"<th>{escape(name)}</th>" for name in names) + "</tr>" if any(names) else ""

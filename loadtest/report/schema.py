@@ -145,6 +145,7 @@ class Slo(_Part):
 
     ttft_ms: float | None
     tpot_ms: float | None
+    e2e_ms: float | None = None
     wanted: float
     met: int
     offered: int

@@ -50,6 +50,7 @@ class Bounds(BaseModel):
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
+    e2e_ms: float | None = None
     attainment: float = 0.95
     max_error_ratio: float = 0.0
 
@@ -167,7 +168,7 @@ def _streaming(good: Sequence[Record]) -> Streaming | None:
 
 
 def _slo(records: Sequence[Record], bounds: Bounds, overall: Throughput) -> Slo | None:
-    if bounds.ttft_ms is None and bounds.tpot_ms is None:
+    if bounds.ttft_ms is None and bounds.tpot_ms is None and bounds.e2e_ms is None:
         return None
     offered = [record for record in records if record.outcome != INTERRUPTED]
     met = sum(_within(record, bounds) for record in offered)
@@ -175,6 +176,7 @@ def _slo(records: Sequence[Record], bounds: Bounds, overall: Throughput) -> Slo 
     return Slo(
         ttft_ms=bounds.ttft_ms,
         tpot_ms=bounds.tpot_ms,
+        e2e_ms=bounds.e2e_ms,
         wanted=bounds.attainment,
         met=met,
         offered=len(offered),
@@ -190,6 +192,8 @@ def _within(record: Record, bounds: Bounds) -> bool:
         return False
     first = record.end if record.first_token is None else record.first_token
     if bounds.ttft_ms is not None and (first - record.due) * 1e3 > bounds.ttft_ms:
+        return False
+    if bounds.e2e_ms is not None and (record.end - record.due) * 1e3 > bounds.e2e_ms:
         return False
     tpot = record.tpot_seconds
     return bounds.tpot_ms is None or tpot is None or tpot * 1e3 <= bounds.tpot_ms

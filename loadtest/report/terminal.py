@@ -11,11 +11,31 @@ from rich.text import Text
 from loadtest.report.figure import milliseconds, number, percent
 from loadtest.report.mix import PART_COLUMNS, part_cells
 from loadtest.report.schema import Distribution, Results, Throughput
+from loadtest.report.series import Series
+from loadtest.report.series_tables import tables
 
 
 def show(results: Results, console: Console) -> None:
     """Prints everything a user decides by; the rest is in results.json."""
     console.print(Group(*_parts(results)))
+
+
+def show_series(series: Series, console: Console) -> None:
+    """Prints the tables of a series and its verdict."""
+    for title, head, rows in tables(series, compact=True):
+        shown = _plain_table(title)
+        for index, name in enumerate(head):
+            shown.add_column(name, justify="left" if index == 0 else "right")
+        for row in rows:
+            shown.add_row(*row)
+        console.print(shown)
+    lines: list[RenderableType] = [Text(f"✗ {reason}", style="red") for reason in series.reasons]
+    title, style = ("passed", "green") if series.passed else ("failed", "red")
+    console.print(
+        Panel(
+            Group(*lines or [Text("no complaints")]), title=title, title_align="left", border_style=style, expand=False
+        )
+    )
 
 
 def _parts(results: Results) -> list[RenderableType]:

@@ -18,6 +18,7 @@ from loadtest.cli import app
 from loadtest.drive.fleet import Fleet, Tick, WorkerDied
 from loadtest.drive.plan import Plan
 from loadtest.report.schema import Results
+from loadtest.report.series import Series
 
 _SMALL = ["--prefix-tokens", "20", "--tail-tokens", "5", "--max-tokens", "4", "--warmup", "2", "--seed", "1"]
 
@@ -98,13 +99,28 @@ def test_a_good_run_exits_0_and_writes_results_a_log_and_a_page(fake_elsewhere: 
 
 
 def test_a_missed_slo_and_failed_requests_exit_1(fake_elsewhere: Any) -> None:
-    ran = _loadtest(fake_elsewhere.url, "-c", "1", "-n", "3", "--slo-ttft-ms", "0.001", *_SMALL)
+    ran = _loadtest(fake_elsewhere.url, "-c", "1", "-n", "3", "--slo", "ttft=0.000001", *_SMALL)
     assert ran.returncode == 1
     assert "SLO met by 0.0%" in ran.stdout
     refused = json.dumps({"act": "refused"})
     ran = _loadtest(fake_elsewhere.url, "-c", "1", "-n", "3", *_SMALL, "--warmup", "0", "--extra-body", refused)
     assert ran.returncode == 1
     assert "http_429: queue full" in ran.stdout
+
+
+def test_two_targets_at_two_loads_are_run_in_turns_and_told_together(fake_elsewhere: Any, tmp_path: Path) -> None:
+    targets = f"one={fake_elsewhere.url},two={fake_elsewhere.url}/v1"
+    ran = _loadtest("--targets", targets, "-c", "1,2", "-n", "6", "--slo", "ttft=9", "-o", str(tmp_path), *_SMALL)
+    assert "Less one, pair by pair" in ran.stdout, ran.stdout + ran.stderr
+    series = Series.model_validate_json((tmp_path / "series.json").read_text())
+    assert [(point.target, point.load, point.runs) for point in series.points] == [
+        ("one", "c1", 1), ("two", "c1", 1), ("one", "c2", 1), ("two", "c2", 1),
+    ]  # fmt: skip
+    assert ran.returncode == (0 if series.passed else 1)
+    assert series.folders == ["one-c1-1", "two-c1-1", "one-c2-1", "two-c2-1"]
+    for folder in series.folders:
+        assert Results.model_validate_json((tmp_path / folder / "results.json").read_text()).requests.succeeded == 6
+    assert 'href="two-c2-1/report.html"' in (tmp_path / "report.html").read_text()
 
 
 def test_a_target_that_refuses_every_warm_up_is_told_without_a_report(fake_elsewhere: Any) -> None:
@@ -145,6 +161,11 @@ def test_a_target_that_is_not_there_exits_1_with_one_line() -> None:
         ["-c", "1", "-e", "embeddings", "--inputs", "5:3"],
         ["-c", "1", "-w", "texts"],
         ["-c", "1", "--mix", "chat"],
+        ["-c", "1,1"],
+        ["-c", "1", "--targets", "a=http://127.0.0.1:1"],
+        ["-c", "1", "--slo", "ttft"],
+        ["-c", "1", "--slo", "p=0.9"],
+        ["-c", "1", "--slo", "ttft=1,p=2"],
         ["-c", "1", "--mix", "trace=1"],
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
+from loadtest.drive.series import orders_of
 from loadtest.drive.target import Target
 from loadtest.workloads.body import Endpoint
 from loadtest.workloads.spec import WorkloadKind
@@ -15,7 +16,8 @@ _TARGET = Target(["first", "second"], bytes_per_token=4.0)
 
 
 def _plan(**options: Any) -> Plan:
-    return RunOptions(url="http://x/v1", **options).plan(_TARGET, cpus=4)
+    chosen = RunOptions(url="http://x/v1", **options)
+    return chosen.plan("http://x", _TARGET, chosen.loads()[0], chosen.drawn_seed(), cpus=4)
 
 
 def test_a_load_from_one_value_to_another_takes_the_whole_run_or_as_long_as_said() -> None:
@@ -63,3 +65,25 @@ def test_a_mix_names_endpoints_or_workloads_and_has_a_model_for_embeddings() -> 
     assert plan.mix[1].workload.turns == (3, 3)
     assert len({part.workload.seed for part in plan.mix}) == 3
     assert plan.part(plan.mix[2]).endpoint is Endpoint.EMBEDDINGS
+
+
+def test_bounds_are_asked_for_in_seconds_and_kept_in_milliseconds() -> None:
+    bounds = RunOptions(url="x", concurrency="1", slo="ttft=0.5, tpot=0.05,e2e=9,p=0.9").bounds
+    assert (bounds.ttft_ms, bounds.tpot_ms, bounds.e2e_ms, bounds.attainment) == (500, 50, 9000, 0.9)
+    assert RunOptions(url="x", concurrency="1", slo="ttft=1").bounds.attainment == 0.95
+
+
+def test_every_target_is_run_under_every_load_in_turns_with_the_same_prompts_and_a_cold_cache() -> None:
+    options = RunOptions(targets="direct=http://a/v1,gateway=http://b", rate="5,10", repeat=2, seed=7, requests=9)
+    runs = list(orders_of(options, {"direct": _TARGET, "gateway": _TARGET}))
+    assert [(target, load, repetition) for target, load, repetition, _ in runs] == [
+        ("direct", "r5", 0), ("gateway", "r5", 0), ("direct", "r10", 0), ("gateway", "r10", 0),
+        ("gateway", "r5", 1), ("direct", "r5", 1), ("gateway", "r10", 1), ("direct", "r10", 1),
+    ]  # fmt: skip
+    plans = [order.plan for _, _, _, order in runs]
+    assert [plan.url for plan in plans[:2]] == ["http://a", "http://b"]
+    assert [plan.rate_per_second for plan in plans[:4]] == [5, 5, 10, 10]
+    seeds = [plan.workload.seed for plan in plans]
+    assert seeds[0::2] == seeds[1::2]
+    assert len(set(seeds)) == 4
+    assert len({plan.cache_salt for plan in plans}) == 8

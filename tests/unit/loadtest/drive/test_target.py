@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from loadtest.drive.options import RunOptions
-from loadtest.drive.target import TargetError, base_url, change, counters, look_at, read_counters
+from loadtest.drive.plan import Plan
+from loadtest.drive.target import Target, TargetError, base_url, change, counters, look_at, read_counters
 
 _PAGE = """# TYPE hits_total counter
 hits_total{kind="actual",backend="a"} 5
@@ -35,20 +36,25 @@ async def test_models_and_bytes_per_token_are_asked_of_the_target(fake: Any) -> 
     assert target.bytes_per_token == pytest.approx(5, abs=0.01)
 
 
+def _plan(url: str, target: Target, cpus: int = 4, **options: Any) -> Plan:
+    chosen = RunOptions(url=url, **options)
+    return chosen.plan(url, target, chosen.loads()[0], 1, cpus)
+
+
 async def test_what_was_measured_gives_way_to_what_the_user_set(fake: Any) -> None:
     target = await look_at(fake.url, None)
-    measured = RunOptions(url=fake.url, concurrency="1").plan(target)
-    chosen = RunOptions(url=fake.url, concurrency="1", bytes_per_token=3, model="second", cache_salt="off").plan(target)
+    measured = _plan(fake.url, target, concurrency="1")
+    chosen = _plan(fake.url, target, concurrency="1", bytes_per_token=3, model="second", cache_salt="off")
     assert measured.workload.bytes_per_token == target.bytes_per_token
     assert (chosen.workload.bytes_per_token, chosen.model, chosen.cache_salt) == (3, "second", None)
-    assert measured.cache_salt != RunOptions(url=fake.url, concurrency="1").plan(target).cache_salt
+    assert measured.cache_salt != _plan(fake.url, target, concurrency="1").cache_salt
 
 
 async def test_automatic_workers_are_half_the_cores_and_never_more_than_the_users(fake: Any) -> None:
     target = await look_at(fake.url, None)
-    assert RunOptions(url=fake.url, rate="9", workers="auto").plan(target, cpus=12).workers == 6
-    assert RunOptions(url=fake.url, rate="9", workers="auto").plan(target, cpus=1).workers == 1
-    assert RunOptions(url=fake.url, concurrency="2", workers="5").plan(target, cpus=12).workers == 2
+    assert _plan(fake.url, target, 12, rate="9", workers="auto").workers == 6
+    assert _plan(fake.url, target, 1, rate="9", workers="auto").workers == 1
+    assert _plan(fake.url, target, 12, concurrency="2", workers="5").workers == 2
 
 
 async def test_metrics_that_cannot_be_read_are_told_before_the_run(fake: Any) -> None:

@@ -1,0 +1,65 @@
+"""Several runs in turns, every target under every load, again and again: drift of the machines hits all alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from loadtest.drive.fleet import Stopped
+from loadtest.drive.options import RunOptions
+from loadtest.drive.run import Order, measured
+from loadtest.drive.target import Target
+from loadtest.report.files import write_results, write_series
+from loadtest.report.series import Ran, Series, series_of
+from loadtest.report.series_tables import run_line
+from loadtest.report.terminal import show_series
+
+# Apart by more than the parts of a mix, whose seeds follow each other.
+_SEED_STEP = 1000
+
+
+def orders_of(options: RunOptions, looked: Mapping[str, Target]) -> Iterator[tuple[str, str, int, Order]]:
+    """(target, load, repetition, order) in the order of the runs; another target begins each repetition.
+
+    In one repetition all targets get the same prompts at the same times, in another they get others.
+    """
+    urls, seed = options.target_urls, options.drawn_seed()
+    names = list(looked)
+    for repetition in range(options.repeat):
+        first = repetition % len(names)
+        for load in options.loads():
+            for name in names[first:] + names[:first]:
+                plan = options.plan(urls[name], looked[name], load, seed)
+                order = Order(plan, looked[name], options.bounds, options.metrics_url, options.out)
+                yield name, load.label, repetition, order
+            seed += _SEED_STEP
+
+
+def carry_out_series(options: RunOptions, looked: Mapping[str, Target], console: Console) -> Series | None:
+    """Runs all of it, shows what it comes to and writes it where asked. None if it was ended before the first end."""
+    ran: list[Ran] = []
+    for target, load, repetition, order in orders_of(options, looked):
+        try:
+            results, records = measured(order, console)
+        except Stopped:
+            break
+        if results.verdict.ended_early:
+            break
+        one = Ran(target, load, repetition, results)
+        ran.append(one)
+        console.print(run_line(one.folder, results), highlight=False, markup=False, soft_wrap=True)
+        if options.out is not None:
+            write_results(results, records, options.out / one.folder)
+    if not ran:
+        return None
+    series = series_of(ran, ran[0].results.environment)
+    show_series(series, console)
+    if options.out is not None:
+        _tell(write_series(series, options.out), console)
+    return series
+
+
+def _tell(written: list[Path], console: Console) -> None:
+    console.print("written:", ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)

@@ -1,0 +1,181 @@
+"""What several runs come to: medians with their spread by target and load, and targets against the first of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from loadtest.report.schema import Distribution, Environment, Results, Throughput
+
+SERIES_SCHEMA_VERSION = 1
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Spread(_Part):
+    """A figure over repetitions."""
+
+    median: float
+    low: float
+    high: float
+
+
+class Point(_Part):
+    """All repetitions of one load on one target. Figures are of the valid runs, and of all only where none is valid."""
+
+    target: str
+    load: str
+    offered: float = Field(description="Requests/s of an open loop, users of a closed one, speed of a trace.")
+    runs: int
+    valid: int
+    passed: int
+    figures: dict[str, Spread]
+
+
+class Difference(_Part):
+    """A target less the first target, pair by pair: same load, same repetition, same prompts."""
+
+    target: str
+    against: str
+    load: str
+    pairs: int
+    figures: dict[str, Spread]
+
+
+class Series(_Part):
+    """The results of several runs; each run's own are in the folder that `folders` names."""
+
+    schema_version: int = SERIES_SCHEMA_VERSION
+    environment: Environment
+    plan: dict[str, Any] = Field(description="Of the first run.")
+    points: list[Point]
+    differences: list[Difference]
+    folders: list[str]
+    passed: bool
+    reasons: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One run of a series."""
+
+    target: str
+    load: str
+    repetition: int
+    results: Results
+
+    @property
+    def folder(self) -> str:
+        """What its files are in."""
+        return "-".join(filter(None, (self.target, self.load, str(self.repetition + 1))))
+
+
+def _rates(results: Results) -> Throughput:
+    return results.steady or results.overall
+
+
+def _at(values: Distribution | None, name: str) -> float | None:
+    return None if values is None else getattr(values, name)
+
+
+# Latencies are milliseconds from the intended send; rates are those of the steady part, where there is one.
+FIGURES: dict[str, Callable[[Results], float | None]] = {
+    "requests_per_second": lambda results: _rates(results).requests_per_second,
+    "output_tokens_per_second": lambda results: _rates(results).output_tokens_per_second,
+    "goodput_per_second": lambda results: results.slo.goodput_per_second if results.slo else None,
+    "attainment": lambda results: results.slo.attainment if results.slo else None,
+    "ttft_p50": lambda results: _at(results.latency.ttft_from_intended, "p50"),
+    "ttft_p95": lambda results: _at(results.latency.ttft_from_intended, "p95"),
+    "tpot_p50": lambda results: _at(results.latency.tpot, "p50"),
+    "tpot_p95": lambda results: _at(results.latency.tpot, "p95"),
+    "e2e_p50": lambda results: _at(results.latency.e2e_from_intended, "p50"),
+    "e2e_p95": lambda results: _at(results.latency.e2e_from_intended, "p95"),
+    "hit_ratio": lambda results: results.routing.hit_ratio,
+    "failed_ratio": lambda results: results.requests.failed / max(1, results.requests.offered),
+}
+_COMPARED = ("requests_per_second", "ttft_p50", "ttft_p95", "tpot_p50", "e2e_p50", "e2e_p95", "hit_ratio")
+
+
+def series_of(ran: Sequence[Ran], environment: Environment) -> Series:
+    """All points in the order in which they first ran, and what to think of them."""
+    places = list(dict.fromkeys((one.target, one.load) for one in ran))
+    points = [_point([one for one in ran if (one.target, one.load) == place]) for place in places]
+    reasons = _reasons(points)
+    return Series(
+        environment=environment,
+        plan=ran[0].results.plan,
+        points=points,
+        differences=_differences(ran, places),
+        folders=[one.folder for one in ran],
+        passed=not reasons,
+        reasons=reasons,
+    )
+
+
+def _point(ran: Sequence[Ran]) -> Point:
+    first = ran[0]
+    plan = first.results.plan
+    valid = [one.results for one in ran if one.results.verdict.valid]
+    counted = valid or [one.results for one in ran]
+    spreads = {name: _spread([figure(results) for results in counted]) for name, figure in FIGURES.items()}
+    return Point(
+        target=first.target,
+        load=first.load,
+        offered=plan["concurrency"] or plan["rate_per_second"] or plan["trace_speed"],
+        runs=len(ran),
+        valid=len(valid),
+        passed=sum(one.results.verdict.passed for one in ran),
+        figures={name: spread for name, spread in spreads.items() if spread is not None},
+    )
+
+
+def _spread(values: Sequence[float | None]) -> Spread | None:
+    known = [value for value in values if value is not None]
+    return Spread(median=median(known), low=min(known), high=max(known)) if known else None
+
+
+def _differences(ran: Sequence[Ran], places: Sequence[tuple[str, str]]) -> list[Difference]:
+    by_run = {(one.target, one.load, one.repetition): one.results for one in ran if one.results.verdict.valid}
+    against = ran[0].target
+    made: list[Difference] = []
+    for target, load in places:
+        pairs = [
+            (by_run[against, load, repetition], results)
+            for (one, its_load, repetition), results in by_run.items()
+            if (one, its_load) == (target, load) and target != against and (against, load, repetition) in by_run
+        ]
+        if pairs:
+            figures = {name: _spread([_less(FIGURES[name], *pair) for pair in pairs]) for name in _COMPARED}
+            kept = {name: spread for name, spread in figures.items() if spread is not None}
+            made.append(Difference(target=target, against=against, load=load, pairs=len(pairs), figures=kept))
+    return made
+
+
+def _less(figure: Callable[[Results], float | None], first: Results, other: Results) -> float | None:
+    before, after = figure(first), figure(other)
+    return None if before is None or after is None else after - before
+
+
+def _reasons(points: Sequence[Point]) -> list[str]:
+    """A run that the client spoilt fails the series; a load that a target does not carry is a finding."""
+    reasons = [
+        f"{_named(point)}: {point.runs - point.valid} of {point.runs} runs are invalid; see their reports"
+        for point in points
+        if point.valid < point.runs
+    ]
+    for target in dict.fromkeys(point.target for point in points):
+        its = [point for point in points if point.target == target]
+        if all(point.passed < point.valid or not point.valid for point in its):
+            many = "no load passed in all its runs" if len(its) > 1 else "not all runs passed"
+            reasons.append(f"{target}: {many}" if target else many)
+    return reasons
+
+
+def _named(point: Point) -> str:
+    return f"{point.target} {point.load}".strip()

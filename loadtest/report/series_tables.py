@@ -1,0 +1,121 @@
+"""The tables of a series, as text cells for the terminal and for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadtest.report.figure import milliseconds, number, percent
+from loadtest.report.schema import Results
+from loadtest.report.series import Difference, Point, Series, Spread
+
+Table = tuple[str, list[str], list[list[str]]]
+_UNITS = {"attainment": percent, "hit_ratio": percent, "failed_ratio": percent}
+_RATES = ("requests_per_second", "output_tokens_per_second", "goodput_per_second", "attainment", "failed_ratio")
+_LATENCIES = ("ttft_p50", "ttft_p95", "tpot_p50", "e2e_p50", "e2e_p95", "hit_ratio")
+_MOST_TELLING = ("requests_per_second", "ttft_p50", "tpot_p50", "e2e_p50")
+_TITLES = {
+    "requests_per_second": "requests/s",
+    "output_tokens_per_second": "tokens/s",
+    "goodput_per_second": "goodput/s",
+    "attainment": "in SLO",
+    "failed_ratio": "failed",
+    "hit_ratio": "cache hits",
+}
+
+
+def tables(series: Series, *, compact: bool = False) -> list[Table]:
+    """Title, head and rows of each; columns that nobody has a figure for are left out.
+
+    Compact: the farther of the lowest and the highest run in percent of the median.
+    """
+    spread = "and how far runs were from it" if compact else "(lowest to highest run)"
+    made = [
+        _points(f"Rates and goodput: median {spread}", series.points, _RATES, compact),
+        _points(f"Latency from the intended send: median {spread}", series.points, _LATENCIES, compact),
+    ]
+    if series.differences:
+        against = series.differences[0].against
+        made.append(
+            _differences(f"Less {against}, pair by pair: median (lowest to highest)", series.differences, compact)
+        )
+    return made
+
+
+def run_line(folder: str, results: Results) -> str:
+    """A run in a line."""
+    rates, latency = results.steady or results.overall, results.latency
+    ttft, e2e = latency.ttft_from_intended, latency.e2e_from_intended
+    verdict = results.verdict
+    told = "passed" if verdict.passed else "failed" if verdict.valid else "invalid"
+    name, values = ("TTFT", ttft) if ttft else ("E2E", e2e)
+    parts = [f"{folder}: {number(rates.requests_per_second)} requests/s"]
+    parts += [f"{name} p50 {milliseconds(values.p50)}, p95 {milliseconds(values.p95)}"] if values else []
+    parts += [f"{percent(results.slo.attainment)} in SLO"] if results.slo else []
+    return ", ".join([*parts, told + (f" ({verdict.reasons[0]})" if verdict.reasons else "")])
+
+
+def _points(title: str, points: Sequence[Point], names: Sequence[str], compact: bool) -> Table:
+    shown = [name for name in names if any(name in point.figures for point in points)]
+    told = _close if compact else _spread
+    head = [*_head(points), "passed", *map(_title, shown)]
+    rows = [
+        [*_place(point, points), _runs(point), *(told(name, point.figures.get(name)) for name in shown)]
+        for point in points
+    ]
+    return title, head, rows
+
+
+def _runs(point: Point) -> str:
+    invalid = point.runs - point.valid
+    return f"{point.passed}/{point.runs}" + (f" ({invalid} invalid)" if invalid else "")
+
+
+def _differences(title: str, differences: Sequence[Difference], compact: bool) -> Table:
+    known = dict.fromkeys(name for difference in differences for name in difference.figures)
+    shown = [name for name in known if not compact or name in _MOST_TELLING]
+    head = ["target", "load", "pairs", *map(_title, shown)]
+    rows = [
+        [one.target, one.load, str(one.pairs), *(_spread(name, one.figures.get(name), signed=True) for name in shown)]
+        for one in differences
+    ]
+    return title, head, rows
+
+
+def _title(name: str) -> str:
+    return _TITLES.get(
+        name, name.replace("_p", " p").replace("ttft", "TTFT").replace("tpot", "TPOT").replace("e2e", "E2E")
+    )
+
+
+def _head(points: Sequence[Point]) -> list[str]:
+    return ["target", "load"] if any(point.target for point in points) else ["load"]
+
+
+def _place(point: Point, points: Sequence[Point]) -> list[str]:
+    return [point.target, point.load] if any(other.target for other in points) else [point.load]
+
+
+def _spread(name: str, spread: Spread | None, *, signed: bool = False) -> str:
+    if spread is None:
+        return "-"
+
+    def value(amount: float) -> str:
+        sign = "" if not signed else "+" if amount >= 0 else "-"
+        return sign + _shown(name, abs(amount) if signed else amount)
+
+    if spread.low == spread.high:
+        return value(spread.median)
+    return f"{value(spread.median)} ({value(spread.low)} to {value(spread.high)})"
+
+
+def _close(name: str, spread: Spread | None) -> str:
+    if spread is None:
+        return "-"
+    farthest = max(spread.high - spread.median, spread.median - spread.low)
+    if not farthest or name in _UNITS or not spread.median:
+        return _shown(name, spread.median)
+    return f"{_shown(name, spread.median)} ±{farthest / spread.median:.0%}"
+
+
+def _shown(name: str, value: float) -> str:
+    return _UNITS.get(name, number if name in _RATES else milliseconds)(value)
