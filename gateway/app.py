@@ -27,6 +27,7 @@ from gateway.backends.registry import Fleet
 from gateway.config import Config
 from gateway.dispatch import Dispatcher
 from gateway.embeddings.coalescer import Coalescer
+from gateway.embeddings.reuse import reuse_as_configured
 from gateway.embeddings.token_ids import TokenIds
 from gateway.exact_prompts import ExactPrompts
 from gateway.front.admin import admin_app, admin_listening
@@ -140,10 +141,11 @@ class Gateway:
     def _batchers(self, dispatcher: Dispatcher, new_id: Callable[[], str]) -> tuple[Coalescer, Spreader]:
         config, counted = self.config, EmbeddingMetrics(self.metrics)
         headers, retry_after = config.server.response_headers, self.gate.retry_after_seconds
+        self.reuse = reuse_as_configured(config, self.fleet, counted, secrets.token_bytes(32))
         coalescer = Coalescer(
             self.fleet, dispatcher, config.embeddings, config.admission, counted, self.clock, new_id,
             crowded=self.queue.waiting, retry_after=retry_after, token_ids=TokenIds(self.tokenization, counted),
-            response_headers=headers,
+            response_headers=headers, reuse=self.reuse,
         )  # fmt: skip
         spreader = Spreader(
             self.fleet, dispatcher, config.embeddings, config.admission, counted, self.clock, retry_after=retry_after,
@@ -205,6 +207,8 @@ class Gateway:
         gauge = self.metrics.gauge
         gauge("gateway_prefill_seconds_per_token", "Learned cost of one uncached prompt token.", (),
               lambda: [((), self.calibration.model.b)])  # fmt: skip
+        gauge("gateway_embedding_cache_bytes", "Memory that kept vectors take.", (),
+              lambda: [((), self.reuse.cache.used_bytes if self.reuse else 0)])  # fmt: skip
         gauge("gateway_access_log_dropped_lines", "Access-log lines that could not be written.", (),
               lambda: [((), self.access_log.dropped if self.access_log else 0)])  # fmt: skip
 

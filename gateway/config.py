@@ -182,9 +182,10 @@ class EmbeddingsConfig(Section):
     coalesce: bool = Field(True, description="Put requests together, and cut long lists; false: each as it came.")
     max_batch_items: int = Field(64, gt=0, description="Most inputs or documents of one batch; longer lists are cut.")
     max_batch_tokens: int = Field(8192, gt=0, description="Most tokens of one batch, as estimated.")
-    max_delay_seconds: float = Field(
-        0.005, ge=0, description="Longest time for which inputs wait for others while batches are under way."
-    )
+    max_delay_seconds: float = Field(0.005, ge=0, description="Longest wait for others while batches are under way.")
+    deduplicate: bool = Field(False, description="Compute an input once for all who ask for it at the same time.")
+    cache: bool = Field(True, description="Keep vectors, as far as `cache_bytes` goes.")
+    cache_bytes: int = Field(0, ge=0, description="Memory for vectors of all models together; 0 = none are kept.")
 
 
 class HealthConfig(Section):
@@ -253,6 +254,8 @@ class ModelEmbeddingsConfig(Section):
     """How embeddings requests for one model are put together."""
 
     coalesce: bool | None = Field(None, description="null = as `embeddings.coalesce` says.")
+    deduplicate: bool | None = Field(None, description="null = as `embeddings.deduplicate` says.")
+    cache: bool | None = Field(None, description="null = as `embeddings.cache` says.")
 
 
 class ModelConfig(Section):
@@ -307,11 +310,11 @@ class Config(Section):
     models: ModelsConfig = ModelsConfig()
     prefix_report: PrefixReportConfig = PrefixReportConfig()
 
-    def coalesces(self, model: str) -> bool:
-        """Whether embeddings requests for this model are put together."""
+    def embeds(self, how: Literal["coalesce", "deduplicate", "cache"], model: str) -> bool:
+        """Whether embeddings of this model are treated so: as its own section says, or that of all."""
         section = self.models.by_name.get(model)
-        told = None if section is None else section.embeddings.coalesce
-        return self.embeddings.coalesce if told is None else told
+        told = None if section is None else getattr(section.embeddings, how)
+        return bool(getattr(self.embeddings, how) if told is None else told)
 
     @model_validator(mode="after")
     def _has_distinct_backends(self) -> Self:

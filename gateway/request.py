@@ -101,6 +101,12 @@ class EmbeddingInputs:
     wants_floats: bool
     isolation: str = ""
 
+    def only(self, places: list[int]) -> "EmbeddingInputs":
+        """Those in these places."""
+        items: Any = [self.items[place] for place in places]
+        sizes = [self.sizes_bytes[place] for place in places]
+        return EmbeddingInputs(items, self.are_ids, sizes, self.template, self.wants_floats, self.isolation)
+
 
 @dataclass(slots=True)
 class Pairs:

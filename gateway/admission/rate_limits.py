@@ -120,7 +120,7 @@ class KeyLimits:
 class Charge:
     """What a request has taken of its key's limits, until the end of the block; then `used_tokens` of it stay taken.
 
-    `counts`: a backend has worked for the request, so that it counts as one.
+    `counts`: the request was answered, or a backend has worked for it, so that it counts as one.
     """
 
     __slots__ = ("_ended", "_limits", "_tokens", "counts", "used_tokens")

@@ -7,6 +7,7 @@ one of their members; one that nobody waits for any more is aborted.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 from gateway.backends.backend import Backend, EngineRank
 from gateway.backends.registry import Fleet
@@ -19,6 +20,8 @@ from gateway.embeddings.flights import Flights
 from gateway.embeddings.group import Flight, Group, GroupKey
 from gateway.embeddings.member import ByItself, Member, Outcome, Refused, Served
 from gateway.embeddings.part import Part
+from gateway.embeddings.reuse import Reuse
+from gateway.embeddings.sharing import Sharer
 from gateway.embeddings.sizes import ModelSizes
 from gateway.embeddings.solo import Solo
 from gateway.embeddings.split import pieces
@@ -55,6 +58,7 @@ class Coalescer:
         retry_after: Callable[[str], float],
         token_ids: TokenIds,
         response_headers: bool,
+        reuse: Reuse | None = None,
     ) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
@@ -65,6 +69,7 @@ class Coalescer:
         self._crowded = crowded
         self._retry_after = retry_after
         self._response_headers = response_headers
+        self._reuse = reuse
         self._flights = Flights(dispatcher, metrics, clock, new_id, token_ids)
         self._flights.on_end = self._ended
         self._groups: dict[GroupKey, Group] = {}
@@ -81,7 +86,8 @@ class Coalescer:
     @property
     def busy(self) -> int:
         """Requests, groups and batches that are there; nothing, when all is at rest."""
-        return self._present + len(self._waiting) + len(self._groups) + len(self._flights)
+        coming = 0 if self._reuse is None else self._reuse.coming
+        return self._present + len(self._waiting) + len(self._groups) + len(self._flights) + coming
 
     async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> Answer:
         """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with `inputs`."""
@@ -89,6 +95,12 @@ class Coalescer:
         assert inputs is not None
         now = self._clock()
         client = request.ask.tenant or f"connection {reply.connection}"
+        found = None
+        if self._reuse is not None and engines is not None and not request.explains:
+            found = self._reuse.find(request.ask.model, inputs)
+            if found is not None and found.document is not None:  # and so no backend is needed
+                known = Sharer(request, inputs, client, record, now)
+                return await self._deliver(known, self._reuse.complete(known, found, found.document), reply)
         if request.explains or not engines or self._solo.holds(client, now):
             return await self._dispatcher.dispatch(request, reply, record)
         sizes = self._sizes_of(request.ask.model, engines)
@@ -96,13 +108,21 @@ class Coalescer:
         if sizes.may_be_too_long(tokens):
             return await self._dispatcher.dispatch(request, reply, record)
         self._refuse_what_is_too_much(request)
-        member = Member(request, inputs, client, record, now)
-        member.consists_of(self._parts(member, sizes, tokens))
         group = self._group(request, inputs, sizes)
-        with self._joined(group, member, bulk=_is_bulk(request, tokens)):
+        if found is None:
+            member, bulk = Member(request, inputs, client, record, now), _is_bulk(request, tokens)
+            member.consists_of(self._parts(request, sizes, inputs, tokens))
+        else:
+            assert self._reuse is not None
+            bulk = _is_bulk(request, [tokens[places[0]] for places in found.rest])
+            member = sharer = Sharer(request, inputs, client, record, now)
+            self._reuse.begin(sharer, found, tokens, partial(self._parts, request, sizes), bulk=bulk)
+        with self._joined(group, member, bulk=bulk):
             outcome = await self._outcome(member)
-            if isinstance(outcome, ByItself):
-                return await self._by_itself(member, sizes, reply, isolated=outcome.isolated)
+            if isinstance(outcome, ByItself) and not outcome.isolated:  # the place of its batch is its own
+                return await self._by_itself(member, sizes, reply, isolated=False)
+        if isinstance(outcome, ByItself):
+            return await self._by_itself(member, sizes, reply, isolated=True)
         return await self._deliver(member, outcome, reply)
 
     @asynccontextmanager
@@ -122,8 +142,10 @@ class Coalescer:
         sizes.learn_engines(model, engines, self._fleet.serving(model) or (), self._clock())
         return sizes
 
-    def _parts(self, member: Member, sizes: ModelSizes, tokens: list[int]) -> list[Part]:
-        config, ask, bytes_of = self._config, member.request.ask, member.inputs.sizes_bytes
+    def _parts(
+        self, request: InferenceRequest, sizes: ModelSizes, inputs: EmbeddingInputs, tokens: list[int]
+    ) -> list[Part]:
+        config, ask, bytes_of = self._config, request.ask, inputs.sizes_bytes
         ranges = pieces(tokens, min(config.max_batch_items, sizes.cap), config.max_batch_tokens)
         if len(ranges) > 1:
             most = sizes.piece_items(config.max_batch_items)
@@ -131,7 +153,7 @@ class Coalescer:
             self._metrics.splits.add((ask.model,))
         return [
             Part(
-                member, each.start, len(each), sum(tokens[each.start : each.stop]),
+                None, each.start, len(each), sum(tokens[each.start : each.stop]),
                 sum(bytes_of[each.start : each.stop]), ask.tenant, ask.weight, alone=len(ranges) > 1,
             )
             for each in ranges
@@ -154,16 +176,17 @@ class Coalescer:
         member.on_taken = self._waits_no_more
         for part in member.parts:
             gathering.join(part, now)
+        if not member.waits_for_batch:
+            self._waits_no_more(member)
         try:
             self._look_soon(group)
             yield
         finally:
             self._present -= 1
             self._waits_no_more(member)
-            for part in member.parts:
+            for part in member.leaves():
                 if not gathering.lane.leave(part):
                     self._flights.leave(part)
-            member.has_left()
             self._look_soon(group)
 
     def _waits_no_more(self, member: Member) -> None:
@@ -224,7 +247,7 @@ class Coalescer:
         if deadline is not None and is_late:
             most = deadline - member.joined_seconds
         try:
-            async with asyncio.timeout(most) as member.waits:
+            async with asyncio.timeout(most if member.waits_for_batch else None) as member.waits:
                 try:
                     return await member.outcome
                 finally:
@@ -242,7 +265,7 @@ class Coalescer:
         started, request, inputs, record = self._clock(), member.request, member.inputs, member.record
         if self._response_headers:
             reply.standing += b"x-gateway-usage: exact\r\n"
-        record.attempts = 0
+        record.attempts, record.reused_inputs = 0, None
         waited = record.queue_seconds = started - member.joined_seconds
         answer = await self._dispatcher.dispatch(request, reply, record)
         if answer.status == 200 and answer.usage is not None:
@@ -257,8 +280,11 @@ class Coalescer:
     async def _deliver(self, member: Member, outcome: Refused | Served, reply: Reply) -> Answer:
         if self._response_headers:
             usage = "" if isinstance(outcome, Refused) else f"x-gateway-usage: {_kind(outcome)}\r\n"
+            if (reused := member.record.reused_inputs) is not None:
+                usage += f"x-gateway-reused-inputs: {reused}\r\n"
+            backends = f"x-gateway-backend: {','.join(member.backends)}\r\n" if member.backends else ""
             reply.extra = (
-                f"x-gateway-backend: {','.join(member.backends)}\r\n"
+                f"{backends}"
                 f"x-gateway-queue-ms: {member.queue_seconds * 1000:.0f}\r\n"
                 f"x-gateway-prefix-tokens: 0\r\n{usage}"
             ).encode()

@@ -72,16 +72,34 @@ class Member:
     def __repr__(self) -> str:
         return f"<Member {self.request.request_id}, {len(self.parts)} parts, {self._to_answer} not answered>"
 
+    @property
+    def as_it_came(self) -> bool:
+        """It can be sent as the client wrote it, if it is alone, and its answer be passed on unread."""
+        return self.whole and not self.inputs.wants_floats
+
+    @property
+    def deadline_seconds(self) -> float | None:
+        """When its client does not want an answer any more."""
+        return self.request.ask.deadline_seconds
+
+    @property
+    def waits_for_batch(self) -> bool:
+        """Not every part is in one."""
+        return self._to_take > 0
+
     def consists_of(self, parts: list[Part]) -> None:
         """Its inputs are sent like this."""
         self.parts = parts
+        for part in parts:
+            part.owner = self
         self.whole = len(parts) == 1
         self._to_take = self._to_answer = len(parts)
         self._data = [{}] * sum(part.items for part in parts)
 
-    def has_left(self) -> None:
-        """Nobody asks for its parts any more: parts and request must not hold each other."""
-        self.parts = []
+    def leaves(self) -> list[Part]:
+        """Its client asks for nothing more: the parts that nobody waits for now, and which it holds no more."""
+        parts, self.parts = self.parts, []
+        return parts
 
     def taken(self) -> None:
         """One of its parts is in a batch now. With the last of them its time to wait for that is over."""

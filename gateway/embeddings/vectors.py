@@ -25,6 +25,14 @@ def as_base64(vectors: list[Any]) -> list[Any]:
     return [vector if type(vector) is str else _base64_of(vector) for vector in vectors]
 
 
+def is_sound(vector: Any) -> bool:
+    """Whether it is base64 of numbers, each of them finite."""
+    try:
+        return type(vector) is str and bool(np.isfinite(np.frombuffer(b64decode(vector, validate=True), "<f4")).all())
+    except (binascii.Error, ValueError):
+        return False
+
+
 def _floats_of(vector: str) -> bytes:
     try:
         floats = np.frombuffer(b64decode(vector, validate=True), "<f4").astype(np.float64)

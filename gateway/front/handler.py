@@ -132,7 +132,7 @@ class Handler:
         finally:
             record.status = reply.status
             record.ended_seconds = self._clock()
-            if record.model and not record.backend:
+            if record.model and not record.backend and record.outcome != "completed":
                 record.queue_seconds = record.ended_seconds - record.arrived_seconds  # it waited, in vain
             if not route.public:
                 self._finished(record)
@@ -185,7 +185,7 @@ class Handler:
                     charge.used_tokens = request.ask.prompt_tokens + record.streamed_tokens
                 raise
             finally:
-                charge.counts = record.attempts > 0
+                charge.counts = record.attempts > 0 or reply.begun  # an answer may need no backend
 
     async def _read(self, incoming: Incoming, route: Route, request_id: str) -> InferenceRequest:
         if incoming.upload is not None:

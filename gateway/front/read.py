@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gateway.config import Config, KeyConfig
@@ -42,7 +43,7 @@ class Reader:
     ) -> None:
         self.standing = Standing(config.admission.tenant_header, config.admission.comment_seconds)
         self._limits = config.server
-        self._coalesces = config.coalesces
+        self._coalesces = partial(config.embeds, "coalesce")
         self._aliases = config.models.aliases
         self._estimates = estimates
         self._stored = stored

@@ -85,6 +85,7 @@ def line_of(record: Record, offset_seconds: float) -> bytes:
             "completion_tokens": record.completion_tokens,
             "predicted_hit_tokens": record.predicted_hit_tokens,
             "actual_hit_tokens": record.actual_hit_tokens,
+            "reused_inputs": record.reused_inputs,
             "error": record.error or None,
         },
         option=orjson.OPT_APPEND_NEWLINE,

@@ -34,7 +34,15 @@ class EmbeddingMetrics:
             "Shared batches of texts for models with a tokenizer: sent as token ids, or why not.",
             ("model", "result"),
         )
+        self.inputs = Counter(
+            "gateway_embedding_inputs_total",
+            "Inputs for models whose inputs may be reused: computed, shared with others under way, or cached.",
+            ("model", "source"),
+        )
+        self.evictions = Counter(
+            "gateway_embedding_cache_evictions_total", "Vectors that were given up to keep others.", ()
+        )
         metrics.include(
             self.batch_items, self.batch_tokens, self.batch_wait, self.flushes, self.isolations, self.splits,
-            self.as_ids,
+            self.as_ids, self.inputs, self.evictions,
         )  # fmt: skip

@@ -24,6 +24,7 @@ class Record:
     actual_hit_tokens: int | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    reused_inputs: int | None = None  # of embeddings: not computed for this request; None = none could be
     streamed_tokens: int = 0  # at least so many came, also of an answer that was cut short
     error: str = ""
     ask: Ask | None = None

@@ -98,8 +98,8 @@ PURE_ADMISSION = (
     "placement.py", "queue.py", "rate_limits.py", "room.py", "seating.py",
 )  # fmt: skip
 PURE_EMBEDDINGS = (
-    "answer.py", "batch.py", "fair.py", "fit.py", "grouping.py", "part.py", "sizes.py", "solo.py", "split.py",
-    "vectors.py",
+    "answer.py", "batch.py", "cache.py", "fair.py", "fit.py", "grouping.py", "part.py", "revision.py", "sizes.py",
+    "solo.py", "split.py", "vectors.py",
 )  # fmt: skip
 PURE = [
     *sorted((ROOT / "gateway" / "routing").glob("*.py")),

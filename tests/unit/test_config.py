@@ -271,6 +271,13 @@ def test_a_model_has_a_section_of_its_own_beside_the_aliases() -> None:
     assert with_section("models", aliases={"gpt": "org/m"}).models.by_name == {}
 
 
+def test_a_model_may_say_otherwise_how_its_embeddings_are_treated() -> None:
+    models = {"m": {"embeddings": {"coalesce": False, "deduplicate": True}}, "n": {"embeddings": {"cache": False}}}
+    config = with_section("models", **models)
+    found = [[config.embeds(how, name) for name in "mnx"] for how in ("coalesce", "deduplicate", "cache")]
+    assert found == [[False, True, True], [True, False, False], [True, False, True]]
+
+
 def test_the_schema_tells_what_a_models_section_may_hold() -> None:
     definitions = Config.model_json_schema()["$defs"]
     assert definitions["ModelsConfig"]["additionalProperties"] == {"$ref": "#/$defs/ModelConfig"}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.request import Ask, InferenceRequest, Kind
+from gateway.request import Ask, EmbeddingInputs, InferenceRequest, Kind
 
 
 def test_what_placement_needs_is_small_enough_to_travel() -> None:
@@ -31,6 +31,11 @@ def test_by_default_a_request_may_be_sent_again_and_hides_nothing() -> None:
     assert request.repeatable
     assert not request.hides_usage
     assert (request.body, request.upload, request.headers) == (b"", None, b"")
+
+
+def test_some_of_the_inputs_are_a_request_for_these_alone() -> None:
+    inputs = EmbeddingInputs(["a", "bb", "ccc"], False, [1, 2, 3], b"{", True, "ann")
+    assert inputs.only([2, 0]) == EmbeddingInputs(["ccc", "a"], False, [3, 1], b"{", True, "ann")
 
 
 def test_kinds_are_spelled_as_they_are_logged() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any, cast
 
@@ -17,10 +18,11 @@ from gateway.admission.queue import Queue
 from gateway.backends.backend import Backend, Facts, ModelCard
 from gateway.backends.health import Probe
 from gateway.backends.registry import Fleet
-from gateway.config import AdmissionConfig, BackendConfig, EmbeddingsConfig, HealthConfig, UpstreamConfig
+from gateway.config import AdmissionConfig, BackendConfig, Config, EmbeddingsConfig, HealthConfig, UpstreamConfig
 from gateway.dispatch import Dispatcher
 from gateway.embeddings.coalescer import Coalescer
 from gateway.embeddings.grouping import inputs_of
+from gateway.embeddings.reuse import reuse_as_configured
 from gateway.embeddings.token_ids import TokenIds
 from gateway.errors import BackendError, GatewayError
 from gateway.observe.embeddings import EmbeddingMetrics
@@ -45,9 +47,9 @@ Item = str | list[int]
 Fault = Callable[[str, list[Item]], BackendError | bytes | None]
 
 
-def vector(item: Item) -> "np.ndarray[Any, np.dtype[np.float32]]":
+def vector(item: Item, weights: bytes = b"") -> "np.ndarray[Any, np.dtype[np.float32]]":
     """What engines make of an input."""
-    digest = hashlib.sha256(orjson.dumps(item)).digest()
+    digest = hashlib.sha256(weights + orjson.dumps(item)).digest()
     return (np.frombuffer(digest, "<i4").astype(np.float64) / 2**31).astype("<f4")
 
 
@@ -56,9 +58,9 @@ def tokens(item: Item) -> int:
     return len(item) if isinstance(item, list) else 2 + len(item.split())
 
 
-def answer(name: str, items: list[Item], *, floats: bool) -> bytes:
+def answer(name: str, items: list[Item], *, floats: bool, weights: bytes = b"") -> bytes:
     """What an engine answers to a request of this name."""
-    vectors = [vector(item) for item in items]
+    vectors = [vector(item, weights) for item in items]
     total = sum(map(tokens, items))
     data = [
         {"index": index, "object": "embedding", "embedding": v.tolist() if floats else b64encode(v.tobytes()).decode()}
@@ -102,7 +104,9 @@ class Scene:
         ]
         self.fleet = Fleet(configs, HealthConfig(slow_start_seconds=0), clock=loop.time, random=Random(1))
         for backend in self.fleet.backends:
-            self.fleet.learned(backend, Facts(models=(ModelCard("m", max_model_len=CONTEXT_TOKENS),)))
+            self.fleet.learned(
+                backend, Facts(models=(ModelCard("m", max_model_len=CONTEXT_TOKENS),), process_start_seconds=1.0)
+            )
             self.fleet.probed(backend, Probe.OK)
         self.queue, lengths, calibration = Queue(1000, 10**9), OutputLengths(), Calibration(CostModel())
         self.placement = Placement(
@@ -119,10 +123,13 @@ class Scene:
         self.tokenizer = Words()
         token_ids = TokenIds(cast(Tokenization, self.tokenizer), self.counted)
         numbers = iter(range(10**9))
+        config = Config(backends=tuple(configs), embeddings=EmbeddingsConfig.model_validate(embeddings))
+        self.reuse = reuse_as_configured(config, self.fleet, self.counted, b"secret")
         self.coalescer = Coalescer(
-            self.fleet, self.dispatcher, EmbeddingsConfig.model_validate(embeddings),
+            self.fleet, self.dispatcher, config.embeddings,
             AdmissionConfig.model_validate(admission or {}), self.counted, loop.time, lambda: f"batch-{next(numbers)}",
             crowded=self.queue.waiting, retry_after=lambda _: 1.0, token_ids=token_ids, response_headers=True,
+            reuse=self.reuse,
         )  # fmt: skip
         self.overhead_seconds, self.item_seconds = 0.010, 0.001
         self.sent: list[Sent] = []
@@ -131,6 +138,7 @@ class Scene:
         self.fault: Fault = lambda _backend, _items: None
         self.records: list[Record] = []
         self._cap = cap
+        self.weights = b""  # of the model
 
     # The relay.
 
@@ -148,7 +156,7 @@ class Scene:
         rank: int | None = None,
         fresh: bool,
     ) -> Answer:
-        sent = Sent(backend, request, self.clock())
+        sent, weights = Sent(backend, request, self.clock()), self.weights
         sent.items = list(map(self.tokenizer.text_of, sent.items))
         self.sent.append(sent)
         count = min(self._cap, len(sent.items))
@@ -169,7 +177,7 @@ class Scene:
             sink.send(400, b"application/json", b"", body)
             return Answer(400, None, self.clock())
         floats = sent.body.get("encoding_format") != "base64"
-        body = fault if fault is not None else answer(request.request_id, sent.items, floats=floats)
+        body = fault if fault is not None else answer(request.request_id, sent.items, floats=floats, weights=weights)
         sink.send(200, b"application/json", b"", body)
         return Answer(200, read_usage(body[-4096:]), self.clock())
 
@@ -222,6 +230,12 @@ class Scene:
     def sizes(self) -> list[int]:
         """Items of each request that reached an engine."""
         return [len(sent.items) for sent in self.sent]
+
+    def restart(self, name: str) -> None:
+        """Another process answers there."""
+        backend = self.backend(name)
+        started = (backend.facts.process_start_seconds or 0.0) + 1.0
+        self.fleet.learned(backend, replace(backend.facts, process_start_seconds=started))
 
     async def check_that_nothing_is_left(self) -> None:
         """Everything that was taken is given back."""

@@ -39,6 +39,32 @@ def test_its_answer_is_complete_when_every_part_is_there_in_the_order_of_its_inp
     run(main())
 
 
+def test_it_may_be_sent_as_it_came_in_one_piece_whose_answer_needs_no_change() -> None:
+    async def main() -> None:
+        assert not member(2).as_it_came  # floats are wanted
+        made = member(2)
+        made.inputs.wants_floats = False
+        assert made.as_it_came
+        made.consists_of(made.parts * 2)
+        assert not made.as_it_came
+
+    run(main())
+
+
+def test_its_parts_are_given_up_when_it_leaves() -> None:
+    async def main() -> None:
+        made = member(1, 1)
+        parts = made.parts
+        assert made.waits_for_batch
+        made.taken()
+        made.taken()
+        assert not made.waits_for_batch
+        assert made.leaves() == parts
+        assert made.leaves() == []
+
+    run(main())
+
+
 def test_what_comes_after_its_end_changes_nothing() -> None:
     async def main() -> None:
         made = member(1, 1)

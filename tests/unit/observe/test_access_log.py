@@ -26,7 +26,7 @@ def test_a_line_tells_times_in_milliseconds_since_arrival() -> None:
 
 def test_what_did_not_happen_is_null() -> None:
     document = orjson.loads(line_of(Record("id", "unknown", 1.0), 0.0))
-    for name in ("first_byte_ms", "client", "backend", "actual_hit_tokens", "error"):
+    for name in ("first_byte_ms", "client", "backend", "actual_hit_tokens", "reused_inputs", "error"):
         assert document[name] is None
 
 
