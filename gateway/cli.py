@@ -30,6 +30,10 @@ Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen
 AdminPort = Annotated[
     int | None, typer.Option(min=0, max=65535, help="Port of /metrics and /admin/*; 0 picks one; overrides the file.")
 ]
+Packing = Annotated[
+    Literal["auto", "none", "fp8", "int8", "int4"],
+    typer.Option(help="How weights are packed; auto = as config.json says."),
+]
 NoAdmin = Annotated[bool, typer.Option("--no-admin", help="Serve no /metrics and /admin/*.")]
 
 app = typer.Typer(
@@ -199,6 +203,67 @@ def prefixes(
     except (KeyError, TypeError, ValueError) as error:
         _fail(f"{url}: not a report that this version can show ({error!r})", FAILED)
     Console().print(view)
+
+
+@app.command()
+def plan(
+    model: Annotated[
+        str, typer.Argument(help="A model's folder, its config.json, or the URL of a running backend.", metavar="MODEL")
+    ],
+    gpu_memory_gib: Annotated[float | None, typer.Option(min=1, help="Memory of one GPU.")] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="How many GPUs there are.")] = 1,
+    tensor_parallel_size: Annotated[
+        int | None, typer.Option(min=1, help="As vLLM's.", show_default="1, 2, 4 and 8 are compared")
+    ] = None,
+    gpu_memory_utilization: Annotated[float, typer.Option(min=0.01, max=1, help="As vLLM's.")] = 0.92,
+    max_model_len: Annotated[int | None, typer.Option(min=1, help="As vLLM's.", show_default="the model's")] = None,
+    dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="As vLLM's.")] = "auto",
+    kv_cache_dtype: Annotated[Literal["auto", "fp8", "bfloat16", "float16"], typer.Option(help="As vLLM's.")] = "auto",
+    quantization: Packing = "auto",
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Requests that you expect at once.")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(min=0, help="Of a request.", show_default="1024")] = None,
+    output_tokens: Annotated[int | None, typer.Option(min=0, help="Of a request.", show_default="256")] = None,
+    shared_prefix_tokens: Annotated[
+        int, typer.Option(min=0, help="Beginning that all prompts share, such as a system prompt.")
+    ] = 0,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="What vLLM is started with, to check it.")] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="As vLLM's.", show_default="vLLM's for such a GPU")
+    ] = None,
+    block_size: Annotated[int | None, typer.Option(min=1, help="As vLLM's.", show_default="16")] = None,
+    reserve_gib: Annotated[
+        float | None,
+        typer.Option(min=0, help="Memory of a GPU beside weights and KV cache.", show_default="an estimate"),
+    ] = None,
+    fields: Annotated[
+        list[str] | None, typer.Option("--set", help="A field that config.json lacks; again for more.", metavar="F=N")
+    ] = None,
+    api_key: Annotated[str, typer.Option(help="Of a running backend.", envvar="VLLM_API_KEY")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a model needs of a GPU's memory, how many requests fit at which length, and what to set."""
+    from gateway.planning.command import Asked, plan_model, plan_running
+    from gateway.planning.fields import PlanError
+
+    asked = Asked(
+        model, gpu_memory_gib, gpus, tensor_parallel_size, gpu_memory_utilization, max_model_len, dtype,
+        kv_cache_dtype, quantization, max_num_seqs, max_num_batched_tokens, block_size, reserve_gib,
+        prompt_tokens, output_tokens, shared_prefix_tokens, concurrency, tuple(fields or ()), api_key,
+    )  # fmt: skip
+    try:
+        document = plan_running(asked) if asked.is_url else plan_model(asked)
+    except PlanError as error:
+        _fail(str(error), INVALID)
+    if json:
+        import orjson
+
+        typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+        return
+    from rich.console import Console
+
+    from gateway.planning.view import as_running_view, as_view
+
+    Console(highlight=False).print(as_running_view(document) if asked.is_url else as_view(document))
 
 
 @app.command()

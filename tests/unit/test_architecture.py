@@ -91,6 +91,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "kv_events": {"config", "backends.backend", "routing.exact_index", "routing.token_blocks"},
     "tokenization": {"request", "errors", "config", "backends", "routing.token_blocks"},
+    "planning": {"check", "config", "backends.health"},
 }
 # Decisions: values in, decisions out. They know no event loop, no clock, no chance, and no network.
 PURE_ADMISSION = (
@@ -101,6 +102,10 @@ PURE_EMBEDDINGS = (
     "answer.py", "batch.py", "cache.py", "fair.py", "fit.py", "grouping.py", "part.py", "revision.py", "sizes.py",
     "solo.py", "split.py", "vectors.py",
 )  # fmt: skip
+PURE_PLANNING = (
+    "advice.py", "document.py", "fields.py", "fit.py", "kv.py", "layers.py", "plan.py", "quantization.py", "setup.py",
+    "shape.py", "weights.py",
+)  # fmt: skip
 PURE = [
     *sorted((ROOT / "gateway" / "routing").glob("*.py")),
     *(ROOT / "gateway" / "admission" / name for name in PURE_ADMISSION),
@@ -108,6 +113,7 @@ PURE = [
     *(ROOT / "gateway" / "relay" / name for name in ("events.py", "usage.py", "retry.py")),
     *(ROOT / "gateway" / "embeddings" / name for name in PURE_EMBEDDINGS),
     *(ROOT / "gateway" / "scoring" / name for name in ("counting.py", "pairs.py", "scores.py")),
+    *(ROOT / "gateway" / "planning" / name for name in PURE_PLANNING),
     *(ROOT / "gateway" / "front" / name for name in ("guards.py", "rewrite.py", "routes.py", "stored.py")),
 ]
 HOUSES = [
@@ -117,6 +123,7 @@ HOUSES = [
     "front",
     "kv_events",
     "observe",
+    "planning",
     "relay",
     "routing",
     "scoring",
