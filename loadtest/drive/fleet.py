@@ -43,6 +43,7 @@ class Harvest:
     itl_ticks: Counter[int] = field(default_factory=Counter)
     healths: list[WorkerHealth] = field(default_factory=list)
     stopped_early: bool = False
+    origin: float = 0.0  # the run's zero on the monotonic clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +109,8 @@ class Fleet:
 
     def measure(self, on_tick: Callable[[Tick], None]) -> Harvest:
         """Runs the measured part to its end, or until the user stops it."""
-        harvest = Harvest()
         origin = time.monotonic() + _START_DELAY_SECONDS
+        harvest = Harvest(origin=origin)
         self._tell(Start(origin))
         running = set(self._channels)
         while running:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from typer import Argument, Option
 
 from loadtest.drive.plan import Arrivals, MixPart, Plan
-from loadtest.drive.spelling import Load, bounds_of, json_object, loads_of, shares_of, slo_of, targets_of
+from loadtest.drive.spelling import Load, bounds_of, json_object, loads_of, pages_of, shares_of, slo_of, targets_of
 from loadtest.drive.target import Target
 from loadtest.report.summarise import Bounds
 from loadtest.workloads.body import Endpoint
@@ -100,7 +100,12 @@ class RunOptions(BaseModel):
         str | None, _option(envvar="LOADTEST_API_KEY", panel=_TARGET, told="Sent as a bearer token, never recorded.")
     ] = None
     metrics_url: Annotated[
-        str | None, _option(panel=_TARGET, told="Prometheus page, read before and after; changes are recorded.")
+        str | None,
+        _option(
+            panel=_TARGET,
+            told="Prometheus pages, URL or NAME=URL between commas, read once a second. Default: /metrics of an"
+            " engine.",
+        ),
     ] = None
 
     workload: Annotated[
@@ -237,6 +242,12 @@ class RunOptions(BaseModel):
     def bounds(self) -> Bounds:
         """What the run must keep to."""
         return Bounds(**slo_of(self.slo), max_error_ratio=self.max_error_ratio)
+
+    def pages(self, target: Target) -> dict[str, str]:
+        """Metrics pages by name."""
+        if self.metrics_url is None:
+            return {"engine": target.metrics_url} if target.metrics_url else {}
+        return pages_of(self.metrics_url)
 
     def loads(self) -> list[Load]:
         """Each is a run of its own."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.drive.fleet import Fleet, Harvest
+from loadtest.drive.fleet import Fleet
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
+from loadtest.drive.sampling import Sampling
 from loadtest.drive.stopping import StopSignals
 from loadtest.drive.target import Target, TargetError, change, read_counters
 from loadtest.report.environment import environment
@@ -33,7 +34,7 @@ class Order:
     plan: Plan
     target: Target
     bounds: Bounds
-    metrics_url: str | None
+    pages: Mapping[str, str]
     out: Path | None
 
 
@@ -53,11 +54,14 @@ def measured(order: Order, console: Console) -> tuple[Results, list[Record]]:
     with StopSignals() as signals, Fleet(order.plan, signals.asked) as fleet:
         console.print(f"warming up {order.plan.url}", style="dim", highlight=False)
         _check_warm_up(fleet.warm_up())
-        before = _counters(order.metrics_url)
-        with Progress(console, title(order.plan)) as progress:
+        before = _counters(order.pages)
+        with Sampling(order.pages) as sampling, Progress(console, title(order.plan)) as progress:
             harvest = fleet.measure(progress.take)
-        after = _counters(order.metrics_url)
-    return _summarised(order, harvest, started_at, change(before, after), sys.argv), harvest.records
+        after = _counters(order.pages)
+    where = environment(sys.argv, started_at, order.target.server)
+    samples = sampling.samples(harvest.origin)
+    results = summarise(order.plan, harvest, order.bounds, where, change(before, after), samples)
+    return results, harvest.records
 
 
 def title(plan: Plan) -> str:
@@ -77,12 +81,10 @@ def _check_warm_up(records: Sequence[Record]) -> None:
         raise TargetError(f"no warm-up request succeeded: {kind}: {detail}")
 
 
-def _counters(url: str | None) -> dict[str, float]:
-    return asyncio.run(read_counters(url)) if url else {}
-
-
-def _summarised(
-    order: Order, harvest: Harvest, started_at: datetime, delta: dict[str, float], command: Sequence[str]
-) -> Results:
-    where = environment(command, started_at, order.target.server)
-    return summarise(order.plan, harvest, order.bounds, where, delta)
+def _counters(pages: Mapping[str, str]) -> dict[str, float]:
+    """Of all pages; where there are several, each one's name stands before its counters."""
+    found: dict[str, float] = {}
+    for name, url in pages.items():
+        prefix = f"{name} " if len(pages) > 1 else ""
+        found |= {prefix + counter: value for counter, value in asyncio.run(read_counters(url)).items()}
+    return found

@@ -32,7 +32,7 @@ def orders_of(options: RunOptions, looked: Mapping[str, Target]) -> Iterator[tup
         for load in options.loads():
             for name in names[first:] + names[:first]:
                 plan = options.plan(urls[name], looked[name], load, seed)
-                order = Order(plan, looked[name], options.bounds, options.metrics_url, options.out)
+                order = Order(plan, looked[name], options.bounds, options.pages(looked[name]), options.out)
                 yield name, load.label, repetition, order
             seed += _SEED_STEP
 

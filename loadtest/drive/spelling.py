@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -71,6 +72,18 @@ def targets_of(url: str | None, targets: str | None) -> dict[str, str]:
                 f"--targets: {part!r} is not NAME=URL with a name of its own, such as gateway=http://host:8080"
             )
         found[name] = base_url(target)
+    return found
+
+
+def pages_of(text: str) -> dict[str, str]:
+    """URLs by name; one without a name is called by its host and port."""
+    found: dict[str, str] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, equals, url = part.partition("=")
+        if not equals or "://" in name:
+            name, url = "", part
+        url = url if "://" in url else f"http://{url}"
+        found[name or urlsplit(url).netloc] = url
     return found
 
 

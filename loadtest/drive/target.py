@@ -29,6 +29,7 @@ class Target:
     models: list[str]
     server: dict[str, str] = field(default_factory=dict)
     bytes_per_token: float | None = None
+    metrics_url: str | None = None
 
 
 def base_url(url: str) -> str:
@@ -49,7 +50,10 @@ async def look_at(url: str, api_key: str | None, model: str | None = None) -> Ta
                 raise TargetError(f"{url}/v1/models answers {status}: {body[:200].decode('utf-8', 'replace')}")
             models = _model_names(body)
             return Target(
-                models, server | await _version(session, url), await _bytes_per_token(session, url, model or models[0])
+                models,
+                server | await _version(session, url),
+                await _bytes_per_token(session, url, model or models[0]),
+                f"{url}/metrics" if await _is_engine(session, url) else None,
             )
     except (aiohttp.ClientError, OSError) as error:
         raise TargetError(f"cannot reach {url}: {error or type(error).__name__}") from None
@@ -93,6 +97,12 @@ def _model_names(body: bytes) -> list[str]:
     if not names:
         raise TargetError("/v1/models lists no model")
     return names
+
+
+async def _is_engine(session: aiohttp.ClientSession, url: str) -> bool:
+    """Whether the page of metrics is there, and an engine's."""
+    async with session.get(f"{url}/metrics") as response:
+        return response.status == 200 and b"vllm:num_requests_running" in await response.read()
 
 
 async def _version(session: aiohttp.ClientSession, url: str) -> dict[str, str]:

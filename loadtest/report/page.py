@@ -12,6 +12,7 @@ from loadtest.report.figure import milliseconds, number, percent
 from loadtest.report.load import asked_told, load_told
 from loadtest.report.mix import PART_COLUMNS, part_cells
 from loadtest.report.pictures import pictures
+from loadtest.report.samples import samples_told
 from loadtest.report.schema import BackendShare, Distribution, Results
 
 
@@ -24,7 +25,8 @@ def page(results: Results, records: Sequence[Record]) -> str:
         f"{_verdict(results)}{_tiles(results)}"
         f'<h2>Over the run</h2><div class="charts">{charts}</div>'
         f"<h2>Latency</h2>{_latencies(results)}{_mix(results)}"
-        f"{_backends(results.routing.backends)}{_errors(results)}{_client(results)}{_details(results)}",
+        f"{_backends(results.routing.backends)}{_errors(results)}{_client(results)}"
+        f"{_watched(results)}{_details(results)}",
     )
 
 
@@ -157,6 +159,12 @@ def _client(results: Results) -> str:
     lag = f"Requests left {milliseconds(client.send_lag.p99)} late at p99. " if client.send_lag else ""
     note = f'<p class="note">{lag}The run is invalid above a lag p99 of {milliseconds(client.lag_limit)}.</p>'
     return f"<h2>The client itself</h2>{table(head, rows)}{note}"
+
+
+def _watched(results: Results) -> str:
+    if results.samples is None:
+        return ""
+    return f"<h2>Beside the load</h2>{table(('', ''), samples_told(results.samples))}"
 
 
 def _details(results: Results) -> str:

@@ -9,6 +9,7 @@ from loadtest.report.axes import Axis, linear, logarithmic, nice_top, percentile
 from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, Point, Series
 from loadtest.report.concurrency import highest_within, sweep
 from loadtest.report.figure import milliseconds, number
+from loadtest.report.samples import sample_charts
 from loadtest.report.schema import Bucket, Results
 from loadtest.report.statistics import percentile
 
@@ -26,6 +27,8 @@ def pictures(results: Results, records: Sequence[Record]) -> list[str]:
     """Every chart there is data for, as SVG."""
     charts = [_over_time(results, records, "TTFT"), _over_time(results, records, "E2E")]
     charts += [_in_flight(results, records), _curve(records), _tokens(results), _endings(results)]
+    if results.samples is not None:
+        charts += sample_charts(results.samples, _time(results))
     return [chart.svg() for chart in charts if chart is not None]
 
 

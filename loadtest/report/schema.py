@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# 2: parts of a mix, stalls, answers in one read; no ITL where tokens came packed.
+# 2: parts of a mix, stalls, samples, answers in one read; no ITL where tokens came packed.
 # Whatever reads this version reads older files as well.
 SCHEMA_VERSION = 2
 
@@ -173,6 +173,41 @@ class ClientLoad(_Part):
     lag_limit: float = Field(description="Above this p99 lag the run is invalid.")
 
 
+class GpuSeries(_Part):
+    """One GPU of the machine that the client ran on. A None was not told."""
+
+    name: str
+    driver: str
+    memory_total_mib: float | None
+    at: list[float] = Field(default_factory=list)
+    utilization_percent: list[float | None] = Field(default_factory=list)
+    memory_used_mib: list[float | None] = Field(default_factory=list)
+    power_watts: list[float | None] = Field(default_factory=list)
+
+
+class PageSeries(_Part):
+    """One Prometheus page, read once a second. A None was not on the page; totals count from the server's start."""
+
+    name: str
+    url: str
+    failures: int = Field(default=0, description="Times it could not be read.")
+    at: list[float] = Field(default_factory=list)
+    running: list[float | None] = Field(default_factory=list)
+    waiting: list[float | None] = Field(default_factory=list)
+    kv_cache_usage: list[float | None] = Field(default_factory=list)
+    preemptions: list[float | None] = Field(default_factory=list, description="Total.")
+    prefix_queries: list[float | None] = Field(default_factory=list, description="Total of tokens.")
+    prefix_hits: list[float | None] = Field(default_factory=list, description="Total of tokens.")
+
+
+class Samples(_Part):
+    """What was watched beside the load."""
+
+    gpus: list[GpuSeries]
+    no_gpu: str | None = Field(description="Why no GPU was seen.")
+    pages: list[PageSeries]
+
+
 class Verdict(_Part):
     """Invalid: the figures are the client's, not the server's. Not passed: invalid, too many errors, or SLO missed."""
 
@@ -217,6 +252,7 @@ class Figures(_Part):
     parts: list[PartFigures] = Field(default_factory=list, description="By part of a mix; empty without one.")
     metrics_delta: dict[str, float] = Field(description="Change of the target's Prometheus counters over the run.")
     timeline: list[Bucket]
+    samples: Samples | None = None
 
 
 class Results(Figures):

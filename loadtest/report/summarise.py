@@ -23,6 +23,7 @@ from loadtest.report.schema import (
     PartFigures,
     Requests,
     Results,
+    Samples,
     Slo,
     Streaming,
     Throughput,
@@ -56,7 +57,12 @@ class Bounds(BaseModel):
 
 
 def summarise(
-    plan: Plan, harvest: Harvest, bounds: Bounds, environment: Environment, metrics_delta: Mapping[str, float]
+    plan: Plan,
+    harvest: Harvest,
+    bounds: Bounds,
+    environment: Environment,
+    metrics_delta: Mapping[str, float],
+    samples: Samples | None = None,
 ) -> Results:
     """All figures of a run and the verdict on it."""
     records = harvest.records
@@ -84,6 +90,7 @@ def summarise(
         client=_client(records, harvest.healths, latency),
         metrics_delta=dict(metrics_delta),
         timeline=timeline(records, levels) if records else [],
+        samples=samples,
     )
     backlog = _backlog(plan, records, levels)
     verdict = judge(figures, bounds.max_error_ratio, backlog=backlog, ended_early=harvest.stopped_early)

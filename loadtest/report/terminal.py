@@ -10,6 +10,7 @@ from rich.text import Text
 
 from loadtest.report.figure import milliseconds, number, percent
 from loadtest.report.mix import PART_COLUMNS, part_cells
+from loadtest.report.samples import samples_told
 from loadtest.report.schema import Distribution, Results, Throughput
 from loadtest.report.series import Series
 from loadtest.report.series_tables import tables
@@ -79,6 +80,8 @@ def _summary(results: Results) -> Table:
         met = f"{percent(slo.attainment)} of offered ({slo.met} of {slo.offered}), {number(slo.goodput_per_second)}/s"
         table.add_row("goodput", Text(met, style="green" if slo.passed else "red"))
     table.add_row("client", _client(results))
+    for what, how in samples_told(results.samples) if results.samples else []:
+        table.add_row(what, Text(how))
     return table
 
 

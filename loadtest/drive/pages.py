@@ -1,0 +1,83 @@
+"""Reads Prometheus pages of engines and gateways once a second during a run."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from loadtest.report.schema import PageSeries
+
+_INTERVAL_SECONDS = 1.0
+_TIMEOUT_SECONDS = 2.0
+# What is kept of a page: vLLM's names and the gateway's for the same thing. Ranks and backends are added up.
+_KEPT: dict[str, tuple[str, ...]] = {
+    "running": ("vllm:num_requests_running", "gateway_backend_in_flight"),
+    "waiting": ("vllm:num_requests_waiting", "gateway_queued_requests"),
+    "kv_cache_usage": ("vllm:kv_cache_usage_perc",),
+    "preemptions": ("vllm:num_preemptions_total",),
+    "prefix_queries": ("vllm:prefix_cache_queries_total",),
+    "prefix_hits": ("vllm:prefix_cache_hits_total",),
+}
+_SAMPLES = {
+    key: re.compile(rf"^(?:{'|'.join(map(re.escape, names))})(?:\{{.*\}})?[ \t]+(\S+)", re.MULTILINE)
+    for key, names in _KEPT.items()
+}
+
+
+class PageSampler:
+    """Reads the pages, by name, inside the block; a page that does not answer misses that second."""
+
+    def __init__(self, pages: Mapping[str, str], clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._over = threading.Event()
+        self._series = [PageSeries(name=name, url=url) for name, url in pages.items()]
+        self._threads = ThreadPoolExecutor(max(1, len(pages)), thread_name_prefix="metrics")
+
+    def __enter__(self) -> Self:
+        self._reading = [self._threads.submit(self._read, series) for series in self._series]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._threads.shutdown()
+        for reading in self._reading:
+            reading.result()
+
+    def series(self, origin: float) -> list[PageSeries]:
+        """One for each page; call it after the block. Times count from `origin`."""
+        return [
+            series.model_copy(update={"at": [round(moment - origin, 3) for moment in series.at]})
+            for series in self._series
+        ]
+
+    def _read(self, series: PageSeries) -> None:
+        due = self._clock()
+        while not self._over.wait(max(0.0, due - self._clock())):
+            due += _INTERVAL_SECONDS
+            try:
+                with urlopen(series.url, timeout=_TIMEOUT_SECONDS) as answer:
+                    values = page_values(answer.read().decode("utf-8", "replace"))
+            except (URLError, OSError, ValueError):
+                series.failures += 1
+                continue
+            series.at.append(self._clock())
+            for key in _KEPT:
+                getattr(series, key).append(values.get(key))
+
+
+def page_values(page: str) -> dict[str, float]:
+    """What is kept of a page that has it. Usage of KV caches is that of the fullest."""
+    found: dict[str, float] = {}
+    for key, sample in _SAMPLES.items():
+        values = [float(value) for value in sample.findall(page)]
+        if values:
+            found[key] = max(values) if key == "kv_cache_usage" else sum(values)
+    return found
