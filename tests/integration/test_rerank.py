@@ -86,14 +86,17 @@ async def test_a_long_score_request_is_answered_as_a_direct_one(gateway: Gateway
         assert list(scores(through[1])) == list(range(150))
 
 
-async def test_limits_on_queries_and_documents_count_as_in_a_direct_request(gateway: Gateway, fleet: Fleet) -> None:
-    await whole_fleet_is_up(gateway, fleet)
-    for limits in ({"max_tokens_per_query": 3}, {"max_tokens_per_doc": 4}, {"padding": "max_length"}):
-        body = {"query": QUERY, "documents": lines(80), **limits}
-        async with aiohttp.ClientSession() as session:
-            direct = await post(session, f"{fleet.embedding_url}/rerank", body)
-            through = await post(session, f"{gateway.url}/rerank", body)
-        check_equal(through, direct)
+async def test_limits_on_queries_and_documents_count_as_in_a_direct_request(
+    start_gateway: StartGateway, fleet: Fleet
+) -> None:
+    with start_gateway({"embeddings": {"max_batch_items": 8}}) as gateway:
+        await whole_fleet_is_up(gateway, fleet)
+        for limits in ({"max_tokens_per_query": 3}, {"max_tokens_per_doc": 4}, {"padding": "max_length"}):
+            body = {"query": QUERY, "documents": lines(18), **limits}
+            async with aiohttp.ClientSession() as session:
+                direct = await post(session, f"{fleet.embedding_url}/rerank", body)
+                through = await post(session, f"{gateway.url}/rerank", body)
+            check_equal(through, direct)
 
 
 async def test_errors_are_those_of_the_whole_request(gateway: Gateway, fleet: Fleet) -> None:
