@@ -17,11 +17,12 @@ class Revisions:
         self._restarts[backend] = self._restarts.get(backend, 0) + 1
 
     def of(self, model: str) -> bytes:
-        """The state of a model that some backend has listed."""
-        served_by, cards = self._served_by.setdefault(model, set()), set()
+        """The state of a model. Names that no backend has listed are not remembered."""
+        cards = set()
         for backend in self._fleet.backends:
             for card in backend.facts.models:
                 if card.id == model:
-                    served_by.add(backend)
+                    self._served_by.setdefault(model, set()).add(backend)
                     cards.add((card.root or "", card.parent or "", card.max_model_len or 0))
-        return repr((sorted(cards), sum(self._restarts.get(backend, 0) for backend in served_by))).encode()
+        restarts = sum(self._restarts.get(backend, 0) for backend in self._served_by.get(model, ()))
+        return repr((sorted(cards), restarts)).encode()

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from loadtest.report.axes import Axis, linear, logarithmic, nice_top
 from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, Series
 from loadtest.report.sheet import sheet, style
-from tests.bench.embeddings.run import ARMS, Sample, middle
+from tests.bench.embeddings.run import Sample, arms_in, middle
 
-_NAMES = {"direct": "direct", "not batching": "gateway, coalesce: false", "batching": "gateway"}
+_NAMES = {"direct": "direct", "not batching": "gateway, coalesce: false", "batching": "gateway"} | {
+    "deduplicating": "gateway, deduplicate", "caching": "gateway, cache_bytes"
+}  # fmt: skip
 
 
 def picture(samples: Sequence[Sample]) -> str:
@@ -26,7 +28,7 @@ def picture(samples: Sequence[Sample]) -> str:
             logarithmic(min(_values(latencies)), max(_values(latencies)), Y_START, Y_END), latencies,
         ),
     ]  # fmt: skip
-    return sheet(charts, [(_style(number, arm), _NAMES[arm]) for number, arm in enumerate(ARMS)])
+    return sheet(charts, [(_style(number, arm), _NAMES[arm]) for number, arm in enumerate(arms_in(samples))])
 
 
 def _style(number: int, arm: str) -> str:
@@ -36,7 +38,7 @@ def _style(number: int, arm: str) -> str:
 def _series(samples: Sequence[Sample], clients: Sequence[int], figure: str) -> list[Series]:
     return [
         Series(_NAMES[arm], _style(number, arm), [(math.log2(at), middle(samples, arm, at, figure)) for at in clients])
-        for number, arm in enumerate(ARMS)
+        for number, arm in enumerate(arms_in(samples))
     ]
 
 

@@ -1,4 +1,7 @@
-"""One engine, reached directly, through a gateway that sends each request as it came, and through one that batches."""
+"""One engine, reached directly, through a gateway that sends each request as it came, and through one that batches.
+
+Where texts come again: also through one that computes each once for all who ask at a time, and one that keeps vectors.
+"""
 
 import random
 import sys
@@ -7,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import yaml
 
@@ -15,7 +19,11 @@ from tests.bench.embeddings.load import apply, bodies
 from tests.bench.procs import cpu_seconds_between, cpu_times, running
 from tests.integration.processes import wait_until_serving
 
-ARMS = ("direct", "not batching", "batching")
+_KEEP = {"deduplicate": True, "cache_bytes": 100_000_000}
+_GATEWAYS: dict[str, dict[str, Any]] = {
+    "not batching": {"coalesce": False}, "batching": {}, "deduplicating": {"deduplicate": True}, "caching": _KEEP
+}  # fmt: skip
+ARMS = ("direct", *_GATEWAYS)
 _FIGURES = ("per_second", "p50_ms", "p99_ms", "engine_cpu_ms", "gateway_cpu_ms")
 _WARM_UP_SECONDS = 3.0
 # As fast as a GPU embeds with a model of some hundred million parameters; its API server takes the CPU that vLLM 0.32's
@@ -38,6 +46,16 @@ class Options:
     seconds: float
     repetitions: int
     logs: Path
+    texts: int = 0  # different ones; 0 = none comes again
+
+    @property
+    def gateways(self) -> tuple[str, ...]:
+        """What is compared with the engine alone."""
+        return ("batching", "deduplicating", "caching") if self.texts else ("not batching", "batching")
+
+    def requests(self, seed: int) -> Iterator[bytes]:
+        """What clients ask."""
+        return bodies(self.model, self.words, self.encoding, seed, self.texts)
 
     @property
     def model(self) -> str:
@@ -84,15 +102,14 @@ def engine(options: Options) -> Iterator[Server]:
 
 
 @contextmanager
-def gateway(options: Options, backend: str, *, coalesce: bool) -> Iterator[Server]:
+def gateway(options: Options, backend: str, name: str) -> Iterator[Server]:
     """A gateway before the engine."""
-    name = "batching" if coalesce else "not batching"
     port = free_ports(1)[0]
     config = {
         "server": {"host": "127.0.0.1", "port": port, "admin": None, "access_log": False, "drain_delay_seconds": 0},
         "backends": [{"url": backend}],
         "health": {"slow_start_seconds": 0},
-        "embeddings": {"coalesce": coalesce},
+        "embeddings": _GATEWAYS[name],
     }
     file = options.logs / f"{name.replace(' ', '-')}.yaml"
     file.write_text(yaml.safe_dump(config))
@@ -109,9 +126,9 @@ def compare(options: Options, say: Callable[[str], None]) -> list[Sample]:
     samples: list[Sample] = []
     with ExitStack() as stack:
         direct = stack.enter_context(engine(options))
-        arms = [direct, *(stack.enter_context(gateway(options, direct.url, coalesce=on)) for on in (False, True))]
+        arms = [direct, *(stack.enter_context(gateway(options, direct.url, each)) for each in options.gateways)]
         for arm in arms:
-            apply(arm.url, bodies(options.model, options.words, options.encoding, 0), 32, _WARM_UP_SECONDS)
+            apply(arm.url, options.requests(0), 32, _WARM_UP_SECONDS)
         for repetition in range(options.repetitions):
             order = random.Random(repetition).sample(arms, len(arms))
             for clients in options.clients:
@@ -123,7 +140,7 @@ def compare(options: Options, say: Callable[[str], None]) -> list[Sample]:
 
 def _measured(options: Options, direct: Server, arm: Server, clients: int, seed: int) -> Sample:
     before = {each.pid: cpu_times(each.pid) for each in (direct, arm)}
-    answers = apply(arm.url, bodies(options.model, options.words, options.encoding, seed), clients, options.seconds)
+    answers = apply(arm.url, options.requests(seed), clients, options.seconds)
     spent = {pid: cpu_seconds_between(times, cpu_times(pid)) for pid, times in before.items()}
     count = answers.all
     return Sample(
@@ -135,6 +152,11 @@ def _measured(options: Options, direct: Server, arm: Server, clients: int, seed:
         spent[direct.pid] / count * 1000,
         0.0 if arm is direct else spent[arm.pid] / count * 1000,
     )
+
+
+def arms_in(samples: Sequence[Sample]) -> list[str]:
+    """Those that were measured."""
+    return [arm for arm in ARMS if any(sample.arm == arm for sample in samples)]
 
 
 def middle(samples: Sequence[Sample], arm: str, clients: int, figure: str) -> float:
@@ -149,7 +171,7 @@ def table(samples: Sequence[Sample]) -> str:
         "|--:|---|--:|--:|--:|--:|--:|",
     ]
     for clients in dict.fromkeys(sample.clients for sample in samples):
-        for arm in ARMS:
+        for arm in arms_in(samples):
             rate, p50, p99, engine, gateway = (middle(samples, arm, clients, figure) for figure in _FIGURES)
             lines.append(f"| {clients} | {arm} | {rate:.0f} | {p50:.2f} | {p99:.1f} | {engine:.2f} | {gateway:.3f} |")
     return "\n".join(lines)

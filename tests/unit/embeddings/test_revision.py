@@ -62,3 +62,11 @@ def test_no_earlier_state_comes_back_when_a_backend_was_restarted_while_it_serve
     fleet.learned(fleet.backends[0], Facts(models=(replace(CARD, id="x"),), process_start_seconds=2.0))
     fleet.learned(fleet.backends[0], Facts(models=(CARD,), process_start_seconds=2.0))
     assert revisions.of("m") != before
+
+
+def test_names_that_only_clients_know_are_not_remembered() -> None:
+    _, revisions = scene(CARD)
+    for number in range(100):
+        assert revisions.of(f"unknown {number}") == revisions.of("unknown")
+    revisions.of("m")
+    assert list(revisions._served_by) == ["m"]
