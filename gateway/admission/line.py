@@ -7,7 +7,7 @@ as one more tenant.
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heapreplace
-from itertools import islice, takewhile
+from itertools import islice
 from math import ceil
 from operator import attrgetter
 from typing import NamedTuple
@@ -36,9 +36,9 @@ class Flow:
 
     def parts(self, order: "Order", count: int) -> tuple[list[Ticket], list[Ticket]]:
         """Of the oldest, those who starve and the others, each by their turn."""
-        tickets = [ticket for ticket, _ in zip(self.tickets, range(count), strict=False)]
-        since = order.starving_since_seconds
-        starving = sum(1 for _ in takewhile(lambda ticket: ticket.arrived_seconds < since, tickets))
+        tickets, since, starving = list(islice(self.tickets, count)), order.starving_since_seconds, 0
+        while starving < len(tickets) and tickets[starving].arrived_seconds < since:
+            starving += 1
         if not order.by_turn:
             return tickets[:starving], tickets[starving:]
         return sorted(tickets[:starving], key=_turn), sorted(tickets[starving:], key=_turn)

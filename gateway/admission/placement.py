@@ -183,7 +183,7 @@ class Placement:
         seats = self._views[model]
         has_much = self._has_much(self._queue.tenants(model), now)
         all_guarded = has_much is not None and all(has_much(ticket) for ticket in tickets)
-        is_open = [self._room.is_open(seat, now, guarded=all_guarded) for seat in seats]
+        is_open = self._room.are_open(seats, now, guarded=all_guarded)
         if not any(is_open):
             return granted
         hits = self._hits.of(tickets, seats, now)
@@ -194,7 +194,6 @@ class Placement:
                     ranking.close(column, row)
 
         def bind(ticket: Ticket, column: int, prefill_seconds: float) -> None:
-            assert ticket.hits is not None
             option = Option(seats[column], 0.0, prefill_seconds, int(ticket.hits[column]))
             self._queue.serve(ticket, order)
             granted.append((ticket, self._bind(ticket.ask, option, now, ticket)))
@@ -231,12 +230,13 @@ class Placement:
     def _eligible(
         self, waiting: list[Ticket], now: float, granted: list[tuple[Ticket, Binding | GatewayError]]
     ) -> tuple[list[Ticket], dict[int, list[Seat]]]:
+        if waiting and self._views.get(waiting[0].ask.model) and all(map(_goes_anywhere, waiting)):
+            return waiting, {}
         tickets: list[Ticket] = []
         eligible: dict[int, list[Seat]] = {}
         for ticket in waiting:
             ask = ticket.ask
-            seats = self._views.get(ask.model)
-            if not seats or not ticket.goes_anywhere:
+            if not self._views.get(ask.model) or not ticket.goes_anywhere:
                 try:
                     its_seats = self.seating.candidates(ask, now, ticket.avoid)
                     if ask.sequences > 1:
@@ -347,4 +347,5 @@ class Placement:
         return Binding(seat, work, reservation, option.hit_tokens, waited_seconds, ask, tenant, tokens)
 
 
+_goes_anywhere = attrgetter("goes_anywhere")
 _in_flight = attrgetter("load.in_flight")

@@ -1,8 +1,8 @@
 """Whether an engine has room for a request now: slots, prefill ahead, and KV cache."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf
 
 from gateway.admission.kv_ledger import KvLedger, Reservation
 from gateway.admission.output_lengths import OutputLengths
@@ -29,12 +29,25 @@ class Room:
 
         `guarded`: the last slots, the last of the KV cache and of the prefill window do not count.
         """
-        load = seat.load
-        if load.in_flight >= (seat.slots - guarded_slots(seat.slots) if guarded else seat.slots):
-            return load.in_flight == 0
-        if load.in_flight and self._is_full(seat, now, guarded):
-            return False
-        return not load.pending or load.prefill_ahead_seconds(now) <= self._window_seconds(guarded)
+        return self.are_open((seat,), now, guarded=guarded)[0]
+
+    def are_open(self, seats: Sequence[Seat], now: float, *, guarded: bool = False) -> list[bool]:
+        """`is_open` of each. Every look at the line asks this of all engines: what is usual costs little here."""
+        window, headroom, is_open = self._window_seconds(guarded), self._headroom(guarded), []
+        for seat in seats:
+            load, slots, tokens = seat.load, seat.slots, seat.kv_cache_tokens
+            running = load.in_flight
+            if running >= (slots - guarded_slots(slots) if guarded else slots):
+                is_open.append(running == 0)
+                continue
+            if running and tokens:
+                ledger, limit = self.ledgers[seat.index], headroom * tokens
+                free = limit - ledger.taken_tokens
+                if free < seat.block_tokens and ledger.outlook(now).peak_tokens + seat.block_tokens > limit:
+                    is_open.append(False)
+                    continue
+            is_open.append(not load.pending or load.prefill_ahead_seconds(now) <= window)
+        return is_open
 
     def admits(self, seat: Seat, ask: Ask, now: float, *, guarded: bool = False) -> bool:
         """It takes this request now. `guarded`: as in `is_open`."""
@@ -51,10 +64,10 @@ class Room:
 
         Where the sum of all that is reserved leaves no room, what will be in use at any one moment may do so.
         """
-        if seat.kv_cache_tokens is None or seat.load.in_flight == 0:
+        if not seat.kv_cache_tokens or seat.load.in_flight == 0:
             return True
         ledger, answer = self.ledgers[seat.index], self.output_tokens(ask)
-        limit = self._limit_tokens(seat, guarded)
+        limit = self._headroom(guarded) * seat.kv_cache_tokens
         free = limit - ledger.taken_tokens
         if ledger.most_needed(ask, answer) <= free:
             return True  # the usual case, and cheap to tell
@@ -62,21 +75,12 @@ class Room:
             return True
         return ledger.peak_with(ask, answer, now) <= limit
 
-    def _is_full(self, seat: Seat, now: float, guarded: bool) -> bool:
-        if seat.kv_cache_tokens is None:
-            return False
-        ledger, limit = self.ledgers[seat.index], self._limit_tokens(seat, guarded)
-        if limit - ledger.taken_tokens >= seat.block_tokens:
-            return False
-        return ledger.outlook(now).peak_tokens + seat.block_tokens > limit
-
     def _window_seconds(self, guarded: bool) -> float:
         window = self.calibration.window_seconds
         return _GUARDED_WINDOW * window if guarded else window
 
-    def _limit_tokens(self, seat: Seat, guarded: bool) -> float:
-        tokens = self.kv_headroom * (seat.kv_cache_tokens or inf)
-        return tokens - tokens / _GUARDED_SHARE if guarded else tokens
+    def _headroom(self, guarded: bool) -> float:
+        return self.kv_headroom * (1 - 1 / _GUARDED_SHARE) if guarded else self.kv_headroom
 
     def reserve(self, seat: Seat, ask: Ask) -> Reservation:
         """Take what the request needs of the engine's KV cache."""

@@ -2,9 +2,13 @@
 
 from math import inf
 
+import numpy as np
+
 from gateway.admission.fairness import expected_tokens
 from gateway.request import Ask
 from gateway.routing.matrix import Hit
+
+_NO_HITS: Hit = np.zeros(0)
 
 
 class Ticket:
@@ -26,6 +30,6 @@ class Ticket:
         self.turn = prefill_seconds  # who comes first: the least prefill, and what was waited for counts against it
         self.tokens = expected_tokens(ask, 0, 0.0)  # that it will take of its tenant's share
         self.opening = ask.keys[0] if ask.keys else 0
-        self.hits: Hit | None = None  # predicted, for each of the seats `hits_of`, at `hits_seconds`
+        self.hits = _NO_HITS  # predicted, for each of the seats `hits_of`, at `hits_seconds`
         self.hits_of: object = None
         self.hits_seconds = 0.0

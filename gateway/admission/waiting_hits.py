@@ -42,8 +42,7 @@ class WaitingHits:
         return [
             ticket.hits
             if (
-                ticket.hits is not None
-                and ticket.hits_of is seats
+                ticket.hits_of is seats
                 and ticket.hits_seconds >= too_old
                 and ticket.hits_seconds > bound.get(ticket.opening, _NEVER)
             )

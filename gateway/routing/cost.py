@@ -41,15 +41,14 @@ class Terms(NamedTuple):
     """What a backend contributes to the cost of every request, until its load changes. Seconds, unless said otherwise.
 
     With `output` tokens expected and `prompt` tokens in all, a request costs there
-    ahead + own x (stall + stall_by_mean x mean batch) + step x chunks + waits
+    ahead + own x (stall + mean_stall) + step x chunks + waits
     + output x (slowdown + slowdown_by_prompt x prompt + slot) + output x room_rate x tokens that do not fit.
     """
 
     slowness: float
     step: float  # an engine step without prefill
     waits: float  # for prefills to begin, and the step under way
-    stall: float  # factor of the own prefill
-    stall_by_mean: float
+    stall: float  # factor of the own prefill, but for `mean_stall`
     slowdown: float
     slowdown_by_prompt: float
     slot: float
@@ -68,7 +67,6 @@ def terms_of(model: CostModel, load: Load, slots: int, kv_cache_tokens: int | No
         step,
         step * (batch - decoding + (0.5 if decoding else 0.0)),
         1 + _STALL * weight * (1 - _SMOOTHING) * batch,
-        _STALL * weight * _SMOOTHING,
         slowdown * (2 * model.c * batch + model.d * context + (1 - 1 / slowness) * model.a),
         slowdown * model.d * batch,
         (batch + 1 - slots) * step / max(1, decoding) if batch >= slots else 0.0,
@@ -77,6 +75,11 @@ def terms_of(model: CostModel, load: Load, slots: int, kv_cache_tokens: int | No
         step / max(1, context),
     )
     return tuple.__new__(Terms, made)
+
+
+def mean_stall_of(model: CostModel, in_flight: float, backends: int) -> float:
+    """What the sequences that so many backends run in the mean add to the factor of every own prefill."""
+    return _STALL * model.decode_weight * _SMOOTHING * in_flight / max(1, backends)
 
 
 def prefill_seconds(model: CostModel, slowness: float, prompt_tokens: int, hit_tokens: int) -> float:
@@ -108,7 +111,7 @@ def cost_parts(
     own_seconds: float,
     chunks: int,
     output_tokens: float,
-    mean_batch: float,
+    mean_stall: float,
     ahead_seconds: float,
 ) -> Parts:
     """The same as `placement_seconds`, term by term."""
@@ -116,7 +119,7 @@ def cost_parts(
     return Parts(
         ahead=ahead_seconds,
         prefill=own_seconds,
-        stall=own_seconds * (terms.stall - 1 + terms.stall_by_mean * mean_batch),
+        stall=own_seconds * (terms.stall - 1 + mean_stall),
         steps=terms.step * chunks + terms.waits,
         slowdown=output_tokens * (terms.slowdown + terms.slowdown_by_prompt * prompt_tokens),
         slot=output_tokens * terms.slot,
@@ -130,18 +133,18 @@ def placement_seconds(
     own_seconds: float,
     chunks: int,
     output_tokens: float,
-    mean_batch: float,
+    mean_stall: float,
     ahead_seconds: float,
 ) -> float:
     """Marginal cost of this request on this backend, in seconds; lower is better.
 
-    `own_seconds` is its `prefill_seconds` there, in `chunks` engine steps; `mean_batch` the mean of sequences in
-    flight over the fleet; `ahead_seconds` the prefill that was sent there before.
+    `own_seconds` is its `prefill_seconds` there, in `chunks` engine steps; `mean_stall` that of the fleet;
+    `ahead_seconds` the prefill that was sent there before.
     """
-    (_, step, waits, stall, stall_by_mean, slowdown, by_prompt, slot, room, room_by_output, room_rate) = terms
+    (_, step, waits, stall, slowdown, by_prompt, slot, room, room_by_output, room_rate) = terms
     cost = (
         ahead_seconds
-        + own_seconds * (stall + stall_by_mean * mean_batch)
+        + own_seconds * (stall + mean_stall)
         + step * chunks
         + waits
         + output_tokens * (slowdown + by_prompt * prompt_tokens + slot)

@@ -7,12 +7,13 @@ from typing import Protocol
 from gateway.request import Ask
 from gateway.routing.affinity import WORTH, Affinity
 from gateway.routing.calibration import Calibration
-from gateway.routing.cost import Parts, cost_parts, placement_seconds, prefill_seconds
+from gateway.routing.cost import Parts, cost_parts, mean_stall_of, placement_seconds, prefill_seconds
 from gateway.routing.estimate import Estimates
 from gateway.routing.hits import Hits
-from gateway.routing.matrix import CostMatrix, Hit, SeatTable
+from gateway.routing.matrix import CostMatrix, Hit
 from gateway.routing.ranking import OneByOne, Ranking
 from gateway.routing.seat import Option, Seat
+from gateway.routing.seat_table import SeatTable
 
 
 class Policy(Protocol):
@@ -54,13 +55,13 @@ class PrefixPolicy:
     def options(self, ask: Ask, seats: Sequence[Seat], now: float) -> list[Option]:
         """Costs by `routing.cost`."""
         hits, output = self._hits.of(ask, seats), self.output_tokens(ask)
-        mean_batch = sum([seat.load.in_flight for seat in seats]) / max(1, len(seats))
         tokens, model, options = ask.prompt_tokens, self._calibration.model, []
+        stall = mean_stall_of(model, sum([seat.load.in_flight for seat in seats]), len(seats))
         for seat, hit in zip(seats, hits, strict=True):
             ahead, terms = seat.ahead_seconds(model, now), seat.terms(model)
             own = prefill_seconds(model, seat.slowness, tokens, hit)
             chunks = -(-(tokens - hit) // model.max_batched_tokens)
-            cost = placement_seconds(terms, tokens, own, chunks, output, mean_batch, ahead)
+            cost = placement_seconds(terms, tokens, own, chunks, output, stall, ahead)
             options.append(Option(seat, cost, own, hit))
         if ask.hint:
             self._affinity.favour(ask.hint, options)
@@ -68,13 +69,13 @@ class PrefixPolicy:
 
     def parts(self, ask: Ask, options: Sequence[Option], now: float) -> list[Parts]:
         """Seven parts; what a hint takes off is not among them."""
-        mean_batch = sum([option.seat.load.in_flight for option in options]) / max(1, len(options))
         model, output = self._calibration.model, self.output_tokens(ask)
+        stall = mean_stall_of(model, sum([option.seat.load.in_flight for option in options]), len(options))
         return [
             cost_parts(
                 option.seat.terms(model), ask.prompt_tokens, option.prefill_seconds,
                 -(-(ask.prompt_tokens - option.hit_tokens) // model.max_batched_tokens),
-                output, mean_batch, option.seat.ahead_seconds(model, now),
+                output, stall, option.seat.ahead_seconds(model, now),
             )
             for option in options
         ]  # fmt: skip

@@ -18,7 +18,14 @@ WORKS = st.builds(
     prefill_seconds=st.sampled_from([0.0, 0.01, 0.3, 10.0]),
     observable=st.booleans(),
 )
-ASKS = st.tuples(st.integers(1, 200_000), st.floats(0, 2000), st.lists(st.integers(0, 250_000), min_size=5, max_size=5))
+
+
+def _asked_for(prompt_tokens: int) -> st.SearchStrategy[AskedFor]:
+    hits = st.lists(st.integers(0, prompt_tokens - 1), min_size=5, max_size=5)
+    return st.tuples(st.just(prompt_tokens), st.floats(0, 2000), hits)
+
+
+ASKS = st.integers(1, 200_000).flatmap(_asked_for)
 
 
 @st.composite

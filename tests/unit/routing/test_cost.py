@@ -2,7 +2,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.cost import CostModel, cost_parts, placement_seconds, prefill_seconds, step_seconds, terms_of
+from gateway.routing.cost import (
+    CostModel,
+    cost_parts,
+    mean_stall_of,
+    placement_seconds,
+    prefill_seconds,
+    step_seconds,
+    terms_of,
+)
 from gateway.routing.load import Load, Work
 
 MODEL = CostModel()
@@ -36,7 +44,7 @@ def cost(
     own, uncached = prefill_seconds(model, slowness, prompt, hit), prompt - min(hit, prompt - 1)
     chunks, ahead = -(-uncached // model.max_batched_tokens), load.prefill_ahead_seconds(0.0)
     terms = terms_of(model, load, slots, kv, slowness)
-    return placement_seconds(terms, prompt, own, chunks, output, mean_batch, ahead)
+    return placement_seconds(terms, prompt, own, chunks, output, mean_stall_of(model, mean_batch, 1), ahead)
 
 
 def test_the_step_constants_follow_b_in_the_measured_proportions() -> None:
@@ -137,24 +145,24 @@ def test_a_step_without_prefill_takes_longer_with_each_sequence_and_each_token_o
     output=st.floats(0, 5000),
     decoding=st.integers(0, 6),
     in_prefill=st.integers(0, 3),
-    mean_batch=st.floats(0, 50),
+    mean_stall=st.floats(0, 4),
 )
 def test_the_parts_of_a_cost_are_all_of_it(
     prompt: int, share: float, slowness: float, slots: int, kv: int | None, output: float, decoding: int,
-    in_prefill: int, mean_batch: float,
+    in_prefill: int, mean_stall: float,
 ) -> None:  # fmt: skip
     load = load_of(decoding, in_prefill)
     terms = terms_of(MODEL, load, slots, kv, slowness)
     own, ahead = prefill_seconds(MODEL, slowness, prompt, int(share * prompt)), load.prefill_ahead_seconds(0.0)
-    parts = cost_parts(terms, prompt, own, 2, output, mean_batch, ahead)
-    assert sum(parts) == pytest.approx(placement_seconds(terms, prompt, own, 2, output, mean_batch, ahead), rel=1e-9)
+    parts = cost_parts(terms, prompt, own, 2, output, mean_stall, ahead)
+    assert sum(parts) == pytest.approx(placement_seconds(terms, prompt, own, 2, output, mean_stall, ahead), rel=1e-9)
     assert all(part >= 0 for part in parts if part is not parts.slowdown)  # a faster backend slows down less than none
 
 
 def test_the_parts_of_a_cost_are_told_apart() -> None:
     load = load_of(decoding=4, in_prefill=1)
     terms = terms_of(MODEL, load, 5, 6000, 1.0)
-    parts = cost_parts(terms, 2000, 0.06, 1, 200.0, 5.0, 0.03)
+    parts = cost_parts(terms, 2000, 0.06, 1, 200.0, mean_stall_of(MODEL, 10.0, 2), 0.03)
     step = MODEL.a + MODEL.c * 4 + MODEL.d * 5000
     assert (parts.ahead, parts.prefill) == (0.03, 0.06)
     assert parts.stall == pytest.approx(0.06 * 0.15 * 5)

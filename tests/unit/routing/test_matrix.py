@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.routing.cost import CostModel, placement_seconds, prefill_seconds
+from gateway.routing.cost import CostModel, mean_stall_of, placement_seconds, prefill_seconds
 from gateway.routing.load import Work
 from gateway.routing.matrix import CostMatrix
 from gateway.routing.seat import Seat
@@ -22,7 +22,7 @@ class Naive:
 
     def __init__(self, model: CostModel, asks: list[AskedFor], among: list[Seat]) -> None:
         self.model, self.asks, self.seats = model, asks, among
-        self.mean_batch = sum(seat.load.in_flight for seat in among) / len(among)
+        self.stall = mean_stall_of(model, sum(seat.load.in_flight for seat in among), len(among))
         self.held: list[tuple[int, int, float]] = []
         self.closed: set[tuple[int | None, int]] = set()
 
@@ -39,7 +39,7 @@ class Naive:
         chunks = -(-uncached // self.model.max_batched_tokens)
         held = sum(seconds for holder, where, seconds in self.held if where == column and holder < row)
         own, terms = self.prefill(row, column), seat.terms(self.model)
-        return placement_seconds(terms, prompt, own, chunks, output, self.mean_batch, ahead + held)
+        return placement_seconds(terms, prompt, own, chunks, output, self.stall, ahead + held)
 
     def costs(self, row: int) -> list[float]:
         return [self.cost(row, column) for column in range(len(self.seats))]
