@@ -34,9 +34,10 @@ class Checkpoint:
         if files := _weight_files(self.folder):
             return _size(files, value_bytes, layers), "the headers of its safetensors files"
         index = self.folder / _INDEX
-        total = _document(index).get("metadata", {}).get("total_size") if index.is_file() else None
-        if isinstance(total, int | float) and total > 0:
-            return int(total), f"total_size of {_INDEX}"
+        total = of.number(_section(index, "metadata"), ("total_size",)) if index.is_file() else None
+        if total is not None:
+            of_32_bits = "float32" in str(text.get("torch_dtype") or text.get("dtype"))
+            return total * value_bytes // 4 if of_32_bits else total, f"total_size of {_INDEX}"
         return None, "counted from config.json"
 
 
@@ -60,11 +61,16 @@ def _document(file: Path) -> dict[str, Any]:
     return found
 
 
+def _section(file: Path, name: str) -> dict[str, Any]:
+    found = _document(file).get(name)
+    return found if isinstance(found, dict) else {}
+
+
 def _weight_files(folder: Path) -> list[Path]:
     """Those of the index, if there is one: a folder may hold the same weights in another form too."""
     index = folder / _INDEX
     if index.is_file():
-        names = {str(name) for name in _document(index).get("weight_map", {}).values()}
+        names = {str(name) for name in _section(index, "weight_map").values()}
         files = [folder / name for name in sorted(names)]
         return files if files and all(file.is_file() for file in files) else []
     return [file for file in [folder / "model.safetensors"] if file.is_file()] or sorted(folder.glob("*.safetensors"))

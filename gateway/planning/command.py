@@ -18,8 +18,8 @@ from gateway.planning.setup import serve_command, shell
 from gateway.planning.shape import DTYPE_BYTES, ModelShape, read_shape
 
 Document = dict[str, Any]
-KV_DTYPES = ("auto", "fp8", "bfloat16", "float16")
 PROMPT_TOKENS, OUTPUT_TOKENS = 1024, 256
+_LARGEST_DEFAULT = 1024  # of vLLM's own for max_num_seqs
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +71,12 @@ def plan_running(asked: Asked) -> Document:
     """What fits in a backend that runs. Raises PlanError."""
     running, workload = ask_running(asked.model, asked.api_key), asked.workload
     told = asked.max_num_seqs or running.max_num_seqs
-    most = told or defaults(0)[0]
-    tokens = workload.tokens
-    held = running.pool.sequences(tokens, workload.shared_prefix_tokens)
-    fits = recommended(running.pool, workload, max(most, held))
+    most = told or _LARGEST_DEFAULT
+    fits = recommended(running.pool, workload, most)
+    held = running.pool.sequences(workload.tokens, workload.shared_prefix_tokens)
     found = [*too_long(workload, running.max_length_tokens), *caps(held, fits, told, workload)]
-    slots = min(most, fits)
-    found += concurrency_of(workload, running.engines, slots)
-    return running_document(running, workload, found, most)
+    found += concurrency_of(workload, running.engines, fits)
+    return running_document(running, workload, found, fits)
 
 
 def plan_model(asked: Asked) -> Document:

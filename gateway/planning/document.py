@@ -4,7 +4,7 @@ from typing import Any
 
 from gateway.planning.fit import Fit
 from gateway.planning.kv import Pool, bytes_per_sequence, bytes_per_token
-from gateway.planning.plan import KV_HEADROOM, TENSOR_PARALLEL, Option, Plan, Workload, recommended, rows
+from gateway.planning.plan import KV_HEADROOM, TENSOR_PARALLEL, Option, Plan, Workload, rows
 from gateway.planning.running import Running
 from gateway.planning.setup import gateway_file
 
@@ -53,9 +53,8 @@ def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: 
     }
 
 
-def running_document(running: Running, workload: Workload, warnings: list[str], most: int) -> Document:
+def running_document(running: Running, workload: Workload, warnings: list[str], max_num_seqs: int) -> Document:
     """The same of a backend that runs: nothing is assumed but the requests."""
-    found = recommended(running.pool, workload, most)
     return {
         "model": {"name": running.model, "max_model_len": running.max_length_tokens, "version": running.version},
         "backend": {
@@ -69,9 +68,9 @@ def running_document(running: Running, workload: Workload, warnings: list[str], 
         "without_paging": running.kv_tokens // running.max_length_tokens,
         "block_tokens": running.pool.layout.block_tokens,
         "kv_headroom": KV_HEADROOM,
-        "max_num_seqs": found,
+        "max_num_seqs": max_num_seqs,
         "warnings": warnings,
-        "gateway": gateway_file(1, found * running.engines, running.url),
+        "gateway": gateway_file(1, max_num_seqs * running.engines, running.url),
     }
 
 

@@ -6,13 +6,13 @@ from typing import Any
 Document = Mapping[str, Any]
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-HEADS = ("num_attention_heads", "n_head", "n_heads")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
 HIDDEN = ("hidden_size", "n_embd", "d_model")
 HEAD_DIM = ("head_dim", "kv_channels", "hidden_size_per_head")
 INTERMEDIATE = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
 VOCABULARY = ("vocab_size", "padded_vocab_size")
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 LENGTHS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length",
 )  # fmt: skip
@@ -57,11 +57,11 @@ def _with_defaults(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def number(fields: Document, names: tuple[str, ...]) -> int | None:
-    """The first of these fields that holds a number above 0."""
+    """The first of these fields that holds a whole number above 0."""
     for name in names:
         value = fields.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
-            return int(value)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
     return None
 
 

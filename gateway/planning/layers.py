@@ -8,6 +8,7 @@ from gateway.planning.fields import Document, PlanError
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
 _CHUNKED = "chunked_attention"
+_INDEXED = "indexed_attention"  # it reads a part of the sequence, but keeps all of it
 # Families whose files may leave the pattern out: every so many layers, one looks at everything.
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4, "gpt_oss": 2}
 
@@ -43,7 +44,7 @@ def attention_layers(fields: Document, layers: int) -> tuple[AttentionLayers, ..
 def _kinds(fields: Document, layers: int, window: int | None) -> list[str]:
     told = fields.get("layer_types")
     if isinstance(told, list) and told:
-        kinds = [str(kind) for kind in told[:layers]]
+        kinds = [_FULL if kind == _INDEXED else str(kind) for kind in told[:layers]]
         return kinds + [_FULL] * (layers - len(kinds))
     if isinstance(whole := fields.get("no_rope_layers"), list) and len(whole) >= layers:
         return [_CHUNKED if local else _FULL for local in whole[:layers]]

@@ -5,7 +5,6 @@ from typing import Any
 
 _SCALE_BITS = 16
 _GROUP = 128
-CHOICES = ("auto", "none", "fp8", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +39,8 @@ def read_quantization(section: Any) -> Quantization | None:
         four = "fp4" in f"{method} {section.get('quant_algo', '')}".lower()
         return Quantization("nvfp4" if four else "fp8", 4.5 if four else 8.0, kv_cache_fp8=fp8_cache)
     if method in ("awq", "gptq", "awq_marlin", "gptq_marlin", "auto-round"):
-        bits = section.get("bits") or section.get("w_bit") or 4
-        group = section.get("group_size") or section.get("q_group_size") or _GROUP
+        bits = _whole(section, "bits", "w_bit") or 4
+        group = _whole(section, "group_size", "q_group_size") or _GROUP
         return Quantization(method, _packed(bits, group, zero_points=True))
     if method == "bitsandbytes":
         return Quantization(method, 4.5 if section.get("load_in_4bit") else 8.0)
@@ -53,11 +52,15 @@ def read_quantization(section: Any) -> Quantization | None:
 def _compressed(section: dict[str, Any], fp8_cache: bool) -> Quantization:
     groups = section.get("config_groups")
     packs = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
-    pack = next((pack for pack in packs if isinstance(pack, dict) and pack.get("num_bits")), None)
+    pack = next((pack for pack in packs if isinstance(pack, dict) and _whole(pack, "num_bits")), None)
     if pack is None:
         return Quantization("compressed-tensors", 16.0, kv_cache_fp8=fp8_cache, known=False)
-    bits, group = pack["num_bits"], pack.get("group_size")
+    bits, group = _whole(pack, "num_bits") or 0, _whole(pack, "group_size")
     return Quantization(f"compressed-tensors, {bits} bits", _packed(bits, group), kv_cache_fp8=fp8_cache)
+
+
+def _whole(section: dict[str, Any], *names: str) -> int | None:
+    return next((value for name in names if isinstance(value := section.get(name), int) and value), None)
 
 
 def _packed(bits: int, group: int | None, zero_points: bool = False) -> float:

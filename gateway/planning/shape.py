@@ -21,8 +21,10 @@ _BEYOND = (
     "compress_ratios", "hybrid_override_pattern", "layers_block_type", "mamba_d_state", "mamba_n_heads", "ssm_cfg",
     "state_size", "linear_num_value_heads", "linear_attn_config", "num_kv_shared_layers", "global_head_dim",
     "block_configs", "attn_layer_period", "full_attention_interval", "recurrent_block_type", "lru_width",
-    "swa_num_key_value_heads", "swa_head_dim", "attention_other_setting",
+    "swa_num_key_value_heads", "swa_head_dim", "attention_other_setting", "hidden_size_per_layer_input", "conv_L_cache",
+    "full_attn_idxs",
 )  # fmt: skip
+_BEYOND_FAMILIES = ("gemma4",)  # other heads in layers that see everything
 # Families whose latent vectors vLLM stores; in others it stores whole keys and values.
 _LATENT_FAMILIES = ("deepseek", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite", "pangu_ultra_moe", "axk1")
 
@@ -84,9 +86,11 @@ def read_shape(document: Document, dtype: str = "auto") -> ModelShape:
     family = str(fields.get("model_type") or "unknown")
     if fields.get("is_encoder_decoder"):
         raise PlanError(f"{family} is an encoder-decoder model: start vLLM once and plan from its URL")
-    if beyond := [name for name in _BEYOND if fields.get(name)]:
+    beyond = next((name for name in _BEYOND if fields.get(name)), None)
+    if beyond or family.startswith(_BEYOND_FAMILIES):
+        has = f"config.json has {beyond}: w" if beyond else "w"
         raise PlanError(
-            f"config.json has {beyond[0]}: what {family} stores for a sequence cannot be told from it alone; "
+            f"{has}hat {family} stores for a sequence cannot be told from config.json alone; "
             "start vLLM once and plan from its URL"
         )
     layers, hidden, heads, vocabulary = of.needed(fields, of.LAYERS, of.HIDDEN, of.HEADS, of.VOCABULARY)

@@ -149,7 +149,8 @@ def _options(document: Document) -> Iterator[RenderableType]:
 
 def _verdict(option: Document, document: Document) -> Text:
     if not option["starts"]:
-        return Text("too small", "red")
+        cache = document["model"]["layers"] and option["gpu_bytes"]["kv_cache"]
+        return Text(f"too small for {document['model']['max_model_len']:,}" if cache else "too small", "red")
     return Text("<- this one", "bold green") if option["tensor_parallel"] == document["choice"] else Text("")
 
 

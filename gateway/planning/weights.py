@@ -3,14 +3,16 @@
 from dataclasses import dataclass
 
 from gateway.planning import fields as of
-from gateway.planning.fields import Document
+from gateway.planning.fields import Document, PlanError
 from gateway.planning.quantization import Quantization
 
 # Families with two matrices in a feed-forward layer; the others have three, one of which is a gate.
 _WITHOUT_A_GATE = frozenset(
     ("gpt2", "opt", "falcon", "gpt_neox", "gptj", "gpt_neo", "bloom", "mpt", "phi", "starcoder2", "gpt_bigcode",
-     "nemotron", "bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "mpnet", "camembert")
+     "nemotron", "apertus", "arcee", "jais2", "nanochat", "persimmon", "codegen", "biogpt", "bert", "roberta",
+     "xlm-roberta", "distilbert", "albert", "electra", "mpnet", "camembert")
 )  # fmt: skip
+_FIRST_SPARSE = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 _FOUR_NORMS = ("gemma2", "gemma3", "gemma3_text")
 
 
@@ -46,7 +48,10 @@ def count_parameters(fields: Document) -> Parameters:
     embeddings = tables * vocabulary * hidden + (positions if family in _WITHOUT_A_GATE else 0)
     matrices = 2 if family in _WITHOUT_A_GATE else 3
     attention = layers * _attention(fields, hidden, heads)
-    if (experts := of.number(fields, of.EXPERTS)) is None or experts < 2:
+    experts = of.number(fields, of.EXPERTS)
+    if experts is None and (named := _unknown_experts(fields)):
+        raise PlanError(f"{named} of config.json is not known here: give --set num_experts=N")
+    if experts is None or experts < 2:
         inner = of.number(fields, of.INTERMEDIATE) or 4 * hidden
         return Parameters(embeddings, attention + norms + layers * matrices * hidden * inner, widest=inner)
     return _with_experts(fields, experts, Parameters(embeddings, attention + norms), layers, hidden)
@@ -73,9 +78,16 @@ def _with_experts(fields: Document, experts: int, rest: Parameters, layers: int,
     shared = _shared(fields, inner)
     routed = sparse * experts * 3 * hidden * inner
     around = sparse * (3 * hidden * shared + hidden * experts) + (layers - sparse) * 3 * hidden * dense_inner
-    used = of.number(fields, ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k")) or 1
+    used = of.number(fields, ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k")) or 1
     widest = max(used * inner + shared, dense_inner if sparse < layers else 0)
     return Parameters(rest.embeddings, rest.linear + around, routed, widest)
+
+
+def _unknown_experts(fields: Document) -> str | None:
+    """A field that tells of experts by another name than those that are known."""
+    beside = ("per_tok", "shared", "group", "used", "top")
+    names = (name for name in fields if "experts" in name and not any(word in name for word in beside))
+    return next((name for name in names if (of.number(fields, (name,)) or 0) > 1), None)
 
 
 def _shared(fields: Document, inner: int) -> int:
@@ -83,12 +95,15 @@ def _shared(fields: Document, inner: int) -> int:
         return told
     if str(fields.get("model_type", "")).startswith("llama4"):
         return inner
-    return (of.number(fields, ("n_shared_experts", "num_shared_experts")) or 0) * inner
+    return (of.number(fields, ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")) or 0) * inner
 
 
 def _is_sparse(fields: Document, index: int) -> bool:
-    if index < (of.number(fields, ("first_k_dense_replace",)) or 0) or index in (fields.get("mlp_only_layers") or ()):
+    if index < (of.number(fields, _FIRST_SPARSE) or 0) or index in (fields.get("mlp_only_layers") or ()):
         return False
+    kinds = fields.get("mlp_layer_types")
+    if isinstance(kinds, list) and index < len(kinds):
+        return bool(kinds[index] != "dense")
     every = fields.get("moe_layer_freq")
     if isinstance(every, list):
         return bool(every[index]) if index < len(every) else True

@@ -43,6 +43,15 @@ def test_an_index_alone_tells_the_total(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path).weigh(2) == (16060522496, "total_size of model.safetensors.index.json")
 
 
+def test_a_total_of_32_bit_values_is_loaded_smaller(tmp_path: Path) -> None:
+    write_config(tmp_path, LLAMA_8B | {"torch_dtype": "float32"})
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 400}}))
+    assert read_checkpoint(tmp_path).weigh(2)[0] == 200
+    index.write_text(json.dumps({"metadata": [], "weight_map": []}))
+    assert read_checkpoint(tmp_path).weigh(2)[0] is None
+
+
 def test_headers_are_added_up_and_32_bit_values_loaded_smaller(tmp_path: Path) -> None:
     write_config(tmp_path, LLAMA_8B)
     write_tensors(tmp_path / "model.safetensors", {"a": ("BF16", 100), "b": ("F32", 400), "c": ("I32", 40)})

@@ -10,7 +10,7 @@ from gateway.cli import app
 from gateway.planning.command import Asked, plan_model, plan_running, with_fields
 from gateway.planning.fields import PlanError
 from tests.unit.planning.models import DEEPSEEK_V3, GEMMA3_4B, GPT_OSS_20B, LLAMA_8B, Config
-from tests.unit.planning.test_running import engine, serving
+from tests.unit.planning.test_running import engine, metrics, serving
 
 ASKED = Asked("", 80.0, 1, None, 0.92, None, "auto", "auto", "auto", None, None, None, None, None, None, 0, None, ())
 
@@ -40,6 +40,13 @@ def test_a_length_that_has_no_room_is_cut_unless_it_was_asked_for(tmp_path: Path
     assert f"--max-model-len {found['model']['max_model_len']}" in found["warnings"][0]
     asked = planned(tmp_path, LLAMA_8B, gpu_memory_gib=24.0, max_model_len=131072)
     assert asked["choice"] is None
+
+
+def test_a_backend_that_holds_more_than_vllms_default_is_given_no_more(tmp_path: Path) -> None:
+    many = engine(**{"/metrics": metrics(tokens="1000000")})
+    with serving(many) as url:
+        document = plan_running(replace(ASKED, model=url, prompt_tokens=64, output_tokens=64))
+    assert document["max_num_seqs"] == 1024
 
 
 def test_a_packed_cache_holds_twice_as_much(tmp_path: Path) -> None:

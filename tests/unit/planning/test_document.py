@@ -61,8 +61,8 @@ def test_what_is_assumed_is_listed() -> None:
 def test_a_running_backends_engines_share_its_cap() -> None:
     pool = Pool(KvLayout(16, 0, (Group(None),)), 6250)
     running = Running("http://h:1", "m", "0.33.0", 8192, 2, 100_000, None, pool)
-    found = running_document(running, workload(), [], 256)
-    assert found["max_num_seqs"] == int(6250 * 0.95) // 64
+    found = running_document(running, workload(), [], 92)
+    assert found["max_num_seqs"] == 92
     assert found["without_paging"] == 12
     assert f"max_in_flight: {2 * found['max_num_seqs']}" in found["gateway"]
     assert [row["sequences"] for row in found["lengths"]] == [195, 97, 48, 12]

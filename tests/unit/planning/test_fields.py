@@ -24,7 +24,7 @@ def test_null_is_the_same_as_absent() -> None:
     assert "head_dim" not in text_part(LLAMA_8B | {"head_dim": None})
 
 
-@pytest.mark.parametrize("value", [True, "8", 0, -1, None, [8]])
+@pytest.mark.parametrize("value", [True, "8", 0, -1, None, [8], 8.5, float("inf")])
 def test_what_is_no_number_above_zero_is_not_taken(value: object) -> None:
     assert number({"n": value}, ("n",)) is None
 

@@ -5,7 +5,20 @@ import pytest
 from gateway.planning.fit import GIB, assumed_reserve, fit, longest_that_starts, weight_bytes
 from gateway.planning.quantization import chosen
 from gateway.planning.shape import read_shape
-from tests.unit.planning.models import DEEPSEEK_V3, LLAMA_8B, LLAMA_70B, MINILM, QWEN3_30B, settings
+from tests.unit.planning.models import (
+    DEEPSEEK_V3,
+    GEMMA2_9B,
+    GEMMA3_4B,
+    GEMMA3_27B,
+    GPT_OSS_20B,
+    LLAMA_8B,
+    LLAMA_70B,
+    MINILM,
+    MISTRAL_7B,
+    QWEN3_30B,
+    Config,
+    settings,
+)
 
 LLAMA = read_shape(LLAMA_8B)
 
@@ -26,6 +39,24 @@ def test_a_split_cache_on_real_gpus_is_met() -> None:
     )
     found = fit(shape, settings(8.11, utilization=1, weight_bytes=0, reserve_bytes=0), 4)
     assert found.kv_tokens == pytest.approx(178_880, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("config", "length", "batched", "tokens"),
+    [
+        (LLAMA_8B, 131072, 8192, 327_680),
+        (MISTRAL_7B, 32768, 8192, 523_878),
+        (GEMMA2_9B, 8192, 8192, 124_702),
+        (GEMMA3_27B, 131072, 8192, 291_658),
+        (GEMMA3_4B, 32768, 2048, 1_080_766),
+        (GPT_OSS_20B, 131072, 8192, 1_551_920),
+    ],
+)
+def test_tokens_are_those_that_vllms_own_code_counts(config: Config, length: int, batched: int, tokens: int) -> None:
+    """Of 40 GiB of KV cache, by its grouping of layers; less the block that it keeps to itself."""
+    given = settings(40, utilization=1, weight_bytes=0, reserve_bytes=0)
+    found = fit(read_shape(config), replace(given, max_length_tokens=length, batched_tokens=batched), 1)
+    assert tokens - 32 <= found.kv_tokens <= tokens
 
 
 def test_what_is_left_is_the_kv_cache() -> None:

@@ -52,6 +52,10 @@ def test_a_window_without_a_size_is_asked_for(kind: str, field: str) -> None:
         attention_layers({"layer_types": [kind]}, 1)
 
 
+def test_sparse_attention_keeps_the_whole_sequence() -> None:
+    assert attention_layers({"layer_types": ["indexed_attention"] * 3}, 3) == (AttentionLayers(3),)
+
+
 def test_layers_that_the_list_leaves_out_see_everything() -> None:
     found = attention_layers({"layer_types": ["sliding_attention"], "sliding_window": 8}, 3)
     assert found == (AttentionLayers(2), AttentionLayers(1, 8))

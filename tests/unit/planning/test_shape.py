@@ -105,6 +105,7 @@ def test_parts_that_see_are_noticed() -> None:
     [
         {"hybrid_override_pattern": "M*M-"},
         {"is_encoder_decoder": True},
+        {"model_type": "gemma4_text"},
         {"linear_num_value_heads": 32},
         {
             "model_type": "minicpm3",

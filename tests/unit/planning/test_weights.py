@@ -60,6 +60,20 @@ def test_some_layers_of_a_mixture_may_be_dense() -> None:
     assert count_parameters(QWEN3_30B | {"moe_layer_freq": [0] * 12 + [1] * 36}).experts == every * 36 // 48
 
 
+def test_other_names_of_experts_and_of_dense_layers_are_known() -> None:
+    every = count_parameters(QWEN3_30B)
+    ernie = {"num_experts": None, "moe_num_experts": 128, "moe_layer_start_index": 12, "decoder_sparse_step": None}
+    assert count_parameters(QWEN3_30B | ernie).experts == every.experts * 36 // 48
+    kinds = {"mlp_layer_types": ["dense"] * 24 + ["sparse"] * 24}
+    assert count_parameters(QWEN3_30B | kinds).experts == every.experts // 2
+
+
+def test_experts_by_an_unknown_name_are_not_overlooked() -> None:
+    with pytest.raises(PlanError, match=r"n_mlp_experts of config\.json is not known here: give --set num_experts=N"):
+        count_parameters(LLAMA_8B | {"n_mlp_experts": 16})
+    assert count_parameters(LLAMA_8B | {"num_experts_per_tok": 2}).experts == 0
+
+
 def test_packing_leaves_embeddings_and_the_output_layer_as_they_are() -> None:
     counted = count_parameters(LLAMA_8B)
     assert counted.bytes(2, None) == 2 * counted.total
