@@ -194,7 +194,9 @@ def _of(flow: Flow, clock: FairClock, tickets: Iterator[Ticket]) -> Contender:
 
 
 def _lazily(flow: Flow, order: Order, count: int) -> Iterator[Ticket]:
+    """The first `count` in order, and if its weight gives it more of a look, the oldest of those after them."""
     yield from flow.in_order(order, count)
+    yield from islice(flow.tickets, count, order.scan)
 
 
 _turn = attrgetter("turn")

@@ -66,6 +66,14 @@ def test_turns_are_by_tokens_and_weight() -> None:
     assert scene.order(9) == "a1 b1 c1 c2 b2 c3 c4 a2 b3"
 
 
+def test_a_heavy_tenant_has_its_share_of_a_look_however_many_tenants_wait() -> None:
+    scene = Scene()
+    scene.join(*(f"a{number}" for number in range(12)), weight=10.0)
+    scene.join("b1", "b2")
+    scene.join("c1", "c2")
+    assert scene.order(12).count("a") == 10
+
+
 def test_what_is_looked_at_is_what_is_served() -> None:
     scene = Scene()
     scene.join("a1", "a2", "a3", tokens=700)
