@@ -1,4 +1,4 @@
-"""Reads traces: Mooncake's JSON lines, their derivatives, sessions with think times, and Azure's CSV."""
+"""Reads traces: JSON lines of Mooncake, of Alibaba and of vLLM's timed_trace, sessions, and Azure's CSV."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _read(
         rows, block = list(_until(_azure_rows(path, numbered), limit, minutes)), block_tokens or _PLAIN_BLOCK_TOKENS
         return _trace(path, rows, block, sessions=False)
     documents = list(_documents(path, first, numbered))
-    parse, length = _json_format(path, *documents[0])
+    parse, length = _json_format(path, documents)
     usual = _MOONCAKE_BLOCK_TOKENS if parse is _mooncake else None
     block = block_tokens or usual or _block_tokens(path, documents, length)
     parsed = (_checked(path, number, lambda: parse(document, block)) for number, document in documents)  # noqa: B023
@@ -104,15 +104,22 @@ def _documents(
         yield number, document(number, line)
 
 
-def _json_format(path: Path, number: int, document: _Document) -> tuple[Callable[[_Document, int], Row], str]:
-    """How to read lines like this one, and where they have the prompt's length."""
+def _json_format(path: Path, documents: list[tuple[int, _Document]]) -> tuple[Callable[[_Document, int], Row], str]:
+    """How to read lines like the first, and where they have the prompt's length."""
+    number, document = documents[0]
     if "timestamp" in document:
-        return _mooncake, "input_length"
+        return (_in_seconds if _has_seconds(documents) else _mooncake), "input_length"
     if "session_id" in document:
         return _session, "input_length"
     if "t" in document:
         return _scaled, "input_tokens"
     raise TraceError(f"{path}:{number}: unknown format; a line has `timestamp`, `t` or `session_id`, or it is a CSV")
+
+
+def _has_seconds(documents: list[tuple[int, _Document]]) -> bool:
+    """Mooncake's times are whole milliseconds; a fraction, or a chat's id as in Alibaba's traces, means seconds."""
+    times = (document.get("timestamp") for _, document in documents)
+    return "chat_id" in documents[0][1] or any(isinstance(at, float) and not at.is_integer() for at in times)
 
 
 def _block_tokens(path: Path, documents: list[tuple[int, _Document]], length: str) -> int:
@@ -135,6 +142,11 @@ def _checked(path: Path, number: int, made: Callable[[], _T]) -> _T:
 
 def _mooncake(document: _Document, block: int) -> Row:
     at = _number(document, "timestamp") / 1000
+    return _row(at, _whole(document, "input_length"), _whole(document, "output_length"), _ids(document), block)
+
+
+def _in_seconds(document: _Document, block: int) -> Row:
+    at = _number(document, "timestamp")
     return _row(at, _whole(document, "input_length"), _whole(document, "output_length"), _ids(document), block)
 
 

@@ -32,6 +32,17 @@ def test_mooncake_has_blocks_of_512_tokens_and_the_last_one_may_be_partial(tmp_p
     assert not trace.sessions
 
 
+def test_a_timed_trace_has_seconds_and_the_blocks_that_fit_its_lengths(tmp_path: Path) -> None:
+    rows = [_mooncake(1, 40, [0, 1, 2]), _mooncake(2, 16, [0])]
+    rows[1]["timestamp"] = 2.25
+    trace = read_trace(_file(tmp_path, *rows))
+    assert trace.block_tokens == 16
+    assert [(row.at_seconds, row.keys) for row in trace.rows] == [(0.0, (0, 1)), (1.25, (0,))]
+    chat = {"chat_id": 7, "parent_chat_id": -1, "turn": 1, "type": "text"}
+    whole = read_trace(_file(tmp_path, *(chat | _mooncake(at, 40, [0, 1, 2]) for at in (0, 3))))
+    assert [row.at_seconds for row in whole.rows] == [0.0, 3.0]
+
+
 def test_coarse_times_are_noticed_though_a_millisecond_off(tmp_path: Path) -> None:
     rows = [_mooncake(at, 600, [0]) for at in (0, 0, 3000, 5999, 5999, 9000, 12000)]
     assert read_trace(_file(tmp_path, *rows)).tick_seconds == 3.0
