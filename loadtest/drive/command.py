@@ -12,11 +12,13 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from loadtest.drive.fleet import Stopped, WorkerDied
-from loadtest.drive.options import RunOptions
+from loadtest.drive.options import Driver, RunOptions
 from loadtest.drive.run import carry_out
 from loadtest.drive.series import carry_out_series, orders_of
 from loadtest.drive.target import Target, TargetError, look_at
+from loadtest.drive.vllm_rs import NoClient, check_plan, cross_check, find_client
 from loadtest.replay.trace import TraceError
+from loadtest.report.schema import CrossCheck, Results
 from loadtest.workloads.sharegpt import DatasetError
 
 
@@ -33,7 +35,7 @@ def run(options: RunOptions) -> None:
         passed = _carried_out(options, looked, console)
     except (TraceError, DatasetError) as error:
         raise typer.BadParameter(str(error)) from None
-    except (TargetError, WorkerDied, OSError) as error:
+    except (TargetError, WorkerDied, NoClient, OSError) as error:
         complaints.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
     except (Stopped, KeyboardInterrupt):
@@ -43,11 +45,25 @@ def run(options: RunOptions) -> None:
 
 
 def _carried_out(options: RunOptions, looked: Mapping[str, Target], console: Console) -> bool:
-    if len(looked) * len(options.loads()) * options.repeat > 1:
+    if options.runs > 1:
         series = carry_out_series(options, looked, console)
         return series is not None and series.passed
     (_, _, _, order) = next(orders_of(options, looked))
-    return carry_out(order, console).verdict.passed
+    if options.driver is Driver.OWN:
+        return carry_out(order, console).verdict.passed
+    client = find_client()
+    check_plan(order.plan)
+
+    def check(results: Results) -> CrossCheck | None:
+        console.print(f"the same again by {client}", style="dim", highlight=False)
+        try:
+            return cross_check(client, order.plan, results, options.tokenizer)
+        except NoClient as error:
+            console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+            return None
+
+    results = carry_out(order, console, check)
+    return results.verdict.passed and results.cross_check is not None
 
 
 def with_options(command: Callable[[RunOptions], None]) -> Callable[..., None]:

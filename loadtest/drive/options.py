@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -30,6 +31,13 @@ _LOAD, _TARGET, _PROMPTS, _OUTCOME = "Load", "Target", "Prompts", "Verdict and r
 
 def _option(*names: str, panel: str, told: str, **more: Any) -> Any:
     return Option(*names, rich_help_panel=panel, help=told, **more)
+
+
+class Driver(StrEnum):
+    """Whose client sends."""
+
+    OWN = "own"
+    VLLM_RS = "vllm-rs"
 
 
 class RunOptions(BaseModel):
@@ -86,6 +94,15 @@ class RunOptions(BaseModel):
     ] = 1
     timeout: Annotated[float, _option(panel=_LOAD, told="Seconds a request may take.")] = 600.0
     warmup: Annotated[int, _option(min=0, panel=_LOAD, told="Requests before, with prompts no other shares.")] = 4
+
+    driver: Annotated[
+        Driver,
+        _option(panel=_LOAD, told="vllm-rs: vLLM's own client sends the same after ours, and figures are compared."),
+    ] = Driver.OWN
+    tokenizer: Annotated[
+        str | None,
+        _option(panel=_LOAD, told="For vllm-rs: name or folder of the model's tokenizer. Default: the model's name."),
+    ] = None
 
     endpoint: Annotated[Endpoint, _option("--endpoint", "-e", panel=_TARGET, told="What to call.")] = Endpoint.CHAT
     targets: Annotated[
@@ -190,6 +207,8 @@ class RunOptions(BaseModel):
             raise ValueError("--duration and --timeout must be above 0")
         if self.workers != "auto" and not (self.workers.isdecimal() and int(self.workers) > 0):
             raise ValueError("--workers must be auto or a number from 1")
+        if self.driver is Driver.VLLM_RS and self.runs > 1:
+            raise ValueError("--driver vllm-rs is for a single run: one target, one load, no --repeat")
         json_object(self.extra_body)
         self._check_prompts()
         return self
@@ -253,6 +272,11 @@ class RunOptions(BaseModel):
         """Each is a run of its own."""
         by_default = self.duration or (None if self.requests else _DEFAULT_DURATION_SECONDS)
         return loads_of(self.concurrency, self.rate, self.trace_speed, self.ramp or by_default)
+
+    @property
+    def runs(self) -> int:
+        """How many runs this comes to."""
+        return len(self.target_urls) * len(self.loads()) * self.repeat
 
     def check_files(self) -> None:
         """Reads the files once, so that a bad one is told before anything starts. Raises TraceError, DatasetError."""

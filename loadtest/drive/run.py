@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from loadtest.report.environment import environment
 from loadtest.report.files import write_results
 from loadtest.report.live import Progress
 from loadtest.report.load import asked_told, load_told
-from loadtest.report.schema import Results
+from loadtest.report.schema import CrossCheck, Results
 from loadtest.report.summarise import Bounds, summarise
 from loadtest.report.terminal import show
 
@@ -38,9 +38,11 @@ class Order:
     out: Path | None
 
 
-def carry_out(order: Order, console: Console) -> Results:
-    """Runs the order, shows the results and writes them where asked."""
+def carry_out(order: Order, console: Console, check: Callable[[Results], CrossCheck | None] | None = None) -> Results:
+    """Runs the order, has it checked by another client, shows the results and writes them where asked."""
     results, records = measured(order, console)
+    if check is not None and not results.verdict.ended_early:
+        results = results.model_copy(update={"cross_check": check(results)})
     show(results, console)
     if order.out is not None:
         written = write_results(results, records, order.out)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from loadtest.drive.record import Record
+from loadtest.report.cross import CROSS_COLUMNS, cross_rows, cross_title
 from loadtest.report.document import document, table, table_head
 from loadtest.report.figure import milliseconds, number, percent
 from loadtest.report.load import asked_told, load_told
@@ -26,7 +27,7 @@ def page(results: Results, records: Sequence[Record]) -> str:
         f'<h2>Over the run</h2><div class="charts">{charts}</div>'
         f"<h2>Latency</h2>{_latencies(results)}{_mix(results)}"
         f"{_backends(results.routing.backends)}{_errors(results)}{_client(results)}"
-        f"{_watched(results)}{_details(results)}",
+        f"{_cross(results)}{_watched(results)}{_details(results)}",
     )
 
 
@@ -159,6 +160,12 @@ def _client(results: Results) -> str:
     lag = f"Requests left {milliseconds(client.send_lag.p99)} late at p99. " if client.send_lag else ""
     note = f'<p class="note">{lag}The run is invalid above a lag p99 of {milliseconds(client.lag_limit)}.</p>'
     return f"<h2>The client itself</h2>{table(head, rows)}{note}"
+
+
+def _cross(results: Results) -> str:
+    if (check := results.cross_check) is None:
+        return ""
+    return f"<h2>{escape(cross_title(check))}</h2>{table(('', *CROSS_COLUMNS), cross_rows(check))}"
 
 
 def _watched(results: Results) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# 2: parts of a mix, stalls, samples, answers in one read; no ITL where tokens came packed.
+# 2: parts of a mix, stalls, samples, a cross-check, answers in one read; no ITL where tokens came packed.
 # Whatever reads this version reads older files as well.
 SCHEMA_VERSION = 2
 
@@ -208,6 +208,21 @@ class Samples(_Part):
     pages: list[PageSeries]
 
 
+class Pair(_Part):
+    """One figure by two clients."""
+
+    ours: float
+    theirs: float
+
+
+class CrossCheck(_Part):
+    """The same load by another client, after ours. Latencies are milliseconds from the actual send."""
+
+    client: str
+    failed: int
+    figures: dict[str, Pair]
+
+
 class Verdict(_Part):
     """Invalid: the figures are the client's, not the server's. Not passed: invalid, too many errors, or SLO missed."""
 
@@ -253,6 +268,7 @@ class Figures(_Part):
     metrics_delta: dict[str, float] = Field(description="Change of the target's Prometheus counters over the run.")
     timeline: list[Bucket]
     samples: Samples | None = None
+    cross_check: CrossCheck | None = None
 
 
 class Results(Figures):
