@@ -1,6 +1,6 @@
 """Reading a backend's answer to a batch, and writing each client's own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ class Vectors:
     document: dict[str, Any]  # the rest of the answer
     data: list[dict[str, Any]]
     prompt_tokens: int
+    counts: Sequence[int] | None = None  # tokens of each input, where they were counted before
 
 
 def read_vectors(body: bytes, items: int) -> Vectors:

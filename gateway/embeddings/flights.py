@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
@@ -189,6 +190,8 @@ class Flights:
                 part.owner.ends(Refused(sink.status, sink.content_type, sink.headers, sink.body))
             return
         vectors = read_vectors(sink.body, flight.items)
+        if ids is not None:
+            vectors = replace(vectors, counts=ids.counts)
         tokens, are_ids = vectors.prompt_tokens, flight.group.key.are_ids
         size_bytes = sum(part.size_bytes for part in parts)
         flight.group.sizes.answered(flight.items, size_bytes, tokens, seconds, are_ids=are_ids)

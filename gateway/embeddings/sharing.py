@@ -146,11 +146,12 @@ class Source:
 
     def answered(self, part: Part, vectors: Vectors, offset: int, tokens: int, *, exact: bool) -> None:
         """It has its vectors, which begin at `offset`."""
-        one_by_one = exact and (part.items == 1 or (self.inputs.are_ids and sum(self._weights) == tokens))
-        entries = vectors.data[offset : offset + part.items]
+        within = slice(offset, offset + part.items)
+        counted = self._weights if self.inputs.are_ids else vectors.counts and vectors.counts[within]
+        one_by_one = exact and (part.items == 1 or (counted is not None and sum(counted) == tokens))
         computed = [
             Computed(entry, share, one_by_one)
-            for entry, share in zip(entries, shares(tokens, self._weights), strict=True)
+            for entry, share in zip(vectors.data[within], shares(tokens, counted or self._weights), strict=True)
         ]
         self._on_end(self, computed, vectors.document)
         for sharer, wanted in self._sharers.items():

@@ -96,6 +96,21 @@ def test_tokens_that_were_told_of_a_text_alone_stay_exact() -> None:
     run(main())
 
 
+def test_tokens_of_texts_that_were_sent_as_ids_are_exact_one_by_one() -> None:
+    async def main() -> None:
+        scene = Scene(cache_bytes=MUCH)
+        scene.tokenizer.is_configured = True
+        await scene.ask_all(["a", "b c"], ["d e f", "g"])
+        assert len(scene.sent) == 1
+        wire = await scene.ask(["b c", "g", "b c", "d e f"])
+        assert document_in(wire)["usage"]["prompt_tokens"] == 4 + 3 + 4 + 5
+        assert wire.header(b"x-gateway-usage") == b"exact"
+        assert len(scene.sent) == 1
+        await scene.check_that_nothing_is_left()
+
+    run(main())
+
+
 def test_what_many_ask_for_at_once_is_computed_once() -> None:
     async def main() -> None:
         scene = Scene(deduplicate=True)
