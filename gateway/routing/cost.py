@@ -1,6 +1,7 @@
 """The marginal cost, in seconds, of placing one request on one backend.
 
 cost = prefill ahead of it + its own uncached prefill, which also stalls the sequences that decode there
+     + as much again for the cache that it takes there, from which something goes that would have been hit
      + engine steps it waits for + what it slows decoding down, its own and theirs
      + time until enough KV cache is free + time until a slot is free
 """
@@ -11,6 +12,7 @@ from typing import NamedTuple
 from gateway.routing.load import Load
 
 _SMOOTHING = 0.5  # share of the fleet's mean batch in each backend's batch
+_CACHE = 1.0  # weight of the cache that the own prefill takes
 _STALL = 0.15  # weight of the stall imposed on resident sequences
 _BOUNDLESS_TOKENS = 1e15  # room where the size of the KV cache is not known
 _SLOWDOWN = 0.1  # weight of the decode slowdown, mine and theirs
@@ -66,7 +68,7 @@ def terms_of(model: CostModel, load: Load, slots: int, kv_cache_tokens: int | No
         slowness,
         step,
         step * (batch - decoding + (0.5 if decoding else 0.0)),
-        1 + _STALL * weight * (1 - _SMOOTHING) * batch,
+        1 + _CACHE + _STALL * weight * (1 - _SMOOTHING) * batch,
         slowdown * (2 * model.c * batch + model.d * context + (1 - 1 / slowness) * model.a),
         slowdown * model.d * batch,
         (batch + 1 - slots) * step / max(1, decoding) if batch >= slots else 0.0,
@@ -98,6 +100,7 @@ class Parts(NamedTuple):
 
     ahead: float
     prefill: float
+    cache: float
     stall: float
     steps: float
     slowdown: float
@@ -119,7 +122,8 @@ def cost_parts(
     return Parts(
         ahead=ahead_seconds,
         prefill=own_seconds,
-        stall=own_seconds * (terms.stall - 1 + mean_stall),
+        cache=own_seconds * _CACHE,
+        stall=own_seconds * (terms.stall - 1 - _CACHE + mean_stall),
         steps=terms.step * chunks + terms.waits,
         slowdown=output_tokens * (terms.slowdown + terms.slowdown_by_prompt * prompt_tokens),
         slot=output_tokens * terms.slot,

@@ -56,8 +56,8 @@ def test_the_step_constants_follow_b_in_the_measured_proportions() -> None:
 
 
 def test_on_an_idle_backend_the_cost_is_prefill_plus_one_step_a_chunk() -> None:
-    assert cost(prompt=1000) == pytest.approx(28e-6 * 1000 + 4.6e-5 * 28e-6 * 1000 * 500 + MODEL.a)
-    assert cost(prompt=8193) - prefill_seconds(MODEL, 1.0, 8193, 0) == pytest.approx(2 * MODEL.a)
+    assert cost(prompt=1000) == pytest.approx(2 * (28e-6 * 1000 + 4.6e-5 * 28e-6 * 1000 * 500) + MODEL.a)
+    assert cost(prompt=8193) - 2 * prefill_seconds(MODEL, 1.0, 8193, 0) == pytest.approx(2 * MODEL.a)
 
 
 def test_the_cost_of_a_busy_backend_is_that_of_the_written_formula() -> None:
@@ -66,7 +66,7 @@ def test_the_cost_of_a_busy_backend_is_that_of_the_written_formula() -> None:
     own = 28e-6 * u + MODEL.e * u * (2000 - u / 2)
     step = MODEL.a + MODEL.c * decoding + MODEL.d * context
     expected = 2 * 0.03  # prefill ahead
-    expected += own * (1 + 0.15 * (0.5 * batch + 0.5 * 4.0))
+    expected += own * (2 + 0.15 * (0.5 * batch + 0.5 * 4.0))
     expected += step * (1 + 2 + 0.5)
     expected += 0.1 * output * (2 * MODEL.c * batch + MODEL.d * context + MODEL.d * batch * 2000)
     assert cost(load, prompt=2000, hit=500, mean_batch=4.0) == pytest.approx(expected)
@@ -128,7 +128,7 @@ def test_with_a_decode_weight_of_zero_only_the_time_to_the_first_token_counts() 
     ttft = CostModel(decode_weight=0.0)
     load = load_of(decoding=4)
     step = ttft.a + ttft.c * 4 + ttft.d * 4000
-    assert cost(load, model=ttft) == pytest.approx(prefill_seconds(ttft, 1.0, 2000, 0) + 1.5 * step)
+    assert cost(load, model=ttft) == pytest.approx(2 * prefill_seconds(ttft, 1.0, 2000, 0) + 1.5 * step)
 
 
 def test_a_step_without_prefill_takes_longer_with_each_sequence_and_each_token_of_context() -> None:

@@ -5,7 +5,7 @@ from gateway.routing.explain import Verdict, as_document, as_header
 from gateway.routing.load import Work
 from gateway.routing.seat import Seat
 
-PARTS = Parts(ahead=0.01, prefill=0.0205, stall=0.0, steps=0.008, slowdown=0.0, slot=0.0, memory=1.5)
+PARTS = Parts(ahead=0.01, prefill=0.0205, cache=0.0, stall=0.0, steps=0.008, slowdown=0.0, slot=0.0, memory=1.5)
 BEST = Verdict(Seat(0, "a"), 1.5385, 496, True, PARTS)
 RANKED = Verdict(Seat(1, "b", rank=3), 12.0, 0, False, None)
 
@@ -27,8 +27,8 @@ def test_a_document_says_the_same_in_milliseconds() -> None:
     one, other = as_document([BEST, RANKED])
     assert one == {
         "backend": "a", "rank": None, "open": True, "in_flight": 0, "hit_tokens": 496, "cost": 1538.5,
-        "cost_parts_ms": {"ahead": 10.0, "prefill": 20.5, "stall": 0.0, "steps": 8.0, "slowdown": 0.0, "slot": 0.0,
-                          "memory": 1500.0},
+        "cost_parts_ms": {"ahead": 10.0, "prefill": 20.5, "cache": 0.0, "stall": 0.0, "steps": 8.0, "slowdown": 0.0,
+                          "slot": 0.0, "memory": 1500.0},
     }  # fmt: skip
     assert other == {
         "backend": "b", "rank": 3, "open": False, "in_flight": 2, "hit_tokens": 0, "cost": 12.0, "cost_parts_ms": {},

@@ -132,12 +132,12 @@ def test_an_engine_that_is_closed_stays_closed_after_somebody_was_bound_there() 
 
 def test_holding_out_makes_an_engine_dearer_for_those_who_come_after() -> None:
     among = [Seat(0, "a"), Seat(1, "b")]
-    matrix, _ = both(CostModel(), [(1000, 200.0, [900, 0])] * 30, among)
-    assert [matrix.best(row) for row in range(10)] == [0] * 10
-    for row in range(10):
+    matrix, _ = both(CostModel(), [(1000, 200.0, [900, 0])] * 40, among)
+    assert [matrix.best(row) for row in range(20)] == [0] * 20
+    for row in range(20):
         matrix.hold_out(row, 0)
-    assert matrix.best(10) == 1
-    assert matrix.by_cost(10) == [1, 0]
+    assert matrix.best(20) == 1
+    assert matrix.by_cost(20) == [1, 0]
 
 
 def test_an_engine_that_became_cheaper_is_seen_by_all_who_come_after() -> None:
