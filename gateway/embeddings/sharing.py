@@ -174,7 +174,8 @@ class Source:
             if isinstance(error, DeadlineUnmeetable) and self._has_time_left(sharer):
                 sharer.ends(ByItself(isolated=True))
             else:
-                sharer.failed(error if self._is_all_of(sharer) else others)
+                own = sharer.request is self.request or self._is_all_of(sharer)
+                sharer.failed(error if own else others)
 
     def _is_all_of(self, sharer: Sharer) -> bool:
         return self.whole and self.inputs.items == sharer.inputs.items

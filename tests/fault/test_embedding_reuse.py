@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import orjson
+
 from tests.clients import Client, request
 from tests.fault.rig import holds, running
 from tests.fault.test_embedding_batches import PATH, Embeds, body, vector, vectors
@@ -28,6 +30,11 @@ async def test_an_answer_from_memory_is_authorized_limited_charged_and_logged_li
         assert len(backend.ledger) == 1
         assert (await under_test.ask(body("a"), b"authorization: Bearer other", target=PATH)).status == 401
         assert under_test.outcomes == {"completed": 3, "rate_limited": 1, "rejected": 1}
+    logged = [orjson.loads(line) for line in under_test.log.getvalue().splitlines()]
+    known = [line for line in logged if line["reused_inputs"] == 1]
+    assert [(line["backend"], line["attempts"], line["queue_ms"], line["prompt_tokens"]) for line in known] == [
+        (None, 0, 0, 1)
+    ] * 2
 
 
 async def test_isolated_keys_are_not_told_what_others_asked(backend: ScriptedBackend) -> None:

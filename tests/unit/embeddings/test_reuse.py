@@ -255,6 +255,9 @@ def test_failures_are_told_to_all_but_the_backends_words_only_to_who_asked_for_t
         assert b"secret" not in other.body
         scene.fault = lambda _backend, _items: None
         assert vectors_in(await scene.ask("a")) == expected(["a"])  # failures are not kept
+        scene.fault = broken
+        rest = await scene.ask(["a", "more"])
+        assert (rest.status, rest.body) == (500, b"about secret")  # of what was sent for it alone
         await scene.check_that_nothing_is_left()
 
     run(main())
