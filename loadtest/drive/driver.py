@@ -95,12 +95,15 @@ class Driver:
     async def _open_loop(self) -> None:
         async with asyncio.TaskGroup() as group:
             for index, due in schedule(self._plan, self._lanes.arrivals_seconds):
+                if self._lanes.count is not None and index >= self._lanes.count:
+                    return
                 if index % self._plan.workers != self._worker:
                     continue
                 # Always yields, so that a burst that is overdue does not starve the reads of what is in flight.
                 await asyncio.sleep(max(0.0, due - self._clock()))
-                if self.in_flight + self._starting >= self._cap:
-                    self._drop(index, due)
+                if self._is_full():
+                    lane = self._lanes.of(index)
+                    self._drop(_planned(lane, index, 0, lane.source.turns(index)[0].prompt, due))
                 else:
                     self._starting += 1
                     group.create_task(self._arrival(index, due))
@@ -116,6 +119,9 @@ class Driver:
         for number, turn in enumerate(lane.source.turns(index)):
             if number and not await self._reached(due := due + turn.pause_seconds):
                 return True
+            if number and self._plan.concurrency is None and self._is_full():
+                self._drop(_planned(lane, index, number, turn.prompt, due))
+                return False
             record, answer = await self._one(lane, index, number, turn.prompt.after(history), due)
             if not record.ok:
                 return False
@@ -136,8 +142,7 @@ class Driver:
         return self._plan.duration_seconds is not None and now >= self._plan.duration_seconds
 
     async def _one(self, lane: Lane, index: int, turn: int, prompt: Prompt, intended: float) -> tuple[Record, str]:
-        record = _planned(lane, index, prompt, intended)
-        record.turn = turn
+        record = _planned(lane, index, turn, prompt, intended)
         self.in_flight += 1
         try:
             answer = await lane.client.send(record, lane.bodies.body(prompt))
@@ -149,17 +154,18 @@ class Driver:
             self.itl_ticks.update(round((b - a) * ITL_TICKS_PER_SECOND) for a, b in gaps)
         return record, answer.text
 
-    def _drop(self, index: int, due: float) -> None:
-        lane = self._lanes.of(index)
-        record = _planned(lane, index, lane.source.turns(index)[0].prompt, due)
+    def _is_full(self) -> bool:
+        return self.in_flight + self._starting >= self._cap
+
+    def _drop(self, record: Record) -> None:
         record.sent = record.end = self._clock()
         record.outcome = DROPPED
         self._emit(record)
 
 
-def _planned(lane: Lane, index: int, prompt: Prompt, intended: float) -> Record:
+def _planned(lane: Lane, index: int, turn: int, prompt: Prompt, intended: float) -> Record:
     record = _blank(index, prompt.group, intended)
-    record.part, record.asked_prompt_tokens = lane.name, prompt.asked_tokens
+    record.part, record.turn, record.asked_prompt_tokens = lane.name, turn, prompt.asked_tokens
     record.asked_tokens = 0 if lane.bodies.endpoint is Endpoint.EMBEDDINGS else prompt.max_tokens
     return record
 

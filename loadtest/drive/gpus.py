@@ -36,7 +36,7 @@ class GpuSampler:
             return self
         # To a terminal it writes line by line; into a pipe it would hold back what it has.
         ours, theirs = pty.openpty()
-        command = [program, f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits", f"-lms={_INTERVAL_MS}"]
+        command = [program, f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits", f"--loop-ms={_INTERVAL_MS}"]
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs)
         finally:

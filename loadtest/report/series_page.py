@@ -59,34 +59,25 @@ def _charts(series: Runs) -> list[Chart]:
 
 
 def _over_load(points: Sequence[Measured], name: str, title: str) -> Chart:
-    known = [point for point in points if name in point.figures]
-    targets = list(dict.fromkeys(point.target for point in known))
+    known = {(point.target, point.offered): point.figures[name].median for point in points if name in point.figures}
+    loads = sorted({offered for _, offered in known})
     shown = milliseconds if name.endswith("p95") else number
-    drawn = [_line(target, style, known, name) for target, style in zip(targets, _cycled(len(targets)), strict=True)]
-    loads = sorted({point.offered for point in known})
+    drawn = []
+    for place, target in enumerate(dict.fromkeys(target for target, _ in known)):
+        line: list[Point] = [(load, known.get((target, load))) for load in loads]
+        told = [shown(value) for _, value in line]
+        drawn.append(Series(target or "measured", _STYLES[place % len(_STYLES)], line, told))
     return Chart(
         title=title,
         note="median of the valid runs",
         x=linear(0, nice_top(max(loads, default=1.0)), X_START, X_END, 8),
-        y=_vertical([point.figures[name].median for point in known], logarithmic_ms=name.endswith("p95")),
-        series=[
-            Series(target or "measured", style, line, [shown(value) for _, value in line])
-            for (target, style, line) in drawn
-        ],
+        y=_vertical(list(known.values()), logarithmic_ms=name.endswith("p95")),
+        series=drawn,
         x_shown=[f"{load:g}" for load in loads],
     )
-
-
-def _line(target: str, style: str, known: Sequence[Measured], name: str) -> tuple[str, str, list[Point]]:
-    its = sorted((point for point in known if point.target == target), key=lambda point: point.offered)
-    return target, style, [(point.offered, point.figures[name].median) for point in its]
 
 
 def _vertical(values: Sequence[float], *, logarithmic_ms: bool) -> Axis:
     if logarithmic_ms:
         return logarithmic(min(values, default=1.0), max(values, default=1.0), Y_START, Y_END)
     return linear(0, nice_top(max(values, default=1.0)), Y_START, Y_END, 4)
-
-
-def _cycled(count: int) -> list[str]:
-    return [_STYLES[index % len(_STYLES)] for index in range(count)]

@@ -96,6 +96,27 @@ async def test_arrivals_beyond_the_limit_of_requests_in_flight_are_counted_as_dr
     assert outcomes.count("dropped") == 7
 
 
+async def test_a_later_turn_beyond_the_limit_is_dropped_and_ends_its_session(fake: Any) -> None:
+    sizes = {"prefix_tokens": 20, "tail_tokens": 5, "max_tokens": 4}
+    sessions = {"kind": "sessions", "turns": (2, 2), "think_seconds": 1.0, "seed": 5} | sizes
+    load = {"rate_per_second": 10, "arrivals": "constant", "requests": 2, "max_in_flight": 1}
+    plan = Plan.model_validate(
+        {"url": fake.url, "model": "m", "workload": sessions, "extra_body": {"act": "held"}} | load
+    )
+    fake.release.set()
+
+    def hold_the_second_session_until_the_first_is_dropped(ended: int) -> None:
+        if ended == 1:
+            fake.release.clear()
+        elif ended == 2:
+            fake.release.set()
+
+    records = await _run(plan, each=hold_the_second_session_until_the_first_is_dropped)
+    told = [(record.index, record.turn, record.outcome) for record in records]
+    assert told[:3] == [(0, 0, "ok"), (0, 1, "dropped"), (1, 0, "ok")]
+    assert fake.peak == 1
+
+
 async def test_ending_a_run_early_records_what_was_in_flight_as_interrupted(fake: Any) -> None:
     plan = _plan(fake.url, concurrency=3, requests=30, extra_body={"act": "held"})
     records = await _run(plan, until=lambda: fake.open_requests == 3)

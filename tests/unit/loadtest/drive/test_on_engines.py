@@ -16,6 +16,7 @@ from loadtest.drive.driver import Driver
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
 from loadtest.engine import EngineConfig, Limits, SimulatedEngine
+from loadtest.report.concurrency import peak, sweep
 from loadtest.report.routing import routing
 
 _BYTES_PER_TOKEN = 4.0
@@ -88,7 +89,22 @@ async def test_users_send_a_trace_in_its_order_where_a_closed_loop_is_asked_for(
     assert (records[1].cached_tokens or 0) > 400
 
 
-async def test_a_rate_ramp_and_a_concurrency_ramp_end_above_where_they_began(engine: SimulatedEngine) -> None:
+async def test_a_trace_at_another_rate_ends_with_its_last_request(engine: SimulatedEngine, tmp_path: Path) -> None:
+    file = trace_file(tmp_path, [(0, 600, [1, 2]), (90_000, 600, [1, 2]), (900_000, 600, [3, 4])])
+    load = {"rate_per_second": 50, "arrivals": "constant"}
+    records = await drive(plan_for(engine, {"kind": "trace", "file": file}, **load))
+    assert [record.intended for record in records] == [0.0, 0.02, 0.04]
+
+
+async def test_users_of_a_ramp_come_and_go_over_the_run(engine: SimulatedEngine) -> None:
+    load = {"first_concurrency": 1, "concurrency": 8, "ramp_seconds": 0.8, "duration_seconds": 1}
+    records = await drive(plan_for(engine, {"prefix_tokens": 32}, **load))
+    early = peak(sweep((record.sent, record.end) for record in records if record.end < 0.1))
+    assert early == 1
+    assert peak(sweep((record.sent, record.end) for record in records)) == 8
+
+
+async def test_a_rate_ramp_ends_above_where_it_began(engine: SimulatedEngine) -> None:
     load = {"first_rate_per_second": 0, "rate_per_second": 100, "ramp_seconds": 1, "duration_seconds": 1}
     records = await drive(plan_for(engine, {"prefix_tokens": 32}, arrivals="constant", **load))
     early = sum(record.intended < 0.5 for record in records)
