@@ -104,11 +104,11 @@ async def test_a_bad_input_fails_its_own_client_only(backend: ScriptedBackend) -
 
 
 async def test_an_answer_too_long_to_be_held_is_shared_out_all_the_same(backend: ScriptedBackend) -> None:
-    dimensions = 16384
+    dimensions = 65536
     step = Embeds(dimensions)
     backend.plays(step)
     async with running(backend, sections={"embeddings": {"max_delay_seconds": 0.5}}) as under_test:
-        texts = [f"text {number}" for number in range(48)]
+        texts = [f"text {number}" for number in range(24)]
         answers = await ask_all(under_test, *texts)
         for text, answer in zip(texts, answers, strict=True):
             assert vectors(answer) == [vector(text, dimensions)]
