@@ -103,7 +103,7 @@ class Driver:
                 await asyncio.sleep(max(0.0, due - self._clock()))
                 if self._is_full():
                     lane = self._lanes.of(index)
-                    self._drop(_planned(lane, index, 0, lane.source.turns(index)[0].prompt, due))
+                    self._drop(_planned(lane, index, 0, next(iter(lane.source.turns(index))).prompt, due))
                 else:
                     self._starting += 1
                     group.create_task(self._arrival(index, due))

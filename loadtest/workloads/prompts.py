@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from loadtest.workloads.spec import WorkloadKind, WorkloadSpec
@@ -56,8 +56,8 @@ class Source(ABC):
         self.arrivals_seconds: Sequence[float] = ()
 
     @abstractmethod
-    def turns(self, index: int) -> Sequence[Turn]:
-        """The conversation of that index."""
+    def turns(self, index: int) -> Iterable[Turn]:
+        """The conversation of that index; long ones are made turn by turn, as they are sent."""
 
     def warmup(self, index: int) -> Prompt:
         """A prompt of the same size that shares its first block with no measured prompt and no other warm-up."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 
@@ -28,16 +29,18 @@ class TraceSource(Source):
         super().__init__(spec)
         trace = trace_of(spec)
         self._block_tokens = trace.block_tokens
-        self._conversations = conversations(trace)
-        self.count = len(self._conversations)
         rng = random.Random(f"{spec.seed}-ticks")
-        self.arrivals_seconds = [rows[0].at_seconds + rng.random() * trace.tick_seconds for rows in self._conversations]
+        came = [(rows[0].at_seconds + rng.random() * trace.tick_seconds, rows) for rows in conversations(trace)]
+        came.sort(key=itemgetter(0))  # times that were rounded are spread, which changes their order
+        self.arrivals_seconds = [at for at, _ in came]
+        self._conversations = [rows for _, rows in came]
+        self.count = len(came)
         self._warmup_tokens = round(median(row.prompt_tokens for row in trace.rows))
 
-    def turns(self, index: int) -> Sequence[Turn]:
+    def turns(self, index: int) -> Iterator[Turn]:
         """A row's prompt holds all that was said before it, so no turn needs the answers of earlier ones."""
-        rows = self._conversations[index]
-        return [Turn(self._prompt(row, f"{index}-{number}"), row.think_seconds) for number, row in enumerate(rows)]
+        for number, row in enumerate(self._conversations[index]):
+            yield Turn(self._prompt(row, f"{index}-{number}"), row.think_seconds)
 
     def warmup(self, index: int) -> Prompt:
         """As long as the usual prompt of the trace."""

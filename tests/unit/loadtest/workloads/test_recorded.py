@@ -31,7 +31,7 @@ def _mooncake(at_ms: int, tokens: int, *ids: int) -> dict[str, Any]:
 def test_equal_hashes_are_equal_text_and_others_differ_from_their_first_bytes(tmp_path: Path) -> None:
     rows = [_mooncake(0, 40, 1, 2, 9), _mooncake(500, 48, 1, 2, 3), _mooncake(2000, 20, 4, 8), _mooncake(2500, 9)]
     source = _source(tmp_path / "t.jsonl", rows)
-    texts = [source.turns(index)[0].prompt.tail for index in range(4)]
+    texts = [next(source.turns(index)).prompt.tail for index in range(4)]
     shared = 2 * _BLOCK_BYTES
     assert texts[0][:shared] == texts[1][:shared]
     assert texts[0][shared : shared + 12] != texts[1][shared : shared + 12]
@@ -43,17 +43,25 @@ def test_equal_hashes_are_equal_text_and_others_differ_from_their_first_bytes(tm
 def test_a_prompt_has_the_recorded_lengths_times_and_first_block(tmp_path: Path) -> None:
     source = _source(tmp_path / "t.jsonl", [_mooncake(3000, 40, 1, 2, 9), _mooncake(3100, 9)])
     assert source.arrivals_seconds == pytest.approx([0.0, 0.1])
-    prompts = [source.turns(index)[0].prompt for index in range(2)]
+    prompts = [next(source.turns(index)).prompt for index in range(2)]
     assert [(prompt.asked_tokens, prompt.max_tokens, prompt.group) for prompt in prompts] == [
         (40, 7, 1),
         (9, 7, NO_GROUP),
     ]
 
 
+def test_times_that_were_rounded_are_spread_and_still_in_order(tmp_path: Path) -> None:
+    rows = [_mooncake(at, 16 + number, number, 99, 98) for number, at in enumerate([0] * 20 + [3000] * 20)]
+    source = _source(tmp_path / "t.jsonl", rows)
+    assert list(source.arrivals_seconds) == sorted(source.arrivals_seconds)
+    assert 2 < max(source.arrivals_seconds[:20]) < 3 < min(source.arrivals_seconds[20:])
+    assert {next(source.turns(index)).prompt.asked_tokens for index in range(20)} == set(range(16, 36))
+
+
 def test_two_processes_make_the_same_text(tmp_path: Path) -> None:
     rows = [_mooncake(0, 40, 1, 2, 9)]
     first, second = _source(tmp_path / "a.jsonl", rows), _source(tmp_path / "b.jsonl", rows)
-    assert first.turns(0) == second.turns(0)
+    assert list(first.turns(0)) == list(second.turns(0))
 
 
 def test_a_session_is_one_conversation_with_its_pauses(tmp_path: Path) -> None:
@@ -76,7 +84,7 @@ def test_a_warm_up_is_of_the_usual_length_and_like_no_prompt(tmp_path: Path) -> 
     source = _source(tmp_path / "t.jsonl", [_mooncake(0, 32, 1, 2), _mooncake(9, 64, 1, 2, 3, 4)])
     warm = source.warmup(0).tail
     assert len(warm) == 48 * 5
-    assert warm[:8] != source.turns(0)[0].prompt.tail[:8]
+    assert warm[:8] != next(source.turns(0)).prompt.tail[:8]
 
 
 def test_a_trace_that_cannot_be_read_names_its_file(tmp_path: Path) -> None:
