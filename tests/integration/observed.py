@@ -96,3 +96,12 @@ async def queued_requests_become(admin_url: str, count: int) -> None:
         return await read(admin_url, "gateway_queued_requests") == count
 
     await eventually(reached, f"{count} queued")
+
+
+async def comes_to_rest(admin_url: str) -> None:
+    """Wait until the gateway has nothing in flight."""
+
+    async def at_rest() -> bool:
+        return await read(admin_url, "gateway_backend_in_flight") == 0
+
+    await eventually(at_rest, "nothing is in flight")

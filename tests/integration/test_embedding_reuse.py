@@ -13,7 +13,7 @@ from loadtest.vllm_cpu.process import free_ports
 from tests.integration.conftest import StartGateway, engine_kind, whole_fleet_is_up
 from tests.integration.fleet import EMBEDDING_MODEL, Fleet, simulated_engine
 from tests.integration.gateway_process import running_gateway
-from tests.integration.observed import eventually, read, samples, total
+from tests.integration.observed import comes_to_rest, eventually, read, samples, total
 from tests.integration.test_embeddings import LONG_IN_TOKENS, Told, check_equal, post, vectors
 
 REUSE: dict[str, Any] = {"embeddings": {"cache_bytes": 10_000_000, "deduplicate": True}}
@@ -110,11 +110,7 @@ async def test_clients_that_leave_take_nothing_from_those_who_want_the_same(
                     task.cancel()
                 answers = await asyncio.gather(*tasks, return_exceptions=True)
                 assert all(isinstance(answer, tuple) and answer[0] == 200 for answer in answers[1::2])
-
-        async def at_rest() -> bool:
-            return await read(gateway.admin_url, "gateway_backend_in_flight") == 0
-
-        await eventually(at_rest, "nothing is in flight")
+        await comes_to_rest(gateway.admin_url)
 
 
 async def test_after_a_restart_of_the_engine_nothing_is_known(tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.integration.conftest import StartGateway, whole_fleet_is_up
 from tests.integration.fleet import EMBEDDING_MODEL, Fleet
 from tests.integration.gateway_process import Gateway
-from tests.integration.observed import eventually, read, samples, total
+from tests.integration.observed import comes_to_rest, read, samples, total
 
 LONG_IN_TOKENS = "!" * 300  # far more tokens than its size lets expect: real engines refuse it, and say so to all
 Told = tuple[int, Any, dict[str, str]]
@@ -118,11 +118,7 @@ async def test_clients_that_leave_leave_nothing_behind(gateway: Gateway, fleet: 
             task.cancel()
         answers = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(answer, tuple) and answer[0] == 200 for answer in answers[1::2])
-
-    async def at_rest() -> bool:
-        return await read(gateway.admin_url, "gateway_backend_in_flight") == 0
-
-    await eventually(at_rest, "nothing is in flight")
+    await comes_to_rest(gateway.admin_url)
 
 
 async def test_coalescing_can_be_turned_off_for_one_model(start_gateway: StartGateway, fleet: Fleet) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.conftest import StartGateway, whole_fleet_is_up
 from tests.integration.fleet import EMBEDDING_MODEL, Fleet
 from tests.integration.gateway_process import Gateway
-from tests.integration.observed import eventually, read, samples, total
+from tests.integration.observed import comes_to_rest, samples, total
 
 QUERY = "Which line speaks of the sea?"
 TOPICS = ("the sea and its ships", "a cat on a mat", "trains that come late", "the price of bread")
@@ -124,11 +124,7 @@ async def test_clients_that_leave_leave_nothing_behind(gateway: Gateway, fleet: 
             task.cancel()
         answers = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(answer, tuple) and answer[0] == 200 for answer in answers[1::2])
-
-    async def at_rest() -> bool:
-        return await read(gateway.admin_url, "gateway_backend_in_flight") == 0
-
-    await eventually(at_rest, "nothing is in flight")
+    await comes_to_rest(gateway.admin_url)
 
 
 async def test_lists_are_not_cut_where_that_is_turned_off(start_gateway: StartGateway, fleet: Fleet) -> None:
