@@ -74,10 +74,7 @@ class Seating:
             seat = Seat(backend.index, backend.name, backend.rank, slowness=backend.speed**0.5)
             self.seats[backend.index] = seat
         seat.cap = backend.cap
-        slots, tokens = backend.limit(now), backend.kv_cache_tokens
-        if (slots, tokens) != (seat.slots, seat.kv_cache_tokens):
-            seat.slots, seat.kv_cache_tokens = slots, tokens
-            seat.load.changes += 1  # what was made of these sizes is void
+        seat.resize(backend.limit(now), backend.kv_cache_tokens)
         seat.block_tokens = backend.block_tokens
         seat.caches_prefixes = backend.caches_prefixes
         ledger = self._room.ledgers[seat.index]

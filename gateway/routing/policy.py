@@ -57,10 +57,13 @@ class PrefixPolicy:
         hits, output = self._hits.of(ask, seats), self.output_tokens(ask)
         tokens, model, options = ask.prompt_tokens, self._calibration.model, []
         stall = mean_stall_of(model, sum([seat.load.in_flight for seat in seats]), len(seats))
+        prefills: dict[tuple[int, float], tuple[float, int]] = {}  # by hit and slowness: most engines hold the same
         for seat, hit in zip(seats, hits, strict=True):
-            ahead, terms = seat.ahead_seconds(model, now), seat.terms(model)
-            own = prefill_seconds(model, seat.slowness, tokens, hit)
-            chunks = -(-(tokens - hit) // model.max_batched_tokens)
+            ahead, terms = seat.ahead_and_terms(model, now)
+            if (prefill := prefills.get((hit, seat.slowness))) is None:
+                chunks = -(-(tokens - hit) // model.max_batched_tokens)
+                prefill = prefills[hit, seat.slowness] = prefill_seconds(model, seat.slowness, tokens, hit), chunks
+            own, chunks = prefill
             cost = placement_seconds(terms, tokens, own, chunks, output, stall, ahead)
             options.append(Option(seat, cost, own, hit))
         if ask.hint:

@@ -12,7 +12,7 @@ MOST_SHARE = 0.9
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """An engine: its number, its load, and its sizes at this moment.
+    """An engine: its number, its load, and its sizes at this moment, which `resize` changes.
 
     Of a backend that runs several engines (data parallel) each has a seat; `rank` tells which it is.
     """
@@ -31,28 +31,35 @@ class Seat:
     _terms: Terms | None = None
     _model: CostModel | None = None
     _changes: int = -1
-    _sizes: tuple[int, int | None, float] = (0, None, 0.0)
+
+    def resize(self, slots: int, kv_cache_tokens: int | None) -> None:
+        """Follow its sizes. What was made of others is void, as when the load changes."""
+        if slots != self.slots or kv_cache_tokens != self.kv_cache_tokens:
+            self.slots, self.kv_cache_tokens = slots, kv_cache_tokens
+            self.load.changes += 1
 
     def ahead_seconds(self, model: CostModel, now: float) -> float:
         """Prefill sent there before, and that by which later ones will interrupt a new request's decoding."""
+        return self.ahead_and_terms(model, now)[0]
+
+    def ahead_and_terms(self, model: CostModel, now: float) -> tuple[float, Terms]:
+        """`ahead_seconds` and `terms`, together for half the cost: placing a request asks this of every engine."""
         load = self.load
         ahead = load.prefill_ahead_seconds(now) if load.pending else 0.0  # first: it may change the load
-        if load.recent_share < LEAST_SHARE:
-            return ahead
-        share = min(MOST_SHARE, load.prefill_share(now))
-        interrupted = INTERRUPTED_STEPS * model.decode_weight * self.terms(model).step
-        return ahead + interrupted * share / (1 - share)
+        terms = self._terms
+        if terms is None or self._changes != load.changes or self._model is not model:
+            terms = self.terms(model)
+        if load.recent_share >= LEAST_SHARE:
+            share = min(MOST_SHARE, load.prefill_share(now))
+            ahead += INTERRUPTED_STEPS * model.decode_weight * terms.step * share / (1 - share)
+        return ahead, terms
 
     def terms(self, model: CostModel) -> Terms:
         """What it contributes to the cost of every request now."""
         terms, load = self._terms, self.load
-        if terms is not None and self._changes == load.changes and self._model is model:
-            slots, kv_cache_tokens, slowness = self._sizes
-            if slots == self.slots and kv_cache_tokens == self.kv_cache_tokens and slowness == self.slowness:
-                return terms
-        self._sizes = (self.slots, self.kv_cache_tokens, self.slowness)
-        self._model, self._changes = model, load.changes
-        self._terms = terms = terms_of(model, load, *self._sizes)
+        if terms is None or self._changes != load.changes or self._model is not model:
+            self._model, self._changes = model, load.changes
+            self._terms = terms = terms_of(model, load, self.slots, self.kv_cache_tokens, self.slowness)
         return terms
 
 

@@ -4,7 +4,7 @@ import pytest
 from gateway.request import Ask
 from gateway.routing.affinity import WORTH, Affinity
 from gateway.routing.calibration import Calibration
-from gateway.routing.cost import CostModel
+from gateway.routing.cost import CostModel, prefill_seconds
 from gateway.routing.estimate import Estimates
 from gateway.routing.hits import Hits
 from gateway.routing.load import Work
@@ -65,6 +65,20 @@ def test_prefix_remembers_what_was_placed_where() -> None:
     ask = asking(525)
     policy.placed(ask, policy.options(ask, seats(), 0.0)[2])
     assert index.depths(KEYS) == [0, 0, len(KEYS)]
+
+
+def test_each_option_has_the_prefill_of_its_own_hit_and_speed() -> None:
+    policy, index = prefix_policy(4)
+    index.record(1, KEYS, EDGES)
+    index.record(3, KEYS, EDGES)
+    among = [Seat(index, "abcd"[index], slowness=slowness) for index, slowness in enumerate((1.0, 1.0, 2.0, 2.0))]
+    prefills = [option.prefill_seconds for option in policy.options(asking(525), among, 0.0)]
+    model = CostModel()
+    expected = [
+        prefill_seconds(model, seat.slowness, 525, hit) for seat, hit in zip(among, (0, 512, 0, 512), strict=True)
+    ]
+    assert prefills == expected
+    assert len(set(prefills)) == 4
 
 
 def test_a_hit_is_never_longer_than_the_prompt() -> None:

@@ -26,12 +26,11 @@ def test_terms_are_worked_out_once_until_something_changes() -> None:
     assert changed()
     seat.load.finish(work, 0.2)
     assert changed()
-    seat.slots = 2
+    seat.resize(2, None)
     assert changed()
-    seat.kv_cache_tokens = 100
+    seat.resize(2, 100)
     assert changed()
-    seat.slowness = 2.0
-    assert changed()
+    seat.resize(2, 100)
     assert not changed()
     assert seat.terms(CostModel(b=1e-5)) != seen[-1]
 

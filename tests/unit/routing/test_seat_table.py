@@ -12,7 +12,7 @@ from gateway.routing.seat import Seat
 from gateway.routing.seat_table import Columns, SeatTable, column_of
 from tests.unit.routing.crowds import MODELS, NOW, WORKS, seats
 
-CHANGES = st.sampled_from(["start", "first token", "finish", "slots", "model", "fleet", "time"])
+CHANGES = st.sampled_from(["start", "first token", "finish", "sizes", "model", "fleet", "time"])
 
 
 def same(kept: Columns, anew: Columns) -> None:
@@ -36,9 +36,8 @@ def test_what_is_kept_is_what_would_be_made_anew(model: CostModel, among: list[S
                     seat.load.first_token(data.draw(st.sampled_from(works)), now)
                 case "finish" if works:
                     seat.load.finish(data.draw(st.sampled_from(works)), now)
-                case "slots":
-                    seat.slots = data.draw(st.integers(1, 6))
-                    seat.load.changes += 1  # as `Seating` does
+                case "sizes":
+                    seat.resize(data.draw(st.integers(1, 6)), data.draw(st.sampled_from([None, 500, 30_000])))
                 case "model":
                     model = data.draw(MODELS)
                 case "fleet":
