@@ -46,6 +46,7 @@ from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.finished import Finished
 from gateway.observe.loop_lag import watch_lag
 from gateway.observe.metrics import Metrics
+from gateway.observe.prefix_hashes import PrefixHashes
 from gateway.observe.prefix_report import Making, PrefixReport
 from gateway.observe.record import Record
 from gateway.observe.trust_log import TrustLog
@@ -95,9 +96,7 @@ class Gateway:
         self.limit_moves = LimitMoves(self.fleet, self.placement, self.gate, self.metrics.limit_moves, clock)
         self.relay = Relay(self.fleet, config.upstream, clock, config.admission.comment_seconds)
         self.watch = Watch(self.fleet, config.health, clock=clock, random=random)
-        self.access_log = (
-            AccessLog(log_out, clock, _wall_clock) if log_out is not None and config.server.access_log else None
-        )
+        self.access_log = _access_log(config, log_out, clock)
         self.finished = Finished(*self._consumers())
         self.metrics.before_collecting = self._before_collecting
         dispatcher = Dispatcher(
@@ -250,6 +249,13 @@ def _names() -> Callable[[], str]:
     """Names for requests, unlike those of any other gateway or run."""
     prefix, numbers = secrets.token_hex(6), count(1)
     return lambda: f"{prefix}-{next(numbers):08x}"
+
+
+def _access_log(config: Config, out: BinaryIO | None, clock: Callable[[], float]) -> AccessLog | None:
+    if out is None or not config.server.access_log:
+        return None
+    secret = config.auth.cache_salt_secret.encode() or secrets.token_bytes(32)
+    return AccessLog(out, clock, _wall_clock, PrefixHashes(secret) if config.server.access_log_prefixes else None)
 
 
 def _wall_clock() -> float:

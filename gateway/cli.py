@@ -319,7 +319,7 @@ def masked(value: object) -> object:
     """The same document with its secrets hidden."""
     if isinstance(value, dict):
         return {
-            key: "***" if key in ("api_key", "key", "key_sha256") and item else masked(item)
+            key: "***" if key in ("api_key", "key", "key_sha256", "cache_salt_secret") and item else masked(item)
             for key, item in value.items()
         }
     return [masked(item) for item in value] if isinstance(value, list) else value

@@ -61,6 +61,7 @@ class ServerConfig(Section):
     drain_timeout_seconds: float = Field(600.0, ge=0, description="Then running requests may take this long to end.")
     response_headers: bool = Field(True, description="Send the x-gateway-* response headers.")
     access_log: bool = Field(True, description="One JSON line a request on standard output.")
+    access_log_prefixes: bool = Field(False, description="With salted hashes of prefix blocks, for `loadtest record`.")
 
 
 class KvEventsConfig(Section):
@@ -164,9 +165,7 @@ class AdmissionConfig(Section):
         description="Header that names the tenant, where a proxy in front sets it; empty = the API key does.",
     )
     adaptive: bool = Field(True, description="Send a backend fewer at once while it shows signs of overload.")
-    itl_objective_seconds: Seconds | None = Field(
-        None, description="A mean time between tokens above this is such a sign; null = none is."
-    )
+    itl_objective_seconds: Seconds | None = Field(None, description="A longer mean ITL is such a sign; null = none is.")
 
     @field_validator("tenant_header")
     @classmethod
@@ -247,7 +246,7 @@ class AuthConfig(Section):
     """Who may use the gateway."""
 
     keys: tuple[KeyConfig, ...] = Field((), description="Empty = open to everybody.")
-    cache_salt_secret: str = Field("", description="Makes the salts of isolate_cache; empty = new at every start.")
+    cache_salt_secret: str = Field("", description="Makes all salts, of isolate_cache too; empty = new at every start.")
 
 
 class ModelEmbeddingsConfig(Section):

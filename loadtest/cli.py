@@ -1,16 +1,17 @@
-"""The command line of the load tests: `loadtest run`, `loadtest sim`, `loadtest replay`."""
+"""The command line of the load tests: `loadtest run`, `loadtest sim`, `loadtest replay`, `loadtest record`."""
 
 import typer
 
 from loadtest.drive.command import run, with_options
 from loadtest.engine.command import sim
+from loadtest.recording.command import record
 from loadtest.replay.command import replay
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     help="Drive load at anything that speaks OpenAI's API (`run`), stand in for a vLLM server (`sim`), or replay a"
-    " recorded trace through routing policies (`replay`).",
+    " recorded trace through routing policies (`replay`); such a trace is made of a gateway's access log (`record`).",
     epilog="Such as: loadtest sim --port 8000, and in another terminal: loadtest run http://127.0.0.1:8000 -c 64 -d 30",
 )
 
@@ -18,6 +19,7 @@ app = typer.Typer(
 app.command("sim")(sim)
 app.command("run")(with_options(run))
 app.command("replay")(replay)
+app.command("record")(record)
 
 
 def main() -> None:

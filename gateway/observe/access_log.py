@@ -8,6 +8,7 @@ from typing import BinaryIO, Self
 
 import orjson
 
+from gateway.observe.prefix_hashes import PrefixHashes
 from gateway.observe.record import Record
 
 _MAX_LINES = 65536
@@ -17,8 +18,15 @@ _PAUSE_SECONDS = 0.2
 class AccessLog:
     """A bounded buffer and its writer. Lines that do not fit are dropped and counted."""
 
-    def __init__(self, out: BinaryIO, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        out: BinaryIO,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        prefixes: PrefixHashes | None = None,
+    ) -> None:
         self._out = out
+        self._prefixes = prefixes
         self._clock = clock
         self._wall_clock = wall_clock
         self._offset_seconds = wall_clock() - clock()  # from the loop's clock to Unix time
@@ -32,7 +40,7 @@ class AccessLog:
         if len(self._lines) >= _MAX_LINES:
             self.dropped += 1
             return
-        self._lines.append(line_of(record, self._offset_seconds))
+        self._lines.append(line_of(record, self._offset_seconds, self._prefixes))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -62,8 +70,10 @@ class AccessLog:
             self.dropped += len(batch)
 
 
-def line_of(record: Record, offset_seconds: float) -> bytes:
+def line_of(record: Record, offset_seconds: float, prefixes: PrefixHashes | None = None) -> bytes:
     """The line: Unix time, and times in milliseconds since arrival; null where a thing did not happen."""
+    ask = record.ask
+    prefix = {} if prefixes is None else {"prefix": prefixes.of(ask) if ask is not None and ask.keys else None}
     arrived, first, ended = record.arrived_seconds, record.first_byte_seconds, record.ended_seconds
     return orjson.dumps(
         {
@@ -87,6 +97,7 @@ def line_of(record: Record, offset_seconds: float) -> bytes:
             "actual_hit_tokens": record.actual_hit_tokens,
             "reused_inputs": record.reused_inputs,
             "error": record.error or None,
+            **prefix,
         },
         option=orjson.OPT_APPEND_NEWLINE,
     )

@@ -272,11 +272,13 @@ def test_the_printed_configuration_masks_secrets_and_is_complete(tmp_path: Path)
     file = tmp_path / "gateway.yaml"
     file.write_text(
         "backends: [{url: 'http://h:1', api_key: sk-backend}, {url: 'http://h:2'}]\n"
-        "auth: {keys: [{name: a, key: sk-client}, {name: b, key_sha256: " + "ab" * 32 + "}]}\n"
+        "auth: {cache_salt_secret: sk-salts, keys: [{name: a, key: sk-client}, {name: b, key_sha256: "
+        + "ab" * 32
+        + "}]}\n"
     )
     result = gateway("config", "print", "-c", str(file), "--port", "9")
     assert result.exit_code == 0
-    for secret in ("sk-backend", "sk-client", "abab"):
+    for secret in ("sk-backend", "sk-client", "sk-salts", "abab"):
         assert secret not in result.output
     document = yaml.safe_load(result.stdout)
     assert document["server"]["port"] == 9

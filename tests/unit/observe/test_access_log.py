@@ -4,7 +4,9 @@ import threading
 import orjson
 
 from gateway.observe.access_log import AccessLog, line_of
+from gateway.observe.prefix_hashes import PrefixHashes
 from gateway.observe.record import Record
+from gateway.request import Ask
 
 
 def record(**fields: object) -> Record:
@@ -95,3 +97,12 @@ def test_a_reader_that_is_gone_costs_lines_that_are_counted() -> None:
         log.add(record())
         log.add(record())
     assert log.dropped == 2
+
+
+def test_hashes_of_prefixes_are_in_a_line_only_if_asked_for() -> None:
+    ask = Ask("m", keys=(1, 2), edges=(256, 300), prompt_size=300)
+    hashes = PrefixHashes(b"secret")
+    assert b"prefix" not in line_of(record(ask=ask), 0.0).replace(b"prefix_", b"")
+    told = orjson.loads(line_of(record(ask=ask), 0.0, hashes))["prefix"]
+    assert told == {"bytes": 300, "ends": [256, 300], "hashes": hashes.of(ask)["hashes"]}
+    assert orjson.loads(line_of(record(), 0.0, hashes))["prefix"] is None

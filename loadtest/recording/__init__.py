@@ -1,0 +1,1 @@
+"""`loadtest record`: a trace for `loadtest replay` out of the gateway's access log."""

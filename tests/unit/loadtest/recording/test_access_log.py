@@ -1,0 +1,50 @@
+from typing import Any
+
+import orjson
+
+from loadtest.recording.access_log import Logged, read_log
+
+LINE: dict[str, Any] = {
+    "time": 1_700_000_010.0, "duration_ms": 4000.0, "model": "m", "prompt_tokens": 100, "completion_tokens": 7,
+    "prefix": {"bytes": 400, "ends": [256, 400], "hashes": ["aa", "bb"]},
+}  # fmt: skip
+
+
+def lines(*changes: dict[str, Any]) -> list[bytes]:
+    return [orjson.dumps(LINE | change) + b"\n" for change in changes]
+
+
+def test_a_request_has_the_time_of_its_arrival() -> None:
+    [found] = read_log(lines({})).requests
+    assert found == Logged(1_700_000_006.0, "m", 100, 7, 400, (256, 400), ("aa", "bb"))
+
+
+def test_requests_are_in_the_order_of_their_arrival() -> None:
+    found = read_log(lines({"completion_tokens": 1}, {"completion_tokens": 2, "duration_ms": 9000.0})).requests
+    assert [request.output_tokens for request in found] == [2, 1]
+
+
+def test_what_is_left_out_is_counted_by_reason() -> None:
+    log = read_log(
+        [
+            b"Traceback\n",
+            b"[]\n",
+            b'{"event": "started"}\n',
+            *lines(
+                {"completion_tokens": 0},
+                {"prefix": None},
+                {"model": "other"},
+                {"prefix": {"bytes": 1, "ends": [1]}},
+                {"prefix": {"bytes": 9, "ends": [9, 1], "hashes": ["a", "b"]}},
+                {"prefix": {"bytes": 9, "ends": [1], "hashes": ["a", "b"]}},
+            ),
+        ],
+        "m",
+    )
+    assert log.requests == []
+    assert log.left_out == {
+        "not of the access log": 6,
+        "without an answer, or without its usage": 1,
+        "without prefix hashes": 1,
+        "of another model": 1,
+    }

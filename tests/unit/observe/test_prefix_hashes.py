@@ -1,0 +1,30 @@
+from gateway.observe.prefix_hashes import PrefixHashes
+from gateway.request import Ask
+from gateway.routing.blocks import prefix_keys, seed
+
+
+def asked(*pieces: bytes) -> Ask:
+    blocks = prefix_keys(pieces, seed("m"))
+    return Ask("m", keys=blocks.keys, edges=blocks.edges, prompt_size=sum(map(len, pieces)))
+
+
+def test_prompts_that_begin_alike_share_hashes_up_to_where_they_part() -> None:
+    hashes = PrefixHashes(b"secret")
+    one, other = (hashes.of(asked(b"s" * 1000, last))["hashes"] for last in (b"one", b"other"))
+    assert one[:4] == other[:4]
+    assert one[4] != other[4]
+
+
+def test_sizes_are_told_with_them() -> None:
+    told = PrefixHashes(b"secret").of(asked(b"s" * 300, b"x"))
+    assert (told["bytes"], list(told["ends"])) == (301, [256, 300, 301])
+    assert [len(each) for each in told["hashes"]] == [16, 16, 16]
+
+
+def test_another_secret_makes_other_hashes_and_none_is_the_key_itself() -> None:
+    ask = asked(b"s" * 300)
+    first, same, other = (PrefixHashes(secret).of(ask)["hashes"] for secret in (b"a", b"a", b"b"))
+    assert first == same
+    assert not set(first) & set(other)
+    assert not {f"{key:016x}" for key in ask.keys} & set(first)
+    assert not {key.to_bytes(8, "little").hex() for key in ask.keys} & set(first)
