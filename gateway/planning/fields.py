@@ -65,6 +65,12 @@ def number(fields: Document, names: tuple[str, ...]) -> int | None:
     return None
 
 
+def listed(fields: Document, name: str) -> list[Any]:
+    """The list in this field; empty where there is none."""
+    value = fields.get(name)
+    return value if isinstance(value, list) else []
+
+
 def needed(fields: Document, *wanted: tuple[str, ...]) -> tuple[int, ...]:
     """These fields, all of them. Raises PlanError that names all that are missing."""
     found = [number(fields, names) for names in wanted]

@@ -42,14 +42,12 @@ def attention_layers(fields: Document, layers: int) -> tuple[AttentionLayers, ..
 
 
 def _kinds(fields: Document, layers: int, window: int | None) -> list[str]:
-    told = fields.get("layer_types")
-    if isinstance(told, list) and told:
+    if told := of.listed(fields, "layer_types"):
         kinds = [_FULL if kind == _INDEXED else str(kind) for kind in told[:layers]]
         return kinds + [_FULL] * (layers - len(kinds))
-    if isinstance(whole := fields.get("no_rope_layers"), list) and len(whole) >= layers:
-        return [_CHUNKED if local else _FULL for local in whole[:layers]]
     if str(fields.get("model_type")).startswith("llama4") and of.number(fields, ("attention_chunk_size",)):
-        return [_CHUNKED if (index + 1) % 4 else _FULL for index in range(layers)]
+        local = of.listed(fields, "no_rope_layers") or [(index + 1) % 4 for index in range(layers)]
+        return [_CHUNKED if each else _FULL for each in local[:layers]]
     if window is None:
         return [_FULL] * layers
     default = _PATTERNS.get(str(fields.get("model_type")))

@@ -9,6 +9,7 @@ from gateway.planning.quantization import Quantization, read_quantization
 from gateway.planning.weights import Parameters, count_parameters
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "half": 2, "float": 4}
+_LARGEST_FACTOR = 1024
 DEFAULT_LENGTH_TOKENS = 2048  # what vLLM assumes where config.json does not say
 
 # Families that read a whole text at once and answer with vectors: they keep nothing between steps.
@@ -114,8 +115,7 @@ def read_shape(document: Document, dtype: str = "auto") -> ModelShape:
 
 
 def _is_encoder(family: str, fields: Document) -> bool:
-    architectures = fields.get("architectures") or ()
-    causal = any("CausalLM" in str(name) for name in architectures)
+    causal = any("CausalLM" in str(name) for name in of.listed(fields, "architectures"))
     return (family in _ENCODERS and not causal) or fields.get("is_causal") is False
 
 
@@ -148,7 +148,9 @@ def _max_length(fields: Document) -> int:
     if not isinstance(scaling, dict) or "gemma3" in str(fields.get("model_type")):
         return length
     kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor")
-    return int(length * factor) if kind in ("linear", "dynamic") and isinstance(factor, int | float) else length
+    if kind in ("linear", "dynamic") and isinstance(factor, int | float) and 1 <= factor < _LARGEST_FACTOR:
+        return int(length * factor)
+    return length
 
 
 def _dtype(fields: Document, wanted: str, encoder: bool) -> str:

@@ -99,10 +99,10 @@ def _shared(fields: Document, inner: int) -> int:
 
 
 def _is_sparse(fields: Document, index: int) -> bool:
-    if index < (of.number(fields, _FIRST_SPARSE) or 0) or index in (fields.get("mlp_only_layers") or ()):
+    if index < (of.number(fields, _FIRST_SPARSE) or 0) or index in of.listed(fields, "mlp_only_layers"):
         return False
-    kinds = fields.get("mlp_layer_types")
-    if isinstance(kinds, list) and index < len(kinds):
+    kinds = of.listed(fields, "mlp_layer_types")
+    if index < len(kinds):
         return bool(kinds[index] != "dense")
     every = fields.get("moe_layer_freq")
     if isinstance(every, list):
@@ -115,5 +115,5 @@ def _is_sparse(fields: Document, index: int) -> bool:
 
 def _has_no_output_layer(fields: Document) -> bool:
     """It answers with vectors, not words."""
-    names = [str(name) for name in fields.get("architectures") or ()]
+    names = [str(name) for name in of.listed(fields, "architectures")]
     return bool(names) and all(name.endswith(("Model", "ForSequenceClassification")) for name in names)

@@ -59,3 +59,7 @@ def test_sparse_attention_keeps_the_whole_sequence() -> None:
 def test_layers_that_the_list_leaves_out_see_everything() -> None:
     found = attention_layers({"layer_types": ["sliding_attention"], "sliding_window": 8}, 3)
     assert found == (AttentionLayers(2), AttentionLayers(1, 8))
+
+
+def test_layers_without_positions_are_not_local_in_other_families() -> None:
+    assert attention_layers({"model_type": "smollm3", "no_rope_layers": [1, 1, 1, 0]}, 4) == (AttentionLayers(4),)

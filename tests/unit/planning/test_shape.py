@@ -1,3 +1,7 @@
+import math
+from contextlib import suppress
+from typing import Any
+
 import pytest
 
 from gateway.planning.fields import PlanError
@@ -8,9 +12,11 @@ from tests.unit.planning.models import (
     GEMMA3_4B,
     GEMMA3_27B,
     GPT2,
+    GPT_OSS_20B,
     LLAMA_8B,
     LLAMA_70B,
     MINILM,
+    QWEN3_30B,
     QWEN25_7B,
     Config,
 )
@@ -98,6 +104,25 @@ def test_an_unknown_dtype_is_told() -> None:
 def test_parts_that_see_are_noticed() -> None:
     assert read_shape(GEMMA3_4B).has_other_parts
     assert not read_shape(LLAMA_8B).has_other_parts
+
+
+STRANGE: list[Any] = [
+    None, True, False, -1, 0, 1, 3, 2.5, math.inf, math.nan, "", "x", [], [0], [None], ["x"], {}, {"type": "linear"},
+    {"type": "linear", "factor": math.inf}, {"quant_method": [], "config_groups": [1]},
+    {"quant_method": "awq", "bits": "x"},
+]  # fmt: skip
+NAMES = sorted({
+    *LLAMA_8B, *QWEN3_30B, *DEEPSEEK_V3, *GEMMA3_27B, *GPT_OSS_20B, "moe_num_experts", "mlp_layer_types", "multi_query",
+    "attention_chunk_size", "no_rope_layers", "use_sliding_window", "is_causal", "dtype", "index_head_dim",
+})  # fmt: skip
+
+
+@pytest.mark.parametrize("base", [LLAMA_8B, QWEN3_30B, DEEPSEEK_V3, GEMMA3_27B, GPT_OSS_20B, MINILM])
+def test_whatever_the_file_holds_there_is_a_shape_or_a_reason(base: Config) -> None:
+    for name in NAMES:
+        for value in STRANGE:
+            with suppress(PlanError):
+                assert read_shape(base | {name: value}).parameters.total > 0, (name, value)
 
 
 @pytest.mark.parametrize(
