@@ -28,7 +28,7 @@ from gateway.config import Config
 from gateway.dispatch import Dispatcher
 from gateway.embeddings.coalescer import Coalescer
 from gateway.embeddings.reuse import reuse_as_configured
-from gateway.embeddings.token_ids import TokenIds
+from gateway.embeddings.token_counts import TokenCounts
 from gateway.exact_prompts import ExactPrompts
 from gateway.front.admin import admin_app, admin_listening
 from gateway.front.handler import Handler
@@ -143,7 +143,7 @@ class Gateway:
         self.reuse = reuse_as_configured(config, self.fleet, counted, secrets.token_bytes(32))
         coalescer = Coalescer(
             self.fleet, dispatcher, config.embeddings, config.admission, counted, self.clock, new_id,
-            crowded=self.queue.waiting, retry_after=retry_after, token_ids=TokenIds(self.tokenization, counted),
+            crowded=self.queue.waiting, retry_after=retry_after, token_counts=TokenCounts(self.tokenization, counted),
             response_headers=headers, reuse=self.reuse,
         )  # fmt: skip
         spreader = Spreader(

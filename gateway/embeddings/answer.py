@@ -21,7 +21,7 @@ class Vectors:
     document: dict[str, Any]  # the rest of the answer
     data: list[dict[str, Any]]
     prompt_tokens: int
-    counts: Sequence[int] | None = None  # tokens of each input, where they were counted before
+    counts: Sequence[int] | None = None  # tokens of each input, where they were counted
 
 
 def read_vectors(body: bytes, items: int) -> Vectors:

@@ -25,7 +25,7 @@ from gateway.embeddings.sharing import Sharer
 from gateway.embeddings.sizes import ModelSizes
 from gateway.embeddings.solo import Solo
 from gateway.embeddings.split import pieces
-from gateway.embeddings.token_ids import TokenIds
+from gateway.embeddings.token_counts import TokenCounts
 from gateway.errors import DeadlineUnmeetable, QueueFull, WaitExpired
 from gateway.front.reply import Reply
 from gateway.observe.embeddings import EmbeddingMetrics
@@ -56,7 +56,7 @@ class Coalescer:
         *,
         crowded: Callable[[str], int],
         retry_after: Callable[[str], float],
-        token_ids: TokenIds,
+        token_counts: TokenCounts,
         response_headers: bool,
         reuse: Reuse | None = None,
     ) -> None:
@@ -70,7 +70,7 @@ class Coalescer:
         self._retry_after = retry_after
         self._response_headers = response_headers
         self._reuse = reuse
-        self._flights = Flights(dispatcher, metrics, clock, new_id, token_ids)
+        self._flights = Flights(dispatcher, metrics, clock, new_id, token_counts)
         self._flights.on_end = self._ended
         self._groups: dict[GroupKey, Group] = {}
         self._sizes: dict[str, ModelSizes] = {}

@@ -10,17 +10,16 @@ from gateway.dispatch import Dispatcher
 from gateway.embeddings.answer import read_vectors
 from gateway.embeddings.collected import Collected
 from gateway.embeddings.group import Flight
-from gateway.embeddings.grouping import body_of, body_of_ids
+from gateway.embeddings.grouping import body_of
 from gateway.embeddings.member import ByItself, Member, Refused
 from gateway.embeddings.part import Part
 from gateway.embeddings.sharing import Source
 from gateway.embeddings.split import shares
-from gateway.embeddings.token_ids import TokenIds, counts_by_part
+from gateway.embeddings.token_counts import Counting, TokenCounts, sums_by_part
 from gateway.errors import BackendError, Draining, GatewayError, InternalError
 from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.record import Record
 from gateway.request import Ask, InferenceRequest, Kind
-from gateway.tokenization.tokenization import Encoded
 
 _SHARED = "(several)"  # the tenant of a batch with inputs of more than one
 
@@ -34,14 +33,14 @@ class Flights:
         metrics: EmbeddingMetrics,
         clock: Callable[[], float],
         new_id: Callable[[], str],
-        token_ids: TokenIds,
+        token_counts: TokenCounts,
     ) -> None:
         self.on_end: Callable[[Flight], None] = lambda _: None
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._clock = clock
         self._new_id = new_id
-        self._token_ids = token_ids
+        self._token_counts = token_counts
         self._of: dict[Part, Flight] = {}  # of clients who still wait
         self._tasks: set[asyncio.Task[None]] = set()
         self._log = structlog.get_logger("gateway")
@@ -63,7 +62,7 @@ class Flights:
         if len(parts) == 1 and first.as_it_came:
             first.ends(ByItself(isolated=False))
             return
-        flight.task = asyncio.get_running_loop().create_task(self._fly(flight))
+        flight.task = asyncio.get_running_loop().create_task(self._fly(flight, now))
         self._tasks.add(flight.task)
         flight.task.add_done_callback(lambda task: self._landed(task, flight))
 
@@ -101,31 +100,20 @@ class Flights:
                 part.owner.failed(Draining("The gateway is shutting down."))  # those who are still here
         self._end(flight)
 
-    async def _fly(self, flight: Flight) -> None:
-        try:
-            ids = await self._token_ids.of(flight)
-            if not await self._sent(flight, ids):
-                await self._sent(flight, None)
-        except Exception as error:
-            request: InferenceRequest = flight.parts[0].owner.request
-            self._log.exception("internal error", request_id=request.request_id, endpoint=request.endpoint)
-            self._failed(flight, InternalError(f"The gateway failed on this request ({type(error).__name__})."))
-
-    async def _sent(self, flight: Flight, ids: Encoded | None) -> bool:
-        """Whether the members were told what came of it; not, if a backend got ids that may be others to it."""
-        started, sink, request = self._clock(), Collected(), self._request(flight, ids)
+    async def _fly(self, flight: Flight, started: float) -> None:
+        sink, request = Collected(), self._request(flight)
         record = Record(request.request_id, request.endpoint, started)
         try:
-            await self._dispatcher.dispatch(request, sink, record)
-            answered, model = sink.status == 200, flight.group.key.model
-            if answered and ids is not None and not self._token_ids.stand_for_texts(model, record.backend):
-                return False
-            self._told(flight, record, started)
-            self._answered(flight, ids, sink, self._clock() - started - record.queue_seconds)
+            with self._token_counts.counting(flight) as counting:
+                await self._dispatcher.dispatch(request, sink, record)
+                self._told(flight, record, started)
+                await self._answered(flight, sink, counting, record, started)
         except GatewayError as error:
             self._told(flight, record, started)
             self._failed(flight, error)
-        return True
+        except Exception as error:
+            self._log.exception("internal error", request_id=request.request_id, endpoint=request.endpoint)
+            self._failed(flight, InternalError(f"The gateway failed on this request ({type(error).__name__})."))
 
     def _failed(self, flight: Flight, error: GatewayError) -> None:
         if isinstance(error, BackendError) and len(flight.parts) > 1:
@@ -133,7 +121,7 @@ class Flights:
         for part in flight.parts:
             part.owner.failed(error)
 
-    def _request(self, flight: Flight, ids: Encoded | None) -> InferenceRequest:
+    def _request(self, flight: Flight) -> InferenceRequest:
         """What the backend is asked."""
         parts, key = flight.parts, flight.group.key
         first: Member | Source = parts[0].owner
@@ -148,9 +136,9 @@ class Flights:
                 headers = b"x-request-id: %b\r\n%b" % (name.encode(), rest)
         else:
             name = self._new_id()
-            items = [] if ids else [item for part in parts for item in part.owner.inputs.items]
+            items = [item for part in parts for item in part.owner.inputs.items]
             headers = b"x-request-id: %b\r\n" % name.encode()
-        body = body_of_ids(key.template, ids.rows) if ids else body_of(key.template, items)
+        body = body_of(key.template, items)
         ask = self._ask(flight, len(body))
         return InferenceRequest(
             request.endpoint, Kind.POOL, request.method, request.target, ask, name, body=body, headers=headers
@@ -178,8 +166,10 @@ class Flights:
         for part in flight.parts:
             part.owner.sent(record, started - part.joined_seconds)
 
-    def _answered(self, flight: Flight, ids: Encoded | None, sink: Collected, seconds: float) -> None:
-        parts = flight.parts
+    async def _answered(
+        self, flight: Flight, sink: Collected, counting: Counting, record: Record, since: float
+    ) -> None:
+        parts, seconds = flight.parts, self._clock() - since - record.queue_seconds
         if sink.status != 200:
             if len(parts) > 1:  # refused for what was asked, and nobody knows by whom
                 self._metrics.isolations.add((flight.group.key.model,))
@@ -190,13 +180,14 @@ class Flights:
                 part.owner.ends(Refused(sink.status, sink.content_type, sink.headers, sink.body))
             return
         vectors = read_vectors(sink.body, flight.items)
-        if ids is not None:
-            vectors = replace(vectors, counts=ids.counts)
         tokens, are_ids = vectors.prompt_tokens, flight.group.key.are_ids
         size_bytes = sum(part.size_bytes for part in parts)
         flight.group.sizes.answered(flight.items, size_bytes, tokens, seconds, are_ids=are_ids)
-        weights = [part.tokens for part in parts] if ids is None else counts_by_part(parts, ids.counts)
-        exact = len(parts) == 1 or ((are_ids or ids is not None) and sum(weights) == tokens)
+        weights = [part.tokens for part in parts]
+        counts = await counting.counts(tokens, record.backend)
+        if counts is not None:
+            vectors, weights = replace(vectors, counts=counts), sums_by_part(parts, counts)
+        exact = len(parts) == 1 or ((are_ids or counts is not None) and sum(weights) == tokens)
         offset = 0
         for part, share in zip(parts, shares(tokens, weights), strict=True):
             part.owner.answered(part, vectors, offset, share, exact=exact)

@@ -56,11 +56,6 @@ def body_of(template: bytes, items: list[str] | list[list[int]]) -> bytes:
     return b"%b%b}" % (template, orjson.dumps(items))
 
 
-def body_of_ids(template: bytes, rows: list[bytes]) -> bytes:
-    """The body that asks for texts by their token ids, each list in JSON already."""
-    return b"%b[%b]}" % (template, b",".join(rows))
-
-
 def _read(value: Any) -> tuple[list[str] | list[list[int]], bool, list[int]] | None:
     """The inputs as a list, whether they are token ids, and the size of each; None = not of one clear kind."""
     if type(value) is str:

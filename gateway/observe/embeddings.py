@@ -29,9 +29,9 @@ class EmbeddingMetrics:
             model,
         )
         self.splits = Counter("gateway_embedding_splits_total", "Lists of inputs or documents cut into pieces.", model)
-        self.as_ids = Counter(
-            "gateway_embedding_as_ids_total",
-            "Shared batches of texts for models with a tokenizer: sent as token ids, or why not.",
+        self.counted = Counter(
+            "gateway_embedding_counted_total",
+            "Shared batches of texts for models with a tokenizer: counted by text, or why not.",
             ("model", "result"),
         )
         self.inputs = Counter(
@@ -44,5 +44,5 @@ class EmbeddingMetrics:
         )
         metrics.include(
             self.batch_items, self.batch_tokens, self.batch_wait, self.flushes, self.isolations, self.splits,
-            self.as_ids, self.inputs, self.evictions,
+            self.counted, self.inputs, self.evictions,
         )  # fmt: skip

@@ -37,8 +37,8 @@ _ANSWER: Final = {"role": "assistant", "content": " It squares:\n\n```\n4\n```"}
 _THOUGHT: Final = {"role": "assistant", "content": "Four.", "reasoning": "Two squared\nis four."}
 _PARTS: Final = [{"type": "text", "text": "First part."}, {"type": "text", "text": " And a second one."}]
 
-# Texts that would show it if a backend changed them before it tokenizes them for an embedding, which /tokenize does not
-# show: vLLM makes some models' texts lower case.
+# Texts that would show it if a backend changed texts before it tokenizes them for an embedding. /tokenize does not show
+# that: vLLM makes some models' texts lower case.
 EMBEDDED: Final = (
     _TEXT,
     "STRASSE, Straße, İstanbul, ÀÉÎ: MIXED Case",

@@ -9,13 +9,13 @@ from gateway.tokenization.conversation import ContentFormat, Feature
 class Verdict(NamedTuple):
     """Whether a backend makes a model's tokens as they are made here.
 
-    `embeds`: it makes the same vectors of texts and of their tokens, as told here.
+    `counts`: it counts the tokens of texts that it embeds as they are counted here.
     """
 
     state: Literal["pending", "verified", "refused"] = "pending"
     reason: str = ""
     features: frozenset[Feature] = frozenset()
-    embeds: bool = False
+    counts: bool = False
 
 
 @dataclass
@@ -74,7 +74,7 @@ class ModelState:
                     "state": verdict.state,
                     "reason": verdict.reason,
                     "features": sorted(each.value for each in verdict.features),
-                    "embeddings": verdict.embeds,
+                    "embeddings": verdict.counts,
                 }
                 for name, verdict in self.verdicts.items()
             },

@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-import orjson
 import structlog
 
 from gateway.backends.backend import Backend
@@ -25,8 +24,8 @@ from gateway.tokenization.conversation import ContentFormat, Feature, decisive
 from gateway.tokenization.probes import EMBEDDED, Probe
 from gateway.tokenization.process import COMMAND, ProcessEnded, TokenizerProcess, running
 from gateway.tokenization.state import Counters, ModelState, Verdict
-from gateway.tokenization.verification import CannotCompare, best_format, compared, embeds_alike
-from gateway.tokenization.wire import Answer, Job, Load, Texts
+from gateway.tokenization.verification import CannotCompare, best_format, compared, counts_alike
+from gateway.tokenization.wire import Answer, Count, Job, Load
 
 HUNG_SECONDS: Final = 10.0
 LOAD_SECONDS: Final = 600.0  # a hub's files may have to be fetched
@@ -45,26 +44,20 @@ class Bounds(NamedTuple):
     wait_seconds_per_byte: float = 0.5e-6  # less than a tenth of what prefilling such a text takes
     retry_seconds: float = 10.0
     restart_seconds: float = 5.0
-    max_batches: int = 4  # of texts that wait for their tokens: each waits for those before it
+    max_batches: int = 4  # of texts to be counted: each waits for those before it
     batch_wait_seconds: float = 0.1
-    batch_wait_seconds_per_byte: float = 1e-6  # some four times what encoding takes
+    batch_wait_seconds_per_byte: float = 1e-6  # some four times what counting takes
     pause_seconds: float = 1.0  # without batches, after one that took too long
 
 
 DEFAULT_BOUNDS: Final = Bounds()
 
 
-class Encoded(NamedTuple):
-    """Texts as token ids: each as a list in JSON, and how many there are of each."""
+class NotCounted(StrEnum):
+    """Why the tokens of texts are not told."""
 
-    rows: list[bytes]
-    counts: list[int]
-
-
-class NotEncoded(StrEnum):
-    """Why texts are not told as token ids."""
-
-    UNVERIFIED = "unverified"  # a backend was not seen to embed a text and its ids alike
+    UNVERIFIED = "unverified"  # a backend was not seen to count alike
+    FIELDS = "fields"  # of the request, whose effect on tokens is not known
     TOO_LONG = "too_long"
     BUSY = "busy"
     LATE = "late"
@@ -162,34 +155,32 @@ class Tokenization:
         """Whether a tokenizer is named for this model."""
         return model in self._models
 
-    def embeds_alike(self, model: str, backend: str) -> bool:
-        """Whether this backend was seen to make the same vectors of texts and of their tokens, as told here."""
+    def counts_alike(self, model: str, backend: str) -> bool:
+        """Whether this backend was seen to count the tokens of texts that it embeds as they are counted here."""
         state = self._models.get(model)
-        return state is not None and state.verdict(backend).embeds
+        return state is not None and state.verdict(backend).counts
 
-    async def encode(self, model: str, texts: list[str], size_bytes: int, *, special: bool) -> Encoded | NotEncoded:
-        """The token ids of each of these texts, in bounded time. They are not written on the event loop."""
+    async def count(self, model: str, texts: list[str], size_bytes: int, *, special: bool) -> list[int] | NotCounted:
+        """How many tokens each of these texts has, in bounded time."""
         serving, process, bounds, started = self._fleet.serving(model), self._process, self._bounds, self._clock()
-        if process is None or not serving or not all(self.embeds_alike(model, each.name) for each in serving):
-            return NotEncoded.UNVERIFIED
+        if process is None or not serving or not all(self.counts_alike(model, each.name) for each in serving):
+            return NotCounted.UNVERIFIED
         if size_bytes > bounds.max_request_bytes:
-            return NotEncoded.TOO_LONG
+            return NotCounted.TOO_LONG
         if self._batches >= bounds.max_batches or started < self._paused_until:
-            return NotEncoded.BUSY
+            return NotCounted.BUSY
         self._batches += 1
         try:
             async with asyncio.timeout(bounds.batch_wait_seconds + size_bytes * bounds.batch_wait_seconds_per_byte):
-                answer = await process.ask(lambda number: Texts(number, model, texts, special), HUNG_SECONDS)
+                answer = await process.ask(lambda number: Count(number, model, texts, special), HUNG_SECONDS)
         except TimeoutError:
             self._paused_until = self._clock() + bounds.pause_seconds
-            return NotEncoded.LATE
+            return NotCounted.LATE
         except ProcessEnded:
-            return NotEncoded.FAILED
+            return NotCounted.FAILED
         finally:
             self._batches -= 1
-            self.counters.wait_seconds += self._clock() - started
-        self.counters.encode_seconds += answer.seconds
-        return NotEncoded.FAILED if answer.tokens is None else Encoded(answer.rows, answer.counts)
+        return NotCounted.FAILED if answer.tokens is None else answer.counts
 
     def look_again(self) -> None:
         """Compare with backends that were not compared yet, if there are any."""
@@ -229,8 +220,8 @@ class Tokenization:
                 content_format = best_format(comparisons)
             comparison = comparisons[content_format]
             if comparison.alike:
-                embeds, differs = await self._embeds(process, model, backend)
-                verdict = Verdict("verified", differs, comparison.features, embeds)
+                counts, differs = await self._counts(process, model, backend)
+                verdict = Verdict("verified", differs, comparison.features, counts)
             else:
                 verdict = Verdict("refused", comparison.difference or "neither side renders any prompt")
         except CannotCompare as error:
@@ -245,12 +236,12 @@ class Tokenization:
         state.judged(backend.name, verdict)
         return verdict
 
-    async def _embeds(self, process: TokenizerProcess, model: str, backend: Backend) -> tuple[bool, str]:
-        """Whether texts may be sent to this backend as ids, to be embedded."""
-        answer = await process.ask(lambda number: Texts(number, model, list(EMBEDDED), True), HUNG_SECONDS)
+    async def _counts(self, process: TokenizerProcess, model: str, backend: Backend) -> tuple[bool, str]:
+        """Whether this backend counts texts alike that it embeds, and what differs."""
+        answer = await process.ask(lambda number: Count(number, model, list(EMBEDDED), True), HUNG_SECONDS)
         if answer.tokens is None:
             return False, answer.reason
-        return await embeds_alike(model, backend, self._client, list(map(orjson.loads, answer.rows)))
+        return await counts_alike(model, backend, self._client, answer.counts)
 
     def _tell(self, state: ModelState, backend: Backend, verdict: Verdict) -> None:
         if verdict == state.verdicts.get(backend.name):
@@ -259,9 +250,9 @@ class Tokenization:
         match verdict.state:
             case "verified":
                 told = sorted(each.value for each in verdict.features)
-                log.info("tokens_verified", **about, features=told, embeddings=verdict.embeds)
+                log.info("tokens_verified", **about, features=told, embeddings=verdict.counts)
                 if verdict.reason:
-                    log.warning("embeddings_of_tokens_differ", **about, reason=verdict.reason)
+                    log.warning("embedding_tokens_differ", **about, reason=verdict.reason)
             case "refused":
                 log.warning("tokens_refused", **about, reason=verdict.reason)
             case "pending":

@@ -65,9 +65,9 @@ class ModelTokenizer:
         before, after = self._frame
         return before + self.segments.tokens(text) + after
 
-    def encode(self, texts: list[str], *, special: bool) -> list[list[int]]:
-        """The ids of each text, by itself."""
-        return [found.ids for found in self._backend.encode_batch_fast(texts, add_special_tokens=special)]
+    def counts(self, texts: list[str], *, special: bool) -> list[int]:
+        """How many tokens each text has by itself."""
+        return list(map(len, self._backend.encode_batch_fast(texts, add_special_tokens=special)))
 
     def render(self, reading: Reading) -> str:
         """The text of a prompt. Raises NotUnderstood where the template refuses it or there is none."""

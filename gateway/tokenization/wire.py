@@ -26,8 +26,8 @@ class Job(msgspec.Struct, tag=True, frozen=True):
     features: list[str]
 
 
-class Texts(msgspec.Struct, tag=True, frozen=True):
-    """Tell the tokens of several texts, each by itself. `special`: with the special tokens that the model adds."""
+class Count(msgspec.Struct, tag=True, frozen=True):
+    """Count the tokens of several texts, each by itself. `special`: with the special tokens that the model adds."""
 
     number: int
     model: str
@@ -35,14 +35,11 @@ class Texts(msgspec.Struct, tag=True, frozen=True):
     special: bool
 
 
-Question = Load | Job | Texts
+Question = Load | Job | Count
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What came of a question; without `tokens` (packed ids), `reason` says why.
-
-    The tokens of `Texts` are `rows`, each a list in JSON, and `counts` of them: the one who asks only passes them on.
-    """
+    """What came of a question; without `tokens` (packed ids; none, but `counts`, for `Count`), `reason` says why."""
 
     number: int
     tokens: bytes | None = None
@@ -51,7 +48,6 @@ class Answer(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     segments: int = 0
     cached_segments: int = 0
-    rows: list[bytes] = []
     counts: list[int] = []
 
 

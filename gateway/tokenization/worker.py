@@ -7,11 +7,9 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO, Final
 
-import orjson
-
 from gateway.tokenization.conversation import NotUnderstood
 from gateway.tokenization.tokenizer import CannotLoad, ModelTokenizer
-from gateway.tokenization.wire import LENGTH_BYTES, Answer, Job, Load, Question, Texts, framed, length_of, read_question
+from gateway.tokenization.wire import LENGTH_BYTES, Answer, Count, Job, Load, Question, framed, length_of, read_question
 
 CACHE_BYTES: Final = 67108864  # for each model
 
@@ -32,8 +30,8 @@ class Worker:
                 self._models[question.model] = model = self._load(question.source, CACHE_BYTES)
                 told = "in segments" if model.segmented else "as a whole"
                 return Answer(question.number, b"", told, seconds=self._clock() - started)
-            if isinstance(question, Texts):
-                return self._texts(question, started)
+            if isinstance(question, Count):
+                return self._counts(question, started)
             return self._tokens(question, started)
         except (CannotLoad, NotUnderstood) as error:
             return Answer(question.number, None, str(error), isinstance(error, CannotLoad), self._clock() - started)
@@ -50,10 +48,9 @@ class Worker:
             job.number, tokens, seconds=spent, segments=segments.seen - seen, cached_segments=segments.cached - cached
         )
 
-    def _texts(self, question: Texts, started: float) -> Answer:
-        ids = self._model(question.model).encode(question.texts, special=question.special)
-        rows, counts = list(map(orjson.dumps, ids)), list(map(len, ids))
-        return Answer(question.number, b"", seconds=self._clock() - started, rows=rows, counts=counts)
+    def _counts(self, question: Count, started: float) -> Answer:
+        counts = self._model(question.model).counts(question.texts, special=question.special)
+        return Answer(question.number, b"", seconds=self._clock() - started, counts=counts)
 
     def _model(self, name: str) -> ModelTokenizer:
         model = self._models.get(name)

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from array import array
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from gateway.tokenization.conversation import Feature
 from gateway.tokenization.tokenizer import ModelTokenizer
 from tests.integration.conftest import engine_kind
 from tests.integration.fleet import EMBEDDING_MODEL, MODELS, Fleet
@@ -44,9 +46,10 @@ class Answers:
         self._model = ModelTokenizer(folder, 0)
 
     def _ids(self, given: Any, special: bool = True) -> list[list[int]]:
-        if isinstance(given, str) or isinstance(given[0], int):
-            given = [given]
-        return [self._model.encode([each], special=special)[0] if isinstance(each, str) else each for each in given]
+        texts = [given] if isinstance(given, str) else given
+        documents = [{"prompt": text, "add_special_tokens": special} for text in texts]
+        told = [self._model.tokens("completions", document, "string", [Feature.COMPLETION]) for document in documents]
+        return [array("I", tokens).tolist() for tokens in told]
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
         """As /tokenize; there is no chat template."""
@@ -139,7 +142,7 @@ async def test_everybody_is_told_the_usage_that_the_engine_would_have_counted(en
             await asyncio.sleep(2.0)
         else:
             raise AssertionError("usage was estimated in each of 5 rounds")
-        assert await read(gateway.admin_url, "gateway_embedding_as_ids_total", result="sent") > 0
+        assert await read(gateway.admin_url, "gateway_embedding_counted_total", result="counted") > 0
         assert await read(gateway.admin_url, "gateway_embedding_batch_items_count") < len(asked)
 
 
@@ -173,5 +176,5 @@ async def test_with_another_tokenizer_than_the_engines_usage_is_an_estimate(engi
             sum(answer[1]["usage"]["prompt_tokens"] for answer in answers) for answers in (through, direct)
         )
         assert ours_total == theirs_total
-        assert await read(gateway.admin_url, "gateway_embedding_as_ids_total", result="sent") == 0
-        assert await read(gateway.admin_url, "gateway_embedding_as_ids_total", result="unverified") > 0
+        assert await read(gateway.admin_url, "gateway_embedding_counted_total", result="counted") == 0
+        assert await read(gateway.admin_url, "gateway_embedding_counted_total", result="unverified") > 0

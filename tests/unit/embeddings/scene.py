@@ -23,7 +23,7 @@ from gateway.dispatch import Dispatcher
 from gateway.embeddings.coalescer import Coalescer
 from gateway.embeddings.grouping import inputs_of
 from gateway.embeddings.reuse import reuse_as_configured
-from gateway.embeddings.token_ids import TokenIds
+from gateway.embeddings.token_counts import TokenCounts
 from gateway.errors import BackendError, GatewayError
 from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.metrics import Metrics
@@ -121,14 +121,14 @@ class Scene:
             self.fleet, self.gate, cast(Relay, self), budget, self.metrics, response_headers=True
         )
         self.tokenizer = Words()
-        token_ids = TokenIds(cast(Tokenization, self.tokenizer), self.counted)
+        token_counts = TokenCounts(cast(Tokenization, self.tokenizer), self.counted)
         numbers = iter(range(10**9))
         config = Config(backends=tuple(configs), embeddings=EmbeddingsConfig.model_validate(embeddings))
         self.reuse = reuse_as_configured(config, self.fleet, self.counted, b"secret")
         self.coalescer = Coalescer(
             self.fleet, self.dispatcher, config.embeddings,
             AdmissionConfig.model_validate(admission or {}), self.counted, loop.time, lambda: f"batch-{next(numbers)}",
-            crowded=self.queue.waiting, retry_after=lambda _: 1.0, token_ids=token_ids, response_headers=True,
+            crowded=self.queue.waiting, retry_after=lambda _: 1.0, token_counts=token_counts, response_headers=True,
             reuse=self.reuse,
         )  # fmt: skip
         self.overhead_seconds, self.item_seconds = 0.010, 0.001
@@ -157,7 +157,6 @@ class Scene:
         fresh: bool,
     ) -> Answer:
         sent, weights = Sent(backend, request, self.clock()), self.weights
-        sent.items = list(map(self.tokenizer.text_of, sent.items))
         self.sent.append(sent)
         count = min(self._cap, len(sent.items))
         self._running[backend] += count

@@ -96,7 +96,7 @@ def test_tokens_that_were_told_of_a_text_alone_stay_exact() -> None:
     run(main())
 
 
-def test_tokens_of_texts_that_were_sent_as_ids_are_exact_one_by_one() -> None:
+def test_tokens_of_texts_that_were_counted_are_exact_one_by_one() -> None:
     async def main() -> None:
         scene = Scene(cache_bytes=MUCH)
         scene.tokenizer.is_configured = True

@@ -121,7 +121,7 @@ def check(wire: FakeWire, client: Client, lives: list[bytes], *, faults: bool, c
     deduplicate=st.booleans(),
     cache_bytes=st.sampled_from((0, 4_000, 1_000_000)),
     cap=st.sampled_from((4, 64)),
-    as_ids=st.booleans(),
+    counted=st.booleans(),
 )
 @settings(max_examples=200, deadline=None)
 def test_nobody_is_given_a_wrong_vector_an_old_one_or_another_clients_error(
@@ -131,11 +131,11 @@ def test_nobody_is_given_a_wrong_vector_an_old_one_or_another_clients_error(
     deduplicate: bool,
     cache_bytes: int,
     cap: int,
-    as_ids: bool,
+    counted: bool,
 ) -> None:
     async def main() -> None:
         scene = Scene("ab", cap=cap, max_batch_items=16, deduplicate=deduplicate, cache_bytes=cache_bytes)
-        scene.fault, scene.tokenizer.is_configured = Engines(list(faults)), as_ids
+        scene.fault, scene.tokenizer.is_configured = Engines(list(faults)), counted
         lives = [scene.weights]
         restarting = asyncio.create_task(restarts(scene, restarts_ms, lives))
         wires = await asyncio.gather(*(one(scene, client, number, lives) for number, client in enumerate(clients)))

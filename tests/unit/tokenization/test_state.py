@@ -2,8 +2,8 @@ from gateway.tokenization.conversation import Feature
 from gateway.tokenization.state import ModelState, Verdict
 
 
-def verified(*features: Feature, embeds: bool = False) -> Verdict:
-    return Verdict("verified", "", frozenset(features), embeds)
+def verified(*features: Feature, counts: bool = False) -> Verdict:
+    return Verdict("verified", "", frozenset(features), counts)
 
 
 def test_what_can_be_told_is_what_every_verified_backend_does_alike() -> None:
@@ -27,7 +27,7 @@ def test_with_the_tokenizer_all_that_was_seen_of_it_is_gone() -> None:
 
 def test_an_operator_is_told_each_backends_state_and_reason() -> None:
     model = ModelState("m", "/models/m", encoding="in segments")
-    model.judged("a", verified(Feature.TOOLS, Feature.CHAT, embeds=True))
+    model.judged("a", verified(Feature.TOOLS, Feature.CHAT, counts=True))
     model.judged("b", Verdict("refused", "from token 0 on"))
     assert model.told() == {
         "model": "m",
