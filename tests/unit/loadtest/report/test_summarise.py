@@ -208,6 +208,15 @@ def test_results_survive_their_json() -> None:
     assert Results.model_validate_json(results.model_dump_json()) == results
 
 
+def test_results_of_the_first_schema_are_still_read() -> None:
+    old = _summary([_record(0, 0.0)]).model_dump(mode="json")
+    for added in ("parts", "stalls", "samples", "cross_check"):
+        del old[added]
+    del old["streaming"]["whole_ratio"]
+    old["schema_version"] = 1
+    assert Results.model_validate(old).schema_version == 1
+
+
 def test_the_timeline_accounts_for_every_request_and_token() -> None:
     records = [_record(index, index * 0.37) for index in range(50)] + [_failed(50, 3.0)]
     timeline = _summary(records).timeline
