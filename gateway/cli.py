@@ -335,7 +335,8 @@ def _load(
 ) -> "Config":
     if no_admin and admin_port is not None:
         raise typer.BadParameter("give either --admin-port or --no-admin")
-    from gateway.config import ConfigError, load
+    from gateway.config import ConfigError
+    from gateway.config_file import load
 
     try:
         return load(file, backends or [], host, port, "off" if no_admin else admin_port)

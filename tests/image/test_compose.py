@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from gateway.config import Config, load
+from gateway.config import Config
+from gateway.config_file import load
 
 FOLDER = Path("config")
 ENGINES = ("engine-a", "engine-b")

@@ -22,6 +22,7 @@ LAYERS: dict[str, set[str]] = {
     "request": set(),
     "complaints": set(),
     "config": {"complaints"},
+    "config_file": {"config"},
     "routing": {"request"},
     "admission": {"request", "errors", "routing"},
     "backends": {"config", "errors", "admission.limiter"},

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import config
+from gateway import config_file
 from tests.bench import peers
 from tests.bench.peers import PEERS, Peer
 from tests.bench.place import SOURCES, Place, Ports
@@ -70,7 +70,7 @@ def test_the_gateways_file_is_valid_and_takes_the_ports_of_this_run(monkeypatch:
     ports = Ports(proxy=8111, metrics=8711, engines=(9211, 9212))
     for name, value in PEERS["gateway"].environment(ports).items():
         monkeypatch.setenv(name, value)
-    found = config.load(SOURCES / "gateway.yaml", [])
+    found = config_file.load(SOURCES / "gateway.yaml", [])
     assert (found.server.port, found.server.admin and found.server.admin.port) == (8111, 8711)
     assert [backend.url for backend in found.backends] == ports.backends
     assert (found.routing.policy, found.server.access_log) == ("prefix", True)

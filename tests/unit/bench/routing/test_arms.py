@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import config
+from gateway import config, config_file
 from tests.bench.place import Place, Ports
 from tests.bench.routing.arms import POLICIES, arms, ours
 from tests.bench.routing.engines import EngineOptions
@@ -31,7 +31,7 @@ def test_one_that_is_told_gets_the_speeds_of_its_backends() -> None:
 
 def test_the_configuration_is_written_where_the_command_reads_it(tmp_path: Path) -> None:
     *_, file = ours("round_robin").command(Place(tmp_path), PORTS, ENGINES)
-    assert config.load(Path(file), []).routing.policy == "round_robin"
+    assert config_file.load(Path(file), []).routing.policy == "round_robin"
 
 
 def test_routers_that_are_not_installed_are_left_out_and_named(tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""Variables, files and flags."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config import ConfigError
+from gateway.config_file import load, substitute
+
+ROOT = Path(__file__).resolve().parents[2]
+BACKENDS = [{"url": "http://10.0.0.1:8000"}]
+
+
+# Environment variables.
+
+
+def test_variables_are_replaced_wherever_they_stand() -> None:
+    document = {"a": "${X}", "b": ["${X}-${Y:-d}", {"c": "${Z:-}"}], "n": 5}
+    assert substitute(document, {"X": "1x"}) == {"a": "1x", "b": ["1x-d", {"c": ""}], "n": 5}
+
+
+def test_a_variable_that_is_not_set_is_told_with_its_place() -> None:
+    with pytest.raises(ConfigError, match=r"backends\.0\.api_key: the environment variable KEY is not set"):
+        substitute({"backends": [{"api_key": "${KEY}"}]}, {})
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    assert substitute("${X:-d}", {"X": ""}) == "d"
+
+
+@given(st.text(st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="$"), min_size=1))
+def test_a_variable_is_taken_literally_whatever_it_looks_like_in_yaml(value: str) -> None:
+    assert substitute("${X}", {"X": value}) == value
+
+
+@pytest.mark.parametrize("key", ["12345", "1e5", "0x1f", "yes", "null", "@key", "a: b", "[", "*x", "!y", "%z"])
+def test_a_key_from_the_environment_may_look_like_anything(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("backends: [{url: 'http://a:1'}]\nauth: {keys: [{name: ann, key: '${KEY}'}]}\n")
+    monkeypatch.setenv("KEY", key)
+    assert load(file, []).auth.keys[0].key == key
+
+
+def test_numbers_and_switches_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(
+        "backends: [{url: 'http://a:1', max_in_flight: '${N}'}, {url: 'http://b:1', max_in_flight: '${M:-auto}'}]\n"
+        "server: {port: '${P:-9000}', access_log: '${LOG}'}\nadmission: {max_wait_seconds: '${W}'}\n"
+    )
+    for name, value in {"N": "32", "LOG": "false", "W": "1.5"}.items():
+        monkeypatch.setenv(name, value)
+    config = load(file, [])
+    assert [backend.max_in_flight for backend in config.backends] == [32, "auto"]
+    assert (config.server.port, config.server.access_log, config.admission.max_wait_seconds) == (9000, False, 1.5)
+
+
+# Files and flags.
+
+
+def test_flags_alone_need_no_file() -> None:
+    config = load(None, ["http://a:1", "http://b:2"], host="127.0.0.1", port=0)
+    assert [backend.name for backend in config.backends] == ["a:1", "b:2"]
+    assert (config.server.host, config.server.port) == ("127.0.0.1", 0)
+
+
+def test_flags_override_the_file_and_leave_the_rest(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("backends: [{url: 'http://a:1'}]\nserver: {port: 1, max_body_bytes: 7}\n")
+    config = load(file, ["http://b:2"], port=2)
+    assert [backend.name for backend in config.backends] == ["b:2"]
+    assert (config.server.port, config.server.max_body_bytes) == (2, 7)
+
+
+def test_nothing_at_all_says_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="pass --backend"):
+        load(None, [])
+
+
+@pytest.mark.parametrize("text", ["a: [", "\t", "backends: !!python/object:os.system {}", "a: 1\n---\nb: 2", "\x00"])
+def test_a_file_that_is_no_yaml_is_told_with_its_name(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"gateway\.yaml"):
+        load(file, [])
+
+
+def test_a_file_that_is_not_there_is_told_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        load(tmp_path / "nowhere.yaml", [])
+
+
+@pytest.mark.parametrize("text", ["- 1", "5", "x"])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        load(file, [])
+
+
+@pytest.mark.parametrize("server", ["5", "[1]", "x"])
+def test_a_section_of_the_wrong_kind_is_refused_though_a_flag_overrides_part_of_it(tmp_path: Path, server: str) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(f"backends: [{{url: 'http://a:1'}}]\nserver: {server}\n")
+    with pytest.raises(ConfigError, match="server"):
+        load(file, [], port=1)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "config").glob("*.yaml")), ids=lambda file: file.name)
+def test_the_example_files_are_valid(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = yaml.safe_load(file.read_text())
+    if isinstance(document, dict) and "backends" in document:
+        assert load(file, []).backends
