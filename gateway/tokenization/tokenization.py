@@ -56,7 +56,7 @@ DEFAULT_BOUNDS: Final = Bounds()
 class NotCounted(StrEnum):
     """Why the tokens of texts are not told."""
 
-    UNVERIFIED = "unverified"  # a backend was not seen to count alike
+    UNVERIFIED = "unverified"  # the backend was not seen to count alike
     FIELDS = "fields"  # of the request, whose effect on tokens is not known
     TOO_LONG = "too_long"
     BUSY = "busy"
@@ -161,9 +161,9 @@ class Tokenization:
         return state is not None and state.verdict(backend).counts
 
     async def count(self, model: str, texts: list[str], size_bytes: int, *, special: bool) -> list[int] | NotCounted:
-        """How many tokens each of these texts has, in bounded time."""
+        """How many tokens each of these texts has to backends that count alike, in bounded time."""
         serving, process, bounds, started = self._fleet.serving(model), self._process, self._bounds, self._clock()
-        if process is None or not serving or not all(self.counts_alike(model, each.name) for each in serving):
+        if process is None or not any(self.counts_alike(model, each.name) for each in serving or ()):
             return NotCounted.UNVERIFIED
         if size_bytes > bounds.max_request_bytes:
             return NotCounted.TOO_LONG

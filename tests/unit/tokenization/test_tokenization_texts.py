@@ -49,10 +49,12 @@ async def test_texts_are_counted() -> None:
         assert not any(tokenization.totals().values()), "those are of prompts"
 
 
-async def test_one_backend_that_counts_otherwise_makes_all_unknown_and_says_why() -> None:
+async def test_texts_are_counted_for_those_who_count_alike_and_others_say_why_they_do_not() -> None:
     with capture_logs() as logs:
         async with counting(embeds(), embeds(str.lower)) as tokenization:
-            assert await count(tokenization, "Hi") is NotCounted.UNVERIFIED
+            assert await count(tokenization, "Hi") == [4]
+            assert tokenization.counts_alike("m", "b0")
+            assert not tokenization.counts_alike("m", "b1")
             assert tokenization.accepted("m", "b1"), "its prompts are alike"
             [model] = tokenization.status()
     [differs] = [log for log in logs if log["event"] == "embedding_tokens_differ"]
