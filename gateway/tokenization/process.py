@@ -102,4 +102,14 @@ async def running(command: tuple[str, ...] = COMMAND) -> AsyncIterator[Tokenizer
         asking._kill()
         assert process.stdin is not None
         process.stdin.close()
-        await process.wait()
+        await _reaped(process)
+
+
+async def _reaped(process: Process) -> None:
+    """Wait for the end of a process that was killed, also when cancelled meanwhile: it takes no time to speak of."""
+    waiting = asyncio.get_running_loop().create_task(process.wait())
+    try:
+        await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        await waiting
+        raise

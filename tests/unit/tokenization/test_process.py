@@ -94,3 +94,23 @@ async def test_a_command_that_does_not_exist_is_an_os_error() -> None:
     with pytest.raises(OSError, match="nowhere"):
         async with running(("/nowhere/python", sys.executable)):
             raise AssertionError("never reached")
+
+
+async def test_who_is_cancelled_while_a_dead_process_is_waited_for_leaves_nothing_behind() -> None:
+    async def use() -> None:
+        async with running(COMMAND) as process:
+            started.append(process)
+            await process.listen()
+
+    started: list[TokenizerProcess] = []
+    async with asyncio.timeout(30):
+        using = asyncio.get_running_loop().create_task(use())
+        while not started:
+            await asyncio.sleep(0)
+        started[0]._kill()
+        while not started[0]._ended:
+            await asyncio.sleep(0)
+        using.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await using
+        assert started[0]._process.returncode is not None
