@@ -32,6 +32,13 @@ async def engine() -> AsyncIterator[SimulatedEngine]:
 
 
 @pytest.fixture
+async def slow_engine() -> AsyncIterator[SimulatedEngine]:
+    """An engine on which a request takes some 50 ms."""
+    async with SimulatedEngine(EngineConfig(model="sim"), seed=1) as running:
+        yield running
+
+
+@pytest.fixture
 async def embedder() -> AsyncIterator[SimulatedEngine]:
     """An engine with an embedding model."""
     limits = Limits(max_num_seqs=32, max_num_batched_tokens=4096, block_size=16, num_blocks=5000)
@@ -96,9 +103,9 @@ async def test_a_trace_at_another_rate_ends_with_its_last_request(engine: Simula
     assert [record.intended for record in records] == [0.0, 0.02, 0.04]
 
 
-async def test_users_of_a_ramp_come_and_go_over_the_run(engine: SimulatedEngine) -> None:
+async def test_users_of_a_ramp_come_and_go_over_the_run(slow_engine: SimulatedEngine) -> None:
     load = {"first_concurrency": 1, "concurrency": 8, "ramp_seconds": 0.8, "duration_seconds": 1}
-    records = await drive(plan_for(engine, {"prefix_tokens": 32}, **load))
+    records = await drive(plan_for(slow_engine, {"prefix_tokens": 32}, **load))
     early = peak(sweep((record.sent, record.end) for record in records if record.end < 0.1))
     assert early == 1
     assert peak(sweep((record.sent, record.end) for record in records)) == 8
