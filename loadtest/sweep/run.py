@@ -1,0 +1,212 @@
+"""Carries a plan out: starts each configuration's server, measures it, stops it; keeps what it finds as it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from loadtest.drive.fleet import Stopped, WorkerDied
+from loadtest.drive.run import Order, measured
+from loadtest.drive.target import Target, TargetError, look_at
+from loadtest.report.figure import milliseconds, number
+from loadtest.report.schema import Results
+from loadtest.sweep.judge import Judged, judged
+from loadtest.sweep.pace import Pace, Work, told_seconds
+from loadtest.sweep.plan import Plan, Way, Workload
+from loadtest.sweep.search import Round, best, rounds
+from loadtest.sweep.server import Launch, Server, ServerFailed, engine, gateway
+from loadtest.sweep.space import Configuration, Space, fixed_flags, gpus_of
+from loadtest.sweep.store import Cell, Failure, Store
+from loadtest.vllm_cpu.process import free_ports
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A round under one workload: what was tried in it."""
+
+    workload: Workload
+    share: float
+    configurations: list[Configuration]
+
+
+@dataclass(slots=True)
+class Sweep:
+    """A plan under way."""
+
+    plan: Plan
+    space: Space
+    store: Store
+    console: Console
+    should_stop: Callable[[], bool]
+    stages: list[Stage] = field(default_factory=list)
+    _pace: Pace = field(default_factory=Pace)
+
+    def carry_out(self) -> None:
+        """All rounds. Raises Stopped; what has ended by then is kept."""
+        still = {workload.name: self.space.configurations for workload in self.plan.workloads}
+        ahead = self.rounds()
+        for place, this in enumerate(ahead):
+            stages = [Stage(workload, this.share, still[workload.name]) for workload in self.plan.workloads]
+            self.stages += stages
+            self._round(stages, self._expected(ahead[place + 1 :]))
+            for stage in stages if place + 1 < len(ahead) else ():
+                still[stage.workload.name] = best(self.found(stage, self.plan.through[0]), ahead[place + 1].count)
+
+    def rounds(self) -> list[Round]:
+        """How many configurations are tried, for how long."""
+        return rounds(len(self.space.configurations), self.plan.halving if self.plan.search == "halving" else None)
+
+    def found(self, stage: Stage, way: Way) -> dict[Configuration, Judged]:
+        """What the configurations of a stage came to; those that failed, or have not run, are not there."""
+        found = {}
+        for configuration in stage.configurations:
+            runs = [self.store.results(cell) for cell in self._cells(configuration, stage, way)]
+            ended = [run for run in runs if run is not None]
+            if len(ended) == len(runs):
+                found[configuration] = judged(ended, self.plan.objective, self.gpus(configuration))
+        return found
+
+    def failures(self, stage: Stage, way: Way) -> dict[Configuration, Failure]:
+        """Why those that failed did."""
+        found = {}
+        for configuration in stage.configurations:
+            for cell in self._cells(configuration, stage, way):
+                if (failure := self.store.failure(cell)) is not None:
+                    found[configuration] = failure
+                    break
+        return found
+
+    def runs(self, stage: Stage, way: Way, configuration: Configuration) -> list[Results]:
+        """Its repetitions that have ended."""
+        results = (self.store.results(cell) for cell in self._cells(configuration, stage, way))
+        return [found for found in results if found is not None]
+
+    def gpus(self, configuration: Configuration) -> int:
+        """How many its server takes."""
+        chosen = {flag: value for flag, value in configuration.flags if value is not None}
+        return gpus_of(fixed_flags(self.plan) | chosen)
+
+    def _cells(self, configuration: Configuration, stage: Stage, way: Way) -> list[Cell]:
+        return [
+            Cell(configuration, way, stage.workload, stage.share, repetition) for repetition in range(self.plan.repeat)
+        ]
+
+    def _expected(self, ahead: Sequence[Round]) -> Work:
+        """What later rounds will take: workloads may keep different configurations."""
+        loads = len(self.plan.workloads)
+        whole = loads * len(self.plan.through) * self.plan.repeat
+        most = len(self.space.configurations)
+        return sum((Work(min(loads * this.count, most), this.count * this.share * whole) for this in ahead), Work(0, 0))
+
+    def _round(self, stages: Sequence[Stage], later: Work) -> None:
+        todo = list(self._todo(stages))
+        for place, (configuration, cells) in enumerate(todo, 1):
+            left = later
+            for _, others in todo[place - 1 :]:
+                left += Work(1, sum(cell.share for cell in others))
+            seconds = self._pace.seconds_left(left)
+            length = f", runs of {stages[0].share:.0%}" if stages[0].share < 1 else ""
+            about = f", about {told_seconds(seconds)} left" if seconds is not None else ""
+            self._say(f"[{place}/{len(todo)}{length}{about}] {configuration.label}", style="bold")
+            self._configuration(configuration, cells)
+
+    def _todo(self, stages: Sequence[Stage]) -> Iterator[tuple[Configuration, list[Cell]]]:
+        """Each configuration with its runs that have not ended: one start serves all workloads."""
+        for configuration in self.space.configurations:
+            cells = [
+                cell
+                for way in self.plan.through
+                for stage in stages
+                if configuration in stage.configurations
+                for cell in self._cells(configuration, stage, way)
+                if not self.store.is_done(cell)
+            ]
+            if cells:
+                yield configuration, cells
+
+    def _configuration(self, configuration: Configuration, cells: Sequence[Cell]) -> None:
+        if self.should_stop():
+            raise Stopped
+        log = self.store.folder_of(configuration) / "server.log"
+        port, gateway_port = free_ports(2)
+        try:
+            with self._server(engine(self.plan, configuration, port), log) as server:
+                self._pace.started(server.start_seconds)
+                for way in self.plan.through:
+                    mine = [cell for cell in cells if cell.way == way]
+                    if mine and way == "gateway":
+                        self._through_gateway(server, gateway_port, mine)
+                    else:
+                        self._measure_all(server, server.launch.url, mine)
+        except ServerFailed as failed:
+            self._failed(cells, failed)
+
+    def _through_gateway(self, server: Server, port: int, cells: Sequence[Cell]) -> None:
+        launch = gateway(self.plan, server.launch.url, port)
+        try:
+            with self._server(launch, server.log_path.with_name("gateway.log")) as before:
+                self._measure_all(server, before.launch.url, cells)
+        except ServerFailed as failed:
+            server.check()
+            self._failed(cells, failed)
+
+    def _server(self, launch: Launch, log_path: Path) -> Server:
+        return Server(launch, log_path, self.should_stop)
+
+    def _measure_all(self, server: Server, url: str, cells: Sequence[Cell]) -> None:
+        for cell in cells:
+            if self.should_stop():
+                raise Stopped
+            started = time.monotonic()
+            try:
+                self._measure(server, url, cell)
+            except (TargetError, WorkerDied, OSError) as error:
+                server.check()
+                self._failed([cell], ServerFailed(str(error), []))
+            self._pace.ran(time.monotonic() - started, cell.share)
+
+    def _measure(self, server: Server, url: str, cell: Cell) -> None:
+        options = cell.workload.options(url, cell.share, cell.repetition)
+        (load,) = options.loads()
+        target = asyncio.run(look_at(url, None, options.model))
+        page = self._page(server, target, options.model)
+        plan = options.plan(url, target, load, options.drawn_seed())
+        results, records = measured(Order(plan, target, options.bounds, page, None), self.console)
+        if results.verdict.ended_early:
+            raise Stopped
+        server.check()
+        self.store.keep(cell, results, records)
+        found = judged([results], self.plan.objective, self.gpus(cell.configuration))
+        self._say(f"  {cell.workload.name}, {cell.way}: {told(found, self.plan)}", style=None if found.fits else "red")
+
+    def _page(self, server: Server, target: Target, model: str | None) -> dict[str, str]:
+        """The engine's own page, also where requests go through the gateway."""
+        url = target.metrics_url or asyncio.run(look_at(server.launch.url, None, model)).metrics_url
+        return {"engine": url} if url else {}
+
+    def _failed(self, cells: Sequence[Cell], failed: ServerFailed) -> None:
+        for cell in cells:
+            if not self.store.is_done(cell):
+                self.store.keep_failure(cell, Failure(why=str(failed), log=failed.log))
+        self._say(f"  {failed}", style="red")
+        for line in failed.log[-3:]:
+            self._say(f"    {line}", style="dim")
+
+    def _say(self, text: str, style: str | None = None) -> None:
+        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def told(found: Judged, plan: Plan) -> str:
+    """What a configuration came to, in a line."""
+    parts = [f"{number(found.value)} {plan.objective.maximise.value.replace('_', ' ')}"]
+    parts += [
+        f"{name} p95 {milliseconds(1e3 * value)}"
+        for name, key in (("TTFT", "ttft_p95_seconds"), ("TPOT", "tpot_p95_seconds"))
+        if (value := found.figures.get(key)) is not None
+    ]
+    return ", ".join(parts) + ("" if found.fits else f" ({'; '.join(found.complaints)})")

@@ -1,0 +1,165 @@
+"""What a sweep tells of runs that are kept, without starting anything."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from loadtest.drive.fleet import Stopped
+from loadtest.report.schema import Results
+from loadtest.sweep.outcome import outcome
+from loadtest.sweep.plan import parse
+from loadtest.sweep.report import show, write_report
+from loadtest.sweep.run import Sweep
+from loadtest.sweep.space import Configuration, space_of
+from loadtest.sweep.store import Cell, Failure, Store
+from tests.unit.loadtest.sweep.runs import results
+
+Made = Callable[[Configuration], Results | None]
+
+
+def sweep(folder: Path, should_stop: Callable[[], bool] = lambda: False, **changes: Any) -> Sweep:
+    document = {
+        "serve": {"command": ["vllm", "serve", "m"], "env": {"TOKEN": "secret"}},
+        "flags": {"max-num-seqs": [1, 2, 4, 8], "max-num-batched-tokens": [4]},
+        "workloads": [{"name": "short", "run": {"concurrency": 4, "requests": 100}}],
+        "objective": {"ttft_p95_seconds": 0.5},
+    }
+    plan = parse(document | changes)
+    return Sweep(plan, space_of(plan), Store(folder, plan), Console(file=io.StringIO()), should_stop)
+
+
+def seqs(configuration: Configuration) -> int:
+    value = dict(configuration.flags)["max-num-seqs"]
+    assert isinstance(value, int)
+    return value
+
+
+def keep(made: Sweep, run_of: Made, share: float = 1.0) -> None:
+    """As if every configuration had been run; those without results have failed."""
+    for configuration in made.space.configurations:
+        for workload in made.plan.workloads:
+            for way in made.plan.through:
+                for repetition in range(made.plan.repeat):
+                    cell = Cell(configuration, way, workload, share, repetition)
+                    if (run := run_of(configuration)) is None:
+                        made.store.keep_failure(cell, Failure(why="exit code 2", log=["no such flag"]))
+                    else:
+                        made.store.keep(cell, run, [])
+
+
+def by_seqs(configuration: Configuration) -> Results | None:
+    """The more sequences, the faster, and the later the first token; 2 does not start."""
+    many = seqs(configuration)
+    return None if many == 2 else results(ttft=many / 5, tpot=0.05 / many)
+
+
+def test_what_is_kept_is_not_run_again_and_the_best_within_the_bounds_wins(tmp_path: Path) -> None:
+    made = sweep(tmp_path)
+    keep(made, by_seqs)
+    made.carry_out()
+    found = outcome(made, finished=True)
+    assert [(one.workload, one.flags["max-num-seqs"]) for one in found.winners] == [("short", 1)]
+    assert found.winners[0].command.startswith("vllm serve m --max-num-seqs 1 --max-num-batched-tokens 4")
+    assert list(found.left_out.values()) == ["max-num-batched-tokens 4 is below max-num-seqs 8"]
+    assert [entry.label.split()[0] for entry in found.entries] == ["max-num-seqs=1", "max-num-seqs=4", "max-num-seqs=2"]
+    assert found.entries[1].complaints[0].startswith("TTFT p95 0.8 s > 0.5 s")
+    assert found.entries[2].log == ["no such flag"]
+
+
+def test_halving_gives_longer_runs_to_the_best_alone(tmp_path: Path) -> None:
+    made = sweep(tmp_path, search="halving", halving={"factor": 3, "shortest": 0.3}, objective={})
+    keep(made, by_seqs, 1 / 3)
+    keep(made, lambda configuration: by_seqs(configuration) if seqs(configuration) == 4 else None)
+    made.carry_out()
+    assert [(stage.share, len(stage.configurations)) for stage in made.stages] == [(pytest.approx(1 / 3), 3), (1.0, 1)]
+    found = outcome(made, finished=True)
+    assert found.winners[0].flags["max-num-seqs"] == 4
+    assert [entry.share for entry in found.entries] == [1.0, pytest.approx(1 / 3), pytest.approx(1 / 3)]
+
+
+def test_a_sweep_that_was_stopped_starts_nothing_and_has_no_winner(tmp_path: Path) -> None:
+    made = sweep(tmp_path, lambda: True)
+    with pytest.raises(Stopped):
+        made.carry_out()
+    found = outcome(made, finished=False)
+    assert (found.winners, found.entries) == ([], [])
+
+
+def test_what_was_found_before_a_stop_is_told_without_a_winner(tmp_path: Path) -> None:
+    made = sweep(tmp_path)
+    keep(made, by_seqs)
+    made.carry_out()
+    found = outcome(made, finished=False)
+    assert (found.winners, len(found.entries)) == ([], 3)
+    write_report(made, found)
+    assert "It was stopped before its end." in (tmp_path / "report.md").read_text()
+
+
+def test_a_plan_that_changes_elsewhere_keeps_its_results(tmp_path: Path) -> None:
+    keep(sweep(tmp_path), by_seqs)
+    wider = sweep(tmp_path, flags={"max-num-seqs": [1], "max-num-batched-tokens": [4]}, objective={}, repeat=2)
+    (configuration,) = wider.space.configurations
+    done = [wider.store.is_done(Cell(configuration, "direct", wider.plan.workloads[0], 1.0, n)) for n in (0, 1)]
+    assert done == [True, False]
+    reordered = sweep(tmp_path, flags={"max-num-batched-tokens": [4], "seed": [None], "max-num-seqs": [1]})
+    assert reordered.store.is_done(
+        Cell(reordered.space.configurations[0], "direct", reordered.plan.workloads[0], 1.0, 0)
+    )
+    other_load = [{"name": "short", "run": {"concurrency": 5, "requests": 100}}]
+    for changes in ({"workloads": other_load}, {"serve": {"command": ["vllm", "serve", "n"]}}):
+        other = sweep(tmp_path, **changes)
+        cell = Cell(other.space.configurations[0], "direct", other.plan.workloads[0], 1.0, 0)
+        assert not other.store.is_done(cell)
+
+
+def test_failures_are_forgotten_where_that_is_asked_for(tmp_path: Path) -> None:
+    made = sweep(tmp_path)
+    keep(made, by_seqs)
+    cells = [Cell(one, "direct", made.plan.workloads[0], 1.0, 0) for one in made.space.configurations]
+    assert all(map(made.store.is_done, cells))
+    made.store.forget_failures()
+    assert [made.store.is_done(cell) for cell in cells] == [True, False, True]
+
+
+def test_the_folder_holds_figures_a_page_a_picture_and_no_secret(tmp_path: Path) -> None:
+    made = sweep(tmp_path, repeat=2)
+    keep(made, by_seqs)
+    made.carry_out()
+    found = outcome(made, finished=True)
+    written = write_report(made, found)
+    assert {path.name for path in written} == {"sweep.json", "report.md", "pareto-short.svg", "vllm"}
+    assert "secret" not in (tmp_path / "sweep.json").read_text()
+    page = (tmp_path / "report.md").read_text()
+    assert "Winner: `max-num-seqs=1 max-num-batched-tokens=4`" in page
+    assert "![Pareto picture](pareto-short.svg)" in page
+    assert "no such flag" in page
+    picture = ElementTree.fromstring((tmp_path / "pareto-short.svg").read_text())
+    told = " ".join(text for text in picture.itertext())
+    assert "output tokens/s against TTFT p95" in told
+    assert "max-num-seqs=4" in told
+    shown = io.StringIO()
+    show(found, made.plan, Console(file=shown, width=200))
+    assert re.search(r"short: max-num-seqs=1 .* output tokens/s\n  vllm serve m", shown.getvalue())
+
+
+def test_vllms_own_plots_find_what_they_need(tmp_path: Path) -> None:
+    made = sweep(tmp_path, repeat=2)
+    keep(made, by_seqs)
+    made.carry_out()
+    write_report(made, outcome(made, finished=True))
+    summaries = sorted((tmp_path / "vllm").rglob("summary.json"))
+    assert len(summaries) == 2
+    records = json.loads(summaries[0].read_text())
+    assert [one["run_number"] for one in records] == [0, 1]
+    needed = {"output_throughput", "total_token_throughput", "median_ttft_ms", "p99_tpot_ms", "max_concurrency"}
+    assert needed <= set(records[0])
+    assert (records[0]["max_num_seqs"], records[0]["workload"], records[0]["through"]) == (1, "short", "direct")
