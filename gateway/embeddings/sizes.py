@@ -6,7 +6,7 @@ from gateway.backends.backend import Backend, EngineRank
 from gateway.embeddings.fit import Fit
 from gateway.request import EmbeddingInputs
 
-_SLOTS_A_REPLICA = 2  # batches: one that the engine works on, one that its API server reads or writes
+_SLOTS_A_REPLICA = 4  # batches: some that the engine works on, and some that its API server reads or writes
 _NEAR_THE_LIMIT = 0.8  # of the context: an estimate above this may be a text that is refused
 _FEWEST_ITEMS = 8
 

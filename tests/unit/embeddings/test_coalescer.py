@@ -87,11 +87,11 @@ def test_nobody_gathers_for_longer_than_the_delay_allows() -> None:
         scene = Scene(max_delay_seconds=0.005)
         scene.overhead_seconds = 1.0
         async with asyncio.TaskGroup() as group:
-            for number in range(3):
+            for number in range(5):
                 group.create_task(scene.ask(f"text {number}"))
                 await asyncio.sleep(0.0001)
-        started = scene.records[2].arrived_seconds
-        assert scene.sent[2].at - started == pytest.approx(0.005, abs=1e-6)
+        started = scene.records[4].arrived_seconds
+        assert scene.sent[4].at - started == pytest.approx(0.005, abs=1e-6)
         await scene.check_that_nothing_is_left()
 
     run(main())
@@ -325,12 +325,12 @@ def test_who_leaves_while_it_waits_is_not_sent() -> None:
     async def main() -> None:
         scene = Scene(max_delay_seconds=1.0)
         tasks = []
-        for number in range(2):
+        for number in range(4):
             tasks.append(asyncio.create_task(scene.ask(f"text {number}")))
             await turns(4)
         tasks += [asyncio.create_task(scene.ask(f"late {number}")) for number in range(3)]
         await turns(4)
-        tasks[3].cancel()
+        tasks[5].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         sent = [str(item) for each in scene.sent for item in each.items]
         assert "late 1" not in sent
@@ -382,10 +382,10 @@ def test_a_client_is_refused_when_too_many_wait_already_but_those_under_way_do_n
         tasks = []
         for number in range(20):
             tasks.append(asyncio.create_task(scene.ask(f"text {number}")))
-            await turns(4)  # the first two go at once, each alone
+            await turns(4)  # the first four go at once, each alone
         wires = await asyncio.gather(*tasks)
-        assert [wire.status for wire in wires] == [200] * 6 + [429] * 14
-        assert scene.sizes == [1, 1, 4]
+        assert [wire.status for wire in wires] == [200] * 8 + [429] * 12
+        assert scene.sizes == [1, 1, 1, 1, 4]
         assert b"queue_full" in wires[-1].body
         await scene.check_that_nothing_is_left()
 
@@ -397,7 +397,7 @@ def test_a_client_waits_no_longer_than_its_deadline() -> None:
         scene = Scene(max_delay_seconds=10.0)
         scene.overhead_seconds = 5.0
         tasks = []
-        for number in range(2):
+        for number in range(4):
             tasks.append(asyncio.create_task(scene.ask(f"text {number}")))
             await turns(4)
         started = scene.clock()

@@ -28,7 +28,7 @@ def inputs(given: object) -> EmbeddingInputs:
 
 def test_engines_tell_slots_and_shares() -> None:
     made = sizes(64, 32)
-    assert (made.replicas, made.cap, made.total_cap, made.slots) == (2, 32, 96, 4)
+    assert (made.replicas, made.cap, made.total_cap, made.slots) == (2, 32, 96, 8)
     assert made.bulk_share == 72
     assert made.piece_items(64) == 8
     assert sizes(4).piece_items(64) == 4
