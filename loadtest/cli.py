@@ -1,9 +1,10 @@
-"""The command line of the load tests: `loadtest run`, `sweep`, `sim`, `replay` and `record`."""
+"""The command line of the load tests: `loadtest run`, `sweep`, `sim`, `replay`, `record` and `predict`."""
 
 import typer
 
 from loadtest.drive.command import run, with_options
 from loadtest.engine.command import sim
+from loadtest.predict.command import predict_command
 from loadtest.recording.command import record
 from loadtest.replay.command import replay
 from loadtest.sweep.command import sweep
@@ -13,7 +14,8 @@ app = typer.Typer(
     add_completion=False,
     help="Drive load at anything that speaks OpenAI's API (`run`), find the settings of vLLM that serve a"
     " load best (`sweep`), stand in for a vLLM server (`sim`), or replay a recorded trace through routing policies"
-    " (`replay`); such a trace is made of a gateway's access log (`record`).",
+    " (`replay`); such a trace is made of a gateway's access log (`record`), and how near a replay"
+    " comes to what was measured is told by `predict`.",
     epilog="Such as: loadtest sim --port 8000, and in another terminal: loadtest run http://127.0.0.1:8000 -c 64 -d 30",
 )
 
@@ -23,6 +25,7 @@ app.command("run")(with_options(run))
 app.command("sweep")(sweep)
 app.command("replay")(replay)
 app.command("record")(record)
+app.command("predict")(predict_command)
 
 
 def main() -> None:

@@ -19,6 +19,11 @@ class Logged:
     size_bytes: int  # of the prompt
     ends: tuple[int, ...]  # bytes of the prompt up to the end of each block
     hashes: tuple[str, ...]  # of all that is before each end
+    duration_seconds: float = 0.0  # from its arrival, as the next
+    first_seconds: float | None = None  # None where the answer was not streamed
+    queue_seconds: float = 0.0  # in the gateway's line
+    backend: str = ""
+    cached_tokens: int | None = None
 
 
 @dataclass(slots=True)
@@ -58,13 +63,23 @@ def _request(line: bytes) -> Logged | str:
     if not isinstance(prefix, dict):
         return "without prefix hashes"
     try:
-        return _logged(float(ended) - float(took_ms) / 1000, str(model), int(prompt), int(output), prefix)
+        return _logged(document, float(ended) - float(took_ms) / 1000, str(model), int(prompt), int(output), prefix)
     except (KeyError, TypeError, ValueError):
         return "not of the access log"
 
 
-def _logged(at_seconds: float, model: str, prompt: int, output: int, prefix: dict[str, Any]) -> Logged:
+def _logged(
+    document: dict[str, Any], at_seconds: float, model: str, prompt: int, output: int, prefix: dict[str, Any]
+) -> Logged:
     ends, hashes = tuple(map(int, prefix["ends"])), tuple(map(str, prefix["hashes"]))
     if len(ends) != len(hashes) or list(ends) != sorted(ends):
         raise ValueError("each hash has an end, and they rise")
-    return Logged(at_seconds, model, prompt, output, int(prefix["bytes"]), ends, hashes)
+    first_ms, cached = document.get("first_byte_ms"), document.get("actual_hit_tokens")
+    return Logged(
+        at_seconds, model, prompt, output, int(prefix["bytes"]), ends, hashes,
+        duration_seconds=float(document["duration_ms"]) / 1000,
+        first_seconds=float(first_ms) / 1000 if document.get("stream") and first_ms is not None else None,
+        queue_seconds=float(document.get("queue_ms") or 0.0) / 1000,
+        backend=str(document.get("backend") or ""),
+        cached_tokens=None if cached is None else int(cached),
+    )  # fmt: skip

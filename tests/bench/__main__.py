@@ -8,6 +8,7 @@
 `limits` compares the adaptive limit on sequences in flight with every static one, in virtual time.
 `routing` compares what routers make of prefix caches, on real engines under a trace.
 `documents` shows how much sooner a long rerank request is answered by two engines than by one.
+`predict` drives engines through the gateway, replays the gateway's log, and tells how near the replay was.
 `embeddings` compares many small embeddings requests with and without the gateway's batches.
 
 The proxy has one core to itself. On another core a mock of two vLLM servers answers and a closed-loop load generator
@@ -38,6 +39,7 @@ from tests.bench.overload import report as overload
 from tests.bench.overload.load import MULTIPLES, scenario
 from tests.bench.peers import OURS, Peer
 from tests.bench.place import SOURCES, Cores, Place, choose_cores, hardware_siblings
+from tests.bench.predict.command import predict
 from tests.bench.results import Results, Turn
 from tests.bench.routing.command import routing
 from tests.bench.scenarios import Scenario
@@ -164,6 +166,7 @@ def overload_command(
 
 
 app.command("routing")(routing)
+app.command("predict")(predict)
 app.command("documents")(documents)
 app.command("embeddings")(embeddings)
 

@@ -16,7 +16,16 @@ def lines(*changes: dict[str, Any]) -> list[bytes]:
 
 def test_a_request_has_the_time_of_its_arrival() -> None:
     [found] = read_log(lines({})).requests
-    assert found == Logged(1_700_000_006.0, "m", 100, 7, 400, (256, 400), ("aa", "bb"))
+    assert found == Logged(1_700_000_006.0, "m", 100, 7, 400, (256, 400), ("aa", "bb"), duration_seconds=4.0)
+
+
+def test_times_and_cached_tokens_are_read_where_a_line_has_them() -> None:
+    told = {"stream": True, "first_byte_ms": 250.0, "queue_ms": 50.0, "backend": "one", "actual_hit_tokens": 64}
+    [streamed] = read_log(lines(told)).requests
+    assert (streamed.first_seconds, streamed.queue_seconds) == (0.25, 0.05)
+    assert (streamed.backend, streamed.cached_tokens) == ("one", 64)
+    [whole] = read_log(lines(told | {"stream": False})).requests
+    assert whole.first_seconds is None
 
 
 def test_requests_are_in_the_order_of_their_arrival() -> None:

@@ -1,0 +1,111 @@
+"""What a client measured: the files that `loadtest run --out` writes, and which lines of the log they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import orjson
+
+from loadtest.drive.record import OK
+from loadtest.predict.compare import Side
+from loadtest.recording.access_log import Logged
+
+_HITS, _QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
+_CLOCKS_APART_SECONDS = 1.0
+_EQUAL_SHARE = 0.9  # of answers' lengths; requests that were sent together may arrive in another order
+
+
+class Mismatch(Exception):
+    """Log and results are not of the same run, or a file is not what it should be; the message says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One answered request. Times are seconds from the start of the client's run."""
+
+    at: float
+    first: float | None
+    end: float
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRun:
+    """In the order in which they were sent. `hit_ratio` is of the engines' own counters, where they were read."""
+
+    sent: Sequence[Sent]
+    hit_ratio: float | None
+
+
+def read_run(results: Path) -> ClientRun:
+    """`results.json`, with `requests.jsonl` beside it. Raises Mismatch."""
+    lines = results.parent / "requests.jsonl"
+    try:
+        document: dict[str, Any] = orjson.loads(results.read_bytes())
+        sent = [
+            _sent(record) for line in lines.read_bytes().splitlines() if (record := orjson.loads(line))["outcome"] == OK
+        ]
+        hit_ratio = _counted(document["metrics_delta"])
+    except OSError as error:
+        raise Mismatch(f"{error.filename}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise Mismatch(f"{results}: not what loadtest run writes: {error}") from None
+    if not sent:
+        raise Mismatch(f"{lines}: no request was answered")
+    return ClientRun(sorted(sent, key=lambda one: one.at), hit_ratio)
+
+
+def _sent(record: dict[str, Any]) -> Sent:
+    first = record["first_token"]
+    return Sent(
+        float(record["sent"]), None if first is None else float(first), float(record["end"]),
+        int(record["completion_tokens"] or 0),
+    )  # fmt: skip
+
+
+def _counted(change: dict[str, float]) -> float | None:
+    def total(name: str) -> float:
+        return sum(value for key, value in change.items() if key.rpartition(" ")[2].partition("{")[0] == name)
+
+    queries = total(_QUERIES)
+    return total(_HITS) / queries if queries else None
+
+
+def check_same(judged: Sequence[Logged], run: ClientRun) -> None:
+    """That the log's last requests are the client's: as many, as long, sent when they arrived. Raises Mismatch."""
+    if len(judged) < len(run.sent):
+        raise Mismatch(f"the client had {len(run.sent)} answers, but the log tells of {len(judged)} usable ones")
+    pairs = list(zip(judged, run.sent, strict=True))
+    apart = [logged.at_seconds - one.at for logged, one in pairs]
+    usual = median(apart)
+    equal = sum(logged.output_tokens == one.output_tokens for logged, one in pairs)
+    if max(abs(each - usual) for each in apart) > _CLOCKS_APART_SECONDS or equal < _EQUAL_SHARE * len(pairs):
+        raise Mismatch(
+            f"the last {len(pairs)} requests of the log are not those of the client: give the log up to the end of the"
+            " client's run, and a run in which every request was answered"
+        )
+
+
+def client_seconds(judged: Sequence[Logged], run: ClientRun) -> float:
+    """From the client to the gateway and back: the median of what first tokens took longer for the client."""
+    longer = [
+        one.first - one.at - logged.first_seconds
+        for logged, one in zip(judged, run.sent, strict=True)
+        if one.first is not None and logged.first_seconds is not None
+    ]
+    return max(0.0, median(longer)) if longer else 0.0
+
+
+def measured_by_client(run: ClientRun) -> Side:
+    """The client's figures."""
+    return Side(
+        ttft_seconds=[one.first - one.at for one in run.sent if one.first is not None],
+        e2e_seconds=[one.end - one.at for one in run.sent],
+        output_tokens=sum(one.output_tokens for one in run.sent),
+        seconds=max(one.end for one in run.sent) - run.sent[0].at,
+        hit_ratio=run.hit_ratio,
+    )
