@@ -35,10 +35,14 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class ClientRun:
-    """In the order in which they were sent. `hit_ratio` is of the engines' own counters, where they were read."""
+    """In the order in which they were sent. `hit_ratio` is of the engines' own counters, where they were read.
+
+    `doubts` are why the client does not trust its own figures.
+    """
 
     sent: Sequence[Sent]
     hit_ratio: float | None
+    doubts: Sequence[str] = ()
 
 
 def read_run(results: Path) -> ClientRun:
@@ -50,13 +54,15 @@ def read_run(results: Path) -> ClientRun:
             _sent(record) for line in lines.read_bytes().splitlines() if (record := orjson.loads(line))["outcome"] == OK
         ]
         hit_ratio = _counted(document["metrics_delta"])
+        verdict = document["verdict"]
+        doubts = [] if verdict["valid"] else [str(reason) for reason in verdict["reasons"]]
     except OSError as error:
         raise Mismatch(f"{error.filename}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise Mismatch(f"{results}: not what loadtest run writes: {error}") from None
     if not sent:
         raise Mismatch(f"{lines}: no request was answered")
-    return ClientRun(sorted(sent, key=lambda one: one.at), hit_ratio)
+    return ClientRun(sorted(sent, key=lambda one: one.at), hit_ratio, doubts)
 
 
 def _sent(record: dict[str, Any]) -> Sent:

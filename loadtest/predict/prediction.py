@@ -26,6 +26,7 @@ class Prediction:
     before: int  # requests that came earlier: they calibrate, and fill the caches
     calibration: Calibration
     client_seconds: float | None
+    doubts: Sequence[str] = ()  # of what was measured
 
 
 def predict(
@@ -52,7 +53,8 @@ def predict(
     streamed = [request.first_seconds is not None for request in judged]
     predicted = _predicted(answers, streamed, (calibration.overhead_seconds or 0.0) + (way or 0.0))
     measured = _measured(judged) if run is None else _with_usage(measured_by_client(run), judged)
-    return Prediction(compared(measured, predicted), len(judged), first, calibration, way)
+    doubts = () if run is None else run.doubts
+    return Prediction(compared(measured, predicted), len(judged), first, calibration, way, doubts)
 
 
 def _predicted(answers: Sequence[ReplayRequest], streamed: Sequence[bool], overhead_seconds: float) -> Side:

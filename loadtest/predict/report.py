@@ -43,6 +43,7 @@ def notes(prediction: Prediction, scenario: Scenario) -> list[str]:
         f"Step time, {source}: {step.base_seconds * 1e3:.2f} ms, {step.per_prefill_token_seconds * 1e6:.1f} µs a"
         f" prefilled token, {step.per_decode_sequence_seconds * 1e6:.1f} µs a decoding sequence.",
         f"Added to predicted TTFT and E2E: gateway and HTTP: {around}; {between}.",
+        *(f"The client does not trust what it measured: {doubt}." for doubt in prediction.doubts),
     ]
 
 
@@ -74,6 +75,7 @@ def document(prediction: Prediction, scenario: Scenario, command: str) -> dict[s
             }
             for line in prediction.lines
         ],
+        "doubts": list(prediction.doubts),
         "calibration": asdict(prediction.calibration),
         "client_seconds": prediction.client_seconds,
         "engines": {

@@ -16,11 +16,15 @@ DELTA = {
     "engine-1 vllm:external_prefix_cache_queries_total": 9000.0,
 }
 
+TRUSTED = {"valid": True, "reasons": ["SLO missed"]}
 
-def written(folder: Path, records: list[Record], delta: dict[str, float]) -> Path:
+
+def written(
+    folder: Path, records: list[Record], delta: dict[str, float], verdict: dict[str, object] | None = None
+) -> Path:
     (folder / "requests.jsonl").write_bytes(b"\n".join(orjson.dumps(asdict(record)) for record in records))
     results = folder / "results.json"
-    results.write_bytes(orjson.dumps({"metrics_delta": delta}))
+    results.write_bytes(orjson.dumps({"metrics_delta": delta, "verdict": verdict or TRUSTED}))
     return results
 
 
@@ -36,6 +40,12 @@ def test_answers_are_read_in_the_order_in_which_they_were_sent(tmp_path: Path) -
 def test_the_hit_rate_is_that_of_all_engines_counters(tmp_path: Path) -> None:
     assert read_run(written(tmp_path, [record(1.0)], DELTA)).hit_ratio == pytest.approx(0.5)
     assert read_run(written(tmp_path, [record(1.0)], {"vllm:prefix_cache_hits_total": 1.0})).hit_ratio is None
+
+
+def test_the_client_s_own_doubts_are_passed_on(tmp_path: Path) -> None:
+    assert read_run(written(tmp_path, [record(1.0)], {})).doubts == []
+    late = {"valid": False, "reasons": ["requests were sent late"]}
+    assert read_run(written(tmp_path, [record(1.0)], {}, late)).doubts == ["requests were sent late"]
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
