@@ -135,7 +135,9 @@ def _kv_cache_tokens(config: dict[str, str]) -> int | None:
         return tokens
     # Older versions do not say. The product is too large for models that mix attention kinds.
     blocks, block_size = _integer(config.get("num_gpu_blocks")), _integer(config.get("block_size"))
-    return blocks * block_size if blocks is not None and block_size is not None else None
+    if blocks is None or block_size is None or blocks <= 1:  # encoders have no KV cache, and one block that is not used
+        return None
+    return blocks * block_size
 
 
 def _integer(label: str | None) -> int | None:

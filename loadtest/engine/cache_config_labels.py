@@ -6,7 +6,7 @@ from loadtest.engine.config import EngineConfig
 def cache_config_labels(config: EngineConfig, rank: int) -> dict[str, str]:
     """The labels and their values for one data-parallel rank; those the gateway reads tell the simulated cache."""
     limits = config.limits
-    tokens = limits.num_blocks * limits.block_size
+    tokens = None if config.embedding else limits.num_blocks * limits.block_size  # encoders have no KV cache
     values: dict[str, object] = {
         "_block_size_resolved": True,
         "block_size": limits.block_size,
@@ -14,14 +14,14 @@ def cache_config_labels(config: EngineConfig, rank: int) -> dict[str, str]:
         "cache_hit_alignment_tokens": None,
         "effective_attention_block_size": limits.block_size,
         "enable_mamba_shared_prefix_checkpoint": False,
-        "enable_prefix_caching": limits.prefix_caching,
+        "enable_prefix_caching": limits.prefix_caching and not config.embedding,
         "engine": rank,
         "gpu_memory_utilization": 0.92,
         "hash_block_size": None,
         "is_attention_free": False,
         "kv_cache_dtype_skip_layers": [],
         "kv_cache_layout": None,
-        "kv_cache_max_concurrency": tokens / config.max_model_len,
+        "kv_cache_max_concurrency": None if tokens is None else tokens / config.max_model_len,
         "kv_cache_memory_bytes": None,
         "kv_cache_size_tokens": tokens,
         "kv_offloading_backend": "native",
@@ -33,7 +33,7 @@ def cache_config_labels(config: EngineConfig, rank: int) -> dict[str, str]:
         "mamba_page_size_padded": None,
         "mamba_ssm_cache_dtype": "auto",
         "num_cpu_blocks": None,
-        "num_gpu_blocks": limits.num_blocks,
+        "num_gpu_blocks": 1 if config.embedding else limits.num_blocks,
         "num_gpu_blocks_override": None,
         "prefix_cache_retention_interval": 0,
         "prefix_caching_hash_algo": "sha256",

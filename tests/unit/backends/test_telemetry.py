@@ -80,6 +80,11 @@ def test_kv_tokens_fall_back_to_blocks_times_block_size() -> None:
     assert scrape(page).kv_cache_tokens == 160
 
 
+def test_an_encoders_only_block_is_no_kv_cache() -> None:
+    page = b'vllm:cache_config_info{block_size="128",kv_cache_size_tokens="None",num_gpu_blocks="1"} 1.0\n'
+    assert scrape(page).kv_cache_tokens is None
+
+
 def test_unset_settings_are_unknown() -> None:
     page = b'vllm:cache_config_info{block_size="None",num_gpu_blocks="None",enable_prefix_caching="False"} 1.0\n'
     found = scrape(page)
