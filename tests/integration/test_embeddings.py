@@ -130,3 +130,12 @@ async def test_coalescing_can_be_turned_off_for_one_model(start_gateway: StartGa
         assert [answer[0] for answer in answers] == [200] * 8
         assert all("x-gateway-usage" not in answer[2] for answer in answers)
         assert total(await samples(gateway.admin_url), "gateway_embedding_flushes_total") == 0
+
+
+async def test_an_encoder_is_not_held_to_a_kv_cache_that_it_does_not_have(gateway: Gateway, fleet: Fleet) -> None:
+    await whole_fleet_is_up(gateway, fleet)
+    async with aiohttp.ClientSession() as session, session.get(f"{gateway.admin_url}/admin/backends") as answer:
+        shown = (await answer.json())["backends"]
+    limits = {EMBEDDING_MODEL in backend["models"]: backend["kv_tokens_limit"] for backend in shown}
+    assert limits[True] is None
+    assert limits[False]
