@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from loadtest.report.axes import linear, nice_top
 from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, Series
@@ -18,29 +18,31 @@ _COLOURS = 5  # the sixth and seventh are the bound's and that of the line
 
 def pareto(entries: Sequence[Entry], objective: Objective) -> str | None:
     """A chart for each latency that was measured; None where no configuration has both figures."""
-    best: dict[str, str] = {}
-    charts = [
-        chart
-        for name in LATENCIES[:2]
-        if (chart := _chart([entry for entry in entries if name in entry.figures], name, objective, best)) is not None
-    ]
+    measured = {name: found for name in LATENCIES[:2] if (found := [one for one in entries if name in one.figures])}
+    on_a_frontier = dict.fromkeys(label for name, found in measured.items() for label in _frontier(found, name))
+    best = {label: style(number % _COLOURS) for number, label in enumerate(on_a_frontier)}
+    charts = [_chart(found, name, objective, best) for name, found in measured.items()]
     if not charts:
         return None
     legend = [(colour, label) for label, colour in best.items()]
-    legend += [(_LINE, "frontier, and what lies behind it")]
+    legend += [(_LINE, "frontier; grey dots are on none")]
     legend += [(_BOUND, "bound")] if objective.bounds else []
     return sheet(charts, legend)
 
 
-def _chart(entries: Sequence[Entry], name: str, objective: Objective, best: dict[str, str]) -> Chart | None:
-    """`best` has the colours of configurations that are on the frontier of a chart."""
-    if not entries:
-        return None
-    costs = {entry.label: entry.figures[name] for entry in entries}
-    worths = {entry.label: entry.value or 0.0 for entry in entries}
-    kept = frontier(list(costs), costs.__getitem__, worths.__getitem__)
-    for label in kept:
-        best.setdefault(label, style(len(best) % _COLOURS))
+def _frontier(entries: Sequence[Entry], name: str) -> list[str]:
+    costs, worths = _points(entries, name)
+    return frontier(list(costs), costs.__getitem__, worths.__getitem__)
+
+
+def _points(entries: Sequence[Entry], name: str) -> tuple[dict[str, float], dict[str, float]]:
+    return {one.label: one.figures[name] for one in entries}, {one.label: one.value or 0.0 for one in entries}
+
+
+def _chart(entries: Sequence[Entry], name: str, objective: Objective, best: Mapping[str, str]) -> Chart:
+    """`best` has the colours of configurations that are on the frontier of this chart or another."""
+    costs, worths = _points(entries, name)
+    kept = _frontier(entries, name)
     bound = objective.bounds.get(name)
     right = nice_top(max([*costs.values(), *([bound] if bound is not None else [])]))
     top = nice_top(max(worths.values()))

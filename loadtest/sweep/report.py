@@ -47,7 +47,7 @@ def show(found: Outcome, plan: Plan, console: Console) -> None:
                 continue
             table = Table(title=_title(workload.name, way), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
             for place, name in enumerate(_head(plan)):
-                table.add_column(name, justify="right" if 0 < place < len(_head(plan)) - 1 else "left")
+                table.add_column(name, justify="right" if 0 < place < len(_head(plan)) - 1 else "left", overflow="fold")
             for entry in entries:
                 style = None if entry.fits else "dim" if entry.value is not None else "red"
                 table.add_row(*map(Text, _row(entry, plan)), style=style)
