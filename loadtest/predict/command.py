@@ -87,13 +87,10 @@ def _requests(path: Path, model: str | None, complaints: Console) -> list[Logged
     models = {request.model for request in log.requests}
     if len(models) > 1:
         raise ValueError(f"--model: the log has {', '.join(sorted(models))}")
-    unanswered = sum(count for reason, count in log.left_out.items() if reason != "not of the access log")
-    if unanswered:
-        complaints.print(
-            f"{unanswered:,} requests are left out, though engines may have worked on them: "
-            + ", ".join(f"{count:,} {reason}" for reason, count in log.left_out.most_common()),
-            highlight=False,
-        )
+    others = {reason: count for reason, count in log.left_out.most_common() if reason != "not of the access log"}
+    if others:
+        told = ", ".join(f"{count:,} {reason}" for reason, count in others.items())
+        complaints.print(f"lines left out, though engines may have worked on some: {told}", soft_wrap=True)
     return log.requests
 
 
