@@ -4,6 +4,7 @@ Each field that is known to act on one input at a time may be there, with a valu
 requests must have in common. A request with anything else is not understood here, and is sent on as it is.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import orjson
@@ -30,16 +31,9 @@ def inputs_of(document: dict[str, Any], model: str, isolation: str = "") -> Embe
 
     `model` is the name that backends use.
     """
-    common: dict[str, Any] = {}
-    for name, value in document.items():
-        kind = _COMMON.get(name)
-        if kind is not None:
-            if type(value) is kind:
-                common[name] = value
-            elif value is not None:
-                return None
-        elif name not in _OWN:
-            return None
+    common = common_fields(document, _COMMON, _OWN)
+    if common is None:
+        return None
     wanted, user = document.get("encoding_format"), document.get("user")
     if (wanted is not None and wanted not in ("float", "base64")) or not isinstance(user, str | None):
         return None
@@ -49,6 +43,21 @@ def inputs_of(document: dict[str, Any], model: str, isolation: str = "") -> Embe
     items, are_ids, sizes = read
     template = orjson.dumps(common | {"model": model, "encoding_format": "base64"}, option=orjson.OPT_SORT_KEYS)
     return EmbeddingInputs(items, are_ids, sizes, template[:-1] + b',"input":', wanted != "base64", isolation)
+
+
+def common_fields(document: dict[str, Any], kinds: dict[str, type], own: Collection[str]) -> dict[str, Any] | None:
+    """The fields besides its `own`, where each is known and has a value of its kind; else None. Null is no value."""
+    common: dict[str, Any] = {}
+    for name, value in document.items():
+        kind = kinds.get(name)
+        if kind is not None:
+            if type(value) is kind:
+                common[name] = value
+            elif value is not None:
+                return None
+        elif name not in own:
+            return None
+    return common
 
 
 def body_of(template: bytes, items: list[str] | list[list[int]]) -> bytes:

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from gateway.embeddings.grouping import common_fields
 from gateway.request import Pairs
 
 _COMMON: dict[str, type] = {
@@ -42,16 +43,9 @@ def pairs_of(endpoint: str, document: dict[str, Any], model: str) -> Pairs | Non
         return None
     if type(queries) is not str and (ranks or not _are_texts(queries) or len(queries) not in (1, len(documents))):
         return None
-    fields: dict[str, Any] = {}
-    for name, value in document.items():
-        kind = _COMMON.get(name)
-        if kind is not None:
-            if type(value) is kind:
-                fields[name] = value
-            elif value is not None:
-                return None
-        elif name not in names and not (ranks and name == "top_n"):
-            return None
+    fields = common_fields(document, _COMMON, (*names, "top_n") if ranks else names)
+    if fields is None:
+        return None
     partners = [queries] if type(queries) is str else queries
     sizes = list(map(_size, documents))
     with_queries = list(map(_size, partners * len(documents) if len(partners) == 1 else partners))

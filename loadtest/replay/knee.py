@@ -11,7 +11,7 @@ from collections.abc import Callable
 from loadtest.replay.admission import parted
 from loadtest.replay.results import GridResults
 from loadtest.replay.summary import Figures
-from loadtest.report.axes import Axis, linear, logarithmic, nice_top
+from loadtest.report.axes import Axis, doubling, linear, logarithmic, nice_top
 from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, Point, Series
 from loadtest.report.sheet import sheet, style
 
@@ -30,7 +30,7 @@ def knee(results: GridResults, policy: str = "ours") -> str:
         return results.mean(engines, load, name, figure) or 0.0
 
     def series(figure: Figure) -> list[Series]:
-        curve: list[Point] = [(math.log2(limit), value(name, figure)) for limit, name in limits]
+        curve: list[Point] = [(float(limit), value(name, figure)) for limit, name in limits]
         ends = (curve[0][0], curve[-1][0])
         lines = [
             Series(arm, style(1 + number), [(end, value(name, figure)) for end in ends])
@@ -70,10 +70,8 @@ def _arms(results: GridResults, policy: str) -> tuple[list[tuple[int, str]], lis
 
 
 def _limits_axis(limits: list[int]) -> Axis:
-    low, high = math.log2(limits[0]), math.log2(limits[-1])
-    span = high - low
-    ticks = [(float(power), str(2**power)) for power in range(math.ceil(low), math.floor(high) + 1)]
-    return Axis(lambda value: X_START + (value - low) / span * (X_END - X_START), ticks)
+    powers = range(math.ceil(math.log2(limits[0])), math.floor(math.log2(limits[-1])) + 1)
+    return doubling([2**power for power in powers], limits[0], limits[-1], X_START, X_END)
 
 
 def _from_zero(values: list[float]) -> Axis:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
@@ -36,6 +36,13 @@ def logarithmic(low: float, high: float, start_px: float, end_px: float) -> Axis
     if len(ticks) > 7:
         ticks = [tick for tick in ticks if math.isclose(math.log10(tick[0]) % 1, 0, abs_tol=1e-9)]
     return Axis(lambda v: start_px + math.log(max(v, low) / low) / span * (end_px - start_px), ticks)
+
+
+def doubling(marked: Sequence[int], low: float, high: float, start_px: float, end_px: float) -> Axis:
+    """A log axis of numbers above zero, with ticks at those that are marked."""
+    span = math.log2(high / low)
+    ticks = [(float(value), str(value)) for value in marked]
+    return Axis(lambda value: start_px + math.log2(value / low) / span * (end_px - start_px), ticks)
 
 
 def percentiles(count: int, start_px: float, end_px: float) -> Axis:

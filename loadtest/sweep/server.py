@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +23,7 @@ from loadtest.vllm_cpu.process import (
     logged_errors,
 )
 from loadtest.vllm_cpu.process_group import ProcessGroup
+from loadtest.vllm_cpu.serving import serves
 
 _HOST = "127.0.0.1"
 _POLL_SECONDS = 0.25
@@ -140,7 +139,7 @@ class Server:
 
     def _wait_ready(self) -> None:
         started = time.monotonic()
-        while not _answers(self.launch.url + self.launch.ready_path):
+        while not serves(self.launch.url + self.launch.ready_path):
             if self._should_stop():
                 raise Stopped
             self.check()
@@ -161,15 +160,3 @@ class Server:
         deadline = time.monotonic() + _GONE_SECONDS
         while self._group.is_left() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-
-
-def _answers(url: str) -> bool:
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with direct.open(url, timeout=5.0) as answer:
-            return int(answer.status) == 200
-    except urllib.error.HTTPError as error:
-        error.close()
-        return False
-    except OSError:
-        return False

@@ -5,8 +5,6 @@ import os
 import re
 import socket
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from loadtest.vllm_cpu.process_group import ProcessGroup
+from loadtest.vllm_cpu.serving import serves
 
 DEFAULT_VENV = Path(".venv-vllm")
 READY_DEADLINE_SECONDS = 180.0
@@ -186,7 +185,7 @@ class VllmProcess:
     def wait_ready(self, deadline_seconds: float = READY_DEADLINE_SECONDS) -> None:
         """Return once /health answers 200; VllmFailed when it dies or the deadline passes."""
         next_report = PROGRESS_SECONDS
-        while not self._is_healthy():
+        while not serves(f"{self.url}/health"):
             elapsed = time.monotonic() - self._started
             if not self.is_running():
                 code = "not started" if self._group is None else f"exit code {self._group.exit_code()}"
@@ -238,14 +237,3 @@ class VllmProcess:
     @property
     def _label(self) -> str:
         return f"vLLM {self.options.model_name} on port {self.options.port}"
-
-    def _is_healthy(self) -> bool:
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with direct.open(f"{self.url}/health", timeout=5.0) as answer:
-                return int(answer.status) == 200
-        except urllib.error.HTTPError as error:
-            error.close()
-            return False
-        except OSError:
-            return False

@@ -13,8 +13,9 @@ import yaml
 from openai import AsyncOpenAI
 
 from loadtest.vllm_cpu.process import free_ports
+from loadtest.vllm_cpu.serving import serves
 from tests.integration.fleet import Fleet
-from tests.integration.processes import serves, stopped_at_exit, wait_until_serving
+from tests.integration.processes import stopped_at_exit, wait_until_serving
 
 SDK_TIMEOUT_SECONDS = 45.0
 
@@ -71,7 +72,7 @@ def running_gateway(
         wait_until_serving(process, url + ready_path, log)
         gateway = Gateway(url, f"http://127.0.0.1:{admin_port}")
         yield gateway
-        if process.poll() is None and serves(f"{gateway.admin_url}/metrics"):
+        if process.poll() is None and serves(f"{gateway.admin_url}/metrics", 2.0):
             assert violations(gateway) == []
     assert b"invariant_violated" not in log.read_bytes(), f"see {log}"
     assert process.returncode == 0, f"the gateway ended with {process.returncode}; its output is in {log}"

@@ -2,34 +2,22 @@
 
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from loadtest.vllm_cpu.serving import serves
+
 READY_SECONDS = 30.0
+_ASK_SECONDS = 2.0
 STOP_SECONDS = 15.0
 LOG_TAIL_LINES = 30
-
-
-def serves(url: str) -> bool:
-    """Whether a GET is answered with 200."""
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with direct.open(url, timeout=2.0) as answer:
-            return int(answer.status) == 200
-    except urllib.error.HTTPError as error:
-        error.close()
-        return False
-    except OSError:
-        return False
 
 
 def wait_until_serving(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
     """Return once the URL answers 200; fail with the end of the log when the process dies or takes too long."""
     deadline = time.monotonic() + READY_SECONDS
-    while not serves(url):
+    while not serves(url, _ASK_SECONDS):
         ended = process.poll()
         if ended is not None or time.monotonic() > deadline:
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])

@@ -81,6 +81,7 @@ LAYERS: dict[str, set[str]] = {
         "embeddings.collected",
         "embeddings.deliver",
         "embeddings.fair",
+        "embeddings.grouping",
         "embeddings.part",
         "embeddings.sizes",
         "embeddings.split",

@@ -1,9 +1,8 @@
 """Requests per second and latency over the number of clients, as one SVG file."""
 
-import math
 from collections.abc import Sequence
 
-from loadtest.report.axes import Axis, linear, logarithmic, nice_top
+from loadtest.report.axes import doubling, linear, logarithmic, nice_top
 from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, Series
 from loadtest.report.sheet import sheet, style
 from tests.bench.embeddings.run import Sample, arms_in, middle
@@ -21,10 +20,11 @@ def picture(samples: Sequence[Sample]) -> str:
     rates = _series(samples, clients, "per_second")
     latencies = _series(samples, clients, "p50_ms")
     top = nice_top(max(_values(rates)))
+    x = doubling(clients, clients[0], clients[-1], X_START, X_END)
     charts = [
-        Chart("requests per second", "over clients", _over(clients), linear(0, top, Y_START, Y_END, 4), rates),
+        Chart("requests per second", "over clients", x, linear(0, top, Y_START, Y_END, 4), rates),
         Chart(
-            "p50 latency", "over clients", _over(clients),
+            "p50 latency", "over clients", x,
             logarithmic(min(_values(latencies)), max(_values(latencies)), Y_START, Y_END), latencies,
         ),
     ]  # fmt: skip
@@ -37,16 +37,10 @@ def _style(number: int, arm: str) -> str:
 
 def _series(samples: Sequence[Sample], clients: Sequence[int], figure: str) -> list[Series]:
     return [
-        Series(_NAMES[arm], _style(number, arm), [(math.log2(at), middle(samples, arm, at, figure)) for at in clients])
+        Series(_NAMES[arm], _style(number, arm), [(float(at), middle(samples, arm, at, figure)) for at in clients])
         for number, arm in enumerate(arms_in(samples))
     ]
 
 
 def _values(series: Sequence[Series]) -> list[float]:
     return [y for each in series for _, y in each.points if y is not None]
-
-
-def _over(clients: Sequence[int]) -> Axis:
-    low, high = math.log2(clients[0]), math.log2(clients[-1])
-    ticks = [(math.log2(at), str(at)) for at in clients]
-    return Axis(lambda value: X_START + (value - low) / (high - low) * (X_END - X_START), ticks)
