@@ -329,8 +329,10 @@ class RunOptions(BaseModel):
 
     def _worker_count(self, cpus: int, load: Load) -> int:
         wanted = max(1, min(_MOST_AUTO_WORKERS, cpus // 2)) if self.workers == "auto" else int(self.workers)
-        users = max(load.fields.get("concurrency", 0), load.fields.get("first_concurrency", 0))
-        return min(wanted, users or wanted)
+        users: list[int] = [load.fields[name] for name in ("concurrency", "first_concurrency") if load.fields.get(name)]
+        # Each worker sends its own part of the requests, and cannot once its last user has left.
+        ends_by_count = self.requests is not None or self.trace is not None
+        return min([wanted, *users[:1]] if ends_by_count else [wanted, max(users, default=wanted)])
 
     def _workload(self, kind: WorkloadKind, measured: float | None, seed: int) -> WorkloadSpec:
         path = self.trace or (self.dataset if kind in _FROM_DATASETS else None)

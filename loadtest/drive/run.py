@@ -59,10 +59,10 @@ def measured(order: Order, console: Console) -> tuple[Results, list[Record]]:
         before = _counters(order.pages)
         with Sampling(order.pages) as sampling, Progress(console, title(order.plan)) as progress:
             harvest = fleet.measure(progress.take)
-        after = _counters(order.pages)
+        counted = _counted_since(before, order.pages, console)
     where = environment(sys.argv, started_at, order.target.server)
     samples = sampling.samples(harvest.origin)
-    results = summarise(order.plan, harvest, order.bounds, where, change(before, after), samples)
+    results = summarise(order.plan, harvest, order.bounds, where, counted, samples)
     return results, harvest.records
 
 
@@ -81,6 +81,15 @@ def _check_warm_up(records: Sequence[Record]) -> None:
         kind, _ = Counter(record.outcome for record in records).most_common(1)[0]
         detail = next(record.detail for record in records if record.outcome == kind)
         raise TargetError(f"no warm-up request succeeded: {kind}: {detail}")
+
+
+def _counted_since(before: Mapping[str, float], pages: Mapping[str, str], console: Console) -> dict[str, float]:
+    """How far counters moved; none where they cannot be read any more: a dead engine does not take the run along."""
+    try:
+        return change(before, _counters(pages))
+    except TargetError as error:
+        console.print(f"no counters: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return {}
 
 
 def _counters(pages: Mapping[str, str]) -> dict[str, float]:

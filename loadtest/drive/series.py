@@ -7,12 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.drive.fleet import Stopped
+from loadtest.drive.fleet import Stopped, WorkerDied
 from loadtest.drive.options import RunOptions
 from loadtest.drive.run import Order, measured
-from loadtest.drive.target import Target
+from loadtest.drive.target import Target, TargetError
 from loadtest.report.files import write_results, write_series
-from loadtest.report.series import Ran, Series, series_of
+from loadtest.report.series import Ran, Series, folder_of, series_of
 from loadtest.report.series_tables import run_line
 from loadtest.report.terminal import show_series
 
@@ -38,13 +38,22 @@ def orders_of(options: RunOptions, looked: Mapping[str, Target]) -> Iterator[tup
 
 
 def carry_out_series(options: RunOptions, looked: Mapping[str, Target], console: Console) -> Series | None:
-    """Runs all of it, shows what it comes to and writes it where asked. None if it was ended before the first end."""
+    """Runs all of it, shows what it comes to and writes it where asked. None if no run came to its end.
+
+    A run that cannot be made is told, fails the series, and the next one follows.
+    """
     ran: list[Ran] = []
+    failures: dict[str, str] = {}
     for target, load, repetition, order in orders_of(options, looked):
+        folder = folder_of(target, load, repetition)
         try:
             results, records = measured(order, console)
         except Stopped:
             break
+        except (TargetError, WorkerDied, OSError) as error:
+            failures[folder] = str(error)
+            console.print(f"{folder}: failed: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+            continue
         if results.verdict.ended_early:
             break
         one = Ran(target, load, repetition, results)
@@ -54,7 +63,7 @@ def carry_out_series(options: RunOptions, looked: Mapping[str, Target], console:
             write_results(results, records, options.out / one.folder)
     if not ran:
         return None
-    series = series_of(ran, ran[0].results.environment)
+    series = series_of(ran, ran[0].results.environment, failures)
     show_series(series, console)
     if options.out is not None:
         _tell(write_series(series, options.out), console)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -57,6 +57,7 @@ class Series(_Part):
     points: list[Point]
     differences: list[Difference]
     folders: list[str]
+    failures: dict[str, str] = Field(default_factory=dict, description="Why runs that were to be made have no results.")
     passed: bool
     reasons: list[str]
 
@@ -73,7 +74,12 @@ class Ran:
     @property
     def folder(self) -> str:
         """What its files are in."""
-        return "-".join(filter(None, (self.target, self.load, str(self.repetition + 1))))
+        return folder_of(self.target, self.load, self.repetition)
+
+
+def folder_of(target: str, load: str, repetition: int) -> str:
+    """The name of a run among those of its series."""
+    return "-".join(filter(None, (target, load, str(repetition + 1))))
 
 
 def _rates(results: Results) -> Throughput:
@@ -102,17 +108,19 @@ FIGURES: dict[str, Callable[[Results], float | None]] = {
 _COMPARED = ("requests_per_second", "ttft_p50", "ttft_p95", "tpot_p50", "e2e_p50", "e2e_p95", "hit_ratio")
 
 
-def series_of(ran: Sequence[Ran], environment: Environment) -> Series:
+def series_of(ran: Sequence[Ran], environment: Environment, failures: Mapping[str, str] | None = None) -> Series:
     """All points in the order in which they first ran, and what to think of them."""
     places = list(dict.fromkeys((one.target, one.load) for one in ran))
     points = [_point([one for one in ran if (one.target, one.load) == place]) for place in places]
-    reasons = _reasons(points)
+    failures = dict(failures or {})
+    reasons = [f"{folder}: {why}" for folder, why in failures.items()] + _reasons(points)
     return Series(
         environment=environment,
         plan=ran[0].results.plan,
         points=points,
         differences=_differences(ran, places),
         folders=[one.folder for one in ran],
+        failures=failures,
         passed=not reasons,
         reasons=reasons,
     )

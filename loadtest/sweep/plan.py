@@ -136,6 +136,8 @@ def _as_typed(option: str, value: Any) -> Any:
     annotation = str(RunOptions.model_fields[option].annotation)
     if option == "extra_body" and isinstance(value, dict):
         return orjson.dumps(value).decode()
+    if option == "mix" and isinstance(value, dict):
+        return ",".join(f"{name}={share}" for name, share in value.items())
     if "str" in annotation and not isinstance(value, str | list | dict):
         return _text(value)
     return value

@@ -26,6 +26,8 @@ class Fake:
     open_requests: int = 0
     peak: int = 0
     url: str = ""
+    act: str | None = None  # whatever the body says
+    loses_its_metrics: bool = False  # once it was asked anything
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -34,9 +36,15 @@ class Fake:
         self.open_requests += 1
         self.peak = max(self.peak, self.open_requests)
         try:
-            return await _ACTS[body.get("act", "stream" if body.get("stream") else "whole")](self, request, body)
+            act = self.act or body.get("act", "stream" if body.get("stream") else "whole")
+            return await _ACTS[act](self, request, body)
         finally:
             self.open_requests -= 1
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        if self.loses_its_metrics and self.bodies:
+            return web.Response(status=503)
+        return web.Response(text='# TYPE hits_total counter\nhits_total{backend="a"} 3\n')
 
 
 def _usage(body: dict[str, Any]) -> dict[str, Any]:
@@ -156,10 +164,6 @@ async def _tokenize(request: web.Request) -> web.Response:
     return web.json_response({"count": len((await request.json())["prompt"]) // 5})
 
 
-async def _metrics(_request: web.Request) -> web.Response:
-    return web.Response(text='# TYPE hits_total counter\nhits_total{backend="a"} 3\n')
-
-
 @contextlib.asynccontextmanager
 async def _serving() -> AsyncIterator[Fake]:
     state = Fake()
@@ -168,7 +172,7 @@ async def _serving() -> AsyncIterator[Fake]:
         app.router.add_post(path, state.answer)
     app.router.add_get("/v1/models", _models)
     app.router.add_post("/tokenize", _tokenize)
-    app.router.add_get("/metrics", _metrics)
+    app.router.add_get("/metrics", state.metrics)
     async with TestServer(app) as server:
         state.url = str(server.make_url("")).rstrip("/")
         yield state
@@ -182,9 +186,8 @@ async def fake() -> AsyncIterator[Fake]:
         yield state
 
 
-@pytest.fixture
-def fake_elsewhere() -> Iterator[Fake]:
-    """The server in a thread of its own, for tests that block."""
+@contextlib.contextmanager
+def _elsewhere() -> Iterator[Fake]:
     ready: queue.Queue[tuple[Fake, asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
 
     async def serve() -> None:
@@ -200,3 +203,17 @@ def fake_elsewhere() -> Iterator[Fake]:
     loop.call_soon_threadsafe(over.set)
     thread.join(timeout=10)
     assert not thread.is_alive()
+
+
+@pytest.fixture
+def fake_elsewhere() -> Iterator[Fake]:
+    """The server in a thread of its own, for tests that block."""
+    with _elsewhere() as state:
+        yield state
+
+
+@pytest.fixture
+def another_elsewhere() -> Iterator[Fake]:
+    """One more of them."""
+    with _elsewhere() as state:
+        yield state

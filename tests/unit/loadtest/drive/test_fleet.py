@@ -16,7 +16,9 @@ import pytest
 
 from loadtest.cli import app
 from loadtest.drive.fleet import Fleet, Tick, WorkerDied
+from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
+from loadtest.drive.target import Target
 from loadtest.report.schema import Results
 from loadtest.report.series import Series
 
@@ -53,6 +55,16 @@ def test_two_workers_bring_in_every_request_once_and_their_own_health(fake_elsew
     assert sum(len(tick.records) for tick in ticks) == 25
     assert min(record.intended for record in harvest.records) >= -0.01  # clocks of two processes
     assert not harvest.stopped_early
+
+
+def test_all_requests_of_a_ramp_down_are_sent_though_most_users_have_left(fake_elsewhere: Any) -> None:
+    options = RunOptions(url=fake_elsewhere.url, concurrency="6:1", ramp=0.01, requests=60, workers="3", max_tokens=4)
+    (load,) = options.loads()
+    plan = options.plan(fake_elsewhere.url, Target(["m"]), load, 1, cpus=8)
+    with Fleet(plan, lambda: False) as fleet:
+        fleet.warm_up()
+        harvest = fleet.measure(lambda _: None)
+    assert sorted(record.index for record in harvest.records) == list(range(60))
 
 
 def test_a_stopped_run_still_brings_in_what_was_in_flight(fake_elsewhere: Any) -> None:
@@ -124,6 +136,32 @@ def test_two_targets_at_two_loads_are_run_in_turns_and_told_together(fake_elsewh
     for folder in series.folders:
         assert Results.model_validate_json((tmp_path / folder / "results.json").read_text()).requests.succeeded == 6
     assert 'href="two-c2-1/report.html"' in (tmp_path / "report.html").read_text()
+
+
+def test_a_run_that_cannot_be_made_fails_the_series_and_takes_no_other_along(
+    fake_elsewhere: Any, another_elsewhere: Any, tmp_path: Path
+) -> None:
+    another_elsewhere.act = "refused"
+    targets = f"bad={another_elsewhere.url},good={fake_elsewhere.url}"
+    ran = _loadtest("--targets", targets, "-c", "1", "-n", "3", "--repeat", "2", "-o", str(tmp_path), *_SMALL)
+    assert ran.returncode == 1
+    series = Series.model_validate_json((tmp_path / "series.json").read_text())
+    why = "no warm-up request succeeded: http_429: queue full"
+    assert series.failures == {"bad-c1-1": why, "bad-c1-2": why}
+    assert not series.passed
+    assert [(point.target, point.runs) for point in series.points] == [("good", 2)]
+    assert f"bad-c1-1: failed: {why}" in ran.stdout
+    assert "Latency from the intended send" in ran.stdout
+
+
+def test_a_page_that_is_gone_after_the_run_does_not_take_the_results_along(fake_elsewhere: Any, tmp_path: Path) -> None:
+    fake_elsewhere.loses_its_metrics = True
+    metrics = f"{fake_elsewhere.url}/metrics"
+    words = ["-c", "1", "-n", "3", "--metrics-url", metrics, "-o", str(tmp_path), *_SMALL, "--warmup", "0"]
+    ran = _loadtest(fake_elsewhere.url, *words)
+    assert f"no counters: {metrics} answers 503" in ran.stdout, ran.stdout + ran.stderr
+    results = Results.model_validate_json((tmp_path / "results.json").read_text())
+    assert results.requests.succeeded == 3
 
 
 def test_a_target_that_refuses_every_warm_up_is_told_without_a_report(fake_elsewhere: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from loadtest.drive.target import Target
 from loadtest.sweep.plan import Plan, PlanError, Workload, parse
 
 
@@ -77,6 +78,19 @@ def test_values_of_yaml_are_taken_as_the_command_line_would_take_them() -> None:
     options = workload(**run).options("http://127.0.0.1:1", 1.0, 0)
     assert (options.concurrency, options.cache_salt, options.workers) == ("8", "off", "2")
     assert options.extra_body == '{"top_k":3}'
+
+
+def test_a_mix_is_written_as_on_the_command_line_or_as_a_mapping() -> None:
+    for written in ("shared-prefix=3,sessions=1", {"shared-prefix": 3, "sessions": 1}):
+        options = workload(rate=5, mix=written).options("http://127.0.0.1:1", 1.0, 0)
+        (load,) = options.loads()
+        made = options.plan("http://127.0.0.1:1", Target(["m"]), load, 1)
+        assert [(part.name, part.share) for part in made.mix] == [("shared-prefix", 3), ("sessions", 1)]
+
+
+def test_a_mix_of_something_unknown_is_told_where() -> None:
+    with pytest.raises(PlanError, match=r"workloads.0.run: --mix: 'poems' is none of"):
+        plan(workloads=[{"name": "a", "run": {"rate": 1, "mix": {"poems": 1}}}])
 
 
 def test_underscores_are_dashes_in_flags() -> None:
