@@ -24,6 +24,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from loadtest.compare.installing import NotInstalled, version
+from loadtest.compare.ours import OURS
+from loadtest.compare.peer import Peer
+from loadtest.compare.peers import named
 from tests.bench import fairness, measure, peers, report, scenarios
 from tests.bench.alone import alone
 from tests.bench.deciding import measure as decisions
@@ -32,12 +36,11 @@ from tests.bench.documents import documents
 from tests.bench.embeddings.command import embeddings
 from tests.bench.embeddings.run import Options as EmbeddingOptions
 from tests.bench.embeddings.run import compare as compare_embeddings
-from tests.bench.install import NotInstalled, install, version
+from tests.bench.install import install
 from tests.bench.limits import compare, crowds
 from tests.bench.machine import describe
 from tests.bench.overload import report as overload
 from tests.bench.overload.load import MULTIPLES, scenario
-from tests.bench.peers import OURS, Peer
 from tests.bench.place import SOURCES, Cores, Place, choose_cores, hardware_siblings
 from tests.bench.predict.command import predict
 from tests.bench.results import Results, Turn
@@ -100,8 +103,8 @@ def report_command(path: Path = _ROOT / "results.json") -> None:
 def smoke(names: Names = None, directory: Directory = _ROOT) -> None:
     """Half a minute of ours, and of nginx if it is there; exit 1 on any error."""
     place = Place(directory.resolve())
-    wanted = peers.named(names or [OURS, "nginx"])
-    present = [peer for peer in wanted if peer.name == OURS or peer.program(place)]
+    wanted = named(names or [OURS, "nginx"], peers.PEERS)
+    present = [peer for peer in wanted if peer.name == OURS or peer.find(place.peers)]
     ready = _prepare(place, [peer.name for peer in present])
     results = _compare(place, ready, scenarios.SMOKE, repetitions=1)
     typer.echo(report.markdown(results))
@@ -154,7 +157,7 @@ def overload_command(
     chosen = {multiple: scenario(multiple, body, seconds) for multiple in MULTIPLES}
     try:
         with alone(place, _say), measure.engines(place, cores) as bench:
-            turn = measure.measure_turn(bench, peers.ours(OVERLOAD), list(chosen.values()))
+            turn = measure.measure_turn(bench, peers.ours_with(OVERLOAD), list(chosen.values()))
     except measure.MeasurementFailed as error:
         _fail(str(error))
     if turn.failure:
@@ -182,7 +185,7 @@ def _fail(why: str) -> NoReturn:
 
 def _prepare(place: Place, names: list[str]) -> list[Peer]:
     try:
-        return install(place, peers.named(names), say=_say)
+        return install(place, named(names, peers.PEERS), say=_say)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except NotInstalled as error:

@@ -1,29 +1,22 @@
 """Builds the C tools and installs the peers, each apart from the others; what is there already is left alone."""
 
 import os
-import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Iterable
-from importlib import metadata
-from pathlib import Path
+from collections.abc import Iterable
 
+from loadtest.compare.installing import NotInstalled, Say, pip_install, version
+from loadtest.compare.ours import OURS
+from loadtest.compare.peer import Peer
 from tests.bench.bodies import write_bodies
-from tests.bench.peers import OURS, Peer
 from tests.bench.place import SOURCES, Place
 
-Say = Callable[[str], None]
 _C = SOURCES / "c"
 _SHARED = ["bytes.c", "message.c"]
 _PROGRAMS = {
     "engine": ["engine.c", "answers.c", "stats.c", "alarms.c", *_SHARED],
     "load": ["load.c", "options.c", "tally.c", "samples.c", *_SHARED],
 }
-
-
-class NotInstalled(Exception):
-    """Something that cannot be had here; the message says what and why."""
 
 
 def find_compiler() -> str | None:
@@ -48,17 +41,6 @@ def build_tools(place: Place) -> None:
         partial.rename(program)
 
 
-def _pip_install(place: Place, peer: Peer) -> None:
-    venv = place.peer(peer.name)
-    try:
-        if not (venv / "bin" / "python").exists():
-            subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-        pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        subprocess.run([*pip, peer.package], check=True)
-    except subprocess.CalledProcessError as error:
-        raise NotInstalled(f"{peer.package} did not install here (exit {error.returncode})") from error
-
-
 def _apt_install(peer: Peer) -> None:
     if shutil.which("apt-get") is None or os.geteuid() != 0:
         raise NotInstalled(f"it is not there, and installing {peer.debian} needs apt-get and root")
@@ -72,14 +54,12 @@ def _apt_install(peer: Peer) -> None:
 def install_peer(place: Place, peer: Peer, say: Say) -> None:
     """Install one peer unless its version is there. Raises NotInstalled."""
     if peer.name == OURS:
-        if peer.program(place) is None:
-            raise NotInstalled(f"there is no `gateway` beside {sys.executable}")
-    elif peer.package:
+        return
+    if peer.package:
         wanted = peer.package.partition("==")[2]
-        if peer.program(place) is None or version(place, peer) != wanted:
-            say(f"installing {peer.package}")
-            _pip_install(place, peer)
-    elif peer.program(place) is None:
+        if peer.find(place.peers) is None or version(place.peers, peer) != wanted:
+            pip_install(place.peers, peer, say)
+    elif peer.find(place.peers) is None:
         say(f"installing {peer.debian} from Debian")
         _apt_install(peer)
 
@@ -97,21 +77,3 @@ def install(place: Place, peers: Iterable[Peer], say: Say) -> list[Peer]:
         else:
             ready.append(peer)
     return ready
-
-
-def version(place: Place, peer: Peer) -> str:
-    """The version of an installed peer; "unknown" when it does not tell."""
-    if peer.name == OURS:
-        return metadata.version("vllm-batching-gateway")
-    if peer.package:
-        package = peer.package.partition("==")[0].replace("-", "_")
-        found = list((place.peer(peer.name) / "lib").glob(f"python*/site-packages/{package}-*.dist-info"))
-        return found[0].name.removesuffix(".dist-info").removeprefix(f"{package}-") if found else "unknown"
-    program = peer.program(place)
-    return _debian_version(program) if program else "unknown"
-
-
-def _debian_version(program: Path) -> str:
-    told = subprocess.run([str(program), "-v"], capture_output=True, text=True, check=False)
-    match = re.search(r"(\d+\.\d+\.\d+)", told.stderr + told.stdout)
-    return match[1] if match else "unknown"

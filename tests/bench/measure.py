@@ -12,7 +12,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tests.bench.peers import Peer
+from loadtest.compare.peer import Peer
+from tests.bench.peers import setting
 from tests.bench.place import Cores, Place, Ports, choose_ports
 from tests.bench.procs import (
     CpuTimes,
@@ -60,11 +61,12 @@ def measure_turn(bench: Bench, peer: Peer, scenarios: list[Scenario]) -> Turn:
     """Start a proxy, put every load on it, stop it. What fails is in the turn, with the samples taken before."""
     log = bench.place.logs / f"{peer.name}.log"
     ports = choose_ports(bench.engines)
+    started = setting(bench.place, ports)
     samples: dict[str, Sample] = {}
     memory: float | None = None
     try:
-        command = peer.command(bench.place, ports)
-        with running(command, bench.cores.proxy, log, peer.environment(ports)) as process:
+        command = peer.command(bench.place.peers, started)
+        with running(command, bench.cores.proxy, log, peer.environment(started)) as process:
             _wait_for(process, lambda: _chat(ports.proxy), peer.name, _READY_ANSWERS)
             for scenario in scenarios:
                 samples[scenario.name] = measure(bench, ports, process.pid, scenario)

@@ -38,9 +38,10 @@ class Place:
         """The request bodies of about SIZE, one a line."""
         return self.root / "bodies" / f"{size}.jsonl"
 
-    def peer(self, name: str) -> Path:
-        """The virtual environment of a peer."""
-        return self.root / "peers" / name
+    @property
+    def peers(self) -> Path:
+        """The virtual environments of the peers."""
+        return self.root / "peers"
 
 
 @dataclass(frozen=True)

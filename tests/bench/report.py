@@ -4,9 +4,11 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from loadtest.compare.ours import OURS
+from loadtest.compare.peer import Peer
 from tests.bench.deciding import results as timings
 from tests.bench.embeddings.run import table as embeddings_table
-from tests.bench.peers import OURS, PEERS, Peer
+from tests.bench.peers import PEERS
 from tests.bench.results import Results, Sample, Turn
 from tests.bench.scenarios import ALL
 
@@ -136,7 +138,7 @@ def verdict(results: Results, column: Column) -> Verdict | None:
     routers = {
         name: found.median
         for name, found in cells.items()
-        if name in PEERS and PEERS[name].is_router and found is not None and found.comparable
+        if name in PEERS and PEERS[name].routes_by_prefix and found is not None and found.comparable
     }
     if not routers:
         return Verdict(column, ours.median, "", None)

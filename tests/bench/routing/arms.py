@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
 
-from tests.bench.peers import OURS, PEERS, Peer
+from loadtest.compare.ours import OURS
+from loadtest.compare.peer import Peer
+from tests.bench.peers import PEERS, setting
 from tests.bench.place import Place, Ports
 from tests.bench.routing.engines import EngineOptions
 
@@ -47,7 +49,7 @@ class Arm:
     def command(self, place: Place, ports: Ports, engines: EngineOptions) -> list[str]:
         """What starts it in the foreground; the gateway's configuration is written first."""
         if self.peer is not None:
-            return self.peer.command(place, ports)
+            return self.peer.command(place.peers, replace(setting(place, ports), model=engines.model))
         file = place.logs / f"{self.name}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(yaml.safe_dump(self.configuration(ports, engines)))
@@ -85,10 +87,10 @@ def arms(place: Place, names: Sequence[str], engines: EngineOptions) -> tuple[li
         known.append(ours("prefix", engines.speeds))
     if engines.kv_events:
         known.append(Arm(f"{OURS}-events", "prefix", follows_events=True))
-    known += [Arm(peer.name, peer.policy, peer) for peer in PEERS.values() if peer.is_router]
+    known += [Arm(peer.name, peer.policy, peer) for peer in PEERS.values() if peer.routes_by_prefix]
     by_name = {arm.name: arm for arm in known}
     if unknown := [name for name in names if name not in by_name]:
         raise ValueError(f"no arm {', '.join(unknown)}; there are {', '.join(by_name)}")
     wanted = [by_name[name] for name in names] if names else known
-    missing = [arm.name for arm in wanted if arm.peer is not None and arm.peer.program(place) is None]
+    missing = [arm.name for arm in wanted if arm.peer is not None and arm.peer.find(place.peers) is None]
     return [arm for arm in wanted if arm.name not in missing], missing

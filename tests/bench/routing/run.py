@@ -5,10 +5,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from loadtest.compare.installing import version
+from loadtest.compare.ours import OURS
 from loadtest.workloads.body import BodyMaker, Endpoint
-from tests.bench.install import version
 from tests.bench.machine import describe
-from tests.bench.peers import OURS, PEERS
+from tests.bench.peers import PEERS
 from tests.bench.place import Place
 from tests.bench.routing import trace
 from tests.bench.routing.arms import Arm
@@ -68,7 +69,7 @@ async def _carry_out(order: Order, engines: Engines, place: Place, say: Say) -> 
     names = [OURS, *(arm.name for arm in order.arms if not arm.is_ours)]
     return RoutingResults(
         machine=describe(),
-        versions={name: version(place, PEERS[name]) for name in names},
+        versions={name: version(place.peers, PEERS[name]) for name in names},
         labels={arm.name: arm.label for arm in order.arms},
         setup=_setup(order, rows, pace, can),
         turns=turns,

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench.peers import Peer
-from tests.bench.place import Place, Ports
+from loadtest.compare.peer import Peer, Setting
 from tests.bench.results import Load, Machine, Percentiles, Results, Sample, Turn
 
 MACHINE = Machine(cpu="test CPU", cores=2, memory_gib=8, kernel="6.1", python="CPython 3.11", date="2026-01-01")
@@ -78,15 +77,15 @@ def cpu_turn(cpu_us_per_request: float, memory_mib: float = 50, **more: object) 
     return Turn(samples={"a1": sample.model_copy(update=more)}, memory_mib=memory_mib)
 
 
-def make_peer(name: str, program: Callable[[Place], Path | None], *arguments: str, debian: str = "") -> Peer:
+def make_peer(name: str, find: Callable[[Path], Path | None], *arguments: str, debian: str = "") -> Peer:
     """A proxy that is PROGRAM; `{port}` in its arguments is where it shall listen."""
 
-    def filled_in(place: Place, ports: Ports) -> list[str]:
-        return [argument.replace("{port}", str(ports.proxy)) for argument in arguments]
+    def filled_in(setting: Setting) -> list[str]:
+        return [argument.replace("{port}", str(setting.port)) for argument in arguments]
 
-    return Peer(name, "", program, filled_in, debian=debian)
+    return Peer(name, "", find, filled_in, debian=debian)
 
 
-def nowhere(place: Place) -> Path | None:
+def nowhere(peers_dir: Path) -> Path | None:
     """Where a program is that is not installed."""
     return None

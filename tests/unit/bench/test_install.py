@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.compare.installing import NotInstalled
 from tests.bench import install as installing
-from tests.bench.install import NotInstalled, build_tools, install, version
+from tests.bench.install import build_tools, install
 from tests.bench.peers import PEERS
 from tests.bench.place import Place
 from tests.unit.bench.builders import make_peer, nowhere
@@ -14,16 +15,10 @@ from tests.unit.bench.builders import make_peer, nowhere
 
 def pretend_installed(place: Place, name: str, version: str) -> None:
     """What pip leaves behind."""
-    venv = place.peer(name)
+    venv = place.peers / name
     (venv / "bin").mkdir(parents=True)
     (venv / "bin" / name).touch()
     (venv / "lib/python3.11/site-packages" / f"{name.replace('-', '_')}-{version}.dist-info").mkdir(parents=True)
-
-
-def test_the_version_of_a_python_peer_is_read_from_its_environment(tmp_path: Path) -> None:
-    pretend_installed(Place(tmp_path), "vllm-router", "0.1.17")
-    assert version(Place(tmp_path), PEERS["vllm-router"]) == "0.1.17"
-    assert version(Place(tmp_path), PEERS["smg"]) == "unknown"
 
 
 def test_tools_that_are_newer_than_their_sources_are_not_built_again(tools: Place) -> None:

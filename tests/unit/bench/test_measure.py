@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.compare.peer import Peer
 from tests.bench.bodies import write_bodies
 from tests.bench.measure import MeasurementFailed, engines, measure_turn, parse_load
-from tests.bench.peers import Peer
 from tests.bench.place import Cores, Place
 from tests.bench.scenarios import Scenario
 from tests.unit.bench.builders import make_peer, nowhere
@@ -27,7 +27,7 @@ def python(code: str) -> Peer:
 def test_a_turn_measures_every_scenario_and_the_memory_afterwards(tools: Place) -> None:
     """A mock engine stands in for the proxy: it answers the same requests."""
     write_bodies(tools)
-    stand_in = make_peer("stand-in", lambda place: place.engine, "{port}")
+    stand_in = make_peer("stand-in", lambda _: tools.engine, "{port}")
     with engines(tools, CORES) as bench:
         turn = measure_turn(bench, stand_in, [PLAIN, STREAM])
     assert turn.failure == ""
@@ -58,7 +58,7 @@ def test_a_peer_that_is_not_there_fails_its_turn(tools: Place) -> None:
 
 
 def test_a_load_generator_that_cannot_start_fails_the_turn_with_its_words(tools: Place) -> None:
-    stand_in = make_peer("stand-in", lambda place: place.engine, "{port}")
+    stand_in = make_peer("stand-in", lambda _: tools.engine, "{port}")
     lost = Scenario("a1", "", "no-such-size", connections=1, seconds=0.1, warmup_seconds=0)
     with engines(tools, CORES) as bench:
         turn = measure_turn(bench, stand_in, [lost])

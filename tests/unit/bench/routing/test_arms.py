@@ -39,7 +39,7 @@ def test_routers_that_are_not_installed_are_left_out_and_named(tmp_path: Path) -
     found, missing = arms(place, [], ENGINES)
     assert [arm.name for arm in found] == [f"gateway-{policy}" for policy in POLICIES]
     assert missing == ["sglang-router", "vllm-router", "smg"]
-    program = place.peer("smg") / "bin" / "smg"
+    program = place.peers / "smg" / "bin" / "smg"
     program.parent.mkdir(parents=True)
     program.touch()
     found, missing = arms(place, ["smg", "gateway-prefix"], ENGINES)
