@@ -38,6 +38,7 @@ class StoredToken:
     values_per_head: int
     latent: bool = False  # one vector for all heads: every GPU holds all of it
     extra_bytes: int = 0  # beside the values, whatever their type
+    bytes_in_8_bits: int | None = None  # of all values, where only a part of them is packed; None: a byte each
 
     def heads_on_gpu(self, tensor_parallel: int) -> int:
         """Heads are split over the GPUs, but each holds at least one: beyond that they are held several times."""
@@ -45,6 +46,8 @@ class StoredToken:
 
     def bytes_on_gpu(self, tensor_parallel: int, value_bytes: float) -> float:
         """Bytes of one token in one layer on one of the GPUs."""
+        if value_bytes == 1 and self.bytes_in_8_bits is not None:
+            return self.bytes_in_8_bits + self.extra_bytes
         return self.heads_on_gpu(tensor_parallel) * self.values_per_head * value_bytes + self.extra_bytes
 
 
@@ -126,8 +129,11 @@ def _stored(fields: Document, hidden: int, heads: int) -> StoredToken:
             raise PlanError(f"how vLLM stores {family} is not known here: start vLLM once and plan from its URL")
         rope = of.number(fields, ("qk_rope_head_dim",)) or 0
         index = of.number(fields, ("index_head_dim",)) or 0
-        # Sparse attention keeps a key in 8 bits for each layer, with a 4-byte scale for each 128 values.
-        return StoredToken(heads=1, values_per_head=rank + rope, latent=True, extra_bytes=index + index // 128 * 4)
+        # Sparse attention keeps a key in 8 bits for each layer, with a 4-byte scale for each 128 values. Its kernels
+        # want an 8-bit cache in the same form, and what tells positions in 16 bits; those of Blackwell take less.
+        packed = rank + rank // 128 * 4 + 2 * rope if index else None
+        extra = index + index // 128 * 4
+        return StoredToken(1, rank + rope, latent=True, extra_bytes=extra, bytes_in_8_bits=packed)
     size = of.number(fields, of.HEAD_DIM) or hidden // heads
     return StoredToken(heads=_kv_heads(fields, heads), values_per_head=size + (_value_dim(fields) or size))
 

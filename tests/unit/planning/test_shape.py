@@ -39,6 +39,7 @@ def test_sparse_attention_keeps_a_key_in_eight_bits_besides() -> None:
     stored = read_shape(DEEPSEEK_V3 | {"model_type": "deepseek_v32", "index_head_dim": 128}).stored
     assert stored is not None
     assert stored.bytes_on_gpu(1, 2) == 1152 + 132
+    assert stored.bytes_on_gpu(8, 1) == 656 + 132  # of the vector, 512 values are packed, with 4 scales, and 64 are not
 
 
 def test_an_encoder_stores_nothing() -> None:
