@@ -16,7 +16,7 @@ _Line = tuple[str, Sequence[float], Sequence[float | None]]
 def samples_told(samples: Samples) -> list[tuple[str, str]]:
     """(what, how it was) for each GPU and page; that there is no GPU is told as well."""
     told = [(f"GPU {gpu.name}", _gpu(gpu)) for gpu in samples.gpus]
-    if not samples.gpus:
+    if samples.no_gpu or not samples.gpus:
         told.append(("GPU", samples.no_gpu or "none"))
     return told + [(f"metrics of {page.name}", _page(page)) for page in samples.pages]
 

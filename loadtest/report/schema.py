@@ -204,7 +204,7 @@ class Samples(_Part):
     """What was watched beside the load."""
 
     gpus: list[GpuSeries]
-    no_gpu: str | None = Field(description="Why no GPU was seen.")
+    no_gpu: str | None = Field(description="Why no GPU was seen, or no longer.")
     pages: list[PageSeries]
 
 

@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from loadtest.drive import gpus
 from loadtest.drive.gpus import GpuSampler
 from loadtest.drive.pages import PageSampler, page_values
 from loadtest.drive.sampling import Sampling
 from loadtest.drive.spelling import pages_of
+from loadtest.report.samples import samples_told
+from loadtest.report.schema import Samples
 
 pytestmark = pytest.mark.flaky(reruns=2)  # clocks of a shared machine: what holds, holds in one of three tries
 
@@ -80,6 +83,45 @@ def test_that_there_is_no_gpu_is_told_with_the_reason(tmp_path: Path, monkeypatc
     with GpuSampler(time.monotonic) as sampler:
         pass
     assert sampler.missing == "no GPU: nvidia-smi is not installed here"
+
+
+def test_gpus_stand_in_the_order_of_their_numbers_whatever_they_do_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = ["[N/A]", "[Not Supported]", "[Unknown Error]"]  # a GPU in MIG mode, an old one, one that is ill
+    lines = "\n".join(f"echo '{n}, NVIDIA A100, 555.1, {told[n % 3]}, {told[n % 3]}, 81920, 61.2'" for n in range(11))
+    _nvidia_smi(tmp_path, f"{lines}\nsleep 60", monkeypatch)
+    with GpuSampler(time.monotonic) as sampler:
+        _until(lambda: len(sampler._gpus) == 11)
+    found = sampler.series(origin=0.0)
+    assert [gpu.name for gpu in found] == [f"{n} NVIDIA A100" for n in range(11)]
+    assert {(*gpu.utilization_percent, *gpu.memory_used_mib, *gpu.power_watts) for gpu in found} == {(None, None, 61.2)}
+
+
+def test_a_gpu_that_is_lost_during_the_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = "Unable to determine the device handle for GPU0: GPU is lost."
+    _nvidia_smi(tmp_path, f"echo '0, Big GPU, 555.1, 87, 1, 2, 3'; echo '{lost}'; exit 15", monkeypatch)
+    with GpuSampler(time.monotonic) as sampler:
+        _until(lambda: sampler._process is not None and sampler._process.poll() is not None)
+    assert len(sampler.series(origin=0.0)) == 1
+    assert sampler.missing == f"nvidia-smi ended during the run, exit code 15: {lost}"
+    told = samples_told(Samples(gpus=sampler.series(0.0), no_gpu=sampler.missing, pages=[]))
+    assert [what for what, _ in told] == ["GPU 0 Big GPU", "GPU"]
+
+
+def test_a_program_that_cannot_be_run_is_told_and_one_that_hangs_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = _nvidia_smi(tmp_path, "trap '' TERM; while true; do sleep 0.05; done", monkeypatch)
+    monkeypatch.setattr(gpus, "_END_SECONDS", 0.2)
+    with GpuSampler(time.monotonic) as sampler:
+        _until(lambda: program.exists() and bool(program.read_text()))
+    assert sampler.missing == "no GPU: nvidia-smi says nothing"
+    assert _gone(int(program.read_text()))
+    (tmp_path / "nvidia-smi").write_bytes(b"\x7fELF, but not for this machine")
+    with GpuSampler(time.monotonic) as sampler:
+        pass
+    assert sampler.missing == "no GPU: nvidia-smi cannot be run: Exec format error"
 
 
 def test_ranks_are_added_up_and_the_fullest_cache_counts() -> None:
