@@ -12,6 +12,8 @@ from types import TracebackType
 from typing import Self
 
 from loadtest.drive.fleet import Stopped
+from loadtest.servers.process_group import ProcessGroup
+from loadtest.servers.serving import NotServing, wait_until_serving
 from loadtest.sweep.plan import Plan
 from loadtest.sweep.space import Configuration, spelled
 from loadtest.vllm_cpu.process import (
@@ -22,8 +24,6 @@ from loadtest.vllm_cpu.process import (
     environment,
     logged_errors,
 )
-from loadtest.vllm_cpu.process_group import ProcessGroup
-from loadtest.vllm_cpu.serving import serves
 
 _HOST = "127.0.0.1"
 _POLL_SECONDS = 0.25
@@ -118,7 +118,7 @@ class Server:
     def __enter__(self) -> Self:
         try:
             self._group = ProcessGroup(self.launch.command, self.launch.environment, self.log_path)
-            self._wait_ready()
+            self._wait_ready(self._group)
         except OSError as error:
             self._stop()
             raise ServerFailed(f"cannot start {self.launch.command[0]}: {error.strerror}", []) from None
@@ -137,20 +137,18 @@ class Server:
         if self._group is not None and (code := self._group.exit_code()) is not None:
             raise ServerFailed(f"the server ended by itself, exit code {code}", log_end(self.log_path))
 
-    def _wait_ready(self) -> None:
-        started = time.monotonic()
-        while not serves(self.launch.url + self.launch.ready_path):
-            if self._should_stop():
-                raise Stopped
-            self.check()
-            if time.monotonic() - started > self.launch.ready_seconds:
-                raise ServerFailed(
-                    f"the server is not ready after {self.launch.ready_seconds:g} s", log_end(self.log_path)
-                )
-            time.sleep(_POLL_SECONDS)
-        # Whoever answers at the port may be another, if this one could not have it.
-        self.check()
-        self.start_seconds = time.monotonic() - started
+    def _wait_ready(self, group: ProcessGroup) -> None:
+        launch = self.launch
+        try:
+            self.start_seconds = wait_until_serving(
+                launch.url + launch.ready_path, group.exit_code, launch.ready_seconds, self._heed
+            )
+        except NotServing as failed:
+            raise ServerFailed(f"the server {failed}", log_end(self.log_path)) from None
+
+    def _heed(self, _elapsed_seconds: float) -> None:
+        if self._should_stop():
+            raise Stopped
 
     def _stop(self) -> None:
         if self._group is None:

@@ -13,13 +13,12 @@ from random import SystemRandom
 from types import TracebackType
 from typing import Self
 
-from loadtest.vllm_cpu.process_group import ProcessGroup
-from loadtest.vllm_cpu.serving import serves
+from loadtest.servers.process_group import ProcessGroup
+from loadtest.servers.serving import NotServing, wait_until_serving
 
 DEFAULT_VENV = Path(".venv-vllm")
 READY_DEADLINE_SECONDS = 180.0
 STOP_GRACE_SECONDS = 15.0
-POLL_SECONDS = 0.25
 PROGRESS_SECONDS = 5.0
 LOG_TAIL_LINES = 25
 LOGGED_ERRORS = 5
@@ -166,14 +165,12 @@ class VllmProcess:
     @property
     def pid(self) -> int:
         """The API server's process, which leads its process group."""
-        if self._group is None:
-            raise VllmFailed(f"{self.options.model_name} has not been started")
-        return self._group.pid
+        return self._started_group().pid
 
     def start(self) -> None:
-        """Start the process group; returns at once."""
-        if self._group is not None:
-            raise VllmFailed(f"{self._label} was already started")
+        """Start the process group, again after it was stopped or killed; returns at once."""
+        if self.is_running():
+            raise VllmFailed(f"{self._label} is running")
         command = command_line(self.options)
         if not Path(command[0]).exists():
             raise VllmFailed(f"{command[0]} is missing; run: python -m loadtest.vllm_cpu.install")
@@ -184,18 +181,18 @@ class VllmProcess:
 
     def wait_ready(self, deadline_seconds: float = READY_DEADLINE_SECONDS) -> None:
         """Return once /health answers 200; VllmFailed when it dies or the deadline passes."""
-        next_report = PROGRESS_SECONDS
-        while not serves(f"{self.url}/health"):
-            elapsed = time.monotonic() - self._started
-            if not self.is_running():
-                code = "not started" if self._group is None else f"exit code {self._group.exit_code()}"
-                raise VllmFailed(f"{self._label} ended before it was ready ({code}); {self.log_tail()}")
-            if elapsed > deadline_seconds:
-                raise VllmFailed(f"{self._label} is not ready after {deadline_seconds:.0f} s; {self.log_tail()}")
-            if elapsed > next_report:
-                self._progress(f"{self._label}: starting, {elapsed:.0f} s")
-                next_report = elapsed + PROGRESS_SECONDS
-            time.sleep(POLL_SECONDS)
+        group, next_report = self._started_group(), PROGRESS_SECONDS
+
+        def report(elapsed_seconds: float) -> None:
+            nonlocal next_report
+            if elapsed_seconds > next_report:
+                self._progress(f"{self._label}: starting, {elapsed_seconds:.0f} s")
+                next_report = elapsed_seconds + PROGRESS_SECONDS
+
+        try:
+            wait_until_serving(f"{self.url}/health", group.exit_code, deadline_seconds, report)
+        except NotServing as failed:
+            raise VllmFailed(f"{self._label} {failed}; {self.log_tail()}") from None
         self.ready_seconds = time.monotonic() - self._started
         self._progress(f"{self._label}: ready after {self.ready_seconds:.0f} s at {self.url}")
 
@@ -205,9 +202,19 @@ class VllmProcess:
 
     def terminate(self) -> None:
         """Ask the API server to stop, as an orchestrator does; returns at once."""
-        if self._group is None:
-            raise VllmFailed(f"{self.options.model_name} has not been started")
-        self._group.terminate()
+        self._started_group().terminate()
+
+    def kill(self) -> None:
+        """Kill all of it, as a crash would."""
+        self._started_group().kill()
+
+    def suspend(self) -> None:
+        """Let it hang: its connections stay open, and nothing is answered."""
+        self._started_group().suspend()
+
+    def resume(self) -> None:
+        """Let it go on from where it hung."""
+        self._started_group().resume()
 
     def stop(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
         """Terminate, then kill whatever of the group is left. Harmless when it never started or already ended."""
@@ -233,6 +240,11 @@ class VllmProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _started_group(self) -> ProcessGroup:
+        if self._group is None:
+            raise VllmFailed(f"{self.options.model_name} has not been started")
+        return self._group
 
     @property
     def _label(self) -> str:

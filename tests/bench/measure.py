@@ -13,9 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from loadtest.compare.peer import Peer
-from tests.bench.peers import setting
-from tests.bench.place import Cores, Place, Ports, choose_ports
-from tests.bench.procs import (
+from loadtest.servers.procs import (
     CpuTimes,
     core_busy_seconds,
     cpu_seconds_between,
@@ -25,6 +23,8 @@ from tests.bench.procs import (
     running,
     stop,
 )
+from tests.bench.peers import setting
+from tests.bench.place import Cores, Place, Ports, choose_ports
 from tests.bench.results import Load, Sample, Turn
 from tests.bench.scenarios import Scenario
 

@@ -1,29 +1,24 @@
 """Child processes that serve HTTP: wait until they do, and never leave them behind."""
 
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from loadtest.vllm_cpu.serving import serves
+from loadtest.servers import serving
 
 READY_SECONDS = 30.0
-_ASK_SECONDS = 2.0
 STOP_SECONDS = 15.0
 LOG_TAIL_LINES = 30
 
 
 def wait_until_serving(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
     """Return once the URL answers 200; fail with the end of the log when the process dies or takes too long."""
-    deadline = time.monotonic() + READY_SECONDS
-    while not serves(url, _ASK_SECONDS):
-        ended = process.poll()
-        if ended is not None or time.monotonic() > deadline:
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
-            state = "is not serving in time" if ended is None else f"ended with {ended}"
-            raise AssertionError(f"the server of {url} {state}; its output ends with:\n{tail}")
-        time.sleep(0.05)
+    try:
+        serving.wait_until_serving(url, process.poll, READY_SECONDS)
+    except serving.NotServing as failed:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+        raise AssertionError(f"the server of {url} {failed}; its output ends with:\n{tail}") from None
 
 
 @contextmanager

@@ -14,9 +14,9 @@ from typing import Any
 
 import yaml
 
+from loadtest.servers.procs import cpu_seconds_between, cpu_times, running
 from loadtest.vllm_cpu.process import VllmOptions, VllmProcess, free_ports
 from tests.bench.embeddings.load import apply, bodies
-from tests.bench.procs import cpu_seconds_between, cpu_times, running
 from tests.integration.processes import wait_until_serving
 
 _KEEP = {"deduplicate": True, "cache_bytes": 100_000_000}

@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 import yaml
 
+from loadtest.servers import procs
+from loadtest.servers.engines import EngineOptions, Engines, Kind, running_engines
 from loadtest.vllm_cpu.process import VllmFailed
-from tests.bench import procs
 from tests.bench.alone import alone
 from tests.bench.place import Place, choose_ports
 from tests.bench.predict.load import Load, LoadFailed, drive, usual
 from tests.bench.routing.arms import ours
-from tests.bench.routing.engines import EngineOptions, Engines, Kind, running_engines
 from tests.integration.processes import wait_until_serving
 
 _STEP_TOKENS = 2048  # of the simulated engines, and what vLLM takes on a CPU

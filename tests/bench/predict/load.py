@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench.routing.engines import Kind
+from loadtest.servers.engines import Kind
 
 _SEED = 7
 

@@ -9,9 +9,9 @@ import yaml
 
 from loadtest.compare.ours import OURS
 from loadtest.compare.peer import Peer
+from loadtest.servers.engines import EngineOptions
 from tests.bench.peers import PEERS, setting
 from tests.bench.place import Place, Ports
-from tests.bench.routing.engines import EngineOptions
 
 POLICIES = ("prefix", "least_loaded", "round_robin")
 

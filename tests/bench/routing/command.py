@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
+from loadtest.servers.engines import EngineOptions, Kind
 from loadtest.vllm_cpu.process import VllmFailed
 from loadtest.workloads.body import Endpoint
 from tests.bench.alone import alone
 from tests.bench.place import Place
 from tests.bench.routing import trace
 from tests.bench.routing.arms import arms
-from tests.bench.routing.engines import EngineOptions, Kind
 from tests.bench.routing.made_trace import made_trace
 from tests.bench.routing.measure import Fault
 from tests.bench.routing.picture import picture

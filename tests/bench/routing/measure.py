@@ -12,12 +12,13 @@ from urllib.parse import urlsplit
 from loadtest.drive.client import Client, open_session
 from loadtest.drive.record import Record
 from loadtest.report.statistics import distribution_ms, percentile
+from loadtest.servers import procs
+from loadtest.servers.engines import Counted, Engines
+from loadtest.servers.serving import NotServing
 from loadtest.workloads.body import BodyMaker, Endpoint
 from loadtest.workloads.prompts import NO_GROUP, Prompt
-from tests.bench import procs
 from tests.bench.place import Place, choose_ports
 from tests.bench.routing.arms import Arm
-from tests.bench.routing.engines import Counted, Engines
 from tests.bench.routing.fidelity import fidelity, predictions, recovery
 from tests.bench.routing.replay import blank, bodies_of, plan_for, replay
 from tests.bench.routing.results import Fidelity, Figures, Recovery, Turn
@@ -78,7 +79,7 @@ async def measure_arm(course: Course, arm: Arm, repetition: int) -> Turn:
     log = course.place.logs / f"{arm.name}.log"
     try:
         found = await _observe(course, arm, Wording(course.words, f"{arm.name}-{repetition}"), log)
-    except (ArmFailed, OSError, AssertionError) as error:
+    except (ArmFailed, NotServing, OSError, AssertionError) as error:
         return Turn(repetition=repetition, failure=f"{error}; its last words: {_last_line(log)}")
     good = [record for record in found.records if record.ok]
     first = [(record.first_token - record.due) * 1e3 for record in good if record.first_token is not None]

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from loadtest.compare.installing import version
 from loadtest.compare.ours import OURS
+from loadtest.servers.engines import EngineOptions, Engines, Kind, running_engines
 from loadtest.workloads.body import BodyMaker, Endpoint
 from tests.bench.machine import describe
 from tests.bench.peers import PEERS
 from tests.bench.place import Place
 from tests.bench.routing import trace
 from tests.bench.routing.arms import Arm
-from tests.bench.routing.engines import EngineOptions, Engines, Kind, running_engines
 from tests.bench.routing.measure import Course, Fault, measure_arm
 from tests.bench.routing.replay import capacity, endless, plan_for
 from tests.bench.routing.results import RoutingResults, Setup, Turn

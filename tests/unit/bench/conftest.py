@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from loadtest.servers.procs import launch, stop
 from tests.bench.install import build_tools, find_compiler
 from tests.bench.place import Place
-from tests.bench.procs import launch, stop
 
 
 @pytest.fixture(scope="session")

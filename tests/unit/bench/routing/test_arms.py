@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from gateway import config, config_file
+from loadtest.servers.engines import EngineOptions
 from tests.bench.place import Place, Ports
 from tests.bench.routing.arms import POLICIES, arms, ours
-from tests.bench.routing.engines import EngineOptions
 
 ENGINES = EngineOptions(count=3, max_num_seqs=32)
 PORTS = Ports(proxy=8100, metrics=8700, engines=(9200, 9201, 9202))

@@ -3,24 +3,26 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-_STOP_SECONDS = 6
+from loadtest.servers.guard import Guard
+
+STOP_GRACE_SECONDS = 6.0
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
 
 
 @contextmanager
-def _bound_to(core: int | None) -> Iterator[None]:
-    """This thread, and so what it starts meanwhile, on one core; None = where it may run anyway."""
-    if core is None:
+def bound_to(cores: Collection[int]) -> Iterator[None]:
+    """This thread, and so what it starts meanwhile, on those cores; none = where it may run anyway."""
+    if not cores:
         yield
         return
     usual = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
+    os.sched_setaffinity(0, cores)
     try:
         yield
     finally:
@@ -28,7 +30,7 @@ def _bound_to(core: int | None) -> Iterator[None]:
 
 
 def launch(
-    command: list[str],
+    command: Sequence[str],
     core: int | None,
     out: int | IO[bytes],
     error: int | IO[bytes],
@@ -36,7 +38,7 @@ def launch(
 ) -> subprocess.Popen[bytes]:
     """Start COMMAND on a core, or on any, in a process group of its own."""
     inherited = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    with _bound_to(core):
+    with bound_to(() if core is None else {core}):
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -49,9 +51,9 @@ def launch(
 
 @contextmanager
 def running(
-    command: list[str], core: int | None, log: Path, environment: Mapping[str, str] | None = None
+    command: Sequence[str], core: int | None, log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A server on a core, or on any, stopped at the end.
+    """A server on a core, or on any, stopped at the end, and killed if we are.
 
     It prints errors to LOG, the rest beside it with the suffix .out.
     """
@@ -60,10 +62,21 @@ def running(
     with printed.open("wb") as out, log.open("wb") as error:
         process = launch(command, core, out, error, environment)
         try:
-            yield process
+            with guarded(process):
+                yield process
         finally:
             stop(process)
             _keep_end(printed)
+
+
+@contextmanager
+def guarded(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Its group is killed if we end inside the block without leaving it."""
+    guard = Guard(process.pid)
+    try:
+        yield
+    finally:
+        guard.dismiss()
 
 
 def _keep_end(path: Path, size: int = 65536) -> None:
@@ -74,14 +87,25 @@ def _keep_end(path: Path, size: int = 65536) -> None:
     path.write_bytes(end)
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask the process group to end; make it after some seconds."""
-    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(_STOP_SECONDS)
-    with suppress(ProcessLookupError):  # what is left of the group, or all of it
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def stop(process: subprocess.Popen[bytes], grace_seconds: float = STOP_GRACE_SECONDS) -> bool:
+    """Ask the process to end, then kill what is left of its group. Whether it ended in time."""
+    # Not the whole group: an API server that ends its engines itself takes a signal to them for a crash.
+    process.terminate()
+    in_time = True
+    try:
+        process.wait(grace_seconds)
+    except subprocess.TimeoutExpired:
+        in_time = False
+    finally:
+        signal_group(process, signal.SIGKILL)
+        process.wait()
+    return in_time
+
+
+def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Signal whatever is left of a process group."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def parent_of(stat: str) -> int:

@@ -1,10 +1,10 @@
 """The engines: real vLLM on this CPU or simulated ones, each on its own cores, with their counters and their faults."""
 
+import asyncio
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,13 +14,14 @@ from typing import Protocol
 
 import aiohttp
 
+from loadtest.drive.pages import page_values
 from loadtest.drive.target import counters
+from loadtest.servers.procs import bound_to
+from loadtest.servers.simulated import SimulatedProcess
 from loadtest.vllm_cpu.process import VllmOptions, VllmProcess, free_ports
-from tests.bench import procs
-from tests.integration.observed import engines_become_idle, eventually
-from tests.integration.processes import wait_until_serving
 
 _IDLE_SECONDS = 60.0
+_POLL_SECONDS = 0.02
 _CPU_ATTENTION_BLOCK_TOKENS = 32  # of which vLLM's blocks are multiples on a CPU
 
 
@@ -73,51 +74,16 @@ class Process(Protocol):
         """Return once it serves."""
 
     def stop(self) -> None:
-        """Stop it and whatever it started."""
+        """Stop it and whatever it started; start() starts it again at the same address."""
 
+    def kill(self) -> None:
+        """Kill it and whatever it started, as a crash would."""
 
-class SimulatedProcess:
-    """One `loadtest sim`."""
+    def suspend(self) -> None:
+        """Let it hang: its connections stay open, and nothing is answered."""
 
-    def __init__(self, options: EngineOptions, port: int, time_scale: float, log: Path) -> None:
-        self.url = f"http://127.0.0.1:{port}"
-        self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
-        sizes = {
-            "port": port,
-            "kv-tokens": options.kv_tokens,
-            "block-size": options.block_tokens,
-            "max-num-seqs": options.max_num_seqs,
-            "max-num-batched-tokens": 2048,  # as vLLM on a CPU
-            "time-scale": time_scale,
-        }
-        names = {"model": options.model, "preset": "cpu-tiny"}
-        flags = [part for name, value in {**sizes, **names}.items() for part in (f"--{name}", str(value))]
-        self._command = [sys.executable, "-m", "loadtest", "sim", "--dev-mode", *flags]
-
-    @property
-    def pid(self) -> int:
-        """The process."""
-        assert self._process is not None
-        return self._process.pid
-
-    def start(self) -> None:
-        """Start it; returns at once."""
-        with self._log.open("wb") as sink:
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
-            )
-
-    def wait_ready(self) -> None:
-        """Return once it serves."""
-        assert self._process is not None
-        wait_until_serving(self._process, f"{self.url}/health", self._log)
-
-    def stop(self) -> None:
-        """Stop it."""
-        if self._process is not None:
-            procs.stop(self._process)
-            self._process = None
+    def resume(self) -> None:
+        """Let it go on from where it hung."""
 
 
 @dataclass
@@ -154,11 +120,12 @@ class Engines:
         return range(max(1, len(self.processes) // 2))
 
     async def make_cold(self) -> None:
-        """Wait until nothing runs, then empty the prefix caches."""
-        await engines_become_idle(tuple(self.urls), _IDLE_SECONDS)
+        """Wait until nothing runs, then empty the prefix caches. Raises TimeoutError."""
         async with aiohttp.ClientSession() as session:
             for url in self.urls:
-                await eventually(partial(_reset, session, url), f"{url} empties its prefix cache", _IDLE_SECONDS)
+                await _until(partial(_is_idle, session, url), f"{url} becomes idle")
+            for url in self.urls:
+                await _until(partial(_reset, session, url), f"{url} empties its prefix cache")
 
     async def wipe_some(self) -> None:
         """Empty half of the prefix caches under load: what runs there begins again. Only real engines can."""
@@ -196,6 +163,11 @@ class Engines:
         async with aiohttp.ClientSession() as session:
             return [await _counters(session, url) for url in self.urls]
 
+    def start(self, number: int) -> None:
+        """Start one, on its cores; returns at once."""
+        with bound_to(cores_of(number, len(self.processes), sorted(os.sched_getaffinity(0)))):
+            self.processes[number].start()
+
     def stop(self) -> None:
         """Stop all of them."""
         for process in self.processes:
@@ -203,13 +175,9 @@ class Engines:
 
     def restart(self, number: int) -> None:
         """Stop one engine and start it again at the same address; returns once it serves."""
-        process = self.processes[number]
-        process.stop()
-        if isinstance(process, VllmProcess):
-            process = self.processes[number] = VllmProcess(process.options, process.log_path)
-        with on_its_cores(number, len(self.processes)):
-            process.start()
-        process.wait_ready()
+        self.processes[number].stop()
+        self.start(number)
+        self.processes[number].wait_ready()
 
 
 @contextmanager
@@ -220,9 +188,8 @@ def running_engines(options: EngineOptions, logs: Path) -> Iterator[Engines]:
     engines = Engines(options, processes)
     with ExitStack() as stack:
         stack.callback(engines.stop)
-        for number, process in enumerate(processes):
-            with on_its_cores(number, options.count):
-                process.start()
+        for number in range(options.count):
+            engines.start(number)
         for process in processes:
             process.wait_ready()
         yield engines
@@ -231,7 +198,7 @@ def running_engines(options: EngineOptions, logs: Path) -> Iterator[Engines]:
 def _process(options: EngineOptions, number: int, port: int, logs: Path) -> Process:
     log = logs / f"engine-{number}.log"
     if options.kind is Kind.SIM:
-        return SimulatedProcess(options, port, options.slow if number == options.count - 1 else 1.0, log)
+        return SimulatedProcess(_simulated_flags(options, options.speeds[number]), port, log)
     blocks = options.kv_tokens // options.block_tokens
     return VllmProcess(
         VllmOptions(
@@ -247,6 +214,19 @@ def _process(options: EngineOptions, number: int, port: int, logs: Path) -> Proc
     )
 
 
+def _simulated_flags(options: EngineOptions, time_scale: float) -> list[str]:
+    sizes = {
+        "model": options.model,
+        "preset": "cpu-tiny",
+        "kv-tokens": options.kv_tokens,
+        "block-size": options.block_tokens,
+        "max-num-seqs": options.max_num_seqs,
+        "max-num-batched-tokens": 2048,  # as vLLM on a CPU
+        "time-scale": time_scale,
+    }
+    return ["--dev-mode", *(part for name, value in sizes.items() for part in (f"--{name}", str(value)))]
+
+
 def _flags_without_events(options: EngineOptions) -> Sequence[str]:
     """What `VllmOptions` leaves out with the events."""
     return () if options.kv_events else ("--enable-prompt-tokens-details", "--block-size", str(options.block_tokens))
@@ -258,15 +238,19 @@ def cores_of(number: int, count: int, allowed: Sequence[int]) -> set[int]:
     return set(allowed[number * share : (number + 1) * share]) if share else set(allowed)
 
 
-@contextmanager
-def on_its_cores(number: int, count: int) -> Iterator[None]:
-    """What this thread starts meanwhile runs on the cores of that engine."""
-    usual = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores_of(number, count, sorted(usual)))
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, usual)
+async def _until(holds: Callable[[], Awaitable[bool]], what: str) -> None:
+    deadline = time.monotonic() + _IDLE_SECONDS
+    while not await holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {_IDLE_SECONDS:g} s: {what}")
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _is_idle(session: aiohttp.ClientSession, url: str) -> bool:
+    """Whether an engine neither runs a sequence nor lets one wait, by its own account."""
+    async with session.get(f"{url}/metrics") as response:
+        values = page_values(await response.text())
+    return values.get("running", 0.0) + values.get("waiting", 0.0) == 0.0
 
 
 async def _counters(session: aiohttp.ClientSession, url: str) -> dict[str, float]:

@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from tests.bench import procs
+from loadtest.servers import procs
 
 CORE = min(os.sched_getaffinity(0))
 FORKS = "import os, time; os.fork(); os.write(1, b'%d\\n' % os.getpid()); time.sleep(60)"
@@ -41,10 +41,10 @@ def test_a_process_runs_on_its_core_and_stops_with_its_children() -> None:
     assert process.returncode == -15
 
 
-def test_one_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(procs, "_STOP_SECONDS", 0.2)
+def test_one_that_ignores_sigterm_is_killed() -> None:
     with python(IGNORES_SIGTERM) as (process, printed):
         printed.readline()
+        assert not procs.stop(process, grace_seconds=0.2)
     assert process.returncode == -9
 
 

@@ -8,7 +8,7 @@ import pytest
 from loadtest.engine.config import EngineConfig
 from loadtest.engine.scheduler import Limits
 from loadtest.engine.server import SimulatedEngine
-from tests.bench.routing.engines import EngineOptions, Engines, Kind, Process, cores_of
+from loadtest.servers.engines import EngineOptions, Engines, Kind, Process, cores_of
 
 PROMPT = " abc" * 64
 
@@ -22,7 +22,7 @@ class InProcess:
     def start(self) -> None:
         raise NotImplementedError
 
-    wait_ready = stop = start
+    wait_ready = stop = kill = suspend = resume = start
     pid = 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.vllm_cpu.process_group import ProcessGroup
+from loadtest.servers.process_group import ProcessGroup
 
 _DEADLINE_SECONDS = 20.0
 
@@ -58,3 +58,16 @@ def test_workers_do_not_outlive_their_leader(tmp_path: Path) -> None:
 def test_a_program_that_is_not_there_cannot_start(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         ProcessGroup(["no-such-program"], {}, tmp_path / "log")
+
+
+def test_a_group_that_is_killed_is_gone_with_its_workers_and_stopping_it_is_harmless(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    group = started("sleep 300 & echo $!; wait", log)
+    worker = int(log.read_text())
+    group.kill()
+    assert group.exit_code() == -9
+    assert group.stop(_DEADLINE_SECONDS)
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    while is_there(worker):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

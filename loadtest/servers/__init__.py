@@ -1,0 +1,1 @@
+"""The processes that a loadtest command owns: started, watched, killed, stopped."""
