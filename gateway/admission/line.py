@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
-from math import ceil
+from math import ceil, inf
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -16,6 +16,8 @@ from gateway.admission.fairness import FairClock, Share, Tenant, Tenants
 from gateway.admission.ticket import Ticket
 from gateway.request import Ask
 
+_FURTHER_SECONDS = 0.05  # between looks that go further
+_FURTHER = 4  # times as many are looked at then
 _LEAST_WINDOW = 8  # of a tenant's requests are put in order, however many tenants wait
 
 
@@ -50,11 +52,15 @@ class Flow:
 
 
 class Order(NamedTuple):
-    """How a look at the first `scan` is made. `by_turn`: within a tenant; else the oldest come first."""
+    """How a look at `scan` of the line is made, from place `start` on.
+
+    `by_turn`: within a tenant; else the oldest come first.
+    """
 
     scan: int
     starving_since_seconds: float
     by_turn: bool
+    start: int = 0
 
 
 class Line:
@@ -67,6 +73,8 @@ class Line:
         self._flows: dict[tuple[str, bool], Flow] = {}
         self._aged = Share(1.0, 0.0)  # of the batch requests that starve
         self._aged_wait = False
+        self._further = 0  # the place at which the next look that goes further begins
+        self._further_seconds = -inf  # when the last one was made
 
     def __len__(self) -> int:
         return self.tenants.waiting
@@ -127,6 +135,17 @@ class Line:
         self._aged_wait = bool(aged)
         tickets = merged(contenders, order.scan)
         return tickets + merged(others, order.scan - len(tickets))
+
+    def further(self, order: Order, now: float) -> Order | None:
+        """Those to ask when the first leave an engine idle, because they hold out for others; None = not so soon.
+
+        Each time it is more of the line, until all were asked; what a look may cost has a bound.
+        """
+        if now - self._further_seconds < _FURTHER_SECONDS:
+            return None
+        start, scan = self._further if self._further < len(self) else 0, _FURTHER * order.scan
+        self._further, self._further_seconds = start + scan, now
+        return order._replace(start=start, scan=scan)
 
     def serve(self, ticket: Ticket, order: Order) -> None:
         """A request goes to an engine: one of batch that starved was served among the interactive ones, too."""

@@ -7,6 +7,7 @@ overtake.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from operator import attrgetter
 
 from gateway.admission.candidate import Candidate
@@ -31,6 +32,8 @@ from gateway.routing.explain import Verdict
 from gateway.routing.load import Load, Work
 from gateway.routing.policy import Policy
 from gateway.routing.seat import Option, Seat
+
+_IDLE_SHARE = 0.5  # of what is in flight on the mean engine: one with more is not worth a longer look
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,15 +180,23 @@ class Placement:
         """Bind whoever can be bound now; they leave the line. An error for those whom nobody will ever serve."""
         granted: list[tuple[Ticket, Binding | GatewayError]] = []
         order = Order(self._knobs.scan, now - self._knobs.starvation_seconds, self._policy.waits_for_best)
+        if self._pass(model, order, now, granted) and (line := self._queue.line(model)) is not None:
+            further = line.further(order, now)
+            if further is not None:
+                self._pass(model, further, now, granted)
+        return granted
+
+    def _pass(self, model: str, order: Order, now: float, granted: list[tuple[Ticket, Binding | GatewayError]]) -> bool:
+        """One look; returns whether an engine is left idle, and somebody behind these may want it."""
         tickets, eligible = self._look(model, order, now, granted)
         if not tickets:
-            return granted
+            return False
         seats = self._views[model]
         has_much = self._has_much(self._queue.tenants(model), now)
         all_guarded = has_much is not None and all(has_much(ticket) for ticket in tickets)
         is_open = self._room.are_open(seats, now, guarded=all_guarded)
         if not any(is_open):
-            return granted
+            return False
         hits = self._hits.of(tickets, seats, now)
         ranking = self._policy.ranking([ticket.ask for ticket in tickets], hits, seats, now)
         for row, its_seats in eligible.items():
@@ -202,7 +213,10 @@ class Placement:
             seats, ranking, is_open, self._room, self._knobs.starvation_seconds, self._policy.waits_for_best, bind,
             has_much, all_guarded,
         ).run(tickets, now)  # fmt: skip
-        return granted
+        if len(tickets) < order.scan:
+            return False
+        few = _IDLE_SHARE * sum(seat.load.in_flight for seat in seats) / len(seats)
+        return any(seat.load.in_flight < few for seat in compress(seats, is_open))
 
     def _has_much(self, tenants: Tenants, now: float) -> Callable[[Ticket], bool] | None:
         """Tells from whom the last slots are kept; None = from nobody."""
@@ -213,18 +227,19 @@ class Placement:
     def _look(
         self, model: str, order: Order, now: float, granted: list[tuple[Ticket, Binding | GatewayError]]
     ) -> tuple[list[Ticket], dict[int, list[Seat]]]:
-        """The first in line who can be served; by place, the seats of those for whom not every seat will do.
+        """The next in line who can be served; by place, the seats of those for whom not every seat will do.
 
-        Those whom nobody can serve for now are passed over, and take nobody's place among the first.
+        Those whom nobody can serve for now are passed over, and take nobody's place.
         """
-        count = scan = order.scan
+        start, count = order.start, order.start + order.scan
+        end = count
         if self._knobs.hold_without_backend and not self.seating.may_be_served(model, now):
             return [], {}
         while True:
-            waiting = self._queue.in_order(model, order._replace(scan=count))
+            waiting = self._queue.in_order(model, order._replace(start=0, scan=count))
             tickets, eligible = self._eligible(waiting, now, granted)
-            if len(tickets) == len(waiting) or len(waiting) < count or len(tickets) >= scan:
-                return tickets[:scan], {row: seats for row, seats in eligible.items() if row < scan}
+            if len(tickets) == len(waiting) or len(waiting) < count or len(tickets) >= end:
+                return tickets[start:end], {at - start: seats for at, seats in eligible.items() if start <= at < end}
             count *= 2
 
     def _eligible(
