@@ -11,7 +11,7 @@ from typing import Self
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from loadtest.report.schema import PageSeries
+from loadtest.report.schema import BackendGauges, PageSeries
 
 _INTERVAL_SECONDS = 1.0
 _TIMEOUT_SECONDS = 2.0
@@ -28,6 +28,13 @@ _SAMPLES = {
     key: re.compile(rf"^(?:{'|'.join(map(re.escape, names))})(?:\{{.*\}})?[ \t]+(\S+)", re.MULTILINE)
     for key, names in _KEPT.items()
 }
+# What a gateway tells of each of its backends.
+_OF_BACKENDS = {"in_flight": "gateway_backend_in_flight", "limit": "gateway_backend_in_flight_limit"}
+_BACKEND_SAMPLES = {
+    key: re.compile(rf'^{name}\{{backend="((?:[^"\\]|\\.)*)"\}}[ \t]+(\S+)', re.MULTILINE)
+    for key, name in _OF_BACKENDS.items()
+}
+_ESCAPED = re.compile(r"\\(.)")
 
 
 class PageSampler:
@@ -64,13 +71,27 @@ class PageSampler:
             due += _INTERVAL_SECONDS
             try:
                 with urlopen(series.url, timeout=_TIMEOUT_SECONDS) as answer:
-                    values = page_values(answer.read().decode("utf-8", "replace"))
+                    page = answer.read().decode("utf-8", "replace")
+                whole, backends = page_values(page), backend_values(page)
             except (URLError, OSError, ValueError):
                 series.failures += 1
                 continue
-            series.at.append(self._clock())
-            for key in _KEPT:
-                getattr(series, key).append(values.get(key))
+            keep(series, self._clock(), whole, backends)
+
+
+def keep(
+    series: PageSeries, at: float, values: Mapping[str, float], backends: Mapping[str, Mapping[str, float]]
+) -> None:
+    """Adds what was read at one moment; a backend that comes or goes has None where it was not told."""
+    for name in backends:
+        missed: list[float | None] = [None] * len(series.at)
+        series.backends.setdefault(name, BackendGauges(in_flight=[*missed], limit=[*missed]))
+    series.at.append(at)
+    for key in _KEPT:
+        getattr(series, key).append(values.get(key))
+    for name, gauges in series.backends.items():
+        for key in _OF_BACKENDS:
+            getattr(gauges, key).append(backends.get(name, {}).get(key))
 
 
 def page_values(page: str) -> dict[str, float]:
@@ -81,3 +102,16 @@ def page_values(page: str) -> dict[str, float]:
         if values:
             found[key] = max(values) if key == "kv_cache_usage" else sum(values)
     return found
+
+
+def backend_values(page: str) -> dict[str, dict[str, float]]:
+    """What a gateway's page tells of each backend."""
+    backends: dict[str, dict[str, float]] = {}
+    for key, sample in _BACKEND_SAMPLES.items():
+        for name, value in sample.findall(page):
+            backends.setdefault(_ESCAPED.sub(_unescaped, name), {})[key] = float(value)
+    return backends
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    return "\n" if found[1] == "n" else found[1]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
-from importlib.resources import files
 
 from loadtest.replay.results import GridResults
 from loadtest.replay.summary import Figures
@@ -19,7 +18,8 @@ from loadtest.replay.tables import (
 )
 from loadtest.report.axes import Axis, linear, logarithmic, nice_top
 from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, Point, Series
-from loadtest.report.figure import milliseconds, number, percent
+from loadtest.report.document import document, table
+from loadtest.report.plots import Plots
 
 _HUES = (215, 22, 172, 280, 45, 330, 95, 0, 195, 255, 140, 60, 310, 120)
 _STYLES = "".join(
@@ -30,32 +30,28 @@ _STYLES = "".join(
 
 def page(results: GridResults) -> str:
     """The whole page."""
-    assets = files("loadtest.report") / "assets"
-    style = (assets / "report.css").read_text(encoding="utf-8")
-    script = (assets / "report.js").read_text(encoding="utf-8")
+    plots = Plots()
     heading = f"Replay of {results.trace.name}"
     rates = ", ".join(f"{rate:.2f}/s with {engines} engines" for engines, rate in results.capacities.items())
-    charts = "".join(chart.svg() for engines in results.fleets for chart in _charts(results, engines))
+    charts = plots.figures([chart for engines in results.fleets for chart in _charts(results, engines)])
     figures = "".join(
-        f"<h2>{escape(title(results, engines, load))}</h2>{_table(FIGURES_HEAD, rows)}"
-        f"{_table(ADMISSION_HEAD, admission_rows(results, engines, load))}"
+        f"<h2>{escape(title(results, engines, load))}</h2>{table(FIGURES_HEAD, rows)}"
+        f"{table(ADMISSION_HEAD, admission_rows(results, engines, load))}"
         for engines in results.fleets
         for load in results.loads
         if (rows := figure_rows(results, engines, load))
     )
     against = ratio_rows(results)
     compared = (
-        f"<h2>Against {escape(results.baseline)}, geometric means</h2>{_table(RATIOS_HEAD, against)}" if against else ""
+        f"<h2>Against {escape(results.baseline)}, geometric means</h2>{table(RATIOS_HEAD, against)}" if against else ""
     )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(heading)}</title><style>{style}{_STYLES}</style></head><body>"
-        f"<header><h1>{escape(heading)}</h1><p>{len(results.trace.rows):,} recorded requests · capacity {escape(rates)}"
-        f"</p></header>{compared}<h2>Policies by load</h2>"
-        f'<div class="charts">{charts}</div>{figures}'
-        f"<h2>How it was made</h2><code>{escape(results.command)}</code>"
-        f"<script>{script}</script></body></html>\n"
+    return document(
+        heading,
+        f"{len(results.trace.rows):,} recorded requests · capacity {rates}",
+        f"{compared}<h2>Policies by load</h2>{charts}{figures}"
+        f"<h2>How it was made</h2><code>{escape(results.command)}</code>",
+        plots,
+        _STYLES,
     )
 
 
@@ -69,14 +65,10 @@ def _charts(results: GridResults, engines: int) -> list[Chart]:
     return [
         _milliseconds(results, engines, "mean TTFT", lambda f: f.ttft.mean * 1e3),
         _milliseconds(results, engines, "mean E2E", lambda f: f.e2e.mean * 1e3),
-        _chart(results, engines, "SLO missed", lambda f: f.violations * 100, missed, _percent),
+        _chart(results, engines, "SLO missed", lambda f: f.violations * 100, missed),
         _from_zero(results, engines, "preemptions", lambda f: float(f.preemptions)),
         _from_zero(results, engines, "requests per second within the bounds", lambda f: f.goodput_per_second),
     ]
-
-
-def _percent(value: float | None) -> str:
-    return percent(None if value is None else value / 100)
 
 
 def _milliseconds(results: GridResults, engines: int, name: str, figure: Callable[[Figures], float]) -> Chart:
@@ -86,13 +78,13 @@ def _milliseconds(results: GridResults, engines: int, name: str, figure: Callabl
         for load in results.loads
         if (value := results.mean(engines, load, policy, figure)) is not None
     ]
-    return _chart(results, engines, name, figure, logarithmic(min(values), max(values), Y_START, Y_END), milliseconds)
+    return _chart(results, engines, name, figure, logarithmic(min(values), max(values), Y_START, Y_END))
 
 
 def _from_zero(results: GridResults, engines: int, name: str, figure: Callable[[Figures], float]) -> Chart:
     values = [results.mean(engines, load, policy, figure) for policy in results.policies for load in results.loads]
     top = nice_top(max((value for value in values if value is not None), default=1.0))
-    return _chart(results, engines, name, figure, linear(0, top, Y_START, Y_END, 4), number)
+    return _chart(results, engines, name, figure, linear(0, top, Y_START, Y_END, 4))
 
 
 def _chart(
@@ -101,7 +93,6 @@ def _chart(
     name: str,
     figure: Callable[[Figures], float],
     y: Axis,
-    write: Callable[[float | None], str],
 ) -> Chart:
     loads = results.loads
     margin = 0.02 + 0.04 * (loads[-1] - loads[0])
@@ -109,8 +100,7 @@ def _chart(
     series = []
     for place, policy in enumerate(results.policies):
         points: list[Point] = [(100 * load, results.mean(engines, load, policy, figure)) for load in loads]
-        shown = [write(value) for _, value in points]
-        series.append(Series(policy, f"p{place % len(_HUES)}", points, shown))
+        series.append(Series(policy, f"p{place % len(_HUES)}", points))
     return Chart(
         title=f"{name}, {engines} engines",
         note="over load, as a share of capacity",
@@ -119,9 +109,3 @@ def _chart(
         series=series,
         x_shown=[f"load {load:.0%}" for load in loads],
     )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    top = "".join(f"<th>{escape(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="card"><table><tr>{top}</tr>{body}</table></div>'

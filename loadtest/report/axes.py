@@ -11,10 +11,14 @@ _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Maps values to pixels; knows where its ticks are and what they are called."""
+    """Maps values from `low` to `high` to pixels; knows where its ticks are and what they are called."""
 
     place: Callable[[float], float]
     ticks: list[tuple[float, str]]
+    low: float
+    high: float
+    unit: str = ""
+    even: bool = True
 
 
 def linear(low: float, high: float, start_px: float, end_px: float, wanted: int = 5, unit: str = "") -> Axis:
@@ -24,7 +28,7 @@ def linear(low: float, high: float, start_px: float, end_px: float, wanted: int 
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     decimals = max(0, -math.floor(math.log10(step) + 1e-9) + (step / 10 ** math.floor(math.log10(step)) == 2.5))
     ticks = [(index * step, f"{index * step:,.{decimals}f}{unit}") for index in range(first, last + 1)]
-    return Axis(lambda value: start_px + (value - low) / span * (end_px - start_px), ticks)
+    return Axis(lambda value: start_px + (value - low) / span * (end_px - start_px), ticks, low, high, unit)
 
 
 def logarithmic(low: float, high: float, start_px: float, end_px: float) -> Axis:
@@ -35,14 +39,23 @@ def logarithmic(low: float, high: float, start_px: float, end_px: float) -> Axis
     ticks = [(value, _ms(value)) for value in _one_two_five(low, high)]
     if len(ticks) > 7:
         ticks = [tick for tick in ticks if math.isclose(math.log10(tick[0]) % 1, 0, abs_tol=1e-9)]
-    return Axis(lambda v: start_px + math.log(max(v, low) / low) / span * (end_px - start_px), ticks)
+    return Axis(
+        lambda v: start_px + math.log(max(v, low) / low) / span * (end_px - start_px),
+        ticks,
+        low,
+        high,
+        " ms",
+        even=False,
+    )
 
 
 def doubling(marked: Sequence[int], low: float, high: float, start_px: float, end_px: float) -> Axis:
     """A log axis of numbers above zero, with ticks at those that are marked."""
     span = math.log2(high / low)
     ticks = [(float(value), str(value)) for value in marked]
-    return Axis(lambda value: start_px + math.log2(value / low) / span * (end_px - start_px), ticks)
+    return Axis(
+        lambda value: start_px + math.log2(value / low) / span * (end_px - start_px), ticks, low, high, even=False
+    )
 
 
 def percentiles(count: int, start_px: float, end_px: float) -> Axis:
@@ -50,7 +63,7 @@ def percentiles(count: int, start_px: float, end_px: float) -> Axis:
     nines = max(1.0, math.log10(max(count, 10)))
     known = [(0.0, "0"), (50.0, "p50"), (90.0, "p90"), (99.0, "p99"), (99.9, "p99.9"), (99.99, "p99.99")]
     ticks = [(value, name) for value, name in known if _nines(value) <= nines + 1e-9]
-    return Axis(lambda v: start_px + min(_nines(v), nines) / nines * (end_px - start_px), ticks)
+    return Axis(lambda v: start_px + min(_nines(v), nines) / nines * (end_px - start_px), ticks, 0.0, 100.0, even=False)
 
 
 def nice_step(rough: float) -> float:

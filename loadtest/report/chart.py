@@ -1,12 +1,10 @@
-"""A chart as inline SVG: lines, dots and steps over two axes, with the data a hover readout needs."""
+"""A chart as an SVG picture: lines, dots and steps over two axes. Pages draw it anew where there is a script."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-
-import orjson
 
 from loadtest.report.axes import Axis
 
@@ -20,19 +18,25 @@ Point = tuple[float, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One named thing drawn. `style` is a class of the style sheet; a None breaks the line."""
+    """One named thing drawn. `style` is a class of the style sheet; a None breaks the line.
+
+    `spread`: lowest and highest at each point, drawn as a whisker.
+    """
 
     name: str
     style: str
     points: Sequence[Point]
-    shown: Sequence[str] = field(default_factory=list)
     steps: bool = False
     area: bool = False
+    spread: Sequence[tuple[float, float] | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A titled picture of series; dots lie below them, marks (failures) on the horizontal axis."""
+    """A titled picture of series; dots lie below them, marks (failures) on the horizontal axis.
+
+    `x_shown`: what the points of the first series are called, where that is not the number itself.
+    """
 
     title: str
     note: str
@@ -44,25 +48,27 @@ class Chart:
     marks: Sequence[float] = field(default_factory=list)
 
     def svg(self) -> str:
-        """The figure with its legend."""
-        parts = [_grid(self.x, self.y), self._dots(), *map(self._series, self.series), self._marks()]
-        cursor = f'<line class="cursor" y1="{Y_END}" y2="{Y_START}" x1="-9" x2="-9"/>'
-        caption = f'<b>{escape(self.title)}</b> <span class="note">{escape(self.note)}</span>'
-        return (
-            f"<figure><figcaption>{caption}</figcaption>{self._legend()}"
-            f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(self.title)}" '
-            f'data-hover="{escape(self._hover())}">{"".join(parts)}{cursor}</svg></figure>'
-        )
+        """The drawing as an element of its own."""
+        size = f'viewBox="0 0 {WIDTH:g} {HEIGHT:g}"'
+        return f'<svg {size} role="img" aria-label="{escape(self.title)}">{self.drawing()}</svg>'
 
-    def _legend(self) -> str:
+    def drawing(self) -> str:
+        """Everything but the frame, the title and the legend."""
+        parts = [_grid(self.x, self.y), self._dots(), *map(self._series, self.series), self._marks()]
+        return "".join(parts)
+
+    def legend(self) -> str:
+        """What is what, as HTML."""
         items = [f'<span><i class="{series.style}"></i>{escape(series.name)}</span>' for series in self.series]
-        items += ['<span><i class="dot"></i>one request</span>'] if self.dots else []
-        items += ['<span><i class="mark"></i>failed request</span>'] if self.marks else []
         return f'<div class="legend">{"".join(items)}</div>'
+
+    def caption(self) -> str:
+        """Title and note, as HTML."""
+        return f'<b>{escape(self.title)}</b> <span class="note">{escape(self.note)}</span>'
 
     def _series(self, series: Series) -> str:
         runs = _runs(series.points, self.x, self.y)
-        drawn = []
+        drawn = [self._whiskers(series)] if series.spread else []
         for run in runs:
             path = _path(run, series.steps)
             if series.area:
@@ -73,6 +79,14 @@ class Chart:
                 drawn.append(f'<circle class="point {series.style}" cx="{run[0][0]:.1f}" cy="{run[0][1]:.1f}" r="3"/>')
         return "".join(drawn)
 
+    def _whiskers(self, series: Series) -> str:
+        path = "".join(
+            f"M{self.x.place(x):.1f} {self.y.place(ends[0]):.1f}V{self.y.place(ends[1]):.1f}"
+            for (x, _), ends in zip(series.points, series.spread, strict=True)
+            if ends is not None
+        )
+        return f'<path class="line {series.style}" d="{path}"/>' if path else ""
+
     def _dots(self) -> str:
         path = "".join(f"M{self.x.place(x):.1f} {self.y.place(y):.1f}h0" for x, y in self.dots)
         return f'<path class="dots" d="{path}"/>' if path else ""
@@ -80,13 +94,6 @@ class Chart:
     def _marks(self) -> str:
         path = "".join(f"M{self.x.place(x):.1f} {Y_START:g}v-7" for x in self.marks)
         return f'<path class="marks" d="{path}"/>' if path else ""
-
-    def _hover(self) -> str:
-        """Pixels of the moments that can be pointed at, and what to say there."""
-        told = [series for series in self.series if series.shown]
-        places = [round(self.x.place(x), 1) for x, _ in told[0].points] if told else []
-        lines = [{"name": series.name, "style": series.style, "shown": series.shown} for series in told]
-        return orjson.dumps({"x": places, "at": list(self.x_shown), "lines": lines}).decode()
 
 
 def _grid(x: Axis, y: Axis) -> str:

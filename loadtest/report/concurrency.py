@@ -52,6 +52,17 @@ def span_at_least(levels: list[Level], wanted: float) -> tuple[float, float] | N
     return start, levels[last + 1].start
 
 
+def longest_above(levels: list[Level], limit: float) -> float:
+    """The longest stretch, in seconds, with more than `limit` in flight."""
+    longest, since = 0.0, None
+    for level in levels:
+        if level.in_flight > limit:
+            since = level.start if since is None else since
+        elif since is not None:
+            longest, since = max(longest, level.start - since), None
+    return longest
+
+
 def highest_within(levels: list[Level], edges: list[float]) -> list[int]:
     """The highest level inside each bucket between neighbouring edges."""
     highest: list[int] = []

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs no network: figures, charts, tables, and how the run was made."""
+"""A run's report as one HTML page that needs no network: verdict, charts, tables, and how the run was made."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from loadtest.report.figure import milliseconds, number, percent
 from loadtest.report.load import asked_told, load_told
 from loadtest.report.mix import PART_COLUMNS, part_cells
 from loadtest.report.pictures import pictures
+from loadtest.report.plots import Plots
 from loadtest.report.samples import samples_told
 from loadtest.report.schema import BackendShare, Distribution, Results
 
 
 def page(results: Results, records: Sequence[Record]) -> str:
     """The whole page."""
-    charts = "".join(pictures(results, records)) if records else ""
+    plots = Plots()
+    charts = plots.figures(pictures(results, records))
     return document(
         f"Load test of {results.plan['model']}",
         _subtitle(results),
         f"{_verdict(results)}{_tiles(results)}"
-        f'<h2>Over the run</h2><div class="charts">{charts}</div>'
+        f"<h2>Over the run</h2>{charts}"
         f"<h2>Latency</h2>{_latencies(results)}{_mix(results)}"
         f"{_backends(results.routing.backends)}{_errors(results)}{_client(results)}"
         f"{_cross(results)}{_watched(results)}{_details(results)}",
+        plots,
     )
 
 

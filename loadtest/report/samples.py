@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 from loadtest.report.axes import Axis, linear, nice_top
-from loadtest.report.chart import Y_END, Y_START, Chart, Series
+from loadtest.report.chart import Y_END, Y_START, Chart, Point, Series
 from loadtest.report.figure import number, percent
 from loadtest.report.schema import GpuSeries, PageSeries, Samples
 
-_STYLES = ("s1", "s2", "s3", "s1 dashed", "s2 dashed", "s3 dashed")
+_STYLES = tuple(f"s{number}{dashes}" for dashes in ("", " dashed") for number in range(1, 7))
+_LEAST_SECONDS = 1.0
+_MOST_POINTS = 500
+_RECENT_SECONDS = 5.0
 _Line = tuple[str, Sequence[float], Sequence[float | None]]
 
 
@@ -22,37 +26,89 @@ def samples_told(samples: Samples) -> list[tuple[str, str]]:
 
 
 def sample_charts(samples: Samples, time: Axis) -> Iterator[Chart]:
-    """GPU utilisation, requests in the engines, and how full their KV caches were."""
+    """GPU utilisation, requests in the engines, how full their KV caches were and what was found in them."""
     if samples.gpus:
         lines = [(gpu.name, gpu.at, gpu.utilization_percent) for gpu in samples.gpus]
-        yield _chart("GPU utilisation", "percent, as nvidia-smi tells it", time, lines, top=100.0)
+        yield from _chart("GPU utilisation", "as nvidia-smi tells it", time, lines, unit=" %")
     requests: list[_Line] = []
     for page in samples.pages:
         requests += [(f"{page.name} running", page.at, page.running), (f"{page.name} waiting", page.at, page.waiting)]
-    requests = [line for line in requests if _known(line[2])]
-    if requests:
-        yield _chart("Requests in the engines", "as their metrics tell it, once a second", time, requests)
-    used: list[_Line] = [
-        (page.name, page.at, [None if value is None else value * 100 for value in page.kv_cache_usage])
+    yield from _chart("Requests in the engines", "as their metrics tell it, once a second", time, requests)
+    used: list[_Line] = [(page.name, page.at, _percents(page.kv_cache_usage)) for page in samples.pages]
+    yield from _chart("KV cache in use", "as the engines tell it", time, used, unit=" %")
+    hits: list[_Line] = [
+        (page.name, page.at, _percents(_recent_ratio(page.at, page.prefix_hits, page.prefix_queries)))
         for page in samples.pages
-        if _known(page.kv_cache_usage)
     ]
-    if used:
-        yield _chart("KV cache in use", "percent", time, used, top=100.0)
+    note = f"of the prompt tokens looked up in the {_RECENT_SECONDS:g} s before"
+    yield from _chart("Prefix cache hits", note, time, hits, unit=" %")
 
 
-def _chart(title: str, note: str, time: Axis, lines: Sequence[_Line], top: float | None = None) -> Chart:
-    highest = max((value for _, _, values in lines for value in _known(values)), default=1.0)
-    return Chart(
+def _chart(title: str, note: str, time: Axis, lines: Sequence[_Line], unit: str = "") -> Iterator[Chart]:
+    known = [line for line in lines if _known(line[2])]
+    if not known:
+        return
+    top = 100.0 if unit else nice_top(max(value for _, _, values in known for value in _known(values)))
+    drawn = on_one_grid(known, time.high)
+    yield Chart(
         title=title,
         note=note,
         x=time,
-        y=linear(0, top or nice_top(highest), Y_START, Y_END, 4),
+        y=linear(0, top, Y_START, Y_END, 4, unit),
         series=[
-            Series(name, _STYLES[number % len(_STYLES)], [(max(0.0, a), v) for a, v in zip(at, values, strict=True)])
-            for number, (name, at, values) in enumerate(lines)
+            Series(name, _STYLES[number % len(_STYLES)], points)
+            for number, ((name, _, _), points) in enumerate(zip(known, drawn, strict=True))
         ],
     )
+
+
+def on_one_grid(lines: Sequence[_Line], length_seconds: float) -> list[list[Point]]:
+    """Lines with the same moments, so that one pointer finds them all: seconds, or longer in a long run.
+
+    Where several samples fall together, the lowest and the highest of them are kept, in their order.
+    """
+    width = max(_LEAST_SECONDS, 2 * length_seconds / _MOST_POINTS)
+    cells: list[dict[int, list[float]]] = []
+    for _, at, values in lines:
+        mine: dict[int, list[float]] = defaultdict(list)
+        for moment, value in zip(at, values, strict=True):
+            if value is not None:
+                mine[int(max(0.0, moment) / width)].append(value)
+        cells.append(mine)
+    taken = range(min(map(min, cells)), max(map(max, cells)) + 1)
+    return [[point for cell in taken for point in _extremes(_held(mine, cell), cell * width, width)] for mine in cells]
+
+
+def _held(cells: Mapping[int, list[float]], cell: int) -> list[float] | None:
+    """A reading that came a moment late leaves no gap."""
+    return cells.get(cell) or cells.get(cell - 1)
+
+
+def _extremes(values: Sequence[float] | None, start: float, width: float) -> Iterator[Point]:
+    if not values:
+        first = last = None
+    else:
+        first, last = sorted((min(values), max(values)), key=values.index)
+    yield start, first
+    yield start + width / 2, last
+
+
+def _percents(ratios: Sequence[float | None]) -> list[float | None]:
+    return [None if ratio is None else ratio * 100 for ratio in ratios]
+
+
+def _recent_ratio(
+    at: Sequence[float], parts: Sequence[float | None], wholes: Sequence[float | None]
+) -> list[float | None]:
+    """What two totals gained over the last seconds, one as a share of the other; None where nothing was gained."""
+    ratios: list[float | None] = []
+    since = 0
+    for index, moment in enumerate(at):
+        while at[since] < moment - _RECENT_SECONDS:
+            since += 1
+        part, whole = _gained(parts[since : index + 1]), _gained(wholes[since : index + 1])
+        ratios.append(part / whole if whole else None)
+    return ratios
 
 
 def _gpu(gpu: GpuSeries) -> str:

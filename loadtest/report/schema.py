@@ -7,8 +7,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 # 2: parts of a mix, stalls, samples, a cross-check, answers in one read; no ITL where tokens came packed.
+# 3: p99 and TPOT over time, each backend's limit, each bound of the SLO by itself, checks one by one.
 # Whatever reads this version reads older files as well.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class _Part(BaseModel):
@@ -152,6 +153,7 @@ class Slo(_Part):
     attainment: float
     goodput_per_second: float
     passed: bool
+    attainments: dict[str, float] = Field(default_factory=dict, description="Of each bound by itself.")
 
 
 class WorkerLoad(_Part):
@@ -185,6 +187,13 @@ class GpuSeries(_Part):
     power_watts: list[float | None] = Field(default_factory=list)
 
 
+class BackendGauges(_Part):
+    """What a gateway told of one backend, at the moments of its page."""
+
+    in_flight: list[float | None] = Field(default_factory=list)
+    limit: list[float | None] = Field(default_factory=list, description="Sequences that it may have.")
+
+
 class PageSeries(_Part):
     """One Prometheus page, read once a second. A None was not on the page; totals count from the server's start."""
 
@@ -198,6 +207,7 @@ class PageSeries(_Part):
     preemptions: list[float | None] = Field(default_factory=list, description="Total.")
     prefix_queries: list[float | None] = Field(default_factory=list, description="Total of tokens.")
     prefix_hits: list[float | None] = Field(default_factory=list, description="Total of tokens.")
+    backends: dict[str, BackendGauges] = Field(default_factory=dict, description="A gateway's, by name.")
 
 
 class Samples(_Part):
@@ -223,6 +233,14 @@ class CrossCheck(_Part):
     figures: dict[str, Pair]
 
 
+class Check(_Part):
+    """One thing that a run must be: `message` says why it is not. None: it cannot be told, as the run is invalid."""
+
+    name: str
+    passed: bool | None
+    message: str = ""
+
+
 class Verdict(_Part):
     """Invalid: the figures are the client's, not the server's. Not passed: invalid, too many errors, or SLO missed."""
 
@@ -231,6 +249,7 @@ class Verdict(_Part):
     reasons: list[str]
     warnings: list[str]
     ended_early: bool
+    checks: list[Check] = Field(default_factory=list)
 
 
 class Bucket(_Part):
@@ -245,6 +264,11 @@ class Bucket(_Part):
     ttft_p95: float | None
     e2e_p50: float | None
     e2e_p95: float | None
+    ttft_p99: float | None = None
+    e2e_p99: float | None = None
+    tpot_p50: float | None = None
+    tpot_p95: float | None = None
+    tpot_p99: float | None = None
 
 
 class Figures(_Part):

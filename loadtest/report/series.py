@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from loadtest.report.schema import Distribution, Environment, Results, Throughput
 
-SERIES_SCHEMA_VERSION = 1
+# 2: ratios. Whatever reads this version reads older files as well.
+SERIES_SCHEMA_VERSION = 2
 
 
 class _Part(BaseModel):
@@ -39,13 +40,14 @@ class Point(_Part):
 
 
 class Difference(_Part):
-    """A target less the first target, pair by pair: same load, same repetition, same prompts."""
+    """A target against the first target, pair by pair: same load, same repetition, same prompts."""
 
     target: str
     against: str
     load: str
     pairs: int
-    figures: dict[str, Spread]
+    figures: dict[str, Spread] = Field(description="The target's less the first one's.")
+    ratios: dict[str, Spread] = Field(default_factory=dict, description="The target's to the first one's.")
 
 
 class Series(_Part):
@@ -86,6 +88,12 @@ def _rates(results: Results) -> Throughput:
     return results.steady or results.overall
 
 
+def _per_user(results: Results, rate: float) -> float | None:
+    """Closed loop: what each of the users got."""
+    users = results.plan["concurrency"]
+    return rate / users if users else None
+
+
 def _at(values: Distribution | None, name: str) -> float | None:
     return None if values is None else getattr(values, name)
 
@@ -94,6 +102,8 @@ def _at(values: Distribution | None, name: str) -> float | None:
 FIGURES: dict[str, Callable[[Results], float | None]] = {
     "requests_per_second": lambda results: _rates(results).requests_per_second,
     "output_tokens_per_second": lambda results: _rates(results).output_tokens_per_second,
+    "output_tokens_per_second_per_user": lambda results: _per_user(results, _rates(results).output_tokens_per_second),
+    "prompt_tokens_per_second": lambda results: _rates(results).prompt_tokens_per_second,
     "goodput_per_second": lambda results: results.slo.goodput_per_second if results.slo else None,
     "attainment": lambda results: results.slo.attainment if results.slo else None,
     "ttft_p50": lambda results: _at(results.latency.ttft_from_intended, "p50"),
@@ -102,10 +112,21 @@ FIGURES: dict[str, Callable[[Results], float | None]] = {
     "tpot_p95": lambda results: _at(results.latency.tpot, "p95"),
     "e2e_p50": lambda results: _at(results.latency.e2e_from_intended, "p50"),
     "e2e_p95": lambda results: _at(results.latency.e2e_from_intended, "p95"),
+    "ttft_p99": lambda results: _at(results.latency.ttft_from_intended, "p99"),
+    "tpot_p99": lambda results: _at(results.latency.tpot, "p99"),
+    "itl_p50": lambda results: _at(results.latency.itl, "p50"),
+    "itl_p95": lambda results: _at(results.latency.itl, "p95"),
+    "itl_p99": lambda results: _at(results.latency.itl, "p99"),
+    "e2e_p99": lambda results: _at(results.latency.e2e_from_intended, "p99"),
     "hit_ratio": lambda results: results.routing.hit_ratio,
     "failed_ratio": lambda results: results.requests.failed / max(1, results.requests.offered),
+    "peak_in_flight": lambda results: results.concurrency.peak,
 }
 _COMPARED = ("requests_per_second", "ttft_p50", "ttft_p95", "tpot_p50", "e2e_p50", "e2e_p95", "hit_ratio")
+_RATIOS = (
+    "requests_per_second", "output_tokens_per_second", "prompt_tokens_per_second", "ttft_p50", "ttft_p95", "tpot_p50",
+    "e2e_p50", "e2e_p95",
+)  # fmt: skip
 
 
 def series_of(ran: Sequence[Ran], environment: Environment, failures: Mapping[str, str] | None = None) -> Series:
@@ -159,15 +180,29 @@ def _differences(ran: Sequence[Ran], places: Sequence[tuple[str, str]]) -> list[
             if (one, its_load) == (target, load) and target != against and (against, load, repetition) in by_run
         ]
         if pairs:
-            figures = {name: _spread([_less(FIGURES[name], *pair) for pair in pairs]) for name in _COMPARED}
-            kept = {name: spread for name, spread in figures.items() if spread is not None}
-            made.append(Difference(target=target, against=against, load=load, pairs=len(pairs), figures=kept))
+            made.append(
+                Difference(
+                    target=target,
+                    against=against,
+                    load=load,
+                    pairs=len(pairs),
+                    figures=_over_pairs(pairs, _COMPARED, lambda before, after: after - before),
+                    ratios=_over_pairs(pairs, _RATIOS, lambda before, after: after / before if before else None),
+                )
+            )
     return made
 
 
-def _less(figure: Callable[[Results], float | None], first: Results, other: Results) -> float | None:
-    before, after = figure(first), figure(other)
-    return None if before is None or after is None else after - before
+def _over_pairs(
+    pairs: Sequence[tuple[Results, Results]], names: Sequence[str], of: Callable[[float, float], float | None]
+) -> dict[str, Spread]:
+    spreads = {}
+    for name in names:
+        known = [(FIGURES[name](first), FIGURES[name](other)) for first, other in pairs]
+        values = [of(before, after) for before, after in known if before is not None and after is not None]
+        if (spread := _spread(values)) is not None:
+            spreads[name] = spread
+    return spreads
 
 
 def _reasons(points: Sequence[Point]) -> list[str]:

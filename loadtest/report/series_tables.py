@@ -10,12 +10,18 @@ from loadtest.report.series import Difference, Point, Series, Spread
 
 Table = tuple[str, list[str], list[list[str]]]
 _UNITS = {"attainment": percent, "hit_ratio": percent, "failed_ratio": percent}
-_RATES = ("requests_per_second", "output_tokens_per_second", "goodput_per_second", "attainment", "failed_ratio")
+_RATES = (
+    "requests_per_second", "output_tokens_per_second", "output_tokens_per_second_per_user", "goodput_per_second",
+    "attainment", "failed_ratio",
+)  # fmt: skip
 _LATENCIES = ("ttft_p50", "ttft_p95", "tpot_p50", "e2e_p50", "e2e_p95", "hit_ratio")
 _MOST_TELLING = ("requests_per_second", "ttft_p50", "tpot_p50", "e2e_p50")
+_MOST_TELLING_RATIOS = ("output_tokens_per_second", "ttft_p50", "e2e_p50")
 _TITLES = {
     "requests_per_second": "requests/s",
     "output_tokens_per_second": "tokens/s",
+    "output_tokens_per_second_per_user": "tokens/s and user",
+    "prompt_tokens_per_second": "prompt tokens/s",
     "goodput_per_second": "goodput/s",
     "attainment": "in SLO",
     "failed_ratio": "failed",
@@ -38,6 +44,8 @@ def tables(series: Series, *, compact: bool = False) -> list[Table]:
         made.append(
             _differences(f"Less {against}, pair by pair: median (lowest to highest)", series.differences, compact)
         )
+        if any(one.ratios for one in series.differences):
+            made.append(_ratios(f"To {against}, pair by pair: median (lowest to highest)", series.differences, compact))
     return made
 
 
@@ -79,6 +87,24 @@ def _differences(title: str, differences: Sequence[Difference], compact: bool) -
         for one in differences
     ]
     return title, head, rows
+
+
+def _ratios(title: str, differences: Sequence[Difference], compact: bool) -> Table:
+    known = dict.fromkeys(name for difference in differences for name in difference.ratios)
+    shown = [name for name in known if not compact or name in _MOST_TELLING_RATIOS]
+    head = ["target", "load", "pairs", *map(_title, shown)]
+    rows = [
+        [one.target, one.load, str(one.pairs), *(_ratio(one.ratios.get(name)) for name in shown)] for one in differences
+    ]
+    return title, head, rows
+
+
+def _ratio(spread: Spread | None) -> str:
+    if spread is None:
+        return "-"
+    if spread.low == spread.high:
+        return f"{spread.median:.3f}"
+    return f"{spread.median:.3f} ({spread.low:.3f} to {spread.high:.3f})"
 
 
 def _title(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from html import escape
 
@@ -12,7 +11,7 @@ _COLOURS = ("#1f66c1", "#c2410c", "#0f766e", "#7c3aed", "#92600a", "#be185d", "#
 _TITLE, _LEGEND_LINE, _GAP = 26.0, 17.0, 12.0
 _STYLE = (
     "text { font: 12px system-ui, sans-serif; fill: #1d2328 } .axis { font-size: 11px; fill: #5d6870 }"
-    " .title { font-size: 14px; font-weight: 600 } .grid { stroke: #e2e4e3 } .cursor { display: none }"
+    " .title { font-size: 14px; font-weight: 600 } .grid { stroke: #e2e4e3 }"
     " .line { fill: none; stroke: currentColor; stroke-width: 1.6; stroke-linejoin: round } .strong { stroke-width: 3 }"
     " .point { fill: currentColor }"
 )
@@ -46,8 +45,6 @@ def _legend(legend: Sequence[tuple[str, str]]) -> str:
 
 
 def _placed(chart: Chart, top: float) -> str:
-    """A chart's drawing, cut out of the figure that it is in a page, below its title."""
-    found = re.search(r"<svg[^>]*>(.*)</svg>", chart.svg(), re.DOTALL)
-    assert found is not None
+    """A chart's drawing below its title."""
     heading = f'<text class="title" x="{X_START:g}" y="{top + 18:g}">{escape(f"{chart.title} {chart.note}")}</text>'
-    return f'{heading}<g transform="translate(0 {top + _TITLE:g})">{found[1]}</g>'
+    return f'{heading}<g transform="translate(0 {top + _TITLE:g})">{chart.drawing()}</g>'

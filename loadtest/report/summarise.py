@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
@@ -54,6 +54,12 @@ class Bounds(BaseModel):
     e2e_ms: float | None = None
     attainment: float = 0.95
     max_error_ratio: float = 0.0
+
+    def one_by_one(self) -> Iterator[tuple[str, Bounds]]:
+        """Each latency's bound, and bounds that hold nothing else."""
+        for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
+            if getattr(self, name) is not None:
+                yield name, Bounds(**{name: getattr(self, name)})
 
 
 def summarise(
@@ -190,6 +196,10 @@ def _slo(records: Sequence[Record], bounds: Bounds, overall: Throughput) -> Slo 
         attainment=attainment,
         goodput_per_second=met / max(overall.end - overall.start, 1e-9),
         passed=attainment >= bounds.attainment,
+        attainments={
+            name.removesuffix("_ms"): sum(_within(record, alone) for record in offered) / max(1, len(offered))
+            for name, alone in bounds.one_by_one()
+        },
     )
 
 

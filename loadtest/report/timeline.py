@@ -51,11 +51,13 @@ def timeline(records: Sequence[Record], levels: list[Level]) -> list[Bucket]:
 
 
 def _latencies(records: Sequence[Record]) -> dict[str, float | None]:
-    ttft = sorted(record.first_token - record.due for record in records if record.first_token is not None)
-    e2e = sorted(record.end - record.due for record in records)
+    measured = {
+        "ttft": [record.first_token - record.due for record in records if record.first_token is not None],
+        "e2e": [record.end - record.due for record in records],
+        "tpot": [tpot for record in records if (tpot := record.tpot_seconds) is not None],
+    }
     return {
-        "ttft_p50": percentile(ttft, 50) * 1e3 if ttft else None,
-        "ttft_p95": percentile(ttft, 95) * 1e3 if ttft else None,
-        "e2e_p50": percentile(e2e, 50) * 1e3 if e2e else None,
-        "e2e_p95": percentile(e2e, 95) * 1e3 if e2e else None,
+        f"{name}_p{percent}": percentile(sorted(seconds), percent) * 1e3 if seconds else None
+        for name, seconds in measured.items()
+        for percent in (50, 95, 99)
     }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from loadtest.drive.record import CLIENT_LIMIT
-from loadtest.report.schema import Figures, Stall, Streaming, Verdict
+from loadtest.report.schema import Check, Figures, Slo, Stall, Streaming, Verdict
 
 _CPU_LIMIT = 0.85
 _PACKED = 1.1
@@ -13,6 +15,8 @@ _FEW_REQUESTS = 100
 _BACKLOG_GROWTH = 1.5
 _BACKLOG_REQUESTS = 5
 _LATE_SHARE = 0.01
+_BOUND_NAMES = {name: f"SLO: {name.upper()}" for name in ("ttft", "tpot", "e2e")}
+_BY_THEMSELVES = set(_BOUND_NAMES.values())
 
 
 def packed(streaming: Streaming | None) -> bool:
@@ -24,54 +28,72 @@ def judge(
     figures: Figures, max_error_ratio: float, *, backlog: tuple[float, float] | None, ended_early: bool
 ) -> Verdict:
     """The verdict on figures that are complete but for it."""
-    invalid = _client_limits(figures)
-    failed = _failures(figures, max_error_ratio)
+    client = list(_client_checks(figures))
+    server = [*_answers(figures, max_error_ratio), *_slo(figures.slo)]
+    valid = all(check.passed for check in client)
+    # The joint bound is what counts: those by themselves say which one it is.
+    counted = [check for check in server if check.name not in _BY_THEMSELVES]
     return Verdict(
-        valid=not invalid,
-        passed=not invalid and not failed,
-        reasons=invalid + failed,
+        valid=valid,
+        passed=valid and all(check.passed for check in counted),
+        reasons=[check.message for check in (*client, *counted) if not check.passed],
         warnings=_warnings(figures, backlog, ended_early),
         ended_early=ended_early,
+        checks=[*client, *(check if valid else check.model_copy(update={"passed": None}) for check in server)],
     )
 
 
-def _client_limits(figures: Figures) -> list[str]:
-    """Why the figures would be the client's and not the server's."""
-    reasons: list[str] = []
+def _client_checks(figures: Figures) -> Iterator[Check]:
+    """Whether the figures are the server's and not the client's."""
     limit = figures.client.lag_limit
     for worker in figures.client.workers:
-        if worker.loop_lag_p99 is not None and worker.loop_lag_p99 > limit:
-            reasons.append(
-                f"client worker {worker.worker}: event loop lag p99 {worker.loop_lag_p99:.1f} ms > {limit:.1f} ms; "
-                "use more --workers, or cores that nothing else uses"
-            )
-        if worker.cpu_share_p90 is not None and worker.cpu_share_p90 > _CPU_LIMIT:
-            share = f"{worker.cpu_share_p90:.0%} of a core > {_CPU_LIMIT:.0%}"
-            reasons.append(f"client worker {worker.worker}: {share}; use more --workers")
-    lag = figures.client.send_lag
-    if lag is not None and lag.p99 > limit:
-        reasons.append(f"requests were sent late: lag p99 {lag.p99:.1f} ms > {limit:.1f} ms")
-    if figures.requests.dropped:
-        reasons.append(f"{figures.requests.dropped} requests were never sent: --max-in-flight was reached")
-    if refused := figures.requests.errors.get(CLIENT_LIMIT):
-        reasons.append(f"{refused} requests failed for want of files or ports on the client")
-    return reasons
-
-
-def _failures(figures: Figures, max_error_ratio: float) -> list[str]:
-    requests = figures.requests
-    reasons: list[str] = []
-    if not requests.succeeded:
-        reasons.append("no request succeeded")
-    finished = requests.succeeded + requests.failed
-    if finished and requests.failed / finished > max_error_ratio:
-        reasons.append(
-            f"{requests.failed} of {finished} requests failed "
-            f"({requests.failed / finished:.2%} > {max_error_ratio:.2%} of --max-error-ratio)"
+        lag, share = worker.loop_lag_p99, worker.cpu_share_p90
+        yield _check(
+            f"client worker {worker.worker}: event loop lag",
+            lag is None or lag <= limit,
+            f"client worker {worker.worker}: event loop lag p99 {lag or 0.0:.1f} ms > {limit:.1f} ms; "
+            "use more --workers, or cores that nothing else uses",
         )
-    if figures.slo is not None and not figures.slo.passed:
-        reasons.append(f"SLO met by {figures.slo.attainment:.1%} of offered requests < {figures.slo.wanted:.1%}")
-    return reasons
+        yield _check(
+            f"client worker {worker.worker}: CPU",
+            share is None or share <= _CPU_LIMIT,
+            f"client worker {worker.worker}: {share or 0.0:.0%} of a core > {_CPU_LIMIT:.0%}; use more --workers",
+        )
+    late = figures.client.send_lag
+    told = f"requests were sent late: lag p99 {late.p99:.1f} ms > {limit:.1f} ms" if late else ""
+    yield _check("client sends in time", late is None or late.p99 <= limit, told)
+    dropped, refused = figures.requests.dropped, figures.requests.errors.get(CLIENT_LIMIT, 0)
+    told = f"{dropped} requests were never sent: --max-in-flight was reached"
+    yield _check("client sends everything", not dropped, told)
+    told = f"{refused} requests failed for want of files or ports on the client"
+    yield _check("client has files and ports", not refused, told)
+
+
+def _answers(figures: Figures, max_error_ratio: float) -> Iterator[Check]:
+    requests = figures.requests
+    yield _check("some request succeeds", requests.succeeded > 0, "no request succeeded")
+    finished = requests.succeeded + requests.failed
+    ratio = requests.failed / finished if finished else 0.0
+    yield _check(
+        "errors",
+        ratio <= max_error_ratio,
+        f"{requests.failed} of {finished} requests failed ({ratio:.2%} > {max_error_ratio:.2%} of --max-error-ratio)",
+    )
+
+
+def _slo(slo: Slo | None) -> Iterator[Check]:
+    if slo is None:
+        return
+    bounds = {"ttft": slo.ttft_ms, "tpot": slo.tpot_ms, "e2e": slo.e2e_ms}
+    for name, attainment in slo.attainments.items():
+        told = f"{name.upper()} of at most {bounds[name]:g} ms kept by {attainment:.1%} of offered requests"
+        yield _check(_BOUND_NAMES[name], attainment >= slo.wanted, f"{told} < {slo.wanted:.1%}")
+    told = f"SLO met by {slo.attainment:.1%} of offered requests < {slo.wanted:.1%}"
+    yield _check("SLO", slo.passed, told)
+
+
+def _check(name: str, passed: bool, message: str) -> Check:
+    return Check(name=name, passed=passed, message="" if passed else message)
 
 
 def _warnings(figures: Figures, backlog: tuple[float, float] | None, ended_early: bool) -> list[str]:

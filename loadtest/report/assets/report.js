@@ -1,53 +1,136 @@
 "use strict";
-// Pointing at a chart shows its values at the nearest moment. Without this script the page loses nothing else.
-for (const svg of document.querySelectorAll("svg[data-hover]")) {
-  const { x, at, lines } = JSON.parse(svg.dataset.hover);
-  if (!x.length) continue;
-  const cursor = svg.querySelector(".cursor");
-  const readout = document.createElement("div");
-  readout.className = "readout";
-  readout.hidden = true;
-  svg.parentElement.append(readout);
+// Draws the page's plots: values under the pointer, drag to zoom, double click to go back, a click on a name hides it.
+// Without this script each figure shows a picture.
+(() => {
+  const plots = JSON.parse(document.getElementById("plots").textContent);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const HEIGHT = 230;
+  let drawn = [];
 
-  const nearest = (wanted) => {
-    let low = 0, high = x.length - 1;
-    while (high - low > 1) {
-      const middle = (low + high) >> 1;
-      if (x[middle] < wanted) low = middle; else high = middle;
-    }
-    return wanted - x[low] < x[high] - wanted ? low : high;
+  const digits = (value) => (value >= 100 || Number.isInteger(value) ? 0 : value >= 10 ? 1 : 2);
+  const fixed = (value, places) =>
+    value.toLocaleString("en", { minimumFractionDigits: places, maximumFractionDigits: places });
+  const shown = (value, unit) => {
+    if (value == null) return "–";
+    if (unit === "ms" && value >= 1000) return `${fixed(value / 1000, value >= 10000 ? 1 : 2)} s`;
+    const places = unit === "ms" ? (value >= 100 ? 0 : value >= 10 ? 1 : 2) : digits(value);
+    return fixed(value, places) + (unit ? ` ${unit}` : "");
   };
 
-  svg.addEventListener("pointermove", (event) => {
-    const box = svg.getBoundingClientRect();
-    const scale = box.width / svg.viewBox.baseVal.width;
-    const index = nearest((event.clientX - box.left) / scale);
-    cursor.setAttribute("x1", x[index]);
-    cursor.setAttribute("x2", x[index]);
-    readout.replaceChildren();
-    const heading = document.createElement("b");
-    heading.textContent = at[index];
-    readout.append(heading);
-    for (const line of lines) {
-      const row = document.createElement("div");
-      const name = document.createElement("span");
-      const value = document.createElement("span");
-      name.className = line.style;
-      name.textContent = line.name;
-      value.textContent = line.shown[index];
-      row.append(name, value);
-      readout.append(row);
+  const probe = document.createElement("i");
+  probe.hidden = true;
+  document.body.append(probe);
+  const colour = (style) => {
+    probe.className = style;
+    return getComputedStyle(probe).color;
+  };
+  const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const faint = (rgb) => rgb.replace(/^rgb\((.*)\)$/, "rgba($1, 0.14)");
+
+  const line = (told, unit) => {
+    const stroke = colour(told.style);
+    const dashed = / dashed\b/.test(told.style);
+    return {
+      label: told.name,
+      stroke,
+      width: dashed ? 1.5 : 2,
+      dash: dashed ? [5, 4] : undefined,
+      fill: told.area ? faint(stroke) : undefined,
+      paths: told.steps ? uPlot.paths.stepped({ align: 1 }) : undefined,
+      spanGaps: told.joined,
+      points: { show: told.spread ? true : undefined },
+      value: (_, value, at, index) => {
+        const ends = told.spread && index != null && told.spread[index];
+        const range = ends && ends[0] !== ends[1] ? ` (${shown(ends[0], unit)} to ${shown(ends[1], unit)})` : "";
+        return shown(value, unit) + range;
+      },
+    };
+  };
+
+  const beneath = (plot, styles) => (u) => {
+    const { ctx, bbox } = u;
+    const ratio = devicePixelRatio;
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
+    if (plot.dots) {
+      ctx.fillStyle = styles.dot;
+      plot.dots[0].forEach((x, index) => {
+        const size = 3 * ratio;
+        const left = u.valToPos(x, "x", true), top = u.valToPos(plot.dots[1][index], "y", true);
+        ctx.fillRect(left - size / 2, top - size / 2, size, size);
+      });
     }
-    readout.hidden = false;
-    const figure = svg.parentElement.getBoundingClientRect();
-    const left = box.left - figure.left + x[index] * scale;
-    const flip = left + readout.offsetWidth + 16 > figure.width;
-    readout.style.left = `${flip ? left - readout.offsetWidth - 10 : left + 10}px`;
-    readout.style.top = `${box.top - figure.top + 12}px`;
+    ctx.fillStyle = styles.bad;
+    const foot = bbox.top + bbox.height;
+    for (const x of plot.marks) ctx.fillRect(u.valToPos(x, "x", true) - ratio / 2, foot - 7 * ratio, 1.5 * ratio, 7 * ratio);
+    plot.lines.forEach((told, index) => {
+      if (!told.spread || !u.series[index + 1].show) return;
+      ctx.fillStyle = colour(told.style);
+      told.spread.forEach((ends, at) => {
+        if (!ends) return;
+        const left = u.valToPos(u.data[0][at], "x", true);
+        const high = u.valToPos(ends[1], "y", true), low = u.valToPos(ends[0], "y", true);
+        ctx.fillRect(left - ratio, high, 2 * ratio, Math.max(low - high, ratio));
+        for (const end of [high, low]) ctx.fillRect(left - 4 * ratio, end - ratio / 2, 8 * ratio, ratio);
+      });
+    });
+    ctx.restore();
+  };
+
+  const options = (plot, width) => {
+    const { x, y } = plot;
+    const styles = { dot: variable("--dot"), bad: variable("--bad"), soft: variable("--soft"), line: variable("--line") };
+    const names = (ticks) => (u, splits) => splits.map((split) => (ticks.find(([at]) => at === split) || ["", ""])[1]);
+    const axis = { stroke: styles.soft, grid: { stroke: styles.line, width: 1 }, ticks: { stroke: styles.line, width: 1 },
+      font: "12px system-ui, sans-serif" };
+    const inside = (u) => x.ticks.map(([at]) => at).filter((at) => at >= u.scales.x.min && at <= u.scales.x.max);
+    // Asked for all that there is, it shows the whole axis; anything else was dragged.
+    const all = (low, high) => low === plot.data[0][0] && high === plot.data[0].at(-1);
+    return {
+      width,
+      height: HEIGHT,
+      cursor: { sync: x.time ? { key: "time", scales: ["x", null] } : undefined, drag: { x: true, y: false },
+        points: { size: 7 } },
+      scales: {
+        x: { time: false, range: (u, low, high) => (all(low, high) ? x.range : [low, high]) },
+        y: { distr: y.log ? 3 : 1, range: () => y.range },
+      },
+      axes: [
+        x.time
+          ? { ...axis, values: (u, splits) => splits.map((split) => `${+split.toFixed(3)} s`), size: 32 }
+          : { ...axis, splits: inside, values: names(x.ticks), size: 32 },
+        { ...axis, splits: () => y.ticks.map(([at]) => at), filter: (u, splits) => splits, values: names(y.ticks), size: 62 },
+      ],
+      series: [
+        { label: "at", value: (u, value, at, index) => {
+          if (index == null) return "–";
+          return (x.labels && x.labels[index]) || (x.time ? `${+u.data[0][index].toFixed(2)} s` : shown(value, x.unit));
+        } },
+        ...plot.lines.map((told) => line(told, y.unit)),
+      ],
+      hooks: { drawAxes: [beneath(plot, styles)] },
+    };
+  };
+
+  const draw = () => {
+    for (const u of drawn) u.destroy();
+    drawn = [];
+    for (const place of document.querySelectorAll("[data-plot]")) {
+      const plot = plots[place.dataset.plot];
+      drawn.push(new uPlot(options(plot, Math.max(280, place.clientWidth)), plot.data, place));
+    }
+    document.documentElement.dataset.drawn = drawn.length;
+  };
+
+  const sized = new ResizeObserver(() => {
+    for (const u of drawn) {
+      const width = Math.max(280, u.root.parentElement.clientWidth);
+      if (width !== u.width) u.setSize({ width, height: HEIGHT });
+    }
   });
-  svg.addEventListener("pointerleave", () => {
-    readout.hidden = true;
-    cursor.setAttribute("x1", -9);
-    cursor.setAttribute("x2", -9);
-  });
-}
+  draw();
+  for (const place of document.querySelectorAll("[data-plot]")) sized.observe(place);
+  dark.addEventListener("change", draw);
+})();

@@ -14,11 +14,11 @@ import pytest
 
 from loadtest.drive import gpus
 from loadtest.drive.gpus import GpuSampler
-from loadtest.drive.pages import PageSampler, page_values
+from loadtest.drive.pages import PageSampler, backend_values, keep, page_values
 from loadtest.drive.sampling import Sampling
 from loadtest.drive.spelling import pages_of
 from loadtest.report.samples import samples_told
-from loadtest.report.schema import Samples
+from loadtest.report.schema import BackendGauges, PageSeries, Samples
 
 pytestmark = pytest.mark.flaky(reruns=2)  # clocks of a shared machine: what holds, holds in one of three tries
 
@@ -128,11 +128,26 @@ def test_ranks_are_added_up_and_the_fullest_cache_counts() -> None:
     assert page_values(_PAGE) == {
         "running": 7, "waiting": 2, "kv_cache_usage": 0.5, "prefix_queries": 1000, "prefix_hits": 250,
     }  # fmt: skip
-    assert page_values('gateway_backend_in_flight{backend="a"} 3\ngateway_queued_requests{model="m"} 1\n') == {
-        "running": 3,
-        "waiting": 1,
-    }
     assert page_values("") == {}
+
+
+def test_a_gateway_tells_what_is_in_flight_on_each_backend_and_what_may_be() -> None:
+    page = """gateway_backend_in_flight{backend="a"} 3
+gateway_backend_in_flight{backend="say \\"b\\""} 4
+gateway_backend_in_flight_limit{backend="a"} 8
+gateway_queued_requests{model="m"} 1
+"""
+    assert page_values(page) == {"running": 7, "waiting": 1}
+    assert backend_values(page) == {"a": {"in_flight": 3, "limit": 8}, 'say "b"': {"in_flight": 4}}
+
+
+def test_a_backend_that_comes_later_is_not_told_before() -> None:
+    series = PageSeries(name="gateway", url="u")
+    keep(series, 0.0, {"running": 1}, {"a": {"in_flight": 1, "limit": 8}})
+    keep(series, 1.0, {"running": 2}, {"b": {"in_flight": 2, "limit": 4}})
+    assert series.backends["a"] == BackendGauges(in_flight=[1, None], limit=[8, None])
+    assert series.backends["b"] == BackendGauges(in_flight=[None, 2], limit=[None, 4])
+    assert (series.at, series.running) == ([0.0, 1.0], [1, 2])
 
 
 @pytest.fixture

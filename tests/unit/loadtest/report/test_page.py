@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 from array import array
 from collections import Counter
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -18,33 +19,10 @@ from loadtest.drive.record import Record
 from loadtest.report.environment import without_secrets
 from loadtest.report.live import Progress, Recent
 from loadtest.report.page import page
-from loadtest.report.schema import Environment, Results
+from loadtest.report.schema import BackendGauges, Environment, PageSeries, Results, Samples
 from loadtest.report.summarise import Bounds, summarise
 from loadtest.report.terminal import show
-
-_VOID = {"meta", "br", "link", "img", "input", "hr"}
-
-
-class _Reader(HTMLParser):
-    """Collects tags and what they refer to, and fails on tags that do not nest."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.links: list[str] = []
-        self.tags: Counter[str] = Counter()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags[tag] += 1
-        self.links += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
-        if tag not in _VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags[tag] += 1
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+from tests.unit.loadtest.report.pages import assert_it_needs_nothing, plots_of, read
 
 
 def _records(count: int, **more: Any) -> list[Record]:
@@ -73,38 +51,83 @@ def _results(records: list[Record], **plan: Any) -> Results:
     return summarise(chosen, Harvest(records, Counter({900: 3}), [health]), Bounds(), environment, {"hits_total": 3.0})
 
 
-def _read(html: str) -> _Reader:
-    reader = _Reader()
-    reader.feed(html)
-    assert reader.open == []
-    return reader
+_HOSTILE = "</script><script>alert(1)</script><!--\u2028"
 
 
 def test_the_page_needs_no_network_and_escapes_what_it_was_told() -> None:
-    records = [*_records(120), Record(120, 0, 3.0, 3.0, 3.1, "http_500", detail="<script>alert(1)</script>")]
-    html = page(_results(records), records)
-    reader = _read(html)
-    assert reader.links == []
-    assert "@import" not in html
-    assert "url(" not in html
+    records = [
+        *_records(120, backend=_HOSTILE),
+        Record(120, 0, 3.0, 3.0, 3.1, "http_500", detail=f"{_HOSTILE}<img src=x onerror=alert(1)>"),
+    ]
+    results = _results(records, url=f"http://x/{_HOSTILE}")
+    html = page(results, records)
+    reader = assert_it_needs_nothing(html)
     assert "<script>alert(1)" not in html
     assert "m<b>" not in html
-    assert reader.tags["script"] == 1
+    assert reader.tags["script"] == 3
+    assert reader.tags["img"] == 0
+    assert any(plot["title"] == f"In flight on {_HOSTILE}" for plot in plots_of(html))
+
+
+def test_the_policy_admits_the_scripts_of_the_page_and_no_others() -> None:
+    records = _records(5)
+    reader = read(page(_results(records), records))
+    ran = [script for script in reader.texts["script"] if not script.startswith("[")]
+    assert len(ran) == 2
+    for script in ran:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in reader.policy
 
 
 def test_the_page_shows_every_picture_and_backend() -> None:
     records = _records(120)
     html = page(_results(records), records)
-    titles = (
+    assert [plot["title"] for plot in plots_of(html)] == [
         "TTFT over time",
+        "TPOT over time",
         "E2E over time",
-        "Requests in flight",
-        "Latency percentiles",
         "Output tokens per second",
-    )
-    for title in (*titles, "Requests ended per second", "gpu-0", "gpu-1", "hits_total"):
-        assert title in html
-    assert _read(html).tags["svg"] == 6
+        "Requests ended per second",
+        "Distribution of latency",
+        "Requests in flight",
+        "In flight on gpu-0",
+        "In flight on gpu-1",
+    ]
+    for told in ("gpu-0", "gpu-1", "hits_total", "cap not known"):
+        assert told in html
+    assert read(html).tags["svg"] == 9
+
+
+def test_latency_over_time_has_percentiles_that_grow() -> None:
+    records = _records(120)
+    ttft, tpot, *_ = plots_of(page(_results(records), records))
+    assert [line["name"] for line in ttft["lines"]] == ["p50", "p95", "p99"]
+    p50, p95, p99 = ttft["data"][1:]
+    known = [values for values in zip(p50, p95, p99, strict=True) if None not in values]
+    assert known
+    assert all(values == tuple(sorted(values)) for values in known)
+    assert {value for value in tpot["data"][1] if value is not None} == {44.44}
+
+
+def test_a_backend_is_drawn_against_the_cap_that_the_gateway_told() -> None:
+    records = _records(120, queue_seconds=0.05)
+    gauges = BackendGauges(in_flight=[1, 3, 2], limit=[4, 4, 4])
+    told = PageSeries(name="gateway", url="u", at=[0.0, 4.0, 8.0], running=[1, 3, 2], backends={"gpu-0": gauges})
+    results = _results(records).model_copy(update={"samples": Samples(gpus=[], no_gpu="none", pages=[told])})
+    drawn = {plot["title"]: plot for plot in plots_of(page(results, records))}
+    first, other = drawn["In flight on gpu-0"], drawn["In flight on gpu-1"]
+    assert [line["name"] for line in first["lines"]] == ["in flight, by the client", "by the gateway", "cap"]
+    assert set(first["data"][3]) == {4}
+    assert set(first["data"][2]) == {1, 2, 3}
+    assert max(first["data"][1]) == results.routing.backends[0].peak_in_flight
+    assert [line["name"] for line in other["lines"]] == ["in flight, by the client"]
+
+
+def test_time_above_the_cap_is_told() -> None:
+    records = [Record(n, 0, 0.0, 0.0, end, "ok", backend="a") for n, end in enumerate((1.0, 2.0, 2.5))]
+    told = PageSeries(name="g", url="u", at=[0.0], running=[1], backends={"a": BackendGauges(in_flight=[3], limit=[2])})
+    results = _results(records).model_copy(update={"samples": Samples(gpus=[], no_gpu="none", pages=[told])})
+    assert "peak 3, cap 2; above it for 1.00 s at most, as seen by the client" in page(results, records)
 
 
 @pytest.mark.parametrize(
@@ -122,8 +145,8 @@ def test_the_page_shows_every_picture_and_backend() -> None:
 def test_any_run_can_be_shown(records: list[Record]) -> None:
     results = _results(records)
     html = page(results, records)
-    _read(html)
-    assert len(html) < 600_000
+    read(html)
+    assert len(html) < 400_000
     console = Console(file=io.StringIO(), width=80)
     show(results, console)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadtest.report.axes import linear
-from loadtest.report.samples import sample_charts, samples_told
+from loadtest.report.samples import on_one_grid, sample_charts, samples_told
 from loadtest.report.schema import GpuSeries, PageSeries, Samples
 
 _GPU = GpuSeries(
@@ -38,8 +38,33 @@ def test_that_there_was_nothing_to_see_is_told() -> None:
 def test_there_is_a_picture_of_everything_that_was_seen() -> None:
     time = linear(0, 2, 0, 100)
     everything = Samples(gpus=[_GPU], no_gpu=None, pages=[_PAGE])
-    titles = [chart.title for chart in sample_charts(everything, time)]
-    assert titles == ["GPU utilisation", "Requests in the engines", "KV cache in use"]
-    assert all("<svg" in chart.svg() for chart in sample_charts(everything, time))
+    charts = list(sample_charts(everything, time))
+    assert [chart.title for chart in charts] == [
+        "GPU utilisation",
+        "Requests in the engines",
+        "KV cache in use",
+        "Prefix cache hits",
+    ]
+    hits = charts[-1].series[0].points
+    assert [value for _, value in hits] == [25, 25]
     bare = PageSeries(name="a", url="u", at=[0.0], running=[None], waiting=[None], kv_cache_usage=[None])
     assert list(sample_charts(Samples(gpus=[], no_gpu="no", pages=[bare]), time)) == []
+
+
+def test_long_runs_are_thinned_and_keep_their_extremes() -> None:
+    moments = [float(second) for second in range(36_000)]
+    values: list[float | None] = [5.0] * len(moments)
+    values[1234], values[30_001] = 99.0, 0.0
+    (points,) = on_one_grid([("a", moments, values)], 36_000.0)
+    assert len(points) <= 502
+    drawn = [value for _, value in points]
+    assert (max(filter(None, drawn)), drawn.count(0.0), drawn.count(99.0)) == (99, 1, 1)
+    assert [at for at, _ in points] == sorted(at for at, _ in points)
+
+
+def test_a_late_reading_leaves_no_gap_but_a_silence_does() -> None:
+    lines = [("a", [0.0, 1.99, 3.0], [1.0, 2.0, 3.0]), ("b", [0.1, 4.1], [7.0, 8.0])]
+    a, b = on_one_grid(lines, 5.0)
+    assert [at for at, _ in a] == [at for at, _ in b]
+    assert [value for at, value in a if at == int(at)] == [1, 2, 2, 3, 3]
+    assert [value for at, value in b if at == int(at)] == [7, 7, None, None, 8]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 from array import array
 from collections import Counter
-from html.parser import HTMLParser
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -21,6 +19,7 @@ from loadtest.report.series_page import series_page
 from loadtest.report.series_tables import run_line
 from loadtest.report.summarise import Bounds, summarise
 from loadtest.report.terminal import show_series
+from tests.unit.loadtest.report.pages import assert_it_needs_nothing, plots_of
 
 _ENVIRONMENT = Environment(versions={}, command=["loadtest"], started_at="2026", host={}, server={})
 
@@ -57,6 +56,8 @@ def test_targets_are_compared_pair_by_pair_so_that_drift_does_not_count() -> Non
     spread = difference.figures["ttft_p50"]
     assert (difference.target, difference.against, difference.pairs) == ("gateway", "direct", 3)
     assert (spread.low, spread.median, spread.high) == pytest.approx((10, 10, 10))
+    ratio = difference.ratios["ttft_p50"]
+    assert (ratio.low, ratio.median, ratio.high) == pytest.approx((0.31 / 0.3, 0.21 / 0.2, 0.11 / 0.1))
 
 
 def test_a_run_that_the_client_spoilt_has_no_figures_and_fails_the_series() -> None:
@@ -79,17 +80,17 @@ def test_goodput_by_offered_load_is_drawn_and_every_run_is_linked() -> None:
     series = _series(*ran)
     html = series_page(series)
 
-    class Reader(HTMLParser):
-        found: list[Any] = []
-
-        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            self.found += [value for name, value in attrs if name == "href"]
-
-    Reader().feed(html)
-    assert Reader.found == [f"{folder}/report.html" for folder in series.folders]
-    assert "Goodput by requests/s offered" in html
-    assert "TTFT p95 by requests/s offered" in html
-    assert html.count("<svg") == 2
+    assert_it_needs_nothing(html, [f"{folder}/report.html" for folder in series.folders])
+    assert [plot["title"] for plot in plots_of(html)] == [
+        "output tokens/s, as a ratio to direct",
+        "requests/s, as a ratio to direct",
+        "TTFT p50, as a ratio to direct",
+        "E2E p50, as a ratio to direct",
+        "Goodput by requests/s offered",
+        "TTFT p95 by requests/s offered",
+        "TPOT p95 by requests/s offered",
+        "E2E p95 by requests/s offered",
+    ]
     assert "<gw>" not in html
     goodput = {point.offered: point.figures["goodput_per_second"].median for point in series.points}
     assert goodput[10] == 0 < goodput[2] < goodput[4]
