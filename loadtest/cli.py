@@ -2,6 +2,7 @@
 
 import typer
 
+from loadtest.compare.command import compare_command, with_compare_options
 from loadtest.drive.command import run, with_options
 from loadtest.engine.command import sim
 from loadtest.predict.command import predict_command
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command("sim")(sim)
 app.command("run")(with_options(run))
 app.command("sweep")(sweep)
+app.command("compare")(with_compare_options(compare_command))
 app.command("replay")(replay)
 app.command("record")(record)
 app.command("predict")(predict_command)

@@ -18,6 +18,8 @@ def _litellm(setting: Setting) -> list[str]:
     config = {
         "model_list": deployments,
         "router_settings": {"routing_strategy": "least-busy"},
+        # It listens on 127.0.0.1, for as long as it is measured, and would not start without.
+        "general_settings": {"dangerously_permit_weak_or_unset_master_key": True},
         "litellm_settings": {"telemetry": False, "drop_params": False, "request_timeout": 600},
     }
     file = setting.write("litellm.yaml", yaml.safe_dump(config))
@@ -34,6 +36,6 @@ LITELLM = Peer(
     "least busy",
     in_venv_or_on_path("litellm", "litellm"),
     _litellm,
-    package="litellm[proxy]==1.109.1",
+    package="litellm[proxy]==1.106.2",
     environment=_environment,
 )

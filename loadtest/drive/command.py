@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_type_hints
 
 import typer
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
 from loadtest.drive.fleet import Stopped, WorkerDied
@@ -73,23 +73,29 @@ def with_options(command: Callable[[RunOptions], None]) -> Callable[..., None]:
         try:
             options = RunOptions(**values)
         except ValidationError as error:
-            raise typer.BadParameter("; ".join(_complaint(part["msg"]) for part in error.errors())) from None
+            raise typer.BadParameter(complaints_of(error)) from None
         command(options)
 
-    hints = get_type_hints(RunOptions, include_extras=True)
-    parameters = [
+    called.__doc__ = command.__doc__
+    called.__signature__ = inspect.Signature(parameters_of(RunOptions))  # type: ignore[attr-defined]
+    return called
+
+
+def parameters_of(options: type[BaseModel], names: Iterable[str] | None = None) -> list[inspect.Parameter]:
+    """The fields of a list of options as parameters that typer reads; all, or those of the names."""
+    hints = get_type_hints(options, include_extras=True)
+    return [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if field.is_required() else field.default,
             annotation=hints[name],
         )
-        for name, field in RunOptions.model_fields.items()
+        for name, field in options.model_fields.items()
+        if names is None or name in names
     ]
-    called.__doc__ = command.__doc__
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return called
 
 
-def _complaint(message: str) -> str:
-    return message.removeprefix("Value error, ")
+def complaints_of(error: ValidationError) -> str:
+    """What is wrong with the options, for the user."""
+    return "; ".join(part["msg"].removeprefix("Value error, ") for part in error.errors())

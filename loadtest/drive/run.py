@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,14 +51,17 @@ def carry_out(order: Order, console: Console, check: Callable[[Results], CrossCh
     return results
 
 
-def measured(order: Order, console: Console) -> tuple[Results, list[Record]]:
-    """Warms up and runs the order; its progress is shown, its results are not."""
+def measured(
+    order: Order, console: Console, beside: AbstractContextManager[object] | None = None
+) -> tuple[Results, list[Record]]:
+    """Warms up and runs the order, `beside` around what is measured; shows its progress, but not its results."""
     started_at = datetime.now(UTC)
     with StopSignals() as signals, Fleet(order.plan, signals.asked) as fleet:
         console.print(f"warming up {order.plan.url}", style="dim", highlight=False)
         _check_warm_up(fleet.warm_up())
         before = _counters(order.pages)
-        with Sampling(order.pages) as sampling, Progress(console, title(order.plan)) as progress:
+        shown = Progress(console, title(order.plan))
+        with Sampling(order.pages) as sampling, shown as progress, beside or nullcontext():
             harvest = fleet.measure(progress.take)
         counted = _counted_since(before, order.pages, console)
     where = environment(sys.argv, started_at, order.target.server)

@@ -1,0 +1,185 @@
+"""The columns of the tables: medians with their range by arm, who is ahead, and ours against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from loadtest.compare.ours import OURS
+from loadtest.compare.schema import DIRECT, Comparison, Figures, Turn
+from loadtest.report.figure import milliseconds, number, percent
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure of a turn; None where a turn has none."""
+
+    title: str
+    value: Callable[[Turn], float | None]
+    shown: Callable[[float], str]
+    higher_is_better: bool | None = False
+    """None: it tells what happened, and nobody wins."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure over the repetitions of an arm."""
+
+    middle: float
+    low: float
+    high: float
+
+
+def _of(name: str) -> Callable[[Turn], float | None]:
+    def value(turn: Turn) -> float | None:
+        found: float | None = getattr(turn.figures, name) if turn.figures else None
+        return found
+
+    return value
+
+
+def _errors(turn: Turn) -> float | None:
+    figures = turn.figures
+    return sum(figures.failed.values()) / max(figures.requests, 1) if figures else None
+
+
+def _peak(turn: Turn) -> float | None:
+    known = [value for value in (turn.figures.peak_running if turn.figures else []) if value is not None]
+    return max(known, default=None)
+
+
+def _added(name: str) -> Callable[[Turn], float | None]:
+    def value(turn: Turn) -> float | None:
+        found: float | None = getattr(turn.overhead.added, name) if turn.overhead.added else None
+        return found
+
+    return value
+
+
+def _cpu(name: str) -> Callable[[Turn], float | None]:
+    """Measured by itself where it was, else under the workload."""
+
+    def value(turn: Turn) -> float | None:
+        alone: float | None = getattr(turn.overhead, name)
+        return alone if alone is not None else _of(name)(turn)
+
+    return value
+
+
+def _signed_ms(value: float) -> str:
+    return ("+" if value >= 0 else "-") + milliseconds(abs(value))
+
+
+def _us(value: float) -> str:
+    return f"{number(value)} µs"
+
+
+def _mib(value: float) -> str:
+    return f"{value:.0f} MiB"
+
+
+QUALITY = (
+    Column("hit rate", _of("hit_ratio"), percent, True),
+    Column("TTFT p50", _of("ttft_p50"), milliseconds),
+    Column("TTFT p99", _of("ttft_p99"), milliseconds),
+    Column("output tokens/s", _of("output_tokens_per_second"), number, True),
+    Column("in SLO", _of("attainment"), percent, True),
+    Column("failed", _errors, percent),
+)
+DETAILS = (
+    Column("TPOT p50", _of("tpot_p50"), milliseconds),
+    Column("E2E p50", _of("e2e_p50"), milliseconds),
+    Column("E2E p99", _of("e2e_p99"), milliseconds),
+    Column("least used engine", _of("least_share"), percent, None),
+    Column("most sequences at once", _peak, number, None),
+    Column("preemptions", _of("preemptions"), number),
+)
+DIFFERENCES = (
+    Column("added latency p50", _added("p50"), _signed_ms),
+    Column("added latency p99", _added("p99"), _signed_ms),
+)
+COST = (
+    *DIFFERENCES,
+    Column("CPU a request", _cpu("cpu_us_per_request"), _us),
+    Column("CPU a streamed event", _cpu("cpu_us_per_event"), _us),
+    Column("memory", _of("memory_mib"), _mib),
+)
+
+
+def measured_arms(comparison: Comparison) -> list[str]:
+    """The arms that have figures, in the order of the tables."""
+    return [arm.name for arm in comparison.arms if comparison.turns_of(arm.name)]
+
+
+def cell(turns: Sequence[Turn], column: Column) -> Cell | None:
+    """None where no turn has the figure."""
+    known = [value for turn in turns if (value := column.value(turn)) is not None]
+    return Cell(median(known), min(known), max(known)) if known else None
+
+
+def told(found: Cell | None, shown: Callable[[float], str]) -> str:
+    """The median, and in brackets the range where there is one."""
+    if found is None:
+        return "-"
+    if found.low == found.high:
+        return shown(found.middle)
+    return f"{shown(found.middle)} ({shown(found.low)} to {shown(found.high)})"
+
+
+def columns_of(comparison: Comparison, columns: Sequence[Column]) -> list[Column]:
+    """Those that anybody has a figure for, and in which anything happened."""
+    cells = {
+        column: [found for arm in measured_arms(comparison) if (found := cell(comparison.turns_of(arm), column))]
+        for column in columns
+    }
+    silent = {"failed", "preemptions"}
+    return [
+        column
+        for column, found in cells.items()
+        if found and (column.title not in silent or any(one.high for one in found))
+    ]
+
+
+def best(comparison: Comparison, column: Column) -> str | None:
+    """The arm with the best median; None where nobody wins. An engine without a proxy does not compete."""
+    if column.higher_is_better is None:
+        return None
+    cells = _competing(comparison, column)
+    if len(cells) < 2:
+        return None
+    pick = max if column.higher_is_better else min
+    ahead = pick(found.middle for found in cells.values())
+    first = [arm for arm, found in cells.items() if found.middle == ahead]
+    return first[0] if len(first) == 1 else None
+
+
+def near(comparison: Comparison, column: Column) -> list[str]:
+    """The arms whose range overlaps that of the best."""
+    winner = best(comparison, column)
+    if winner is None:
+        return []
+    cells = _competing(comparison, column)
+    mark = cells[winner]
+    return [arm for arm, one in cells.items() if arm != winner and one.low <= mark.high and mark.low <= one.high]
+
+
+def _competing(comparison: Comparison, column: Column) -> dict[str, Cell]:
+    arms = [arm for arm in measured_arms(comparison) if arm != DIRECT]
+    return {arm: found for arm in arms if (found := cell(comparison.turns_of(arm), column))}
+
+
+def ratio(comparison: Comparison, other: str, column: Column) -> Cell | None:
+    """Ours over the other's, repetition by repetition."""
+    ours = {turn.repetition: column.value(turn) for turn in comparison.turns_of(OURS)}
+    ratios = []
+    for turn in comparison.turns_of(other):
+        mine, its = ours.get(turn.repetition), column.value(turn)
+        if mine is not None and its is not None and mine >= 0 and its > 0:
+            ratios.append(mine / its)
+    return Cell(median(ratios), min(ratios), max(ratios)) if ratios else None
+
+
+def has_figures(turns: Sequence[Turn]) -> list[Figures]:
+    """Of those that have any."""
+    return [turn.figures for turn in turns if turn.figures is not None]

@@ -1,0 +1,131 @@
+"""`loadtest compare`: reads the options, carries the comparison out, ends with an exit code."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.compare.files import write_comparison
+from loadtest.compare.installing import NotInstalled, pip_install
+from loadtest.compare.listing import arms_of, told_of
+from loadtest.compare.options import OF_RUN, CompareOptions
+from loadtest.compare.ours import OURS, ours
+from loadtest.compare.peers import PEERS, named
+from loadtest.compare.run import compare
+from loadtest.compare.schema import Comparison
+from loadtest.compare.tables import tables, winners
+from loadtest.compare.words import notes
+from loadtest.drive.command import complaints_of, parameters_of
+from loadtest.drive.options import RunOptions
+from loadtest.drive.target import TargetError
+from loadtest.replay.trace import TraceError
+from loadtest.vllm_cpu.process import VllmFailed
+from loadtest.workloads.body import Endpoint
+from loadtest.workloads.sharegpt import DatasetError
+
+_OUT = Path("compare")
+_ANYWHERE = "http://compared"
+
+
+def compare_command(options: CompareOptions, told: dict[str, Any]) -> None:
+    """Compare the gateway with other proxies: what they cost, and what they make of the engines' prefix caches.
+
+    Exit code 0: fine, whoever is ahead. 1: the gateway failed, or the client was the limit. 2: usage.
+    """
+    console, complaints = Console(), Console(stderr=True)
+    if options.install:
+        _install(options, complaints)
+    if options.list_:
+        console.print(_listing(options.peers))
+    if options.install or options.list_:
+        return
+    run = _of_run(told)
+    peers = {**PEERS, OURS: ours(options.gateway_config)}
+    try:
+        run.check_files()
+        arms = arms_of(options.arms or [], peers, options.peers, len(options.backend_urls) or options.engines)
+    except (ValueError, TraceError, DatasetError) as error:
+        raise typer.BadParameter(str(error)) from None
+    for arm in arms:
+        if arm.missing:
+            console.print(f"leaving out {arm.name}: {arm.missing}", highlight=False, markup=False, soft_wrap=True)
+    try:
+        comparison = compare(options, run, arms, peers, run.out or _OUT, console)
+    except (TargetError, VllmFailed, TimeoutError, OSError) as error:
+        complaints.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    show(comparison, console)
+    written = write_comparison(comparison, run.out or _OUT)
+    console.print("written:", ", ".join(map(str, written)), highlight=False, soft_wrap=True)
+    raise typer.Exit(0 if comparison.passed else 1)
+
+
+def _of_run(told: dict[str, Any]) -> RunOptions:
+    try:
+        run = RunOptions(url=_ANYWHERE, **told)
+    except ValidationError as error:
+        raise typer.BadParameter(complaints_of(error)) from None
+    if len(run.loads()) > 1:
+        raise typer.BadParameter("one load at a time: give -c or -r a single value")
+    if run.endpoint is Endpoint.EMBEDDINGS:
+        raise typer.BadParameter("-e embeddings has no prefix caches and no streams to compare")
+    return run
+
+
+def _install(options: CompareOptions, complaints: Console) -> None:
+    for asked in options.install or []:
+        name, _, what = asked.partition("=")
+        try:
+            (peer,) = named([name])
+            pip_install(options.peers, peer, lambda text: complaints.print(text, highlight=False), what)
+        except (ValueError, NotInstalled) as error:
+            complaints.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+            raise typer.Exit(1) from None
+
+
+def _listing(peers_dir: Path) -> Table:
+    table = Table("proxy", "policy", "version", "how to have it", box=None, padding=(0, 2))
+    for arm in (told_of(peer, peers_dir) for peer in PEERS.values()):
+        table.add_row(arm.name, arm.policy, arm.version or "-", arm.missing.removeprefix("not installed: "))
+    return table
+
+
+def show(comparison: Comparison, console: Console) -> None:
+    """The tables, who is ahead, and what to know."""
+    for told in tables(comparison):
+        table = Table(*told.head, title=told.title, title_justify="left", box=None, padding=(0, 1))
+        for column in table.columns[2:]:
+            column.justify = "right"
+        for number, row in enumerate(told.rows):
+            table.add_row(*(f"[bold]{cell}[/]" if (number, at) in told.best else cell for at, cell in enumerate(row)))
+        console.print(table)
+        console.print()
+    for line in winners(comparison):
+        console.print(f"best {line}", highlight=False, markup=False)
+    for note in notes(comparison):
+        console.print(note, style="dim", highlight=False, markup=False)
+
+
+def with_compare_options(command: Callable[[CompareOptions, dict[str, Any]], None]) -> Callable[..., None]:
+    """The command as a function of single options, its own and those of `loadtest run` that it takes."""
+
+    def called(**values: Any) -> None:
+        own = {name: value for name, value in values.items() if name in CompareOptions.model_fields}
+        try:
+            options = CompareOptions(**own)
+        except ValidationError as error:
+            raise typer.BadParameter(complaints_of(error)) from None
+        command(options, {name: value for name, value in values.items() if name in OF_RUN})
+
+    called.__doc__ = command.__doc__
+    called.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [*parameters_of(CompareOptions), *parameters_of(RunOptions, OF_RUN)]
+    )
+    return called

@@ -1,0 +1,50 @@
+"""What engines counted in a run, of the counters' changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_HITS = "vllm:prefix_cache_hits_total"
+_LOOKED_UP = "vllm:prefix_cache_queries_total"
+
+
+def hits(counters: Mapping[str, float]) -> float:
+    """Prompt tokens that were found in prefix caches."""
+    return total(counters, _HITS)
+
+
+def hit_ratio(counters: Mapping[str, float]) -> float | None:
+    """Of all prompt tokens that were looked up; None where none were."""
+    looked_up = total(counters, _LOOKED_UP)
+    return hits(counters) / looked_up if looked_up else None
+
+
+def preemptions(counters: Mapping[str, float]) -> float:
+    """Sequences that had to give their blocks up."""
+    return total(counters, "vllm:num_preemptions_total")
+
+
+def served(counters: Mapping[str, float]) -> float:
+    """Requests that ended well."""
+    return total(counters, "vllm:request_success_total")
+
+
+def of_each(counters: Mapping[str, float], engines: list[str]) -> list[dict[str, float]]:
+    """The changes by engine, of those of a run that read the engines' pages by these names."""
+    if len(engines) == 1:
+        return [dict(counters)]
+    return [
+        {name.removeprefix(f"{engine} "): value for name, value in counters.items() if name.startswith(f"{engine} ")}
+        for engine in engines
+    ]
+
+
+def least_share(requests: list[float]) -> float | None:
+    """Of the engine with the fewest, over an even share; None where it cannot be told."""
+    whole = sum(requests)
+    return min(requests) * len(requests) / whole if whole and len(requests) > 1 else None
+
+
+def total(counters: Mapping[str, float], name: str) -> float:
+    """A counter over all its labels, and over all engines."""
+    return sum(value for key, value in counters.items() if key.partition("{")[0].rpartition(" ")[2] == name)

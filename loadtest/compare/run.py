@@ -1,0 +1,116 @@
+"""A whole comparison: engines, then every arm in every repetition, then what it comes to."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from loadtest.compare.fleet import Fleet, fleet
+from loadtest.compare.options import CompareOptions
+from loadtest.compare.order import turn_order
+from loadtest.compare.peer import Peer
+from loadtest.compare.schema import DIRECT, ArmTold, Comparison, Setup, Turn
+from loadtest.compare.turn import Course, take_turn
+from loadtest.compare.words import reasons_of
+from loadtest.drive.fleet import Stopped
+from loadtest.drive.options import RunOptions
+from loadtest.drive.run import title
+from loadtest.drive.target import look_at
+from loadtest.report.environment import environment
+from loadtest.report.figure import milliseconds, number, percent
+from loadtest.report.schema import Environment
+from loadtest.sweep.pace import told_seconds
+
+# Apart by more than the parts of a workload, whose seeds follow each other.
+_SEED_STEP = 1000
+
+
+def compare(
+    options: CompareOptions,
+    run: RunOptions,
+    arms: Sequence[ArmTold],
+    peers: dict[str, Peer],
+    out: Path,
+    console: Console,
+) -> Comparison:
+    """Carries it out. Whatever of it is finished when the user stops it is reported."""
+    began = datetime.now(UTC)
+    out.mkdir(parents=True, exist_ok=True)
+    many = len(options.backend_urls) or options.engines
+    console.print(f"{'looking at' if options.backends else 'starting'} {many} engines", style="dim", highlight=False)
+    with fleet(options, out / "engines") as engines:
+        target = asyncio.run(look_at(engines.urls[0], run.api_key, _model(options)))
+        course = Course(options, run, engines, target, _model(options) or target.models[0], out, console)
+        setup = _setup(course, engines)
+        turns = _all_turns(course, [arm for arm in arms if not arm.missing], peers)
+    return compared(environment(sys.argv, began, target.server), setup, arms, turns)
+
+
+def compared(where: Environment, setup: Setup, arms: Sequence[ArmTold], turns: list[Turn]) -> Comparison:
+    """What the turns come to."""
+    reasons = reasons_of(turns) or ([] if turns else ["nothing was measured"])
+    return Comparison(environment=where, setup=setup, arms=list(arms), turns=turns, passed=not reasons, reasons=reasons)
+
+
+def _model(options: CompareOptions) -> str | None:
+    """The name that requests ask for; None is the first that the engines serve."""
+    return options.model if options.backends is not None else options.engine_options.model
+
+
+def _setup(course: Course, engines: Fleet) -> Setup:
+    plan = course.plan(engines.urls[0], 0)
+    return Setup(
+        engines=engines.told,
+        engine_count=len(engines.urls),
+        model=course.model,
+        load=title(plan),
+        owned=engines.owned is not None,
+        slo=course.run.slo or "",
+        plan=plan.model_dump(mode="json"),
+    )
+
+
+def _all_turns(course: Course, arms: Sequence[ArmTold], peers: dict[str, Peer]) -> list[Turn]:
+    seed, console = course.run.drawn_seed(), course.console
+    orders = turn_order([arm.name for arm in arms], course.run.repeat, seed)
+    turns: list[Turn] = []
+    left = sum(map(len, orders))
+    for repetition, order in enumerate(orders):
+        for name in order:
+            console.print(f"{name}, repetition {repetition + 1} of {len(orders)}", style="bold", highlight=False)
+            began = time.monotonic()
+            try:
+                turn = take_turn(course, None if name == DIRECT else peers[name], repetition, seed)
+            except (Stopped, KeyboardInterrupt):
+                return turns
+            turns.append(turn)
+            left -= 1
+            console.print(line(turn, left, time.monotonic() - began, turns), highlight=False, markup=False)
+            if turn.ended_early:
+                return turns
+        seed += _SEED_STEP
+    return turns
+
+
+def line(turn: Turn, left: int, seconds: float, turns: Sequence[Turn]) -> str:
+    """A turn in a line, with the time that the rest will take."""
+    mean = sum(one.seconds for one in turns) / len(turns)
+    rest = f"{left} turns, {told_seconds(mean * left)} left" if left else "the last turn"
+    if turn.figures is None:
+        end = "".join(f"\n    {one}" for one in turn.log)
+        return f"  {turn.failure}{end}\n  after {told_seconds(seconds)}; {rest}"
+    found = turn.figures
+    failed = sum(found.failed.values())
+    parts = [
+        f"hit rate {percent(found.hit_ratio)}",
+        f"TTFT p50 {milliseconds(found.ttft_p50)}",
+        f"{number(found.output_tokens_per_second)} tokens/s",
+        f"{failed} failed",
+    ]
+    return f"  {', '.join(parts)}; {rest}"

@@ -1,0 +1,89 @@
+"""The tables of a comparison, as cells of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loadtest.compare.columns import (
+    COST,
+    DETAILS,
+    DIFFERENCES,
+    QUALITY,
+    Column,
+    best,
+    cell,
+    columns_of,
+    measured_arms,
+    near,
+    ratio,
+    told,
+)
+from loadtest.compare.ours import OURS
+from loadtest.compare.schema import DIRECT, Comparison
+
+_OF = "ours / theirs"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells, and which of them are the best of their column."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+    best: frozenset[tuple[int, int]] = frozenset()
+    """(row, column) of the cells that are ahead."""
+
+
+def tables(comparison: Comparison) -> list[Table]:
+    """What is found under the workload, ours against the others, more of it, and cost; those with something to show."""
+    quality, details, cost = (columns_of(comparison, columns) for columns in (QUALITY, DETAILS, COST))
+    made = [_medians("Under the workload", comparison, quality)]
+    if OURS in measured_arms(comparison) and len(measured_arms(comparison)) > 1:
+        made.append(_ratios(comparison, [*quality, *details, *cost]))
+    made += [_medians("More of the same", comparison, details), _medians("Cost", comparison, cost)]
+    return [table for table in made if table.rows and len(table.head) > 2]
+
+
+def _medians(title: str, comparison: Comparison, columns: Sequence[Column]) -> Table:
+    rows, ahead = [], set()
+    arms = measured_arms(comparison)
+    winners = [best(comparison, column) for column in columns]
+    labels = {arm.name: arm for arm in comparison.arms}
+    for number, name in enumerate(arms):
+        cells = [told(cell(comparison.turns_of(name), column), column.shown) for column in columns]
+        if any(one != "-" for one in cells):
+            rows.append([f"{name} {labels[name].version}".strip(), labels[name].policy, *cells])
+            row = len(rows) - 1
+            ahead |= {(row, place + 2) for place, winner in enumerate(winners) if winner == arms[number]}
+    return Table(title, ["proxy", "policy", *(column.title for column in columns)], rows, frozenset(ahead))
+
+
+def _ratios(comparison: Comparison, columns: Sequence[Column]) -> Table:
+    """Differences of latency have no ratio, and neither has what nobody wins."""
+    shown = [column for column in columns if column.higher_is_better is not None and column not in DIFFERENCES]
+    others = [arm for arm in measured_arms(comparison) if arm not in (OURS, DIRECT)]
+    cells = [[told(ratio(comparison, other, column), _times) for column in shown] for other in others]
+    kept = [at for at in range(len(shown)) if any(row[at] != "-" for row in cells)]
+    rows = [[other, *(row[at] for at in kept)] for other, row in zip(others, cells, strict=True)]
+    return Table("Ours over theirs, repetition by repetition", [_OF, *(_directed(shown[at]) for at in kept)], rows)
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _directed(column: Column) -> str:
+    return f"{column.title} {'↑' if column.higher_is_better else '↓'}"
+
+
+def winners(comparison: Comparison) -> list[str]:
+    """Who has the best median of each column, and whose range overlaps it."""
+    lines = []
+    for column in columns_of(comparison, (*QUALITY, *DETAILS, *COST)):
+        winner = best(comparison, column)
+        if winner is not None:
+            close = near(comparison, column)
+            lines.append(f"{column.title}: {winner}" + (f" (ranges overlap: {', '.join(close)})" if close else ""))
+    return lines

@@ -1,0 +1,103 @@
+"""What a reader of the tables must know, and the comparison as Markdown."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from loadtest.compare.columns import has_figures, measured_arms
+from loadtest.compare.ours import OURS
+from loadtest.compare.schema import DIRECT, Comparison, Turn
+from loadtest.compare.tables import Table, tables, winners
+from loadtest.report.figure import milliseconds
+
+
+def markdown(comparison: Comparison) -> str:
+    """Everything, as it can be put into a README."""
+    shown = "\n\n".join(f"{table.title}:\n\n{_markdown(table)}" for table in tables(comparison))
+    ahead = winners(comparison)
+    parts = [shown] if shown else []
+    parts += ["Best medians. " + "; ".join(ahead) + "."] if ahead else []
+    return "\n\n".join([*parts, *notes(comparison)]) + "\n"
+
+
+def _markdown(table: Table) -> str:
+    left = [name in ("proxy", "policy", "ours / theirs") for name in table.head]
+    lines = [_row(table.head), _row(["---" if one else "--:" for one in left])]
+    for number, row in enumerate(table.rows):
+        lines.append(_row([f"**{cell}**" if (number, at) in table.best else cell for at, cell in enumerate(row)]))
+    return "\n".join(lines)
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """How it was measured, and what went wrong."""
+    setup, where = comparison.setup, comparison.environment
+    repetitions = len({turn.repetition for turn in comparison.turns})
+    under = f"Model {setup.model} on {setup.engines}. {setup.load}" + (f", SLO {setup.slo}" if setup.slo else "")
+    memory = int(where.host["memory_bytes"]) / 2**30
+    machine = f"{where.host['cpu']}, {where.host['cpus']} cores, {memory:.0f} GiB, {where.host['system']}"
+    lines = [
+        f"{under}. Medians (and range) of {repetitions} repetition{'s' if repetitions != 1 else ''}, each with all "
+        "arms in another order on the same prompts, each arm started anew with cold caches. Hit rates are the engines' own "
+        "counters; latencies run from when a request was due. Bold: the best median of a column.",
+        *_of_cost(comparison),
+        f"{machine}; {where.started_at[:10]}; `{' '.join(where.command[1:])}`.",
+    ]
+    lines += [f"Not here: {arm.name} ({arm.missing})." for arm in comparison.arms if arm.missing]
+    for arm in comparison.arms:
+        lines += _complaints(arm.name, [turn for turn in comparison.turns if turn.arm == arm.name])
+    return lines + [f"Failed: {reason}." for reason in comparison.reasons]
+
+
+def _of_cost(comparison: Comparison) -> list[str]:
+    turns = [turn for name in measured_arms(comparison) for turn in comparison.turns_of(name) if name != DIRECT]
+    added = [turn.overhead.added for turn in turns if turn.overhead.added]
+    alone = any(turn.overhead.cpu_us_per_request is not None for turn in turns)
+    lines = []
+    if added:
+        direct = milliseconds(median(one.direct_p50 for one in added))
+        lines.append(
+            f"Added latency: single requests of one token, {added[0].pairs} with and {added[0].pairs} without the "
+            f"proxy, in turns; percentiles of the differences. Without, the median is {direct}."
+        )
+    if turns:
+        how = (
+            "of whole answers of one token, 16 at once, and of streams of 100 tokens, 32 at once"
+            if alone
+            else "under the workload, divided by its requests and by its streamed events"
+        )
+        lines.append(f"CPU is that of the proxy's whole process tree {how}; memory is its Pss.")
+    return [" ".join(lines)] if lines else []
+
+
+def _complaints(name: str, turns: list[Turn]) -> list[str]:
+    lines = [f"{name}, repetition {turn.repetition + 1}: {turn.failure}." for turn in turns if turn.failure]
+    if any(turn.passes_salt is False for turn in turns):
+        lines.append(f"{name} does not pass `cache_salt` on: only emptied caches are cold for it.")
+    lines += [f"{name}: {figures.first_error}." for figures in has_figures(turns) if figures.failed][:1]
+    spoilt = [turn for turn in turns if turn.figures is not None and not turn.valid]
+    if spoilt:
+        many = f"{len(spoilt)} of {len(turns)} runs"
+        lines.append(
+            f"{name}: {many} cannot be believed: {spoilt[0].reasons[0] if spoilt[0].reasons else 'ended early'}."
+        )
+    return lines
+
+
+def reasons_of(turns: list[Turn]) -> list[str]:
+    """Why the comparison fails: ours did, or the client was the limit."""
+    ours = [turn for turn in turns if turn.arm == OURS]
+    reasons = [f"{OURS}, repetition {turn.repetition + 1}: {turn.failure}" for turn in ours if turn.failure]
+    reasons += [
+        f"{OURS}, repetition {turn.repetition + 1}: {'; '.join(turn.reasons)}"
+        for turn in ours
+        if not turn.failure and turn.valid and not turn.passed
+    ]
+    return reasons + [
+        f"{turn.arm}, repetition {turn.repetition + 1}: invalid: {'; '.join(turn.reasons) or 'ended early'}"
+        for turn in turns
+        if not turn.valid
+    ]
