@@ -1,4 +1,4 @@
-"""The command line of the load tests: `loadtest run`, `sweep`, `sim`, `replay`, `record` and `predict`."""
+"""The command line of the load tests: `loadtest run`, `compare`, `sweep`, `sim`, `replay`, `record` and `predict`."""
 
 import typer
 
@@ -14,8 +14,9 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     help="Drive load at anything that speaks OpenAI's API (`run`), find the settings of vLLM that serve a"
-    " load best (`sweep`), stand in for a vLLM server (`sim`), or replay a recorded trace through routing policies"
-    " (`replay`); such a trace is made of a gateway's access log (`record`), and how near a replay"
+    " load best (`sweep`), compare the gateway with other proxies (`compare`), stand in for a vLLM server (`sim`), or"
+    " replay a recorded trace through routing policies (`replay`); such a trace is made of a gateway's access log"
+    " (`record`), and how near a replay"
     " comes to what was measured is told by `predict`.",
     epilog="Such as: loadtest sim --port 8000, and in another terminal: loadtest run http://127.0.0.1:8000 -c 64 -d 30",
 )

@@ -118,12 +118,15 @@ def cell(turns: Sequence[Turn], column: Column) -> Cell | None:
     return Cell(median(known), min(known), max(known)) if known else None
 
 
-def told(found: Cell | None, shown: Callable[[float], str]) -> str:
-    """The median, and in brackets the range where there is one."""
+def told(found: Cell | None, shown: Callable[[float], str], *, compact: bool = False) -> str:
+    """The median, and in brackets the range where there is one; compact: how far the farthest is off, in percent."""
     if found is None:
         return "-"
     if found.low == found.high:
         return shown(found.middle)
+    if compact:
+        farthest = max(found.high - found.middle, found.middle - found.low)
+        return shown(found.middle) + (f" ±{farthest / abs(found.middle):.0%}" if found.middle else "")
     return f"{shown(found.middle)} ({shown(found.low)} to {shown(found.high)})"
 
 

@@ -99,9 +99,9 @@ def _listing(peers_dir: Path) -> Table:
 
 def show(comparison: Comparison, console: Console) -> None:
     """The tables, who is ahead, and what to know."""
-    for told in tables(comparison):
+    for told in tables(comparison, compact=True):
         table = Table(*told.head, title=told.title, title_justify="left", box=None, padding=(0, 1))
-        for column in table.columns[2:]:
+        for column in table.columns[1:]:
             column.justify = "right"
         for number, row in enumerate(told.rows):
             table.add_row(*(f"[bold]{cell}[/]" if (number, at) in told.best else cell for at, cell in enumerate(row)))

@@ -36,35 +36,34 @@ class Table:
     """(row, column) of the cells that are ahead."""
 
 
-def tables(comparison: Comparison) -> list[Table]:
+def tables(comparison: Comparison, *, compact: bool = False) -> list[Table]:
     """What is found under the workload, ours against the others, more of it, and cost; those with something to show."""
     quality, details, cost = (columns_of(comparison, columns) for columns in (QUALITY, DETAILS, COST))
-    made = [_medians("Under the workload", comparison, quality)]
+    made = [_medians("Under the workload", comparison, quality, compact)]
     if OURS in measured_arms(comparison) and len(measured_arms(comparison)) > 1:
-        made.append(_ratios(comparison, [*quality, *details, *cost]))
-    made += [_medians("More of the same", comparison, details), _medians("Cost", comparison, cost)]
-    return [table for table in made if table.rows and len(table.head) > 2]
+        made.append(_ratios(comparison, [*quality, *details, *cost], compact))
+    made += [_medians(title, comparison, shown, compact) for title, shown in (("More of it", details), ("Cost", cost))]
+    return [table for table in made if table.rows and len(table.head) > 1]
 
 
-def _medians(title: str, comparison: Comparison, columns: Sequence[Column]) -> Table:
-    rows, ahead = [], set()
-    arms = measured_arms(comparison)
-    winners = [best(comparison, column) for column in columns]
-    labels = {arm.name: arm for arm in comparison.arms}
-    for number, name in enumerate(arms):
-        cells = [told(cell(comparison.turns_of(name), column), column.shown) for column in columns]
+def _medians(title: str, comparison: Comparison, columns: Sequence[Column], compact: bool) -> Table:
+    arms = {arm.name: arm for arm in comparison.arms if arm.name in measured_arms(comparison)}
+    leading = [best(comparison, column) for column in columns]
+    rows: list[list[str]] = []
+    ahead: set[tuple[int, int]] = set()
+    for name, arm in arms.items():
+        cells = [told(cell(comparison.turns_of(name), column), column.shown, compact=compact) for column in columns]
         if any(one != "-" for one in cells):
-            rows.append([f"{name} {labels[name].version}".strip(), labels[name].policy, *cells])
-            row = len(rows) - 1
-            ahead |= {(row, place + 2) for place, winner in enumerate(winners) if winner == arms[number]}
-    return Table(title, ["proxy", "policy", *(column.title for column in columns)], rows, frozenset(ahead))
+            ahead |= {(len(rows), at + 1) for at, leader in enumerate(leading) if leader == name}
+            rows.append([f"{name} {arm.version}".strip(), *cells])
+    return Table(title, ["proxy", *(column.title for column in columns)], rows, frozenset(ahead))
 
 
-def _ratios(comparison: Comparison, columns: Sequence[Column]) -> Table:
+def _ratios(comparison: Comparison, columns: Sequence[Column], compact: bool) -> Table:
     """Differences of latency have no ratio, and neither has what nobody wins."""
     shown = [column for column in columns if column.higher_is_better is not None and column not in DIFFERENCES]
     others = [arm for arm in measured_arms(comparison) if arm not in (OURS, DIRECT)]
-    cells = [[told(ratio(comparison, other, column), _times) for column in shown] for other in others]
+    cells = [[told(ratio(comparison, other, column), _times, compact=compact) for column in shown] for other in others]
     kept = [at for at in range(len(shown)) if any(row[at] != "-" for row in cells)]
     rows = [[other, *(row[at] for at in kept)] for other, row in zip(others, cells, strict=True)]
     return Table("Ours over theirs, repetition by repetition", [_OF, *(_directed(shown[at]) for at in kept)], rows)

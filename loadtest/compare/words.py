@@ -21,8 +21,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def _markdown(table: Table) -> str:
-    left = [name in ("proxy", "policy", "ours / theirs") for name in table.head]
-    lines = [_row(table.head), _row(["---" if one else "--:" for one in left])]
+    lines = [_row(table.head), _row(["---"] + ["--:"] * (len(table.head) - 1))]
     for number, row in enumerate(table.rows):
         lines.append(_row([f"**{cell}**" if (number, at) in table.best else cell for at, cell in enumerate(row)]))
     return "\n".join(lines)
@@ -41,9 +40,10 @@ def notes(comparison: Comparison) -> list[str]:
     machine = f"{where.host['cpu']}, {where.host['cpus']} cores, {memory:.0f} GiB, {where.host['system']}"
     lines = [
         f"{under}. Medians (and range) of {repetitions} repetition{'s' if repetitions != 1 else ''}, each with all "
-        "arms in another order on the same prompts, each arm started anew with cold caches. Hit rates are the engines' own "
-        "counters; latencies run from when a request was due. Bold: the best median of a column.",
+        "arms in another order on the same prompts, each arm started anew with cold caches. Hit rates are the "
+        "engines' own counters; latencies run from when a request was due. Bold: the best median of a column.",
         *_of_cost(comparison),
+        f"Policies: {'; '.join(f'{arm.name} {arm.policy}' for arm in comparison.arms if not arm.missing)}.",
         f"{machine}; {where.started_at[:10]}; `{' '.join(where.command[1:])}`.",
     ]
     lines += [f"Not here: {arm.name} ({arm.missing})." for arm in comparison.arms if arm.missing]
