@@ -163,3 +163,8 @@ def test_vllms_own_plots_find_what_they_need(tmp_path: Path) -> None:
     needed = {"output_throughput", "total_token_throughput", "median_ttft_ms", "p99_tpot_ms", "max_concurrency"}
     assert needed <= set(records[0])
     assert (records[0]["max_num_seqs"], records[0]["workload"], records[0]["through"]) == (1, "short", "direct")
+    overall = results(ttft=0.2, tpot=0.05).overall  # of by_seqs: 100 answers of 11 tokens to prompts of 100
+    seconds = overall.end - overall.start
+    assert records[0]["output_throughput"] == pytest.approx(100 * 11 / seconds)
+    assert records[0]["total_token_throughput"] == pytest.approx(100 * 111 / seconds)
+    assert records[0]["median_ttft_ms"] == pytest.approx(200)
