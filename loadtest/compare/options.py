@@ -71,6 +71,10 @@ class CompareOptions(BaseModel):
     ] = None
     kv_tokens: Annotated[int, _option(min=1024, panel=_ENGINES, told="KV cache of each engine.")] = 65_536
     max_num_seqs: Annotated[int, _option(min=1, panel=_ENGINES, told="Sequences that each engine runs at once.")] = 32
+    max_model_len: Annotated[
+        int | None,
+        _option(min=64, panel=_ENGINES, told="vllm: longest sequence, below --kv-tokens. Default: what the model can."),
+    ] = None
     backends: Annotated[
         str | None,
         _option(panel=_ENGINES, told="URLs between commas of vLLM servers that run already and that nobody else uses,"
@@ -106,6 +110,7 @@ class CompareOptions(BaseModel):
             Path(self.model or by_default),
             self.kv_tokens,
             max_num_seqs=self.max_num_seqs,
+            max_model_len_tokens=self.max_model_len,
         )
 
     @property

@@ -34,7 +34,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How all engines are started. `slow` is how many times slower the last one is (simulated only)."""
+    """How all engines are started. `slow` is how many times slower the last one is (simulated only).
+
+    A real engine's KV cache must hold one sequence of `max_model_len_tokens` (None = what the model can), and a block.
+    """
 
     kind: Kind = Kind.VLLM
     count: int = 2
@@ -44,6 +47,7 @@ class EngineOptions:
     max_num_seqs: int = 32
     kv_events: bool = False
     slow: float = 1.0
+    max_model_len_tokens: int | None = None
 
     @property
     def model(self) -> str:
@@ -207,6 +211,7 @@ def _process(options: EngineOptions, number: int, port: int, logs: Path) -> Proc
             kv_events=options.kv_events,
             block_size_tokens=options.block_tokens,
             max_num_seqs=options.max_num_seqs,
+            max_model_len_tokens=options.max_model_len_tokens,
             flags=("--num-gpu-blocks-override", str(blocks), *_flags_without_events(options)),
             environment={"VLLM_SERVER_DEV_MODE": "1"},  # for /reset_prefix_cache
         ),
