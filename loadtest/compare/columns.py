@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -9,6 +10,8 @@ from statistics import median
 from loadtest.compare.ours import OURS
 from loadtest.compare.schema import DIRECT, Comparison, Figures, Turn
 from loadtest.report.figure import milliseconds, number, percent
+
+_UNIT = re.compile(r"(.*\d)(\D*)")
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,14 @@ def told(found: Cell | None, shown: Callable[[float], str], *, compact: bool = F
     if compact:
         farthest = max(found.high - found.middle, found.middle - found.low)
         return shown(found.middle) + (f" ±{farthest / abs(found.middle):.0%}" if found.middle else "")
-    return f"{shown(found.middle)} ({shown(found.low)} to {shown(found.high)})"
+    return f"{shown(found.middle)} ({_from_to(shown(found.low), shown(found.high))})"
+
+
+def _from_to(low: str, high: str) -> str:
+    """Without the unit where both have the same: the median beside them has it."""
+    parts = [_UNIT.fullmatch(text) for text in (low, high)]
+    units = {part[2] for part in parts if part}
+    return " to ".join(part[1] for part in parts if part) if len(units) == 1 and all(parts) else f"{low} to {high}"
 
 
 def columns_of(comparison: Comparison, columns: Sequence[Column]) -> list[Column]:

@@ -26,6 +26,7 @@ from loadtest.report.environment import environment
 from loadtest.report.figure import milliseconds, number, percent
 from loadtest.report.schema import Environment
 from loadtest.sweep.pace import told_seconds
+from loadtest.workloads.spec import WITH_PREFIX, WorkloadSpec
 
 # Apart by more than the parts of a workload, whose seeds follow each other.
 _SEED_STEP = 1000
@@ -69,11 +70,19 @@ def _setup(course: Course, engines: Fleet) -> Setup:
         engines=engines.told,
         engine_count=len(engines.urls),
         model=course.model,
-        load=title(plan),
+        load=title(plan) + _sizes(plan.workload),
         owned=engines.owned is not None,
         slo=course.run.slo or "",
         plan=plan.model_dump(mode="json"),
     )
+
+
+def _sizes(workload: WorkloadSpec) -> str:
+    """Of its prompts, where they have a size."""
+    if workload.kind not in WITH_PREFIX:
+        return ""
+    prefixes = f"{workload.groups} prefixes of {workload.prefix_tokens:,} tokens"
+    return f" · {prefixes}, {workload.tail_tokens:,} tokens of their own, {workload.max_tokens:,} of answer"
 
 
 def _all_turns(course: Course, arms: Sequence[ArmTold], peers: dict[str, Peer]) -> list[Turn]:

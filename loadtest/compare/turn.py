@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import aiohttp
 from rich.console import Console
 
 from loadtest.compare import counted
@@ -16,7 +17,7 @@ from loadtest.compare.added import added_latency
 from loadtest.compare.fleet import Fleet
 from loadtest.compare.options import CompareOptions
 from loadtest.compare.peer import Peer, Setting
-from loadtest.compare.proxy import Proxy, ProxyFailed, Spending, started
+from loadtest.compare.proxy import Proxy, ProxyFailed, Spending, log_end, started
 from loadtest.compare.salt import passes_salt
 from loadtest.compare.schema import DIRECT, Figures, Overhead, Turn
 from loadtest.drive.fleet import WorkerDied
@@ -67,8 +68,9 @@ def take_turn(course: Course, peer: Peer | None, repetition: int, seed: int) -> 
             turn = _measured(course, turn, proxy, seed)
     except ProxyFailed as error:
         turn = turn.model_copy(update={"failure": str(error), "log": error.log, "passed": False})
-    except (TargetError, WorkerDied, TimeoutError, OSError) as error:
-        turn = turn.model_copy(update={"failure": str(error), "passed": False})
+    except (TargetError, WorkerDied, aiohttp.ClientError, TimeoutError, OSError) as error:
+        log = [] if peer is None else log_end(_log(course, peer))
+        turn = turn.model_copy(update={"failure": str(error), "log": log, "passed": False})
     return turn.model_copy(update={"seconds": time.monotonic() - began})
 
 
@@ -77,13 +79,18 @@ def _running(course: Course, peer: Peer | None) -> Iterator[Proxy | None]:
     if peer is None:
         yield None
         return
-    folder = course.out / "proxies" / peer.name
+    log = _log(course, peer)
+    folder = log.parent
     folder.mkdir(parents=True, exist_ok=True)
     port, metrics_port = free_ports(2)
     cap = course.options.max_num_seqs if course.fleet.owned is not None else None
     setting = Setting(course.fleet.urls, port, metrics_port, folder, course.model, cap)
-    with started(peer, course.options.peers, setting, folder / "log.err", course.run.endpoint) as proxy:
+    with started(peer, course.options.peers, setting, log, course.run.endpoint) as proxy:
         yield proxy
+
+
+def _log(course: Course, peer: Peer) -> Path:
+    return course.out / "proxies" / peer.name / "log.err"
 
 
 def _measured(course: Course, turn: Turn, proxy: Proxy | None, seed: int) -> Turn:

@@ -10,6 +10,8 @@ from loadtest.compare.schema import DIRECT, Comparison, Turn
 from loadtest.compare.tables import Table, tables, winners
 from loadtest.report.figure import milliseconds
 
+_FEW_REQUESTS = 100
+
 
 def markdown(comparison: Comparison) -> str:
     """Everything, as it can be put into a README."""
@@ -43,6 +45,7 @@ def notes(comparison: Comparison) -> list[str]:
         "arms in another order on the same prompts, each arm started anew with cold caches. Hit rates are the "
         "engines' own counters; latencies run from when a request was due. Bold: the best median of a column.",
         *_of_cost(comparison),
+        *_of_percentiles(comparison),
         f"Policies: {'; '.join(f'{arm.name} {arm.policy}' for arm in comparison.arms if not arm.missing)}.",
         f"{machine}; {where.started_at[:10]}; `{' '.join(where.command[1:])}`.",
     ]
@@ -50,6 +53,12 @@ def notes(comparison: Comparison) -> list[str]:
     for arm in comparison.arms:
         lines += _complaints(arm.name, [turn for turn in comparison.turns if turn.arm == arm.name])
     return lines + [f"Failed: {reason}." for reason in comparison.reasons]
+
+
+def _of_percentiles(comparison: Comparison) -> list[str]:
+    measured = [found for name in measured_arms(comparison) for found in has_figures(comparison.turns_of(name))]
+    fewest = min((found.requests for found in measured), default=_FEW_REQUESTS)
+    return [f"p99 of {fewest} requests is their maximum."] if fewest < _FEW_REQUESTS else []
 
 
 def _of_cost(comparison: Comparison) -> list[str]:

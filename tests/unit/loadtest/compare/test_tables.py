@@ -18,7 +18,9 @@ def three(arm: str, *ttft: float) -> list[Turn]:
 
 def test_a_cell_is_the_median_of_the_repetitions_with_their_range() -> None:
     found = cell(three("smg", 30, 10, 20), TTFT)
-    assert told(found, TTFT.shown) == "20.0 ms (10.0 ms to 30.0 ms)"
+    assert told(found, TTFT.shown) == "20.0 ms (10.0 to 30.0)"
+    assert told(cell(three("smg", 500, 900, 1500), TTFT), TTFT.shown) == "900 ms (500 ms to 1.50 s)"
+    assert told(cell(three("smg", 10, 12), TTFT), TTFT.shown, compact=True) == "11.0 ms ±9%"
     assert told(cell(three("smg", 10), TTFT), TTFT.shown) == "10.0 ms"
     assert told(cell([], TTFT), TTFT.shown) == "-"
 

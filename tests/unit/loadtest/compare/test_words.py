@@ -17,6 +17,9 @@ def test_the_markdown_has_tables_conditions_and_what_is_missing() -> None:
     assert "test CPU, 2 cores, 8 GiB, Linux 6.1; 2026-01-02; `compare -c 8`" in text
     assert "Not here: litellm (not installed: loadtest compare --install litellm)." in text
     assert "the median is 5.00 ms" in text
+    assert "is their maximum" not in text
+    few = markdown(make_comparison([make_turn("gateway", figures=make_figures(requests=40))]))
+    assert "p99 of 40 requests is their maximum." in few
 
 
 def test_what_went_wrong_with_a_peer_is_told_and_does_not_fail_the_comparison() -> None:
