@@ -139,6 +139,7 @@ class Overview:
         engines, index = self._fleet.engines(backend), self._knowledge.index
         return {
             "name": backend.name,
+            "url": backend.config.url,
             "state": backend.health.state,
             "version": backend.facts.version,
             "models": [card.id for card in backend.facts.models],

@@ -1,7 +1,8 @@
-"""The command line of the load tests: `loadtest run`, `compare`, `sweep`, `sim`, `replay`, `record` and `predict`."""
+"""The commands of the load tests."""
 
 import typer
 
+from loadtest.checkpoint.command import verify
 from loadtest.compare.command import compare_command, with_compare_options
 from loadtest.drive.command import run, with_options
 from loadtest.engine.command import sim
@@ -13,17 +14,17 @@ from loadtest.sweep.command import sweep
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Drive load at anything that speaks OpenAI's API (`run`), find the settings of vLLM that serve a"
-    " load best (`sweep`), compare the gateway with other proxies (`compare`), stand in for a vLLM server (`sim`), or"
-    " replay a recorded trace through routing policies (`replay`); such a trace is made of a gateway's access log"
-    " (`record`), and how near a replay"
-    " comes to what was measured is told by `predict`.",
+    help="Drive load at anything that speaks OpenAI's API (`run`), check again what a run has kept (`verify`), find the"
+    " settings of vLLM that serve a load best (`sweep`), compare the gateway with other proxies (`compare`), stand in"
+    " for a vLLM server (`sim`), or replay a recorded trace through routing policies (`replay`); such a trace is made"
+    " of a gateway's access log (`record`), and how near a replay comes to what was measured is told by `predict`.",
     epilog="Such as: loadtest sim --port 8000, and in another terminal: loadtest run http://127.0.0.1:8000 -c 64 -d 30",
 )
 
 
 app.command("sim")(sim)
 app.command("run")(with_options(run))
+app.command("verify")(verify)
 app.command("sweep")(sweep)
 app.command("compare")(with_compare_options(compare_command))
 app.command("replay")(replay)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
 from loadtest.drive.fleet import Stopped, WorkerDied
+from loadtest.drive.keeping import Keeping, prepared
 from loadtest.drive.options import Driver, RunOptions
 from loadtest.drive.run import carry_out
 from loadtest.drive.series import carry_out_series, orders_of
@@ -25,14 +26,16 @@ from loadtest.workloads.sharegpt import DatasetError
 def run(options: RunOptions) -> None:
     """Load an OpenAI-compatible URL and tell what it does, and whether that can be believed.
 
-    Exit code 0: fine. 1: requests failed, the SLO was missed, or the client itself was the limit. 2: usage.
+    Exit code 0: fine. 1: requests failed, the SLO was missed, the client itself was the limit, or a check of the
+    servers failed. 2: usage.
     """
     console, complaints = Console(), Console(stderr=True)
     try:
         options.check_files()
         urls = options.target_urls
         looked = {name: asyncio.run(look_at(url, options.api_key, options.model)) for name, url in urls.items()}
-        passed = _carried_out(options, looked, console)
+        looked, keeping = prepared(options, looked, console)
+        passed = _carried_out(options, looked, console, keeping) and (keeping is None or keeping.passed)
     except (TraceError, DatasetError) as error:
         raise typer.BadParameter(str(error)) from None
     except (TargetError, WorkerDied, NoClient, OSError) as error:
@@ -44,13 +47,13 @@ def run(options: RunOptions) -> None:
     raise typer.Exit(0 if passed else 1)
 
 
-def _carried_out(options: RunOptions, looked: Mapping[str, Target], console: Console) -> bool:
+def _carried_out(options: RunOptions, looked: Mapping[str, Target], console: Console, keeping: Keeping | None) -> bool:
     if options.runs > 1:
-        series = carry_out_series(options, looked, console)
+        series = carry_out_series(options, looked, console, keeping)
         return series is not None and series.passed
     (_, _, _, order) = next(orders_of(options, looked))
     if options.driver is Driver.OWN:
-        return carry_out(order, console).verdict.passed
+        return carry_out(order, console, None, keeping).verdict.passed
     client = find_client()
     check_plan(order.plan)
 
@@ -62,7 +65,7 @@ def _carried_out(options: RunOptions, looked: Mapping[str, Target], console: Con
             console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
             return None
 
-    results = carry_out(order, console, check)
+    results = carry_out(order, console, check, keeping)
     return results.verdict.passed and results.cross_check is not None
 
 

@@ -12,7 +12,7 @@ import aiohttp
 from loadtest.drive.lanes import Lane, lanes_of
 from loadtest.drive.plan import Plan, schedule, shared_out
 from loadtest.drive.record import DROPPED, INTERRUPTED, Record
-from loadtest.workloads.body import Endpoint
+from loadtest.workloads.body import Endpoint, fingerprint
 from loadtest.workloads.prompts import NO_GROUP, Prompt
 
 # Gaps between reads are counted in ticks of 10 µs: finer than any timer here, and any number of them stays small.
@@ -143,11 +143,13 @@ class Driver:
 
     async def _one(self, lane: Lane, index: int, turn: int, prompt: Prompt, intended: float) -> tuple[Record, str]:
         record = _planned(lane, index, turn, prompt, intended)
+        body = lane.bodies.body(prompt)
         self.in_flight += 1
         try:
-            answer = await lane.client.send(record, lane.bodies.body(prompt))
+            answer = await lane.client.send(record, body)
         finally:
             self.in_flight -= 1
+            record.body_hash = fingerprint(body)
             self._emit(record)
         if record.ok:
             gaps = itertools.pairwise(answer.read_times)

@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from loadtest.drive.plan import Arrivals, MixPart, Plan
 from loadtest.drive.spelling import Load, bounds_of, json_object, loads_of, pages_of, shares_of, slo_of, targets_of
-from loadtest.drive.target import Target
+from loadtest.drive.target import Target, base_url
 from loadtest.report.summarise import Bounds
 from loadtest.workloads.body import Endpoint
 from loadtest.workloads.recorded import trace_of
@@ -125,6 +125,19 @@ class RunOptions(BaseModel):
         ),
     ] = None
 
+    backends: Annotated[
+        str | None,
+        _option(
+            panel=_TARGET,
+            told="For the checkpoint: the engines behind a gateway, URL or NAME=URL between commas. Default: as the"
+            " gateway's admin port tells.",
+        ),
+    ] = None
+    admin_url: Annotated[
+        str | None,
+        _option(panel=_TARGET, told="For the checkpoint: the gateway's admin port. Default: found, if it is local."),
+    ] = None
+
     workload: Annotated[
         WorkloadKind | None,
         _option(
@@ -186,6 +199,10 @@ class RunOptions(BaseModel):
     out: Annotated[
         Path | None, _option("--out", "-o", file_okay=False, panel=_OUTCOME, told="Folder for results and report.")
     ] = None
+    verify: Annotated[
+        bool,
+        _option("--verify/--no-verify", panel=_OUTCOME, told="With --out: after each run, check what the servers do."),
+    ] = True
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
@@ -258,15 +275,21 @@ class RunOptions(BaseModel):
         return targets_of(self.url, self.targets)
 
     @property
+    def engine_urls(self) -> dict[str, str]:
+        """Of --backends, by name."""
+        return {name: base_url(url) for name, url in pages_of(self.backends or "").items()}
+
+    @property
     def bounds(self) -> Bounds:
         """What the run must keep to."""
         return Bounds(**slo_of(self.slo), max_error_ratio=self.max_error_ratio)
 
     def pages(self, target: Target) -> dict[str, str]:
-        """Metrics pages by name."""
-        if self.metrics_url is None:
-            return {"engine": target.metrics_url} if target.metrics_url else {}
-        return pages_of(self.metrics_url)
+        """Metrics pages by name; those behind the target are read too, under the names that the user gave, if any."""
+        pages = {"engine": target.metrics_url} if target.metrics_url else {}
+        if self.metrics_url is not None:
+            pages = pages_of(self.metrics_url)
+        return pages | {name: url for name, url in target.pages_behind.items() if url not in pages.values()}
 
     def loads(self) -> list[Load]:
         """Each is a run of its own."""

@@ -51,6 +51,8 @@ class Record:
     # The longest time in which nothing came: from the send, over every read, to the end.
     quiet_from: float = 0.0
     quiet_until: float = 0.0
+    # Of the body that was sent; empty if none was.
+    body_hash: str = ""
 
     @property
     def ok(self) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from loadtest.drive.fleet import Fleet
+from loadtest.drive.keeping import Keeping
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
 from loadtest.drive.sampling import Sampling
@@ -37,9 +38,15 @@ class Order:
     bounds: Bounds
     pages: Mapping[str, str]
     out: Path | None
+    target_name: str = ""
 
 
-def carry_out(order: Order, console: Console, check: Callable[[Results], CrossCheck | None] | None = None) -> Results:
+def carry_out(
+    order: Order,
+    console: Console,
+    check: Callable[[Results], CrossCheck | None] | None = None,
+    keeping: Keeping | None = None,
+) -> Results:
     """Runs the order, has it checked by another client, shows the results and writes them where asked."""
     results, records = measured(order, console)
     if check is not None and not results.verdict.ended_early:
@@ -48,6 +55,8 @@ def carry_out(order: Order, console: Console, check: Callable[[Results], CrossCh
     if order.out is not None:
         written = write_results(results, records, order.out)
         console.print("written:", ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)
+        if keeping is not None:
+            keeping.keep(order.target_name, order.plan, order.bounds, results, records, written)
     return results
 
 

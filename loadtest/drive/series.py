@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from loadtest.drive.fleet import Stopped, WorkerDied
+from loadtest.drive.keeping import Keeping
 from loadtest.drive.options import RunOptions
 from loadtest.drive.run import Order, measured
 from loadtest.drive.target import Target, TargetError
@@ -32,12 +33,15 @@ def orders_of(options: RunOptions, looked: Mapping[str, Target]) -> Iterator[tup
         for load in options.loads():
             for name in names[first:] + names[:first]:
                 plan = options.plan(urls[name], looked[name], load, seed)
-                order = Order(plan, looked[name], options.bounds, options.pages(looked[name]), options.out)
+                pages = options.pages(looked[name])
+                order = Order(plan, looked[name], options.bounds, pages, options.out, name)
                 yield name, load.label, repetition, order
             seed += _SEED_STEP
 
 
-def carry_out_series(options: RunOptions, looked: Mapping[str, Target], console: Console) -> Series | None:
+def carry_out_series(
+    options: RunOptions, looked: Mapping[str, Target], console: Console, keeping: Keeping | None = None
+) -> Series | None:
     """Runs all of it, shows what it comes to and writes it where asked. None if no run came to its end.
 
     A run that cannot be made is told, fails the series, and the next one follows.
@@ -60,7 +64,9 @@ def carry_out_series(options: RunOptions, looked: Mapping[str, Target], console:
         ran.append(one)
         console.print(run_line(one.folder, results), highlight=False, markup=False, soft_wrap=True)
         if options.out is not None:
-            write_results(results, records, options.out / one.folder)
+            written = write_results(results, records, options.out / one.folder)
+            if keeping is not None:
+                keeping.keep(order.target_name, order.plan, order.bounds, results, records, written)
     if not ran:
         return None
     series = series_of(ran, ran[0].results.environment, failures)

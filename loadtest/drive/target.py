@@ -30,6 +30,8 @@ class Target:
     server: dict[str, str] = field(default_factory=dict)
     bytes_per_token: float | None = None
     metrics_url: str | None = None
+    # Of the engines behind it, and of its admin port.
+    pages_behind: Mapping[str, str] = field(default_factory=dict)
 
 
 def base_url(url: str) -> str:

@@ -88,7 +88,8 @@ class Service:
         parent = namespace(lora or "", cache_salt)
         keys = block_keys(tokens.packed, self.config.limits.block_size, parent)
         nonce = find_nonce(text) if "nonce:" in text else None
-        seed = xxhash.xxh3_64_intdigest(tokens.packed, parent)
+        # What a model says depends on the prompt, not on the salt of its cache.
+        seed = xxhash.xxh3_64_intdigest(tokens.packed, namespace(lora or ""))
         return Prompt(tokens, keys, parent, seed, nonce, lora, cache_salt or None)
 
     def choices(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,6 +25,11 @@ class Endpoint(StrEnum):
     def path(self) -> str:
         """Its path below the base URL."""
         return {"chat": "/v1/chat/completions", "completions": "/v1/completions", "embeddings": "/v1/embeddings"}[self]
+
+
+def fingerprint(body: bytes) -> str:
+    """A short hash by which a body that was sent is known again."""
+    return hashlib.sha256(body).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)

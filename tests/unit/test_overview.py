@@ -188,6 +188,7 @@ def test_the_backends_are_shown_with_what_is_known_and_running() -> None:
     assert (shown["a"]["engines"], shown["b"]["engines"]) == (1, 2)
     for each in shown.values():
         assert each["version"] == "0.33.0"
+        assert each["url"] == next(b.config.url for b in (scene.a, scene.b) if b.name == each["name"])
         assert each["models"] == ["m", "embeds"]
         assert (each["state"], each["limit"], each["kv_cache_tokens"]) == ("up", 4, 100_000)
         assert (each["prefix_trust"], each["tokenizers"], each["kv_events"]) == (1.0, {}, [])

@@ -118,7 +118,11 @@ async def _error_event(fake: Fake, request: web.Request, body: dict[str, Any]) -
 
 
 async def _whole(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    answer = {"data": [{"embedding": [0.0]}]} if "input" in body else {"choices": [{"text": "all of it"}]}
+    answer = (
+        {"data": [{"embedding": [0.0]}]}
+        if "input" in body
+        else {"choices": [{"text": "word " * body.get("max_tokens", 0)}]}
+    )
     return web.json_response(answer | {"usage": _usage(body)})
 
 

@@ -1,0 +1,216 @@
+"""The schema of checkpoint.json."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from loadtest.report.summarise import Bounds
+
+CHECKPOINT_SCHEMA_VERSION = 1
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Status(StrEnum):
+    """What came of a check."""
+
+    OK = "ok"
+    FAILED = "failed"
+    NOT_CHECKED = "not checked"
+
+
+class Check(_Part):
+    """One thing that was looked at: what should be, what is, and why it could not be looked at."""
+
+    name: str
+    status: Status
+    expected: str = ""
+    found: str = ""
+    why: str = ""
+
+
+class Runtime(_Part):
+    """The machine that the client ran on. None: it does not tell."""
+
+    os: str
+    kernel: str
+    container: str | None = Field(description="What tells that this is a container; None: nothing does.")
+    cgroup: dict[str, str] = Field(description="Limits, as the kernel's files have them.")
+    python: str
+    cpu_model: str
+    cpus: int
+    cpus_usable: int = Field(description="Of them, those that this process may run on.")
+    cpu_cores: int | None
+    cpu_flags: str
+    numa_nodes: dict[str, str] = Field(description="CPUs of each node.")
+    memory_bytes: int
+    ulimits: dict[str, str] = Field(description="soft/hard")
+
+
+class Gpu(_Part):
+    """One GPU, by nvidia-smi."""
+
+    name: str
+    uuid: str
+    memory: str
+    mig: str
+    ecc: str
+    persistence: str
+    power_limit: str
+    clocks: dict[str, str] = Field(description="Now, and the highest.")
+    pcie: str
+
+
+class Hardware(_Part):
+    """What nvidia-smi tells."""
+
+    no_gpu: str | None = Field(description="Why there is none to tell of.")
+    driver: str = ""
+    cuda: str = ""
+    gpus: list[Gpu] = Field(default_factory=list)
+    topology: str = ""
+
+
+class Source(_Part):
+    """The tree that this program runs from, and with it a gateway that was started from the same tree."""
+
+    git_revision: str | None
+    dirty: bool | None = Field(description="Whether files differ from the revision.")
+    why: str = Field(default="", description="Why the revision is not known.")
+
+
+class Freeze(_Part):
+    """All packages of one Python environment."""
+
+    packages: int
+    sha256: str = Field(description="Of sorted lines name==version.")
+    named: dict[str, str] = Field(description="Versions of those that matter most.")
+
+
+class Process(_Part):
+    """A process of this machine. Secrets are starred out; of the environment, what configures serving is kept."""
+
+    pid: int
+    command: list[str]
+    environment: dict[str, str]
+    directory: str = ""
+    started_at: str = ""
+    freeze: Freeze | None = None
+
+
+class ModelCard(_Part):
+    """What a server lists."""
+
+    id: str
+    root: str = ""
+    max_model_len: int | None = None
+
+
+class ModelFiles(_Part):
+    """A model's local folder."""
+
+    folder: str
+    sha256: dict[str, str] = Field(description="Of its configuration and tokenizer.")
+    weights_bytes: dict[str, int] = Field(description="Sizes; weights are not hashed.")
+
+
+class Role(StrEnum):
+    """What a server is."""
+
+    ENGINE = "engine"
+    GATEWAY = "gateway"
+
+
+class Server(_Part):
+    """What a server says of itself, and, on this machine, what its process is."""
+
+    name: str
+    url: str
+    role: Role
+    driven: bool = Field(description="Whether this run's load went to it.")
+    named: bool = Field(description="By the user; others were found by asking the gateway.")
+    unreachable: str = Field(default="", description="Why nobody answers there.")
+    refused: str = Field(default="", description="What it answers instead of a list of models.")
+    version: str = ""
+    models: list[ModelCard] = Field(default_factory=list)
+    cache_config: list[dict[str, str]] = Field(default_factory=list, description="Labels of vllm:cache_config_info.")
+    server_info: Any = Field(default=None, description="/server_info, where the server offers it.")
+    process: Process | None = None
+    process_unknown: str = Field(default="", description="Why its command is not known.")
+    model_files: list[ModelFiles] = Field(default_factory=list)
+    admin_url: str = ""
+    backends: list[dict[str, Any]] = Field(default_factory=list, description="/admin/backends of a gateway.")
+    configuration: Any = Field(default=None, description="A local gateway's effective configuration.")
+
+
+class Answer(_Part):
+    """A greedy answer that a later look must find again."""
+
+    server: str
+    model: str
+    endpoint: str
+    text: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+
+class Workload(_Part):
+    """What was sent."""
+
+    plan_sha256: str
+    seed: int
+    files: dict[str, str] = Field(description="sha256 of datasets and traces.")
+    requests: int
+    sent_sha256: str = Field(description="Over the hashes of the bodies that were sent, in order.")
+
+
+class Summary(_Part):
+    """The figures of results.json that people quote, and its verdict."""
+
+    offered: int
+    succeeded: int
+    failed: int
+    prompt_tokens: int
+    completion_tokens: int
+    requests_per_second: float
+    output_tokens_per_second: float
+    ttft_p50_ms: float | None
+    ttft_p99_ms: float | None
+    tpot_p50_ms: float | None
+    e2e_p99_ms: float | None
+    valid: bool
+    passed: bool
+    reasons: list[str]
+
+
+class Checkpoint(_Part):
+    """Everything that is needed to believe a run, or to doubt it."""
+
+    schema_version: int = CHECKPOINT_SCHEMA_VERSION
+    id: str
+    started_at: str
+    ended_at: str
+    command: list[str]
+    runtime: Runtime
+    hardware: Hardware
+    source: Source
+    packages: Freeze
+    gateway_version: str
+    servers: list[Server]
+    workload: Workload
+    bounds: Bounds = Field(description="What the run had to keep to.")
+    summary: Summary
+    checks: list[Check]
+    answers: list[Answer]
+    passed: bool = Field(description="The results' verdict, and no check failed.")
+    artefacts: dict[str, str] = Field(description="sha256 of the files beside this one.")
+
+
+def failed(checks: list[Check]) -> list[Check]:
+    """Those that did."""
+    return [check for check in checks if check.status is Status.FAILED]

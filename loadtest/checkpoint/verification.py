@@ -1,0 +1,176 @@
+"""Live checks: do the servers live, and is what comes through a gateway what the engine says by itself?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from loadtest.checkpoint.answers import Embedded, Question, Said, ask, embed, least_cosine
+from loadtest.checkpoint.asking import Unreachable, get
+from loadtest.checkpoint.document import Answer, Check, Role, Server, Status
+from loadtest.drive.plan import Plan
+from loadtest.workloads.body import Endpoint
+
+LEAST_COSINE = 0.999
+_NO_DIRECT = "no direct URL: name the engines by --backends or as a target, or the gateway's admin port by --admin-url"
+
+
+def questions_of(plan: Plan, new_salt: Callable[[], str]) -> tuple[list[Question], list[str]]:
+    """What is asked of generating models, and which embedding models are asked. Salted where the run was.
+
+    What is found in a KV cache may round otherwise than what is computed, and a greedy answer may turn on that.
+    """
+    salt = new_salt if plan.cache_salt else None
+    parts = [plan.part(part) for part in plan.mix] or [plan]
+    generating = {
+        (part.model, part.endpoint): Question(part.model, part.endpoint, part.extra_body, salt)
+        for part in parts
+        if part.endpoint is not Endpoint.EMBEDDINGS
+    }
+    return list(generating.values()), sorted({part.model for part in parts if part.endpoint is Endpoint.EMBEDDINGS})
+
+
+async def verify_live(
+    session: aiohttp.ClientSession, servers: Sequence[Server], questions: Sequence[Question], embedders: Sequence[str]
+) -> tuple[list[Check], list[Answer]]:
+    """Asks the driven server and the engines the same things. Raises nothing."""
+    driven = next(server for server in servers if server.driven)
+    engines = [server for server in servers if server.role is Role.ENGINE and server is not driven]
+    checks = [await _health(session, server) for server in servers]
+    answers: list[Answer] = []
+    for question in questions:
+        direct = {server.name: await ask(session, server.url, question) for server in _serving(engines, question.model)}
+        through = await ask(session, driven.url, question)
+        again = await ask(session, driven.url, question) if driven.role is Role.ENGINE else None
+        stream = await ask(session, driven.url, question, stream=True)
+        checks += _greedy(question.model, engines, through, direct, again)
+        checks.append(_terminator(question.model, through, stream))
+        answers += [
+            Answer(
+                server=name, model=question.model, endpoint=question.endpoint, text=said.text,
+                prompt_tokens=said.prompt_tokens, completion_tokens=said.completion_tokens,
+            )
+            for name, said in {driven.name: through, **direct}.items()
+            if not said.error
+        ]  # fmt: skip
+    if not questions:
+        checks.append(_skipped("greedy answer", "the run generates nothing"))
+        checks.append(_skipped("end of streams", "the run generates nothing"))
+    return checks + await _embeddings(session, driven, engines, questions, embedders), answers
+
+
+async def _health(session: aiohttp.ClientSession, server: Server) -> Check:
+    """`/health` of the server; one that has none is alive if it lists models."""
+    name, expected = f"health of {told(server)}", "200"
+    try:
+        path = "/health"
+        status, _ = await get(session, server.url + path)
+        if status in (401, 403, 404, 405):
+            path = "/v1/models"
+            status, _ = await get(session, server.url + path)
+    except Unreachable as why:
+        if server.named:
+            return Check(name=name, status=Status.FAILED, expected=expected, found=str(why))
+        return _skipped(name, f"cannot be reached from here: {why}")
+    verdict = Status.OK if status == 200 else Status.FAILED
+    return Check(name=name, status=verdict, expected=expected, found=f"{status} of {path}")
+
+
+def told(server: Server) -> str:
+    """How a server is called; a single target has no name."""
+    return server.name or "the target"
+
+
+def _skipped(name: str, why: str) -> Check:
+    return Check(name=name, status=Status.NOT_CHECKED, why=why)
+
+
+def _serving(engines: Sequence[Server], model: str) -> list[Server]:
+    return [server for server in engines if any(card.id == model for card in server.models)]
+
+
+def _greedy(
+    model: str,
+    engines: Sequence[Server],
+    through: Said,
+    direct: Mapping[str, Said],
+    again: Said | None,
+) -> list[Check]:
+    """The text and the usage through the driven server are those of the engine that it names, or of any."""
+    text, usage = f"greedy answer of {model}", f"usage of the greedy answer of {model}"
+    if through.error:
+        return [Check(name=text, status=Status.FAILED, expected="an answer", found=through.error)]
+    if again is not None:
+        return [_same(text, [again.text], through.text), _same(usage, [again.usage], through.usage)]
+    heard = _answering(engines, through.backend, direct)
+    if not heard:
+        why = "; ".join(f"{name}: {said.error}" for name, said in direct.items()) or _silent(model, engines)
+        return [_skipped(text, why), _skipped(usage, why)]
+    return [
+        _same(text, [said.text for said in heard], through.text),
+        _same(usage, [said.usage for said in heard], through.usage),
+    ]
+
+
+def _silent(model: str, engines: Sequence[Server]) -> str:
+    """Why no engine could be asked."""
+    closed = "".join(f"; {told(server)}: {why}" for server in engines if (why := server.unreachable or server.refused))
+    return f"no engine that is known lists {model}{closed}" if engines else _NO_DIRECT
+
+
+def _answering(engines: Sequence[Server], backend: str | None, direct: Mapping[str, Said]) -> list[Said]:
+    """The answers that the one through the gateway may equal: its own engine's, where that is told."""
+    named = [server.name for server in engines if backend in (server.name, urlsplit(server.url).netloc)]
+    own = [said for name, said in direct.items() if name in named and not said.error]
+    return own or [said for said in direct.values() if not said.error]
+
+
+def _same(name: str, expected: Sequence[str], found: str) -> Check:
+    """Whether it is one of those expected, which are one where all engines agree."""
+    verdict = Status.OK if found in expected else Status.FAILED
+    return Check(name=name, status=verdict, expected=" or ".join(dict.fromkeys(expected)), found=found)
+
+
+def _terminator(model: str, whole: Said, stream: Said) -> Check:
+    """A stream ends with [DONE], once and last, and says what the whole answer says, with the same usage."""
+    name, expected = f"end of streams of {model}", f"[DONE] once, {whole.usage}, {whole.text!r}"
+    found = stream.error or stream.ended or f"[DONE] once, {stream.usage}, {stream.text!r}"
+    return Check(name=name, status=Status.OK if found == expected else Status.FAILED, expected=expected, found=found)
+
+
+async def _embeddings(
+    session: aiohttp.ClientSession,
+    driven: Server,
+    engines: Sequence[Server],
+    questions: Sequence[Question],
+    embedders: Sequence[str],
+) -> list[Check]:
+    """Of the run's embedding models, and of those that engines serve besides."""
+    generating = {question.model for question in questions}
+    others = {card.id for server in engines for card in server.models} - generating
+    listed = {card.id for card in driven.models}
+    checks = []
+    for model in sorted({*embedders, *(others & listed)}):
+        direct = {server.name: await embed(session, server.url, model) for server in _serving(engines, model)}
+        if model not in embedders and all(each.error for each in direct.values()):
+            continue  # not an embedding model
+        through = await embed(session, driven.url, model)
+        again = await embed(session, driven.url, model) if driven.role is Role.ENGINE else None
+        checks.append(_cosine(model, through, [again] if again else list(direct.values()), engines))
+    return checks or [_skipped("embeddings", "no server that is known serves embeddings")]
+
+
+def _cosine(model: str, through: Embedded, direct: Sequence[Embedded], engines: Sequence[Server]) -> Check:
+    name, expected = f"embeddings of {model}", f"cosine of at least {LEAST_COSINE} with the engine's, equal usage"
+    if through.error:
+        return Check(name=name, status=Status.FAILED, expected=expected, found=through.error)
+    good = [each for each in direct if not each.error]
+    if not good:
+        return _skipped(name, "; ".join(each.error for each in direct) or _silent(model, engines))
+    nearest = max(good, key=lambda each: least_cosine(through.vectors, each.vectors))
+    cosine = least_cosine(through.vectors, nearest.vectors)
+    fits = cosine >= LEAST_COSINE and through.prompt_tokens == nearest.prompt_tokens
+    found = f"cosine {cosine:.6f}, {through.prompt_tokens} tokens, the engine {nearest.prompt_tokens}"
+    return Check(name=name, status=Status.OK if fits else Status.FAILED, expected=expected, found=found)

@@ -1,0 +1,35 @@
+"""A run's folder, as `loadtest run --out` leaves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loadtest.checkpoint.document import Freeze, Hardware, Source
+from loadtest.checkpoint.keep import Checkpoints, Site
+from loadtest.checkpoint.neighbours import Neighbours
+from loadtest.checkpoint.runtime import runtime
+from loadtest.report.files import write_results
+from loadtest.report.summarise import Bounds
+from tests.unit.loadtest.checkpoint.made import ENGINE, GATEWAY, plan, record, results
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """The folder of a run whose servers are gone, and which was not verified."""
+    return keep(tmp_path, verify=False)
+
+
+def keep(folder: Path, *, verify: bool) -> Path:
+    """Writes a run and its checkpoint."""
+    nowhere = "http://127.0.0.1:1"
+    servers = {server.name: server.model_copy(update={"url": nowhere}) for server in (GATEWAY, ENGINE)}
+    site = Site(runtime(folder), Hardware(no_gpu="no GPU"), Source(git_revision=None, dirty=None),
+                Freeze(packages=0, sha256="", named={}))  # fmt: skip
+    made = plan(url=nowhere)
+    records = [record(made, index, float(index)) for index in range(9)]
+    found = results(made, records)
+    written = write_results(found, records, folder / "run")
+    Checkpoints(Neighbours(servers), verify, _site=site).keep("gateway", made, Bounds(), found, records, written)
+    return folder / "run"
