@@ -9,15 +9,17 @@ from loadtest.engine.command import sim
 from loadtest.predict.command import predict_command
 from loadtest.recording.command import record
 from loadtest.replay.command import replay
+from loadtest.report.command import report
 from loadtest.sweep.command import sweep
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Drive load at anything that speaks OpenAI's API (`run`), check again what a run has kept (`verify`), find the"
-    " settings of vLLM that serve a load best (`sweep`), compare the gateway with other proxies (`compare`), stand in"
-    " for a vLLM server (`sim`), or replay a recorded trace through routing policies (`replay`); such a trace is made"
-    " of a gateway's access log (`record`), and how near a replay comes to what was measured is told by `predict`.",
+    help="Drive load at anything that speaks OpenAI's API (`run`), compare what came of runs (`report`), check again"
+    " what a run has kept (`verify`), find the settings of vLLM that serve a load best (`sweep`), compare the gateway"
+    " with other proxies (`compare`), stand in for a vLLM server (`sim`), or replay a recorded trace through routing"
+    " policies (`replay`); such a trace is made of a gateway's access log (`record`), and how near a replay comes to"
+    " what was measured is told by `predict`.",
     epilog="Such as: loadtest sim --port 8000, and in another terminal: loadtest run http://127.0.0.1:8000 -c 64 -d 30",
 )
 
@@ -30,6 +32,7 @@ app.command("compare")(with_compare_options(compare_command))
 app.command("replay")(replay)
 app.command("record")(record)
 app.command("predict")(predict_command)
+app.command("report")(report)
 
 
 def main() -> None:

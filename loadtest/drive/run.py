@@ -21,7 +21,7 @@ from loadtest.drive.sampling import Sampling
 from loadtest.drive.stopping import StopSignals
 from loadtest.drive.target import Target, TargetError, change, read_counters
 from loadtest.report.environment import environment
-from loadtest.report.files import write_results
+from loadtest.report.files import write_results, write_summary
 from loadtest.report.live import Progress
 from loadtest.report.load import asked_told, load_told
 from loadtest.report.schema import CrossCheck, Results
@@ -53,7 +53,7 @@ def carry_out(
         results = results.model_copy(update={"cross_check": check(results)})
     show(results, console)
     if order.out is not None:
-        written = write_results(results, records, order.out)
+        written = write_results(results, records, order.out) + write_summary(results, order.out)
         console.print("written:", ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)
         if keeping is not None:
             keeping.keep(order.target_name, order.plan, order.bounds, results, records, written)

@@ -15,8 +15,8 @@ _STYLES = tuple(f"s{number}{dashes}" for dashes in ("", " dashed") for number in
 _TOTALS = {"output_tokens_per_second": "Output tokens", "prompt_tokens_per_second": "Prompt tokens"}
 # Ratios that are drawn, and how they are called.
 _RATIOS = {
-    "output_tokens_per_second": "output tokens/s",
-    "requests_per_second": "requests/s",
+    "output_tokens_per_second": "Output tokens/s",
+    "requests_per_second": "Requests/s",
     "ttft_p50": "TTFT p50",
     "e2e_p50": "E2E p50",
 }

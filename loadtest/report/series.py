@@ -108,19 +108,24 @@ FIGURES: dict[str, Callable[[Results], float | None]] = {
     "attainment": lambda results: results.slo.attainment if results.slo else None,
     "ttft_p50": lambda results: _at(results.latency.ttft_from_intended, "p50"),
     "ttft_p95": lambda results: _at(results.latency.ttft_from_intended, "p95"),
+    "ttft_p99": lambda results: _at(results.latency.ttft_from_intended, "p99"),
     "tpot_p50": lambda results: _at(results.latency.tpot, "p50"),
     "tpot_p95": lambda results: _at(results.latency.tpot, "p95"),
-    "e2e_p50": lambda results: _at(results.latency.e2e_from_intended, "p50"),
-    "e2e_p95": lambda results: _at(results.latency.e2e_from_intended, "p95"),
-    "ttft_p99": lambda results: _at(results.latency.ttft_from_intended, "p99"),
     "tpot_p99": lambda results: _at(results.latency.tpot, "p99"),
     "itl_p50": lambda results: _at(results.latency.itl, "p50"),
     "itl_p95": lambda results: _at(results.latency.itl, "p95"),
     "itl_p99": lambda results: _at(results.latency.itl, "p99"),
+    "e2e_p50": lambda results: _at(results.latency.e2e_from_intended, "p50"),
+    "e2e_p95": lambda results: _at(results.latency.e2e_from_intended, "p95"),
     "e2e_p99": lambda results: _at(results.latency.e2e_from_intended, "p99"),
     "hit_ratio": lambda results: results.routing.hit_ratio,
     "failed_ratio": lambda results: results.requests.failed / max(1, results.requests.offered),
     "peak_in_flight": lambda results: results.concurrency.peak,
+}
+# In which unit a figure is; what none is told of has its unit in its name, or is a count.
+UNITS = {
+    name: "ms" if name.startswith(("ttft_", "tpot_", "itl_", "e2e_")) else "ratio" if name == "attainment" else ""
+    for name in FIGURES
 }
 _COMPARED = ("requests_per_second", "ttft_p50", "ttft_p95", "tpot_p50", "e2e_p50", "e2e_p95", "hit_ratio")
 _RATIOS = (
@@ -145,6 +150,12 @@ def series_of(ran: Sequence[Ran], environment: Environment, failures: Mapping[st
         passed=not reasons,
         reasons=reasons,
     )
+
+
+def series_of_one(results: Results) -> Series:
+    """A single run in the form of several."""
+    series = series_of([Ran("", "", 0, results)], results.environment)
+    return series.model_copy(update={"passed": results.verdict.passed, "reasons": results.verdict.reasons})
 
 
 def _point(ran: Sequence[Ran]) -> Point:

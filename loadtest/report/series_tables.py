@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from loadtest.report.figure import milliseconds, number, percent
 from loadtest.report.schema import Results
-from loadtest.report.series import Difference, Point, Series, Spread
+from loadtest.report.series import UNITS, Difference, Point, Series, Spread
 
 Table = tuple[str, list[str], list[list[str]]]
 _UNITS = {"attainment": percent, "hit_ratio": percent, "failed_ratio": percent}
@@ -26,6 +26,7 @@ _TITLES = {
     "attainment": "in SLO",
     "failed_ratio": "failed",
     "hit_ratio": "cache hits",
+    "peak_in_flight": "peak in flight",
 }
 
 
@@ -65,7 +66,7 @@ def run_line(folder: str, results: Results) -> str:
 def _points(title: str, points: Sequence[Point], names: Sequence[str], compact: bool) -> Table:
     shown = [name for name in names if any(name in point.figures for point in points)]
     told = _close if compact else _spread
-    head = [*_head(points), "passed", *map(_title, shown)]
+    head = [*_head(points), "passed", *map(title_of, shown)]
     rows = [
         [*_place(point, points), _runs(point), *(told(name, point.figures.get(name)) for name in shown)]
         for point in points
@@ -81,7 +82,7 @@ def _runs(point: Point) -> str:
 def _differences(title: str, differences: Sequence[Difference], compact: bool) -> Table:
     known = dict.fromkeys(name for difference in differences for name in difference.figures)
     shown = [name for name in known if not compact or name in _MOST_TELLING]
-    head = ["target", "load", "pairs", *map(_title, shown)]
+    head = ["target", "load", "pairs", *map(title_of, shown)]
     rows = [
         [one.target, one.load, str(one.pairs), *(_spread(name, one.figures.get(name), signed=True) for name in shown)]
         for one in differences
@@ -92,7 +93,7 @@ def _differences(title: str, differences: Sequence[Difference], compact: bool) -
 def _ratios(title: str, differences: Sequence[Difference], compact: bool) -> Table:
     known = dict.fromkeys(name for difference in differences for name in difference.ratios)
     shown = [name for name in known if not compact or name in _MOST_TELLING_RATIOS]
-    head = ["target", "load", "pairs", *map(_title, shown)]
+    head = ["target", "load", "pairs", *map(title_of, shown)]
     rows = [
         [one.target, one.load, str(one.pairs), *(_ratio(one.ratios.get(name)) for name in shown)] for one in differences
     ]
@@ -107,10 +108,10 @@ def _ratio(spread: Spread | None) -> str:
     return f"{spread.median:.3f} ({spread.low:.3f} to {spread.high:.3f})"
 
 
-def _title(name: str) -> str:
-    return _TITLES.get(
-        name, name.replace("_p", " p").replace("ttft", "TTFT").replace("tpot", "TPOT").replace("e2e", "E2E")
-    )
+def title_of(name: str) -> str:
+    """What a figure is called in a table."""
+    kind, _, percentile = name.partition("_")
+    return _TITLES.get(name, f"{kind.upper()} {percentile}")
 
 
 def _head(points: Sequence[Point]) -> list[str]:
@@ -127,7 +128,7 @@ def _spread(name: str, spread: Spread | None, *, signed: bool = False) -> str:
 
     def value(amount: float) -> str:
         sign = "" if not signed else "+" if amount >= 0 else "-"
-        return sign + _shown(name, abs(amount) if signed else amount)
+        return sign + told_figure(name, abs(amount) if signed else amount)
 
     if spread.low == spread.high:
         return value(spread.median)
@@ -139,9 +140,10 @@ def _close(name: str, spread: Spread | None) -> str:
         return "-"
     farthest = max(spread.high - spread.median, spread.median - spread.low)
     if not farthest or name in _UNITS or not spread.median:
-        return _shown(name, spread.median)
-    return f"{_shown(name, spread.median)} ±{farthest / spread.median:.0%}"
+        return told_figure(name, spread.median)
+    return f"{told_figure(name, spread.median)} ±{farthest / spread.median:.0%}"
 
 
-def _shown(name: str, value: float) -> str:
-    return _UNITS.get(name, number if name in _RATES else milliseconds)(value)
+def told_figure(name: str, value: float) -> str:
+    """A figure with its unit."""
+    return _UNITS.get(name, milliseconds if UNITS[name] == "ms" else number)(value)

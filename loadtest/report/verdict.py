@@ -31,7 +31,7 @@ def judge(
     client = list(_client_checks(figures))
     server = [*_answers(figures, max_error_ratio), *_slo(figures.slo)]
     valid = all(check.passed for check in client)
-    # The joint bound is what counts: those by themselves say which one it is.
+    # Whoever misses one bound misses all of them together, so that one reason is enough.
     counted = [check for check in server if check.name not in _BY_THEMSELVES]
     return Verdict(
         valid=valid,

@@ -82,8 +82,8 @@ def test_goodput_by_offered_load_is_drawn_and_every_run_is_linked() -> None:
 
     assert_it_needs_nothing(html, [f"{folder}/report.html" for folder in series.folders])
     assert [plot["title"] for plot in plots_of(html)] == [
-        "output tokens/s, as a ratio to direct",
-        "requests/s, as a ratio to direct",
+        "Output tokens/s, as a ratio to direct",
+        "Requests/s, as a ratio to direct",
         "TTFT p50, as a ratio to direct",
         "E2E p50, as a ratio to direct",
         "Goodput by requests/s offered",

@@ -1,0 +1,134 @@
+"""`loadtest report`: makes pages anew from what runs have written, and compares two runs or two series."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from loadtest.report.diff import Diff, diff
+from loadtest.report.diff_page import diff_page
+from loadtest.report.diff_tables import FIGURES_HEAD, MADE_HEAD, colour, figure_rows, made_rows
+from loadtest.report.files import write_page, write_series, write_summary
+from loadtest.report.gate import Rule, RuleError, broken, rule_of
+from loadtest.report.saved import Saved, UnreadableError, read, runs_of
+
+_CHECKPOINT_PARTS = ("hardware", "source", "packages", "servers")
+_DIFF_NAME = "diff.html"
+_COLOURS = {"better": "green", "worse": "red"}
+
+Paths = Annotated[
+    list[Path],
+    typer.Argument(help="Folder of a run or series, or its results.json or series.json; two of them are compared."),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(help=f"The comparison's page ({_DIFF_NAME}); one report's files are renewed where they are."),
+]
+FailIf = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Such as 'ttft_p95>+5%' (a change, in percent), 'ttft_p95>+20' (in its unit) or 'ttft_p95>500' (the "
+        "value itself). May be given several times; exit code 1 where one is broken."
+    ),
+]
+
+
+def report(paths: Paths, out: Out = None, fail_if: FailIf = None) -> None:
+    """Make reports anew from their files, or compare two runs or series.
+
+    Exit code 0: fine. 1: a rule is broken. 2: usage, or files that cannot be read.
+    """
+    console = Console()
+    try:
+        rules = [rule_of(text) for text in fail_if or []]
+        saved = [read(path) for path in paths]
+    except (RuleError, UnreadableError) as error:
+        raise typer.BadParameter(str(error)) from None
+    if len(saved) > 2:
+        raise typer.BadParameter("give one report to make anew, or two to compare")
+    if len(saved) == 2:
+        complaints = _compare(saved[0], saved[1], rules, out or Path(_DIFF_NAME), console)
+    else:
+        complaints = _renew(saved[0], rules, out, console)
+    for complaint in complaints:
+        console.print(Text(f"✗ {complaint}", style="red"), soft_wrap=True)
+    raise typer.Exit(1 if complaints else 0)
+
+
+def _renew(saved: Saved, rules: Sequence[Rule], out: Path | None, console: Console) -> list[str]:
+    if out is not None:
+        raise typer.BadParameter("--out is for the page of a comparison; a report's files are renewed where they are")
+    if changing := [rule.text for rule in rules if rule.change]:
+        raise typer.BadParameter(f"{changing[0]!r} is a change, so it wants two reports")
+    if saved.run is not None:
+        written = [write_page(saved.run, saved.records, saved.folder), *write_summary(saved.run, saved.folder)]
+    else:
+        written = write_series(saved.series, saved.folder)
+        for one in runs_of(saved):
+            if one.run is not None:
+                written.append(write_page(one.run, one.records, one.folder))
+    _tell(written, console)
+    return broken(rules, diff(saved.series, saved.series, {}, {}).pairs)
+
+
+def _compare(before: Saved, after: Saved, rules: Sequence[Rule], out: Path, console: Console) -> list[str]:
+    if (before.run is None) != (after.run is None):
+        raise typer.BadParameter("one of them is a run and the other a series")
+    found = diff(before.series, after.series, _checkpoint(before.folder), _checkpoint(after.folder))
+    complaints = broken(rules, found.pairs)
+    _show(found, console)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(diff_page(before, after, found, complaints), encoding="utf-8")
+    _tell([out], console)
+    return complaints
+
+
+def _checkpoint(folder: Path) -> dict[str, Any]:
+    """What the checkpoint beside the results tells of machines, versions and serve commands, where there is one."""
+    try:
+        document = orjson.loads((folder / "checkpoint.json").read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return {}
+    return (
+        {name: document[name] for name in _CHECKPOINT_PARTS if name in document} if isinstance(document, dict) else {}
+    )
+
+
+def _show(found: Diff, console: Console) -> None:
+    if found.made:
+        _print("How they were made, where that differs", MADE_HEAD, made_rows(found), console)
+    for pair in found.pairs:
+        title = f"Figures: {pair.label}" if pair.label else "Figures"
+        rows = list(figure_rows(pair))
+        styles = [_COLOURS.get(colour(pair, change) or "", "") for change, _ in rows]
+        _print(title, FIGURES_HEAD, [cells for _, cells in rows], console, styles)
+    for text in found.unmatched:
+        console.print(Text(text, style="yellow"))
+
+
+def _print(
+    title: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    console: Console,
+    styles: Sequence[str] = (),
+) -> None:
+    table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1))
+    for place, name in enumerate(head):
+        table.add_column(name, justify="right" if place and head is FIGURES_HEAD else "left", overflow="fold")
+    for number, row in enumerate(rows):
+        style = styles[number] if styles else ""
+        table.add_row(*(Text(cell, style=style if head[place] == "change" else "") for place, cell in enumerate(row)))
+    console.print(table)
+
+
+def _tell(written: Sequence[Path], console: Console) -> None:
+    console.print("written:", ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)

@@ -1,0 +1,120 @@
+"""Two runs, or two series, beside each other as one HTML page that needs no network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from html import escape
+
+from loadtest.drive.record import Record
+from loadtest.report.axes import linear, logarithmic, nice_top
+from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, Point, Series
+from loadtest.report.curves import series_charts
+from loadtest.report.diff import Diff, Pair
+from loadtest.report.diff_tables import FIGURES_HEAD, MADE_HEAD, colour, figure_rows, made_rows
+from loadtest.report.document import document, table, table_head
+from loadtest.report.pictures import curves
+from loadtest.report.plots import Plots
+from loadtest.report.saved import Saved
+from loadtest.report.schema import Bucket, Results
+
+_OVER_TIME = (("ttft_p50", "TTFT p50"), ("ttft_p95", "TTFT p95"), ("tpot_p50", "TPOT p50"), ("e2e_p95", "E2E p95"))
+_BEFORE, _AFTER = "s1", "s2"
+
+
+def diff_page(before: Saved, after: Saved, found: Diff, broken: Sequence[str]) -> str:
+    """The whole page. `broken`: what rules were broken."""
+    plots = Plots()
+    charts = plots.figures(_charts(before, after))
+    made = made_rows(found)
+    listed = "".join(f"<li>{escape(text)}</li>" for text in found.unmatched)
+    return document(
+        f"{before.name} → {after.name}",
+        f"{before.series.environment.started_at} · {after.series.environment.started_at}",
+        f"{_verdict('Before', before)}{_verdict('After', after)}{_rules(broken)}"
+        f"<h2>How they were made, where that differs</h2>"
+        f"{table(MADE_HEAD, made) if made else '<p>In nothing but the time, the salt and the prompts.</p>'}"
+        f"{f'<h2>Both in one</h2>{charts}' if charts else ''}"
+        f"{''.join(map(_figures, found.pairs))}"
+        f"{f'<h2>Without a counterpart</h2><ul>{listed}</ul>' if listed else ''}",
+        plots if charts else None,
+    )
+
+
+def _verdict(what: str, saved: Saved) -> str:
+    series = saved.series
+    items = "".join(f"<li>{escape(reason)}</li>" for reason in series.reasons)
+    head = f"{what}: {saved.name} {'passed' if series.passed else 'failed'}."
+    listed = f"<ul>{items}</ul>" if items else ""
+    return f'<div class="verdict{" passed" if series.passed else ""}"><b>{escape(head)}</b>{listed}</div>'
+
+
+def _rules(broken: Sequence[str]) -> str:
+    if not broken:
+        return ""
+    items = "".join(f"<li>{escape(text)}</li>" for text in broken)
+    return f'<div class="verdict"><b>Rules are broken.</b><ul>{items}</ul></div>'
+
+
+def _figures(pair: Pair) -> str:
+    rows = []
+    for change, cells in figure_rows(pair):
+        style = f' class="{of}"' if (of := colour(pair, change)) else ""
+        told = [f"<td{style if place == 3 else ''}>{escape(cell)}</td>" for place, cell in enumerate(cells)]
+        rows.append(f"<tr>{''.join(told)}</tr>")
+    title = f"Figures: {pair.label}" if pair.label else "Figures"
+    return f'<h2>{escape(title)}</h2><div class="card"><table>{table_head(FIGURES_HEAD)}{"".join(rows)}</table></div>'
+
+
+def _charts(before: Saved, after: Saved) -> list[Chart]:
+    if before.run is not None and after.run is not None:
+        return [*_over_time(before.run, after.run), *_distributions(before.records, after.records)]
+    points = [
+        point.model_copy(update={"target": f"{when}: {point.target}" if point.target else when})
+        for when, saved in (("before", before), ("after", after))
+        for point in saved.series.points
+    ]
+    return series_charts(before.series.model_copy(update={"points": points, "differences": []}))
+
+
+def _over_time(before: Results, after: Results) -> Iterator[Chart]:
+    """Both from their starts on."""
+    for name, title in _OVER_TIME:
+        lines = _lines(before, after, name)
+        values = [value for line in lines for _, value in line.points if value is not None]
+        if values:
+            y = logarithmic(min(values), max(values), Y_START, Y_END)
+            yield Chart(f"{title} over time", "", linear(0, _end(before, after), X_START, X_END, 8, " s"), y, lines)
+    lines = _lines(before, after, "output_tokens_per_second")
+    top = max((value for line in lines for _, value in line.points if value is not None), default=0.0)
+    if top:
+        y = linear(0, nice_top(top), Y_START, Y_END, 4)
+        x = linear(0, _end(before, after), X_START, X_END, 8, " s")
+        yield Chart("Output tokens per second", "", x, y, lines)
+
+
+def _lines(before: Results, after: Results, name: str) -> list[Series]:
+    sides = (("before", _BEFORE, before.timeline), ("after", _AFTER, after.timeline))
+    return [Series(told, style, _points(buckets, name)) for told, style, buckets in sides if buckets]
+
+
+def _points(buckets: Sequence[Bucket], name: str) -> list[Point]:
+    width = buckets[1].start - buckets[0].start if len(buckets) > 1 else 1.0
+    return [(bucket.start + width / 2, getattr(bucket, name)) for bucket in buckets]
+
+
+def _end(before: Results, after: Results) -> float:
+    return max(before.overall.end, after.overall.end, 1e-3)
+
+
+def _distributions(before: Sequence[Record], after: Sequence[Record]) -> Iterator[Chart]:
+    for kind in ("TTFT", "E2E"):
+        sides = (("before", _BEFORE, _latencies(before, kind)), ("after", _AFTER, _latencies(after, kind)))
+        chart = curves([side for side in sides if side[2]], "from the intended send")
+        if chart is not None:
+            yield replace(chart, title=f"Distribution of {kind}")
+
+
+def _latencies(records: Sequence[Record], kind: str) -> list[float]:
+    ends = [(record, record.first_token if kind == "TTFT" else record.end) for record in records if record.ok]
+    return [(end - record.due) * 1e3 for record, end in ends if end is not None]
