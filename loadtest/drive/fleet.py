@@ -18,6 +18,7 @@ from loadtest.drive.messages import Finished, FromWorker, Progress, Ready, Start
 from loadtest.drive.plan import Plan
 from loadtest.drive.process import work
 from loadtest.drive.record import Record
+from loadtest.drive.stopping import STOP_SIGNALS
 
 if TYPE_CHECKING:
     Channel = Connection[ToWorker, FromWorker]
@@ -67,8 +68,8 @@ class Fleet:
 
     def __enter__(self) -> Self:
         context = multiprocessing.get_context("spawn")
-        # Ctrl-C reaches the whole process group; workers inherit the disregard and are told by the parent instead.
-        restored = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # A signal may reach the whole process group; workers inherit the disregard, and the parent tells them instead.
+        restored = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
         try:
             for worker in range(self._plan.workers):
                 ours, theirs = context.Pipe()
@@ -78,7 +79,8 @@ class Fleet:
                 self._channels.append(ours)
                 self.processes.append(process)
         finally:
-            signal.signal(signal.SIGINT, restored)
+            for number, handler in restored.items():
+                signal.signal(number, handler)
         return self
 
     def __exit__(
@@ -90,7 +92,7 @@ class Fleet:
         for process in self.processes:
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
-                process.terminate()
+                process.kill()
                 process.join()
 
     def warm_up(self) -> list[Record]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -218,13 +219,16 @@ def test_unusable_options_exit_2(words: list[str]) -> None:
     assert ended.value.code == 2
 
 
-def test_ctrl_c_ends_a_run_early_and_still_reports(fake_elsewhere: Any) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_ends_a_run_early_and_it_still_reports(
+    fake_elsewhere: Any, number: signal.Signals
+) -> None:
     held = json.dumps({"act": "held"})
     words = [fake_elsewhere.url, "-c", "2", "-n", "9", *_SMALL, "--warmup", "0", "--extra-body", held]
     command = [sys.executable, "-m", "loadtest", "run", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         _until(lambda: fake_elsewhere.open_requests == 2)
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, number)  # as Ctrl-C, a supervisor, or timeout(1) does
         shown, _ = process.communicate(timeout=20)
     assert process.returncode == 1
     assert re.search(r"2 interrupted", shown)
