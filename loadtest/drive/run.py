@@ -53,10 +53,11 @@ def carry_out(
         results = results.model_copy(update={"cross_check": check(results)})
     show(results, console)
     if order.out is not None:
-        written = write_results(results, records, order.out) + write_summary(results, order.out)
-        console.print("written:", ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)
+        written = write_results(results, records, order.out)
         if keeping is not None:
             keeping.keep(order.target_name, order.plan, order.bounds, results, records, written)
+        written += write_summary(results, order.out)
+        console.print("written:", ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)
     return results
 
 

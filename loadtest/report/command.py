@@ -20,7 +20,7 @@ from loadtest.report.files import write_page, write_series, write_summary
 from loadtest.report.gate import Rule, RuleError, broken, rule_of
 from loadtest.report.saved import Saved, UnreadableError, read, runs_of
 
-_CHECKPOINT_PARTS = ("hardware", "source", "packages", "servers")
+_CHECKPOINT_PARTS = ("servers", "gateway_version", "packages", "source", "hardware", "runtime")
 _DIFF_NAME = "diff.html"
 _COLOURS = {"better": "green", "worse": "red"}
 
@@ -82,7 +82,7 @@ def _renew(saved: Saved, rules: Sequence[Rule], out: Path | None, console: Conso
 def _compare(before: Saved, after: Saved, rules: Sequence[Rule], out: Path, console: Console) -> list[str]:
     if (before.run is None) != (after.run is None):
         raise typer.BadParameter("one of them is a run and the other a series")
-    found = diff(before.series, after.series, _checkpoint(before.folder), _checkpoint(after.folder))
+    found = diff(before.series, after.series, _checkpoint(before), _checkpoint(after))
     complaints = broken(rules, found.pairs)
     _show(found, console)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -91,8 +91,9 @@ def _compare(before: Saved, after: Saved, rules: Sequence[Rule], out: Path, cons
     return complaints
 
 
-def _checkpoint(folder: Path) -> dict[str, Any]:
-    """What the checkpoint beside the results tells of machines, versions and serve commands, where there is one."""
+def _checkpoint(saved: Saved) -> dict[str, Any]:
+    """What the checkpoint (of a series: its first run's) tells of machines and serve commands, where there is one."""
+    folder = saved.folder if saved.run is not None else saved.folder / saved.series.folders[0]
     try:
         document = orjson.loads((folder / "checkpoint.json").read_bytes())
     except (OSError, orjson.JSONDecodeError):

@@ -72,7 +72,7 @@ def ratio_charts(series: Runs, names: Sequence[str] = _STYLES) -> list[Chart]:
         for target in dict.fromkeys(one.target for one in series.differences):
             its = [one for one in series.differences if one.target == target and figure in one.ratios]
             lines.append((target, [(offered[one.target, one.load], one.ratios[figure]) for one in its]))
-        note = "pair by pair: median, lowest and highest"
+        note = "pair by pair: median and range"
         against = series.differences[0].against
         # The first style is the first target's: it has no ratio.
         title = f"{_RATIOS[figure]}, as a ratio to {against}"
@@ -148,7 +148,7 @@ def _closed(series: Runs) -> bool:
 
 def _note(points: Sequence[Measured]) -> str:
     runs = max(point.runs for point in points)
-    return f"median of the valid runs of {runs}, lowest and highest" if runs > 1 else "one run each"
+    return f"median and range of {runs} runs" if runs > 1 else "one run each"
 
 
 def _median(point: Measured, figure: str) -> float:

@@ -13,7 +13,7 @@ _HIGHER_IS_BETTER = {name for name in FIGURES if "per_second" in name or name in
 _NEITHER = {"peak_in_flight"}
 # What differs between any two runs, and what is compared by its parts.
 _ALWAYS = {"plan.cache_salt", "plan.workload.seed", "environment.started_at", "environment.command"}
-_FLEETING = {"pid", "started_at", "clocks", "directory"}
+_FLEETING = {"pid", "started_at", "clocks", "directory", "backends"}
 
 
 @dataclass(frozen=True, slots=True)

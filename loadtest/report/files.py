@@ -9,6 +9,7 @@ from pathlib import Path
 import orjson
 
 from loadtest.drive.record import Record
+from loadtest.report.checkpoint_checks import checkpoint_checks
 from loadtest.report.csv_table import csv_table
 from loadtest.report.curves import curve_picture
 from loadtest.report.junit import junit_of_run, junit_of_series
@@ -24,15 +25,21 @@ def write_series(series: Series, folder: Path) -> list[Path]:
         "series.json": series.model_dump_json(indent=2) + "\n",
         "report.html": series_page(series),
         "results.csv": csv_table(series),
-        "junit.xml": junit_of_series(series),
+        "junit.xml": junit_of_series(series, {name: checkpoint_checks(folder / name) for name in series.folders}),
         "throughput.svg": curve_picture(series),
     }
     return _write(folder, texts)
 
 
 def write_summary(results: Results, folder: Path) -> list[Path]:
-    """What a single run comes to, for other programs to read."""
-    return _write(folder, {"results.csv": csv_table(series_of_one(results)), "junit.xml": junit_of_run(results)})
+    """What a single run comes to, for other programs to read; after its checkpoint, where it has one."""
+    return _write(
+        folder,
+        {
+            "results.csv": csv_table(series_of_one(results)),
+            "junit.xml": junit_of_run(results, checkpoint_checks(folder)),
+        },
+    )
 
 
 def write_results(results: Results, records: Sequence[Record], folder: Path) -> list[Path]:

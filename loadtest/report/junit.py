@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from loadtest.report.schema import Check, Results
@@ -15,9 +15,10 @@ _INVALID = "the client was the limit, so the figures are not the server's"
 Suite = tuple[str, Sequence[Check]]
 
 
-def junit_of_run(results: Results) -> str:
-    """One suite; it fails exactly where the run did."""
-    return junit([(f"load test of {results.plan['model']}", run_checks(results))])
+def junit_of_run(results: Results, checkpoint: Sequence[Check] = ()) -> str:
+    """One suite, and one of what the checkpoint checked; they fail exactly where the run did."""
+    suites: list[Suite] = [(f"load test of {results.plan['model']}", run_checks(results))]
+    return junit([*suites, ("checkpoint", checkpoint)] if checkpoint else suites)
 
 
 def run_checks(results: Results) -> list[Check]:
@@ -31,8 +32,11 @@ def run_checks(results: Results) -> list[Check]:
     return [valid, Check(name="errors and SLO", passed=passed, message="" if verdict.passed else told)]
 
 
-def junit_of_series(series: Series) -> str:
-    """A suite for each target; it fails exactly where the series did. A load that is not carried is a finding."""
+def junit_of_series(series: Series, checkpoints: Mapping[str, Sequence[Check]] | None = None) -> str:
+    """A suite for each target, and for what the checkpoint of each run checked; they fail where the series did.
+
+    A load that is more than a target carries is a finding.
+    """
     suites: list[Suite] = []
     for target in dict.fromkeys(point.target for point in series.points):
         its = [point for point in series.points if point.target == target]
@@ -43,7 +47,9 @@ def junit_of_series(series: Series) -> str:
             (target or "load tests", [*checks, Check(name="some load is carried", passed=carried, message=told)])
         )
     lost = [Check(name=name, passed=False, message=why) for name, why in series.failures.items()]
-    return junit([*suites, ("runs that could not be made", lost)] if lost else suites)
+    suites += [("runs that could not be made", lost)] if lost else []
+    suites += [(f"checkpoint of {folder}", checks) for folder, checks in (checkpoints or {}).items() if checks]
+    return junit(suites)
 
 
 def junit(suites: Sequence[Suite]) -> str:

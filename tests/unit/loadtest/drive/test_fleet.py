@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -106,6 +107,7 @@ def test_a_good_run_exits_0_and_writes_results_a_log_and_a_page(fake_elsewhere: 
     results = Results.model_validate_json((tmp_path / "results.json").read_text())
     assert all("lag p99" in reason for reason in results.verdict.reasons)
     assert ran.returncode == (0 if results.verdict.passed else 1), ran.stdout + ran.stderr
+    assert _junit_fails(tmp_path) == bool(ran.returncode)
     assert results.requests.succeeded == 20
     assert results.plan["model"] == "first"
     assert results.plan["cache_salt"]
@@ -115,9 +117,16 @@ def test_a_good_run_exits_0_and_writes_results_a_log_and_a_page(fake_elsewhere: 
     assert {body["cache_salt"] for body in measured} == {results.plan["cache_salt"]}
 
 
-def test_a_missed_slo_and_failed_requests_exit_1(fake_elsewhere: Any) -> None:
-    ran = _loadtest(fake_elsewhere.url, "-c", "1", "-n", "3", "--slo", "ttft=0.000001", *_SMALL)
+def _junit_fails(folder: Path) -> bool:
+    suites = ElementTree.parse(folder / "junit.xml").getroot()
+    return any(int(suite.attrib["failures"]) for suite in suites)
+
+
+def test_a_missed_slo_and_failed_requests_exit_1(fake_elsewhere: Any, tmp_path: Path) -> None:
+    missed = ("--slo", "ttft=0.000001", "--out", str(tmp_path))
+    ran = _loadtest(fake_elsewhere.url, "-c", "1", "-n", "3", *missed, *_SMALL)
     assert ran.returncode == 1
+    assert _junit_fails(tmp_path)
     assert "SLO met by 0.0%" in ran.stdout
     refused = json.dumps({"act": "refused"})
     ran = _loadtest(fake_elsewhere.url, "-c", "1", "-n", "3", *_SMALL, "--warmup", "0", "--extra-body", refused)
@@ -134,6 +143,7 @@ def test_two_targets_at_two_loads_are_run_in_turns_and_told_together(fake_elsewh
         ("one", "c1", 1), ("two", "c1", 1), ("one", "c2", 1), ("two", "c2", 1),
     ]  # fmt: skip
     assert ran.returncode == (0 if series.passed else 1)
+    assert _junit_fails(tmp_path) == bool(ran.returncode)
     assert series.folders == ["one-c1-1", "two-c1-1", "one-c2-1", "two-c2-1"]
     for folder in series.folders:
         assert Results.model_validate_json((tmp_path / folder / "results.json").read_text()).requests.succeeded == 6
@@ -151,6 +161,7 @@ def test_a_run_that_cannot_be_made_fails_the_series_and_takes_no_other_along(
     why = "no warm-up request succeeded: http_429: queue full"
     assert series.failures == {"bad-c1-1": why, "bad-c1-2": why}
     assert not series.passed
+    assert _junit_fails(tmp_path)
     assert [(point.target, point.runs) for point in series.points] == [("good", 2)]
     assert f"bad-c1-1: failed: {why}" in ran.stdout
     assert "Latency from the intended send" in ran.stdout

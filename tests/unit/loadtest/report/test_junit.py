@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.report.checkpoint_checks import checkpoint_checks
 from loadtest.report.junit import junit, junit_of_run, junit_of_series
 from loadtest.report.schema import Check, Results
 from loadtest.report.series import Ran, series_of
@@ -84,6 +87,27 @@ def test_a_series_fails_where_it_did_and_a_load_that_is_too_much_is_skipped() ->
     assert found["b"]["c1: client keeps up"].startswith("failure")
     assert found["runs that could not be made"]["b-c2-1"] == "failure: gone"
     assert (carried.passed, beaten.passed) == (True, False)
+
+
+def test_what_the_checkpoint_checked_has_a_suite_of_its_own(tmp_path: Path) -> None:
+    checks = [
+        {"name": "health of a", "status": "ok"},
+        {"name": "caps", "status": "failed", "expected": "at most 8", "found": "9", "why": ""},
+        {"name": "embeddings", "status": "not checked", "why": "no such model"},
+    ]
+    (tmp_path / "checkpoint.json").write_text(json.dumps({"id": "x", "checks": checks}))
+    found = _outcomes(junit_of_run(run_of(records_of(0.1)), checkpoint_checks(tmp_path)))
+    assert found["checkpoint"] == {
+        "health of a": "passed",
+        "caps": "failure: expected at most 8, found 9",
+        "embeddings": "skipped: no such model",
+    }
+    series = series_of([Ran("a", "c1", 0, run_of(records_of(0.1)))], ENVIRONMENT)
+    found = _outcomes(junit_of_series(series, {"a-c1-1": checkpoint_checks(tmp_path), "b": []}))
+    assert list(found) == ["a", "checkpoint of a-c1-1"]
+    (tmp_path / "checkpoint.json").write_text("{")
+    assert checkpoint_checks(tmp_path) == []
+    assert checkpoint_checks(tmp_path / "none") == []
 
 
 @given(st.text())
