@@ -18,17 +18,22 @@ from loadtest.drive.record import (
     BODY_CUT,
     CLIENT_LIMIT,
     CONNECT,
+    CONNECTION,
     DISCONNECTED,
+    ERROR_OBJECT,
     INTERRUPTED,
     NOT_A_STREAM,
+    NOTHING,
     OK,
+    OTHER_ANSWER,
+    SILENT_END,
     STREAM_CUT,
     STREAM_ERROR,
     TIMEOUT,
     Record,
     http_outcome,
 )
-from loadtest.drive.sse import StreamWatch, error_message, text_of
+from loadtest.drive.sse import StreamWatch, error_message, is_error_object, text_of
 
 # A long answer outruns aiohttp's default of 64 KiB and then the reader, not the server, sets the pace.
 _READ_BUFFER_BYTES = 2**20
@@ -85,8 +90,12 @@ class Client:
             raise
         except TimeoutError:
             record.outcome, record.detail = TIMEOUT, f"no whole answer in {self._timeout_seconds:g} s"
+            record.shown_as = NOTHING
         except (aiohttp.ClientError, OSError) as error:
-            record.outcome, record.detail = self._broken(record, error), _shown(error)
+            # Who cannot go on with a stream may say why, and then break it off.
+            if not _note_error_event(record, watch):
+                record.outcome, record.detail = self._broken(record, error), _shown(error)
+                record.shown_as = CONNECTION
         finally:
             record.end = self._clock()
             record.first_token = watch.first_content if self._stream else None
@@ -105,11 +114,12 @@ class Client:
             _note_headers(record, response)
             if response.status != 200:
                 record.outcome = http_outcome(response.status)
-                record.detail = _refusal(await response.read())
+                record.detail, record.shown_as = _refusal(await response.read())
             elif not self._stream:
                 answer.text = _take_answer(record, await response.read())
             elif response.content_type != "text/event-stream":
                 record.outcome, record.detail = NOT_A_STREAM, f"content-type {response.content_type}"
+                record.shown_as = OTHER_ANSWER
             else:
                 await self._follow(record, response, watch)
                 answer.text = watch.text()
@@ -120,12 +130,22 @@ class Client:
             watch.feed(data, clock())
         watch.finish()
         _note_usage(record, watch.usage())
-        if watch.error is not None:
-            record.outcome, record.detail = STREAM_ERROR, watch.error[:_DETAIL_CHARS]
-        elif not watch.done:
+        if _note_error_event(record, watch):
+            return
+        if not watch.done:
             record.outcome, record.detail = STREAM_CUT, f"ended after {watch.events} events"
+            record.shown_as = SILENT_END
         else:
             record.outcome = OK
+
+
+def _note_error_event(record: Record, watch: StreamWatch) -> bool:
+    """Whether the stream told an error."""
+    if watch.error is None:
+        return False
+    record.outcome, record.detail = STREAM_ERROR, watch.error[:_DETAIL_CHARS]
+    record.shown_as = ERROR_OBJECT if watch.error_is_object else OTHER_ANSWER
+    return True
 
 
 def _quiet(moments: Sequence[float]) -> tuple[float, float]:
@@ -140,6 +160,7 @@ def _take_answer(record: Record, body: bytes) -> str:
         answer = None
     if not isinstance(answer, dict) or not (answer.get("choices") or answer.get("data")):
         record.outcome, record.detail = BAD_BODY, body[:_DETAIL_CHARS].decode("utf-8", "replace")
+        record.shown_as = OTHER_ANSWER
         return ""
     _note_usage(record, answer.get("usage") or {})
     record.outcome = OK
@@ -173,13 +194,15 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-def _refusal(body: bytes) -> str:
+def _refusal(body: bytes) -> tuple[str, str]:
+    """What it says, and how it says it."""
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:
         answer = None
     message = error_message(answer) if isinstance(answer, dict) else None
-    return (message or body.decode("utf-8", "replace"))[:_DETAIL_CHARS]
+    shown_as = ERROR_OBJECT if isinstance(answer, dict) and is_error_object(answer) else OTHER_ANSWER
+    return (message or body.decode("utf-8", "replace"))[:_DETAIL_CHARS], shown_as
 
 
 def _network_outcome(error: Exception) -> str:

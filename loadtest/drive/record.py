@@ -17,6 +17,13 @@ NOT_A_STREAM = "not_a_stream"
 BAD_BODY = "bad_body"
 BODY_CUT = "body_cut"
 
+# How a failure shows to the client.
+ERROR_OBJECT = "error_object"  # OpenAI's, in an answer or as an event of a stream
+OTHER_ANSWER = "other_answer"  # an answer that is neither what was asked for nor OpenAI's error
+SILENT_END = "silent_end"  # ends as a whole answer does
+CONNECTION = "connection"  # could not be made, or broke
+NOTHING = "nothing"  # no end within the client's patience
+
 
 def http_outcome(status: int) -> str:
     """The outcome of an answer that is not 200."""
@@ -36,6 +43,7 @@ class Record:
     asked_tokens: int = 0
     status: int | None = None
     detail: str | None = None
+    shown_as: str | None = None
     first_token: float | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None

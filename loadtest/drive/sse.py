@@ -18,7 +18,7 @@ _DONE = b"[DONE]"
 class StreamWatch:
     """Fed with the reads of one response; knows when content came, the last usage, an error event, and the end."""
 
-    __slots__ = ("_kept", "_rest", "_usage", "done", "error", "events", "first_event", "read_times")
+    __slots__ = ("_kept", "_rest", "_usage", "done", "error", "error_is_object", "events", "first_event", "read_times")
 
     def __init__(self, *, keeps_text: bool = False) -> None:
         self._rest = b""
@@ -29,10 +29,11 @@ class StreamWatch:
         self.events = 0
         self.done = False
         self.error: str | None = None
+        self.error_is_object = False
 
     @property
     def first_content(self) -> float | None:
-        """When the first content came; for a stream that had none, its first event."""
+        """When the first content came; for a stream that had none, its first event but an error."""
         return self.read_times[0] if self.read_times else self.first_event
 
     def feed(self, data: bytes, now: float) -> None:
@@ -70,7 +71,10 @@ class StreamWatch:
         if data == _DONE:
             self.done = True
             return
-        if self.first_event is None:
+        if b'"error"' in data and self.error is None:
+            told = _parsed(data)
+            self.error, self.error_is_object = error_message(told), is_error_object(told)
+        if self.first_event is None and self.error is None:
             self.first_event = now
         if _CONTENT.search(data):
             self.events += 1
@@ -78,8 +82,6 @@ class StreamWatch:
                 self._kept.append(data)
         if _USAGE.search(data):
             self._usage = data
-        if b'"error"' in data and self.error is None:
-            self.error = error_message(_parsed(data))
 
 
 def text_of(answer: dict[str, Any]) -> str:
@@ -100,6 +102,12 @@ def error_message(answer: dict[str, Any]) -> str | None:
         return None
     message = error.get("message") if isinstance(error, dict) else error
     return str(message or error)
+
+
+def is_error_object(answer: dict[str, Any]) -> bool:
+    """Whether it is an error as OpenAI's clients read it: an object with a message."""
+    error = answer.get("error")
+    return isinstance(error, dict) and isinstance(error.get("message"), str)
 
 
 def _data(event: bytes) -> bytes:

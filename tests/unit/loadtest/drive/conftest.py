@@ -117,6 +117,13 @@ async def _error_event(fake: Fake, request: web.Request, body: dict[str, Any]) -
     return response
 
 
+async def _error_and_broken(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    response = await _error_event(fake, request, body)
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
 async def _whole(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     answer = (
         {"data": [{"embedding": [0.0]}]}
@@ -132,6 +139,10 @@ async def _nonsense(fake: Fake, request: web.Request, body: dict[str, Any]) -> w
 
 async def _refused(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     return web.json_response({"error": {"message": "queue full"}}, status=429, headers={"retry-after": "1"})
+
+
+async def _refused_otherwise(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    return web.Response(status=502, text="<h1>Bad Gateway</h1>")
 
 
 async def _dropped(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -152,9 +163,11 @@ _ACTS: dict[str, Callable[[Fake, web.Request, dict[str, Any]], Awaitable[web.Str
     "cut": _cut,
     "broken": _broken,
     "error": _error_event,
+    "error_and_broken": _error_and_broken,
     "whole": _whole,
     "nonsense": _nonsense,
     "refused": _refused,
+    "refused_otherwise": _refused_otherwise,
     "dropped": _dropped,
     "held": _held,
 }

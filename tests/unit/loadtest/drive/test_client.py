@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.drive.client import Client, open_session
 from loadtest.drive.plan import Plan
-from loadtest.drive.record import Record
+from loadtest.drive.record import CONNECTION, ERROR_OBJECT, NOTHING, OTHER_ANSWER, SILENT_END, Record
 from loadtest.workloads.body import Endpoint
 from loadtest.workloads.prompts import Prompt
 
@@ -55,25 +55,30 @@ async def test_embeddings_send_an_input_and_no_generation_fields(fake: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("act", "outcome", "told"),
+    ("act", "outcome", "told", "shown_as"),
     [
-        ("refused", "http_429", "queue full"),
-        ("error", "stream_error_event", "engine died"),
-        ("cut", "stream_without_done", "1 events"),
-        ("broken", "stream_without_done", "ClientPayloadError"),
-        ("dropped", "disconnected", "ServerDisconnectedError"),
-        ("whole", "not_a_stream", "application/json"),
+        ("refused", "http_429", "queue full", ERROR_OBJECT),
+        ("refused_otherwise", "http_502", "<h1>Bad Gateway", OTHER_ANSWER),
+        ("error", "stream_error_event", "engine died", ERROR_OBJECT),
+        ("error_and_broken", "stream_error_event", "engine died", ERROR_OBJECT),
+        ("cut", "stream_without_done", "1 events", SILENT_END),
+        ("broken", "stream_without_done", "ClientPayloadError", CONNECTION),
+        ("dropped", "disconnected", "ServerDisconnectedError", CONNECTION),
+        ("whole", "not_a_stream", "application/json", OTHER_ANSWER),
     ],
 )
-async def test_what_goes_wrong_with_a_stream_is_told_by_kind(fake: Any, act: str, outcome: str, told: str) -> None:
+async def test_what_goes_wrong_with_a_stream_is_told_by_kind(
+    fake: Any, act: str, outcome: str, told: str, shown_as: str
+) -> None:
     record = await _send(_plan(fake.url, extra_body={"act": act}))
     assert record.outcome == outcome
     assert told in (record.detail or "")
+    assert record.shown_as == shown_as
 
 
 async def test_an_answer_of_another_shape_is_not_a_success(fake: Any) -> None:
     record = await _send(_plan(fake.url, stream=False, extra_body={"act": "nonsense"}))
-    assert record.outcome == "bad_body"
+    assert (record.outcome, record.shown_as) == ("bad_body", OTHER_ANSWER)
 
 
 async def test_a_server_that_is_not_there_is_a_result() -> None:
@@ -82,7 +87,7 @@ async def test_a_server_that_is_not_there_is_a_result() -> None:
 
 async def test_an_answer_that_takes_too_long_is_a_timeout(fake: Any) -> None:
     record = await _send(_plan(fake.url, timeout_seconds=0.05, extra_body={"act": "held"}))
-    assert record.outcome == "timeout"
+    assert (record.outcome, record.shown_as) == ("timeout", NOTHING)
     assert record.end - record.sent >= 0.05
 
 

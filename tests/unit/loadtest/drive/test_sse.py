@@ -51,7 +51,10 @@ def test_keep_alive_comments_are_neither_content_nor_a_first_event() -> None:
 def test_an_error_event_is_told_and_text_that_speaks_of_errors_is_not_one() -> None:
     said = json.dumps({"choices": [{"delta": {"content": '{"error": {"message": "no"}}'}}]}).encode()
     assert _watch(b"data: " + said + b"\n\n").error is None
-    assert _watch(b'data: {"error": {"message": "engine died"}}\n\n').error == "engine died"
+    watch = _watch(b'data: {"error": {"message": "engine died"}}\n\n')
+    assert (watch.error, watch.error_is_object, watch.first_content) == ("engine died", True, None)
+    watch = _watch(_WORD, b'data: {"error": "engine died"}\n\n')
+    assert (watch.error, watch.error_is_object, watch.first_content) == ("engine died", False, 0.0)
 
 
 def test_a_stream_without_its_end_marker_is_not_done() -> None:

@@ -1,0 +1,90 @@
+"""What became of requests while an engine was away, as tables and notes. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+
+from loadtest.compare.killed_fates import Fate
+from loadtest.compare.killed_schema import Fault, Killed, KilledFigures, KilledTurn
+from loadtest.drive.record import CONNECTION, ERROR_OBJECT, NOTHING, OTHER_ANSWER, SILENT_END
+from loadtest.report.figure import milliseconds
+
+TITLES = {Fault.KILL: "One engine is killed and started again", Fault.HANG: "One engine hangs and goes on"}
+HEAD = [
+    "lost of sent", "answer begun", "no byte yet", "sent while away", "sent at other times", "last lost sent after",
+    "TTFT p99 before", "while away", "after", "share again after", "reached engines", "failures show as",
+]  # fmt: skip
+_SHOWN_AS = {
+    ERROR_OBJECT: "error object",
+    OTHER_ANSWER: "other answer",
+    SILENT_END: "silent end",
+    CONNECTION: "broken connection",
+    NOTHING: "nothing",
+}
+
+
+def rows(killed: Killed, fault: Fault, labels: Mapping[str, str]) -> list[list[str]]:
+    """One for each proxy that has figures, of those with these labels. Requests are summed up, times are medians."""
+    made = []
+    for arm, label in labels.items():
+        found = [turn.figures for turn in killed.turns_of(arm, fault) if turn.figures is not None]
+        if found:
+            made.append([label, *_cells(found)])
+    return made
+
+
+def _cells(found: Sequence[KilledFigures]) -> list[str]:
+    fates = Counter[Fate]()
+    for one in found:
+        fates.update(one.fates)
+    sent = sum(one.requests for one in found)
+    return [
+        f"{sent - fates[Fate.ANSWERED]} of {sent}",
+        *(str(fates[fate]) for fate in (Fate.BEGUN, Fate.NOT_BEGUN, Fate.WHILE_AWAY)),
+        str(fates[Fate.LOST_BEFORE] + fates[Fate.AFTERWARDS]),
+        _middle([one.steered_away_seconds for one in found], _seconds),
+        _middle([one.ttft_p99_before for one in found], milliseconds),
+        _middle([one.ttft_p99_away for one in found], milliseconds),
+        _middle([one.ttft_p99_after for one in found], milliseconds),
+        _middle([one.share_seconds for one in found], _seconds, "not in the run"),
+        f"{sum(one.reached_engines for one in found) / max(sent, 1):.1%}",
+        _shown_as(found),
+    ]
+
+
+def _middle(values: Sequence[float | None], shown: Callable[[float], str], otherwise: str = "-") -> str:
+    known = [value for value in values if value is not None]
+    return shown(median(known)) if known else otherwise
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s"
+
+
+def _shown_as(found: Sequence[KilledFigures]) -> str:
+    shown = Counter[str]()
+    for one in found:
+        shown.update(one.shown_as)
+    return ", ".join(f"{count} {_SHOWN_AS.get(kind, kind)}" for kind, count in shown.most_common()) or "-"
+
+
+def notes(killed: Killed) -> list[str]:
+    """How to read the tables, and what went wrong."""
+    lines = [
+        f"While an engine is away: {killed.load}. It is away from a third to two thirds of that time. Lost is what was "
+        "not answered whole; of that, an answer that had begun when the engine went cannot be saved, a request without "
+        "a byte yet could have been sent again. Share again: from when the engine serves to half of the requests that "
+        "it got before. Reached engines: requests that engines got, of those that clients sent. Requests are summed up "
+        "over the repetitions, times are medians."
+    ]
+    lines += [f"{turn.arm}, {_told(turn)}: {turn.failure}." for turn in killed.turns if turn.failure]
+    for arm, fault in dict.fromkeys((turn.arm, turn.fault) for turn in killed.turns):
+        errors = [turn.figures.first_error for turn in killed.turns_of(arm, fault) if turn.figures]
+        lines += [f"{arm}, {fault}: {error}." for error in errors if error][:1]
+    return lines
+
+
+def _told(turn: KilledTurn) -> str:
+    return f"{turn.fault}, repetition {turn.repetition + 1}"

@@ -1,0 +1,34 @@
+"""Tables and notes of what was lost."""
+
+from __future__ import annotations
+
+from loadtest.compare.killed_schema import Fault, KilledTurn
+from loadtest.compare.killed_tables import HEAD, notes, rows
+from loadtest.drive.record import CONNECTION, ERROR_OBJECT
+from tests.unit.loadtest.compare.killed_turns import killed, record
+
+LOST = [record(9.5, 10.2, 9.7, ERROR_OBJECT), record(12.0, 13.0, None, CONNECTION), record(1.0, 2.0, 1.1)]
+
+
+def test_a_row_has_a_cell_for_each_column_and_a_proxy_without_figures_has_none() -> None:
+    found = killed({("ours", Fault.KILL): LOST, ("theirs", Fault.HANG): LOST})
+    (row,) = rows(found, Fault.KILL, {"ours": "ours 1.0", "theirs": "theirs 2"})
+    assert len(row) == len(HEAD) + 1
+    assert row[:7] == ["ours 1.0", "2 of 3", "1", "0", "1", "0", "2.0 s"]
+    assert row[-1] == "1 error object, 1 broken connection"
+
+
+def test_requests_are_summed_up_over_repetitions() -> None:
+    once = killed({("ours", Fault.KILL): LOST})
+    twice = once.model_copy(update={"turns": [once.turns[0], once.turns[0].model_copy(update={"repetition": 1})]})
+    (row,) = rows(twice, Fault.KILL, {"ours": "ours"})
+    assert row[1:6] == ["4 of 6", "2", "0", "2", "0"]
+
+
+def test_notes_tell_the_load_what_failed_and_the_first_error_of_each() -> None:
+    found = killed({("ours", Fault.KILL): LOST})
+    broken = KilledTurn(arm="theirs", fault=Fault.HANG, repetition=0, failure="it ended by itself with 1")
+    told = notes(found.model_copy(update={"turns": [*found.turns, broken]}))
+    assert "steady" in told[0]
+    assert told[1] == "theirs, hang, repetition 1: it ended by itself with 1."
+    assert told[2] == "ours, kill: http_502: None."
