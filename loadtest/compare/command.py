@@ -15,7 +15,7 @@ from rich.table import Table
 from loadtest.compare.files import write_comparison
 from loadtest.compare.installing import NotInstalled, pip_install
 from loadtest.compare.listing import arms_of, told_of
-from loadtest.compare.options import OF_RUN, CompareOptions
+from loadtest.compare.options import OF_RUN, CompareOptions, Killing
 from loadtest.compare.ours import OURS, ours
 from loadtest.compare.peers import PEERS, named
 from loadtest.compare.run import compare
@@ -35,7 +35,8 @@ _ANYWHERE = "http://compared"
 
 
 def compare_command(options: CompareOptions, told: dict[str, Any]) -> None:
-    """Compare the gateway with other proxies: what they cost, and what they make of the engines' prefix caches.
+    """Compare the gateway with other proxies: what they cost, what they make of the engines' prefix caches,
+    and what becomes of requests when an engine goes.
 
     Exit code 0: fine, whoever is ahead. 1: the gateway failed, or the client was the limit. 2: usage.
     """
@@ -46,7 +47,7 @@ def compare_command(options: CompareOptions, told: dict[str, Any]) -> None:
         console.print(_listing(options.peers))
     if options.install or options.list_:
         return
-    run = _of_run(told)
+    run = _of_run({**told, **_own_load(options, told)})
     peers = {**PEERS, OURS: ours(options.gateway_config)}
     try:
         run.check_files()
@@ -65,6 +66,14 @@ def compare_command(options: CompareOptions, told: dict[str, Any]) -> None:
     written = write_comparison(comparison, run.out or _OUT)
     console.print("written:", ", ".join(map(str, written)), highlight=False, soft_wrap=True)
     raise typer.Exit(0 if comparison.passed else 1)
+
+
+def _own_load(options: CompareOptions, told: dict[str, Any]) -> dict[str, Any]:
+    """Where nothing but the load of engines that go is sent, nobody has to give another."""
+    if options.killed is not Killing.ONLY or any(told.get(name) for name in ("concurrency", "rate", "trace")):
+        return {}
+    load = options.killed_load
+    return {"rate": f"{load.rate_per_second:g}", "duration": load.seconds}
 
 
 def _of_run(told: dict[str, Any]) -> RunOptions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from loadtest.compare import killed_picture
 from loadtest.compare.picture import picture
 from loadtest.compare.schema import Comparison
 from loadtest.compare.words import markdown
@@ -15,6 +16,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
         "compare.json": comparison.model_dump_json(indent=1) + "\n",
         "compare.md": markdown(comparison),
         "ttft.svg": picture(comparison),
+        "killed.svg": killed_picture.picture(comparison.killed) if comparison.killed else "",
     }
     written = []
     for name, text in texts.items():

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.compare.killed_fates import Fate
 from loadtest.compare.killed_figures import figures
 from loadtest.compare.killed_load import KilledLoad
-from loadtest.compare.killed_run import Outage, observe
+from loadtest.compare.killed_run import observe
 from loadtest.compare.killed_schema import Fault, Killed, KilledTurn
 from loadtest.compare.peer import Peer, Setting
 from loadtest.compare.proxy import ProxyFailed, started
@@ -36,17 +35,22 @@ class KilledCourse:
 
 
 def carry_out(course: KilledCourse, peers: Sequence[Peer], repetitions: int, seed: int) -> Killed:
-    """All turns, in another order in each repetition. Raises ValueError where one engine is all there is."""
-    if len(course.engines.processes) < 2:
-        raise ValueError("one engine must be left while another is away")
+    """All turns, in another order in each repetition. Whatever is finished when the user stops it is reported."""
     rng = random.Random(f"killed-{seed}")
-    turns = []
+    turns: list[KilledTurn] = []
     for repetition in range(repetitions):
         every = list(product(peers, Fault))
         for peer, fault in rng.sample(every, len(every)):
-            turn = _turn(course, peer, fault, repetition, seed)
+            try:
+                turn = _turn(course, peer, fault, repetition, seed)
+            except KeyboardInterrupt:
+                return _of(course, turns)
             turns.append(turn)
             _tell(course.console, turn, repetitions)
+    return _of(course, turns)
+
+
+def _of(course: KilledCourse, turns: list[KilledTurn]) -> Killed:
     return Killed(load=course.load.told(), patience_seconds=course.load.patience_seconds, turns=turns)
 
 
@@ -59,11 +63,10 @@ def _turn(course: KilledCourse, peer: Peer, fault: Fault, repetition: int, seed:
     options = engines.options
     setting = Setting(tuple(engines.urls), port, metrics_port, folder, options.model, options.max_num_seqs)
     engine = repetition % len(engines.processes)
-    outage = Outage(engine, fault, load.seconds / 3, load.seconds * 2 / 3)
     plan = load.plan(setting.url, course.endpoint, options.model, seed + repetition)
     try:
         with started(peer, course.peers_dir, setting, folder / "log.err", course.endpoint) as proxy:
-            found = observe(engines, outage, plan)
+            found = observe(engines, load.outage(engine, fault), plan)
             proxy.check()
     except ProxyFailed as error:
         return turn.model_copy(update={"failure": str(error), "log": error.log})
@@ -75,7 +78,6 @@ def _turn(course: KilledCourse, peer: Peer, fault: Fault, repetition: int, seed:
 def _tell(console: Console, turn: KilledTurn, repetitions: int) -> None:
     told = turn.failure
     if turn.figures is not None:
-        lost = turn.figures.requests - turn.figures.fates[Fate.ANSWERED]
-        told = f"{lost} of {turn.figures.requests} requests lost"
+        told = f"{turn.figures.lost} of {turn.figures.requests} requests lost"
     text = f"{turn.arm}, {turn.fault}, repetition {turn.repetition + 1} of {repetitions}: {told}"
     console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)

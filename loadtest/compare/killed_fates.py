@@ -14,6 +14,7 @@ class Fate(StrEnum):
     """How a request ended, and how far it had come when the engine went."""
 
     ANSWERED = "answered"
+    HELD_UP = "held_up"
     LOST_BEFORE = "lost_before"
     BEGUN = "begun"
     NOT_BEGUN = "not_begun"
@@ -23,17 +24,23 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """When the engine went, when it was let back, and when it served again; seconds from the start of the load."""
+    """When the engine went, when it was let back, and when it served again; seconds from the start of the load.
+
+    Who waits for `long_wait` seconds, and gets an answer once the engine is let back, has waited for that.
+    """
 
     gone: float
     let_back: float
     serving: float
+    long_wait: float
 
 
 def fate_of(record: Record, moments: Moments) -> Fate:
     """Lost is what was not answered whole: refused, broken, or not answered within the client's patience."""
     if record.ok:
-        return Fate.ANSWERED
+        began = record.end if record.first_token is None else record.first_token
+        waited_for_it = record.sent < moments.let_back <= began and began - record.sent >= moments.long_wait
+        return Fate.HELD_UP if waited_for_it else Fate.ANSWERED
     if record.end < moments.gone:
         return Fate.LOST_BEFORE
     if record.sent >= moments.serving:
@@ -51,6 +58,7 @@ def fates(records: Sequence[Record], moments: Moments) -> dict[Fate, int]:
 
 
 def steered_away_seconds(records: Sequence[Record], moments: Moments) -> float:
-    """How long after the engine went a request was still sent that was lost; 0 where none was."""
-    lost = [record.sent for record in records if fate_of(record, moments) is Fate.WHILE_AWAY]
-    return max(lost) - moments.gone if lost else 0.0
+    """How long after the engine went a request was still sent that was lost or held up; 0 where none was."""
+    bad = (Fate.WHILE_AWAY, Fate.HELD_UP)
+    sent = [record.sent for record in records if fate_of(record, moments) in bad]
+    return max(0.0, max(sent, default=0.0) - moments.gone)

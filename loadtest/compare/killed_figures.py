@@ -13,6 +13,8 @@ from loadtest.drive.record import Record
 from loadtest.report.statistics import percentile
 from loadtest.report.timeline import bucket_width
 
+_LINE_CHARS = 160
+
 
 def figures(records: Sequence[Record], moments: Moments, seen: Reached, engine: int) -> KilledFigures:
     """`engine` is the number of the one that went."""
@@ -21,10 +23,11 @@ def figures(records: Sequence[Record], moments: Moments, seen: Reached, engine: 
         requests=len(records),
         fates=fates(records, moments),
         shown_as=dict(Counter(record.shown_as or record.outcome for record in lost)),
-        first_error=next((f"{record.outcome}: {record.detail}" for record in lost), ""),
+        first_error=next((_in_a_line(f"{record.outcome}: {record.detail}") for record in lost), ""),
         gone=moments.gone,
         let_back=moments.let_back,
         serving=moments.serving,
+        long_wait=moments.long_wait,
         steered_away_seconds=steered_away_seconds(records, moments),
         share_seconds=back_in_share_seconds(seen, engine, moments.gone, moments.serving),
         reached_engines=seen.total(),
@@ -33,6 +36,11 @@ def figures(records: Sequence[Record], moments: Moments, seen: Reached, engine: 
         ttft_p99_after=_ttft_p99_ms(records, moments.serving, math.inf),
         spans=spans(records),
     )
+
+
+def _in_a_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LINE_CHARS else f"{line[:_LINE_CHARS]} …"
 
 
 def _ttft_p99_ms(records: Sequence[Record], start: float, end: float) -> float | None:

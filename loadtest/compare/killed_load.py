@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from loadtest.compare.killed_run import Outage
+from loadtest.compare.killed_schema import Fault
 from loadtest.drive.plan import MixPart, Plan
 from loadtest.servers.engines import Kind
 from loadtest.workloads.body import Endpoint
@@ -27,6 +29,10 @@ class KilledLoad:
     def patience_seconds(self) -> float:
         """Shorter than the engine is away, as the clients of an engine that never comes back have to be."""
         return self.seconds / 6
+
+    def outage(self, engine: int, fault: Fault) -> Outage:
+        """When that engine goes."""
+        return Outage(engine, fault, self.seconds / 3, self.seconds * 2 / 3, self.patience_seconds / 2)
 
     def plan(self, url: str, endpoint: Endpoint, model: str, seed: int) -> Plan:
         """As it is sent; the same requests at the same times for the same seed."""

@@ -26,12 +26,13 @@ _LOOK_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """Which engine goes, how, and when; seconds from the start of the load."""
+    """Which engine goes, how, and when, in seconds from the start of the load; from when on a wait is a long one."""
 
     engine: int
     fault: Fault
     gone: float
     let_back: float
+    long_wait: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ async def _go(engines: Engines, outage: Outage, watch: Watch, clock: Callable[[]
     let_back = clock()
     if outage.fault is Fault.HANG:
         process.resume()
-        return Moments(gone, let_back, let_back)
+        return Moments(gone, let_back, let_back, outage.long_wait)
     await asyncio.to_thread(engines.start, outage.engine)
     await asyncio.to_thread(process.wait_ready)
-    return Moments(gone, let_back, clock())
+    return Moments(gone, let_back, clock(), outage.long_wait)

@@ -40,14 +40,20 @@ class KilledFigures(_Part):
     first_error: str
     gone: float
     let_back: float
+    long_wait: float = Field(description="Waiting longer, until the engine was let back, is being held up.")
     serving: float = Field(description="When the engine served again.")
-    steered_away_seconds: float = Field(description="After the engine went, the last request sent that was lost.")
+    steered_away_seconds: float = Field(description="The last request that was lost or held up was sent so long after.")
     share_seconds: float | None = Field(description="From serving again to half of the earlier share of requests.")
     reached_engines: float = Field(description="Requests that engines got; more than were sent where some went twice.")
     ttft_p99_before: float | None
     ttft_p99_away: float | None
     ttft_p99_after: float | None
     spans: list[Span]
+
+    @property
+    def lost(self) -> int:
+        """Requests that were not answered whole."""
+        return self.requests - self.fates[Fate.ANSWERED] - self.fates[Fate.HELD_UP]
 
 
 class KilledTurn(_Part):

@@ -7,15 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 from loadtest.compare.killed_fates import Fate
-from loadtest.compare.killed_schema import Fault, Killed, KilledFigures, KilledTurn
+from loadtest.compare.killed_schema import Fault, Killed, KilledFigures
 from loadtest.drive.record import CONNECTION, ERROR_OBJECT, NOTHING, OTHER_ANSWER, SILENT_END
 from loadtest.report.figure import milliseconds
 
 TITLES = {Fault.KILL: "One engine is killed and started again", Fault.HANG: "One engine hangs and goes on"}
 HEAD = [
-    "lost of sent", "answer begun", "no byte yet", "sent while away", "sent at other times", "last lost sent after",
-    "TTFT p99 before", "while away", "after", "share again after", "reached engines", "failures show as",
+    "proxy", "lost of sent", "answer begun", "no byte yet", "sent while away", "at other times", "held up",
+    "steered away after", "TTFT p99 before / while away / after", "share again after", "reached engines",
+    "failures show as",
 ]  # fmt: skip
+_TTFT = ("ttft_p99_before", "ttft_p99_away", "ttft_p99_after")
 _SHOWN_AS = {
     ERROR_OBJECT: "error object",
     OTHER_ANSWER: "other answer",
@@ -41,13 +43,12 @@ def _cells(found: Sequence[KilledFigures]) -> list[str]:
         fates.update(one.fates)
     sent = sum(one.requests for one in found)
     return [
-        f"{sent - fates[Fate.ANSWERED]} of {sent}",
+        f"{sum(one.lost for one in found)} of {sent}",
         *(str(fates[fate]) for fate in (Fate.BEGUN, Fate.NOT_BEGUN, Fate.WHILE_AWAY)),
         str(fates[Fate.LOST_BEFORE] + fates[Fate.AFTERWARDS]),
+        str(fates[Fate.HELD_UP]),
         _middle([one.steered_away_seconds for one in found], _seconds),
-        _middle([one.ttft_p99_before for one in found], milliseconds),
-        _middle([one.ttft_p99_away for one in found], milliseconds),
-        _middle([one.ttft_p99_after for one in found], milliseconds),
+        " / ".join(_middle([getattr(one, name) for one in found], milliseconds) for name in _TTFT),
         _middle([one.share_seconds for one in found], _seconds, "not in the run"),
         f"{sum(one.reached_engines for one in found) / max(sent, 1):.1%}",
         _shown_as(found),
@@ -74,17 +75,24 @@ def notes(killed: Killed) -> list[str]:
     """How to read the tables, and what went wrong."""
     lines = [
         f"While an engine is away: {killed.load}. It is away from a third to two thirds of that time. Lost is what was "
-        "not answered whole; of that, an answer that had begun when the engine went cannot be saved, a request without "
-        "a byte yet could have been sent again. Share again: from when the engine serves to half of the requests that "
-        "it got before. Reached engines: requests that engines got, of those that clients sent. Requests are summed up "
-        "over the repetitions, times are medians."
+        "not answered whole. Of that, an answer that had begun when the engine went cannot be saved; a request without "
+        "a byte yet could have been sent again. Held up: answered only once the engine was let back, after more than "
+        "half of the client's patience. Steered away: when the last request was sent that was lost or held up. Share "
+        "again: from when the engine serves until it gets half of the share of requests that it had before. Reached "
+        "engines: requests that engines got, over those that clients sent. Requests are summed up over the "
+        "repetitions, times are medians."
     ]
-    lines += [f"{turn.arm}, {_told(turn)}: {turn.failure}." for turn in killed.turns if turn.failure]
+    lines += [f"{failure}." for failure in failures(killed)]
     for arm, fault in dict.fromkeys((turn.arm, turn.fault) for turn in killed.turns):
         errors = [turn.figures.first_error for turn in killed.turns_of(arm, fault) if turn.figures]
         lines += [f"{arm}, {fault}: {error}." for error in errors if error][:1]
     return lines
 
 
-def _told(turn: KilledTurn) -> str:
-    return f"{turn.fault}, repetition {turn.repetition + 1}"
+def failures(killed: Killed, arm: str | None = None) -> list[str]:
+    """Which turns have no figures, of all arms or of one, and why."""
+    return [
+        f"{turn.arm}, {turn.fault}, repetition {turn.repetition + 1}: {turn.failure}"
+        for turn in killed.turns
+        if turn.failure and arm in (None, turn.arm)
+    ]

@@ -9,11 +9,13 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, model_validator
 from typer import Argument, Option
 
+from loadtest.compare.killed_load import KilledLoad, usual
 from loadtest.compare.peers import PEERS_DIR
 from loadtest.drive.target import base_url
 from loadtest.servers.engines import EngineOptions, Kind
 
-_ARMS, _ENGINES = "Proxies", "Engines"
+_ARMS, _ENGINES, _AWAY = "Proxies", "Engines", "An engine away"
+_SHORTEST_SECONDS = 12.0
 _SIMULATED_MODEL, _REAL_MODEL = "simulated", ".models/tiny"
 _OVERHEAD_PAIRS = 60
 
@@ -24,6 +26,14 @@ OF_RUN = (
     "turns", "think", "groups", "prefix_tokens", "tail_tokens", "bytes_per_token", "max_tokens", "output_spread",
     "ignore_eos", "extra_body", "seed", "slo", "max_error_ratio", "out",
 )  # fmt: skip
+
+
+class Killing(StrEnum):
+    """Whether an engine is taken away under each proxy."""
+
+    NO = "no"
+    ALSO = "also"
+    ONLY = "only"
 
 
 class Overheads(StrEnum):
@@ -89,8 +99,21 @@ class CompareOptions(BaseModel):
         int, _option(min=0, panel=_ENGINES, told="Single requests with and without the proxy, for the added latency.")
     ] = _OVERHEAD_PAIRS
 
+    killed: Annotated[
+        Killing,
+        _option(panel=_AWAY, told="Take one of the engines away under each proxy, after the workload or instead of it:"
+                " killed and started again, and hanging."),
+    ] = Killing.NO  # fmt: skip
+    killed_seconds: Annotated[
+        float | None,
+        _option(min=_SHORTEST_SECONDS, panel=_AWAY, told="How long each such load is, of which the engine is away for"
+                f" a third (default: {usual(Kind.SIM).seconds:g}, vllm: {usual(Kind.VLLM).seconds:g})."),
+    ] = None  # fmt: skip
+
     @model_validator(mode="after")
     def _usable(self) -> Self:
+        if self.killed is not Killing.NO and (self.backends is not None or self.engines < 2):
+            raise ValueError("--killed wants engines of its own, two at least")
         if self.backends is not None and not self.backend_urls:
             raise ValueError("--backends wants URLs between commas")
         return self
@@ -112,6 +135,11 @@ class CompareOptions(BaseModel):
             max_num_seqs=self.max_num_seqs,
             max_model_len_tokens=self.max_model_len,
         )
+
+    @property
+    def killed_load(self) -> KilledLoad:
+        """Under which engines go."""
+        return usual(self.engine, self.killed_seconds)
 
     @property
     def measures_overhead(self) -> bool:

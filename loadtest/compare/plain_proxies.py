@@ -39,10 +39,13 @@ defaults
   timeout client 300s
   timeout server 300s
   option http-no-delay
+  option redispatch
+  default-server check inter 2s
   http-reuse always
 listen engines
   bind 127.0.0.1:{port} backlog 4096
   balance leastconn
+  option httpchk GET /health
   {servers}
 """
 

@@ -12,8 +12,12 @@ from pathlib import Path
 from rich.console import Console
 
 from loadtest.compare.fleet import Fleet, fleet
-from loadtest.compare.options import CompareOptions
+from loadtest.compare.killed import KilledCourse, carry_out
+from loadtest.compare.killed_schema import Killed
+from loadtest.compare.killed_tables import failures
+from loadtest.compare.options import CompareOptions, Killing
 from loadtest.compare.order import turn_order
+from loadtest.compare.ours import OURS
 from loadtest.compare.peer import Peer
 from loadtest.compare.schema import DIRECT, ArmTold, Comparison, Setup, Turn
 from loadtest.compare.turn import Course, take_turn
@@ -49,14 +53,37 @@ def compare(
         target = asyncio.run(look_at(engines.urls[0], run.api_key, _model(options)))
         course = Course(options, run, engines, target, _model(options) or target.models[0], out, console)
         setup = _setup(course, engines)
-        turns = _all_turns(course, [arm for arm in arms if not arm.missing], peers)
-    return compared(environment(sys.argv, began, target.server), setup, arms, turns)
+        here = [arm for arm in arms if not arm.missing]
+        turns = [] if options.killed is Killing.ONLY else _all_turns(course, here, peers)
+        killed = None
+        if options.killed is not Killing.NO and not any(turn.ended_early for turn in turns):
+            killed = _killed(course, engines, [peers[arm.name] for arm in here if arm.name != DIRECT])
+    return compared(environment(sys.argv, began, target.server), setup, arms, turns, killed)
 
 
-def compared(where: Environment, setup: Setup, arms: Sequence[ArmTold], turns: list[Turn]) -> Comparison:
+def compared(
+    where: Environment, setup: Setup, arms: Sequence[ArmTold], turns: list[Turn], killed: Killed | None = None
+) -> Comparison:
     """What the turns come to."""
-    reasons = reasons_of(turns) or ([] if turns else ["nothing was measured"])
-    return Comparison(environment=where, setup=setup, arms=list(arms), turns=turns, passed=not reasons, reasons=reasons)
+    reasons = reasons_of(turns) + (failures(killed, OURS) if killed else [])
+    if not turns and not (killed and killed.turns):
+        reasons.append("nothing was measured")
+    return Comparison(
+        environment=where,
+        setup=setup,
+        arms=list(arms),
+        turns=turns,
+        killed=killed,
+        passed=not reasons,
+        reasons=reasons,
+    )
+
+
+def _killed(course: Course, engines: Fleet, peers: Sequence[Peer]) -> Killed:
+    assert engines.owned is not None
+    options, run = course.options, course.run
+    away = KilledCourse(engines.owned, options.killed_load, run.endpoint, options.peers, course.out, course.console)
+    return carry_out(away, peers, run.repeat, run.drawn_seed())
 
 
 def _model(options: CompareOptions) -> str | None:
@@ -65,15 +92,16 @@ def _model(options: CompareOptions) -> str | None:
 
 
 def _setup(course: Course, engines: Fleet) -> Setup:
-    plan = course.plan(engines.urls[0], 0)
+    options, plan = course.options, course.plan(engines.urls[0], 0)
+    only = options.killed is Killing.ONLY
     return Setup(
         engines=engines.told,
         engine_count=len(engines.urls),
         model=course.model,
-        load=title(plan) + _sizes(plan.workload),
+        load=options.killed_load.told() if only else title(plan) + _sizes(plan.workload),
         owned=engines.owned is not None,
         slo=course.run.slo or "",
-        plan=plan.model_dump(mode="json"),
+        plan={} if only else plan.model_dump(mode="json"),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from loadtest.compare.killed_schema import Killed
 from loadtest.report.schema import Environment
 
 SCHEMA_VERSION = 1
@@ -104,6 +105,7 @@ class Comparison(_Part):
     setup: Setup
     arms: list[ArmTold]
     turns: list[Turn]
+    killed: Killed | None = None
     passed: bool
     reasons: list[str]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loadtest.compare import killed_tables
 from loadtest.compare.columns import (
     COST,
     DETAILS,
@@ -19,6 +20,7 @@ from loadtest.compare.columns import (
     ratio,
     told,
 )
+from loadtest.compare.killed_schema import Fault
 from loadtest.compare.ours import OURS
 from loadtest.compare.schema import DIRECT, Comparison
 
@@ -43,7 +45,19 @@ def tables(comparison: Comparison, *, compact: bool = False) -> list[Table]:
     if OURS in measured_arms(comparison) and len(measured_arms(comparison)) > 1:
         made.append(_ratios(comparison, [*quality, *details, *cost], compact))
     made += [_medians(title, comparison, shown, compact) for title, shown in (("More of it", details), ("Cost", cost))]
-    return [table for table in made if table.rows and len(table.head) > 1]
+    return [table for table in (*made, *_away(comparison)) if table.rows and len(table.head) > 1]
+
+
+def _away(comparison: Comparison) -> list[Table]:
+    """What became of requests while an engine was away."""
+    killed = comparison.killed
+    if killed is None:
+        return []
+    labels = {arm.name: f"{arm.name} {arm.version}".strip() for arm in comparison.arms}
+    return [
+        Table(killed_tables.TITLES[fault], killed_tables.HEAD, killed_tables.rows(killed, fault, labels))
+        for fault in Fault
+    ]
 
 
 def _medians(title: str, comparison: Comparison, columns: Sequence[Column], compact: bool) -> Table:

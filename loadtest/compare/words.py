@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from loadtest.compare.columns import has_figures, measured_arms
+from loadtest.compare.killed_tables import notes as killed_notes
 from loadtest.compare.ours import OURS
 from loadtest.compare.schema import DIRECT, Comparison, Turn
 from loadtest.compare.tables import Table, tables, winners
@@ -40,12 +41,16 @@ def notes(comparison: Comparison) -> list[str]:
     under = f"Model {setup.model} on {setup.engines}. {setup.load}" + (f", SLO {setup.slo}" if setup.slo else "")
     memory = int(where.host["memory_bytes"]) / 2**30
     machine = f"{where.host['cpu']}, {where.host['cpus']} cores, {memory:.0f} GiB, {where.host['system']}"
-    lines = [
+    of_workload = [
         f"{under}. Medians (and range) of {repetitions} repetition{'s' if repetitions != 1 else ''}, each with all "
         "arms in another order on the same prompts, each arm started anew with cold caches. Hit rates are the "
         "engines' own counters; latencies run from when a request was due. Bold: the best median of a column.",
         *_of_cost(comparison),
         *_of_percentiles(comparison),
+    ]
+    lines = [
+        *(of_workload if comparison.turns else [f"Model {setup.model} on {setup.engines}."]),
+        *(killed_notes(comparison.killed) if comparison.killed else []),
         f"Policies: {'; '.join(f'{arm.name} {arm.policy}' for arm in comparison.arms if not arm.missing)}.",
         f"{machine}; {where.started_at[:10]}; `{' '.join(where.command[1:])}`.",
     ]

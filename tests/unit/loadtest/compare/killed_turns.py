@@ -8,7 +8,7 @@ from loadtest.compare.killed_schema import Fault, Killed, KilledTurn
 from loadtest.compare.killed_watch import Reached
 from loadtest.drive.record import Record
 
-MOMENTS = Moments(gone=10.0, let_back=20.0, serving=22.0)
+MOMENTS = Moments(gone=10.0, let_back=20.0, serving=22.0, long_wait=3.0)
 
 
 def record(sent: float, end: float, first: float | None = None, shown_as: str | None = None) -> Record:

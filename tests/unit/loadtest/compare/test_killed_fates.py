@@ -20,6 +20,10 @@ TIMES = st.floats(0, 60, allow_nan=False)
     [
         (record(9.0, 11.0, 9.1), Fate.ANSWERED),
         (record(30.0, 31.0), Fate.ANSWERED),
+        (record(15.0, 22.0, 20.1), Fate.HELD_UP),
+        (record(9.0, 20.5), Fate.HELD_UP),
+        (record(18.0, 20.5), Fate.ANSWERED),
+        (record(15.0, 22.0, 16.0), Fate.ANSWERED),
         (record(1.0, 2.0, 1.5, ERROR_OBJECT), Fate.LOST_BEFORE),
         (record(9.0, 10.0, 9.5, ERROR_OBJECT), Fate.BEGUN),
         (record(9.0, 11.0, None, ERROR_OBJECT), Fate.NOT_BEGUN),
@@ -35,7 +39,7 @@ def test_a_request_is_judged_by_when_it_was_sent_and_what_its_client_had(given: 
 
 @st.composite
 def any_moments(draw: st.DrawFn) -> Moments:
-    return Moments(*sorted(draw(st.tuples(TIMES, TIMES, TIMES))))
+    return Moments(*sorted(draw(st.tuples(TIMES, TIMES, TIMES))), long_wait=draw(TIMES))
 
 
 @st.composite
@@ -51,7 +55,7 @@ def test_every_request_has_one_fate_and_what_is_lost_is_what_was_not_answered(
     found = fates(records, moments)
     assert set(found) == set(Fate)
     assert sum(found.values()) == len(records)
-    assert found[Fate.ANSWERED] == sum(one.ok for one in records)
+    assert found[Fate.ANSWERED] + found[Fate.HELD_UP] == sum(one.ok for one in records)
     assert 0.0 <= steered_away_seconds(records, moments) <= moments.serving - moments.gone
 
 
@@ -64,4 +68,5 @@ def test_only_what_was_sent_before_the_engine_went_can_have_been_caught_by_it(on
 def test_steering_away_took_as_long_as_requests_were_still_lost() -> None:
     lost = [record(sent, sent + 1, None, ERROR_OBJECT) for sent in (9.0, 10.5, 13.0, 23.0)]
     assert math.isclose(steered_away_seconds([*lost, record(19.0, 20.0)], MOMENTS), 3.0)
+    assert steered_away_seconds([*lost, record(14.0, 20.5)], MOMENTS) == 4.0
     assert steered_away_seconds([record(19.0, 20.0)], MOMENTS) == 0.0
