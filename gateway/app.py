@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from itertools import count
-from random import SystemRandom
+from random import Random
 from typing import Any, BinaryIO
 
 import structlog
@@ -70,7 +70,7 @@ class Gateway:
     """Everything, put together; `running` runs it."""
 
     def __init__(self, config: Config, log_out: BinaryIO | None, clock: Callable[[], float] = time.monotonic) -> None:
-        random = SystemRandom()
+        random = Random()  # seeded by the system; nothing secret is made of it, and it asks the kernel for nothing
         self.config = config
         self.clock = clock
         self.metrics = Metrics()

@@ -39,7 +39,7 @@ def parse_body(body: bytes, limits: ServerConfig) -> dict[str, Any]:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
     if type(document) is not dict:
         raise InvalidRequest("The body must be a JSON object.")
-    if duplicate := _duplicate_key(body, pieces, document):
+    if duplicate := _duplicate_key(body, pieces[1::2], document):
         raise InvalidRequest(f"The key {duplicate!r} is there twice.", param=duplicate)
     if not REFUSED_KEYS.isdisjoint(document):
         name = min(REFUSED_KEYS.intersection(document))
@@ -91,14 +91,14 @@ def _is_deeper(outside: bytes, levels: int) -> bool:
     return b"[]" in brackets
 
 
-def _duplicate_key(body: bytes, pieces: list[bytes], document: dict[str, Any]) -> str | None:
+def _duplicate_key(body: bytes, strings: list[bytes], document: dict[str, Any]) -> str | None:
     """A policy key that is there twice at the top level, in whatever spelling.
 
     A name that stands in quotation marks once cannot be a key twice, unless its letters are escaped: only a body that
     has such a name more than once, perhaps in a nested object, is parsed again to look at the keys of the top level.
     """
     for key in document:
-        if key in POLICY_KEYS and pieces.count(POLICY_KEYS[key]) > 1:
+        if key in POLICY_KEYS and strings.count(POLICY_KEYS[key]) > 1:
             break
     else:
         if b"\\" not in body or b"\\u00" not in body or not ESCAPED_LETTER.search(body):
