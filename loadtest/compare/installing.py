@@ -48,7 +48,7 @@ def pip_install(peers_dir: Path, peer: Peer, say: Say, what: str = "") -> None:
     """Install a proxy by pip: the version that is pinned, or WHAT, a requirement or a folder. Raises NotInstalled."""
     wanted = what or ("" if peer.source else peer.package)
     if not wanted:
-        raise NotInstalled(f"{peer.name} is {how(peer)}")
+        raise NotInstalled(f"to have {peer.name}: {how(peer)}")
     venv = peers_dir.absolute() / peer.name
     say(f"installing {wanted} into {venv}")
     try:

@@ -22,7 +22,7 @@ _OVERHEAD_PAIRS = 60
 # What is sent, when, and what it must keep to: as `loadtest run` has it.
 OF_RUN = (
     "concurrency", "rate", "ramp", "arrivals", "burstiness", "trace", "trace_speed", "trace_block", "duration",
-    "requests", "max_in_flight", "workers", "repeat", "timeout", "warmup", "endpoint", "api_key", "workload", "dataset",
+    "requests", "max_in_flight", "workers", "repeat", "timeout", "warmup", "endpoint", "workload", "dataset",
     "turns", "think", "groups", "prefix_tokens", "tail_tokens", "bytes_per_token", "max_tokens", "output_spread",
     "ignore_eos", "extra_body", "seed", "slo", "max_error_ratio", "out",
 )  # fmt: skip

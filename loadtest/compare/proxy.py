@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
 from loadtest.compare.peer import Peer, Setting
-from loadtest.servers.procs import CpuTimes, cpu_seconds_between, cpu_times, memory_mib, running
+from loadtest.servers.procs import running
 from loadtest.workloads.body import BodyMaker, Endpoint
 from loadtest.workloads.prompts import NO_GROUP, Prompt
 
@@ -97,25 +95,3 @@ def log_end(log: Path) -> list[str]:
         if told := [line[:400] for line in lines if line.strip()][-_LOG_LINES:]:
             return told
     return []
-
-
-class Spending:
-    """The CPU time that a proxy's processes take inside the block, and their memory at its end."""
-
-    def __init__(self, pid: int | None) -> None:
-        self._pid = pid
-        self._before: CpuTimes = {}
-        self.cpu_seconds: float | None = None
-        self.memory_mib: float | None = None
-
-    def __enter__(self) -> Self:
-        if self._pid is not None:
-            self._before = cpu_times(self._pid)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._pid is not None:
-            self.cpu_seconds = cpu_seconds_between(self._before, cpu_times(self._pid))
-            self.memory_mib = memory_mib(self._pid)

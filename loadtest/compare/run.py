@@ -50,7 +50,7 @@ def compare(
     many = len(options.backend_urls) or options.engines
     console.print(f"{'looking at' if options.backends else 'starting'} {many} engines", style="dim", highlight=False)
     with fleet(options, out / "engines") as engines:
-        target = asyncio.run(look_at(engines.urls[0], run.api_key, _model(options)))
+        target = asyncio.run(look_at(engines.urls[0], None, _model(options)))
         course = Course(options, run, engines, target, _model(options) or target.models[0], out, console)
         setup = _setup(course, engines)
         here = [arm for arm in arms if not arm.missing]

@@ -38,6 +38,9 @@ class Figures(_Part):
     cpu_us_per_request: float | None
     cpu_us_per_event: float | None = Field(description="Of the same CPU time, divided by streamed events instead.")
     memory_mib: float | None = Field(description="Pss of the proxy's processes.")
+    others_share: float | None = Field(
+        None, description="Of the machine's cores, what was used by nothing of the comparison; None: cannot be told."
+    )
     ttft_ms: list[float]
 
 

@@ -17,9 +17,10 @@ from loadtest.compare.added import added_latency
 from loadtest.compare.fleet import Fleet
 from loadtest.compare.options import CompareOptions
 from loadtest.compare.peer import Peer, Setting
-from loadtest.compare.proxy import Proxy, ProxyFailed, Spending, log_end, started
+from loadtest.compare.proxy import Proxy, ProxyFailed, log_end, started
 from loadtest.compare.salt import passes_salt
 from loadtest.compare.schema import DIRECT, Figures, Overhead, Turn
+from loadtest.compare.spending import Spending
 from loadtest.drive.fleet import WorkerDied
 from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
@@ -99,7 +100,7 @@ def _measured(course: Course, turn: Turn, proxy: Proxy | None, seed: int) -> Tur
     fleet.settle()
     overhead = _overhead(course, proxy, seed) if proxy else Overhead()
     fleet.settle()
-    spending = Spending(proxy.pid if proxy else None)
+    spending = Spending(proxy.pid if proxy else None, all_are_ours=fleet.owned is not None)
     plan = course.plan(proxy.url if proxy else fleet.urls[0], seed)
     results, records = measured(course.order(plan, fleet.pages), course.console, spending)
     if proxy:
@@ -149,7 +150,6 @@ def short(plan: Plan, *, stream: bool, users: int, requests: int, tokens: int) -
     return Plan(
         url=plan.url, endpoint=plan.endpoint, model=plan.model, stream=stream, concurrency=users, requests=requests,
         cache_salt=plan.cache_salt, timeout_seconds=plan.timeout_seconds, warmup_requests=users, workload=workload,
-        api_key=plan.api_key,
     )  # fmt: skip
 
 
@@ -180,6 +180,7 @@ def figures(results: Results, records: Sequence[Record], engines: list[str], spe
         cpu_us_per_request=_each(spending.cpu_seconds, requests.succeeded + requests.failed),
         cpu_us_per_event=_each(spending.cpu_seconds, sum(record.events for record in records)),
         memory_mib=spending.memory_mib,
+        others_share=spending.others_share,
         ttft_ms=[round(value * 1e3, 2) for value in first],
     )
 

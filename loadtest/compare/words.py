@@ -12,6 +12,7 @@ from loadtest.compare.tables import Table, tables, winners
 from loadtest.report.figure import milliseconds
 
 _FEW_REQUESTS = 100
+_SHARED = 0.1
 
 
 def markdown(comparison: Comparison) -> str:
@@ -47,6 +48,7 @@ def notes(comparison: Comparison) -> list[str]:
         "engines' own counters; latencies run from when a request was due. Bold: the best median of a column.",
         *_of_cost(comparison),
         *_of_percentiles(comparison),
+        *_of_others(comparison),
     ]
     lines = [
         *(of_workload if comparison.turns else [f"Model {setup.model} on {setup.engines}."]),
@@ -64,6 +66,22 @@ def _of_percentiles(comparison: Comparison) -> list[str]:
     measured = [found for name in measured_arms(comparison) for found in has_figures(comparison.turns_of(name))]
     fewest = min((found.requests for found in measured), default=_FEW_REQUESTS)
     return [f"p99 of {fewest} requests is their maximum."] if fewest < _FEW_REQUESTS else []
+
+
+def _of_others(comparison: Comparison) -> list[str]:
+    told = [
+        (found.others_share, turn.folder)
+        for name in measured_arms(comparison)
+        for turn in comparison.turns_of(name)
+        if (found := turn.figures) is not None and found.others_share is not None
+    ]
+    most, folder = max(told, default=(0.0, ""))
+    if most <= _SHARED:
+        return []
+    return [
+        f"Other processes used up to {most:.0%} of the machine ({folder}), {median(share for share, _ in told):.0%} in "
+        "the median run: latencies and rates are not to be believed."
+    ]
 
 
 def _of_cost(comparison: Comparison) -> list[str]:

