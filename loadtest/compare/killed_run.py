@@ -45,9 +45,15 @@ class Observed:
 
 
 def observe(engines: Engines, outage: Outage, plan: Plan) -> Observed:
-    """Drives the plan through it; however this ends, the engine serves afterwards."""
+    """Drives the plan through it; however this ends, the engine serves afterwards.
+
+    Raises what engines raise that do not start again, NotServing or VllmFailed, and TimeoutError.
+    """
     with _made_whole(engines, outage.engine), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_observe(engines, outage, plan))
+        try:
+            return runner.run(_observe(engines, outage, plan))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
 
 
 @contextmanager
