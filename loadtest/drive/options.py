@@ -173,7 +173,7 @@ class RunOptions(BaseModel):
         float | None,
         _option(min=0.1, panel=_PROMPTS, told="Turns tokens into bytes. Default: as /tokenize says, else 4.5."),
     ] = None
-    max_tokens: Annotated[int, _option(min=1, panel=_PROMPTS, told="Output length.")] = 128
+    max_tokens: Annotated[int, _option(min=1, panel=_PROMPTS, told="Output length in tokens.")] = 128
     output_spread: Annotated[
         float, _option(min=0, max=0.99, panel=_PROMPTS, told="Output lengths vary by this share, so that users drift.")
     ] = 0.2

@@ -20,6 +20,7 @@ from loadtest.drive.record import Record
 from loadtest.drive.sampling import Sampling
 from loadtest.drive.stopping import StopSignals
 from loadtest.drive.target import Target, TargetError, change, read_counters
+from loadtest.drive.vllm_rs import with_check
 from loadtest.report.environment import environment
 from loadtest.report.files import write_results, write_summary
 from loadtest.report.live import Progress
@@ -49,8 +50,8 @@ def carry_out(
 ) -> Results:
     """Runs the order, has it checked by another client, shows the results and writes them where asked."""
     results, records = measured(order, console)
-    if check is not None and not results.verdict.ended_early:
-        results = results.model_copy(update={"cross_check": check(results)})
+    if check is not None and not results.verdict.ended_early and (found := check(results)) is not None:
+        results = with_check(results, found)
     show(results, console)
     if order.out is not None:
         written = write_results(results, records, order.out)

@@ -96,7 +96,8 @@ def slo_of(text: str | None) -> dict[str, float]:
         try:
             found[fields[name]] = float(value) * (1 if name == "p" else 1e3)
         except (KeyError, ValueError):
-            raise ValueError(f"--slo: {part!r} is none of ttft=, tpot=, e2e= (seconds) and p= (a share)") from None
+            told = "give ttft=, tpot= and e2e= in seconds, such as ttft=0.5, and p= as a share, such as p=0.95"
+            raise ValueError(f"--slo: {part!r}: {told}") from None
     if not all(math.isfinite(value) and value > 0 for value in found.values()) or found.get("attainment", 0.5) > 1:
         raise ValueError("--slo: times are above 0, and p is above 0 and at most 1")
     if found and found.keys() == {"attainment"}:

@@ -23,6 +23,8 @@ from loadtest.workloads.spec import WorkloadKind
 
 _PERCENTILES = "50,95"
 _LAST_LINES = 5
+_APART = 1.25
+_RATES = ("requests_per_second", "output_tokens_per_second")
 
 
 class NoClient(Exception):
@@ -98,6 +100,20 @@ def pairs_of(results: Results, theirs: dict[str, Any]) -> dict[str, Pair]:
         if ours is not None:
             pairs |= _latencies(name, ours, theirs, key)
     return {name: Pair(ours=ours, theirs=other) for name, (ours, other) in pairs.items()}
+
+
+def with_check(results: Results, check: CrossCheck) -> Results:
+    """The results with the check, and a warning for each figure that the two clients do not agree on."""
+    # An open loop's rate is its arrivals', which the other client draws anew.
+    compared = ("ttft_p50", "tpot_p50", "e2e_p50", *(_RATES if results.plan.get("concurrency") else ()))
+    warnings = [
+        f"{check.client} measured {name.replace('_', ' ')} {pair.theirs:.4g}, this client {pair.ours:.4g}: "
+        "one of them, or the server's pace, is not to be trusted"
+        for name, pair in check.figures.items()
+        if name in compared and max(pair.ours, pair.theirs) > _APART * min(pair.ours, pair.theirs)
+    ]
+    verdict = results.verdict.model_copy(update={"warnings": [*results.verdict.warnings, *warnings]})
+    return results.model_copy(update={"cross_check": check, "verdict": verdict})
 
 
 def _latencies(name: str, ours: Distribution, theirs: dict[str, Any], key: str) -> dict[str, tuple[float, float]]:

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from loadtest.drive.plan import Plan
-from loadtest.drive.vllm_rs import NoClient, check_plan, command_for, cross_check, find_client, pairs_of
+from loadtest.drive.vllm_rs import (
+    NoClient,
+    check_plan,
+    command_for,
+    cross_check,
+    find_client,
+    pairs_of,
+    with_check,
+)
 from loadtest.report.cross import cross_rows, cross_title
 from loadtest.report.schema import CrossCheck, Pair
 from loadtest.workloads.prompts import PromptSource
@@ -117,3 +125,22 @@ def test_figures_stand_side_by_side_with_their_ratio() -> None:
     assert rows["TTFT p50"] == ["500 ms", "400 ms", "1.25"]
     assert rows["requests/s"] == ["1", "2", "0.50"]
     assert "2 of its requests failed" in cross_title(check)
+
+
+def test_figures_that_the_clients_do_not_agree_on_are_warned_of() -> None:
+    results = _summary([_record(index, 0.0) for index in range(3)])
+    apart = {"requests_per_second": Pair(ours=2, theirs=3), "ttft_p50": Pair(ours=30, theirs=20)}
+    near = {"tpot_p50": Pair(ours=10, theirs=12), "e2e_p95": Pair(ours=1, theirs=9)}
+    check = CrossCheck(client="vllm-rs", failed=0, figures=apart | near)
+
+    def doubts(**plan: Any) -> list[str]:
+        checked = with_check(results.model_copy(update={"plan": results.plan | plan}), check)
+        assert checked.cross_check is check
+        return checked.verdict.warnings[len(results.verdict.warnings) :]
+
+    closed = doubts(concurrency=4)
+    assert [line.split(":")[0] for line in closed] == [
+        "vllm-rs measured requests per second 3, this client 2",
+        "vllm-rs measured ttft p50 20, this client 30",
+    ]
+    assert doubts(concurrency=None, rate_per_second=2.0) == closed[1:]
