@@ -167,8 +167,8 @@ def _tell(results: GridResults, out: Path | None, complaints: Console) -> None:
     for table in terminal_tables(results):
         console.print(table)
     requests = sum(outcome.figures.requests for outcome in results.outcomes)
-    seconds = sum(outcome.figures.wall_seconds for outcome in results.outcomes)
-    complaints.print(f"{len(results.outcomes)} replays, {requests / seconds:,.0f} requests per second of one process")
+    seconds = sum(outcome.figures.cpu_seconds for outcome in results.outcomes)
+    complaints.print(f"{len(results.outcomes)} replays, {requests / seconds:,.0f} requests per second of CPU")
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         document = orjson.dumps(results.document(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)

@@ -14,7 +14,7 @@ from loadtest.replay.workload import FlashCrowd, requests_of
 
 
 def replay(trace: Trace, scenario: Scenario, policy: str) -> Figures:
-    """Replay the trace under a policy. The same arguments give the same figures, but for the wall time."""
+    """Replay the trace under a policy. The same arguments give the same figures, but for the CPU time."""
     faults = scenario.faults
     requests = requests_of(
         trace, scenario.engines, scenario.rate_per_second, scenario.seed,
@@ -28,6 +28,6 @@ def replay(trace: Trace, scenario: Scenario, policy: str) -> Figures:
         # Of a closed loop the last arrival is not known beforehand: the sessions' starts tell how long it lasts.
         length = max(request.arrival_seconds for request in requests if request.arrival_seconds < float("inf"))
         wipe = faults.restart_at * length, range(round(faults.restart_share * scenario.engines))
-    began = time.perf_counter()
+    began = time.process_time()
     Simulation(requests, engines, router, wipe).run()
-    return figures_of(requests, scenario, engines, time.perf_counter() - began)
+    return figures_of(requests, scenario, engines, time.process_time() - began)

@@ -40,7 +40,7 @@ class Figures:
     preemptions: int
     prefill_imbalance: float  # prompt tokens computed by the busiest engine, against the mean
     virtual_seconds: float
-    wall_seconds: float
+    cpu_seconds: float
     recomputed_tokens: int = 0  # that preempted sequences computed again, of all requests
     goodput_per_second: float = 0.0  # requests that kept both bounds
     output_tokens_per_second: float = 0.0  # over the whole replay, all engines together
@@ -55,7 +55,7 @@ class Figures:
 
 
 def figures_of(
-    requests: Sequence[ReplayRequest], scenario: Scenario, engines: Sequence[ReplayEngine], wall_seconds: float
+    requests: Sequence[ReplayRequest], scenario: Scenario, engines: Sequence[ReplayEngine], cpu_seconds: float
 ) -> Figures:
     """Figures of a finished replay. The first tenth to arrive found empty caches and counts for nothing."""
     ordered = sorted(requests, key=lambda request: (request.arrival_seconds, request.number))
@@ -84,7 +84,7 @@ def figures_of(
         preemptions=sum(request.preemptions for request in counted),
         prefill_imbalance=max(computed) * len(computed) / max(1, sum(computed)),
         virtual_seconds=virtual_seconds,
-        wall_seconds=wall_seconds,
+        cpu_seconds=cpu_seconds,
         recomputed_tokens=sum(request.recomputed_tokens for request in counted),
         goodput_per_second=good / max(1e-9, virtual_seconds - counted[0].arrival_seconds),
         output_tokens_per_second=sum(request.output_tokens for request in requests) / virtual_seconds,
