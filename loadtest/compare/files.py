@@ -10,13 +10,18 @@ from loadtest.compare.schema import Comparison
 from loadtest.compare.words import markdown
 
 
+def _killed(comparison: Comparison) -> str:
+    arms = [arm.name for arm in comparison.arms]
+    return killed_picture.picture(comparison.killed, arms) if comparison.killed else ""
+
+
 def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     """Returns what was written."""
     texts = {
         "compare.json": comparison.model_dump_json(indent=1) + "\n",
         "compare.md": markdown(comparison),
         "ttft.svg": picture(comparison),
-        "killed.svg": killed_picture.picture(comparison.killed) if comparison.killed else "",
+        "killed.svg": _killed(comparison),
     }
     written = []
     for name, text in texts.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from loadtest.compare.killed_schema import Fault, Killed, KilledFigures
@@ -15,19 +15,19 @@ _ANSWERED, _LOST, _MOMENT = style(0), style(1, strong=True), style(6)
 _GOES = {Fault.KILL: "killed", Fault.HANG: "hanging"}
 
 
-def picture(killed: Killed) -> str:
-    """All repetitions together; empty where nothing was measured."""
+def picture(killed: Killed, arms: Sequence[str]) -> str:
+    """Of those arms, all repetitions together; empty where nothing was measured."""
     drawn = {
         (arm, fault): [turn.figures for turn in killed.turns_of(arm, fault) if turn.figures]
         for fault in Fault
-        for arm in dict.fromkeys(turn.arm for turn in killed.turns)
+        for arm in arms
     }
     drawn = {key: found for key, found in drawn.items() if found}
     if not drawn:
         return ""
     right = max(span.start + _width(one) for found in drawn.values() for one in found for span in one.spans)
     top = max(value or 0.0 for found in drawn.values() for series in _rates(found) for _, value in series)
-    charts = [_chart(f"{arm}, engine {_GOES[fault]}", found, right, top) for (arm, fault), found in drawn.items()]
+    charts = [_chart(f"{arm}, engine {_GOES[fault]}:", found, right, top) for (arm, fault), found in drawn.items()]
     legend = [(_ANSWERED, "requests a second that were answered, by when they were sent"), (_LOST, "that were lost")]
     return sheet(charts, [*legend, (_MOMENT, "the engine goes; it is let back; it serves again")])
 
@@ -55,7 +55,14 @@ def _rates(found: Sequence[KilledFigures]) -> tuple[list[Point], list[Point]]:
         for span in one.spans:
             answered[span.start] += span.answered * weight
             lost[span.start] += span.lost * weight
-    return sorted(answered.items()), sorted(lost.items())
+    end = max(answered) + _width(found[0])
+    return _to_the_end(answered, end), _to_the_end(lost, end)
+
+
+def _to_the_end(rates: Mapping[float, float], end: float) -> list[Point]:
+    """A step begins at its point: the last one needs another."""
+    points: list[Point] = [*sorted(rates.items())]
+    return [*points, (end, points[-1][1])]
 
 
 def _width(figures: KilledFigures) -> float:
