@@ -71,10 +71,8 @@ def _renew(saved: Saved, rules: Sequence[Rule], out: Path | None, console: Conso
     if saved.run is not None:
         written = [write_page(saved.run, saved.records, saved.folder), *write_summary(saved.run, saved.folder)]
     else:
-        written = write_series(saved.series, saved.folder)
-        for one in runs_of(saved):
-            if one.run is not None:
-                written.append(write_page(one.run, one.records, one.folder))
+        runs = [write_page(one.run, one.records, one.folder) for one in runs_of(saved) if one.run is not None]
+        written = [*write_series(saved.series, saved.folder), *runs]
     _tell(written, console)
     return broken(rules, diff(saved.series, saved.series, {}, {}).pairs)
 

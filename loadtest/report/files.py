@@ -23,7 +23,9 @@ def write_series(series: Series, folder: Path) -> list[Path]:
     """Writes the series' own files into `folder`, where its runs have folders of their own."""
     texts = {
         "series.json": series.model_dump_json(indent=2) + "\n",
-        "report.html": series_page(series),
+        "report.html": series_page(
+            series, [name for name in series.folders if (folder / name / "report.html").exists()]
+        ),
         "results.csv": csv_table(series),
         "junit.xml": junit_of_series(series, {name: checkpoint_checks(folder / name) for name in series.folders}),
         "throughput.svg": curve_picture(series),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection
 from html import escape
 
 from loadtest.report.curves import series_charts
@@ -13,14 +14,17 @@ from loadtest.report.series import Series
 from loadtest.report.series_tables import tables
 
 
-def series_page(series: Series) -> str:
-    """The whole page."""
+def series_page(series: Series, there: Collection[str]) -> str:
+    """The whole page. `there`: the runs whose own pages can be linked."""
     heading = f"Load tests of {series.plan['model']}"
     plots = Plots()
     charts = plots.figures(series_charts(series))
     tabled = "".join(f"<h2>{escape(title)}</h2>{table(head, rows)}" for title, head, rows in tables(series))
     links = "".join(
-        f'<li><a href="{escape(folder)}/report.html">{escape(folder)}</a></li>' for folder in series.folders
+        f'<li><a href="{escape(folder)}/report.html">{escape(folder)}</a></li>'
+        if folder in there
+        else f"<li>{escape(folder)}</li>"
+        for folder in series.folders
     )
     return document(
         heading,

@@ -36,7 +36,7 @@ def test_ratios_have_their_spread_at_each_number_of_users() -> None:
     assert [users for users, _ in line.points] == [1, 2, 4]
     assert all(value == pytest.approx(2.0, rel=0.01) for _, value in line.points)
     assert plot_data(tokens)["lines"][0]["spread"] is not None
-    html = series_page(series)
+    html = series_page(series, series.folders)
     assert_it_needs_nothing(html, [f"{folder}/report.html" for folder in series.folders])
     assert "To direct, pair by pair" in html
 
@@ -56,4 +56,4 @@ def test_rates_are_drawn_evenly_and_one_load_not_at_all() -> None:
     titles = [chart.title for chart in series_charts(series_of(rated, ENVIRONMENT))]
     assert titles[0] == "Requests/s by requests/s offered"
     assert series_charts(curve_of({"a": 1.0}, users=(4,))) == []
-    assert plots_of(series_page(series_of(rated, ENVIRONMENT)))[0]["data"][0] == [1, 2]
+    assert plots_of(series_page(series_of(rated, ENVIRONMENT), []))[0]["data"][0] == [1, 2]

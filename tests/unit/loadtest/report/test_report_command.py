@@ -65,6 +65,17 @@ def test_a_series_and_its_runs_are_made_anew(tmp_path: Path) -> None:
     assert (tmp_path / "throughput.svg").exists()
 
 
+def test_a_series_without_the_pages_of_its_runs_names_them_without_a_link(tmp_path: Path) -> None:
+    ran = _series(tmp_path / "whole")
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "series.json").write_bytes((tmp_path / "whole" / "series.json").read_bytes())
+    assert _report(tmp_path / "alone").exit_code == 0
+    for name, links in (("whole", [f"{one.folder}/report.html" for one in ran]), ("alone", [])):
+        html = (tmp_path / name / "report.html").read_text()
+        assert_it_needs_nothing(html, links)
+        assert ran[0].folder in html
+
+
 def test_results_of_older_versions_are_read(tmp_path: Path) -> None:
     _written(tmp_path, 0.1, Bounds(ttft_ms=500))
     document = json.loads((tmp_path / "results.json").read_text())

@@ -78,7 +78,7 @@ def test_a_load_above_what_is_carried_is_a_finding_but_carrying_none_is_a_failur
 def test_goodput_by_offered_load_is_drawn_and_every_run_is_linked() -> None:
     ran = [_ran(target, rate, n, rate / 20) for n in range(2) for rate in (2, 4, 10) for target in ("direct", "<gw>")]
     series = _series(*ran)
-    html = series_page(series)
+    html = series_page(series, series.folders)
 
     assert_it_needs_nothing(html, [f"{folder}/report.html" for folder in series.folders])
     assert [plot["title"] for plot in plots_of(html)] == [
