@@ -14,7 +14,7 @@ from rich.console import Console
 from loadtest.checkpoint.document import Check, Checkpoint, Status, failed
 from loadtest.checkpoint.drift import live
 from loadtest.checkpoint.keep import JSON_NAME
-from loadtest.checkpoint.markdown import line
+from loadtest.checkpoint.markdown import check_line
 from loadtest.checkpoint.recheck import read_files, recheck
 from loadtest.drive.plan import Plan
 from loadtest.drive.target import base_url
@@ -53,7 +53,7 @@ def verify(
         checks = _checked(file, None if offline else _urls(targets), api_key)
         console.print(str(file), style="bold", markup=False, highlight=False, soft_wrap=True)
         for check in checks:
-            console.print(line(check), style=_STYLES[check.status], markup=False, highlight=False, soft_wrap=True)
+            console.print(check_line(check), style=_STYLES[check.status], markup=False, highlight=False, soft_wrap=True)
         wrong += len(failed(checks))
     told = "all that was checked holds" if not wrong else f"{wrong} thing{'s' if wrong > 1 else ''} not as it should be"
     console.print(told, style="red" if wrong else "green", highlight=False)

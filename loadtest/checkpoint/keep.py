@@ -60,7 +60,7 @@ class Checkpoints:
     verify: bool
     api_key: str | None = field(default=None, repr=False)
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    _site: Site | None = None
+    site: Site | None = None
 
     def keep(
         self,
@@ -72,9 +72,11 @@ class Checkpoints:
         written: Sequence[Path],
     ) -> Checkpoint:
         """Verifies and writes. `target` is the driven server's name, `written` the run's files, all in one folder."""
-        site = self._site = self._site or Site()
-        servers, checks, answers = asyncio.run(self._asked(target, plan))
-        if self.verify:
+        site = self.site = self.site or Site()
+        skipped = "" if self.verify else "--no-verify"
+        skipped = skipped or ("the run was ended by hand" if results.verdict.ended_early else "")
+        servers, checks, answers = asyncio.run(self._asked(target, plan, skipped))
+        if not skipped:
             checks += [*accounts.caps(results, records, servers), accounts.usage(results, servers)]
         made = Checkpoint(
             id=secrets.token_hex(8),
@@ -98,7 +100,8 @@ class Checkpoints:
         write(made, written[0].parent)
         return made
 
-    async def _asked(self, target: str, plan: Plan) -> tuple[list[Server], list[Check], list[Answer]]:
+    async def _asked(self, target: str, plan: Plan, skipped: str) -> tuple[list[Server], list[Check], list[Answer]]:
+        """The servers, and the live checks, unless there is a reason to skip them."""
         async with open_asker(self.api_key) as session:
             servers = [
                 await look(
@@ -107,8 +110,8 @@ class Checkpoints:
                 )
                 for server in self.neighbours.around(target)
             ]  # fmt: skip
-            if not self.verify:
-                return servers, [Check(name="all", status=Status.NOT_CHECKED, why="--no-verify")], []
+            if skipped:
+                return servers, [Check(name="all", status=Status.NOT_CHECKED, why=skipped)], []
             checks, answers = await verify_live(session, servers, *questions_of(plan, lambda: secrets.token_hex(8)))
             return servers, checks, answers
 

@@ -34,7 +34,7 @@ def markdown(made: Checkpoint) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def line(check: Check) -> str:
+def check_line(check: Check) -> str:
     """A check in a line of text."""
     if check.status is Status.NOT_CHECKED:
         return f"not checked  {check.name}: {check.why}"

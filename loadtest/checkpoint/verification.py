@@ -40,6 +40,9 @@ async def verify_live(
     engines = [server for server in servers if server.role is Role.ENGINE and server is not driven]
     checks = [await _health(session, server) for server in servers]
     answers: list[Answer] = []
+    if driven.unreachable:
+        gone = Check(name="answers", status=Status.FAILED, expected="an answer", found=driven.unreachable)
+        return [*checks, gone], answers
     for question in questions:
         direct = {server.name: await ask(session, server.url, question) for server in _serving(engines, question.model)}
         through = await ask(session, driven.url, question)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from loadtest.checkpoint.document import Status, failed
 from loadtest.checkpoint.keep import JSON_NAME, MARKDOWN_NAME, Checkpoints
-from loadtest.checkpoint.markdown import line
+from loadtest.checkpoint.markdown import check_line
 from loadtest.checkpoint.neighbours import neighbours
 from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
@@ -29,6 +30,7 @@ class Keeping:
 
     checkpoints: Checkpoints
     console: Console
+    brief: bool = False
     passed: bool = True
 
     def keep(
@@ -40,13 +42,19 @@ class Keeping:
         records: Sequence[Record],
         written: Sequence[Path],
     ) -> None:
-        """Tells a line for each check."""
+        """Tells a line for each check; of a series, for those that failed."""
         made = self.checkpoints.keep(target, plan, bounds, results, records, written)
-        for check in made.checks:
-            self.console.print(line(check), style=_STYLES[check.status], markup=False, highlight=False, soft_wrap=True)
-        files = ", ".join(str(written[0].parent / name) for name in (JSON_NAME, MARKDOWN_NAME))
-        self.console.print(f"written: {files}", markup=False, highlight=False, soft_wrap=True)
+        for check in failed(made.checks) if self.brief else made.checks:
+            self._say(check_line(check), _STYLES[check.status])
+        if self.brief:
+            counts = Counter(check.status for check in made.checks)
+            self._say(f"checks: {', '.join(f'{count} {status}' for status, count in counts.items())}", "dim")
+        else:
+            self._say(f"written: {', '.join(str(written[0].parent / name) for name in (JSON_NAME, MARKDOWN_NAME))}")
         self.passed = self.passed and not failed(made.checks)
+
+    def _say(self, text: str, style: str | None = None) -> None:
+        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def prepared(
@@ -61,4 +69,4 @@ def prepared(
         name: target if target.metrics_url else replace(target, pages_behind=known.pages_behind(name))
         for name, target in looked.items()
     }
-    return targets, Keeping(Checkpoints(known, options.verify, options.api_key), console)
+    return targets, Keeping(Checkpoints(known, options.verify, options.api_key), console, brief=options.runs > 1)

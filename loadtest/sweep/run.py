@@ -10,6 +10,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from loadtest.checkpoint.document import failed
+from loadtest.checkpoint.keep import Checkpoints, Site
+from loadtest.checkpoint.markdown import check_line
+from loadtest.checkpoint.neighbours import neighbours
 from loadtest.drive.fleet import Stopped, WorkerDied
 from loadtest.drive.run import Order, measured
 from loadtest.drive.target import Target, TargetError, look_at
@@ -45,6 +49,7 @@ class Sweep:
     should_stop: Callable[[], bool]
     stages: list[Stage] = field(default_factory=list)
     _pace: Pace = field(default_factory=Pace)
+    _site: Site | None = None
 
     def carry_out(self) -> None:
         """All rounds. Raises Stopped; what has ended by then is kept."""
@@ -180,7 +185,17 @@ class Sweep:
         if results.verdict.ended_early:
             raise Stopped
         server.check()
-        self.store.keep(cell, results, records)
+        driven = "gateway" if cell.way == "gateway" else "engine"
+        servers = {driven: url, "engine": server.launch.url}
+        checkpoints = Checkpoints(asyncio.run(neighbours(servers, {}, None, None)), options.verify, site=self._site)
+
+        def checked(written: Sequence[Path]) -> None:
+            made = checkpoints.keep(driven, plan, options.bounds, results, records, written)
+            for check in failed(made.checks):
+                self._say(f"  {check_line(check)}", style="red")
+
+        self.store.keep(cell, results, records, checked)
+        self._site = checkpoints.site
         found = judged([results], self.plan.objective, self.gpus(cell.configuration))
         self._say(f"  {cell.workload.name}, {cell.way}: {told(found, self.plan)}", style=None if found.fits else "red")
 

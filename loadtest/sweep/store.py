@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,12 +80,20 @@ class Store:
         folder = self.run_folder(cell)
         return (folder / "results.json").exists() or (folder / "failure.json").exists()
 
-    def keep(self, cell: Cell, results: Results, records: Sequence[Record]) -> None:
-        """Writes the run's files, all or nothing."""
+    def keep(
+        self,
+        cell: Cell,
+        results: Results,
+        records: Sequence[Record],
+        besides: Callable[[Sequence[Path]], object] | None = None,
+    ) -> None:
+        """Writes the run's files, and what is made `besides` of them in their folder, all or nothing."""
         folder = self.run_folder(cell)
         part = folder.with_name(folder.name + ".part")
         shutil.rmtree(part, ignore_errors=True)
-        write_results(results, records, part)
+        written = write_results(results, records, part)
+        if besides is not None:
+            besides(written)
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
 

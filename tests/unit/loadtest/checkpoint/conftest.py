@@ -21,7 +21,7 @@ def kept(tmp_path: Path) -> Path:
     return keep(tmp_path, verify=False)
 
 
-def keep(folder: Path, *, verify: bool) -> Path:
+def keep(folder: Path, *, verify: bool, ended_early: bool = False) -> Path:
     """Writes a run and its checkpoint."""
     nowhere = "http://127.0.0.1:1"
     servers = {server.name: server.model_copy(update={"url": nowhere}) for server in (GATEWAY, ENGINE)}
@@ -30,6 +30,7 @@ def keep(folder: Path, *, verify: bool) -> Path:
     made = plan(url=nowhere)
     records = [record(made, index, float(index)) for index in range(9)]
     found = results(made, records)
+    found = found.model_copy(update={"verdict": found.verdict.model_copy(update={"ended_early": ended_early})})
     written = write_results(found, records, folder / "run")
-    Checkpoints(Neighbours(servers), verify, _site=site).keep("gateway", made, Bounds(), found, records, written)
+    Checkpoints(Neighbours(servers), verify, site=site).keep("gateway", made, Bounds(), found, records, written)
     return folder / "run"

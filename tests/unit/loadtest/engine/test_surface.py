@@ -173,3 +173,15 @@ async def test_the_api_server_may_cost_cpu_for_each_request_and_each_input(http:
         status, _ = await post(http, f"{costly.url}/v1/embeddings", {"input": ["a", "b", "c"]})
         assert status == 200
         assert 0.11 <= time.thread_time() - before < 0.5
+
+
+async def test_what_is_said_depends_on_the_prompt_and_not_on_the_salt_of_its_cache(
+    http: aiohttp.ClientSession, engine: SimulatedEngine
+) -> None:
+    said = set()
+    for salt in ("one", "another"):
+        asked = {"model": "sim", "prompt": "the same question", "max_tokens": 8, "cache_salt": salt}
+        status, answer = await post(http, f"{engine.url}/v1/completions", asked)
+        assert status == 200
+        said.add(answer["choices"][0]["text"])
+    assert len(said) == 1

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from loadtest.checkpoint.document import Checkpoint, Status
 from loadtest.cli import app
 from loadtest.sweep.command import read_plan
 from loadtest.sweep.space import space_of
@@ -87,6 +88,11 @@ def test_one_configuration_that_does_not_start_does_not_end_the_sweep(tmp_path: 
         assert entries["block-size=16", way]["figures"]["output_tokens_per_second"] > 0
     assert process.returncode == (0 if found["winners"] else 1)
     wait_until(lambda: not living(mark), "nothing of it is left")
+    kept = [Checkpoint.model_validate_json(path.read_bytes()) for path in tmp_path.glob("plan/**/checkpoint.json")]
+    assert [[check for check in made.checks if check.status is Status.FAILED] for made in kept] == [[], []]
+    engines = [server.process for made in kept for server in made.servers if server.name == "engine"]
+    assert all(engine is not None and "--block-size" in engine.command for engine in engines)
+    assert {server.name for made in kept for server in made.servers if server.driven} == {"engine", "gateway"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
