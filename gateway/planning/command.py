@@ -76,14 +76,14 @@ def plan_running(asked: Asked) -> Document:
     held = running.pool.sequences(workload.tokens, workload.shared_prefix_tokens)
     found = [*too_long(workload, running.max_length_tokens), *caps(held, fits, told, workload)]
     found += concurrency_of(workload, running.engines, fits)
-    return running_document(running, workload, found, fits)
+    return running_document(replace(running, max_num_seqs=told), workload, found, fits)
 
 
 def plan_model(asked: Asked) -> Document:
     """What a model needs, and what fits. Raises PlanError."""
+    checkpoint = read_checkpoint(Path(asked.model))
     if asked.gpu_memory_gib is None:
         raise PlanError("give --gpu-memory-gib: the memory of one GPU, as nvidia-smi tells it")
-    checkpoint = read_checkpoint(Path(asked.model))
     config = with_fields(checkpoint.config, asked.fields)
     shape = read_shape(config, asked.dtype)
     size, source = replace(checkpoint, config=config).weigh(shape.dtype_bytes)

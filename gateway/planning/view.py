@@ -66,7 +66,8 @@ def _running_parts(document: Document) -> Iterator[RenderableType]:
     yield _title(f"To set up: --max-num-seqs {document['max_num_seqs']}, and")
     yield Padding(Text(document["gateway"].rstrip(), "cyan"), (0, 0, 0, 2))
     yield Text(
-        "\nThe size of the KV cache is the backend's own. Of models with sliding windows, more long sequences fit.",
+        "\nThe size of the KV cache is the backend's own, as it counts for sequences of max_model_len. Of models with "
+        "sliding windows, fewer short ones fit.",
         "dim",
     )
 

@@ -79,6 +79,7 @@ def replay(
         )
         fleets = [replace(plain, engines=engines) for engines in asked.listed(backends, int, "--backends")]
         loads, names = asked.listed(load, float, "--load"), asked.policies(policies, admission)
+        asked.baseline(baseline, names)
         recorded = read_trace(trace, block_size, limit, minutes)
         _check(recorded, plain)
     except (ValueError, TraceError) as error:

@@ -103,6 +103,12 @@ def policies(text: str, admission: str | None = None) -> list[str]:
     return [arm for name in names for arm in ([with_admission(name, arm) for arm in arms] if name in OWN else [name])]
 
 
+def baseline(name: str, replayed: list[str]) -> None:
+    """Raises ValueError for one that there cannot be; one that is not replayed leaves the ratios out."""
+    if name not in (*NAMES, *replayed):
+        raise ValueError(f"--baseline: {name} unknown; it is one of --policies: {', '.join(replayed)}")
+
+
 @dataclass(frozen=True, slots=True)
 class Slow:
     """So many engines take that multiple of the time."""

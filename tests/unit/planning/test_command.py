@@ -114,6 +114,7 @@ def test_a_running_backend_is_compared_with_what_it_was_started_with() -> None:
     with serving(engine()) as url:
         document = plan_running(replace(ASKED, model=url, gpu_memory_gib=None, max_num_seqs=128, concurrency=10))
     assert document["max_num_seqs"] == int(3125 * 0.95) // 40
+    assert document["backend"]["max_num_seqs"] == 128
     preempts, batch = document["warnings"]
     assert "will preempt" in preempts
     assert "the backend decodes 10 together" in batch
@@ -142,3 +143,4 @@ def test_the_command_says_in_one_line_what_lacks(tmp_path: Path) -> None:
     [line] = told.stderr.splitlines()
     assert line.startswith("gateway: the model's config.json lacks num_hidden_layers")
     assert "give --gpu-memory-gib" in gateway(str(tmp_path)).stderr
+    assert "127.0.0.1:8000 is not there: give a model's folder" in gateway("127.0.0.1:8000").stderr

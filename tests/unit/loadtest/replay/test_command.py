@@ -88,6 +88,7 @@ def test_arms_of_admission_stand_side_by_side(trace_file: Path, tmp_path: Path) 
     ("arguments", "told"),
     [
         (["--policies", "best"], "best unknown"),
+        (["--baseline", "best"], "--baseline: best unknown"),
         (["--admission", "slots,static:0"], "'static:0' unknown"),
         (["--load", "0.5,x"], "--load"),
         (["--backends", "0"], "above 0"),
