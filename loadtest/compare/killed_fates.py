@@ -26,7 +26,7 @@ class Fate(StrEnum):
 class Moments:
     """When the engine went, when it was let back, and when it served again; seconds from the start of the load.
 
-    Who waits for `long_wait` seconds, and gets an answer once the engine is let back, has waited for that.
+    A stream that begins once the engine is let back, `long_wait` seconds or more after it was sent, has waited for it.
     """
 
     gone: float
@@ -38,7 +38,8 @@ class Moments:
 def fate_of(record: Record, moments: Moments) -> Fate:
     """Lost is what was not answered whole: refused, broken, or not answered within the client's patience."""
     if record.ok:
-        began = record.end if record.first_token is None else record.first_token
+        # Of a whole answer nobody can tell waiting from being long.
+        began = record.sent if record.first_token is None else record.first_token
         waited_for_it = record.sent < moments.let_back <= began and began - record.sent >= moments.long_wait
         return Fate.HELD_UP if waited_for_it else Fate.ANSWERED
     if record.end < moments.gone:

@@ -32,7 +32,7 @@ class KilledLoad:
 
     def outage(self, engine: int, fault: Fault) -> Outage:
         """When that engine goes."""
-        return Outage(engine, fault, self.seconds / 3, self.seconds * 2 / 3, self.patience_seconds / 2)
+        return Outage(engine, fault, self.seconds / 3, self.seconds * 2 / 3, self.patience_seconds / 5)
 
     def plan(self, url: str, endpoint: Endpoint, model: str, seed: int) -> Plan:
         """As it is sent; the same requests at the same times for the same seed."""

@@ -40,7 +40,7 @@ class KilledFigures(_Part):
     first_error: str
     gone: float
     let_back: float
-    long_wait: float = Field(description="Waiting longer, until the engine was let back, is being held up.")
+    long_wait: float = Field(description="A stream that waits longer, until the engine is let back, is held up.")
     serving: float = Field(description="When the engine served again.")
     steered_away_seconds: float = Field(description="The last request that was lost or held up was sent so long after.")
     share_seconds: float | None = Field(description="From serving again to half of the earlier share of requests.")

@@ -74,13 +74,13 @@ def _shown_as(found: Sequence[KilledFigures]) -> str:
 def notes(killed: Killed) -> list[str]:
     """How to read the tables, and what went wrong."""
     lines = [
-        f"While an engine is away: {killed.load}. It is away from a third to two thirds of that time. Lost is what was "
-        "not answered whole. Of that, an answer that had begun when the engine went cannot be saved; a request without "
-        "a byte yet could have been sent again. Held up: answered only once the engine was let back, after more than "
-        "half of the client's patience. Steered away: when the last request was sent that was lost or held up. Share "
-        "again: from when the engine serves until it gets half of the share of requests that it had before. Reached "
-        "engines: requests that engines got, over those that clients sent. Requests are summed up over the "
-        "repetitions, times are medians."
+        f"While an engine is away: {killed.load}. It is away from a third to two thirds of that time. Lost is what "
+        "was not answered whole. Of that, an answer that had begun when the engine went cannot be saved; a request "
+        "without a byte yet could have been sent again. Held up: streams that began only once the engine was let "
+        "back, after more than a fifth of the client's patience. Steered away: when the last request was sent that "
+        "was lost or held up. Share again: from when the engine serves until it gets half of the share of requests "
+        "that it had before. Reached engines: requests that engines got, over those that clients sent. Requests are "
+        "summed up over the repetitions, times are medians."
     ]
     lines += [f"{failure}." for failure in failures(killed)]
     for arm, fault in dict.fromkeys((turn.arm, turn.fault) for turn in killed.turns):

@@ -45,19 +45,22 @@ def tables(comparison: Comparison, *, compact: bool = False) -> list[Table]:
     if OURS in measured_arms(comparison) and len(measured_arms(comparison)) > 1:
         made.append(_ratios(comparison, [*quality, *details, *cost], compact))
     made += [_medians(title, comparison, shown, compact) for title, shown in (("More of it", details), ("Cost", cost))]
-    return [table for table in (*made, *_away(comparison)) if table.rows and len(table.head) > 1]
+    return [table for table in (*made, *_away(comparison, compact)) if table.rows and len(table.head) > 1]
 
 
-def _away(comparison: Comparison) -> list[Table]:
-    """What became of requests while an engine was away."""
+def _away(comparison: Comparison, compact: bool) -> list[Table]:
+    """What became of requests while an engine was away; compact: a proxy is a column, as there are more figures."""
     killed = comparison.killed
     if killed is None:
         return []
     labels = {arm.name: f"{arm.name} {arm.version}".strip() for arm in comparison.arms}
-    return [
-        Table(killed_tables.TITLES[fault], killed_tables.HEAD, killed_tables.rows(killed, fault, labels))
-        for fault in Fault
-    ]
+    made = []
+    for fault in Fault:
+        if rows := killed_tables.rows(killed, fault, labels):
+            lines = [killed_tables.HEAD, *rows]
+            head, *others = map(list, zip(*lines, strict=True)) if compact else lines
+            made.append(Table(killed_tables.TITLES[fault], head, others))
+    return made
 
 
 def _medians(title: str, comparison: Comparison, columns: Sequence[Column], compact: bool) -> Table:

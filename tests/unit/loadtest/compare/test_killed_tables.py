@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from loadtest.compare.killed_schema import Fault, KilledTurn
 from loadtest.compare.killed_tables import HEAD, notes, rows
+from loadtest.compare.tables import tables
 from loadtest.drive.record import CONNECTION, ERROR_OBJECT
+from tests.unit.loadtest.compare.builders import make_comparison
 from tests.unit.loadtest.compare.killed_turns import killed, record
 
 LOST = [record(9.5, 10.2, 9.7, ERROR_OBJECT), record(12.0, 13.0, None, CONNECTION), record(1.0, 2.0, 1.1)]
@@ -33,3 +35,12 @@ def test_notes_tell_the_load_what_failed_and_the_first_error_of_each() -> None:
     assert "steady" in told[0]
     assert told[1] == "theirs, hang, repetition 1: it ended by itself with 1."
     assert told[2] == "ours, kill: http_502: None."
+
+
+def test_on_a_terminal_a_proxy_is_a_column() -> None:
+    found = killed({("gateway", Fault.KILL): LOST, ("smg", Fault.KILL): LOST})
+    comparison = make_comparison([], {"gateway": "", "smg": ""}).model_copy(update={"killed": found})
+    (wide,), (compact,) = tables(comparison), tables(comparison, compact=True)
+    assert [row[0] for row in wide.rows] == compact.head[1:]
+    assert [row[0] for row in compact.rows] == wide.head[1:]
+    assert wide.rows[1][1] == compact.rows[0][2] == "2 of 3"
