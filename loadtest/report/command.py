@@ -91,7 +91,7 @@ def _compare(before: Saved, after: Saved, rules: Sequence[Rule], out: Path, cons
 
 def _checkpoint(saved: Saved) -> dict[str, Any]:
     """What the checkpoint (of a series: its first run's) tells of machines and serve commands, where there is one."""
-    folder = saved.folder if saved.run is not None else saved.folder / saved.series.folders[0]
+    folder = saved.folder if saved.run is not None else saved.folder / next(iter(saved.series.folders), "")
     try:
         document = orjson.loads((folder / "checkpoint.json").read_bytes())
     except (OSError, orjson.JSONDecodeError):

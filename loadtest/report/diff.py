@@ -12,7 +12,7 @@ from loadtest.report.series import FIGURES, Point, Series, Spread
 _HIGHER_IS_BETTER = {name for name in FIGURES if "per_second" in name or name in ("attainment", "hit_ratio")}
 _NEITHER = {"peak_in_flight"}
 # What differs between any two runs, and what is compared by its parts.
-_ALWAYS = {"plan.cache_salt", "plan.workload.seed", "environment.started_at", "environment.command"}
+_ALWAYS = ("plan.cache_salt", "workload.seed", "environment.started_at", "environment.command")
 _FLEETING = {"pid", "started_at", "clocks", "directory", "backends"}
 
 
@@ -77,7 +77,7 @@ def diff(before: Series, after: Series, made_before: Mapping[str, Any], made_aft
     made = [
         (name, first.get(name, "-"), other.get(name, "-"))
         for name in dict.fromkeys([*first, *other])
-        if first.get(name) != other.get(name) and name not in _ALWAYS
+        if first.get(name) != other.get(name) and not name.endswith(_ALWAYS)
     ]
     return Diff(made, pairs, unmatched)
 

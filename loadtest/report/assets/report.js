@@ -27,6 +27,15 @@
   const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const faint = (rgb) => rgb.replace(/^rgb\((.*)\)$/, "rgba($1, 0.14)");
 
+  // A value between two gaps has no line to be seen by.
+  const alone = (u, series) => {
+    const values = u.data[series];
+    const shown = [];
+    for (let at = 0; at < values.length; at++)
+      if (values[at] != null && values[at - 1] == null && values[at + 1] == null) shown.push(at);
+    return shown;
+  };
+
   const line = (told, unit) => {
     const stroke = colour(told.style);
     const dashed = / dashed\b/.test(told.style);
@@ -38,7 +47,7 @@
       fill: told.area ? faint(stroke) : undefined,
       paths: told.steps ? uPlot.paths.stepped({ align: 1 }) : undefined,
       spanGaps: told.joined,
-      points: { show: told.spread ? true : undefined },
+      points: told.spread ? { show: true } : told.joined ? {} : { show: false, size: 6, filter: alone },
       value: (_, value, at, index) => {
         const ends = told.spread && index != null && told.spread[index];
         const range = ends && ends[0] !== ends[1] ? ` (${shown(ends[0], unit)} to ${shown(ends[1], unit)})` : "";
