@@ -11,6 +11,7 @@ from loadtest.drive.fleet import Stopped, WorkerDied
 from loadtest.drive.keeping import Keeping
 from loadtest.drive.options import RunOptions
 from loadtest.drive.run import Order, measured
+from loadtest.drive.stopping import StopSignals
 from loadtest.drive.target import Target, TargetError
 from loadtest.report.files import write_results, write_series
 from loadtest.report.series import Ran, Series, folder_of, series_of
@@ -44,29 +45,33 @@ def carry_out_series(
 ) -> Series | None:
     """Runs all of it, shows what it comes to and writes it where asked. None if no run came to its end.
 
-    A run that cannot be made is told, fails the series, and the next one follows.
+    A run that cannot be made is told, fails the series, and the next one follows. After one that is ended by hand none
+    follows, and the series has failed as well.
     """
     ran: list[Ran] = []
     failures: dict[str, str] = {}
-    for target, load, repetition, order in orders_of(options, looked):
-        folder = folder_of(target, load, repetition)
-        try:
-            results, records = measured(order, console)
-        except Stopped:
-            break
-        except (TargetError, WorkerDied, OSError) as error:
-            failures[folder] = str(error)
-            console.print(f"{folder}: failed: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-            continue
-        if results.verdict.ended_early:
-            break
-        one = Ran(target, load, repetition, results)
-        ran.append(one)
-        console.print(run_line(one.folder, results), highlight=False, markup=False, soft_wrap=True)
-        if options.out is not None:
-            written = write_results(results, records, options.out / one.folder)
-            if keeping is not None:
-                keeping.keep(order.target_name, order.plan, order.bounds, results, records, written)
+    with StopSignals() as between_runs:
+        for target, load, repetition, order in orders_of(options, looked):
+            folder = folder_of(target, load, repetition)
+            try:
+                found = None if between_runs.asked() else measured(order, console)
+            except Stopped:
+                found = None
+            except (TargetError, WorkerDied, OSError) as error:
+                failures[folder] = str(error)
+                console.print(f"{folder}: failed: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+                continue
+            if found is None or found[0].verdict.ended_early:
+                failures[folder] = "ended by hand, as all that follow"
+                break
+            results, records = found
+            one = Ran(target, load, repetition, results)
+            ran.append(one)
+            console.print(run_line(one.folder, results), highlight=False, markup=False, soft_wrap=True)
+            if options.out is not None:
+                written = write_results(results, records, options.out / one.folder)
+                if keeping is not None:
+                    keeping.keep(order.target_name, order.plan, order.bounds, results, records, written)
     if not ran:
         return None
     series = series_of(ran, ran[0].results.environment, failures)
