@@ -85,7 +85,7 @@ def notes(killed: Killed) -> list[str]:
     lines += [f"{failure}." for failure in failures(killed)]
     for arm, fault in dict.fromkeys((turn.arm, turn.fault) for turn in killed.turns):
         errors = [turn.figures.first_error for turn in killed.turns_of(arm, fault) if turn.figures]
-        lines += [f"{arm}, {fault}: {error}." for error in errors if error][:1]
+        lines += [f"{arm}, {fault}: {error.rstrip('.')}." for error in errors if error][:1]
     return lines
 
 
