@@ -8,6 +8,8 @@ from typing import Any
 import aiohttp
 import orjson
 
+from loadtest.checkpoint import redaction
+
 ASK_SECONDS = 10.0
 # A cold engine may take long over its first answer, and a loaded machine over any.
 ANSWER_SECONDS = 120.0
@@ -37,7 +39,7 @@ async def get(session: aiohttp.ClientSession, url: str) -> tuple[int, bytes]:
         async with session.get(url, allow_redirects=False) as response:
             return response.status, await response.read()
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        raise Unreachable(f"{url}: {error or type(error).__name__}") from None
+        raise Unreachable(redaction.text(f"{url}: {error or type(error).__name__}")) from None
 
 
 async def get_text(session: aiohttp.ClientSession, url: str) -> str | None:
@@ -62,7 +64,7 @@ async def post(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]
         async with session.post(url, json=body, allow_redirects=False, timeout=timeout) as response:
             return response.status, await response.read(), response.headers.get("x-gateway-backend")
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        raise Unreachable(f"{url}: {error or type(error).__name__}") from None
+        raise Unreachable(redaction.text(f"{url}: {error or type(error).__name__}")) from None
 
 
 def parsed(text: str | bytes) -> dict[str, Any] | None:

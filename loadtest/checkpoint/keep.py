@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gateway import __version__
-from loadtest.checkpoint import accounts
+from loadtest.checkpoint import accounts, redaction
 from loadtest.checkpoint.asking import open_asker
 from loadtest.checkpoint.document import (
     Answer,
@@ -88,7 +88,7 @@ class Checkpoints:
             source=site.source,
             packages=site.packages,
             gateway_version=__version__,
-            servers=servers,
+            servers=[_without_users(server) for server in servers],
             workload=workload_of(plan, records),
             bounds=bounds,
             summary=summary_of(results),
@@ -114,6 +114,11 @@ class Checkpoints:
                 return servers, [Check(name="all", status=Status.NOT_CHECKED, why=skipped)], []
             checks, answers = await verify_live(session, servers, *questions_of(plan, lambda: secrets.token_hex(8)))
             return servers, checks, answers
+
+
+def _without_users(server: Server) -> Server:
+    shown = {name: redaction.text(getattr(server, name)) for name in ("url", "admin_url")}
+    return server.model_copy(update=shown)
 
 
 def write(made: Checkpoint, folder: Path) -> list[Path]:

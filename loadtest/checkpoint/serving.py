@@ -81,7 +81,7 @@ def _with_process(server: Server) -> Server:
 
 
 async def _with_admin(session: aiohttp.ClientSession, server: Server) -> Server:
-    """A gateway's own account of its backends: at the URL that was given, else at another port of its process."""
+    """A gateway's own account of its backends: at another port of its process, else at the URL that was given."""
     update: dict[str, Any] = {}
     if server.process is not None:
         process = server.process
@@ -90,7 +90,8 @@ async def _with_admin(session: aiohttp.ClientSession, server: Server) -> Server:
         except OSError:
             return server  # it has ended just now
         update["configuration"] = gateway_config.effective(words, Path(process.directory), variables)
-    for admin_url in [server.admin_url] if server.admin_url else _other_ports(server):
+    given = [server.admin_url] if server.admin_url else []
+    for admin_url in [*_other_ports(server), *given]:
         told = await get_object(session, f"{admin_url}/admin/backends")
         if told is not None and isinstance(told.get("backends"), list):
             update |= {"admin_url": admin_url, "backends": [_lasting(each) for each in told["backends"]]}

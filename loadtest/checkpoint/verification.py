@@ -48,7 +48,8 @@ async def verify_live(
         through = await ask(session, driven.url, question)
         again = await ask(session, driven.url, question) if driven.role is Role.ENGINE else None
         stream = await ask(session, driven.url, question, stream=True)
-        checks += _greedy(question.model, engines, through, direct, again)
+        unsteady = await _unsteady(session, engines, question, through, direct)
+        checks += _greedy(question.model, engines, through, direct, again, unsteady)
         checks.append(_terminator(question.model, through, stream))
         answers += [
             Answer(
@@ -100,6 +101,7 @@ def _greedy(
     through: Said,
     direct: Mapping[str, Said],
     again: Said | None,
+    unsteady: Sequence[str],
 ) -> list[Check]:
     """The text and the usage through the driven server are those of the engine that it names, or of any."""
     text, usage = f"greedy answer of {model}", f"usage of the greedy answer of {model}"
@@ -107,6 +109,9 @@ def _greedy(
         return [Check(name=text, status=Status.FAILED, expected="an answer", found=through.error)]
     if again is not None:
         return [_same(text, [again.text], through.text), _same(usage, [again.usage], through.usage)]
+    if unsteady:
+        why = f"{', '.join(unsteady)} does not repeat its own answer"
+        return [_skipped(text, why), _skipped(usage, why)]
     heard = _answering(engines, through.backend, direct)
     if not heard:
         why = "; ".join(f"{name}: {said.error}" for name, said in direct.items()) or _silent(model, engines)
@@ -114,6 +119,24 @@ def _greedy(
     return [
         _same(text, [said.text for said in heard], through.text),
         _same(usage, [said.usage for said in heard], through.usage),
+    ]
+
+
+async def _unsteady(
+    session: aiohttp.ClientSession,
+    engines: Sequence[Server],
+    question: Question,
+    through: Said,
+    direct: Mapping[str, Said],
+) -> list[str]:
+    """Engines that say something else when asked again; asked only if the answer through the gateway is not theirs."""
+    if through.error or any(said.text == through.text for said in direct.values()):
+        return []
+    urls = {server.name: server.url for server in engines}
+    return [
+        name
+        for name, said in direct.items()
+        if not said.error and (await ask(session, urls[name], question)).text != said.text
     ]
 
 

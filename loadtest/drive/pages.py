@@ -11,6 +11,7 @@ from typing import Self
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from loadtest.checkpoint import redaction
 from loadtest.report.schema import BackendGauges, PageSeries
 
 _INTERVAL_SECONDS = 1.0
@@ -61,7 +62,9 @@ class PageSampler:
     def series(self, origin: float) -> list[PageSeries]:
         """One for each page; call it after the block. Times count from `origin`."""
         return [
-            series.model_copy(update={"at": [round(moment - origin, 3) for moment in series.at]})
+            series.model_copy(
+                update={"at": [round(moment - origin, 3) for moment in series.at], "url": redaction.text(series.url)}
+            )
             for series in self._series
         ]
 

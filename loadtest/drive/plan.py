@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
 
+from loadtest.checkpoint import redaction
 from loadtest.drive.arrivals import bounded, constant, gamma, poisson, ramped
 from loadtest.workloads.body import BodyMaker, Endpoint
 from loadtest.workloads.spec import WorkloadKind, WorkloadSpec
@@ -68,6 +69,10 @@ class Plan(BaseModel):
     workload: WorkloadSpec = WorkloadSpec()
     mix: list[MixPart] = Field(default_factory=list, description="Instead of `workload`, where there are several.")
     api_key: str | None = Field(default=None, exclude=True, repr=False)
+
+    @field_serializer("url")
+    def _without_user(self, url: str) -> str:
+        return redaction.text(url)
 
     @model_validator(mode="after")
     def _one_kind_of_load(self) -> Self:

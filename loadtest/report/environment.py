@@ -10,9 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from gateway import __version__
+from loadtest.checkpoint import redaction
 from loadtest.report.schema import Environment
-
-_SECRET_OPTIONS = ("--api-key",)
 
 
 def environment(command: Sequence[str], started_at: datetime, server: dict[str, str]) -> Environment:
@@ -23,27 +22,11 @@ def environment(command: Sequence[str], started_at: datetime, server: dict[str, 
             "python": platform.python_version(),
             **{package: version(package) for package in ("aiohttp", "uvloop")},
         },
-        command=without_secrets(command),
+        command=redaction.command(command),
         started_at=started_at.isoformat(timespec="seconds"),
         host=_host(),
         server=server,
     )
-
-
-def without_secrets(command: Sequence[str]) -> list[str]:
-    """The command with the values of secret options starred out, in both spellings."""
-    shown: list[str] = []
-    hide = False
-    for word in command:
-        option, has_value, _ = word.partition("=")
-        if hide:
-            shown.append("***")
-        elif option in _SECRET_OPTIONS and has_value:
-            shown.append(f"{option}=***")
-        else:
-            shown.append(word)
-        hide = not hide and word in _SECRET_OPTIONS
-    return shown
 
 
 def _host() -> dict[str, str | int]:

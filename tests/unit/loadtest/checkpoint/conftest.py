@@ -14,6 +14,8 @@ from loadtest.report.files import write_results
 from loadtest.report.summarise import Bounds
 from tests.unit.loadtest.checkpoint.made import ENGINE, GATEWAY, plan, record, results
 
+NOWHERE = "http://127.0.0.1:1"
+
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
@@ -21,13 +23,12 @@ def kept(tmp_path: Path) -> Path:
     return keep(tmp_path, verify=False)
 
 
-def keep(folder: Path, *, verify: bool, ended_early: bool = False) -> Path:
+def keep(folder: Path, *, verify: bool, ended_early: bool = False, url: str = NOWHERE) -> Path:
     """Writes a run and its checkpoint."""
-    nowhere = "http://127.0.0.1:1"
-    servers = {server.name: server.model_copy(update={"url": nowhere}) for server in (GATEWAY, ENGINE)}
+    servers = {server.name: server.model_copy(update={"url": url}) for server in (GATEWAY, ENGINE)}
     site = Site(runtime(folder), Hardware(no_gpu="no GPU"), Source(git_revision=None, dirty=None),
                 Freeze(packages=0, sha256="", named={}))  # fmt: skip
-    made = plan(url=nowhere)
+    made = plan(url=url)
     records = [record(made, index, float(index)) for index in range(9)]
     found = results(made, records)
     found = found.model_copy(update={"verdict": found.verdict.model_copy(update={"ended_early": ended_early})})

@@ -150,6 +150,19 @@ async def test_an_engine_that_is_gone_is_told_and_the_rest_is_not_checked() -> N
     assert "127.0.0.1:1" in checks["greedy answer of chat"].why
 
 
+async def test_a_gateway_is_not_blamed_for_an_engine_that_does_not_repeat_itself() -> None:
+    counted = iter(range(100))
+
+    def another(name: str, value: Any) -> Any:
+        return f"{value} {next(counted)}" if name == "text" else value
+
+    async with TestServer(Fake().app()) as front, TestServer(Fake(another).app()) as engine:
+        urls = [str(server.make_url("")).rstrip("/") for server in (front, engine)]
+        checks, _ = await _verify([_server("gateway", urls[0], Role.GATEWAY), _server("a", urls[1], Role.ENGINE)])
+    found = checks["greedy answer of chat"]
+    assert (found.status, found.why) == (Status.NOT_CHECKED, "a does not repeat its own answer")
+
+
 async def test_an_engine_by_itself_repeats_its_answer() -> None:
     counted = iter(range(100))
 

@@ -7,6 +7,7 @@ import hashlib
 import io
 from array import array
 from collections import Counter
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from loadtest.drive.fleet import Harvest, Tick
 from loadtest.drive.health import WorkerHealth
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
-from loadtest.report.environment import without_secrets
+from loadtest.report.environment import environment
 from loadtest.report.live import Progress, Recent
 from loadtest.report.page import page
 from loadtest.report.schema import BackendGauges, Environment, PageSeries, Results, Samples
@@ -195,5 +196,6 @@ def test_progress_is_plain_lines_where_there_is_no_terminal() -> None:
 
 
 def test_secrets_are_starred_out_of_the_recorded_command() -> None:
-    assert without_secrets(["run", "--api-key", "sk-1", "-c", "2"]) == ["run", "--api-key", "***", "-c", "2"]
-    assert without_secrets(["run", "--api-key=sk-1"]) == ["run", "--api-key=***"]
+    command = ["run", "http://me:pw@host", "--api-key", "sk-1", "-c", "2", "--api-key=sk-1"]
+    found = environment(command, datetime(2026, 1, 1, tzinfo=UTC), {}).command
+    assert found == ["run", "http://***@host", "--api-key", "***", "-c", "2", "--api-key=***"]
