@@ -1,6 +1,5 @@
 """Joins the backends' adaptive limits to the rest: what was sent, the pace of streams, the line, metrics, the log."""
 
-import math
 from collections.abc import Callable
 
 import structlog
@@ -11,9 +10,9 @@ from gateway.admission.placement import Placement
 from gateway.backends.backend import Backend
 from gateway.backends.registry import Fleet, Sent
 from gateway.observe.metrics import Counter
+from gateway.observe.quiet import Quiet
 from gateway.observe.record import Record
 
-_QUIET_SECONDS = 60.0  # between two log lines of one backend; the metric counts every move
 _TOKENS_OF_A_PACE = 8  # shorter streams tell little
 
 
@@ -27,8 +26,7 @@ class LimitMoves:
         self._placement = placement
         self._gate = gate
         self._count = count
-        self._clock = clock
-        self._told_seconds: dict[str, float] = {}
+        self._quiet = Quiet(clock)
         self._log = structlog.get_logger("gateway")
         fleet.sent_to = self._sent_to
         fleet.on_limit.append(self._moved)
@@ -50,10 +48,7 @@ class LimitMoves:
     def _moved(self, backend: Backend, move: Move) -> None:
         self._gate.limits_moved()
         self._count.add((backend.name, move.reason.value))
-        now = self._clock()
-        if move.after > move.before or now - self._told_seconds.get(backend.name, -math.inf) < _QUIET_SECONDS:
-            return
-        self._told_seconds[backend.name] = now
-        self._log.warning(
-            "limit_fell", backend=backend.name, reason=move.reason.value, before=move.before, after=move.after
-        )
+        if move.after <= move.before and self._quiet.tells(backend.name):
+            self._log.warning(
+                "limit_fell", backend=backend.name, reason=move.reason.value, before=move.before, after=move.after
+            )

@@ -1,12 +1,11 @@
 """Tells in the log when predictions of cached prefixes fail on an engine, and when they hold again."""
 
-import math
 from collections.abc import Callable
 from typing import Protocol
 
 import structlog
 
-_QUIET_SECONDS = 60.0  # between two warnings of one engine; where its predictions waver, the metric tells enough
+from gateway.observe.quiet import Quiet
 
 
 class Engine(Protocol):
@@ -26,23 +25,20 @@ class TrustLog:
 
     def __init__(self, engine_of: Callable[[int], Engine | None], clock: Callable[[], float]) -> None:
         self._engine_of = engine_of
-        self._clock = clock
-        self._told_seconds: dict[int, float] = {}
+        self._quiet = Quiet(clock)  # predictions may waver
         self._fallen: set[int] = set()  # engines whose fall was told
         self._log = structlog.get_logger("gateway")
 
     def changed(self, seat: int, share: float, holds: bool) -> None:
         """Predictions have begun to fail there, or hold again."""
-        now = self._clock()
         if holds:
             if seat not in self._fallen:
                 return
             self._fallen.remove(seat)
-        else:
-            if now - self._told_seconds.get(seat, -math.inf) < _QUIET_SECONDS:
-                return
-            self._told_seconds[seat] = now
+        elif self._quiet.tells(seat):
             self._fallen.add(seat)
+        else:
+            return
         tell = self._log.info if holds else self._log.warning
         if engine := self._engine_of(seat):
             tell("prefix_trust", backend=engine.name, rank=engine.rank, confirmed_share=round(share, 2))

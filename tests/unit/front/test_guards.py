@@ -62,14 +62,20 @@ def test_a_body_that_was_damaged_is_refused_exactly_when_it_is_not_a_json_object
         st.sampled_from([b"", b'"', b"\\", b"{", b"]", b",", b"a"])
     )
     try:
-        expected: Any = json.loads(bytes(body), object_pairs_hook=_unless_a_policy_key_is_there_twice)
+        expected: Any = json.loads(
+            bytes(body), object_pairs_hook=_unless_a_policy_key_is_there_twice, parse_constant=_no_json
+        )
     except (ValueError, RecursionError):
         expected = None
-    if isinstance(expected, dict) and REFUSED_KEYS.isdisjoint(expected) and "NaN" not in str(expected):
+    if isinstance(expected, dict) and REFUSED_KEYS.isdisjoint(expected):
         assert parse_body(bytes(body), LIMITS) == expected
     else:
         with pytest.raises(InvalidRequest):
             parse_body(bytes(body), LIMITS)
+
+
+def _no_json(name: str) -> None:
+    raise ValueError(f"{name} is known to Python only")
 
 
 def _unless_a_policy_key_is_there_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
