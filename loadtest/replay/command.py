@@ -78,8 +78,7 @@ def replay(
             lengths=Lengths(output_times, max_tokens_times, misjudged),
         )
         fleets = [replace(plain, engines=engines) for engines in asked.listed(backends, int, "--backends")]
-        loads, names = asked.listed(load, float, "--load"), asked.policies(policies, admission)
-        asked.baseline(baseline, names)
+        loads, names = asked.listed(load, float, "--load"), asked.policies(policies, admission, baseline)
         recorded = read_trace(trace, block_size, limit, minutes)
         _check(recorded, plain)
     except (ValueError, TraceError) as error:

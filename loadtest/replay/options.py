@@ -90,23 +90,22 @@ def listed(text: str, parse: Callable[[str], _T], name: str) -> list[_T]:
     return values
 
 
-def policies(text: str, admission: str | None = None) -> list[str]:
+def policies(text: str, admission: str | None = None, baseline: str | None = None) -> list[str]:
     """Names between commas, or `all`; the gateway's once for each arm of admission. Raises ValueError."""
     names = list(USUAL) if text == "all" else [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         raise ValueError(f"--policies: {', '.join(unknown)} unknown; there are {', '.join(NAMES)}")
     names = list(dict.fromkeys(names))
-    if admission is None:
-        return names
-    arms = [admission_of(arm.strip()).name for arm in admission.split(",")]
-    return [arm for name in names for arm in ([with_admission(name, arm) for arm in arms] if name in OWN else [name])]
-
-
-def baseline(name: str, replayed: list[str]) -> None:
-    """Raises ValueError for one that there cannot be; one that is not replayed leaves the ratios out."""
-    if name not in (*NAMES, *replayed):
-        raise ValueError(f"--baseline: {name} unknown; it is one of --policies: {', '.join(replayed)}")
+    if admission is not None:
+        arms = [admission_of(arm.strip()).name for arm in admission.split(",")]
+        names = [
+            arm for name in names for arm in ([with_admission(name, way) for way in arms] if name in OWN else [name])
+        ]
+    # One that is known and not replayed only leaves the ratios out.
+    if baseline is not None and baseline not in (*NAMES, *names):
+        raise ValueError(f"--baseline: {baseline} unknown; it is one of the policies: {', '.join(names)}")
+    return names
 
 
 @dataclass(frozen=True, slots=True)
