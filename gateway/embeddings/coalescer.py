@@ -26,7 +26,7 @@ from gateway.embeddings.sizes import ModelSizes
 from gateway.embeddings.solo import Solo
 from gateway.embeddings.split import pieces
 from gateway.embeddings.token_counts import TokenCounts
-from gateway.errors import DeadlineUnmeetable, QueueFull, WaitExpired
+from gateway.embeddings.waiting import Waiting
 from gateway.front.reply import Reply
 from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.record import Record
@@ -63,11 +63,9 @@ class Coalescer:
         self._fleet = fleet
         self._dispatcher = dispatcher
         self._config = config
-        self._admission = admission
         self._metrics = metrics
         self._clock = clock
         self._crowded = crowded
-        self._retry_after = retry_after
         self._response_headers = response_headers
         self._reuse = reuse
         self._flights = Flights(dispatcher, metrics, clock, new_id, token_counts)
@@ -76,8 +74,9 @@ class Coalescer:
         self._sizes: dict[str, ModelSizes] = {}
         self._solo = Solo()
         self._present = 0  # members
-        self._waiting: dict[Member, int] = {}  # those of whom not every part is in a batch; bytes of their requests
-        self._waiting_bytes = 0
+        self._waiting: Waiting[Member] = Waiting(  # those of whom not every part is in a batch
+            admission, retry_after, "embeddings requests wait for a batch", "embeddings"
+        )
 
     def __repr__(self) -> str:
         there = f"{self._present} requests, {len(self._waiting)} waiting"
@@ -107,7 +106,7 @@ class Coalescer:
         tokens = sizes.tokens_of(inputs)
         if sizes.may_be_too_long(tokens):
             return await self._dispatcher.dispatch(request, reply, record)
-        self._refuse_what_is_too_much(request)
+        self._waiting.refuse_what_is_too_much(request)
         group = self._group(request, inputs, sizes)
         if found is None:
             member, bulk = Member(request, inputs, client, record, now), _is_bulk(request, tokens)
@@ -169,36 +168,24 @@ class Coalescer:
     @contextmanager
     def _joined(self, group: Group, member: Member, *, bulk: bool) -> Iterator[None]:
         """Have the member's parts sent while the block runs."""
-        now, gathering, size = self._clock(), group.gathering(bulk=bulk), member.request.ask.size_bytes
+        now, gathering = self._clock(), group.gathering(bulk=bulk)
         self._present += 1
-        self._waiting[member] = size
-        self._waiting_bytes += size
-        member.on_taken = self._waits_no_more
+        self._waiting.join(member, member.request)
+        member.on_taken = self._waiting.leave
         for part in member.parts:
             gathering.join(part, now)
         if not member.waits_for_batch:
-            self._waits_no_more(member)
+            self._waiting.leave(member)
         try:
             self._look_soon(group)
             yield
         finally:
             self._present -= 1
-            self._waits_no_more(member)
+            self._waiting.leave(member)
             for part in member.leaves():
                 if not gathering.lane.leave(part):
                     self._flights.leave(part)
             self._look_soon(group)
-
-    def _waits_no_more(self, member: Member) -> None:
-        self._waiting_bytes -= self._waiting.pop(member, 0)
-
-    def _refuse_what_is_too_much(self, request: InferenceRequest) -> None:
-        bounds, size, waiting = self._admission, request.ask.size_bytes, len(self._waiting)
-        if waiting and (waiting >= bounds.max_queued_requests or self._waiting_bytes + size > bounds.max_queued_bytes):
-            raise QueueFull(
-                f"{waiting} embeddings requests wait for a batch already, the most that may.",
-                retry_after_seconds=self._retry_after(request.ask.model),
-            )
 
     # When to send.
 
@@ -242,23 +229,12 @@ class Coalescer:
 
     async def _outcome(self, member: Member) -> Outcome:
         """What comes of the member's parts. Raises WaitExpired if one of them is in no batch in time."""
-        most, deadline = self._admission.max_wait_seconds, member.request.ask.deadline_seconds
-        is_late = deadline is not None and deadline - member.joined_seconds < most
-        if deadline is not None and is_late:
-            most = deadline - member.joined_seconds
-        try:
-            async with asyncio.timeout(most if member.waits_for_batch else None) as member.waits:
-                try:
-                    return await member.outcome
-                finally:
-                    member.tell_record()
-        except TimeoutError as error:
-            model = member.request.ask.model
-            kind, until = (DeadlineUnmeetable, "its deadline") if is_late else (WaitExpired, f"{most:g} s had passed")
-            raise kind(
-                f"The backends of model {model!r} were busy with other embeddings until {until}.",
-                retry_after_seconds=self._retry_after(model),
-            ) from error
+        waits = self._waiting.in_time(member.request, member.joined_seconds, ends=member.waits_for_batch)
+        async with waits as member.waits:
+            try:
+                return await member.outcome
+            finally:
+                member.tell_record()
 
     async def _by_itself(self, member: Member, sizes: ModelSizes, reply: Reply, *, isolated: bool) -> Answer:
         """Send the request as it came. `isolated`: a batch that it was part of was refused."""

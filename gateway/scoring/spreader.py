@@ -16,7 +16,8 @@ from gateway.embeddings.deliver import deliver
 from gateway.embeddings.part import Part
 from gateway.embeddings.sizes import ModelSizes
 from gateway.embeddings.split import pieces
-from gateway.errors import BackendError, DeadlineUnmeetable, QueueFull, WaitExpired, WrongAnswer
+from gateway.embeddings.waiting import Waiting
+from gateway.errors import BackendError, WrongAnswer
 from gateway.front.reply import Reply
 from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.record import Record
@@ -104,13 +105,13 @@ class Spreader:
         self._fleet = fleet
         self._dispatcher = dispatcher
         self._config = config
-        self._admission = admission
         self._metrics = metrics
         self._clock = clock
-        self._retry_after = retry_after
         self._response_headers = response_headers
         self._models: dict[str, _Model] = {}
-        self._waiting: dict[_Job, int] = {}  # those of whom not every piece is sent; bytes of their requests
+        self._waiting: Waiting[_Job] = Waiting(  # those of whom not every piece is sent
+            admission, retry_after, "long lists of documents wait for their turn", "lists of documents"
+        )
 
     def __repr__(self) -> str:
         return f"<Spreader {len(self._waiting)} requests waiting, {self.busy} in all>"
@@ -200,22 +201,14 @@ class Spreader:
     async def _collect(self, job: _Job, model: _Model, parts: list[Part]) -> None:
         """Have all pieces answered. Raises _RefusedError if a backend refuses what one of them asks."""
         name, started = job.request.ask.model, self._clock()
-        self._refuse_what_is_too_much(job.request)
+        self._waiting.refuse_what_is_too_much(job.request)
         self._metrics.splits.add((name,))
-        self._waiting[job] = job.request.ask.size_bytes
-        deadline, most = job.request.ask.deadline_seconds, self._admission.max_wait_seconds
-        is_late = deadline is not None and deadline - started < most
+        self._waiting.join(job, job.request)
         try:
-            async with asyncio.timeout(deadline - started if deadline is not None and is_late else most) as job.waits:
+            async with self._waiting.in_time(job.request, started) as job.waits:
                 await _all(self._pieces(job, model, parts))
-        except TimeoutError as error:
-            kind, until = (DeadlineUnmeetable, "its deadline") if is_late else (WaitExpired, f"{most:g} s had passed")
-            raise kind(
-                f"The backends of model {name!r} were busy with other lists of documents until {until}.",
-                retry_after_seconds=self._retry_after(name),
-            ) from error
         finally:
-            self._waiting.pop(job, None)
+            self._waiting.leave(job)
 
     def _pieces(self, job: _Job, model: _Model, parts: list[Part]) -> Iterator[Coroutine[Any, Any, None]]:
         for number, part in enumerate(parts):
@@ -223,22 +216,13 @@ class Spreader:
         if job.repeats_query:
             yield self._query(job)
 
-    def _refuse_what_is_too_much(self, request: InferenceRequest) -> None:
-        bounds, size, waiting = self._admission, request.ask.size_bytes, len(self._waiting)
-        over = sum(self._waiting.values()) + size > bounds.max_queued_bytes
-        if waiting and (waiting >= bounds.max_queued_requests or over):
-            raise QueueFull(
-                f"{waiting} long lists of documents wait for their turn already, the most that may.",
-                retry_after_seconds=self._retry_after(request.ask.model),
-            )
-
     async def _piece(self, job: _Job, model: _Model, number: int, part: Part) -> None:
         """One piece, when it is its turn."""
         documents, came = range(part.start, part.start + part.items), self._clock()
         async with model.room.place(part):
             job.sent()
             if not job.unsent:
-                self._waiting.pop(job, None)
+                self._waiting.leave(job)
             started = self._clock()
             body, name = body_of(job.pairs, documents), str(part.start)
             answer = await self._send(job.request, body, name, part.items, job, started - came)

@@ -85,6 +85,7 @@ LAYERS: dict[str, set[str]] = {
         "embeddings.part",
         "embeddings.sizes",
         "embeddings.split",
+        "embeddings.waiting",
         "backends.registry",
         "front.reply",
         "observe.embeddings",
