@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -86,9 +87,9 @@ def replay(
         raise typer.Exit(2) from None
     with Workers(recorded, jobs) as workers, _progress(complaints) as progress:
         capacities = _capacities(recorded, fleets, capacity, workers, progress)
-        outcomes = _replayed(_cells(fleets, capacities, loads, seeds, names), workers, progress)
+        outcomes, seconds = _replayed(_cells(fleets, capacities, loads, seeds, names), workers, progress)
     command = shlex.join(["loadtest", *sys.argv[1:]])
-    _tell(GridResults(recorded, baseline, capacities, outcomes, command), out, complaints)
+    _tell(GridResults(recorded, baseline, capacities, outcomes, command), seconds, out, complaints)
 
 
 def _cells(
@@ -144,13 +145,15 @@ def _capacities(
     return dict(sorted(found.items()))
 
 
-def _replayed(cells: Sequence[Cell], workers: Workers, progress: Progress) -> list[Outcome]:
+def _replayed(cells: Sequence[Cell], workers: Workers, progress: Progress) -> tuple[list[Outcome], float]:
+    """What the cells came to, and how many seconds it took."""
+    began = time.monotonic()
     task = progress.add_task("replays", total=len(cells))
     found: dict[Cell, Outcome] = {}
     for outcome in workers.outcomes(cells):
         found[outcome.cell] = outcome
         progress.advance(task)
-    return [found[cell] for cell in cells]
+    return [found[cell] for cell in cells], time.monotonic() - began
 
 
 def _progress(console: Console) -> Progress:
@@ -160,15 +163,20 @@ def _progress(console: Console) -> Progress:
     )  # fmt: skip
 
 
-def _tell(results: GridResults, out: Path | None, complaints: Console) -> None:
+def _pace(outcomes: Sequence[Outcome], seconds: float) -> str:
+    requests = sum(outcome.figures.requests for outcome in outcomes)
+    cpu_seconds = sum(outcome.figures.cpu_seconds for outcome in outcomes)
+    pace = f"{requests / seconds:,.0f} requests per second, {requests / cpu_seconds:,.0f} per second of CPU"
+    return f"{len(outcomes)} replays in {seconds:.1f} s: {pace}"
+
+
+def _tell(results: GridResults, seconds: float, out: Path | None, complaints: Console) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDEST)
     for table in terminal_tables(results):
         console.print(table)
-    requests = sum(outcome.figures.requests for outcome in results.outcomes)
-    seconds = sum(outcome.figures.cpu_seconds for outcome in results.outcomes)
-    complaints.print(f"{len(results.outcomes)} replays, {requests / seconds:,.0f} requests per second of CPU")
+    complaints.print(_pace(results.outcomes, seconds))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         document = orjson.dumps(results.document(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)

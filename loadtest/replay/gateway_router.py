@@ -32,7 +32,8 @@ _MODEL = "replayed"
 _BYTES_PER_TOKEN = 4  # prompts have no text here; sizes are told as if they had
 _NO_BOUND = 1 << 62  # everybody waits as long as it takes, so that all policies answer the same requests
 _NO_WINDOW_SECONDS = 1e9
-_PASSING_SECONDS = 0.05  # between two looks at how far streams are; the gateway counts their events
+_PASSING_SECONDS = 0.1  # between two looks at how far streams are
+_TOLD_TOKENS = 8  # of a stream, since it was told last; the gateway counts as many before it tells again
 _NO_LEDGER = 1e9  # a share of the KV cache that is never filled
 
 
@@ -159,7 +160,8 @@ class GatewayRouter:
         for request, _, binding in self._asks.values():
             if request.sequence is not None:
                 generated = self._engines[request.engine].scheduler.generated_tokens(request.sequence)
-                self.placement.came(binding, generated - binding.reservation.came_tokens)
+                if (more := generated - binding.reservation.came_tokens) >= _TOLD_TOKENS:
+                    self.placement.came(binding, more)
 
     def _bound(self, request: ReplayRequest, ask: Ask, binding: Binding) -> Sending:
         self._asks[request.number] = request, ask, binding

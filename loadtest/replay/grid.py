@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from loadtest.replay.run import replay
 from loadtest.replay.scenario import Scenario
 from loadtest.replay.summary import Figures
 from loadtest.replay.trace import Trace
+
+_COLLECTED_AFTER = (100_000, 50, 50)  # a trace is many objects and no garbage: looking for it took a fifth of the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,9 @@ class Workers:
 
     def __init__(self, trace: Trace, jobs: int) -> None:
         self._trace = trace
-        self._pool = ProcessPoolExecutor(jobs, get_context("spawn")) if jobs > 1 else None
+        self._pool = None
+        if jobs > 1:
+            self._pool = ProcessPoolExecutor(jobs, get_context("spawn"), gc.set_threshold, _COLLECTED_AFTER)
 
     def __enter__(self) -> Workers:
         return self
