@@ -1,0 +1,1 @@
+"""The real vLLM on the CPU."""
