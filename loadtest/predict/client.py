@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -81,19 +82,37 @@ def _counted(change: dict[str, float]) -> float | None:
     return total(_HITS) / queries if queries else None
 
 
-def check_same(judged: Sequence[Logged], run: ClientRun) -> None:
-    """That the log's last requests are the client's: as many, as long, sent when they arrived. Raises Mismatch."""
-    if len(judged) < len(run.sent):
-        raise Mismatch(f"the client had {len(run.sent)} answers, but the log tells of {len(judged)} usable ones")
+def first_of(requests: Sequence[Logged], run: ClientRun) -> int:
+    """Where in the log the client's run begins: as many answers, as long, that arrived as they were sent.
+
+    Others may come after it, such as the checks of a checkpoint. Raises Mismatch.
+    """
+    count = len(run.sent)
+    if len(requests) < count:
+        raise Mismatch(f"the client had {count} answers, but the log tells of {len(requests)} usable ones")
+    took = run.sent[-1].at - run.sent[0].at
+    fitting = [
+        (apart, first)
+        for first in range(len(requests) - count + 1)
+        if abs(requests[first + count - 1].at_seconds - requests[first].at_seconds - took) <= 2 * _CLOCKS_APART_SECONDS
+        and (apart := _apart_seconds(requests[first : first + count], run)) <= _CLOCKS_APART_SECONDS
+    ]
+    if not fitting:
+        raise Mismatch(
+            f"no {count} requests of the log are those of the client: give the log of the gateway that it used, and a"
+            " run in which every request was answered"
+        )
+    return min(fitting)[1]
+
+
+def _apart_seconds(judged: Sequence[Logged], run: ClientRun) -> float:
+    """The most that arrivals differ from what was sent, beyond the usual; endless if answers have other lengths."""
     pairs = list(zip(judged, run.sent, strict=True))
+    if sum(logged.output_tokens == one.output_tokens for logged, one in pairs) < _EQUAL_SHARE * len(pairs):
+        return inf
     apart = [logged.at_seconds - one.at for logged, one in pairs]
     usual = median(apart)
-    equal = sum(logged.output_tokens == one.output_tokens for logged, one in pairs)
-    if max(abs(each - usual) for each in apart) > _CLOCKS_APART_SECONDS or equal < _EQUAL_SHARE * len(pairs):
-        raise Mismatch(
-            f"the last {len(pairs)} requests of the log are not those of the client: give the log up to the end of the"
-            " client's run, and a run in which every request was answered"
-        )
+    return max(abs(each - usual) for each in apart)
 
 
 def client_seconds(judged: Sequence[Logged], run: ClientRun) -> float:

@@ -34,7 +34,7 @@ def predict_command(
         typer.Option(
             exists=True,
             dir_okay=False,
-            help="results.json of the `loadtest run` with which the log ends. Default: the log's later half is judged.",
+            help="results.json of a `loadtest run` that is in the log. Default: the log's later half is judged.",
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Only requests for this model.")] = None,

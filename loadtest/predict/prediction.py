@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadtest.engine.step_time import StepTime
-from loadtest.predict.client import ClientRun, check_same, client_seconds, measured_by_client
+from loadtest.predict.client import ClientRun, client_seconds, first_of, measured_by_client
 from loadtest.predict.compare import Line, Side, compared
 from loadtest.predict.fit import Calibration, fit, overhead_of
 from loadtest.predict.model import replayed
@@ -41,14 +41,13 @@ def predict(
 
     All requests are replayed; none that is judged has a part in the calibration. Raises NoFit, Mismatch, TraceError.
     """
-    first = len(requests) // 2 if run is None else max(0, len(requests) - len(run.sent))
-    judged = requests[first:]
-    if run is not None:
-        check_same(judged, run)
+    first = len(requests) // 2 if run is None else first_of(requests, run)
+    end = len(requests) if run is None else first + len(run.sent)
+    judged = requests[first:end]
     past = list(served(requests[:first]))
     budget = scenario.max_num_batched_tokens
     calibration = fit(past, budget) if step_time is None else overhead_of(past, step_time, budget)
-    answers = replayed(trace, scenario, calibration.step_time, policy)[first:]
+    answers = replayed(trace, scenario, calibration.step_time, policy)[first:end]
     way = None if run is None else client_seconds(judged, run)
     streamed = [request.first_seconds is not None for request in judged]
     predicted = _predicted(answers, streamed, (calibration.overhead_seconds or 0.0) + (way or 0.0))

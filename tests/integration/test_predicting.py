@@ -43,7 +43,8 @@ def test_a_recorded_run_is_predicted_from_its_log(fleet: Fleet, tmp_path: Path, 
         loadtest("run", gateway.url, *judged, *SHARED, *SIZES)
     [log] = tmp_path.glob("gateway-*.log")
     document = predicted(log, tmp_path)
-    assert (document["before"], document["judged"]) == (ALONE, REQUESTS)
+    assert document["judged"] == REQUESTS
+    assert document["before"] > ALONE  # and what its checkpoint asked
     assert document["calibration"]["answers"] >= 20
     figures = {figure["name"]: figure for figure in document["figures"]}
     assert figures["hit rate"]["measured"] > 0.5

@@ -68,11 +68,22 @@ def test_the_client_s_run_is_judged_where_there_is_one() -> None:
     assert verdict(found.lines)[0]
 
 
+def test_the_client_s_run_is_found_though_others_came_after_it() -> None:
+    requests = logged(traffic(), overhead_seconds=0.004)
+    for later in (1, 100):
+        found = told(requests, STEP, client_of(requests[:-later], 150, way_seconds=0.001))
+        assert (found.before, found.judged) == (250 - later, 150)
+        assert found.client_seconds == pytest.approx(0.001)
+        assert verdict(found.lines)[0]
+
+
 def test_results_of_another_run_are_refused() -> None:
     requests = logged(traffic())
-    later = client_of(requests[:-100], 150)
-    with pytest.raises(Mismatch, match="are not those of the client"):
-        told(requests, STEP, later)
+    with pytest.raises(Mismatch, match="no 150 requests of the log"):
+        told(requests, STEP, client_of(logged(traffic(per_second=3.0)), 150))
+    longer = [replace(one, output_tokens=one.output_tokens + 1) for one in requests]
+    with pytest.raises(Mismatch, match="no 150 requests of the log"):
+        told(requests, STEP, client_of(longer, 150))
     with pytest.raises(Mismatch, match="the log tells of 120"):
         told(requests[:120], STEP, client_of(requests, 150))
 
