@@ -3,15 +3,16 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from loadtest.checkpoint.document import Checkpoint, Role, Status
+from tests.integration.conftest import whole_fleet_is_up
 from tests.integration.fleet import CHAT_MODEL, EMBEDDING_MODEL, Fleet
-from tests.integration.gateway_process import Gateway
-from tests.integration.observed import eventually, read
+from tests.integration.gateway_process import Gateway, config_for, running_gateway
 
 SECRET = "sk-checkpoint-secret"
 
@@ -44,14 +45,18 @@ def run(url: str, out: Path, *options: str) -> Checkpoint:
     return made
 
 
+@pytest.fixture(scope="module")
+def gateway(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """One of their own: what it learns of these prompts would mislead where predictions are judged."""
+    with running_gateway(tmp_path_factory.mktemp("gateway"), config_for(fleet, {}, {})) as running:
+        yield running
+
+
 @pytest.fixture
 async def kept(gateway: Gateway, fleet: Fleet, tmp_path: Path) -> Path:
     """The folder of a run through the gateway."""
 
-    async def all_up() -> bool:
-        return await read(gateway.admin_url, "gateway_backend_up") == len(fleet.urls)
-
-    await eventually(all_up, "every backend is up")
+    await whole_fleet_is_up(gateway, fleet)
     run(gateway.url, tmp_path / "run")
     return tmp_path / "run"
 
