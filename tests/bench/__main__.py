@@ -209,7 +209,7 @@ def _compare(place: Place, ready: list[Peer], chosen: list[Scenario], repetition
         _fail(str(error))
     return Results(
         machine=describe(),
-        versions={peer.name: version(place, peer) for peer in ready},
+        versions={peer.name: version(place.peers, peer) for peer in ready},
         scenarios=[scenario.name for scenario in chosen],
         turns=turns,
     )
