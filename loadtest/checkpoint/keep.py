@@ -36,7 +36,8 @@ from loadtest.checkpoint.verification import questions_of, verify_live
 from loadtest.checkpoint.versions import freeze, source
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
-from loadtest.report.schema import Distribution, Results
+from loadtest.report.schema import Results
+from loadtest.report.statistics import value_of
 from loadtest.report.summarise import Bounds
 
 JSON_NAME, MARKDOWN_NAME = "checkpoint.json", "checkpoint.md"
@@ -145,9 +146,6 @@ def summary_of(results: Results) -> Summary:
     """The figures that people quote."""
     rates, latency = results.steady or results.overall, results.latency
 
-    def at(values: Distribution | None, name: str) -> float | None:
-        return None if values is None else getattr(values, name)
-
     return Summary(
         offered=results.requests.offered,
         succeeded=results.requests.succeeded,
@@ -156,10 +154,10 @@ def summary_of(results: Results) -> Summary:
         completion_tokens=results.tokens.completion,
         requests_per_second=rates.requests_per_second,
         output_tokens_per_second=rates.output_tokens_per_second,
-        ttft_p50_ms=at(latency.ttft_from_intended, "p50"),
-        ttft_p99_ms=at(latency.ttft_from_intended, "p99"),
-        tpot_p50_ms=at(latency.tpot, "p50"),
-        e2e_p99_ms=at(latency.e2e_from_intended, "p99"),
+        ttft_p50_ms=value_of(latency.ttft_from_intended, "p50"),
+        ttft_p99_ms=value_of(latency.ttft_from_intended, "p99"),
+        tpot_p50_ms=value_of(latency.tpot, "p50"),
+        e2e_p99_ms=value_of(latency.e2e_from_intended, "p99"),
         valid=results.verdict.valid,
         passed=results.verdict.passed,
         reasons=results.verdict.reasons,

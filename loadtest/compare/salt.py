@@ -6,8 +6,8 @@ import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 
-from loadtest.compare.counted import hits
 from loadtest.compare.proxy import ask
+from loadtest.drive.counted import hits
 from loadtest.drive.target import read_counters
 from loadtest.workloads.body import BodyMaker, Endpoint
 from loadtest.workloads.prompts import NO_GROUP, Prompt

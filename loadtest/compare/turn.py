@@ -12,7 +12,6 @@ from pathlib import Path
 import aiohttp
 from rich.console import Console
 
-from loadtest.compare import counted
 from loadtest.compare.added import added_latency
 from loadtest.compare.fleet import Fleet
 from loadtest.compare.options import CompareOptions
@@ -21,6 +20,7 @@ from loadtest.compare.proxy import Proxy, ProxyFailed, log_end, started
 from loadtest.compare.salt import passes_salt
 from loadtest.compare.schema import DIRECT, Figures, Overhead, Turn
 from loadtest.compare.spending import Spending
+from loadtest.drive import counted
 from loadtest.drive.fleet import WorkerDied
 from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
@@ -28,7 +28,8 @@ from loadtest.drive.record import Record
 from loadtest.drive.run import Order, measured
 from loadtest.drive.target import Target, TargetError
 from loadtest.report.files import write_results
-from loadtest.report.schema import Distribution, Results
+from loadtest.report.schema import Results
+from loadtest.report.statistics import value_of
 from loadtest.vllm_cpu.process import free_ports
 from loadtest.workloads.spec import WorkloadKind, WorkloadSpec
 
@@ -169,11 +170,11 @@ def figures(results: Results, records: Sequence[Record], engines: list[str], spe
         requests_per_second=results.overall.requests_per_second,
         output_tokens_per_second=results.overall.output_tokens_per_second,
         attainment=results.slo.attainment if results.slo else None,
-        ttft_p50=_at(ttft, "p50"),
-        ttft_p99=_at(ttft, "p99"),
-        tpot_p50=_at(latency.tpot, "p50"),
-        e2e_p50=_at(e2e, "p50"),
-        e2e_p99=_at(e2e, "p99"),
+        ttft_p50=value_of(ttft, "p50"),
+        ttft_p99=value_of(ttft, "p99"),
+        tpot_p50=value_of(latency.tpot, "p50"),
+        e2e_p50=value_of(e2e, "p50"),
+        e2e_p99=value_of(e2e, "p99"),
         least_share=counted.least_share([counted.served(delta) for delta in by_engine]),
         peak_running=[max(values, default=None) for values in running],
         preemptions=counted.preemptions(results.metrics_delta),
@@ -183,10 +184,6 @@ def figures(results: Results, records: Sequence[Record], engines: list[str], spe
         others_share=spending.others_share,
         ttft_ms=[round(value * 1e3, 2) for value in first],
     )
-
-
-def _at(values: Distribution | None, name: str) -> float | None:
-    return None if values is None else getattr(values, name)
 
 
 def _each(cpu_seconds: float | None, count: int) -> float | None:

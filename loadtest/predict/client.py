@@ -11,11 +11,11 @@ from typing import Any
 
 import orjson
 
+from loadtest.drive.counted import hit_ratio as hit_ratio_of
 from loadtest.drive.record import OK
 from loadtest.predict.compare import Side
 from loadtest.recording.access_log import Logged
 
-_HITS, _QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
 _CLOCKS_APART_SECONDS = 1.0
 _EQUAL_SHARE = 0.9  # of answers' lengths; requests that were sent together may arrive in another order
 
@@ -54,7 +54,7 @@ def read_run(results: Path) -> ClientRun:
         sent = [
             _sent(record) for line in lines.read_bytes().splitlines() if (record := orjson.loads(line))["outcome"] == OK
         ]
-        hit_ratio = _counted(document["metrics_delta"])
+        hit_ratio = hit_ratio_of(document["metrics_delta"])
         verdict = document["verdict"]
         doubts = [] if verdict["valid"] else [str(reason) for reason in verdict["reasons"]]
     except OSError as error:
@@ -72,14 +72,6 @@ def _sent(record: dict[str, Any]) -> Sent:
         float(record["sent"]), None if first is None else float(first), float(record["end"]),
         int(record["completion_tokens"] or 0),
     )  # fmt: skip
-
-
-def _counted(change: dict[str, float]) -> float | None:
-    def total(name: str) -> float:
-        return sum(value for key, value in change.items() if key.rpartition(" ")[2].partition("{")[0] == name)
-
-    queries = total(_QUERIES)
-    return total(_HITS) / queries if queries else None
 
 
 def first_of(requests: Sequence[Logged], run: ClientRun) -> int:

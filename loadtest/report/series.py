@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from loadtest.report.schema import Distribution, Environment, Results, Throughput
+from loadtest.report.schema import Environment, Results, Throughput
+from loadtest.report.statistics import value_of
 
 # 2: ratios. Whatever reads this version reads older files as well.
 SERIES_SCHEMA_VERSION = 2
@@ -94,10 +95,6 @@ def _per_user(results: Results, rate: float) -> float | None:
     return rate / users if users else None
 
 
-def _at(values: Distribution | None, name: str) -> float | None:
-    return None if values is None else getattr(values, name)
-
-
 # Latencies are milliseconds from the intended send; rates are those of the steady part, where there is one.
 FIGURES: dict[str, Callable[[Results], float | None]] = {
     "requests_per_second": lambda results: _rates(results).requests_per_second,
@@ -106,18 +103,18 @@ FIGURES: dict[str, Callable[[Results], float | None]] = {
     "prompt_tokens_per_second": lambda results: _rates(results).prompt_tokens_per_second,
     "goodput_per_second": lambda results: results.slo.goodput_per_second if results.slo else None,
     "attainment": lambda results: results.slo.attainment if results.slo else None,
-    "ttft_p50": lambda results: _at(results.latency.ttft_from_intended, "p50"),
-    "ttft_p95": lambda results: _at(results.latency.ttft_from_intended, "p95"),
-    "ttft_p99": lambda results: _at(results.latency.ttft_from_intended, "p99"),
-    "tpot_p50": lambda results: _at(results.latency.tpot, "p50"),
-    "tpot_p95": lambda results: _at(results.latency.tpot, "p95"),
-    "tpot_p99": lambda results: _at(results.latency.tpot, "p99"),
-    "itl_p50": lambda results: _at(results.latency.itl, "p50"),
-    "itl_p95": lambda results: _at(results.latency.itl, "p95"),
-    "itl_p99": lambda results: _at(results.latency.itl, "p99"),
-    "e2e_p50": lambda results: _at(results.latency.e2e_from_intended, "p50"),
-    "e2e_p95": lambda results: _at(results.latency.e2e_from_intended, "p95"),
-    "e2e_p99": lambda results: _at(results.latency.e2e_from_intended, "p99"),
+    "ttft_p50": lambda results: value_of(results.latency.ttft_from_intended, "p50"),
+    "ttft_p95": lambda results: value_of(results.latency.ttft_from_intended, "p95"),
+    "ttft_p99": lambda results: value_of(results.latency.ttft_from_intended, "p99"),
+    "tpot_p50": lambda results: value_of(results.latency.tpot, "p50"),
+    "tpot_p95": lambda results: value_of(results.latency.tpot, "p95"),
+    "tpot_p99": lambda results: value_of(results.latency.tpot, "p99"),
+    "itl_p50": lambda results: value_of(results.latency.itl, "p50"),
+    "itl_p95": lambda results: value_of(results.latency.itl, "p95"),
+    "itl_p99": lambda results: value_of(results.latency.itl, "p99"),
+    "e2e_p50": lambda results: value_of(results.latency.e2e_from_intended, "p50"),
+    "e2e_p95": lambda results: value_of(results.latency.e2e_from_intended, "p95"),
+    "e2e_p99": lambda results: value_of(results.latency.e2e_from_intended, "p99"),
     "hit_ratio": lambda results: results.routing.hit_ratio,
     "failed_ratio": lambda results: results.requests.failed / max(1, results.requests.offered),
     "peak_in_flight": lambda results: results.concurrency.peak,

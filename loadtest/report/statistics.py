@@ -22,6 +22,11 @@ def rank(count: int, percent: float) -> int:
     return max(1, math.ceil(round(count * percent / 100, 9)))
 
 
+def value_of(values: Distribution | None, name: str) -> float | None:
+    """One of a distribution's figures, as p50; None where there is no distribution."""
+    return None if values is None else getattr(values, name)
+
+
 def distribution_ms(seconds: Sequence[float]) -> Distribution | None:
     """The distribution, in milliseconds, of values in seconds; None where there are none."""
     if not seconds:

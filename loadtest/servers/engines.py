@@ -14,6 +14,7 @@ from typing import Protocol
 
 import aiohttp
 
+from loadtest.drive import counted
 from loadtest.drive.pages import page_values
 from loadtest.drive.target import counters
 from loadtest.servers.procs import bound_to
@@ -157,10 +158,10 @@ class Engines:
             for now, before, lost in zip(await self._read(), self._before, self._lost, strict=True)
         ]
         return Counted(
-            hit_tokens=sum(_total(delta, "vllm:prefix_cache_hits_total") for delta in deltas),
-            prompt_tokens=sum(_total(delta, "vllm:prefix_cache_queries_total") for delta in deltas),
-            preemptions=sum(_total(delta, "vllm:num_preemptions_total") for delta in deltas),
-            requests=tuple(_total(delta, "vllm:request_success_total") for delta in deltas),
+            hit_tokens=sum(counted.hits(delta) for delta in deltas),
+            prompt_tokens=sum(counted.looked_up(delta) for delta in deltas),
+            preemptions=sum(counted.preemptions(delta) for delta in deltas),
+            requests=tuple(counted.served(delta) for delta in deltas),
         )
 
     async def _read(self) -> list[dict[str, float]]:
@@ -261,10 +262,6 @@ async def _is_idle(session: aiohttp.ClientSession, url: str) -> bool:
 async def _counters(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
     async with session.get(f"{url}/metrics") as response:
         return counters(await response.text())
-
-
-def _total(found: dict[str, float], name: str) -> float:
-    return sum(value for key, value in found.items() if key == name or key.startswith(f"{name}{{"))
 
 
 async def _reset(session: aiohttp.ClientSession, url: str, **how: str) -> bool:

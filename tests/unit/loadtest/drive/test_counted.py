@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadtest.compare.counted import hit_ratio, hits, least_share, of_each, preemptions, served
+from loadtest.drive.counted import hit_ratio, hits, least_share, of_each, preemptions, served
 
 COUNTERS = {
     'engine-1 vllm:prefix_cache_hits_total{engine="0",model_name="a b"}': 300.0,

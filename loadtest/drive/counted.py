@@ -13,10 +13,15 @@ def hits(counters: Mapping[str, float]) -> float:
     return total(counters, _HITS)
 
 
+def looked_up(counters: Mapping[str, float]) -> float:
+    """Prompt tokens that were looked for there."""
+    return total(counters, _LOOKED_UP)
+
+
 def hit_ratio(counters: Mapping[str, float]) -> float | None:
     """Of all prompt tokens that were looked up; None where none were."""
-    looked_up = total(counters, _LOOKED_UP)
-    return hits(counters) / looked_up if looked_up else None
+    tokens = looked_up(counters)
+    return hits(counters) / tokens if tokens else None
 
 
 def preemptions(counters: Mapping[str, float]) -> float:
@@ -46,5 +51,5 @@ def least_share(requests: list[float]) -> float | None:
 
 
 def total(counters: Mapping[str, float], name: str) -> float:
-    """A counter over all its labels, and over all engines."""
+    """A counter over all its labels, and over all engines whose names are before it."""
     return sum(value for key, value in counters.items() if key.partition("{")[0].rpartition(" ")[2] == name)
