@@ -41,6 +41,7 @@ from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
 from gateway.limit_moves import LimitMoves
 from gateway.line_view import LineView
+from gateway.memory import MemoryBudget
 from gateway.observe.access_log import AccessLog
 from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.finished import Finished
@@ -74,6 +75,7 @@ class Gateway:
         self.config = config
         self.clock = clock
         self.metrics = Metrics()
+        self.memory = MemoryBudget(config.server.memory_budget_bytes)
         self.fleet = Fleet(config.backends, config.health, config.admission, clock=clock, random=random)
         self.knowledge = Knowledge(config, self.fleet, self.metrics, lambda seat: self.placement.in_flight_tokens(seat))
         self.knowledge.trust.on_change.append(TrustLog(self.knowledge.engine_of, clock).changed)
@@ -206,6 +208,8 @@ class Gateway:
         gauge = self.metrics.gauge
         gauge("gateway_prefill_seconds_per_token", "Learned cost of one uncached prompt token.", (),
               lambda: [((), self.calibration.model.b)])  # fmt: skip
+        gauge("gateway_held_bytes", "Memory held by bodies, uploads, queued requests and collected answers.", (),
+              lambda: [((), self.memory.used_bytes)])  # fmt: skip
         gauge("gateway_embedding_cache_bytes", "Memory that kept vectors take.", (),
               lambda: [((), self.reuse.cache.used_bytes if self.reuse else 0)])  # fmt: skip
         gauge("gateway_access_log_dropped_lines", "Access-log lines that could not be written.", (),

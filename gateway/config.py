@@ -43,6 +43,9 @@ class ServerConfig(Section):
     max_connections: int = Field(16384, gt=0, description="Client connections; more are closed at once.")
     max_body_bytes: int = Field(33554432, gt=0, description="Larger request bodies get 413.")
     max_upload_bytes: int = Field(536870912, gt=0, description="The same for audio uploads, which are streamed.")
+    memory_budget_bytes: int = Field(
+        1073741824, gt=0, description="Request bodies, uploads, queued requests and collected answers together."
+    )
     max_json_depth: int = Field(64, gt=0, description="Deeper nesting gets 400.")
     max_json_containers: int = Field(32768, gt=0, description="More objects and arrays in one body get 400.")
     max_json_strings: int = Field(65536, gt=0, description="More strings in one body get 400.")

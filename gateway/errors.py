@@ -152,6 +152,16 @@ class NoBackend(GatewayError):
     spreads = True
 
 
+class MemoryFull(GatewayError):
+    """The requests that the gateway holds have used up its memory budget."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "memory_budget_exceeded"
+    outcome = "memory_full"
+    spreads = True
+
+
 class Draining(GatewayError):
     """The gateway is shutting down."""
 

@@ -1,0 +1,47 @@
+"""The memory budget is never exceeded, and nothing of it is lost."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import MemoryFull
+from gateway.memory import Holding, MemoryBudget
+
+
+def test_what_exceeds_the_budget_is_refused_and_reserves_nothing() -> None:
+    budget = MemoryBudget(100)
+    with Holding(budget) as first:
+        first.add(70)
+        with Holding(budget) as second:
+            with pytest.raises(MemoryFull) as refused:
+                second.add(31)
+            assert refused.value.status == 503
+            assert refused.value.retry_after_seconds
+            assert budget.used_bytes == 70
+            second.add(30)
+        assert budget.used_bytes == 70
+    assert budget.used_bytes == 0
+
+
+def test_releasing_again_gives_nothing_back_twice() -> None:
+    budget = MemoryBudget(100)
+    holding = Holding(budget)
+    holding.add(60)
+    holding.release()
+    holding.release()
+    assert repr(budget) == "<MemoryBudget 0 of 100 bytes>"
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 60))))
+def test_the_sum_of_all_holdings_is_what_is_used_and_within_the_limit(steps: list[tuple[int, int]]) -> None:
+    budget = MemoryBudget(100)
+    holdings = [Holding(budget) for _ in range(5)]
+    for number, size_bytes in steps:
+        if size_bytes < 0:
+            holdings[number].release()
+        else:
+            try:
+                holdings[number].add(size_bytes)
+            except MemoryFull:
+                assert budget.used_bytes + size_bytes > 100
+        assert sum(each.size_bytes for each in holdings) == budget.used_bytes <= 100
