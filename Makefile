@@ -5,6 +5,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 ENGINE ?= sim
 ARGS ?=
+JOBS ?= 2
 
 .PHONY: setup check format test test-random test-vllm bench bench-smoke predict demo docs image clean
 
@@ -27,9 +28,9 @@ format: setup
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-# Property tests try the same cases every time here, and new ones in test-random.
+# Property tests try the same cases every time here, and new ones in test-random. Files run side by side, JOBS at a time.
 test: setup
-	$(PY) -m pytest tests --hypothesis-profile=ci $(ARGS)
+	$(PY) -m pytest tests --hypothesis-profile=ci -n $(JOBS) --dist loadfile $(ARGS)
 
 test-random: setup
 	$(PY) -m pytest tests/unit $(ARGS)
