@@ -7,6 +7,8 @@
 `fairness` shows what one client waits for while another floods the gateway.
 `limits` compares the adaptive limit on sequences in flight with every static one, in virtual time.
 `routing` compares what routers make of prefix caches, on real engines under a trace.
+`bounds` sends every hostile input, and shows what it costs others and the gateway's memory.
+`soak` sends a million mixed requests, and fails if anything is left of them or memory grows.
 `documents` shows how much sooner a long rerank request is answered by two engines than by one.
 `predict` drives engines through the gateway, replays the gateway's log, and tells how near the replay was.
 `embeddings` compares many small embeddings requests with and without the gateway's batches.
@@ -30,6 +32,7 @@ from loadtest.compare.peer import Peer
 from loadtest.compare.peers import named
 from tests.bench import fairness, measure, peers, report, scenarios
 from tests.bench.alone import alone
+from tests.bench.bounds.command import bounds
 from tests.bench.deciding import measure as decisions
 from tests.bench.deciding.results import table
 from tests.bench.documents import documents
@@ -46,6 +49,7 @@ from tests.bench.predict.command import predict
 from tests.bench.results import Results, Turn
 from tests.bench.routing.command import routing
 from tests.bench.scenarios import Scenario
+from tests.bench.soak.command import soak
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 _ROOT = Path(".bench")
@@ -168,6 +172,8 @@ def overload_command(
         _fail("\n".join(found))
 
 
+app.command("bounds")(bounds)
+app.command("soak")(soak)
 app.command("routing")(routing)
 app.command("predict")(predict)
 app.command("documents")(documents)

@@ -1,0 +1,1 @@
+"""A million mixed requests, and nothing is left of them."""

@@ -1,0 +1,61 @@
+"""What is measured during a soak, and what must hold of it at the end. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MEBIBYTE = 1048576
+PER_REQUESTS = 100_000
+MAX_SLOPE_MIB = 1.0  # per 100,000 requests
+ENOUGH_REQUESTS = 200_000  # below it, allocators and tables that fill outweigh any leak
+# Series that must be there and be 0 at rest, by their beginnings.
+ZERO_GAUGES = (
+    "gateway_backend_in_flight{", "gateway_backend_kv_tokens_reserved{", "gateway_queued_requests{",
+    "gateway_held_bytes",
+)  # fmt: skip
+ZERO_IF_THERE = ("gateway_invariant_violations_total", "gateway_access_log_dropped_lines")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look at the process."""
+
+    requests: int
+    rss_bytes: int
+
+
+@dataclass(frozen=True)
+class AtRest:
+    """What the gateway has open while nobody asks."""
+
+    open_files: int = 0
+    threads: int = 0
+
+
+def slope_mib(samples: Sequence[Sample]) -> float:
+    """Growth of the memory by least squares, in MiB per 100,000 requests; 0 for fewer than two points."""
+    if len(samples) < 2:
+        return 0.0
+    mean_x = sum(sample.requests for sample in samples) / len(samples)
+    mean_y = sum(sample.rss_bytes for sample in samples) / len(samples)
+    spread = sum((sample.requests - mean_x) ** 2 for sample in samples)
+    if not spread:
+        return 0.0
+    together = sum((sample.requests - mean_x) * (sample.rss_bytes - mean_y) for sample in samples)
+    return together / spread * PER_REQUESTS / MEBIBYTE
+
+
+def busy_gauges(metrics: dict[str, float]) -> list[str]:
+    """What is not at rest by the metrics; a series that must be there and is not counts, too."""
+    found = [f"{name} is missing" for name in ZERO_GAUGES if not any(series.startswith(name) for series in metrics)]
+    return found + [
+        f"{series} is {value:g}"
+        for series, value in metrics.items()
+        if value and series.startswith(ZERO_GAUGES + ZERO_IF_THERE)
+    ]
+
+
+def lag_share_above(metrics: dict[str, float], seconds: str = "0.05") -> float:
+    """The share of looks at the event loop that were later than one of the histogram's bounds."""
+    count = metrics.get("gateway_event_loop_lag_seconds_count", 0.0)
+    within = metrics.get(f'gateway_event_loop_lag_seconds_bucket{{le="{seconds}"}}', 0.0)
+    return 1 - within / count if count else 0.0
