@@ -7,7 +7,7 @@ ENGINE ?= sim
 ARGS ?=
 JOBS ?= 2
 
-.PHONY: setup check format test test-random test-vllm bench bench-smoke predict demo docs image clean
+.PHONY: setup check format test test-random test-vllm bench bench-smoke soak predict demo docs image clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
@@ -44,6 +44,10 @@ bench: setup
 
 bench-smoke: setup
 	$(PY) -m tests.bench smoke
+
+# A million mixed requests, ten to fifteen minutes. ARGS="--requests 100000 --seed 2" changes that.
+soak: setup
+	$(PY) -m tests.bench soak $(ARGS)
 
 # Engines, gateway and load, recorded and replayed: how near is the engine model? ENGINE=vllm: real ones.
 predict: setup
