@@ -13,6 +13,9 @@ OK = b"HTTP/1.1 200 OK\r\n"
 JSON = b"content-type: application/json\r\n"
 BODY = b'{"choices":[]}'
 LENGTH = b"content-length: %d\r\n" % len(BODY)
+PLAIN = OK + JSON + LENGTH + b"\r\n" + BODY
+CHUNKED = OK + JSON + b"transfer-encoding: chunked\r\n"
+CHUNK = b"%x\r\n%b\r\n" % (len(BODY), BODY)
 INJECTED = b"HTTP/1.1 200 OK\r\nx-injected: 1\r\ncontent-length: 4\r\n\r\nEVIL"
 
 REFUSED = {
@@ -21,7 +24,7 @@ REFUSED = {
     "bare LF everywhere": (OK + JSON + LENGTH + b"\r\n").replace(b"\r\n", b"\n") + BODY,
     "bare LF in a header": OK + b"x: a\ny: b\r\n" + JSON + LENGTH + b"\r\n" + BODY,
     "bare CR for all ends": (OK + JSON + LENGTH + b"\r\n").replace(b"\r\n", b"\r") + BODY,
-    "5,000 x 103": b"HTTP/1.1 103 Early Hints\r\nlink: <a>\r\n\r\n" * 5000 + OK + JSON + LENGTH + b"\r\n" + BODY,
+    "5,000 x 103": b"HTTP/1.1 103 Early Hints\r\nlink: <a>\r\n\r\n" * 5000 + PLAIN,
     "the same length twice": OK + JSON + LENGTH + LENGTH + b"\r\n" + BODY,
     "a list of lengths": OK + JSON + b"content-length: %d, %d\r\n\r\n" % (len(BODY), len(BODY)) + BODY,
     "length with a sign": OK + JSON + b"content-length: +%d\r\n\r\n" % len(BODY) + BODY,
@@ -30,38 +33,30 @@ REFUSED = {
     "status 2000": OK.replace(b"200", b"2000") + JSON + LENGTH + b"\r\n" + BODY,
 }
 FAITHFUL = {
-    "100, then 200": (200, BODY, b"HTTP/1.1 100 Continue\r\n\r\n" + OK + JSON + LENGTH + b"\r\n" + BODY),
-    "102, then 200": (200, BODY, b"HTTP/1.1 102 Processing\r\n\r\n" + OK + JSON + LENGTH + b"\r\n" + BODY),
+    "100, then 200": (200, BODY, b"HTTP/1.1 100 Continue\r\n\r\n" + PLAIN),
+    "102, then 200": (200, BODY, b"HTTP/1.1 102 Processing\r\n\r\n" + PLAIN),
     "100 with a length": (
         200,
         BODY,
-        b"HTTP/1.1 100 Continue\r\ncontent-length: 5\r\n\r\n" + OK + JSON + LENGTH + b"\r\n" + BODY,
+        b"HTTP/1.1 100 Continue\r\ncontent-length: 5\r\n\r\n" + PLAIN,
     ),
     "204 with a body": (204, b"", b"HTTP/1.1 204 No Content\r\n" + LENGTH + b"\r\n" + BODY),
     "304 with a length": (304, b"", b"HTTP/1.1 304 Not Modified\r\n" + LENGTH + b"\r\n"),
-    "two answers": (200, BODY, OK + JSON + LENGTH + b"\r\n" + BODY + INJECTED),
-    "more than its length": (200, BODY, OK + JSON + LENGTH + b"\r\n" + BODY + b"x" * 100),
+    "two answers": (200, BODY, PLAIN + INJECTED),
+    "more than its length": (200, BODY, PLAIN + b"x" * 100),
     "chunked twice": (
         200,
         b"",
-        OK + JSON + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        CHUNKED + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
     ),
     "gzip": (200, BODY, OK + JSON + b"content-encoding: gzip\r\n" + LENGTH + b"\r\n" + BODY),
-    "trailers": (
-        200,
-        BODY,
-        OK + JSON + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\nx-injected: 1\r\n\r\n" % (len(BODY), BODY),
-    ),
-    "chunk extension": (
-        200,
-        BODY,
-        OK + JSON + b"transfer-encoding: chunked\r\n\r\n%x;a=b\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY),
-    ),
+    "trailers": (200, BODY, CHUNKED + b"\r\n" + CHUNK + b"0\r\nx-injected: 1\r\n\r\n"),
+    "chunk extension": (200, BODY, CHUNKED + b"\r\n" + CHUNK.replace(b"\r\n", b";a=b\r\n", 1) + b"0\r\n\r\n"),
     "status 600": (600, BODY, OK.replace(b"200", b"600") + JSON + LENGTH + b"\r\n" + BODY),
     "HTTP/1.0": (200, BODY, OK.replace(b"1.1", b"1.0") + JSON + LENGTH + b"\r\n" + BODY),
     "HTTP/2.0": (200, BODY, OK.replace(b"1.1", b"2.0") + JSON + LENGTH + b"\r\n" + BODY),
     "no reason": (200, BODY, b"HTTP/1.1 200\r\n" + JSON + LENGTH + b"\r\n" + BODY),
-    "leading empty lines": (200, BODY, b"\r\n\r\n" + OK + JSON + LENGTH + b"\r\n" + BODY),
+    "leading empty lines": (200, BODY, b"\r\n\r\n" + PLAIN),
 }
 
 
