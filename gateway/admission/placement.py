@@ -351,7 +351,8 @@ class Placement:
         seat.placed += 1
         reservation = self._room.reserve(seat, ask)
         self._policy.placed(ask, option)
-        self._hits.bound(ask, now)
+        if len(self._queue):  # nobody else's hits are kept
+            self._hits.bound(ask, now)
         tenants = self._queue.tenants(ask.model)
         tenant, tokens, waited_seconds = tenants.of(ask), 0.0, 0.0
         if ticket is not None:

@@ -95,6 +95,14 @@ def test_nobody_overtakes_a_line_on_arrival() -> None:
     assert list(here.queue) == [second]
 
 
+def test_nothing_is_noted_of_prompts_that_are_placed_while_nobody_waits() -> None:
+    here = hall(1, policy="prefix")
+    for key in range(100):
+        bound = bind(here, ask(keys=(key,), edges=(256,), prompt_size=256))
+        here.placement.release(bound, here.now)
+    assert len(here.placement._hits) == 0
+
+
 def test_a_full_line_refuses_with_a_hint() -> None:
     here = hall(1, max_requests=1)
     bind(here)

@@ -1,6 +1,8 @@
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.admission.ticket import Ticket
 from gateway.admission.waiting_hits import WaitingHits
@@ -68,11 +70,33 @@ def test_other_engines_are_looked_at_anew(caches: Caches, hits: WaitingHits) -> 
     assert caches.looks == 2
 
 
-def test_what_was_bound_long_ago_is_forgotten(caches: Caches, hits: WaitingHits) -> None:
-    waiting = ticket(1)
-    for key in range(100):
-        hits.bound(Ask("m", keys=(key,)), 0.0)
-    hits.of([waiting], SEATS, 5.0)
-    hits.of([waiting], SEATS, 5.5)
-    assert caches.looks == 1
-    assert not hits._bound
+def test_what_is_kept_of_bindings_is_of_the_last_two_seconds_though_nobody_looks(hits: WaitingHits) -> None:
+    for key in range(20_000):
+        hits.bound(Ask("m", keys=(key,)), key / 1000)
+        assert len(hits) <= 2003
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["bound", "look"]), st.integers(0, 2), st.sampled_from([0.0, 0.1, 0.6, 1.0, 1.5])),
+        max_size=30,
+    )
+)
+def test_a_hit_is_looked_up_anew_if_it_is_old_or_one_that_begins_alike_was_bound_since(
+    steps: list[tuple[str, int, float]],
+) -> None:
+    caches, now = Caches(), 0.0
+    hits, waiting = WaitingHits(caches), [ticket(0), ticket(1), ticket(2)]
+    looked: dict[int, float] = {}
+    bound: dict[int, float] = {}
+    for step, key, seconds in steps:
+        now += seconds
+        if step == "bound":
+            hits.bound(Ask("m", keys=(key,)), now)
+            bound[key] = now
+            continue
+        is_good = key in looked and looked[key] >= now - 1.0 and looked[key] > bound.get(key, -1.0)
+        before = caches.looks
+        hits.of([waiting[key]], SEATS, now)
+        assert caches.looks - before == (not is_good)
+        looked[key] = looked[key] if is_good else now
