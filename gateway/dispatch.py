@@ -11,7 +11,7 @@ from gateway.observe.record import Record
 from gateway.relay.exchange import Answer, Sink
 from gateway.relay.relay import Relay
 from gateway.relay.retry import Attempts, RetryBudget
-from gateway.request import InferenceRequest
+from gateway.request import SEVERAL_TENANTS, InferenceRequest
 from gateway.routing.explain import as_header
 
 _PAUSE_SECONDS = 1.0  # before the only backend there is is tried again
@@ -109,7 +109,7 @@ class Dispatcher:
 
     def _succeeded(self, request: InferenceRequest, lease: Lease, answer: Answer, record: Record) -> None:
         lease.answered = answer.status == 200
-        self._fleet.succeeded(self._relay.backend(lease.backend))
+        self._fleet.succeeded(self._relay.backend(lease.backend), _tenant(request))
         self._metrics.attempts.add((lease.backend, "ok"))
         if lease.first_token_seconds is None:
             lease.first_token_seconds = answer.first_byte_seconds
@@ -125,7 +125,7 @@ class Dispatcher:
 
     def _failed(self, request: InferenceRequest, lease: Lease, error: BackendError) -> None:
         backend = self._relay.backend(lease.backend)
-        self._fleet.failed(backend, error)
+        self._fleet.failed(backend, error, _tenant(request))
         self._metrics.attempts.add((lease.backend, error.code or "failed"))
         lease.served_tokens = 0  # what a backend has lost is not the tenant's
         if isinstance(error, BackendBusy):
@@ -138,6 +138,12 @@ class Dispatcher:
         serving = self._fleet.serving(request.ask.model) or ()
         tried = attempts.avoid | {lease.backend}
         return request.ask.pinned is None and any(backend.name not in tried for backend in serving)
+
+
+def _tenant(request: InferenceRequest) -> str | None:
+    """Whose request it is; None = not known."""
+    tenant = request.ask.tenant
+    return None if tenant == SEVERAL_TENANTS else tenant
 
 
 def _rank(request: InferenceRequest, lease: Lease) -> int | None:

@@ -190,6 +190,7 @@ class BackendError(GatewayError):
     retryable: ClassVar[bool] = False
     passing: ClassVar[bool] = False  # backends that stop or start fail like this: the same one may do better later
     counts_as_failure: ClassVar[bool] = True
+    answered: bool = False  # the backend is well enough to say that it failed: the request may be at fault
     answer: Any = None  # what the backend said, if it said anything: passed on when nothing else can be tried
 
 
@@ -241,6 +242,8 @@ class ModelMissing(BackendError):
 
 class BackendFault(BackendError):
     """The backend answered 5xx before anything else: it is counted against it, and passed on."""
+
+    answered = True
 
 
 class BackendAborted(BackendError):

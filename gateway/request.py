@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+SEVERAL_TENANTS = "(several)"  # the tenant of a request with inputs of more than one
+
 
 class Kind(StrEnum):
     """What an endpoint does with an engine; decides how a request is counted and routed."""

@@ -16,6 +16,7 @@ ones in a row. Requests give consecutive failures, which eject for a time that d
 - An ejection ends by time, or by a good probe in its second half. If the engine said it is dead, only time counts:
   /health of such an engine may still say 200.
 - After an ejection the backend is on probation: one failure ejects it again, one success ends the probation.
+- Which error answers count as failures is decided by `backends.blame`.
 """
 
 import enum
@@ -24,6 +25,7 @@ import math
 from random import Random
 from typing import Literal
 
+from gateway.backends.blame import Blame, Peers
 from gateway.config import HealthConfig
 
 State = Literal["unknown", "up", "down", "ejected"]
@@ -59,6 +61,7 @@ class Health:
         "_rises",
         "_unwell",
         "_verdict",
+        "blame",
         "ejected_until",
         "ever_up",
         "heard_at",
@@ -74,6 +77,7 @@ class Health:
         self.ever_up = False
         self.heard_at = -math.inf  # when bytes of an answer last came; a relay may set it for each chunk
         self.ejected_until = -math.inf
+        self.blame = Blame()
         self._verdict: Literal["unknown", "up", "down"] = "unknown"
         self._falls = 0
         self._rises = 0
@@ -106,8 +110,9 @@ class Health:
                 self._verdict = "down"
         self._settle()
 
-    def succeeded(self, now: float) -> None:
+    def succeeded(self, now: float, tenant: str | None = None) -> None:
         """Count a request that the backend answered."""
+        self.blame.served(tenant, now)
         self.heard_at = now
         self.refused = False
         self._failures = 0
@@ -124,6 +129,17 @@ class Health:
         if fatal or self._on_probation or self._failures >= self._config.eject_failures:
             self._eject(now, fatal)
 
+    def erred(self, now: float, tenant: str | None, peers: Peers) -> None:
+        """Count an error answer to a request of this tenant (None = not known)."""
+        self.tick(now)
+        self.refused = False
+        if self._is_ejected:
+            return
+        self.blame.erred(tenant, now)
+        failures = self.blame.failures(peers, self._grace_seconds, now)
+        if failures and (self._on_probation or self._failures + failures >= self._config.eject_failures):
+            self._eject(now, fatal=False)
+
     def tick(self, now: float) -> None:
         """End an ejection whose time is over."""
         if self._is_ejected and now >= self.ejected_until:
@@ -133,6 +149,7 @@ class Health:
         """Another process answers there: what requests said of the old one is void."""
         self._is_ejected = self._fatal = self._on_probation = False
         self._failures = self._doublings = 0
+        self.blame.forgive()
         self.ejected_until = -math.inf
         self._settle()
 
@@ -163,6 +180,7 @@ class Health:
         self.ejected_until = now + seconds * self._random.uniform(1 - JITTER, 1 + JITTER)
         self._doublings = min(self._doublings + 1, MOST_DOUBLINGS)
         self._failures = 0
+        self.blame.forgive()
         self._settle()
 
     def _return(self, now: float) -> None:

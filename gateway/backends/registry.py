@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from gateway.admission.limiter import Limiter, Look, Move
 from gateway.backends.backend import Backend, EngineRank, Facts, ModelCard, Telemetry
+from gateway.backends.blame import Peers
 from gateway.backends.health import NOBODY_THERE, Probe, State
 from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
 from gateway.errors import BackendError, ConnectFailed, EngineDead
@@ -119,27 +120,43 @@ class Fleet:
         cards = [card for backend in self._serving.get(model, ()) for card in backend.facts.models if card.id == model]
         return model if any(card.parent for card in cards) else None
 
-    def succeeded(self, backend: Backend) -> None:
-        """A request was answered."""
+    def succeeded(self, backend: Backend, tenant: str | None = None) -> None:
+        """A request was answered; `tenant`: whose it was, if that is known."""
         health = backend.health
         gone = health.gone
-        health.succeeded(self._clock())
+        health.succeeded(self._clock(), tenant)
         if health.gone != gone:
             self._rebuild()
 
-    def failed(self, backend: Backend, error: BackendError) -> None:
-        """A request failed. Errors that are not the backend's fault are not counted."""
+    def failed(self, backend: Backend, error: BackendError, tenant: str | None = None) -> None:
+        """A request failed. Errors that are not the backend's fault are not counted; `tenant` as in `succeeded`."""
         if not error.counts_as_failure:
             return
         refused = isinstance(error, ConnectFailed) and _nobody_was_there(error.__cause__)
         if refused:
             self._refused.add(backend)
         before = _view(backend)
-        backend.health.failed(self._clock(), fatal=isinstance(error, EngineDead), refused=refused)
+        if error.answered:
+            backend.health.erred(self._clock(), tenant, self._peers(backend))
+        else:
+            backend.health.failed(self._clock(), fatal=isinstance(error, EngineDead), refused=refused)
         self._judged(backend, before)
         after = _view(backend)
         if (after.state, after.gone) != (before.state, before.gone):
             self._doubt(backend)
+
+    def _peers(self, backend: Backend) -> Peers:
+        """What the other backends of the same models did with requests."""
+        models = {card.id for card in backend.facts.models}
+        peers = [
+            other.health.blame
+            for other in self.backends
+            if other is not backend and any(card.id in models for card in other.facts.models)
+        ]
+        return Peers(
+            max((peer.served_seconds for peer in peers), default=-math.inf),
+            max((peer.erred_seconds for peer in peers), default=-math.inf),
+        )
 
     def model_missing(self, backend: Backend, model: str) -> None:
         """The backend says that it has no such model: its list is to be read again, if it ever listed it."""

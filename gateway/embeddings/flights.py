@@ -19,9 +19,7 @@ from gateway.embeddings.token_counts import Counting, TokenCounts, sums_by_part
 from gateway.errors import BackendError, Draining, GatewayError, InternalError
 from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.record import Record
-from gateway.request import Ask, InferenceRequest, Kind
-
-_SHARED = "(several)"  # the tenant of a batch with inputs of more than one
+from gateway.request import SEVERAL_TENANTS, Ask, InferenceRequest, Kind
 
 
 class Flights:
@@ -156,7 +154,7 @@ class Flights:
             divisible=True,
             output_tokens=0,
             size_bytes=size_bytes,
-            tenant=next(iter(weights)) if len(weights) == 1 else _SHARED,
+            tenant=next(iter(weights)) if len(weights) == 1 else SEVERAL_TENANTS,
             weight=sum(weights.values()),
             batch=key.batch,
             deadline_seconds=None if None in deadlines else latest,

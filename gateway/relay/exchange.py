@@ -5,6 +5,7 @@ events is passed on as it comes. A long plain answer is passed on once it has gr
 """
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,6 +35,7 @@ _TAIL_BYTES = 4096
 _OPENING_BYTES = 512
 _EVENT_END = b"\n\n"
 _EVENT_BYTES = 512  # a larger piece may hold several events
+_ENGINE_DEATH = re.compile(rb'"(?:message|type|detail)"\s*:\s*"Engine(?:Core|Dead)')  # no words quoted of a request
 _PASSED_HEADERS = frozenset((b"content-language", b"content-disposition", b"openai-processing-ms", b"retry-after"))
 
 
@@ -267,9 +269,12 @@ class Exchange:
 
     def _gave_up(self, event: bytes) -> None:
         """The backend ended the stream with an error, or by aborting it."""
+        aborted = ABORTED in event or _is_engine_death(event)
         if self._sink.begun:
-            self.done.set_exception(StreamInterrupted(f"The backend gave the answer up: {_message(event)}"))
-        elif ABORTED in event or _is_engine_death(event):
+            error = StreamInterrupted(f"The backend gave the answer up: {_message(event)}")
+            error.answered = not aborted
+            self.done.set_exception(error)
+        elif aborted:
             self.done.set_exception(BackendAborted("The backend aborted the answer."))
         else:
             self.done.set_exception(BackendFault(f"The backend answered with an error: {_message(event)}"))
@@ -315,7 +320,7 @@ def _judge(status: int, body: bytes) -> BackendError | None:
 
 
 def _is_engine_death(body: bytes) -> bool:
-    return b"EngineDead" in body or b"EngineCore" in body
+    return _ENGINE_DEATH.search(body) is not None
 
 
 def _message(event: bytes) -> str:

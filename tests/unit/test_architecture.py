@@ -116,7 +116,7 @@ PURE_PLANNING = (
 PURE = [
     *sorted((ROOT / "gateway" / "routing").glob("*.py")),
     *(ROOT / "gateway" / "admission" / name for name in PURE_ADMISSION),
-    ROOT / "gateway" / "backends" / "health.py",
+    *(ROOT / "gateway" / "backends" / name for name in ("blame.py", "health.py")),
     *(ROOT / "gateway" / "relay" / name for name in ("events.py", "usage.py", "retry.py")),
     *(ROOT / "gateway" / "embeddings" / name for name in PURE_EMBEDDINGS),
     *(ROOT / "gateway" / "scoring" / name for name in ("counting.py", "pairs.py", "scores.py")),

@@ -1,6 +1,7 @@
 """The story of a request with a scripted relay: tries, retries, and the place that is always given back."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -18,6 +19,7 @@ from gateway.errors import (
     WaitExpired,
 )
 from gateway.observe.record import Record
+from gateway.request import SEVERAL_TENANTS
 from tests.unit.admission.virtual_time import run, turns
 from tests.unit.dispatching import WELL, Scene, Step, request
 
@@ -139,11 +141,22 @@ def test_without_a_budget_nothing_is_tried_again() -> None:
 
 def test_failures_are_counted_against_the_backend_and_successes_for_it() -> None:
     async def main() -> None:
-        scene = Scene(*[BackendFault("why")] * 5, backends="a")
+        scene = Scene(*[AnswerBrokeOff("why")] * 5, backends="a")
         for _ in range(5):
-            await scene.fails(BackendFault)
+            await scene.fails(AnswerBrokeOff)
         assert scene.backend("a").health.state == "ejected"
         assert scene.doubts == ["a"]
+
+    run(main())
+
+
+@pytest.mark.parametrize(("tenants", "state"), [("abbbb", "ejected"), ("aaaaa", "up"), ([SEVERAL_TENANTS] * 5, "up")])
+def test_error_answers_count_by_whose_requests_they_are(tenants: Sequence[str], state: str) -> None:
+    async def main() -> None:
+        scene = Scene(*[BackendFault("why")] * 5, backends="a")
+        for tenant in tenants:
+            await scene.fails(BackendFault, request(tenant=tenant))
+        assert scene.backend("a").health.state == state
 
     run(main())
 

@@ -1,12 +1,16 @@
+import math
 from random import Random
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from gateway.backends.blame import Peers
 from gateway.backends.health import JITTER, Health, Probe
 from gateway.config import HealthConfig
 
 CONFIG = HealthConfig()
+NO_PEERS = Peers(-math.inf, -math.inf)
+BUSY_PEERS = Peers(1000.0, 1000.0)  # they have served and failed just now
 
 
 def make(**changes: float) -> Health:
@@ -180,6 +184,52 @@ def test_a_restart_ends_an_ejection() -> None:
     assert health.state == "up"
 
 
+def test_error_answers_of_one_tenant_eject_nothing_while_another_is_served() -> None:
+    health = up()
+    for tenth in range(600):
+        now = 1.0 + tenth / 10
+        health.erred(now, "poison", BUSY_PEERS)
+        if tenth % 100 == 0:
+            health.succeeded(now, "other")
+        assert health.state == "up"
+
+
+def test_error_answers_of_two_tenants_eject_as_fast_as_any_failures() -> None:
+    health = up()
+    health.succeeded(1.0, "a")
+    for tenant in "aaab":
+        health.erred(1.0, tenant, BUSY_PEERS)
+    assert health.state == "up"
+    health.erred(1.0, "a", BUSY_PEERS)
+    assert health.state == "ejected"
+
+
+def test_a_backend_that_stands_out_is_ejected_at_once_whoever_asks() -> None:
+    health = up()
+    for _ in range(CONFIG.eject_failures):
+        assert health.state == "up"
+        health.erred(1.0, "", Peers(0.9, -math.inf))
+    assert health.state == "ejected"
+
+
+def test_of_several_that_fail_one_tenant_each_is_ejected_when_probes_would_take_it_down() -> None:
+    health, now = up(), 1.0
+    while health.state == "up":
+        now += 0.5
+        health.erred(now, "", Peers(now, now))
+    assert now - 1.5 == CONFIG.probe_interval_seconds * CONFIG.fall
+
+
+def test_on_probation_error_answers_of_one_tenant_eject_only_a_backend_that_stands_out() -> None:
+    health = up()
+    now = 1.0 + eject(health, 1.0)
+    health.tick(now)
+    health.erred(now, "poison", BUSY_PEERS)
+    assert health.state == "up"
+    health.erred(now, "poison", Peers(now, -math.inf))
+    assert health.state == "ejected"
+
+
 class AnyHistory(RuleBasedStateMachine):
     """Whatever happens, in any order, these hold."""
 
@@ -190,6 +240,7 @@ class AnyHistory(RuleBasedStateMachine):
         self.bad_in_a_row = 0
         self.good_in_a_row = 0
         self.failures_in_a_row = 0
+        self.tenants_that_fail: set[str] = set()  # since the last request that was served
 
     @rule(seconds=st.floats(0.0, 90.0))
     def wait(self, seconds: float) -> None:
@@ -212,6 +263,7 @@ class AnyHistory(RuleBasedStateMachine):
     def succeed(self) -> None:
         self.health.succeeded(self.now)
         self.failures_in_a_row = 0
+        self.tenants_that_fail.clear()
 
     @rule(fatal=st.booleans(), refused=st.booleans())
     def fail(self, fatal: bool, refused: bool) -> None:
@@ -219,6 +271,14 @@ class AnyHistory(RuleBasedStateMachine):
         self.failures_in_a_row += 1
         if fatal and self.health.state != "down":
             assert self.health.state == "ejected"
+
+    @rule(tenant=st.sampled_from(["a", "b"]), peers=st.sampled_from([NO_PEERS, BUSY_PEERS]))
+    def err(self, tenant: str, peers: Peers) -> None:
+        before, until = self.health.state, self.health.ejected_until
+        self.health.erred(self.now, tenant, peers)
+        self.tenants_that_fail.add(tenant)
+        if before == "up" and self.health.state == "ejected" and until < self.now:
+            assert len(self.tenants_that_fail) == 2 or peers is BUSY_PEERS
 
     @rule()
     def restart(self) -> None:

@@ -9,7 +9,14 @@ from gateway.backends.backend import Backend, Facts, ModelCard, Telemetry
 from gateway.backends.health import Probe
 from gateway.backends.registry import Fleet, Sent, eligible
 from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
-from gateway.errors import BackendBusy, ConnectFailed, EngineDead, FreshConnectionClosed, ReusedConnectionClosed
+from gateway.errors import (
+    BackendBusy,
+    BackendFault,
+    ConnectFailed,
+    EngineDead,
+    FreshConnectionClosed,
+    ReusedConnectionClosed,
+)
 
 from .conftest import MakeScene, ManualClock, refused
 
@@ -65,6 +72,27 @@ def test_failures_that_are_not_the_backends_fault_eject_nobody(scene: MakeScene)
     for error in [BackendBusy("busy"), ReusedConnectionClosed("race")] * 10:
         s.fleet.failed(s.fleet.backends[0], error)
     assert s.serving() == "abcd"
+
+
+def test_an_error_answer_counts_at_once_where_only_one_backend_gives_them(scene: MakeScene) -> None:
+    s = scene()
+    a, b, *_ = s.fleet.backends
+    s.fleet.succeeded(b, "poison")
+    for _ in range(5):
+        s.fleet.failed(a, BackendFault("500"), "poison")
+    assert s.serving() == "bcd"
+
+
+def test_error_answers_to_one_tenant_from_every_backend_eject_nobody_while_another_is_served(scene: MakeScene) -> None:
+    s = scene()
+    for backend in s.fleet.backends:
+        s.fleet.succeeded(backend, "other")
+    for turn in range(200):
+        s.clock.now += 0.1
+        s.fleet.succeeded(s.fleet.backends[turn // 20 % 4], "other")
+        for backend in s.fleet.backends:
+            s.fleet.failed(backend, BackendFault("500"), "poison")
+        assert s.serving() == "abcd"
 
 
 def test_no_more_than_the_share_is_ejected_and_the_first_to_end_is_spared_first(scene: MakeScene) -> None:

@@ -204,6 +204,7 @@ async def test_an_error_that_says_something_of_the_request_is_passed_on(status: 
         (500, b'{"error":{}}', "BackendFault"),
         (502, b"", "BackendFault"),
         (500, b'{"error":{"message":"EngineDeadError"}}', "EngineDead"),
+        (500, b'{"error":{"message":"cannot render \\"message\\":\\"EngineDead EngineCore"}}', "BackendFault"),
         (404, b'{"error":{"message":"The model `m` does not exist."}}', "ModelMissing"),
     ],
 )
