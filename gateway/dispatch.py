@@ -11,6 +11,7 @@ from gateway.observe.record import Record
 from gateway.relay.exchange import Answer, Sink
 from gateway.relay.relay import Relay
 from gateway.relay.retry import Attempts, RetryBudget
+from gateway.relay.usage import possible
 from gateway.request import SEVERAL_TENANTS, InferenceRequest
 from gateway.routing.explain import as_header
 
@@ -113,14 +114,17 @@ class Dispatcher:
         self._metrics.attempts.add((lease.backend, "ok"))
         if lease.first_token_seconds is None:
             lease.first_token_seconds = answer.first_byte_seconds
-        if usage := answer.usage:
+        if told := answer.usage:
+            context_tokens = self._relay.backend(lease.backend).context_tokens.get(request.ask.model)
+            answer.usage = usage = possible(told, request.ask, context_tokens)
             record.prompt_tokens = usage.prompt_tokens
             record.completion_tokens = usage.completion_tokens
             record.actual_hit_tokens = usage.cached_tokens
             cached = usage.cached_tokens if usage.cached_tokens is not None else lease.hit_tokens
             lease.counted(usage.completion_tokens)
             lease.served_tokens = max(0, usage.prompt_tokens - cached) + usage.completion_tokens
-            record.ask, record.seat_index, record.usage = request.ask, lease.seat_index, usage
+            if usage is told:  # else nothing is to be learned of it
+                record.ask, record.seat_index, record.usage = request.ask, lease.seat_index, usage
             record.held_up = answer.held_up
 
     def _failed(self, request: InferenceRequest, lease: Lease, error: BackendError) -> None:

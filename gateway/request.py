@@ -6,6 +6,8 @@ from enum import StrEnum
 from typing import Any
 
 SEVERAL_TENANTS = "(several)"  # the tenant of a request with inputs of more than one
+_MOST_TOKENS_PER_BYTE = 4  # a byte makes one at most, but some tokenizers spell a letter out before they count
+_MOST_TEMPLATE_TOKENS = 4096  # of one prompt: what a chat template or an instruction adds
 
 
 class Kind(StrEnum):
@@ -139,6 +141,11 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None = None
+
+
+def most_prompt_tokens(prompts: int, size_bytes: int) -> int:
+    """More tokens than so many prompts of text can have together."""
+    return _MOST_TOKENS_PER_BYTE * size_bytes + _MOST_TEMPLATE_TOKENS * max(1, prompts)
 
 
 @dataclass(slots=True)

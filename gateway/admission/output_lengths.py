@@ -100,7 +100,7 @@ class OutputLengths:
 
     def answered(self, ask: Ask, usage: Usage) -> None:
         """A request's usage; that of several sequences is taken for as many answers of the same length."""
-        if not ask.sequences:
+        if not ask.sequences or not usage.prompt_tokens:
             return
         mean, count = self._excess.get(ask.model, (0.0, 0))
         excess = usage.prompt_tokens - ask.prompt_tokens

@@ -92,6 +92,7 @@ class Backend:
     __slots__ = (
         "api_key",
         "config",
+        "context_tokens",
         "facts",
         "health",
         "index",
@@ -121,11 +122,14 @@ class Backend:
         self.limiter = limiter or Limiter()
         self.kv_cache_tokens: int | None = None
         self.facts = Facts()
+        self.context_tokens: dict[str, int | None] = {}  # most in one sequence, by model
         self.learn(Facts())
 
     def learn(self, facts: Facts) -> None:
         """Take over new facts and what follows from them."""
         self.facts = facts
+        lengths = {card.id: card.max_model_len for card in facts.models}
+        self.context_tokens = {card.id: card.max_model_len or lengths.get(card.parent or "") for card in facts.models}
         told = self.config.max_in_flight
         found = facts.max_num_seqs * facts.engines if facts.max_num_seqs else None
         self.limiter.bind(found if told == "auto" else told, facts.engines)

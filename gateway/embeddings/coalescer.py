@@ -105,7 +105,10 @@ class Coalescer:
         sizes = self._sizes_of(request.ask.model, engines)
         tokens = sizes.tokens_of(inputs)
         if sizes.may_be_too_long(tokens):
-            return await self._dispatcher.dispatch(request, reply, record)
+            answer = await self._dispatcher.dispatch(request, reply, record)
+            if answer.status == 200 and answer.usage is not None:  # it was not: sizes may have been learned wrongly
+                sizes.learn_tokens(inputs, answer.usage.prompt_tokens)
+            return answer
         self._waiting.refuse_what_is_too_much(request)
         group = self._group(request, inputs, sizes)
         if found is None:

@@ -19,7 +19,7 @@ from gateway.embeddings.token_counts import Counting, TokenCounts, sums_by_part
 from gateway.errors import BackendError, Draining, GatewayError, InternalError
 from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.record import Record
-from gateway.request import SEVERAL_TENANTS, Ask, InferenceRequest, Kind
+from gateway.request import SEVERAL_TENANTS, Ask, InferenceRequest, Kind, most_prompt_tokens
 
 
 class Flights:
@@ -178,8 +178,8 @@ class Flights:
                 part.owner.ends(Refused(sink.status, sink.content_type, sink.headers, sink.body))
             return
         vectors = read_vectors(sink.body, flight.items)
-        tokens, are_ids = vectors.prompt_tokens, flight.group.key.are_ids
-        size_bytes = sum(part.size_bytes for part in parts)
+        are_ids, size_bytes = flight.group.key.are_ids, sum(part.size_bytes for part in parts)
+        tokens = min(vectors.prompt_tokens, most_prompt_tokens(flight.items, size_bytes))
         flight.group.sizes.answered(flight.items, size_bytes, tokens, seconds, are_ids=are_ids)
         weights = [part.tokens for part in parts]
         counts = await counting.counts(tokens, record.backend)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from gateway.backends.backend import Backend, EngineRank
 from gateway.embeddings.fit import Fit
-from gateway.request import EmbeddingInputs
+from gateway.request import EmbeddingInputs, most_prompt_tokens
 
 _SLOTS_A_REPLICA = 4  # batches: some that the engine works on, and some that its API server reads or writes
 _NEAR_THE_LIMIT = 0.8  # of the context: an estimate above this may be a text that is refused
@@ -70,8 +70,16 @@ class ModelSizes:
         """Whether an input may be over the model's context."""
         return self.context_tokens is not None and max(tokens) > _NEAR_THE_LIMIT * self.context_tokens
 
+    def learn_tokens(self, inputs: EmbeddingInputs, tokens: int) -> None:
+        """So many tokens were in these inputs."""
+        if not inputs.are_ids:
+            self._learn_tokens(len(inputs.items), sum(inputs.sizes_bytes), tokens)
+
     def answered(self, items: int, size_bytes: int, tokens: int, seconds: float, *, are_ids: bool) -> None:
         """So many inputs took so many tokens and so long."""
         self._seconds.learn(1.0, items, seconds)
         if not are_ids:
-            self._tokens.learn(items, size_bytes, tokens)
+            self._learn_tokens(items, size_bytes, tokens)
+
+    def _learn_tokens(self, items: int, size_bytes: int, tokens: int) -> None:
+        self._tokens.learn(items, size_bytes, min(tokens, most_prompt_tokens(items, size_bytes)))

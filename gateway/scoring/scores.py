@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from gateway.errors import WrongAnswer
-from gateway.request import Pairs
+from gateway.request import Pairs, most_prompt_tokens
 from gateway.scoring.pairs import wanted_of
 
 _ENTRIES_AT_ONCE = 64
@@ -47,8 +47,10 @@ def read_scores(body: bytes, pairs: Pairs, part: range) -> Scores:
             raise WrongAnswer(f"The backend's answer holds no score of document {index}.")
         seen.add(index)
         entry["index"] = part.start + index
+    size_bytes = sum(pairs.sizes_bytes[part.start : part.stop])
+    tokens = min(_tokens_of(document), most_prompt_tokens(len(part), size_bytes))
     given.sort(key=lambda entry: (-entry[score_name] if pairs.ranks else 0, entry["index"]))
-    return Scores({**document, _list_of(pairs): None}, given, _tokens_of(document), len(body))
+    return Scores({**document, _list_of(pairs): None}, given, tokens, len(body))
 
 
 def tokens_in(body: bytes) -> int:

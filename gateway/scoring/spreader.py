@@ -22,7 +22,7 @@ from gateway.front.reply import Reply
 from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.record import Record
 from gateway.relay.exchange import Answer
-from gateway.request import InferenceRequest, Pairs, Usage
+from gateway.request import InferenceRequest, Pairs, Usage, most_prompt_tokens
 from gateway.scoring.counting import Counting, counting_of, probes
 from gateway.scoring.pairs import body_of, query_body
 from gateway.scoring.room import Room
@@ -232,8 +232,9 @@ class Spreader:
 
     async def _query(self, job: _Job) -> None:
         """The tokens of the query: scored against itself, it has twice as many."""
-        answer = await self._send(job.request, query_body(job.pairs), "query", 1, job)
-        job.query_tokens = tokens_in(answer) // 2
+        body = query_body(job.pairs)
+        answer = await self._send(job.request, body, "query", 1, job)
+        job.query_tokens = min(tokens_in(answer), most_prompt_tokens(1, len(body))) // 2
 
     async def _send(
         self,
@@ -273,7 +274,7 @@ class Spreader:
                 "x-gateway-prefix-tokens: 0\r\nx-gateway-usage: exact\r\n"
             ).encode()
         tokens = sum(part.prompt_tokens for part in job.scores) - (len(job.scores) - 1) * job.query_tokens
-        record.prompt_tokens = tokens
+        record.prompt_tokens = tokens = max(0, tokens)
         written = answer_pieces(job.request.request_id, job.pairs, job.scores, tokens)
         await deliver(reply, written, sum(part.size_bytes for part in job.scores))
         return Answer(200, Usage(tokens, 0), record.first_byte_seconds)

@@ -60,6 +60,7 @@ LAYERS: dict[str, set[str]] = {
         "relay.exchange",
         "relay.relay",
         "relay.retry",
+        "relay.usage",
         "routing.explain",
     },
     "embeddings": {

@@ -63,3 +63,9 @@ def test_what_is_near_the_context_may_be_too_long() -> None:
     assert sizes(64).may_be_too_long([3, 230])
     assert not sizes(64).may_be_too_long([3, 100])
     assert not sizes(64, context=None).may_be_too_long([10**6])
+
+
+def test_no_answer_teaches_more_tokens_than_texts_can_have() -> None:
+    sizes = ModelSizes()
+    sizes.answered(1, 100, 2**62, 0.01, are_ids=False)
+    assert sizes.tokens_of_texts([100])[0] <= 4096 + 4 * 100

@@ -1,3 +1,4 @@
+import json
 from typing import Any
 
 import orjson
@@ -5,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.relay.usage import read_usage
-from gateway.request import Usage
+from gateway.relay.usage import possible, read_usage
+from gateway.request import Ask, Usage
 
 COUNTS = st.integers(0, 10**9)
 
@@ -56,6 +57,48 @@ def test_without_usage_there_is_none(piece: bytes) -> None:
 def test_counts_that_are_no_numbers_count_as_nothing(value: Any) -> None:
     usage = {"prompt_tokens": value, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": value}}
     assert read_usage(orjson.dumps({"usage": usage})) == Usage(0, 3, None)
+
+
+@pytest.mark.parametrize("value", [-1, -(2**62), 10**30, 2.0**70])
+def test_counts_that_no_engine_can_have_count_as_nothing(value: float) -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": value, "prompt_tokens_details": {"cached_tokens": value}}
+    assert read_usage(json.dumps({"usage": usage}).encode()) == Usage(3, 0, None)
+
+
+def test_what_follows_usage_and_is_named_or_called_so_is_passed_over() -> None:
+    usage = b'{"usage":{"prompt_tokens":3,"completion_tokens":4}'
+    assert read_usage(usage + b',"user":"usage"}') == Usage(3, 4)
+    assert read_usage(usage + b'}\n\ndata: {"choices":[{}],"usage":null}\n\n') == Usage(3, 4)
+
+
+ANY_COUNT = st.integers(0, 2**64) | st.integers(0, 100_000)
+ASKS = st.builds(
+    Ask, st.just("m"), sequences=st.integers(0, 128), size_bytes=st.integers(0, 10**6),
+    learnable_bytes=st.integers(0, 1), pinned=st.none() | st.just("a"),
+)  # fmt: skip
+
+
+@given(ANY_COUNT, ANY_COUNT, st.none() | ANY_COUNT, ASKS, st.none() | st.integers(1, 10**7))
+def test_no_request_has_used_more_than_it_could_have(
+    prompt: int, completion: int, cached: int | None, ask: Ask, context_tokens: int | None
+) -> None:
+    told = Usage(prompt, completion, cached)
+    usage = possible(told, ask, context_tokens)
+    most = (context_tokens or 2**20) * max(1, ask.sequences)
+    assert 0 <= usage.prompt_tokens <= min(prompt, most)
+    assert 0 <= usage.completion_tokens <= min(completion, most)
+    assert (usage.cached_tokens is None) == (cached is None)
+    assert usage.cached_tokens is None or 0 <= usage.cached_tokens <= usage.prompt_tokens
+    assert (usage is told) == (usage == told)
+    if ask.learnable_bytes and ask.pinned is None:
+        assert usage.prompt_tokens <= 4 * ask.size_bytes + 4096 * max(1, ask.sequences)
+
+
+def test_what_a_request_can_have_used_is_left_as_it_is() -> None:
+    told = Usage(8000, 192, 7984)
+    assert possible(told, Ask("m", size_bytes=1000, learnable_bytes=900), 8192).prompt_tokens == 8000
+    assert possible(told, Ask("m", size_bytes=10), 8192) is told
+    assert possible(Usage(8000, 8192 * 3), Ask("m", size_bytes=10, sequences=2), 8192) == Usage(8000, 8192 * 2)
 
 
 @pytest.mark.timeout(5)
