@@ -76,9 +76,9 @@ class Reader:
             salt = self._isolated_salt(key, salt)
             body = with_field(body, document, "cache_salt", salt)
         streams = _flag(document, "stream")
-        hides_usage = streams and route.injects_usage and document.get("stream_options") is None
-        if hides_usage:
-            body = with_field(body, document, "stream_options", {"include_usage": True})
+        options = _counting(document.get("stream_options")) if streams and route.injects_usage else None
+        if hides_usage := options is not None:
+            body = with_field(body, document, "stream_options", options)
         prompt_is_ids = type(document.get("prompt")) is list
         ask = self._ask(document, incoming, route, model, salt, streams, len(body), key)
         self.standing.give(ask, incoming, key)
@@ -236,6 +236,15 @@ def _flag(document: dict[str, Any], name: str) -> bool:
     if value is not None and type(value) is not bool:
         raise InvalidRequest(f"The field {name!r} must be true or false.", param=name)
     return bool(value)
+
+
+def _counting(options: Any) -> dict[str, Any] | None:
+    """Stream options by which the engine reports usage; None if the client has asked for it, or for nonsense."""
+    if options is None:
+        return {"include_usage": True}
+    if type(options) is not dict or options.get("include_usage") not in (None, False):
+        return None
+    return {name: options[name] for name in options if name != "continuous_usage_stats"} | {"include_usage": True}
 
 
 def _limit(document: dict[str, Any]) -> int | None:

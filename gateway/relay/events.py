@@ -1,7 +1,14 @@
 """A stream of server-sent events on its way through: whole events only, so that it can be ended cleanly at any time."""
 
+import re
+from typing import Any
+
+import orjson
+
 _MAX_PARTIAL_BYTES = 1048576
 _DONE = b"data: [DONE]\n\n"
+EVENT_END = re.compile(rb"(\r?\n\r?\n)")  # JSON holds no line ends, so either spelling is found safely
+_HAS_USAGE = re.compile(rb'"usage"\s*:\s*\{')  # and not null, which some engines put into every event
 _ERROR = b'data: {"error"'
 ABORTED = b'"finish_reason":"abort"'  # an engine that is shutting down ends its answers like this, as if complete
 
@@ -41,7 +48,7 @@ class EventStream:
         self._previous, self._last = self._last, data
         if data.endswith(_DONE):
             self.ended = self._done_marker is not None
-        if b'"usage"' in data:
+        if b'"usage"' in data and _HAS_USAGE.search(data):
             self.usage_last = data
             if not self.usage_first:
                 self.usage_first = data
@@ -53,25 +60,27 @@ class EventStream:
     def complete(self) -> bool:
         """The answer's end marker was seen."""
         marker = self._done_marker
-        return marker is None or _has_line(self._last, marker) or _has_line(self._previous, marker)
+        if marker is None:
+            return True
+        bare = marker.replace(b": ", b":", 1)  # the space is optional
+        return any(_has_line(data, each) for data in (self._last, self._previous) for each in (marker, bare))
 
     def _up_to_failure(self, data: bytes) -> bytes:
         if self.failure:
             return b""
-        separator = _separator(data)
-        events = data.split(separator)
-        for number, event in enumerate(events):
+        pieces = EVENT_END.split(data)
+        for number, event in enumerate(pieces):
             if _ERROR in event or ABORTED in event:
                 self.failure = event
-                return separator.join([*events[:number], b""])
+                return b"".join(pieces[:number])
         return data
 
     def _cut(self, data: bytes) -> bytes:
         partial = self._partial
         start = max(0, len(partial) - 3)
         partial += data
-        bare, with_returns = partial.rfind(b"\n\n", start), partial.rfind(b"\r\n\r\n", start)
-        end = max(bare + 2 if bare >= 0 else 0, with_returns + 4 if with_returns >= 0 else 0)
+        bare, with_returns = partial.rfind(b"\n\n", start), partial.rfind(b"\n\r\n", start)
+        end = max(bare + 2 if bare >= 0 else 0, with_returns + 3 if with_returns >= 0 else 0)
         if not end:
             if len(partial) <= _MAX_PARTIAL_BYTES:
                 return b""
@@ -81,18 +90,37 @@ class EventStream:
         return whole
 
 
+def document_of(event: bytes) -> dict[str, Any] | None:
+    """The object that an event holds; None if it holds none."""
+    try:
+        document = orjson.loads(b"\n".join(line[5:] for line in event.splitlines() if line.startswith(b"data:")))
+    except orjson.JSONDecodeError:
+        return None
+    return document if type(document) is dict else None
+
+
 def _has_line(data: bytes, start: bytes) -> bool:
     """Whether a line starts so; the same bytes inside a line are text that a model wrote."""
     return data.startswith(start) or b"\n" + start in data
 
 
 def _without_usage(data: bytes) -> bytes:
-    """Drop the events that only carry usage."""
-    separator = _separator(data)
-    kept = [event for event in data.split(separator) if not (b'"choices":[]' in event and b'"usage"' in event)]
-    return separator.join(kept)
+    """Events less the usage that their client did not ask for. Those that hold nothing else are dropped."""
+    pieces = EVENT_END.split(data)  # events and, after each, its end
+    for at in range(0, len(pieces) - 1, 2):
+        event = pieces[at]
+        if b'"usage"' in event and _HAS_USAGE.search(event):
+            pieces[at] = _stripped(event)
+            if not pieces[at]:
+                pieces[at + 1] = b""
+    return b"".join(pieces)
 
 
-def _separator(data: bytes) -> bytes:
-    """What stands between events: JSON holds no line ends, so either spelling is found safely."""
-    return b"\r\n\r\n" if b"\r\n\r\n" in data else b"\n\n"
+def _stripped(event: bytes) -> bytes:
+    document = document_of(event)
+    if document is None or document.pop("usage", None) is None:
+        return event
+    if not document.get("choices"):
+        return b""
+    others = [line for line in event.splitlines() if not line.startswith(b"data:")]
+    return (b"\r\n" if b"\r\n" in event else b"\n").join([*others, b"data: " + orjson.dumps(document)])

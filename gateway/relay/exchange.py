@@ -27,7 +27,7 @@ from gateway.errors import (
 )
 from gateway.relay.connection import BackendConnection
 from gateway.relay.events import ABORTED, EventStream
-from gateway.relay.usage import read_usage
+from gateway.relay.usage import read_stream_usage, read_usage
 from gateway.request import Usage
 
 _HELD_BYTES = 1048576
@@ -260,10 +260,10 @@ class Exchange:
                 if not sink.begun:
                     sink.begin(200, self._content_type, self._extra)
                 sink.end()
-                self.done.set_result(self._answer(events.usage_first, events.usage_last))
+                self.done.set_result(self._answer(read_stream_usage(events.usage_first, events.usage_last)))
         elif sink.begun:
             sink.end()
-            self.done.set_result(self._answer(self._tail))
+            self.done.set_result(self._answer(read_usage(self._tail)))
         else:
             self._finish_held(b"".join(self._parts))
 
@@ -286,7 +286,7 @@ class Exchange:
             return
         if status < 400:
             self._sink.send(status, self._content_type, self._extra, body)
-            self.done.set_result(self._answer(body[-_TAIL_BYTES:]))
+            self.done.set_result(self._answer(read_usage(body[-_TAIL_BYTES:])))
             return
         answer = Answer(status, None, self._first_byte_seconds, self._opening, body, self._content_type, self._extra)
         if error := _judge(status, body):
@@ -297,8 +297,7 @@ class Exchange:
             self._sink.send(status, self._content_type, self._extra, body)
             self.done.set_result(answer)
 
-    def _answer(self, *usage_pieces: bytes) -> Answer:
-        usage = read_usage(*usage_pieces)
+    def _answer(self, usage: Usage | None) -> Answer:
         return Answer(self._status, usage, self._first_byte_seconds, self._opening, held_up=self._held_up)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 
+from gateway.relay.events import EVENT_END, document_of
 from gateway.request import Ask, Usage, most_prompt_tokens
 
 _USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
@@ -12,23 +13,32 @@ _UNKNOWN_CONTEXT_TOKENS = 1048576  # of a model whose backend does not state it
 _MOST_TRIES = 8  # places in a piece that look like usage, from the last one on
 
 
-def read_usage(*pieces: bytes) -> Usage | None:
-    """The last usage in each of these pieces of an answer; later ones count over earlier ones.
+def read_usage(tail: bytes) -> Usage | None:
+    """The last usage in the end of a plain answer.
 
     Understands OpenAI's names, of chat and of responses, and Anthropic's.
     """
+    return _usage(_last_usage(tail))
+
+
+def read_stream_usage(*pieces: bytes) -> Usage | None:
+    """The usage in these pieces of a stream; later events count over earlier ones.
+
+    What a request has brought along (tools, metadata) may be named so too: only the places count where engines put it.
+    """
     merged: dict[str, Any] = {}
     for piece in pieces:
-        merged |= _last_usage(piece)
-    if not merged:
-        return None
-    details = merged.get("prompt_tokens_details") or merged.get("input_tokens_details")
-    cached = details.get("cached_tokens") if type(details) is dict else merged.get("cache_read_input_tokens")
-    return Usage(
-        _count(merged.get("prompt_tokens", merged.get("input_tokens"))),
-        _count(merged.get("completion_tokens", merged.get("output_tokens"))),
-        cached if type(cached) is int and cached >= 0 else None,
-    )
+        for event in EVENT_END.split(piece):
+            if b'"usage"' not in event:
+                continue
+            document = document_of(event)
+            if document is None:
+                merged |= _last_usage(event)  # part of an event that was too long
+                continue
+            for holder in (document, document.get("response"), document.get("message")):
+                if type(holder) is dict and type(found := holder.get("usage")) is dict:
+                    merged |= found
+    return _usage(merged)
 
 
 def possible(usage: Usage, ask: Ask, context_tokens: int | None) -> Usage:
@@ -64,6 +74,18 @@ def _last_usage(piece: bytes) -> dict[str, Any]:
                 return dict(found)
         end = place
     return {}
+
+
+def _usage(found: dict[str, Any]) -> Usage | None:
+    if not found:
+        return None
+    details = found.get("prompt_tokens_details") or found.get("input_tokens_details")
+    cached = details.get("cached_tokens") if type(details) is dict else found.get("cache_read_input_tokens")
+    return Usage(
+        _count(found.get("prompt_tokens", found.get("input_tokens"))),
+        _count(found.get("completion_tokens", found.get("output_tokens"))),
+        cached if type(cached) is int and cached >= 0 else None,
+    )
 
 
 def _count(value: Any) -> int:

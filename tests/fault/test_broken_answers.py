@@ -182,7 +182,7 @@ async def test_prompts_and_tokens_in_every_script_arrive_byte_by_byte(backend: S
     text = "\U0001d56c é ﷽ \u202eabc\u202c 👩‍👩‍👧‍👦 \u0000\u001f \\u0000 </script> ' OR 1=1 -- {{7*7}} ��"
     backend.plays(*tokens(0), chunk(event(text)), chunk(DONE_EVENT), last_chunk())
     async with running(backend) as under_test:
-        body = chat(text, stream=True, stream_options={"include_usage": False})
+        body = chat(text, stream=True, stream_options={"include_usage": True})
         answer = await under_test.ask(body)
         assert answer.body == event(text) + DONE_EVENT
         assert backend.ledger[-1].body == body

@@ -75,10 +75,19 @@ def test_without_a_model_the_only_one_is_meant_and_the_body_stays() -> None:
     assert error.value.param == "model"
 
 
-def test_usage_is_asked_for_on_streams_and_hidden_if_the_client_did_not() -> None:
-    request = read(CHAT | {"stream": True})
+@pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/completions"])
+@pytest.mark.parametrize(
+    "options",
+    [None, {}, {"include_usage": None}, {"include_usage": False}, {"include_usage": False, "include_obfuscation": True},
+     {"continuous_usage_stats": True}],
+)  # fmt: skip
+def test_usage_is_asked_for_on_streams_and_hidden_if_the_client_did_not(
+    options: dict[str, bool] | None, path: bytes
+) -> None:
+    request = read(CHAT | {"stream": True} | ({} if options is None else {"stream_options": options}), path)
     assert request.hides_usage
-    assert orjson.loads(request.body)["stream_options"] == {"include_usage": True}
+    others = {name: value for name, value in (options or {}).items() if name == "include_obfuscation"}
+    assert orjson.loads(request.body)["stream_options"] == {"include_usage": True, **others}
 
 
 @pytest.mark.parametrize(
@@ -86,8 +95,10 @@ def test_usage_is_asked_for_on_streams_and_hidden_if_the_client_did_not() -> Non
     [
         ({}, b"/v1/chat/completions"),
         ({"stream": False}, b"/v1/chat/completions"),
-        ({"stream": True, "stream_options": {"include_usage": False}}, b"/v1/chat/completions"),
-        ({"stream": True, "stream_options": {}}, b"/v1/completions"),
+        ({"stream": True, "stream_options": {"include_usage": True}}, b"/v1/chat/completions"),
+        ({"stream": True, "stream_options": {"include_usage": True, "more": 1}}, b"/v1/completions"),
+        ({"stream": True, "stream_options": {"include_usage": "yes"}}, b"/v1/completions"),
+        ({"stream": True, "stream_options": [1]}, b"/v1/completions"),
         ({"stream": True}, b"/v1/responses"),
         ({"stream": True}, b"/v1/messages"),
     ],

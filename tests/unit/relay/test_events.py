@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.relay.events import EventStream
-from gateway.relay.usage import read_usage
+from gateway.relay.usage import read_stream_usage
 from gateway.request import Usage
 
 DONE = b"data: [DONE]"
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}'
 ERROR = b'data: {"error":{"message":"engine died"}}'
 ABORT = b'data: {"choices":[{"delta":{},"finish_reason":"abort"}]}'
-SEPARATORS = st.sampled_from([b"\n\n", b"\r\n\r\n"])
+SEPARATORS = st.sampled_from([b"\n\n", b"\r\n\r\n", b"\n\r\n"])
 
 
 @st.composite
@@ -68,7 +68,7 @@ def test_usage_is_found_in_any_pieces_and_hidden_if_nobody_asked_for_it(
     out = b"".join(taken.take(piece) for piece in cut(b"".join(event + separator for event in whole), cuts))
     shown = [event for event in whole if event != USAGE] if hidden else whole
     assert out == b"".join(event + separator for event in shown)
-    assert read_usage(taken.usage_first, taken.usage_last) == Usage(9, 2)
+    assert read_stream_usage(taken.usage_first, taken.usage_last) == Usage(9, 2)
     assert taken.complete
 
 
@@ -104,9 +104,49 @@ def test_an_end_marker_counts_only_at_the_start_of_a_line(stream: bytes, complet
     assert taken.complete == complete
 
 
-def test_usage_that_comes_with_choices_is_never_hidden() -> None:
-    both = b'data: {"choices":[{"delta":{}}],"usage":{"prompt_tokens":9}}\n\n'
-    assert EventStream(DONE, hides_usage=True).take(both) == both
+@pytest.mark.parametrize(
+    ("event", "shown"),
+    [
+        (b'data: {"choices": [], "usage": {"prompt_tokens": 9}}', b""),
+        (b'data:{"usage": {"prompt_tokens": 9, "prompt_tokens_details": {}} , "choices" : [ ] }', b""),
+        (b'id: 7\ndata: {"choices":[],\ndata: "usage":{"prompt_tokens":9}}', b""),
+        (b'data: {"usage":{"prompt_tokens":9}}', b""),
+        (
+            b'data: {"choices": [{"delta": {}}], "usage": {"prompt_tokens": 9}, "created": 1}',
+            b'data: {"choices":[{"delta":{}}],"created":1}',
+        ),
+        (b': hello\r\ndata: {"choices":[1],"usage":{}}', b': hello\r\ndata: {"choices":[1]}'),
+        (b'data: {"choices": [{"delta": {}}], "usage": null}', None),
+        (b'data: {"choices": [{"delta": {"usage":{}}}], "usage": null}', None),
+        (b'data: {"choices": [], "usage": {', None),
+        (b'data: [{"usage": {}}]', None),
+    ],
+)
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\n\n", b"\n\r\n"])
+def test_usage_is_hidden_however_it_is_printed_and_nothing_else(event: bytes, shown: bytes | None, end: bytes) -> None:
+    taken, others = EventStream(DONE, hides_usage=True), b": ping" + end + b'data: {"choices":[{}]}' + end
+    rest = b"" if shown == b"" else (event if shown is None else shown) + end
+    assert taken.take(others + event + end + others) == others + rest + others
+
+
+@pytest.mark.parametrize("more", [b"", b',"usage":null', b', "usage": null'])
+def test_an_event_without_usage_is_not_so_much_as_copied(more: bytes) -> None:
+    event = b'data: {"choices":[{"delta":{"content":"a"}}]%b}\n\n' % more
+    assert EventStream(DONE, hides_usage=True).take(event) is event
+
+
+def test_usage_that_was_told_is_not_forgotten_over_events_that_tell_none() -> None:
+    taken = EventStream(DONE, hides_usage=False)
+    taken.take(USAGE + b"\n\n")
+    taken.take(b'data: {"choices":[{}],"usage":null}\n\n')
+    assert read_stream_usage(taken.usage_last) == Usage(9, 2)
+
+
+@pytest.mark.parametrize("marker", [b"data: [DONE]", b"data:[DONE]"])
+def test_the_end_marker_needs_no_space(marker: bytes) -> None:
+    taken = EventStream(DONE, hides_usage=False)
+    taken.take(marker + b"\n\n")
+    assert taken.complete
 
 
 def test_something_that_never_ends_is_passed_on_as_it_is_beyond_a_mebibyte() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.relay.usage import possible, read_usage
+from gateway.relay.usage import possible, read_stream_usage, read_usage
 from gateway.request import Ask, Usage
 
 COUNTS = st.integers(0, 10**9)
@@ -31,7 +31,20 @@ def test_responses_usage_is_read_back(prompt: int, completion: int, cached: int)
 def test_usage_of_messages_comes_in_two_events() -> None:
     start = b'event: message_start\ndata: {"message":{"usage":{"input_tokens":9,"output_tokens":0,"cache_read_input_tokens":4}}}\n\n'  # noqa: E501
     delta = b'event: message_delta\ndata: {"delta":{},"usage":{"output_tokens":5}}\n\n'
-    assert read_usage(start, delta) == Usage(9, 5, 4)
+    assert read_stream_usage(start, delta) == Usage(9, 5, 4)
+    assert read_stream_usage(start + delta) == Usage(9, 5, 4)
+
+
+def test_what_a_client_has_named_so_is_no_usage() -> None:
+    tools = b'"tools":[{"parameters":{"usage":{"prompt_tokens":1,"input_tokens":1}}}]'
+    created = b'event: response.created\ndata: {"response":{"usage":null,%b}}\n\n' % tools
+    completed = b'event: x\ndata: {"response":{"usage":{"input_tokens":9,"output_tokens":5},%b}}\n\n' % tools
+    assert read_stream_usage(created, completed) == Usage(9, 5)
+    assert read_stream_usage(created) is None
+
+
+def test_the_end_of_an_event_that_was_too_long_is_enough() -> None:
+    assert read_stream_usage(b'ing"}],"usage":{"prompt_tokens":3,"completion_tokens":4}}\n\n') == Usage(3, 4)
 
 
 def test_the_last_usage_of_a_piece_counts() -> None:
@@ -50,7 +63,7 @@ def test_a_tail_that_begins_in_the_middle_of_an_answer_is_enough() -> None:
 )  # fmt: skip
 def test_without_usage_there_is_none(piece: bytes) -> None:
     assert read_usage(piece) is None
-    assert read_usage(piece, b"") is None
+    assert read_stream_usage(b"data: " + piece, b"") is None
 
 
 @pytest.mark.parametrize("value", [None, "5", 1.5, [], True])
