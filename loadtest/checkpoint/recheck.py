@@ -85,7 +85,7 @@ def recomputed(results: Results, records: Sequence[Record], bounds: Bounds) -> R
         update={
             "schema_version": results.schema_version,
             "latency": made.latency.model_copy(update={"itl": results.latency.itl}),
-            "client": made.client.model_copy(update={"workers": results.client.workers}),
+            "client": made.client.model_copy(update={"workers": results.client.workers, "lost": results.client.lost}),
             "cross_check": results.cross_check,
         }
     )

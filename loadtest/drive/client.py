@@ -96,6 +96,9 @@ class Client:
             if not _note_error_event(record, watch):
                 record.outcome, record.detail = self._broken(record, error), _shown(error)
                 record.shown_as = CONNECTION
+        except Exception as error:
+            # Whatever a server answers is a failure of that request, and never of the run.
+            record.outcome, record.detail, record.shown_as = BAD_BODY, _shown(error), OTHER_ANSWER
         finally:
             record.end = self._clock()
             record.first_token = watch.first_content if self._stream else None
@@ -118,7 +121,7 @@ class Client:
             elif not self._stream:
                 answer.text = _take_answer(record, await response.read())
             elif response.content_type != "text/event-stream":
-                record.outcome, record.detail = NOT_A_STREAM, f"content-type {response.content_type}"
+                record.outcome, record.detail = NOT_A_STREAM, f"content-type {_written(response.content_type)}"
                 record.shown_as = OTHER_ANSWER
             else:
                 await self._follow(record, response, watch)
@@ -169,11 +172,17 @@ def _take_answer(record: Record, body: bytes) -> str:
 
 def _note_headers(record: Record, response: aiohttp.ClientResponse) -> None:
     headers = response.headers
-    record.backend = headers.get("x-gateway-backend")
+    backend = headers.get("x-gateway-backend")
+    record.backend = None if backend is None else _written(backend)
     predicted = _number(headers.get("x-gateway-prefix-tokens"))
     record.predicted_tokens = None if predicted is None else round(predicted)
     queue_ms = _number(headers.get("x-gateway-queue-ms"))
     record.queue_seconds = None if queue_ms is None else queue_ms / 1e3
+
+
+def _written(header: str) -> str:
+    """As a file can hold it: aiohttp reads bytes that are not UTF-8 as surrogates."""
+    return header.encode("utf-8", "replace").decode()
 
 
 def _note_usage(record: Record, usage: dict[str, Any]) -> None:
@@ -214,4 +223,4 @@ def _network_outcome(error: Exception) -> str:
 
 
 def _shown(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:_DETAIL_CHARS]
+    return _written(f"{type(error).__name__}: {error}"[:_DETAIL_CHARS])

@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.1
 _START_DELAY_SECONDS = 0.2
 _END_GRACE_SECONDS = 5.0
+_STOP_GRACE_SECONDS = 10.0
+_EXIT_CODE_SECONDS = 1.0
 
 
 class WorkerDied(Exception):
-    """A worker process ended without its report; nothing of the run can be trusted."""
+    """A worker process ended before anything was measured."""
 
 
 class Stopped(Exception):
@@ -45,6 +48,7 @@ class Harvest:
     healths: list[WorkerHealth] = field(default_factory=list)
     stopped_early: bool = False
     origin: float = 0.0  # the run's zero on the monotonic clock
+    lost: list[str] = field(default_factory=list)  # why workers ended before their time; the first one stops the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +63,12 @@ class Tick:
 class Fleet:
     """Starts the workers on entry and leaves no process behind on exit."""
 
-    def __init__(self, plan: Plan, should_stop: Callable[[], bool]) -> None:
+    def __init__(
+        self, plan: Plan, should_stop: Callable[[], bool], *, stop_grace_seconds: float = _STOP_GRACE_SECONDS
+    ) -> None:
         self._plan = plan
         self._should_stop = should_stop
+        self._stop_grace_seconds = stop_grace_seconds
         self._channels: list[Channel] = []
         self.processes: list[BaseProcess] = []
         self._in_flight: dict[int, int] = {}
@@ -96,56 +103,92 @@ class Fleet:
                 process.join()
 
     def warm_up(self) -> list[Record]:
-        """Waits until every worker has warmed up; their warm-up requests, which count for nothing else."""
+        """Waits until every worker has warmed up; returns their warm-up requests, which count for nothing else.
+
+        Raises WorkerDied.
+        """
         warmup: list[Record] = []
         waiting = set(self._channels)
         while waiting:
             if self._should_stop():
                 raise Stopped
             for channel in self._readable(waiting):
-                message = self._heard(channel)
+                message = self._received(channel)
+                if message is None:
+                    raise WorkerDied(f"{self._end_of(channel)} before the run began; its own error is above")
                 assert isinstance(message, Ready)
                 warmup += message.warmup
                 waiting.discard(channel)
         return warmup
 
     def measure(self, on_tick: Callable[[Tick], None]) -> Harvest:
-        """Runs the measured part to its end, or until the user stops it."""
+        """Runs the measured part to its end, or until the user stops it or a worker is lost.
+
+        The load without one of its workers is not the one that was planned, so the others are stopped; what all of
+        them have reported is kept.
+        """
         origin = time.monotonic() + _START_DELAY_SECONDS
         harvest = Harvest(origin=origin)
         self._tell(Start(origin))
         running = set(self._channels)
+        given_up_at: float | None = None
         while running:
-            if self._should_stop() and not harvest.stopped_early:
-                harvest.stopped_early = True
+            harvest.stopped_early = harvest.stopped_early or self._should_stop()
+            if given_up_at is None and (harvest.stopped_early or harvest.lost):
+                given_up_at = time.monotonic() + self._stop_grace_seconds
                 self._tell(Stop())
             fresh: list[Record] = []
             for channel in self._readable(running):
-                message = self._heard(channel)
-                if isinstance(message, Finished):
-                    harvest.healths.append(message.health)
-                    harvest.itl_ticks.update(message.itl_ticks)
-                    running.discard(channel)
-                elif isinstance(message, Progress):
+                message = self._received(channel)
+                if isinstance(message, Progress):
                     self._in_flight[message.worker] = message.in_flight
                     fresh += message.records
+                    continue
+                running.discard(channel)
+                self._take_end(harvest, channel, message)
+            if given_up_at is not None and time.monotonic() > given_up_at:
+                late = f"did not report within {self._stop_grace_seconds:g} s of being stopped"
+                harvest.lost += [f"client worker {self._channels.index(channel)} {late}" for channel in running]
+                running.clear()
             harvest.records += fresh
             on_tick(Tick(max(0.0, time.monotonic() - origin), fresh, sum(self._in_flight.values())))
         harvest.records.sort(key=lambda record: (record.intended, record.index))
         harvest.healths.sort(key=lambda health: health.worker)
         return harvest
 
+    def _take_end(self, harvest: Harvest, channel: Channel, message: FromWorker | None) -> None:
+        """The last message of a worker, or None if its process ended without one."""
+        self._in_flight.pop(self._channels.index(channel), None)
+        if not isinstance(message, Finished):
+            harvest.lost.append(f"{self._end_of(channel)}; what it measured last is missing")
+            return
+        harvest.healths.append(message.health)
+        harvest.itl_ticks.update(message.itl_ticks)
+        if message.failure:
+            harvest.lost.append(f"client worker {message.health.worker} failed: {message.failure}")
+
     def _tell(self, command: ToWorker) -> None:
         for channel in self._channels:
-            channel.send(command)
+            with suppress(OSError):  # a process that has ended is found where it is read from
+                channel.send(command)
 
     def _readable(self, channels: set[Channel]) -> list[Channel]:
         ready = wait(list(channels), timeout=_POLL_SECONDS)
         return [channel for channel in channels if channel in ready]
 
     @staticmethod
-    def _heard(channel: Channel) -> FromWorker:
+    def _received(channel: Channel) -> FromWorker | None:
+        """None where the process has ended, in the middle of a message or before it."""
         try:
             return channel.recv()
-        except (EOFError, ConnectionResetError):
-            raise WorkerDied("a worker process ended without its report; its own error is above") from None
+        except (EOFError, OSError):
+            return None
+
+    def _end_of(self, channel: Channel) -> str:
+        worker = self._channels.index(channel)
+        process = self.processes[worker]
+        process.join(_EXIT_CODE_SECONDS)
+        code = process.exitcode
+        if code is not None and code < 0:
+            return f"client worker {worker} was killed by signal {-code}"
+        return f"client worker {worker} ended" + ("" if code is None else f" with exit code {code}")

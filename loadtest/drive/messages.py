@@ -39,10 +39,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Worker to parent: nothing follows."""
+    """Worker to parent: nothing follows. `failure`: the error that ended it before its time, if any."""
 
     health: WorkerHealth
     itl_ticks: Counter[int] = field(default_factory=Counter)
+    failure: str = ""
 
 
 FromWorker = Ready | Progress | Finished

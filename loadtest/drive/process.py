@@ -1,4 +1,4 @@
-"""A worker process: warms up, starts when told, reports what ended four times a second."""
+"""A worker process: warms up, runs from the parent's start message on, reports finished requests 4 times a second."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import gc
 import resource
 import time
+import traceback
 from collections.abc import Callable, Coroutine
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from loadtest.drive.client import open_session
 from loadtest.drive.driver import Driver
 from loadtest.drive.health import WorkerHealth, watch_health
 from loadtest.drive.messages import Finished, FromWorker, Progress, Ready, Start, ToWorker
+from loadtest.drive.pipe import Pipe
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
 
@@ -30,11 +32,8 @@ _GC_THRESHOLD = 20_000
 def work(channel: Channel, plan: Plan, worker: int) -> None:
     """Entry point of the process. A parent that has gone ends it silently."""
     _raise_file_limit()
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_work(channel, plan, worker))
-    except* (EOFError, BrokenPipeError):
-        pass
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, Pipe(channel, runner.get_loop()) as pipe:
+        runner.run(_work(pipe, plan, worker))
 
 
 class _Clock:
@@ -47,43 +46,43 @@ class _Clock:
         return time.monotonic() - self.origin
 
 
-async def _work(channel: Channel, plan: Plan, worker: int) -> None:
+async def _work(pipe: Pipe, plan: Plan, worker: int) -> None:
     async with open_session(plan) as session:
         clock = _Clock()
         ended: list[Record] = []
         driver = Driver(plan, worker, session, clock, ended.append)
         warmed = await driver.warm_up()
         _settle_memory()
-        channel.send(Ready(warmed))
-        start = await asyncio.get_running_loop().run_in_executor(None, channel.recv)
+        pipe.send(Ready(warmed))
+        start = await pipe.receive()
         if not isinstance(start, Start):
             return
         clock.origin = start.origin
         health = WorkerHealth(worker)
 
         def report() -> None:
-            channel.send(Progress(worker, ended.copy(), driver.in_flight))
+            pipe.send(Progress(worker, ended.copy(), driver.in_flight))
             ended.clear()
 
-        await _until_stopped(channel, _measure(driver, health, clock, report))
+        failure = ""
+        try:
+            await _until_stopped(pipe, _measure(driver, health, clock, report))
+        except Exception as error:
+            # The parent reports what was measured until here.
+            traceback.print_exc()
+            failure = _shown(error)
         report()
-        channel.send(Finished(health, driver.itl_ticks))
+        pipe.send(Finished(health, driver.itl_ticks, failure))
 
 
-async def _until_stopped(channel: Channel, measured: Coroutine[None, None, None]) -> None:
-    """Runs to the end, or until the parent says anything more, or goes away."""
+async def _until_stopped(pipe: Pipe, measured: Coroutine[None, None, None]) -> None:
+    """Runs to the end, or until the parent sends a message or is gone."""
     loop = asyncio.get_running_loop()
-    measuring = loop.create_task(measured)
-
-    def stop() -> None:
-        loop.remove_reader(channel.fileno())
-        measuring.cancel()
-
-    loop.add_reader(channel.fileno(), stop)
-    try:
-        await asyncio.wait({measuring})
-    finally:
-        loop.remove_reader(channel.fileno())
+    measuring, stopped = loop.create_task(measured), loop.create_task(pipe.receive())
+    await asyncio.wait({measuring, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    measuring.cancel()
+    await asyncio.wait({measuring})
     if not measuring.cancelled():
         measuring.result()
 
@@ -108,6 +107,13 @@ async def _report_regularly(report: Callable[[], None]) -> None:
     while True:
         await asyncio.sleep(_REPORT_INTERVAL_SECONDS)
         report()
+
+
+def _shown(error: BaseException) -> str:
+    """The first cause in groups of exceptions."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
 
 
 def _settle_memory() -> None:

@@ -8,8 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 # 2: parts of a mix, stalls, samples, a cross-check, answers in one read; no ITL where tokens came packed.
 # 3: p99 and TPOT over time, each backend's limit, each bound of the SLO by itself, checks one by one.
+# 4: workers that were lost.
 # Whatever reads this version reads older files as well.
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 class _Part(BaseModel):
@@ -173,6 +174,7 @@ class ClientLoad(_Part):
     workers: list[WorkerLoad]
     send_lag: Distribution | None = Field(description="Actual send after the intended one.")
     lag_limit: float = Field(description="Above this p99 lag the run is invalid.")
+    lost: list[str] = Field(default_factory=list, description="Why workers ended before their time.")
 
 
 class GpuSeries(_Part):

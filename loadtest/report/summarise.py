@@ -93,7 +93,7 @@ def summarise(
         routing=routing(records, None if plan.mix else plan.workload),
         parts=_parts(records),
         slo=_slo(records, bounds, overall),
-        client=_client(records, harvest.healths, latency),
+        client=_client(harvest, latency),
         metrics_delta=dict(metrics_delta),
         timeline=timeline(records, levels) if records else [],
         samples=samples,
@@ -216,14 +216,15 @@ def _within(record: Record, bounds: Bounds) -> bool:
     return bounds.tpot_ms is None or tpot is None or tpot * 1e3 <= bounds.tpot_ms
 
 
-def _client(records: Sequence[Record], healths: Sequence[WorkerHealth], latency: Latency) -> ClientLoad:
+def _client(harvest: Harvest, latency: Latency) -> ClientLoad:
     headline = latency.ttft or latency.e2e
     return ClientLoad(
-        workers=[_worker(health) for health in healths],
-        send_lag=distribution_ms([max(0.0, r.sent - r.intended) for r in records if r.was_sent]),
+        workers=[_worker(health) for health in harvest.healths],
+        send_lag=distribution_ms([max(0.0, r.sent - r.intended) for r in harvest.records if r.was_sent]),
         lag_limit=min(
             max(_NEGLIGIBLE_LAG_MS, _LAG_SHARE_OF_LATENCY * (headline.p50 if headline else 0.0)), _MOST_LAG_MS
         ),
+        lost=harvest.lost,
     )
 
 

@@ -65,6 +65,8 @@ def _client_checks(figures: Figures) -> Iterator[Check]:
     dropped, refused = figures.requests.dropped, figures.requests.errors.get(CLIENT_LIMIT, 0)
     told = f"{dropped} requests were never sent: --max-in-flight was reached"
     yield _check("client sends everything", not dropped, told)
+    lost = figures.client.lost
+    yield _check("client workers run to the end", not lost, f"{'; '.join(lost)}: the load was not the planned one")
     told = f"{refused} requests failed for want of files or ports on the client"
     yield _check("client has files and ports", not refused, told)
 

@@ -137,6 +137,10 @@ async def _nonsense(fake: Fake, request: web.Request, body: dict[str, Any]) -> w
     return web.json_response({"hello": "world"})
 
 
+async def _odd_usage(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    return web.json_response({"choices": [{"text": "word"}], "usage": "plenty"})
+
+
 async def _refused(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     return web.json_response({"error": {"message": "queue full"}}, status=429, headers={"retry-after": "1"})
 
@@ -166,6 +170,7 @@ _ACTS: dict[str, Callable[[Fake, web.Request, dict[str, Any]], Awaitable[web.Str
     "error_and_broken": _error_and_broken,
     "whole": _whole,
     "nonsense": _nonsense,
+    "odd_usage": _odd_usage,
     "refused": _refused,
     "refused_otherwise": _refused_otherwise,
     "dropped": _dropped,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import asdict
 from typing import Any
 
+import orjson
 import pytest
 
 from loadtest.drive.client import Client, open_session
@@ -79,6 +81,28 @@ async def test_what_goes_wrong_with_a_stream_is_told_by_kind(
 async def test_an_answer_of_another_shape_is_not_a_success(fake: Any) -> None:
     record = await _send(_plan(fake.url, stream=False, extra_body={"act": "nonsense"}))
     assert (record.outcome, record.shown_as) == ("bad_body", OTHER_ANSWER)
+
+
+async def test_an_answer_that_breaks_its_own_schema_fails_alone_and_not_the_run(fake: Any) -> None:
+    record = await _send(_plan(fake.url, stream=False, extra_body={"act": "odd_usage"}))
+    assert (record.outcome, record.shown_as) == ("bad_body", OTHER_ANSWER)
+    assert "AttributeError" in (record.detail or "")
+
+
+async def test_a_header_that_is_not_text_can_still_be_written_down() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = b'{"choices": [{"text": "word"}]}'
+        writer.write(b"HTTP/1.1 200 OK\r\nx-gateway-backend: gpu-\xff\r\ncontent-type: application/json\r\n")
+        writer.write(b"content-length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        record = await _send(_plan(f"http://{host}:{port}", stream=False))
+    assert record.ok
+    assert orjson.loads(orjson.dumps(asdict(record)))["backend"] == "gpu-?"
 
 
 async def test_a_server_that_is_not_there_is_a_result() -> None:

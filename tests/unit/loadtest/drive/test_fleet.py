@@ -21,6 +21,7 @@ from loadtest.cli import app
 from loadtest.drive.fleet import Fleet, Tick, WorkerDied
 from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
+from loadtest.drive.record import Record
 from loadtest.drive.target import Target
 from loadtest.report.schema import Results
 from loadtest.report.series import Series
@@ -79,19 +80,82 @@ def test_a_stopped_run_still_brings_in_what_was_in_flight(fake_elsewhere: Any) -
     assert [record.outcome for record in harvest.records] == ["interrupted"] * 3
 
 
-def test_a_worker_that_dies_is_told_and_leaves_no_process_behind(fake_elsewhere: Any) -> None:
-    plan = _plan(fake_elsewhere.url, concurrency=1, requests=1, extra_body={"act": "held"})
+def test_a_worker_that_is_killed_ends_the_run_and_what_was_measured_is_kept(fake_elsewhere: Any) -> None:
+    plan = _plan(fake_elsewhere.url, concurrency=2, requests=10**6, workers=2)
+    seen: list[Record] = []
     with Fleet(plan, lambda: False) as fleet:
         fleet.warm_up()
-        (process,) = fleet.processes
 
-        def kill_once_busy(_: Tick) -> None:
-            if fake_elsewhere.open_requests:
-                process.kill()
+        def kill_once_measured(tick: Tick) -> None:
+            seen.extend(tick.records)
+            if len(seen) >= 20:
+                fleet.processes[0].kill()
 
-        with pytest.raises(WorkerDied):
-            fleet.measure(kill_once_busy)
-    assert not process.is_alive()
+        harvest = fleet.measure(kill_once_measured)
+    assert harvest.lost == ["client worker 0 was killed by signal 9; what it measured last is missing"]
+    assert len([record for record in harvest.records if record.ok]) >= 20
+    assert [health.worker for health in harvest.healths] == [1]
+    assert not harvest.stopped_early
+    assert not any(process.is_alive() for process in fleet.processes)
+
+
+def test_a_worker_that_hangs_is_given_up_after_a_stop_and_what_was_measured_is_kept(fake_elsewhere: Any) -> None:
+    plan = _plan(fake_elsewhere.url, concurrency=2, requests=10**6, workers=2)
+    hung: list[int] = []
+    with Fleet(plan, lambda: bool(hung), stop_grace_seconds=1.0) as fleet:
+        fleet.warm_up()
+
+        def hang_once_measured(tick: Tick) -> None:
+            pid = fleet.processes[0].pid
+            if tick.records and not hung and pid is not None:
+                hung.append(pid)
+                os.kill(pid, signal.SIGSTOP)
+
+        harvest = fleet.measure(hang_once_measured)
+        fleet.processes[0].kill()
+    assert harvest.lost == ["client worker 0 did not report within 1 s of being stopped"]
+    assert harvest.records
+
+
+def test_a_worker_that_fails_says_why(fake_elsewhere: Any) -> None:
+    unsendable = {"n": 2**70}
+    plan = _plan(fake_elsewhere.url, concurrency=1, requests=1, warmup_requests=0, extra_body=unsendable)
+    with Fleet(plan, lambda: False) as fleet:
+        fleet.warm_up()
+        harvest = fleet.measure(lambda _: None)
+    assert harvest.lost == ["client worker 0 failed: TypeError: Integer exceeds 64-bit range"]
+    assert [health.worker for health in harvest.healths] == [0]
+
+
+def test_a_worker_that_dies_in_the_warm_up_leaves_nothing_to_report(fake_elsewhere: Any) -> None:
+    plan = _plan(fake_elsewhere.url, concurrency=1, requests=1, warmup_requests=1, extra_body={"act": "held"})
+    with Fleet(plan, lambda: False) as fleet:
+        _until(lambda: fake_elsewhere.open_requests == 1)
+        fleet.processes[0].kill()
+        with pytest.raises(WorkerDied, match="client worker 0 was killed by signal 9 before the run began"):
+            fleet.warm_up()
+
+
+def test_a_run_that_lost_a_worker_is_invalid_and_written(fake_elsewhere: Any, tmp_path: Path) -> None:
+    words = [fake_elsewhere.url, "-c", "1", "-d", "60", "--no-verify", "--out", str(tmp_path), *_SMALL]
+    command = [sys.executable, "-m", "loadtest", "run", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        _until(lambda: len(fake_elsewhere.bodies) > 50)
+        os.kill(_worker_of(process.pid), signal.SIGKILL)
+        shown, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "client worker 0 was killed by signal 9" in shown
+    results = Results.model_validate_json((tmp_path / "results.json").read_text())
+    assert not results.verdict.valid
+    assert not results.verdict.ended_early
+    assert results.requests.offered == len((tmp_path / "requests.jsonl").read_text().splitlines())
+    assert _junit_fails(tmp_path)
+
+
+def _worker_of(parent: int) -> int:
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    (worker,) = [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return worker
 
 
 def test_a_good_run_exits_0_and_writes_results_a_log_and_a_page(fake_elsewhere: Any, tmp_path: Path) -> None:
