@@ -16,6 +16,7 @@ from loadtest.report.pictures import pictures
 from loadtest.report.plots import Plots
 from loadtest.report.samples import samples_told
 from loadtest.report.schema import BackendShare, Distribution, Results
+from loadtest.report.verdict import loop_lag_limit
 
 
 def page(results: Results, records: Sequence[Record]) -> str:
@@ -161,7 +162,8 @@ def _client(results: Results) -> str:
     ]
     head = ("client", "loop lag p50", "p99", "max", "of a core, mean", "p90")
     lag = f"Requests left {milliseconds(client.send_lag.p99)} late at p99. " if client.send_lag else ""
-    note = f'<p class="note">{lag}The run is invalid above a lag p99 of {milliseconds(client.lag_limit)}.</p>'
+    limits = f"{milliseconds(loop_lag_limit(results))} for the loop, {milliseconds(client.lag_limit)} for sends"
+    note = f'<p class="note">{lag}The run is invalid above a lag p99 of {limits}.</p>'
     return f"<h2>The client itself</h2>{table(head, rows)}{note}"
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 # 2: parts of a mix, stalls, samples, a cross-check, answers in one read; no ITL where tokens came packed.
 # 3: p99 and TPOT over time, each backend's limit, each bound of the SLO by itself, checks one by one.
-# 4: workers that were lost.
+# 4: workers that were lost, versions of definitions.
 # Whatever reads this version reads older files as well.
 SCHEMA_VERSION = 4
 
@@ -143,7 +143,7 @@ class Routing(_Part):
 
 
 class Slo(_Part):
-    """Goodput: requests within every bound, over all that were offered, refused and dropped ones included."""
+    """Attainment: requests within every bound, over all that were offered, refused and dropped ones included."""
 
     ttft_ms: float | None
     tpot_ms: float | None
@@ -152,7 +152,7 @@ class Slo(_Part):
     met: int
     offered: int
     attainment: float
-    goodput_per_second: float
+    goodput_per_second: float = Field(description="Over the same stretch of the run as requests/s.")
     passed: bool
     attainments: dict[str, float] = Field(default_factory=dict, description="Of each bound by itself.")
 
@@ -277,6 +277,9 @@ class Figures(_Part):
     """Everything measured in one run."""
 
     schema_version: int = SCHEMA_VERSION
+    definitions: dict[str, int] = Field(
+        default_factory=dict, description="Versions; what is not there is of the first."
+    )
     environment: Environment
     plan: dict[str, Any]
     requests: Requests

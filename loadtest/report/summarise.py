@@ -12,7 +12,9 @@ from loadtest.drive.fleet import Harvest
 from loadtest.drive.health import WorkerHealth
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import DROPPED, INTERRUPTED, OK, Record
+from loadtest.report.backlog import backlog
 from loadtest.report.concurrency import Level, mean, peak, sweep
+from loadtest.report.definitions import DEFINITIONS
 from loadtest.report.routing import routing
 from loadtest.report.schema import (
     ClientLoad,
@@ -25,6 +27,7 @@ from loadtest.report.schema import (
     Results,
     Samples,
     Slo,
+    Stall,
     Streaming,
     Throughput,
     Tokens,
@@ -34,7 +37,7 @@ from loadtest.report.stalls import stalls
 from loadtest.report.statistics import distribution_ms, distribution_of_ticks_ms, percentile
 from loadtest.report.timeline import timeline
 from loadtest.report.verdict import judge, packed
-from loadtest.report.window import steady_window, throughput, whole_window
+from loadtest.report.window import requests_per_second, steady_window, throughput, whole_window
 
 _LATE_SECONDS = 0.010
 _NEGLIGIBLE_LAG_MS = 10.0
@@ -79,27 +82,30 @@ def summarise(
     streaming = _streaming(good)
     latency = _latency(good, {} if packed(streaming) else harvest.itl_ticks)
     overall = throughput(records, window)
+    steady_part = throughput(records, steady) if steady else None
+    stalled = stalls(records)
     figures = Figures(
+        definitions=dict(DEFINITIONS),
         environment=environment,
         plan=plan.model_dump(mode="json"),
         requests=_requests(records),
         overall=overall,
-        steady=throughput(records, steady) if steady else None,
+        steady=steady_part,
         tokens=_tokens(good, plan),
         latency=latency,
         streaming=streaming,
-        stalls=stalls(records),
+        stalls=stalled,
         concurrency=Concurrency(peak=peak(levels), mean=mean(levels)),
         routing=routing(records, None if plan.mix else plan.workload),
         parts=_parts(records),
-        slo=_slo(records, bounds, overall),
+        slo=_slo(records, bounds, steady_part or overall),
         client=_client(harvest, latency),
         metrics_delta=dict(metrics_delta),
         timeline=timeline(records, levels) if records else [],
         samples=samples,
     )
-    backlog = _backlog(plan, records, levels)
-    verdict = judge(figures, bounds.max_error_ratio, backlog=backlog, ended_early=harvest.stopped_early)
+    piled_up = _backlog(plan, records, levels, stalled)
+    verdict = judge(figures, bounds.max_error_ratio, backlog=piled_up, ended_early=harvest.stopped_early)
     return Results(**dict(figures), verdict=verdict)
 
 
@@ -180,11 +186,13 @@ def _streaming(good: Sequence[Record]) -> Streaming | None:
     )
 
 
-def _slo(records: Sequence[Record], bounds: Bounds, overall: Throughput) -> Slo | None:
+def _slo(records: Sequence[Record], bounds: Bounds, rates: Throughput) -> Slo | None:
+    """Goodput is of the same stretch as requests/s; attainment is of all requests of the run."""
     if bounds.ttft_ms is None and bounds.tpot_ms is None and bounds.e2e_ms is None:
         return None
     offered = [record for record in records if record.outcome != INTERRUPTED]
-    met = sum(_within(record, bounds) for record in offered)
+    good = [record for record in offered if _within(record, bounds)]
+    met = len(good)
     attainment = met / len(offered) if offered else 0.0
     return Slo(
         ttft_ms=bounds.ttft_ms,
@@ -194,7 +202,7 @@ def _slo(records: Sequence[Record], bounds: Bounds, overall: Throughput) -> Slo 
         met=met,
         offered=len(offered),
         attainment=attainment,
-        goodput_per_second=met / max(overall.end - overall.start, 1e-9),
+        goodput_per_second=requests_per_second(good, (rates.start, rates.end)),
         passed=attainment >= bounds.attainment,
         attainments={
             name.removesuffix("_ms"): sum(_within(record, alone) for record in offered) / max(1, len(offered))
@@ -212,8 +220,14 @@ def _within(record: Record, bounds: Bounds) -> bool:
         return False
     if bounds.e2e_ms is not None and (record.end - record.due) * 1e3 > bounds.e2e_ms:
         return False
+    return bounds.tpot_ms is None or _keeps_tpot(record, bounds.tpot_ms)
+
+
+def _keeps_tpot(record: Record, bound_ms: float) -> bool:
+    """An answer of one token at most has nothing to bound; a longer one keeps a bound only if it was measured."""
+    tokens = record.asked_tokens if record.completion_tokens is None else record.completion_tokens
     tpot = record.tpot_seconds
-    return bounds.tpot_ms is None or tpot is None or tpot * 1e3 <= bounds.tpot_ms
+    return tokens < 2 if tpot is None else tpot * 1e3 <= bound_ms
 
 
 def _client(harvest: Harvest, latency: Latency) -> ClientLoad:
@@ -241,17 +255,11 @@ def _worker(health: WorkerHealth) -> WorkerLoad:
     )
 
 
-def _backlog(plan: Plan, records: Sequence[Record], levels: list[Level]) -> tuple[float, float] | None:
-    """Open loop: the mean in flight in the second and in the last quarter of the arrivals."""
+def _backlog(
+    plan: Plan, records: Sequence[Record], levels: list[Level], stalled: Sequence[Stall]
+) -> tuple[float, float] | None:
+    """Open loop at one rate: the mean in flight, and that at the end, where requests piled up."""
     if plan.rate_per_second is None or plan.ramp_seconds is not None or len(records) < 8:
         return None
-    first, last = min(record.due for record in records), max(record.due for record in records)
-    quarter = (last - first) / 4
-    return _mean_between(levels, first + quarter, first + 2 * quarter), _mean_between(levels, last - quarter, last)
-
-
-def _mean_between(levels: list[Level], start: float, end: float) -> float:
-    before = [level for level in levels if level.start <= start]
-    inside = [level for level in levels if start < level.start < end]
-    cut = [Level(start, before[-1].in_flight if before else 0), *inside]
-    return mean([*cut, Level(end, cut[-1].in_flight)])
+    dues = [record.due for record in records]
+    return backlog(min(dues), max(dues), levels, stalled)

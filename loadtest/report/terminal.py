@@ -15,6 +15,7 @@ from loadtest.report.samples import samples_told
 from loadtest.report.schema import CrossCheck, Distribution, Results, Throughput
 from loadtest.report.series import Series
 from loadtest.report.series_tables import tables
+from loadtest.report.verdict import loop_lag_limit
 
 
 def show(results: Results, console: Console) -> None:
@@ -101,10 +102,11 @@ def _client(results: Results) -> str:
     lags = [worker.loop_lag_p99 for worker in client.workers if worker.loop_lag_p99 is not None]
     shares = [worker.cpu_share_p90 for worker in client.workers if worker.cpu_share_p90 is not None]
     told = f"{len(client.workers)} worker{'s' if len(client.workers) != 1 else ''}"
-    told += f", loop lag p99 {milliseconds(max(lags))}" if lags else ""
+    told += f", loop lag p99 {milliseconds(max(lags))} (limit {milliseconds(loop_lag_limit(results))})" if lags else ""
     told += f", {max(shares):.0%} of a core" if shares else ""
-    told += f", send lag p99 {milliseconds(client.send_lag.p99)}" if client.send_lag else ""
-    return f"{told} (limit {milliseconds(client.lag_limit)})"
+    if client.send_lag:
+        told += f", send lag p99 {milliseconds(client.send_lag.p99)} (limit {milliseconds(client.lag_limit)})"
+    return told
 
 
 def _latencies(results: Results) -> Table:

@@ -42,10 +42,16 @@ def throughput(records: Sequence[Record], window: tuple[float, float]) -> Throug
     return Throughput(
         start=start,
         end=end,
-        requests_per_second=sum(start <= record.end <= end for record in good) / length,
+        requests_per_second=requests_per_second(good, window),
         output_tokens_per_second=sum(tokens_within(record, start, end) for record in good) / length,
         prompt_tokens_per_second=sum(record.prompt_tokens or 0 for record in prefilled) / length,
     )
+
+
+def requests_per_second(good: Sequence[Record], window: tuple[float, float]) -> float:
+    """Of those of the requests that ended in the window."""
+    start, end = window
+    return sum(start <= record.end <= end for record in good) / max(end - start, 1e-9)
 
 
 def tokens_within(record: Record, start: float, end: float) -> float:

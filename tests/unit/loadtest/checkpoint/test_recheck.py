@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 
 from loadtest.checkpoint.document import Checkpoint, Status, failed
 from loadtest.checkpoint.recheck import differences, read_files, recheck
+
+# Made when a request in one read kept a bound on TPOT, goodput was of the whole run, and ITL did not bound the lag.
+_FIRST_DEFINITIONS = Path(__file__).with_name("archive_of_first_definitions")
 
 
 def wrong(folder: Path) -> dict[str, tuple[str, str]]:
@@ -33,6 +37,26 @@ def edit_line(file: Path, number: int, **fields: object) -> None:
 
 def test_a_run_that_nobody_touched_holds(kept: Path) -> None:
     assert wrong(kept) == {}
+
+
+def test_an_archive_of_older_definitions_holds_and_names_the_figures_that_mean_something_else_today() -> None:
+    made = Checkpoint.model_validate_json((_FIRST_DEFINITIONS / "checkpoint.json").read_bytes())
+    checks = {check.name: check for check in recheck(made, _FIRST_DEFINITIONS, read_files(_FIRST_DEFINITIONS))}
+    assert failed(list(checks.values())) == []
+    assert checks["figures"].status is Status.OK
+    named = checks["figures defined otherwise today"]
+    assert named.status is Status.NOT_CHECKED
+    for figure in ("slo.goodput_per_second", "slo.attainment", "verdict.passed"):
+        assert figure in named.why
+    assert "definition 1 in the file, 2 today" in named.why
+
+
+def test_a_figure_of_an_older_archive_whose_definition_is_still_that_one_must_follow(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(_FIRST_DEFINITIONS, folder)
+    edit_line(folder / "requests.jsonl", 3, completion_tokens=500)
+    found = wrong(folder)
+    assert found["figures: tokens.completion"] == ("588, by requests.jsonl", "99")
 
 
 def test_a_changed_line_is_found_in_its_hash_and_in_every_figure_that_it_moves(kept: Path) -> None:

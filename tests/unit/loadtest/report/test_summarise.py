@@ -7,6 +7,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loadtest.drive.fleet import Harvest
 from loadtest.drive.health import WorkerHealth
@@ -47,7 +49,8 @@ def _summary(records: list[Record], bounds: Bounds | None = None, **more: Any) -
     load = more.pop("load", {"concurrency": 4})
     early = more.pop("stopped_early", False)
     plan = Plan.model_validate({"url": "http://x", "model": "m", "requests": 9, "workload": _WORKLOAD, **load})
-    harvest = Harvest(records, Counter({5000: 3}), [health], early)
+    ticks = more.pop("ticks", {5000: 3})
+    harvest = Harvest(records, Counter(ticks), [health], early, lost=more.pop("lost", []))
     return summarise(plan, harvest, bounds or Bounds(), _ENVIRONMENT, {})
 
 
@@ -114,6 +117,61 @@ def test_goodput_holds_the_client_queue_against_the_server() -> None:
     assert slo.met == 0
 
 
+def test_goodput_is_of_the_same_stretch_as_requests_a_second() -> None:
+    slow_end = [_record(index, index / 10) for index in range(100)] + [_record(100, 10.0, end=20.0)]
+    results = _summary(slow_end, Bounds(ttft_ms=600), load={"rate_per_second": 10})
+    assert results.slo is not None
+    assert results.steady is not None
+    assert results.slo.attainment == 1
+    assert results.slo.goodput_per_second == results.steady.requests_per_second == pytest.approx(10, rel=0.02)
+    assert results.overall.requests_per_second < 6
+
+
+@given(
+    waits=st.lists(st.floats(0.01, 3), min_size=1, max_size=40),
+    load=st.sampled_from([{"concurrency": 4}, {"rate_per_second": 10}]),
+)
+def test_goodput_is_requests_a_second_less_those_beyond_a_bound(waits: list[float], load: dict[str, float]) -> None:
+    records = [_record(i, i / 10, first_token=i / 10 + wait, end=i / 10 + wait + 1) for i, wait in enumerate(waits)]
+    results = _summary(records, Bounds(ttft_ms=1000), load=load)
+    rates = results.steady or results.overall
+    late = sum(wait > 1 and rates.start <= record.end <= rates.end for wait, record in zip(waits, records, strict=True))
+    assert results.slo is not None
+    lost = rates.requests_per_second - results.slo.goodput_per_second
+    assert lost * (rates.end - rates.start) == pytest.approx(late, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("record", "keeps"),
+    [
+        ({}, True),  # 50 ms a token
+        ({"end": 2.5}, False),
+        ({"events": 11, "reads": 1}, False),  # collected on the way: nothing was measured
+        ({"completion_tokens": None}, False),
+        ({"first_token": None, "events": 0, "reads": 0}, False),  # was not streamed
+        ({"completion_tokens": 1, "events": 1, "reads": 1}, True),  # has no time between tokens
+        ({"completion_tokens": None, "asked_tokens": 0, "first_token": None}, True),  # embeddings
+    ],
+)
+def test_a_bound_on_tpot_is_kept_only_by_what_was_measured_or_has_no_tpot(record: dict[str, Any], keeps: bool) -> None:
+    slo = _summary([_record(0, 0.0, **record)], Bounds(tpot_ms=60)).slo
+    assert slo is not None
+    assert (slo.met, slo.attainments) == (int(keeps), {"tpot": float(keeps)})
+
+
+@pytest.mark.parametrize(
+    ("token_ms", "lag_ms", "valid"),
+    [(8, 3.9, True), (8, 4.1, False), (8, 9.9, False), (30, 9.9, True), (1, 1.9, True), (1, 2.1, False)],
+)
+def test_a_loop_that_lags_by_half_a_time_between_tokens_makes_the_run_invalid(
+    token_ms: int, lag_ms: float, valid: bool
+) -> None:
+    health = WorkerHealth(0, array("d", [lag_ms / 1e3]), array("d", [0.2]))
+    verdict = _summary([_record(0, 0.0)], health=health, ticks={token_ms * 100: 10}).verdict
+    assert verdict.valid == valid
+    assert valid or "half of ITL p50" in verdict.reasons[0]
+
+
 @pytest.mark.parametrize(
     ("health", "reason"),
     [
@@ -135,6 +193,26 @@ def test_late_or_dropped_sends_make_the_run_invalid() -> None:
     assert any("never sent" in reason for reason in dropped.reasons)
     assert not late.valid
     assert not dropped.valid
+
+
+def test_a_run_that_lost_a_worker_is_invalid_and_says_why() -> None:
+    verdict = _summary([_record(0, 0.0)], lost=["client worker 1 was killed by signal 9"]).verdict
+    assert not verdict.valid
+    assert verdict.reasons == ["client worker 1 was killed by signal 9: the load was not the planned one"]
+
+
+def test_a_single_freeze_is_a_stall_and_no_rate_above_capacity() -> None:
+    """20 requests a second for 8 s, half a second each; nothing moves from second 3.5 to 6.5."""
+    records = []
+    for index in range(160):
+        sent = index / 20
+        end = sent + 0.5 if sent + 0.5 < 3.5 or sent >= 6.5 else max(6.5, sent) + 0.5
+        quiet = (max(sent, 3.5), 6.5) if sent < 6.5 < end else (sent, sent + 0.1)
+        fields = {"first_token": end - 0.1, "end": end, "quiet_from": quiet[0], "quiet_until": quiet[1]}
+        records.append(_record(index, sent, **fields))
+    warnings = _summary(records, load={"rate_per_second": 20}).verdict.warnings
+    assert any("1 stall: nothing came for 3.0 s" in warning for warning in warnings)
+    assert not any("above capacity" in warning for warning in warnings)
 
 
 def test_the_steady_part_of_a_closed_loop_leaves_out_ramp_and_tail() -> None:
@@ -210,7 +288,7 @@ def test_results_survive_their_json() -> None:
 
 def test_results_of_the_first_schema_are_still_read() -> None:
     old = _summary([_record(0, 0.0)]).model_dump(mode="json")
-    for added in ("parts", "stalls", "samples", "cross_check"):
+    for added in ("parts", "stalls", "samples", "cross_check", "definitions"):
         del old[added]
     del old["streaming"]["whole_ratio"]
     old["schema_version"] = 1

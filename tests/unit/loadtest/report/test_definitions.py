@@ -1,0 +1,35 @@
+"""Which figures mean the same in two files."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadtest.report.definitions import DEFINITIONS, redefined
+from loadtest.report.schema import Results
+
+# What a file says of itself and of its run, or what was read from elsewhere: nothing is computed.
+_NOT_COMPUTED = {
+    "schema_version", "definitions", "environment", "plan", "metrics_delta", "samples", "cross_check",
+}  # fmt: skip
+
+
+def test_every_figure_has_a_version_of_its_definition() -> None:
+    assert set(Results.model_fields) - _NOT_COMPUTED == {path.partition(".")[0] for path in DEFINITIONS}
+
+
+@pytest.mark.parametrize(
+    ("path", "recorded", "why"),
+    [
+        ("latency.ttft.p50", {}, None),
+        ("slo.goodput_per_second", {}, "definition 1 in the file, 2 today"),
+        ("slo.attainments.tpot", {}, "definition 1 in the file, 2 today"),
+        ("verdict.checks[3].message", {}, "definition 1 in the file, 2 today"),
+        ("verdict.checks[3].message", DEFINITIONS, None),
+        ("slo.met", {"slo": 2, "slo.goodput_per_second": 9}, None),
+        ("slo.goodput_per_second", {"slo": 2, "slo.goodput_per_second": 9}, "definition 9 in the file, 2 today"),
+    ],
+)
+def test_a_figure_is_defined_otherwise_where_its_own_version_or_that_above_it_differs(
+    path: str, recorded: dict[str, int], why: str | None
+) -> None:
+    assert redefined(path, recorded) == why
