@@ -128,11 +128,14 @@ def _artefacts(made: Checkpoint, folder: Path) -> Iterator[Check]:
 def _figures(recorded: Results, again: Results) -> list[Check]:
     """All figures follow from the requests; where one differs that is defined otherwise today, nothing can be said."""
     wrong = list(differences(recorded.model_dump(mode="json"), again.model_dump(mode="json")))
-    changed = {path: why for path, _, _ in wrong if (why := redefined(path, recorded.definitions))}
+    changed = {path: versions for path, _, _ in wrong if (versions := redefined(path, recorded.definitions))}
     checks = _told("figures", [one for one in wrong if one[0] not in changed], RECORDS_NAME)
     if changed:
-        whys = dict.fromkeys(changed.values())
-        named = [f"{', '.join(path for path in changed if changed[path] == why)}: {why}" for why in whys]
+        named = [
+            f"{', '.join(path for path in changed if changed[path] == (then, now))}: "
+            f"definition {then} in the file, {now} today"
+            for then, now in dict.fromkeys(changed.values())
+        ]
         checks.append(Check(name="figures defined otherwise today", status=Status.NOT_CHECKED, why="; ".join(named)))
     return checks
 

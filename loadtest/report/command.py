@@ -107,7 +107,7 @@ def _show(found: Diff, console: Console) -> None:
     for pair in found.pairs:
         title = f"Figures: {pair.label}" if pair.label else "Figures"
         rows = list(figure_rows(pair))
-        styles = [_COLOURS.get(colour(pair, change) or "", "") for change, _ in rows]
+        styles = [_COLOURS.get(colour(change) or "", "") for change, _ in rows]
         _print(title, FIGURES_HEAD, [cells for _, cells in rows], console, styles)
     for text in found.unmatched:
         console.print(Text(text, style="yellow"))

@@ -28,14 +28,14 @@ DEFINITIONS = {
 _FIRST = 1
 
 
-def redefined(path: str, recorded: Mapping[str, int]) -> str | None:
-    """Says how the figure at a path of results.json is defined otherwise today; None where it is not.
+def redefined(path: str, before: Mapping[str, int], after: Mapping[str, int] = DEFINITIONS) -> tuple[int, int] | None:
+    """Both versions of the figure at a path of results.json; None where they are the same.
 
-    `recorded`: the versions in the file; one without any has the first ones.
+    A file without any versions has the first ones.
     """
     place = path.partition("[")[0]
-    then, now = _version(place, recorded), _version(place, DEFINITIONS)
-    return None if then == now else f"definition {then} in the file, {now} today"
+    one, other = _version(place, before), _version(place, after)
+    return None if one == other else (one, other)
 
 
 def _version(path: str, versions: Mapping[str, int]) -> int:

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
-from loadtest.report.series import FIGURES, Point, Series, Spread
+from loadtest.report.definitions import redefined
+from loadtest.report.inference import can_tell, mann_whitney, significant
+from loadtest.report.series import FIGURES, Point, Series, Spread, place_of
 
 _HIGHER_IS_BETTER = {name for name in FIGURES if "per_second" in name or name in ("attainment", "hit_ratio")}
 _NEITHER = {"peak_in_flight"}
 # What differs between any two runs, and what is compared by its parts.
 _ALWAYS = ("plan.cache_salt", "workload.seed", "environment.started_at", "environment.command")
 _FLEETING = {"pid", "started_at", "clocks", "directory", "backends"}
+
+
+class Significance(StrEnum):
+    """Whether the runs of two sides tell them apart."""
+
+    YES = "yes"
+    NO = "no"
+    TOO_FEW = "too few runs"
+    REDEFINED = "defined otherwise"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +35,7 @@ class Change:
     figure: str
     before: Spread
     after: Spread
+    significance: Significance = Significance.TOO_FEW
 
     @property
     def relative(self) -> float | None:
@@ -31,31 +44,20 @@ class Change:
 
     @property
     def better(self) -> bool | None:
-        """None where it is the same, or neither is better."""
-        if self.figure in _NEITHER or self.before.median == self.after.median:
+        """None where the runs do not tell them apart, or neither is better."""
+        if self.figure in _NEITHER or self.significance is not Significance.YES:
             return None
         return (self.after.median > self.before.median) == (self.figure in _HIGHER_IS_BETTER)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One target under one load, before and after."""
+    """One target under one load, before and after. `changes`: of all figures that both have."""
 
     label: str
     before: Point
     after: Point
-
-    @property
-    def changes(self) -> list[Change]:
-        """Of all figures that both have."""
-        known = [name for name in FIGURES if name in self.before.figures and name in self.after.figures]
-        return [Change(name, self.before.figures[name], self.after.figures[name]) for name in known]
-
-    def beyond(self, change: Change) -> bool | None:
-        """Whether the runs before and after lie apart; None where one side has one valid run, and so no spread."""
-        if min(self.before.valid, self.after.valid) < 2:
-            return None
-        return change.after.low > change.before.high or change.after.high < change.before.low
+    changes: Sequence[Change]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Diff:
 def diff(before: Series, after: Series, made_before: Mapping[str, Any], made_after: Mapping[str, Any]) -> Diff:
     """`made_...`: what else is known of how each was made, in any nesting."""
     pairs, unmatched = _paired(before.points, after.points)
+    unlike = {name for name in FIGURES if redefined(place_of(name), before.definitions, after.definitions)}
     first, other = (
         dict(_flat({"plan": one.plan, "environment": one.environment.model_dump(), **more}))
         for one, more in ((before, made_before), (after, made_after))
@@ -79,7 +82,32 @@ def diff(before: Series, after: Series, made_before: Mapping[str, Any], made_aft
         for name in dict.fromkeys([*first, *other])
         if first.get(name) != other.get(name) and not name.endswith(_ALWAYS)
     ]
-    return Diff(made, pairs, unmatched)
+    return Diff(made, _judged(pairs, unlike), unmatched)
+
+
+def _judged(pairs: Sequence[Pair], unlike: Collection[str]) -> list[Pair]:
+    """All figures of all pairs are tested together: the more there are, the more a single one must differ."""
+    known, p_values = dict[tuple[int, str], Significance](), dict[tuple[int, str], float]()
+    for place, pair in enumerate(pairs):
+        for change in pair.changes:
+            before, after = change.before.values, change.after.values
+            if change.figure in unlike:
+                known[place, change.figure] = Significance.REDEFINED
+            elif pair.before.valid and pair.after.valid and can_tell(len(before), len(after)):
+                known[place, change.figure] = Significance.NO
+                if len({*before, *after}) > 1:  # what is always the same is no test
+                    p_values[place, change.figure] = mann_whitney(before, after)
+    known |= dict.fromkeys(significant(p_values), Significance.YES)
+    return [
+        replace(
+            pair,
+            changes=[
+                replace(change, significance=known.get((place, change.figure), Significance.TOO_FEW))
+                for change in pair.changes
+            ],
+        )
+        for place, pair in enumerate(pairs)
+    ]
 
 
 def _paired(before: Sequence[Point], after: Sequence[Point]) -> tuple[list[Pair], list[str]]:
@@ -90,9 +118,15 @@ def _paired(before: Sequence[Point], after: Sequence[Point]) -> tuple[list[Pair]
         one_load = all(len({point.load for point in side}) == 1 for side in (before, after))
         places.append({("" if one_target else p.target, "" if one_load else p.load): p for p in points})
     first, other = places
-    pairs = [Pair(_label(first[place], other[place]), first[place], other[place]) for place in first if place in other]
+    pairs = [_pair(first[place], other[place]) for place in first if place in other]
     unmatched = [f"only before: {_named(first[place])}" for place in first if place not in other]
     return pairs, unmatched + [f"only after: {_named(other[place])}" for place in other if place not in first]
+
+
+def _pair(before: Point, after: Point) -> Pair:
+    known = [name for name in FIGURES if name in before.figures and name in after.figures]
+    changes = [Change(name, before.figures[name], after.figures[name]) for name in known]
+    return Pair(_label(before, after), before, after, changes)
 
 
 def _label(before: Point, after: Point) -> str:

@@ -59,7 +59,7 @@ def _rules(broken: Sequence[str]) -> str:
 def _figures(pair: Pair) -> str:
     rows = []
     for change, cells in figure_rows(pair):
-        style = f' class="{of}"' if (of := colour(pair, change)) else ""
+        style = f' class="{of}"' if (of := colour(change)) else ""
         told = [f"<td{style if place == 3 else ''}>{escape(cell)}</td>" for place, cell in enumerate(cells)]
         rows.append(f"<tr>{''.join(told)}</tr>")
     title = f"Figures: {pair.label}" if pair.label else "Figures"

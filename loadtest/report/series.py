@@ -9,11 +9,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from loadtest.report.inference import mean_interval
 from loadtest.report.schema import Environment, Results, Throughput
 from loadtest.report.statistics import value_of
 
-# 2: ratios. Whatever reads this version reads older files as well.
-SERIES_SCHEMA_VERSION = 2
+# 2: ratios. 3: each run's value, versions of definitions. Whatever reads this version reads older files as well.
+SERIES_SCHEMA_VERSION = 3
 
 
 class _Part(BaseModel):
@@ -26,6 +27,12 @@ class Spread(_Part):
     median: float
     low: float
     high: float
+    values: list[float] = Field(default_factory=list, description="Of each run, in order; older files have none.")
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % confidence; None of fewer than two runs."""
+        return mean_interval(self.values)
 
 
 class Point(_Part):
@@ -55,6 +62,7 @@ class Series(_Part):
     """The results of several runs; each run's own are in the folder that `folders` names."""
 
     schema_version: int = SERIES_SCHEMA_VERSION
+    definitions: dict[str, int] = Field(default_factory=dict, description="As in results.json.")
     environment: Environment
     plan: dict[str, Any] = Field(description="Of the first run.")
     points: list[Point]
@@ -119,6 +127,12 @@ FIGURES: dict[str, Callable[[Results], float | None]] = {
     "failed_ratio": lambda results: results.requests.failed / max(1, results.requests.offered),
     "peak_in_flight": lambda results: results.concurrency.peak,
 }
+# Where a figure, or figures whose names begin so, stand in results.json.
+_PLACES = {
+    "goodput_per_second": "slo.goodput_per_second", "attainment": "slo.attainment", "hit_ratio": "routing",
+    "failed_ratio": "requests", "peak_in_flight": "concurrency", "ttft_": "latency", "tpot_": "latency",
+    "itl_": "latency", "e2e_": "latency",
+}  # fmt: skip
 # In which unit a figure is; what none is told of has its unit in its name, or is a count.
 UNITS = {
     name: "ms" if name.startswith(("ttft_", "tpot_", "itl_", "e2e_")) else "ratio" if name == "attainment" else ""
@@ -131,6 +145,11 @@ _RATIOS = (
 )  # fmt: skip
 
 
+def place_of(figure: str) -> str:
+    """Where a figure stands in results.json, for the version of its definition."""
+    return next((place for name, place in _PLACES.items() if figure.startswith(name)), "steady")
+
+
 def series_of(ran: Sequence[Ran], environment: Environment, failures: Mapping[str, str] | None = None) -> Series:
     """All points in the order in which they first ran, and what to think of them."""
     places = list(dict.fromkeys((one.target, one.load) for one in ran))
@@ -138,6 +157,7 @@ def series_of(ran: Sequence[Ran], environment: Environment, failures: Mapping[st
     failures = dict(failures or {})
     reasons = [f"{folder}: {why}" for folder, why in failures.items()] + _reasons(points)
     return Series(
+        definitions=ran[0].results.definitions,
         environment=environment,
         plan=ran[0].results.plan,
         points=points,
@@ -174,7 +194,7 @@ def _point(ran: Sequence[Ran]) -> Point:
 
 def _spread(values: Sequence[float | None]) -> Spread | None:
     known = [value for value in values if value is not None]
-    return Spread(median=median(known), low=min(known), high=max(known)) if known else None
+    return Spread(median=median(known), low=min(known), high=max(known), values=known) if known else None
 
 
 def _differences(ran: Sequence[Ran], places: Sequence[tuple[str, str]]) -> list[Difference]:

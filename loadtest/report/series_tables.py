@@ -8,6 +8,7 @@ from loadtest.report.figure import milliseconds, number, percent
 from loadtest.report.schema import Results
 from loadtest.report.series import UNITS, Difference, Point, Series, Spread
 
+_INTERVAL = "(95 % confidence interval)"
 Table = tuple[str, list[str], list[list[str]]]
 _UNITS = {"attainment": percent, "hit_ratio": percent, "failed_ratio": percent}
 _RATES = (
@@ -33,20 +34,18 @@ _TITLES = {
 def tables(series: Series, *, compact: bool = False) -> list[Table]:
     """Title, head and rows of each; columns that nobody has a figure for are left out.
 
-    Compact: the farther of the lowest and the highest run in percent of the median.
+    Compact: the farther end of the interval in percent of the median.
     """
-    spread = "and how far runs were from it" if compact else "(lowest to highest run)"
+    spread = "± 95 % confidence" if compact else _INTERVAL
     made = [
         _points(f"Rates and goodput: median {spread}", series.points, _RATES, compact),
         _points(f"Latency from the intended send: median {spread}", series.points, _LATENCIES, compact),
     ]
     if series.differences:
         against = series.differences[0].against
-        made.append(
-            _differences(f"Less {against}, pair by pair: median (lowest to highest)", series.differences, compact)
-        )
+        made.append(_differences(f"Less {against}, pair by pair: median {_INTERVAL}", series.differences, compact))
         if any(one.ratios for one in series.differences):
-            made.append(_ratios(f"To {against}, pair by pair: median (lowest to highest)", series.differences, compact))
+            made.append(_ratios(f"To {against}, pair by pair: median {_INTERVAL}", series.differences, compact))
     return made
 
 
@@ -65,7 +64,7 @@ def run_line(folder: str, results: Results) -> str:
 
 def _points(title: str, points: Sequence[Point], names: Sequence[str], compact: bool) -> Table:
     shown = [name for name in names if any(name in point.figures for point in points)]
-    told = _close if compact else _spread
+    told = _close if compact else told_spread
     head = [*_head(points), "passed", *map(title_of, shown)]
     rows = [
         [*_place(point, points), _runs(point), *(told(name, point.figures.get(name)) for name in shown)]
@@ -84,7 +83,12 @@ def _differences(title: str, differences: Sequence[Difference], compact: bool) -
     shown = [name for name in known if not compact or name in _MOST_TELLING]
     head = ["target", "load", "pairs", *map(title_of, shown)]
     rows = [
-        [one.target, one.load, str(one.pairs), *(_spread(name, one.figures.get(name), signed=True) for name in shown)]
+        [
+            one.target,
+            one.load,
+            str(one.pairs),
+            *(told_spread(name, one.figures.get(name), signed=True) for name in shown),
+        ]
         for one in differences
     ]
     return title, head, rows
@@ -103,9 +107,9 @@ def _ratios(title: str, differences: Sequence[Difference], compact: bool) -> Tab
 def _ratio(spread: Spread | None) -> str:
     if spread is None:
         return "-"
-    if spread.low == spread.high:
+    if (interval := spread.interval) is None:
         return f"{spread.median:.3f}"
-    return f"{spread.median:.3f} ({spread.low:.3f} to {spread.high:.3f})"
+    return f"{spread.median:.3f} ({interval[0]:.3f} to {interval[1]:.3f})"
 
 
 def title_of(name: str) -> str:
@@ -122,25 +126,27 @@ def _place(point: Point, points: Sequence[Point]) -> list[str]:
     return [point.target, point.load] if any(other.target for other in points) else [point.load]
 
 
-def _spread(name: str, spread: Spread | None, *, signed: bool = False) -> str:
+def told_spread(name: str, spread: Spread | None, *, signed: bool = False) -> str:
+    """The median, and the interval where there are several runs."""
     if spread is None:
         return "-"
 
     def value(amount: float) -> str:
-        sign = "" if not signed else "+" if amount >= 0 else "-"
-        return sign + told_figure(name, abs(amount) if signed else amount)
+        sign = "-" if amount < 0 else "+" if signed else ""
+        return sign + told_figure(name, abs(amount))
 
-    if spread.low == spread.high:
+    if (interval := spread.interval) is None or interval[0] == interval[1]:
         return value(spread.median)
-    return f"{value(spread.median)} ({value(spread.low)} to {value(spread.high)})"
+    return f"{value(spread.median)} ({value(interval[0])} to {value(interval[1])})"
 
 
 def _close(name: str, spread: Spread | None) -> str:
     if spread is None:
         return "-"
-    farthest = max(spread.high - spread.median, spread.median - spread.low)
-    if not farthest or name in _UNITS or not spread.median:
+    interval = spread.interval
+    if interval is None or name in _UNITS or not spread.median:
         return told_figure(name, spread.median)
+    farthest = max(interval[1] - spread.median, spread.median - interval[0])
     return f"{told_figure(name, spread.median)} ±{farthest / spread.median:.0%}"
 
 

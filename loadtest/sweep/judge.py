@@ -21,6 +21,7 @@ class Judged:
     value: float
     excess: float
     complaints: list[str]
+    values: Sequence[float] = ()  # what is maximised, of each run
 
     @property
     def fits(self) -> bool:
@@ -67,7 +68,8 @@ def judged(runs: Sequence[Results], objective: Objective, gpus: int) -> Judged:
         elif found > bound:
             complaints.append(f"{told_name(name)} {found:.3g} s > {bound:g} s")
             excess = max(excess, found / bound - 1)
-    return Judged(figures, figures[objective.maximise.value], excess, complaints)
+    values = [one[objective.maximise.value] for one in each]
+    return Judged(figures, figures[objective.maximise.value], excess, complaints, values)
 
 
 def told_name(figure: str) -> str:

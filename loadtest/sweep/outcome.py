@@ -10,11 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from loadtest.sweep.judge import Judged
 from loadtest.sweep.plan import FlagValue, Plan, Way
 from loadtest.sweep.run import Stage, Sweep
-from loadtest.sweep.search import best, winner
+from loadtest.sweep.search import best, tied, winner
 from loadtest.sweep.server import told_command
 from loadtest.sweep.space import Configuration
 
-SWEEP_SCHEMA_VERSION = 1
+# 2: ties.
+SWEEP_SCHEMA_VERSION = 2
 
 
 class _Part(BaseModel):
@@ -39,13 +40,15 @@ class Entry(_Part):
 
 
 class Winner(_Part):
-    """The configuration that a workload is served best by, within all bounds."""
+    """The configuration with the best median within all bounds, and those that its runs cannot be told from."""
 
     workload: str
     label: str
     flags: dict[str, FlagValue]
     value: float
     command: str = Field(description="That starts it.")
+    runs: int = Field(1, description="Of it, that count.")
+    tied: list[str] = Field(default_factory=list, description="Labels of the configurations that tie with it.")
 
 
 class Outcome(_Part):
@@ -76,7 +79,8 @@ def outcome(sweep: Sweep, *, finished: bool) -> Outcome:
         found = sweep.found(whole, plan.through[0]) if whole else {}
         # Of a part of the configurations the best is no winner yet.
         if finished and (first := winner(found)) is not None:
-            winners.append(_winner(plan, workload.name, first, found[first]))
+            ties = [configuration.label for configuration in tied(found, first)]
+            winners.append(_winner(plan, workload.name, first, found[first], ties))
     return Outcome(
         finished=finished,
         plan=plan.model_dump(mode="json", exclude={"serve": {"env"}}),
@@ -87,9 +91,16 @@ def outcome(sweep: Sweep, *, finished: bool) -> Outcome:
     )
 
 
-def _winner(plan: Plan, workload: str, first: Configuration, found: Judged) -> Winner:
-    command = shlex.join(told_command(plan, first))
-    return Winner(workload=workload, label=first.label, flags=dict(first.flags), value=found.value, command=command)
+def _winner(plan: Plan, workload: str, first: Configuration, found: Judged, ties: list[str]) -> Winner:
+    return Winner(
+        workload=workload,
+        label=first.label,
+        flags=dict(first.flags),
+        value=found.value,
+        command=shlex.join(told_command(plan, first)),
+        runs=len(found.values),
+        tied=ties,
+    )
 
 
 def _entries(sweep: Sweep, stages: list[Stage], way: Way) -> list[Entry]:

@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.report.figure import milliseconds, number
+from loadtest.report.inference import FEWEST
 from loadtest.sweep.judge import LATENCIES, told_name
-from loadtest.sweep.outcome import Entry, Outcome
+from loadtest.sweep.outcome import Entry, Outcome, Winner
 from loadtest.sweep.picture import pareto
 from loadtest.sweep.plan import Plan, Way
 from loadtest.sweep.run import Sweep
@@ -67,7 +68,17 @@ def winner_lines(found: Outcome, plan: Plan) -> list[str]:
         else:
             told = f"{number(won.value)} {told_name(plan.objective.maximise.value)}"
             lines.append(f"{workload.name}: {won.label}, {told}\n  {won.command}")
+            if won.tied:
+                lines.append(f"  No clear winner: a tie with {', '.join(won.tied)}. {_too_few(won)}".rstrip())
     return lines
+
+
+def _too_few(won: Winner) -> str:
+    """Whether more runs are needed for any winner at all; empty if not."""
+    if won.runs >= FEWEST:
+        return ""
+    runs = "1 run" if won.runs == 1 else f"{won.runs} runs"
+    return f"{runs} of each cannot tell configurations apart; repeat: {FEWEST} or more can."
 
 
 def markdown(found: Outcome, plan: Plan, pictures: dict[str, str]) -> str:
@@ -80,7 +91,7 @@ def markdown(found: Outcome, plan: Plan, pictures: dict[str, str]) -> str:
     for workload in plan.workloads:
         parts.append(f"## {workload.name}")
         won = next((one for one in found.winners if one.workload == workload.name), None)
-        parts.append(f"Winner: `{won.label}`\n\n```sh\n{won.command}\n```" if won else "No winner.")
+        parts += _won(won) if won else ["No winner."]
         if workload.name in pictures:
             parts.append(f"![Pareto picture]({pictures[workload.name]})")
         for way in plan.through:
@@ -97,6 +108,15 @@ def markdown(found: Outcome, plan: Plan, pictures: dict[str, str]) -> str:
             log = "\n".join(entry.log[-_LOG_LINES:])
             parts.append(f"`{label}`: {'; '.join(entry.complaints)}\n\n```\n{log}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def _won(won: Winner) -> list[str]:
+    command = f"```sh\n{won.command}\n```"
+    if not won.tied:
+        return [f"Winner: `{won.label}`", command]
+    ties = ", ".join(f"`{label}`" for label in won.tied)
+    told = f"No clear winner: best median `{won.label}`, a tie with {ties}. {_too_few(won)}"
+    return [told.rstrip(), command]
 
 
 def _title(workload: str, way: Way) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TypeVar
 
+from loadtest.report.inference import mann_whitney, significant
 from loadtest.sweep.judge import Judged
 from loadtest.sweep.plan import Halving
 
-Item = TypeVar("Item")
+Item = TypeVar("Item", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,17 @@ def best(found: Mapping[Item, Judged], count: int) -> list[Item]:
 def winner(found: Mapping[Item, Judged]) -> Item | None:
     """The best of those that nothing stands against."""
     return next((item for item in best(found, 1) if found[item].fits), None)
+
+
+def tied(found: Mapping[Item, Judged], first: Item) -> list[Item]:
+    """Those within all bounds that their runs do not tell from the first one, best first.
+
+    All pairs are tested together, as any of them could have come first by chance.
+    """
+    fitting = [item for item in best(found, len(found)) if found[item].fits]
+    p_values = {pair: mann_whitney(found[pair[0]].values, found[pair[1]].values) for pair in combinations(fitting, 2)}
+    apart = significant(p_values)
+    return [item for item in fitting if item != first and not apart & {(first, item), (item, first)}]
 
 
 def frontier(items: Sequence[Item], cost: Callable[[Item], float], worth: Callable[[Item], float]) -> list[Item]:

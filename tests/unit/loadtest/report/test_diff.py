@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
+from statistics import median
+
+import pytest
 
 from loadtest.report.diff import Diff, diff
 from loadtest.report.diff_page import diff_page
 from loadtest.report.diff_tables import colour, figure_rows
 from loadtest.report.saved import Saved
 from loadtest.report.schema import Results
-from loadtest.report.series import Series, series_of_one
+from loadtest.report.series import FIGURES, Point, Series, Spread, series_of_one
 from tests.unit.loadtest.report.pages import assert_it_needs_nothing, plots_of
-from tests.unit.loadtest.report.runs import curve_of, records_of, run_of
+from tests.unit.loadtest.report.runs import ENVIRONMENT, curve_of, records_of, run_of
 
 _HOSTILE = "</script><b>a"
 
@@ -41,22 +45,66 @@ def test_what_was_planned_otherwise_is_named_first_and_what_always_differs_is_no
     ]
 
 
-def test_single_runs_are_compared_without_a_spread() -> None:
+def test_single_runs_are_compared_and_nothing_is_told_apart() -> None:
     (pair,) = _diff(series_of_one(_run(0.1)), series_of_one(_run(0.12, concurrency=2))).pairs
     rows = {cells[0]: cells[1:] for _, cells in figure_rows(pair)}
-    assert rows["TTFT p50"] == ["100.0 ms", "120 ms", "+20.0%", "no spread known"]
-    assert rows["failed"] == ["0.0%", "0.0%", "same", "no spread known"]
-    worse = next(change for change in pair.changes if change.figure == "ttft_p50")
-    assert colour(pair, worse) == "worse"
+    assert rows["TTFT p50"] == ["100.0 ms", "120 ms", "+20.0%", "too few runs"]
+    assert rows["failed"] == ["0.0%", "0.0%", "same", "too few runs"]
+    assert {colour(change) for change in pair.changes} == {None}
 
 
-def test_a_change_within_the_spread_is_neither_better_nor_worse() -> None:
-    near, far = curve_of({"a": 1.001}), curve_of({"a": 1.5})
-    for after, beyond, told in ((near, False, None), (far, True, "better")):
-        pair = _diff(curve_of({"a": 1.0}), after).pairs[0]
-        change = next(change for change in pair.changes if change.figure == "requests_per_second")
-        assert (pair.beyond(change), colour(pair, change)) == (beyond, told)
-        assert change.better
+@pytest.mark.parametrize(
+    ("repeat", "speed", "significance", "told"),
+    [(3, 1.5, "too few runs", None), (4, 1.5, "yes", "better"), (4, 0.5, "yes", "worse"), (4, 1.001, "no", None)],
+)
+def test_a_change_is_better_or_worse_only_where_enough_runs_tell_it_apart(
+    repeat: int, speed: float, significance: str, told: str | None
+) -> None:
+    pair = _diff(curve_of({"a": 1.0}, repeat), curve_of({"a": speed}, repeat)).pairs[0]
+    change = next(change for change in pair.changes if change.figure == "requests_per_second")
+    assert (change.significance, colour(change)) == (significance, told)
+
+
+def test_figures_of_two_definitions_are_never_told_apart() -> None:
+    before, after = curve_of({"a": 1.0}, 4), curve_of({"a": 2.0}, 4)
+    before = before.model_copy(update={"definitions": before.definitions | {"steady": 0}})
+    told = {change.figure: change.significance for change in _diff(before, after).pairs[0].changes}
+    assert told["requests_per_second"] == told["output_tokens_per_second"] == "defined otherwise"
+    assert told["ttft_p50"] == "yes"
+
+
+def _series(draw: Random, runs: int, shift: float, shared: float) -> Series:
+    """A load with every figure there is; `shared`: how much of a run's luck all of its figures have in common."""
+    luck = [draw.gauss(0, 1) for _ in range(runs)]
+    figures = {}
+    for name in FIGURES:
+        values = [100 + shift + shared * one + (1 - shared**2) ** 0.5 * draw.gauss(0, 1) for one in luck]
+        figures[name] = Spread(median=median(values), low=min(values), high=max(values), values=values)
+    point = Point(target="", load="c1", offered=1, runs=runs, valid=runs, passed=runs, figures=figures)
+    return Series(environment=ENVIRONMENT, plan={}, points=[point], differences=[], folders=[], passed=True, reasons=[])
+
+
+def _named(draw: Random, runs: int, shift: float, shared: float) -> int:
+    """How many of the figures of a report are called significant."""
+    pairs = _diff(_series(draw, runs, 0, shared), _series(draw, runs, shift, shared)).pairs
+    return sum(change.significance == "yes" for pair in pairs for change in pair.changes)
+
+
+def test_of_equal_runs_one_report_in_twenty_at_most_calls_any_figure_different() -> None:
+    draw, reports = Random(7), 150
+    cases = [(runs, shared) for runs in (3, 4, 5, 8) for shared in (0, 0.7, 0.99)]
+    wrong = {case: sum(_named(draw, case[0], 0, case[1]) > 0 for _ in range(reports)) for case in cases}
+    assert sum(wrong.values()) <= 0.05 * reports * len(cases)
+    # Each by itself, as far as so many reports can show it: 5 % and three standard errors.
+    assert max(wrong.values()) <= 0.05 * reports + 3 * (0.05 * 0.95 * reports) ** 0.5
+    assert all(not count for (runs, _), count in wrong.items() if runs == 3)
+
+
+def test_more_runs_see_more_of_a_true_change() -> None:
+    draw = Random(7)
+    found = [sum(_named(draw, runs, 2, 0.7) for _ in range(20)) / (20 * len(FIGURES)) for runs in (4, 6, 10)]
+    assert found == sorted(found)
+    assert found[-1] > 0.95
 
 
 def test_series_are_paired_by_target_and_load_and_what_is_left_is_named() -> None:
@@ -82,7 +130,7 @@ def test_the_page_of_two_runs_lays_their_curves_over_each_other() -> None:
     assert {"TTFT p95 over time", "Output tokens per second", "Distribution of TTFT"} <= set(plots)
     assert [line["name"] for line in plots["TTFT p95 over time"]["lines"]] == ["before", "after"]
     assert "Rules are broken." in html
-    assert html.index("How they were made") < html.index("Both in one") < html.index("beyond the spread")
+    assert html.index("How they were made") < html.index("Both in one") < html.index("significant")
 
 
 def test_the_page_of_two_series_has_their_batch_size_curves() -> None:

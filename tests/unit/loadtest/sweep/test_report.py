@@ -135,6 +135,7 @@ def test_the_folder_holds_figures_a_page_a_picture_and_no_secret(tmp_path: Path)
     keep(made, by_seqs)
     made.carry_out()
     found = outcome(made, finished=True)
+    assert found.winners[0].tied == []  # nothing else keeps within the bounds
     written = write_report(made, found)
     assert {path.name for path in written} == {"sweep.json", "report.md", "pareto-short.svg", "vllm"}
     assert "secret" not in (tmp_path / "sweep.json").read_text()
@@ -149,6 +150,26 @@ def test_the_folder_holds_figures_a_page_a_picture_and_no_secret(tmp_path: Path)
     shown = io.StringIO()
     show(found, made.plan, Console(file=shown, width=200))
     assert re.search(r"short: max-num-seqs=1 .* output tokens/s\n  vllm serve m", shown.getvalue())
+
+
+def test_a_tie_is_called_a_tie_on_the_page_and_on_the_terminal(tmp_path: Path) -> None:
+    def nearly_equal(configuration: Configuration) -> Results | None:
+        return results(ttft=0.1 + seqs(configuration) / 1e6)
+
+    for repeat, honest in ((1, "1 run of each cannot tell"), (3, "3 runs of each cannot tell"), (4, None)):
+        made = sweep(tmp_path / str(repeat), repeat=repeat)
+        keep(made, nearly_equal)
+        made.carry_out()
+        found = outcome(made, finished=True)
+        # Four runs that do not differ at all are told apart by any difference.
+        assert (found.winners[0].tied == []) == (repeat == 4)
+        write_report(made, found)
+        page = (tmp_path / str(repeat) / "report.md").read_text()
+        shown = io.StringIO()
+        show(found, made.plan, Console(file=shown, width=200))
+        for text in (page, shown.getvalue()):
+            assert ("No clear winner" in text) == (repeat < 4)
+            assert honest is None or f"{honest} configurations apart; repeat: 4 or more can." in text
 
 
 def test_vllms_own_plots_find_what_they_need(tmp_path: Path) -> None:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
+from random import Random
+from statistics import median
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.sweep.judge import Judged
 from loadtest.sweep.plan import Halving
-from loadtest.sweep.search import Round, best, frontier, rounds, winner
+from loadtest.sweep.search import Round, best, frontier, rounds, tied, winner
 
 
-def judged(value: float, excess: float = 0.0) -> Judged:
-    return Judged({}, value, excess, ["missed"] if excess else [])
+def judged(value: float, excess: float = 0.0, values: Sequence[float] = ()) -> Judged:
+    return Judged({}, value, excess, ["missed"] if excess else [], values)
+
+
+def of_runs(*values: float) -> Judged:
+    return judged(median(values), values=values)
 
 
 def test_a_grid_is_one_round_of_whole_runs() -> None:
@@ -52,6 +60,29 @@ def test_what_fits_comes_before_what_is_faster_and_does_not() -> None:
 def test_there_is_no_winner_where_nothing_fits() -> None:
     assert winner({"a": judged(9, 0.5), "b": judged(9, math.inf)}) is None
     assert winner({}) is None
+
+
+def test_what_runs_do_not_tell_from_the_first_ties_with_it() -> None:
+    found = {"a": of_runs(9.0, 9.1, 9.2, 9.3), "b": of_runs(8.9, 9.05, 9.15, 9.25), "c": of_runs(4, 5, 6, 7)}
+    late = judged(99, excess=1, values=[99] * 4)
+    assert tied(found | {"late": late}, "a") == ["b"]
+    assert tied({"a": found["a"]}, "a") == []
+
+
+@given(st.integers(1, 3), st.floats(1, 100))
+def test_three_runs_and_less_tell_nothing_apart(runs: int, apart: float) -> None:
+    assert tied({"a": of_runs(*[1 + apart] * runs), "b": of_runs(*[1.0] * runs)}, "a") == ["b"]
+
+
+@pytest.mark.parametrize("configurations", [2, 4, 8])
+@pytest.mark.parametrize("runs", [4, 5, 8])
+def test_of_equal_configurations_one_sweep_in_twenty_at_most_has_a_clear_winner(configurations: int, runs: int) -> None:
+    draw = Random(3)
+    clear = 0
+    for _ in range(200):
+        found = {name: of_runs(*(draw.gauss(100, 1) for _ in range(runs))) for name in range(configurations)}
+        clear += tied(found, best(found, 1)[0]) == []
+    assert clear <= 10
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1))
