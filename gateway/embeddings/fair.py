@@ -1,29 +1,50 @@
-"""Who comes next into a batch: deficit round robin over tenants, by tokens and weight."""
+"""Who comes next into a batch: deficit round robin over tenants, by tokens and weight.
 
-from collections import deque
+Credit is counted in whole units, so that many rounds at once come to just what they come to one by one.
+"""
+
+from collections import OrderedDict
 
 from gateway.embeddings.part import Part
 
-_QUANTUM_TOKENS = 32
-_LEAST_WEIGHT = 1 / 64  # of what is configured below this, rounds without end would come
+_UNITS = 65536  # of credit, in a token
+_QUANTUM = 32 * _UNITS  # of a tenant of weight 1, in each round
 
 
 class _Flow:
-    """What one tenant has waiting, and how many tokens of its turn it has left."""
+    """What one tenant has waiting, and how much of its turn it has left."""
 
-    __slots__ = ("credit_tokens", "parts")
+    __slots__ = ("credit", "parts")
 
     def __init__(self) -> None:
-        self.parts: deque[Part] = deque()
-        self.credit_tokens = 0.0
+        self.parts: OrderedDict[Part, None] = OrderedDict()  # oldest first
+        self.credit = 0
+
+    @property
+    def first(self) -> Part:
+        """The part that has waited for longest."""
+        return next(iter(self.parts))
+
+    @property
+    def quantum(self) -> int:
+        """The credit of one round."""
+        return max(1, round(_QUANTUM * self.first.weight))
+
+    @property
+    def missing(self) -> int:
+        """The credit that its first part needs besides what is there; 0 or less = none."""
+        return self.first.tokens * _UNITS - self.credit
 
 
 class Lane:
-    """Parts that wait, in order within a tenant, in turn between tenants."""
+    """Parts that wait, in order within a tenant, in turn between tenants.
+
+    What is taken from the front leaves gaps in a `dict`, so that each look at its front takes longer.
+    """
 
     def __init__(self) -> None:
-        self._waiting: dict[Part, None] = {}  # oldest first
-        self._flows: dict[str, _Flow] = {}  # whose turn it is first
+        self._waiting: OrderedDict[Part, None] = OrderedDict()  # oldest first
+        self._flows: OrderedDict[str, _Flow] = OrderedDict()  # whose turn it is first
         self.items = 0
         self.tokens = 0
 
@@ -42,7 +63,7 @@ class Lane:
         flow = self._flows.get(part.tenant)
         if flow is None:
             flow = self._flows[part.tenant] = _Flow()
-        flow.parts.append(part)
+        flow.parts[part] = None
 
     def leave(self, part: Part) -> bool:
         """Give the place up; False if the part does not wait here any more."""
@@ -50,7 +71,7 @@ class Lane:
             return False
         self._drop(part)
         flow = self._flows[part.tenant]
-        flow.parts.remove(part)
+        del flow.parts[part]
         if not flow.parts:
             del self._flows[part.tenant]
         return True
@@ -63,40 +84,49 @@ class Lane:
     @property
     def next_items(self) -> int:
         """Inputs of the part that a batch would begin with."""
-        return next(iter(self._flows.values())).parts[0].items if self._flows else 0
+        return next(iter(self._flows.values())).first.items if self._flows else 0
 
     def take(self, max_items: int, max_tokens: int) -> list[Part]:
         """The next batch: at least one part, and more while they fit. What must be alone is."""
         taken: list[Part] = []
-        items = tokens = 0
+        items = tokens = passed = 0
         while self._flows:
             tenant, flow = next(iter(self._flows.items()))
-            part = flow.parts[0]
+            part = flow.first
             fits = not taken or (
                 items + part.items <= max_items and tokens + part.tokens <= max_tokens and not part.alone
             )
             if not fits:
                 break
-            if part.tokens > flow.credit_tokens and len(self._flows) > 1:
-                flow.credit_tokens += _QUANTUM_TOKENS * max(_LEAST_WEIGHT, part.weight)
-                if part.tokens > flow.credit_tokens:
-                    self._to_the_end(tenant)
+            if flow.missing > 0 and len(self._flows) > 1:
+                flow.credit += flow.quantum
+                if flow.missing > 0:
+                    self._flows.move_to_end(tenant)
+                    passed += 1
+                    if passed == len(self._flows):
+                        self._pass_rounds()
+                        passed = 0
                     continue
-            flow.credit_tokens = max(0.0, flow.credit_tokens - part.tokens)
-            flow.parts.popleft()
+            passed = 0
+            flow.credit = max(0, -flow.missing)
+            del flow.parts[part]
             self._drop(part)
             taken.append(part)
             items, tokens = items + part.items, tokens + part.tokens
             if not flow.parts:
                 del self._flows[tenant]
-            elif flow.parts[0].tokens > flow.credit_tokens:
-                self._to_the_end(tenant)
+            elif flow.missing > 0:
+                self._flows.move_to_end(tenant)
             if part.alone:
                 break
         return taken
 
-    def _to_the_end(self, tenant: str) -> None:
-        self._flows[tenant] = self._flows.pop(tenant)
+    def _pass_rounds(self) -> None:
+        """Nobody could afford anything in a whole round: add the next ones, up to the one in which somebody can."""
+        flows = self._flows.values()
+        rounds = min(-(-flow.missing // flow.quantum) for flow in flows) - 1
+        for flow in flows:
+            flow.credit += rounds * flow.quantum
 
     def _drop(self, part: Part) -> None:
         del self._waiting[part]

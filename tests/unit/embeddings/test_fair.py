@@ -1,5 +1,8 @@
 """Tenants take turns by tokens; nobody is lost, and nobody comes twice."""
 
+from fractions import Fraction
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +49,73 @@ def test_a_weight_counts() -> None:
 def test_a_tiny_weight_ends_no_loop() -> None:
     taken = lane(*(part(4000, tenant, weight=1e-9) for tenant in "ab")).take(10, 10_000)
     assert len(taken) == 2
+
+
+class Weight(float):
+    """A weight that notes how often a round is counted with it."""
+
+    rounds = 0
+
+    def __rmul__(self, other: float) -> float:
+        Weight.rounds += 1
+        return other * float(self)
+
+
+@pytest.mark.parametrize(("tenants", "tokens"), [(2, 250_000), (500, 250_000), (100, 8192)])
+def test_rounds_in_which_nobody_can_afford_anything_are_passed_at_once(tenants: int, tokens: int) -> None:
+    waiting = lane(*(part(tokens, f"t{n}", weight=Weight(0.02)) for n in range(tenants) for _ in range(2)))
+    Weight.rounds = 0
+    assert len(waiting.take(1, 1)) == 1
+    assert Weight.rounds <= 4 * tenants
+
+
+def one_by_one(parts: list[Part], batches: int, max_items: int, max_tokens: int) -> list[list[Part]]:
+    """What these batches are, when each round is gone through, and credit is counted in fractions."""
+    flows: dict[str, list[Part]] = {}
+    credit: dict[str, Fraction] = {}
+    for each in parts:
+        flows.setdefault(each.tenant, []).append(each)
+    made: list[list[Part]] = []
+    while len(made) < batches and flows:
+        taken: list[Part] = []
+        while flows:
+            tenant = next(iter(flows))
+            first = flows[tenant][0]
+            full = sum(p.items for p in taken) + first.items > max_items
+            if taken and (full or sum(p.tokens for p in taken) + first.tokens > max_tokens or first.alone):
+                break
+            if first.tokens > credit.get(tenant, 0) and len(flows) > 1:
+                credit[tenant] = credit.get(tenant, Fraction(0)) + 32 * Fraction(first.weight)
+                if first.tokens > credit[tenant]:
+                    flows[tenant] = flows.pop(tenant)
+                    continue
+            credit[tenant] = max(Fraction(0), credit.get(tenant, Fraction(0)) - first.tokens)
+            taken.append(flows[tenant].pop(0))
+            if not flows[tenant]:
+                del flows[tenant], credit[tenant]
+            elif flows[tenant][0].tokens > credit[tenant]:
+                flows[tenant] = flows.pop(tenant)
+            if first.alone:
+                break
+        made.append(taken)
+    return made
+
+
+WEIGHTS = dict(zip("abcde", (1.0, 0.25, 3.0, 1 / 64, 0.5), strict=True))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 900), st.integers(1, 9), st.sampled_from("abcde"), st.booleans()), max_size=30),
+    st.integers(1, 64),
+    st.integers(1, 3000),
+)
+def test_the_order_is_that_of_going_round_by_round(
+    made: list[tuple[int, int, str, bool]], max_items: int, max_tokens: int
+) -> None:
+    parts = [part(tokens, name, items, alone=alone, weight=WEIGHTS[name]) for tokens, items, name, alone in made]
+    waiting, count = lane(*parts), len(parts)
+    taken = [waiting.take(max_items, max_tokens) for _ in range(count)]
+    assert [batch for batch in taken if batch] == one_by_one(parts, count, max_items, max_tokens)
 
 
 def test_what_must_be_alone_is() -> None:
