@@ -25,6 +25,7 @@ _COMMON: dict[str, type] = {
     "cache_salt": str,
     "return_documents": bool,
 }
+MOST_DOCUMENTS = 16384  # longer lists are sent on as they are
 _RERANK = (("query", "documents"),)
 _SCORE = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 
@@ -39,20 +40,18 @@ def pairs_of(endpoint: str, document: dict[str, Any], model: str) -> Pairs | Non
     if names is None:
         return None
     queries, documents, top_n = document[names[0]], document[names[1]], document.get("top_n", 0)
-    if not _are_texts(documents) or type(top_n) is not int or top_n < 0:
+    if not _are_texts(documents) or len(documents) > MOST_DOCUMENTS or type(top_n) is not int or top_n < 0:
         return None
     if type(queries) is not str and (ranks or not _are_texts(queries) or len(queries) not in (1, len(documents))):
         return None
     fields = common_fields(document, _COMMON, (*names, "top_n") if ranks else names)
     if fields is None:
         return None
-    partners = [queries] if type(queries) is str else queries
-    sizes = list(map(_size, documents))
-    with_queries = list(map(_size, partners * len(documents) if len(partners) == 1 else partners))
-    return Pairs(
-        names, queries, documents, [a + b for a, b in zip(with_queries, sizes, strict=True)], fields | {"model": model},
-        ranks, top_n,
-    )  # fmt: skip
+    partners = list(map(_size, [queries] if type(queries) is str else queries))
+    if len(partners) == 1:
+        partners *= len(documents)  # measured once: a client chooses the length of both
+    sizes = [a + b for a, b in zip(partners, map(_size, documents), strict=True)]
+    return Pairs(names, queries, documents, sizes, fields | {"model": model}, ranks, top_n)
 
 
 def body_of(pairs: Pairs, part: range) -> bytes:
@@ -61,6 +60,11 @@ def body_of(pairs: Pairs, part: range) -> bytes:
     asked = pairs.fields | dict(zip(pairs.names, (queries, pairs.documents[part.start : part.stop]), strict=True))
     wanted = wanted_of(pairs, len(part))
     return orjson.dumps(asked if wanted == len(part) else asked | {"top_n": wanted})
+
+
+def repeated_bytes(pairs: Pairs) -> int:
+    """What the body of each piece repeats: everything but documents, and but queries that are one for each."""
+    return len(body_of(pairs, range(0)))
 
 
 def wanted_of(pairs: Pairs, documents: int) -> int:

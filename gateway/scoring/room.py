@@ -1,12 +1,44 @@
 """A model's slots for pieces of long lists: in turn between tenants, and a quarter is left to short requests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from gateway.embeddings.fair import Lane
 from gateway.embeddings.part import Part
 from gateway.embeddings.sizes import ModelSizes
+
+
+class Turns:
+    """The pieces of one list: iterating gives each when its slots are taken; `ended` gives them back."""
+
+    def __init__(self, room: "Room", pieces: int) -> None:
+        self._room = room
+        self._due: asyncio.Queue[Part] = asyncio.Queue()
+        self._left = pieces
+        self._holds: set[Part] = set()
+
+    async def __aiter__(self) -> AsyncIterator[Part]:
+        while self._left:
+            self._left -= 1
+            yield await self._due.get()
+
+    def come(self, part: Part) -> None:
+        """Its slots have been taken for it."""
+        self._holds.add(part)
+        self._due.put_nowait(part)
+
+    def ended(self, part: Part) -> None:
+        """A piece needs its slots no more. Safe to call again."""
+        if part in self._holds:
+            self._holds.remove(part)
+            self._room.give_back(part.items)
+
+    def end(self) -> None:
+        """None of its pieces needs its slots any more."""
+        held, self._holds = self._holds, set()
+        if held:
+            self._room.give_back(sum(part.items for part in held))
 
 
 class Room:
@@ -30,19 +62,26 @@ class Room:
         """Pieces that wait, and documents under way."""
         return len(self._lane) + self._sizes.bulk_items
 
-    @asynccontextmanager
-    async def place(self, part: Part) -> AsyncIterator[None]:
-        """Wait until the piece may be sent, and hold its slots while the block runs."""
-        part.owner = turn = asyncio.get_running_loop().create_future()
-        self._lane.join(part, self._clock())
-        self._look()
+    @contextmanager
+    def turns(self, parts: Sequence[Part]) -> Iterator[Turns]:
+        """Have the pieces of one list wait for their turns; with the block, all that they wait for or hold ends."""
+        turns, now = Turns(self, len(parts)), self._clock()
+        for part in parts:
+            part.owner = turns
+            self._lane.join(part, now)
         try:
-            await turn
-            yield
-        finally:
-            if not self._lane.leave(part):
-                self._sizes.bulk_items -= part.items
             self._look()
+            yield turns
+        finally:
+            for part in parts:
+                self._lane.leave(part)
+            turns.end()
+            self._look()
+
+    def give_back(self, items: int) -> None:
+        """Slots come free."""
+        self._sizes.bulk_items -= items
+        self._look()
 
     @property
     def _share(self) -> int:
@@ -50,12 +89,11 @@ class Room:
         return self._sizes.total_limit - self._sizes.total_limit // 4
 
     def _look(self) -> None:
-        """Let those go who have room now; one may always."""
+        """Let those go for whom there is room now; one may always."""
         sizes, lane = self._sizes, self._lane
         if len(lane):
             self._follow()
         while len(lane) and (not sizes.bulk_items or sizes.bulk_items + lane.next_items <= self._share):
             for part in lane.take(1, 1):
                 sizes.bulk_items += part.items
-                if not part.owner.done():  # its client may be leaving just now
-                    part.owner.set_result(None)
+                part.owner.come(part)

@@ -4,9 +4,8 @@ A piece is sent like any request, with a lease and retries of its own, and share
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
 
 from gateway.backends.registry import Fleet
 from gateway.config import AdmissionConfig, EmbeddingsConfig
@@ -24,11 +23,13 @@ from gateway.observe.record import Record
 from gateway.relay.exchange import Answer
 from gateway.request import InferenceRequest, Pairs, Usage, most_prompt_tokens
 from gateway.scoring.counting import Counting, counting_of, probes
-from gateway.scoring.pairs import body_of, query_body
-from gateway.scoring.room import Room
+from gateway.scoring.pairs import body_of, query_body, repeated_bytes
+from gateway.scoring.room import Room, Turns
 from gateway.scoring.scores import Scores, answer_pieces, read_scores, tokens_in
+from gateway.scoring.tasks import Tasks
 
-Result = TypeVar("Result")
+_MOST_PIECES = 256  # of one request
+_MOST_BYTES = 4  # times those of the request may go to the backends: each piece repeats the query
 _NOTHING = Scores({}, [], 0, 0)  # until a piece is answered
 
 
@@ -133,7 +134,7 @@ class Spreader:
         if self._fleet.candidates(request.ask.model) and not request.explains:
             model = self._model(request.ask.model)
             parts = self._parts(request, pairs, model.sizes)
-            counting = await self._counting_of(request, pairs, model) if len(parts) > 1 else None
+            counting = await self._counting_of(request, pairs, model) if parts else None
             if counting is Counting.PAIRS or counting is Counting.QUERY_ONCE:
                 again = counting is Counting.QUERY_ONCE and pairs.share_query
                 job = _Job(request, pairs, record, len(parts), repeats_query=again)
@@ -172,10 +173,13 @@ class Spreader:
 
     async def _probed(self, request: InferenceRequest, pairs: Pairs) -> Counting | None:
         """How the model counts; None if backends fail or refuse to tell."""
-        asked = enumerate(probes(request.ask.model, pairs), 1)
         try:
-            answers = await _all(self._send(request, body, f"probe-{count}", count) for count, body in asked)
-            return counting_of(*map(tokens_in, answers))
+            async with Tasks() as tasks:
+                answers = [
+                    tasks.start(self._send(request, body, f"probe-{count}", count))
+                    for count, body in enumerate(probes(request.ask.model, pairs), 1)
+                ]
+            return counting_of(*(tokens_in(answer.result()) for answer in answers))
         except WrongAnswer:
             return Counting.UNKNOWN
         except (BackendError, _RefusedError):
@@ -184,12 +188,19 @@ class Spreader:
     # The pieces.
 
     def _parts(self, request: InferenceRequest, pairs: Pairs, sizes: ModelSizes) -> list[Part]:
+        """The pieces of a request; one or none, if it is to be sent as it came."""
         config, ask, bytes_of = self._config, request.ask, pairs.sizes_bytes
         tokens = sizes.tokens_of_texts(bytes_of)
         ranges = pieces(tokens, min(config.max_batch_items, sizes.cap), config.max_batch_tokens)
         if len(ranges) > 1:
             most = sizes.piece_items(config.max_batch_items)
             ranges = pieces(tokens, most, config.max_batch_tokens, sizes.replicas)
+        if not 1 < len(ranges) <= _MOST_PIECES:
+            return []
+        repeated = repeated_bytes(pairs)
+        fills_a_piece = sizes.tokens_of_texts([repeated])[0] >= config.max_batch_tokens
+        if fills_a_piece or len(ranges) * repeated > _MOST_BYTES * ask.size_bytes:
+            return []
         return [
             Part(
                 None, each.start, len(each), sum(tokens[each.start : each.stop]),
@@ -206,27 +217,31 @@ class Spreader:
         self._waiting.join(job, job.request)
         try:
             async with self._waiting.in_time(job.request, started) as job.waits:
-                await _all(self._pieces(job, model, parts))
+                with model.room.turns(parts) as turns:
+                    async with Tasks() as tasks:
+                        tasks.start(self._pieces(job, model, turns, tasks))
         finally:
             self._waiting.leave(job)
 
-    def _pieces(self, job: _Job, model: _Model, parts: list[Part]) -> Iterator[Coroutine[Any, Any, None]]:
-        for number, part in enumerate(parts):
-            yield self._piece(job, model, number, part)
+    async def _pieces(self, job: _Job, model: _Model, turns: Turns, tasks: Tasks) -> None:
+        """Begin each piece when it is its turn, and one a turn of the loop: each writes a body."""
         if job.repeats_query:
-            yield self._query(job)
-
-    async def _piece(self, job: _Job, model: _Model, number: int, part: Part) -> None:
-        """One piece, when it is its turn."""
-        documents, came = range(part.start, part.start + part.items), self._clock()
-        async with model.room.place(part):
+            tasks.start(self._query(job))
+        number = 0
+        async for part in turns:
             job.sent()
             if not job.unsent:
                 self._waiting.leave(job)
-            started = self._clock()
-            body, name = body_of(job.pairs, documents), str(part.start)
-            answer = await self._send(job.request, body, name, part.items, job, started - came)
-            seconds = self._clock() - started
+            tasks.start(self._piece(job, model, turns, number, part))
+            number += 1
+            await asyncio.sleep(0)
+
+    async def _piece(self, job: _Job, model: _Model, turns: Turns, number: int, part: Part) -> None:
+        documents, started = range(part.start, part.start + part.items), self._clock()
+        body, name = body_of(job.pairs, documents), str(part.start)
+        answer = await self._send(job.request, body, name, part.items, job, started - part.joined_seconds)
+        turns.ended(part)
+        seconds = self._clock() - started
         scores = job.scores[number] = read_scores(answer, job.pairs, documents)
         model.sizes.answered(part.items, part.size_bytes, scores.prompt_tokens, seconds, are_ids=False)
 
@@ -278,20 +293,3 @@ class Spreader:
         written = answer_pieces(job.request.request_id, job.pairs, job.scores, tokens)
         await deliver(reply, written, sum(part.size_bytes for part in job.scores))
         return Answer(200, Usage(tokens, 0), record.first_byte_seconds)
-
-
-async def _all(coroutines: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """What each comes to; when one fails, the others are aborted. They begin one a turn, for each writes a body."""
-    tasks: list[asyncio.Task[Result]] = []
-    try:
-        for coroutine in coroutines:
-            tasks.append(asyncio.get_running_loop().create_task(coroutine))
-            await asyncio.sleep(0)
-        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in ended:
-            task.result()  # of one that failed, raises why
-        return [task.result() for task in tasks]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

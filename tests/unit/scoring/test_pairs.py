@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from gateway.request import Pairs
-from gateway.scoring.pairs import body_of, pairs_of, query_body, wanted_of
+from gateway.scoring.pairs import MOST_DOCUMENTS, body_of, pairs_of, query_body, repeated_bytes, wanted_of
 
 RERANK: dict[str, Any] = {"model": "alias", "query": "q", "documents": ["a", "bé", "c"]}
 SCORE: dict[str, Any] = {"model": "alias", "text_1": ["q", "r", "s"], "text_2": ["a", "b", "c"]}
@@ -68,11 +68,33 @@ def test_a_query_is_cut_short_alike_on_both_sides_when_it_is_measured() -> None:
     assert orjson.loads(query_body(understood("score", SCORE | {"text_1": ["q"]})))["text_1"] == "q"
 
 
+def test_one_query_is_measured_once_however_many_documents_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def counted(text: str) -> int:
+        measured.append(text)
+        return len(text.encode())
+
+    monkeypatch.setattr("gateway.scoring.pairs._size", counted)
+    pairs = understood("rerank", {"model": "m", "query": "é" * 9, "documents": ["a"] * 5000})
+    assert measured.count("é" * 9) == 1
+    assert pairs.sizes_bytes == [19] * 5000
+
+
+def test_what_pieces_repeat_is_all_but_what_they_share_out() -> None:
+    pairs = understood("rerank", RERANK | {"instruction": "i" * 1000})
+    each = len(body_of(pairs, range(1)))
+    assert repeated_bytes(pairs) == each - len('"a"')
+    own = understood("score", SCORE | {"text_1": ["q" * 1000] * 3})
+    assert repeated_bytes(own) < 100
+
+
 @pytest.mark.parametrize(
     ("endpoint", "document"),
     [
         ("rerank", RERANK | {"documents": "a"}),
         ("rerank", RERANK | {"documents": []}),
+        ("rerank", RERANK | {"documents": ["a"] * (MOST_DOCUMENTS + 1)}),
         ("rerank", RERANK | {"documents": ["a", {"content": [{"type": "text", "text": "b"}]}]}),
         ("rerank", RERANK | {"query": ["q"]}),
         ("rerank", RERANK | {"query": {"content": []}}),

@@ -28,9 +28,10 @@ class Pieces:
         self.tasks[name] = asyncio.get_running_loop().create_task(self._stay(name, items))
 
     async def _stay(self, name: str, items: int) -> None:
-        async with self.room.place(Part(None, 0, items, 64, 1, tenant=name[0], alone=True)):
-            self.inside.append(name)
-            await self.go[name].wait()
+        with self.room.turns([Part(None, 0, items, 64, 1, tenant=name[0], alone=True)]) as waiting:
+            async for _ in waiting:
+                self.inside.append(name)
+                await self.go[name].wait()
         self.inside.remove(name)
 
     async def leave(self, *names: str) -> None:
@@ -128,6 +129,39 @@ def test_who_leaves_while_waiting_or_just_when_called_takes_nothing() -> None:
         assert sizes.bulk_items == 8
         pieces.tasks["a3"].cancel()
         await turns(3)
+        assert room.busy == 0
+
+    run(main())
+
+
+def test_a_list_begins_its_pieces_as_slots_come_free_and_gives_up_all_when_it_leaves() -> None:
+    async def main() -> None:
+        room, sizes = room_of(32)
+        parts = [Part(None, 8 * number, 8, 64, 1, tenant="a", alone=True) for number in range(100)]
+        with room.turns(parts) as waiting:
+            pieces = aiter(waiting)
+            begun = [await anext(pieces) for _ in range(3)]
+            assert begun == parts[:3]
+            assert (sizes.bulk_items, room.busy) == (24, 97 + 24)
+            waiting.ended(begun[1])
+            waiting.ended(begun[1])
+            assert await anext(pieces) is parts[3]
+            assert sizes.bulk_items == 24
+        assert (room.busy, sizes.bulk_items) == (0, 0)
+
+    run(main())
+
+
+def test_a_list_that_leaves_makes_room_for_others_only() -> None:
+    async def main() -> None:
+        room, _ = room_of(8)
+        parts = [Part(None, number, 8, 64, 1, tenant="a", alone=True) for number in range(1000)]
+        later = Part(None, 0, 8, 64, 1, tenant="a", alone=True)
+        with room.turns(parts):
+            context = room.turns([later])
+            other = context.__enter__()
+        assert await anext(aiter(other)) is later
+        context.__exit__(None, None, None)
         assert room.busy == 0
 
     run(main())
