@@ -146,11 +146,11 @@ class Gateway:
         coalescer = Coalescer(
             self.fleet, dispatcher, config.embeddings, config.admission, counted, self.clock, new_id,
             crowded=self.queue.waiting, retry_after=retry_after, token_counts=TokenCounts(self.tokenization, counted),
-            response_headers=headers, reuse=self.reuse,
+            memory=self.memory, response_headers=headers, reuse=self.reuse,
         )  # fmt: skip
         spreader = Spreader(
             self.fleet, dispatcher, config.embeddings, config.admission, counted, self.clock, retry_after=retry_after,
-            response_headers=headers,
+            memory=self.memory, response_headers=headers,
         )  # fmt: skip
         return coalescer, spreader
 

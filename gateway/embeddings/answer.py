@@ -6,12 +6,17 @@ from typing import Any
 
 import orjson
 
+from gateway.embeddings.parsing import parse_answer
 from gateway.embeddings.vectors import NotVectors, as_base64, as_floats
 from gateway.errors import WrongAnswer
 from gateway.request import Usage
 
 _PIECE_BYTES = 131072
 _FLOAT_BYTES, _BASE64_BYTES = 21, 6  # of one number
+_MOST_BYTES = 16777216  # of the answer to a batch: parsed within 50 ms
+_MOST_NUMBERS = 500_000  # of vectors that came as lists of numbers
+_ITEM_BYTES = 524288
+_REST_BYTES = 1048576
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +29,14 @@ class Vectors:
     counts: Sequence[int] | None = None  # tokens of each input, where they were counted
 
 
+def most_bytes(items: int) -> int:
+    """Bytes that the answer to so many inputs may have."""
+    return min(_MOST_BYTES, _REST_BYTES + items * _ITEM_BYTES)
+
+
 def read_vectors(body: bytes, items: int) -> Vectors:
     """An answer that holds a vector for each of so many inputs. Raises WrongAnswer for any other."""
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise WrongAnswer(f"The backend's answer is not valid JSON: {error}.") from error
+    document = parse_answer(body, {b"{": 4 * items + 64, b"[": 2 * items + 64, b",": _MOST_NUMBERS + 8 * items})
     given = document.get("data") if type(document) is dict else None
     if type(given) is not list:
         raise WrongAnswer("The backend's answer holds no list of embeddings.")

@@ -28,6 +28,7 @@ from gateway.embeddings.split import pieces
 from gateway.embeddings.token_counts import TokenCounts
 from gateway.embeddings.waiting import Waiting
 from gateway.front.reply import Reply
+from gateway.memory import Holding, MemoryBudget
 from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.record import Record
 from gateway.relay.exchange import Answer
@@ -57,6 +58,7 @@ class Coalescer:
         crowded: Callable[[str], int],
         retry_after: Callable[[str], float],
         token_counts: TokenCounts,
+        memory: MemoryBudget,
         response_headers: bool,
         reuse: Reuse | None = None,
     ) -> None:
@@ -67,8 +69,9 @@ class Coalescer:
         self._clock = clock
         self._crowded = crowded
         self._response_headers = response_headers
+        self._memory = memory
         self._reuse = reuse
-        self._flights = Flights(dispatcher, metrics, clock, new_id, token_counts)
+        self._flights = Flights(dispatcher, metrics, clock, new_id, token_counts, memory)
         self._flights.on_end = self._ended
         self._groups: dict[GroupKey, Group] = {}
         self._sizes: dict[str, ModelSizes] = {}
@@ -148,9 +151,10 @@ class Coalescer:
         self, request: InferenceRequest, sizes: ModelSizes, inputs: EmbeddingInputs, tokens: list[int]
     ) -> list[Part]:
         config, ask, bytes_of = self._config, request.ask, inputs.sizes_bytes
-        ranges = pieces(tokens, min(config.max_batch_items, sizes.cap), config.max_batch_tokens)
+        max_items = sizes.most_items(config.max_batch_items)
+        ranges = pieces(tokens, min(max_items, sizes.cap), config.max_batch_tokens)
         if len(ranges) > 1:
-            most = sizes.piece_items(config.max_batch_items)
+            most = sizes.piece_items(max_items)
             ranges = pieces(tokens, most, config.max_batch_tokens, sizes.replicas)
             self._metrics.splits.add((ask.model,))
         return [
@@ -202,9 +206,8 @@ class Coalescer:
         group.looked()
         around = group.surroundings(crowded=self._crowded(key.model) > 0)
         config = self._config
-        budget = Budget(
-            min(config.max_batch_items, group.sizes.limit), config.max_batch_tokens, config.max_delay_seconds
-        )
+        max_items = min(group.sizes.most_items(config.max_batch_items), group.sizes.limit)
+        budget = Budget(max_items, config.max_batch_tokens, config.max_delay_seconds)
         for gathering in (group.interactive, group.bulk):
             while (reason := gathering.due(now, budget, around)) and group.has_room(gathering):
                 flight = group.take(gathering, now, budget)
@@ -273,7 +276,9 @@ class Coalescer:
         request_id, floats = member.request.request_id, member.inputs.wants_floats
         pieces = answer_pieces(request_id, outcome.document, outcome.data, outcome.tokens, floats=floats)
         member.record.prompt_tokens = outcome.tokens
-        await deliver(reply, pieces, size_of(outcome.data, floats=floats))
+        with Holding(self._memory) as holding:
+            holding.add(size_of(outcome.data, floats=False))
+            await deliver(reply, pieces, size_of(outcome.data, floats=floats))
         return Answer(200, usage_of(outcome.tokens), member.first_byte_seconds)
 
 

@@ -1,34 +1,55 @@
-"""Where the answer to a batch goes: into memory, to be shared out."""
+"""Where a backend's answer to a batch or a piece goes: into memory, within bounds, to be shared out."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from gateway.errors import GatewayError, MemoryFull, WrongAnswer
+from gateway.memory import Holding
 
 
 class Collected:
-    """Keeps one whole answer."""
+    """Keeps one whole answer of at most so many bytes, and takes them of the memory that `holding` reserves."""
 
     blocked = False
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int, holding: Holding) -> None:
         self.begun = False
         self.on_room: Callable[[], None] | None = None
         self.extra = b""  # header lines for a client, of whom there are many here
         self.status = 0
         self.content_type = b""
         self.headers = b""
-        self._pieces: list[bytes] = []
+        self._most_bytes = most_bytes
+        self._holding = holding
+        self._body = bytearray()
+        self._error: GatewayError | None = None
+        self._filling: asyncio.Timeout | None = None
 
     def __repr__(self) -> str:
-        return f"<Collected {self.status}, {sum(map(len, self._pieces))} bytes>"
+        return f"<Collected {self.status}, {len(self._body)} of at most {self._most_bytes} bytes>"
 
     @property
     def body(self) -> bytes:
-        """What came."""
-        return b"".join(self._pieces)
+        """The body so far."""
+        return bytes(self._body)
+
+    @asynccontextmanager
+    async def filling(self) -> AsyncIterator[None]:
+        """Have the block fetch the answer, and abort it at the bound. Raises WrongAnswer or MemoryFull then."""
+        try:
+            async with asyncio.timeout(None) as self._filling:
+                yield
+        except (TimeoutError, GatewayError):
+            if self._error is None:
+                raise
+        if self._error is not None:
+            raise self._error
 
     def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None:
         """A whole answer at once."""
         self.begin(status, content_type, extra)
-        self._pieces.append(body)
+        self.write(body)
 
     def begin(self, status: int, content_type: bytes, extra: bytes) -> None:
         """The head of an answer whose length is not known."""
@@ -39,9 +60,26 @@ class Collected:
         """Nobody waits for signs of life here."""
 
     def write(self, data: bytes) -> bool:
-        """Body bytes. There is always room: batches are bounded."""
-        self._pieces.append(data)
-        return False
+        """Body bytes. True = no more are taken."""
+        if self._error is None:
+            self._keep(data)
+        return self._error is not None
 
     def end(self) -> None:
         """The body is complete."""
+
+    def _keep(self, data: bytes) -> None:
+        if len(self._body) + len(data) > self._most_bytes:
+            self._give_up(WrongAnswer(f"The backend's answer is longer than {self._most_bytes} bytes."))
+            return
+        try:
+            self._holding.add(len(data))
+        except MemoryFull as error:
+            self._give_up(error)
+        else:
+            self._body += data
+
+    def _give_up(self, error: GatewayError) -> None:
+        self._error = error
+        if self._filling is not None and not self._filling.expired():
+            self._filling.reschedule(asyncio.get_running_loop().time())

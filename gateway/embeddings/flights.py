@@ -7,7 +7,7 @@ from dataclasses import replace
 import structlog
 
 from gateway.dispatch import Dispatcher
-from gateway.embeddings.answer import read_vectors
+from gateway.embeddings.answer import most_bytes, read_vectors
 from gateway.embeddings.collected import Collected
 from gateway.embeddings.group import Flight
 from gateway.embeddings.grouping import body_of
@@ -17,9 +17,12 @@ from gateway.embeddings.sharing import Source
 from gateway.embeddings.split import shares
 from gateway.embeddings.token_counts import Counting, TokenCounts, sums_by_part
 from gateway.errors import BackendError, Draining, GatewayError, InternalError
+from gateway.memory import Holding, MemoryBudget
 from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.record import Record
 from gateway.request import SEVERAL_TENANTS, Ask, InferenceRequest, Kind, most_prompt_tokens
+
+_HANDED_OUT_BYTES = 262144  # of an answer in one turn of the loop, for each client then writes its own
 
 
 class Flights:
@@ -32,6 +35,7 @@ class Flights:
         clock: Callable[[], float],
         new_id: Callable[[], str],
         token_counts: TokenCounts,
+        memory: MemoryBudget,
     ) -> None:
         self.on_end: Callable[[Flight], None] = lambda _: None
         self._dispatcher = dispatcher
@@ -39,6 +43,7 @@ class Flights:
         self._clock = clock
         self._new_id = new_id
         self._token_counts = token_counts
+        self._memory = memory
         self._of: dict[Part, Flight] = {}  # of clients who still wait
         self._tasks: set[asyncio.Task[None]] = set()
         self._log = structlog.get_logger("gateway")
@@ -99,11 +104,13 @@ class Flights:
         self._end(flight)
 
     async def _fly(self, flight: Flight, started: float) -> None:
-        sink, request = Collected(), self._request(flight)
+        request = self._request(flight)
         record = Record(request.request_id, request.endpoint, started)
         try:
-            with self._token_counts.counting(flight) as counting:
-                await self._dispatcher.dispatch(request, sink, record)
+            with Holding(self._memory) as holding, self._token_counts.counting(flight) as counting:
+                sink = Collected(most_bytes(flight.items), holding)
+                async with sink.filling():
+                    await self._dispatcher.dispatch(request, sink, record)
                 self._told(flight, record, started)
                 await self._answered(flight, sink, counting, record, started)
         except GatewayError as error:
@@ -177,7 +184,9 @@ class Flights:
             for part in parts:
                 part.owner.ends(Refused(sink.status, sink.content_type, sink.headers, sink.body))
             return
-        vectors = read_vectors(sink.body, flight.items)
+        body = sink.body
+        vectors = read_vectors(body, flight.items)
+        flight.group.sizes.answer_came(flight.items, len(body))
         are_ids, size_bytes = flight.group.key.are_ids, sum(part.size_bytes for part in parts)
         tokens = min(vectors.prompt_tokens, most_prompt_tokens(flight.items, size_bytes))
         flight.group.sizes.answered(flight.items, size_bytes, tokens, seconds, are_ids=are_ids)
@@ -186,7 +195,11 @@ class Flights:
         if counts is not None:
             vectors, weights = replace(vectors, counts=counts), sums_by_part(parts, counts)
         exact = len(parts) == 1 or ((are_ids or counts is not None) and sum(weights) == tokens)
-        offset = 0
+        offset = handed_out = 0
         for part, share in zip(parts, shares(tokens, weights), strict=True):
             part.owner.answered(part, vectors, offset, share, exact=exact)
             offset += part.items
+            handed_out += part.items * len(body) // flight.items
+            if handed_out > _HANDED_OUT_BYTES:
+                handed_out = 0
+                await asyncio.sleep(0)

@@ -9,6 +9,9 @@ from gateway.request import EmbeddingInputs, most_prompt_tokens
 _SLOTS_A_REPLICA = 4  # batches: some that the engine works on, and some that its API server reads or writes
 _NEAR_THE_LIMIT = 0.8  # of the context: an estimate above this may be a text that is refused
 _FEWEST_ITEMS = 8
+_ANSWER_BYTES = 8388608  # of a batch: a longer one takes too long to parse
+_ITEM_ANSWER_BYTES = 86016  # until an answer has told: 4,096 numbers, as text
+_FORGETS = 0.9
 
 
 class ModelSizes:
@@ -22,6 +25,7 @@ class ModelSizes:
         self.total_limit = 1
         self.context_tokens: int | None = None
         self.bulk_items = 0  # in flight
+        self._item_answer_bytes = float(_ITEM_ANSWER_BYTES)
         self._tokens = Fit(2.0, 0.25, 4.0, 400.0)  # of texts: for each, and for each byte
         self._seconds = Fit(0.003, 0.0003, 1.0, 8.0)  # of a batch: for itself, and for each item
 
@@ -51,9 +55,17 @@ class ModelSizes:
         """Items of long lists that may be in flight: a quarter of the slots is kept for short ones."""
         return self.total_cap - self.total_cap // 4
 
+    def most_items(self, max_items: int) -> int:
+        """Inputs of a batch whose answer is parsed at once, and at most so many."""
+        return min(max_items, max(1, int(_ANSWER_BYTES / self._item_answer_bytes)))
+
     def piece_items(self, max_items: int) -> int:
         """Inputs of one piece of a list that has to be cut: several pieces fit on a backend, so that it never idles."""
         return min(max_items, self.limit, max(_FEWEST_ITEMS, self.cap // 4))
+
+    def answer_came(self, items: int, answer_bytes: int) -> None:
+        """The answer to so many inputs had so many bytes. The longest of late counts."""
+        self._item_answer_bytes = max(1.0, answer_bytes / items, self._item_answer_bytes * _FORGETS)
 
     def tokens_of(self, inputs: EmbeddingInputs) -> list[int]:
         """Tokens of each input: known for token ids, estimated for texts."""

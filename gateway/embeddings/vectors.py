@@ -17,7 +17,7 @@ class NotVectors(ValueError):
 
 def as_floats(vectors: list[Any]) -> list[Any]:
     """Each vector as a list of numbers, ready to be written by orjson. Raises NotVectors."""
-    return [orjson.Fragment(_floats_of(vector)) if type(vector) is str else vector for vector in vectors]
+    return [orjson.Fragment(_floats_of(vector)) if type(vector) is str else _numbers(vector) for vector in vectors]
 
 
 def as_base64(vectors: list[Any]) -> list[Any]:
@@ -31,6 +31,12 @@ def is_sound(vector: Any) -> bool:
         return type(vector) is str and bool(np.isfinite(np.frombuffer(b64decode(vector, validate=True), "<f4")).all())
     except (binascii.Error, ValueError):
         return False
+
+
+def _numbers(vector: list[Any]) -> list[Any]:
+    if not set(map(type, vector)) <= {float, int}:
+        raise NotVectors("An embedding in the backend's answer is no list of numbers.")
+    return vector
 
 
 def _floats_of(vector: str) -> bytes:

@@ -8,11 +8,16 @@ from typing import Any
 
 import orjson
 
+from gateway.embeddings.parsing import parse_answer
 from gateway.errors import WrongAnswer
 from gateway.request import Pairs, most_prompt_tokens
 from gateway.scoring.pairs import wanted_of
 
 _ENTRIES_AT_ONCE = 64
+_MOST_BYTES = 33554432  # of the answer to a piece
+_ENTRY_BYTES = 4096  # of an entry, besides the document in it
+_ESCAPED = 6  # times the bytes of a text, at most, when JSON escapes it
+_REST_BYTES = 1048576
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +30,17 @@ class Scores:
     size_bytes: int
 
 
+def most_bytes(documents: int, size_bytes: int) -> int:
+    """Bytes that the answer to so many documents of this size may have: it may repeat them."""
+    return min(_MOST_BYTES, _REST_BYTES + documents * _ENTRY_BYTES + _ESCAPED * size_bytes)
+
+
 def read_scores(body: bytes, pairs: Pairs, part: range) -> Scores:
     """An answer that holds the scores of this part of the documents. Raises WrongAnswer for any other."""
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise WrongAnswer(f"The backend's answer is not valid JSON: {error}.") from error
+    texts = pairs.documents[part.start : part.stop]
+    marks = ((b"{", 8), (b"[", 8), (b",", 64))
+    most = {mark: each * len(texts) + 64 + sum(text.count(mark.decode()) for text in texts) for mark, each in marks}
+    document = parse_answer(body, most)
     given = document.get(_list_of(pairs)) if type(document) is dict else None
     if type(given) is not list:
         raise WrongAnswer("The backend's answer holds no list of scores.")
@@ -55,11 +65,7 @@ def read_scores(body: bytes, pairs: Pairs, part: range) -> Scores:
 
 def tokens_in(body: bytes) -> int:
     """The tokens that an answer to some pair tells of. Raises WrongAnswer."""
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise WrongAnswer(f"The backend's answer is not valid JSON: {error}.") from error
-    return _tokens_of(document)
+    return _tokens_of(parse_answer(body, {b"{": 64, b"[": 64, b",": 1024}))
 
 
 def answer_pieces(request_id: str, pairs: Pairs, parts: list[Scores], tokens: int) -> Iterator[bytes]:

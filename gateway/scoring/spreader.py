@@ -18,6 +18,7 @@ from gateway.embeddings.split import pieces
 from gateway.embeddings.waiting import Waiting
 from gateway.errors import BackendError, WrongAnswer
 from gateway.front.reply import Reply
+from gateway.memory import Holding, MemoryBudget
 from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.record import Record
 from gateway.relay.exchange import Answer
@@ -25,7 +26,7 @@ from gateway.request import InferenceRequest, Pairs, Usage, most_prompt_tokens
 from gateway.scoring.counting import Counting, counting_of, probes
 from gateway.scoring.pairs import body_of, query_body, repeated_bytes
 from gateway.scoring.room import Room, Turns
-from gateway.scoring.scores import Scores, answer_pieces, read_scores, tokens_in
+from gateway.scoring.scores import Scores, answer_pieces, most_bytes, read_scores, tokens_in
 from gateway.scoring.tasks import Tasks
 
 _MOST_PIECES = 256  # of one request
@@ -52,11 +53,19 @@ class _Job:
     """One client's request in pieces. `repeats_query`: each of them counts the same query again."""
 
     def __init__(
-        self, request: InferenceRequest, pairs: Pairs, record: Record, pieces: int, *, repeats_query: bool
+        self,
+        request: InferenceRequest,
+        pairs: Pairs,
+        record: Record,
+        pieces: int,
+        holding: Holding,
+        *,
+        repeats_query: bool,
     ) -> None:
         self.request = request
         self.pairs = pairs
         self.record = record
+        self.holding = holding  # of what was answered
         self.repeats_query = repeats_query
         self.unsent = pieces
         self.waits: asyncio.Timeout | None = None  # until its first piece is sent
@@ -101,6 +110,7 @@ class Spreader:
         clock: Callable[[], float],
         *,
         retry_after: Callable[[str], float],
+        memory: MemoryBudget,
         response_headers: bool,
     ) -> None:
         self._fleet = fleet
@@ -108,6 +118,7 @@ class Spreader:
         self._config = config
         self._metrics = metrics
         self._clock = clock
+        self._memory = memory
         self._response_headers = response_headers
         self._models: dict[str, _Model] = {}
         self._waiting: Waiting[_Job] = Waiting(  # those of whom not every piece is sent
@@ -137,13 +148,14 @@ class Spreader:
             counting = await self._counting_of(request, pairs, model) if parts else None
             if counting is Counting.PAIRS or counting is Counting.QUERY_ONCE:
                 again = counting is Counting.QUERY_ONCE and pairs.share_query
-                job = _Job(request, pairs, record, len(parts), repeats_query=again)
-                try:
-                    await self._collect(job, model, parts)
-                except _RefusedError:
-                    record.attempts = 0
-                else:
-                    return await self._deliver(job, reply)
+                with Holding(self._memory) as holding:
+                    job = _Job(request, pairs, record, len(parts), holding, repeats_query=again)
+                    try:
+                        await self._collect(job, model, parts)
+                    except _RefusedError:
+                        record.attempts = 0
+                    else:
+                        return await self._deliver(job, reply)
         return await self._dispatcher.dispatch(request, reply, record)
 
     # What is known of a model.
@@ -174,11 +186,12 @@ class Spreader:
     async def _probed(self, request: InferenceRequest, pairs: Pairs) -> Counting | None:
         """How the model counts; None if backends fail or refuse to tell."""
         try:
-            async with Tasks() as tasks:
-                answers = [
-                    tasks.start(self._send(request, body, f"probe-{count}", count))
-                    for count, body in enumerate(probes(request.ask.model, pairs), 1)
-                ]
+            with Holding(self._memory) as holding:
+                async with Tasks() as tasks:
+                    answers = [
+                        tasks.start(self._send(request, holding, body, f"probe-{count}", count))
+                        for count, body in enumerate(probes(request.ask.model, pairs), 1)
+                    ]
             return counting_of(*(tokens_in(answer.result()) for answer in answers))
         except WrongAnswer:
             return Counting.UNKNOWN
@@ -239,7 +252,8 @@ class Spreader:
     async def _piece(self, job: _Job, model: _Model, turns: Turns, number: int, part: Part) -> None:
         documents, started = range(part.start, part.start + part.items), self._clock()
         body, name = body_of(job.pairs, documents), str(part.start)
-        answer = await self._send(job.request, body, name, part.items, job, started - part.joined_seconds)
+        waited = started - part.joined_seconds
+        answer = await self._send(job.request, job.holding, body, name, part.items, job, waited)
         turns.ended(part)
         seconds = self._clock() - started
         scores = job.scores[number] = read_scores(answer, job.pairs, documents)
@@ -248,12 +262,13 @@ class Spreader:
     async def _query(self, job: _Job) -> None:
         """The tokens of the query: scored against itself, it has twice as many."""
         body = query_body(job.pairs)
-        answer = await self._send(job.request, body, "query", 1, job)
+        answer = await self._send(job.request, job.holding, body, "query", 1, job)
         job.query_tokens = min(tokens_in(answer), most_prompt_tokens(1, len(body))) // 2
 
     async def _send(
         self,
         request: InferenceRequest,
+        holding: Holding,
         body: bytes,
         name: str,
         sequences: int,
@@ -261,7 +276,8 @@ class Spreader:
         waited_seconds: float = 0.0,
     ) -> bytes:
         """What a backend answers to a part of the request. `name` tells it from the others."""
-        sink, name = Collected(), f"{request.request_id[:112]}-{name}"  # engines want a name for each
+        sink = Collected(most_bytes(sequences, len(body)), holding)
+        name = f"{request.request_id[:112]}-{name}"  # engines want a name for each
         record = Record(name, request.endpoint, self._clock())
         part = replace(
             request,
@@ -272,7 +288,8 @@ class Spreader:
             pairs=None,
         )
         try:
-            await self._dispatcher.dispatch(part, sink, record)
+            async with sink.filling():
+                await self._dispatcher.dispatch(part, sink, record)
         finally:
             if job is not None:
                 job.told(record, waited_seconds)

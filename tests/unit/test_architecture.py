@@ -87,6 +87,7 @@ LAYERS: dict[str, set[str]] = {
         "embeddings.deliver",
         "embeddings.fair",
         "embeddings.grouping",
+        "embeddings.parsing",
         "embeddings.part",
         "embeddings.sizes",
         "embeddings.split",
@@ -107,8 +108,8 @@ PURE_ADMISSION = (
     "placement.py", "queue.py", "rate_limits.py", "room.py", "seating.py",
 )  # fmt: skip
 PURE_EMBEDDINGS = (
-    "answer.py", "batch.py", "cache.py", "fair.py", "fit.py", "grouping.py", "part.py", "revision.py", "sizes.py",
-    "solo.py", "split.py", "vectors.py",
+    "answer.py", "batch.py", "cache.py", "fair.py", "fit.py", "grouping.py", "parsing.py", "part.py", "revision.py",
+    "sizes.py", "solo.py", "split.py", "vectors.py",
 )  # fmt: skip
 PURE_PLANNING = (
     "advice.py", "document.py", "fields.py", "fit.py", "kv.py", "layers.py", "plan.py", "quantization.py", "setup.py",

@@ -25,6 +25,7 @@ from gateway.embeddings.grouping import inputs_of
 from gateway.embeddings.reuse import reuse_as_configured
 from gateway.embeddings.token_counts import TokenCounts
 from gateway.errors import BackendError, GatewayError
+from gateway.memory import MemoryBudget
 from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
@@ -124,12 +125,13 @@ class Scene:
         token_counts = TokenCounts(cast(Tokenization, self.tokenizer), self.counted)
         numbers = iter(range(10**9))
         config = Config(backends=tuple(configs), embeddings=EmbeddingsConfig.model_validate(embeddings))
+        self.memory = MemoryBudget(1 << 26)
         self.reuse = reuse_as_configured(config, self.fleet, self.counted, b"secret")
         self.coalescer = Coalescer(
             self.fleet, self.dispatcher, config.embeddings,
             AdmissionConfig.model_validate(admission or {}), self.counted, loop.time, lambda: f"batch-{next(numbers)}",
-            crowded=self.queue.waiting, retry_after=lambda _: 1.0, token_counts=token_counts, response_headers=True,
-            reuse=self.reuse,
+            crowded=self.queue.waiting, retry_after=lambda _: 1.0, token_counts=token_counts, memory=self.memory,
+            response_headers=True, reuse=self.reuse,
         )  # fmt: skip
         self.overhead_seconds, self.item_seconds = 0.010, 0.001
         self.sent: list[Sent] = []
@@ -241,6 +243,7 @@ class Scene:
         await turns(3)
         assert self.coalescer.busy == 0, self.coalescer
         assert self.gate.waiting == 0
+        assert self.memory.used_bytes == 0
         assert set(self._running.values()) <= {0}
         for seat in self.placement.seats:
             assert repr(seat.load) == "<Load 0 in flight, 0 decoding, 0 tokens>"

@@ -1,11 +1,13 @@
 """How batches stand in line, what is told of them, and what a fault of the gateway's own means."""
 
 import asyncio
+from base64 import b64encode
 
+import orjson
 import structlog
 
 from tests.unit.admission.virtual_time import run, turns
-from tests.unit.embeddings.scene import Scene
+from tests.unit.embeddings.scene import Item, Scene, answer
 
 
 def test_a_batch_of_one_tenant_stands_in_line_as_that_tenant() -> None:
@@ -86,6 +88,37 @@ def test_a_batch_that_is_aborted_before_its_task_has_run_is_over_all_the_same() 
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await turns(3)
+        await scene.check_that_nothing_is_left()
+
+    run(main())
+
+
+def test_a_long_answer_is_handed_out_over_several_turns_of_the_loop() -> None:
+    async def main() -> None:
+        scene, loop, passed = Scene(), asyncio.get_running_loop(), [0]
+
+        def count() -> None:
+            passed[0] += 1
+            if passed[0] < 1000:
+                loop.call_soon(count)
+
+        def long(_backend: str, items: list[Item]) -> bytes:
+            document = orjson.loads(answer("x", items, floats=False))
+            for entry in document["data"]:
+                entry["embedding"] = b64encode(bytes(4 * 24000)).decode()
+            count()
+            return orjson.dumps(document)
+
+        scene.fault = long
+        ended: list[int] = []
+
+        async def one(text: str) -> None:
+            await scene.ask(text)
+            ended.append(passed[0])
+
+        await asyncio.gather(*(one(f"text {n}") for n in range(16)))
+        assert scene.sizes == [16]
+        assert max(ended.count(turn) for turn in ended) <= 3  # of 128,000 bytes each
         await scene.check_that_nothing_is_left()
 
     run(main())

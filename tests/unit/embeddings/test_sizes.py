@@ -69,3 +69,14 @@ def test_no_answer_teaches_more_tokens_than_texts_can_have() -> None:
     sizes = ModelSizes()
     sizes.answered(1, 100, 2**62, 0.01, are_ids=False)
     assert sizes.tokens_of_texts([100])[0] <= 4096 + 4 * 100
+
+
+def test_batches_are_no_longer_than_answers_that_are_parsed_at_once() -> None:
+    sizes = ModelSizes()
+    assert sizes.most_items(64) == 64
+    assert sizes.most_items(2048) == 97
+    for _ in range(100):
+        sizes.answer_came(64, 64 * 5500)  # 1,024 numbers in base64
+    assert sizes.most_items(2048) == 1525
+    sizes.answer_came(2, 2 * 8388608)
+    assert sizes.most_items(2048) == 1

@@ -65,7 +65,7 @@ class Scene:
         self.spreader = Spreader(
             below.fleet, self.dispatcher, EmbeddingsConfig.model_validate(config),
             AdmissionConfig.model_validate(admission or {}), below.counted, self.clock, retry_after=lambda _: 1.0,
-            response_headers=True,
+            memory=below.memory, response_headers=True,
         )  # fmt: skip
         self.sent: list[Sent] = []
         self.in_flight = self.most_in_flight = 0  # documents
@@ -149,6 +149,7 @@ class Scene:
         await turns(3)
         assert self.spreader.busy == 0, self.spreader
         assert self.in_flight == 0
+        assert self.below.memory.used_bytes == 0
         assert self.below.gate.waiting == 0
         for seat in self.below.placement.seats:
             assert repr(seat.load) == "<Load 0 in flight, 0 decoding, 0 tokens>"
