@@ -118,7 +118,7 @@ class Gateway:
             config, self.fleet, dispatcher, self.coalescer, self.spreader, self.reader, stored, self.finished.add,
             clock, new_id, self.exact_prompts.complete, random,
         )  # fmt: skip
-        self.server = Server(config.server, self.handler, clock)
+        self.server = Server(config.server, self.handler, clock, self.memory)
         self.overview = Overview(
             config, self.fleet, self.placement, self.gate, self.queue, self.knowledge, self.kv_events,
             self.exact_prompts, self.tokenization, dry_reader, clock,

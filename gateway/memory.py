@@ -47,6 +47,12 @@ class Holding:
         self._budget.take(size_bytes)
         self.size_bytes += size_bytes
 
+    def shrink(self, size_bytes: int) -> None:
+        """Give a part back, at most what is held: after `release` this does nothing."""
+        size_bytes = min(size_bytes, self.size_bytes)
+        self._budget.give_back(size_bytes)
+        self.size_bytes -= size_bytes
+
     def release(self) -> None:
         """Give everything back. Idempotent."""
         self._budget.give_back(self.size_bytes)

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 SEVERAL_TENANTS = "(several)"  # the tenant of a request with inputs of more than one
 _MOST_TOKENS_PER_BYTE = 4  # a byte makes one at most, but some tokenizers spell a letter out before they count
@@ -148,6 +148,16 @@ def most_prompt_tokens(prompts: int, size_bytes: int) -> int:
     return _MOST_TOKENS_PER_BYTE * size_bytes + _MOST_TEMPLATE_TOKENS * max(1, prompts)
 
 
+class BodyStream(Protocol):
+    """A body that is sent on while it arrives."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Its pieces."""
+
+    def close(self) -> None:
+        """End it: the rest is not needed."""
+
+
 @dataclass(slots=True)
 class InferenceRequest:
     """A checked request, ready to be placed and sent.
@@ -163,7 +173,7 @@ class InferenceRequest:
     ask: Ask
     request_id: str
     body: bytes = b""
-    upload: AsyncIterator[bytes] | None = None
+    upload: BodyStream | None = None
     content_type: bytes = b"application/json"
     headers: bytes = b""
     done_marker: bytes | None = None

@@ -13,20 +13,19 @@ from typing import Protocol, cast
 import httptools
 
 from gateway.config import ServerConfig
-from gateway.errors import BodyTooLarge, GatewayError, HeadersTooLarge, InvalidRequest, RequestTimeout
-from gateway.front.incoming import Incoming
+from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest, RequestTimeout
+from gateway.front.body import Body
+from gateway.front.incoming import MAX_HEADERS, Incoming
 from gateway.front.offer import body_parser, has_body
 from gateway.front.reply import Reply
 from gateway.front.upload import Upload
+from gateway.memory import Holding, MemoryBudget
 
 _MAX_LINE_BYTES = 8190
 _MAX_HEAD_BYTES = 65536
-_MAX_PIPELINED = 16
-_MAX_PIPELINED_BYTES = 1048576
-_MAX_FRAMING_BYTES = 131072  # of a body, besides as many bytes as it has itself
-_SLICE_BYTES = 65536
+_LARGE_BODY_BYTES = 65536  # refused by its head where the memory budget has no room for it
 _LINGER_SECONDS = 2.0
-_WRITE_BUFFER_BYTES = 262144
+_WRITE_BUFFER_BYTES = 4096  # what one read from a backend brings comes on top, up to 250 KiB
 _TCP_INFO = getattr(socket, "TCP_INFO", None)  # its first byte is the connection's state; Linux has it
 _TCP_ESTABLISHED = 1
 
@@ -36,6 +35,8 @@ class Host(Protocol):
 
     config: ServerConfig
     known_headers: frozenset[bytes]
+    memory: MemoryBudget
+    read_buffer: memoryview  # one for all connections: what is read is parsed, or copied, before the next read
 
     def connected(self, connection: "ClientConnection") -> bool:
         """A client connected; False = there are too many."""
@@ -58,7 +59,7 @@ class _Phase(enum.Enum):
     LINGER = enum.auto()
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(asyncio.BufferedProtocol):
     """Parses requests, runs one answer at a time in a task, and cancels it when the client leaves."""
 
     def __init__(self, host: Host, loop: asyncio.AbstractEventLoop) -> None:
@@ -76,11 +77,10 @@ class ClientConnection(asyncio.Protocol):
         self._incoming = Incoming()  # being parsed
         self._head_bytes = 0
         self._headers: list[tuple[bytes, bytes]] = []
-        self._body: list[bytes] = []
-        self._body_bytes = 0
-        self._wire_bytes = 0  # of the body, with its framing
+        self._holding = Holding(host.memory)  # all that this client has sent and that is still needed
+        self._body = Body(self._holding)  # being parsed
         self._pipelined: deque[Incoming] = deque()
-        self._stash: list[bytes] = []  # pipelined bytes that are not parsed yet
+        self._stash = bytearray()  # pipelined bytes that are not parsed yet
         self._deaf = False  # nothing more is parsed: malformed, refused, or closing
         self._task: asyncio.Task[None] | None = None
 
@@ -130,12 +130,12 @@ class ClientConnection(asyncio.Protocol):
         stalled = self.blocked and now - self._blocked_since > config.write_stall_seconds
         if self._transport is not None and (stalled or self._has_left(self._transport)):
             self._transport.abort()
+        elif self._parsing is _Phase.BODY and not self._deaf:
+            self._look_at_body(now)
         elif self._phase is _Phase.IDLE and passed > config.keep_alive_seconds:
             self.close()
         elif self._phase is _Phase.HEAD and passed > config.header_timeout_seconds:
             self._refuse(RequestTimeout(f"The head of the request took over {config.header_timeout_seconds:g} s."))
-        elif self._phase is _Phase.BODY:
-            self._look_at_body(passed)
         elif self._phase is _Phase.LINGER and passed > _LINGER_SECONDS:
             self.close()
 
@@ -148,16 +148,12 @@ class ClientConnection(asyncio.Protocol):
             return False
         return bool(peer.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] != _TCP_ESTABLISHED)
 
-    def _look_at_body(self, passed: float) -> None:
-        config = self._host.config
-        allowed = config.body_grace_seconds + self._body_bytes / config.body_min_bytes_per_second
-        if passed > allowed:
-            slow = RequestTimeout(f"The body came slower than {config.body_min_bytes_per_second:g} bytes/s.")
-            if self._incoming.upload is not None:
-                self._incoming.upload.end(slow)
-                self._enter(_Phase.ANSWER)
-            else:
-                self._refuse(slow)
+    def _look_at_body(self, now: float) -> None:
+        held_back = self._transport is not None and not self._transport.is_reading()
+        try:
+            self._body.look(now, self._host.config, held_back=held_back)
+        except RequestTimeout as slow:
+            self._refuse(slow)
 
     def _enter(self, phase: _Phase) -> None:
         self._phase = phase
@@ -181,6 +177,7 @@ class ClientConnection(asyncio.Protocol):
             self._incoming.upload.end(InvalidRequest("The client left before its upload was complete."))
         if self._task is not None:
             self._task.cancel()
+        self._holding.release()
         self._host.disconnected(self)
 
     def pause_writing(self) -> None:
@@ -196,32 +193,40 @@ class ClientConnection(asyncio.Protocol):
         if self._task is None and self._pipelined:
             self._next()
 
-    def data_received(self, data: bytes) -> None:
-        """Bytes of requests."""
-        if self._deaf:
-            return
-        for start in range(0, len(data), _SLICE_BYTES):
-            if self._stash or self._far_ahead:
-                self._stash.append(data[start:])
-                self._read_more(False)
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        """Where to read to."""
+        return self._host.read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes of requests have been read."""
+        self.data_received(self._host.read_buffer[:nbytes])
+
+    def data_received(self, data: bytes | memoryview) -> None:
+        """Parse bytes of requests, up to the first request that has to wait."""
+        start, end = 0, len(data)
+        while start < end and not self._deaf:
+            if self._pipelined or self._stash:
+                self._put_aside(data[start:])
                 return
-            self._parse(data[start : start + _SLICE_BYTES] if len(data) > _SLICE_BYTES else data)
+            stop = start + self._body.slice_bytes
+            self._parse(data if end <= stop and not start else memoryview(data)[start:stop])
+            start = stop
 
-    @property
-    def _far_ahead(self) -> bool:
-        """The client has sent more requests than it has taken answers to."""
-        waiting = self._pipelined
-        if not waiting:
-            return False
-        return len(waiting) >= _MAX_PIPELINED or sum(len(each.body) for each in waiting) > _MAX_PIPELINED_BYTES
-
-    def _parse(self, data: bytes) -> None:
-        if self._deaf:
+    def _put_aside(self, data: bytes | memoryview) -> None:
+        """Keep what a pipelining client has sent ahead, unparsed, and read no more."""
+        try:
+            self._holding.add(len(data))
+        except GatewayError as error:
+            self._refuse(error)
             return
+        self._stash += data
+        self._read_more(False)
+
+    def _parse(self, data: bytes | memoryview) -> None:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
-            if self._parsing is _Phase.BODY:
+            if self._parsing is _Phase.BODY and not self._deaf:
                 self._parser = body_parser(self, self._incoming.headers)
                 self._parse(data[offer.args[0] :])
                 return
@@ -235,10 +240,11 @@ class ClientConnection(asyncio.Protocol):
             self._head_bytes += len(data)
             if self._head_bytes > _MAX_HEAD_BYTES:
                 self._refuse(HeadersTooLarge(f"The head of the request is larger than {_MAX_HEAD_BYTES} bytes."))
-        elif self._parsing is _Phase.BODY:
-            self._wire_bytes += len(data)
-            if self._wire_bytes - self._body_bytes > _MAX_FRAMING_BYTES + self._body_bytes:
-                self._refuse(InvalidRequest("The body is cut into too many chunks, or has too much besides."))
+        elif self._parsing is _Phase.BODY and not self._deaf:
+            try:
+                self._body.framed(len(data))
+            except InvalidRequest as error:
+                self._refuse(error)
         if self._task is None and self._phase is not self._parsing and not self._deaf:
             self._enter(self._parsing)
 
@@ -257,8 +263,7 @@ class ClientConnection(asyncio.Protocol):
         """The first byte of a request."""
         self._incoming = Incoming()
         self._headers = []
-        self._body = []
-        self._head_bytes = self._body_bytes = self._wire_bytes = 0
+        self._head_bytes = 0
         self._parsing = _Phase.HEAD
 
     def on_url(self, url: bytes) -> None:
@@ -268,8 +273,10 @@ class ClientConnection(asyncio.Protocol):
             raise HeadersTooLarge(f"The request line is longer than {_MAX_LINE_BYTES} bytes.")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
+        """One header of the head, or a trailer: those are counted, and read nowhere."""
         self._headers.append((name, value))
+        if len(self._headers) > MAX_HEADERS:
+            raise HeadersTooLarge(f"The request has over {MAX_HEADERS} headers and trailers.")
 
     def on_headers_complete(self) -> None:
         """The end of the head: refuse what can be refused before the body is read."""
@@ -277,10 +284,16 @@ class ClientConnection(asyncio.Protocol):
         incoming.take_head(
             self._parser.get_method(), self._parser.get_http_version(), self._headers, self._host.known_headers
         )
-        if self._host.admit(incoming):
-            incoming.upload = Upload(self._read_more)
-        expect = incoming.headers.get(b"expect")
-        if expect is not None and not self._pipelined and self._task is None:
+        is_streamed = self._host.admit(incoming)
+        headers = incoming.headers
+        length = int(headers.get(b"content-length", 0))
+        self._body.start(incoming.max_body_bytes, length, self._loop.time())
+        if is_streamed:
+            incoming.upload = Upload(self._read_more, self._holding)
+        elif length > _LARGE_BODY_BYTES:
+            with Holding(self._host.memory) as room:
+                room.add(length)
+        if b"expect" in headers and not incoming.http10 and not self._pipelined and self._task is None:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._parsing = _Phase.BODY
         if incoming.upload is not None:
@@ -289,21 +302,16 @@ class ClientConnection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """Body bytes."""
-        self._body_bytes += len(data)
-        if self._body_bytes > self._incoming.max_body_bytes:
-            error = BodyTooLarge(f"The body is larger than {self._incoming.max_body_bytes} bytes.")
-            if self._incoming.upload is not None:
-                self._incoming.upload.end(error)
-            raise error
+        self._body.arrived(len(data))
         if self._incoming.upload is not None:
             self._incoming.upload.feed(data)
         else:
-            self._body.append(data)
+            self._body.keep(data)
 
     def on_message_complete(self) -> None:
         """The request is complete."""
         incoming = self._incoming
-        if not self._body_bytes and has_body(incoming.headers) and self._parser.should_upgrade():
+        if not self._body.size_bytes and has_body(incoming.headers) and self._parser.should_upgrade():
             return  # its body is still to come
         self._parsing = _Phase.IDLE
         if incoming.upload is not None:
@@ -311,8 +319,8 @@ class ClientConnection(asyncio.Protocol):
             self._enter(_Phase.ANSWER)
             return
         incoming.keep_alive = self._parser.should_keep_alive()
-        incoming.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body = []
+        incoming.body = self._body.take()
+        incoming.held_bytes = len(incoming.body)
         self._ready(incoming)
 
     # Answering.
@@ -324,7 +332,10 @@ class ClientConnection(asyncio.Protocol):
         self._deaf = True
         if self._parsing is _Phase.IDLE:
             self._incoming = Incoming()  # the last one is complete and not to blame
-        if self._incoming.upload is not None and self._task is not None:
+        elif self._parsing is _Phase.HEAD:
+            self._incoming.method = self._parser.get_method()
+        self._body.drop()
+        if self._incoming.upload is not None:
             self._incoming.upload.end(error)
             return
         self._incoming.error = error
@@ -345,6 +356,9 @@ class ClientConnection(asyncio.Protocol):
             await self._host.serve(incoming, self)
         finally:
             self._task = None
+            self._holding.shrink(incoming.held_bytes)
+            if incoming.upload is not None:
+                incoming.upload.close()
             reply, self.reply = self.reply, None
             if self._transport is None:
                 self._pipelined.clear()
@@ -368,17 +382,20 @@ class ClientConnection(asyncio.Protocol):
 
     def _next(self) -> None:
         if self._pipelined:
-            if not self.blocked:  # answers that the client does not take must not pile up
-                self._ready(self._pipelined.popleft())
+            if self.blocked:
+                return  # answers that the client does not take must not pile up
+            self._ready(self._pipelined.popleft())
         elif self._deaf:
             self.close()
         else:
             self._enter(self._parsing)
+        if not self._pipelined:
             self._unstash()
 
     def _unstash(self) -> None:
         if self._stash:
-            data = b"".join(self._stash)
-            self._stash = []
+            data = bytes(self._stash)
+            self._stash.clear()
+            self._holding.shrink(len(data))
             self._read_more(True)
             self.data_received(data)

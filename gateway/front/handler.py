@@ -14,7 +14,6 @@ from gateway.dispatch import Dispatcher
 from gateway.embeddings.coalescer import Coalescer
 from gateway.errors import (
     BackendError,
-    BodyTooLarge,
     GatewayError,
     InternalError,
     InvalidRequest,
@@ -23,6 +22,7 @@ from gateway.errors import (
     UnsupportedEncoding,
 )
 from gateway.front.auth import Keys
+from gateway.front.body import too_large
 from gateway.front.connection import ClientConnection
 from gateway.front.incoming import KNOWN_HEADERS, Incoming
 from gateway.front.local import answer_local
@@ -31,6 +31,7 @@ from gateway.front.read import Reader, upstream_headers
 from gateway.front.reply import Reply, error_headers
 from gateway.front.routes import Route, find_route
 from gateway.front.stored import Place, StoredResponses
+from gateway.front.uploads import Uploads
 from gateway.observe.record import Record
 from gateway.relay.exchange import Answer
 from gateway.request import Ask, InferenceRequest, Kind
@@ -64,6 +65,7 @@ class Handler:
         self._dispatcher = dispatcher
         self._coalescer = coalescer
         self._spreader = spreader
+        self._uploads = Uploads(fleet, dispatcher, config.admission.max_wait_seconds, clock)
         self._reader = reader
         self._finished = finished
         self._clock = clock
@@ -90,13 +92,14 @@ class Handler:
             raise UnsupportedEncoding(
                 "Compressed request bodies are not accepted: send the body without Content-Encoding."
             )
-        streamed = route.kind is Kind.UPLOAD
-        incoming.max_body_bytes = (
-            self._config.server.max_upload_bytes if streamed else self._config.server.max_body_bytes
-        )
+        streamed, limit_bytes = route.kind is Kind.UPLOAD, route.max_body_bytes
+        if limit_bytes is None:
+            server = self._config.server
+            limit_bytes = server.max_upload_bytes if streamed else server.max_body_bytes
+        incoming.max_body_bytes = limit_bytes
         length = headers.get(b"content-length")
-        if length is not None and int(length) > incoming.max_body_bytes:
-            raise BodyTooLarge(f"The body is larger than {incoming.max_body_bytes} bytes.")
+        if length is not None and int(length) > limit_bytes:
+            raise too_large(limit_bytes)
         return streamed
 
     async def serve(self, incoming: Incoming, connection: ClientConnection) -> None:
@@ -110,6 +113,7 @@ class Handler:
             incoming.keep_alive and not self.draining,
             http10=incoming.http10,
             anthropic=route.anthropic,
+            bodiless=incoming.method == b"HEAD",
         )
         connection.reply = reply
         record = Record(request_id, route.endpoint, incoming.arrived_seconds, request_bytes=len(incoming.body))
@@ -142,6 +146,7 @@ class Handler:
             answer_local(route, incoming.path, self._fleet, self._config.models.aliases, self.draining, reply)
             return "completed"
         request = await self._read(incoming, route, reply.request_id)
+        incoming.body = b""  # the request has it, perhaps in another form
         if request.document is not None:
             await self._complete(request)
         request.explains = incoming.headers.get(b"x-gateway-explain") == b"1"
@@ -157,9 +162,11 @@ class Handler:
             self._stored.remember(answer.opening, Place(record.backend, ask.model, record.client))
         return "completed" if answer.status < 400 else "refused_by_backend"
 
-    def _dispatcher_of(self, request: InferenceRequest) -> Dispatcher | Coalescer | Spreader:
+    def _dispatcher_of(self, request: InferenceRequest) -> Dispatcher | Coalescer | Spreader | Uploads:
         if request.inputs is not None:
             return self._coalescer
+        if request.upload is not None:
+            return self._uploads
         return self._dispatcher if request.pairs is None else self._spreader
 
     def _limits_of(self, key: KeyConfig | None) -> KeyLimits | None:
@@ -189,8 +196,10 @@ class Handler:
 
     async def _read(self, incoming: Incoming, route: Route, request_id: str) -> InferenceRequest:
         if incoming.upload is not None:
-            model = await model_of(incoming.upload, self._only_model())  # sent on as it is: aliases do not apply
-            ask = Ask(model)
+            content_type, upload = _content_type(incoming), incoming.upload
+            await upload.collected()
+            model = await model_of(upload, self._only_model())  # sent on as it is: aliases do not apply
+            ask = Ask(model, size_bytes=upload.held_bytes)
             self._reader.standing.give(ask, incoming, incoming.key)
             return InferenceRequest(
                 endpoint=route.endpoint,
@@ -199,8 +208,8 @@ class Handler:
                 target=route.target,
                 ask=ask,
                 request_id=request_id,
-                upload=incoming.upload,
-                content_type=_content_type(incoming),
+                upload=upload,
+                content_type=content_type,
                 headers=upstream_headers(incoming, request_id),
                 done_marker=route.done_marker,
                 repeatable=False,

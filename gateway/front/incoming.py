@@ -1,5 +1,7 @@
 """One request as it came over the wire: the few header fields that matter, and the body."""
 
+import re
+
 from gateway.config import KeyConfig
 from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest
 from gateway.front.routes import Route
@@ -11,8 +13,9 @@ KNOWN_HEADERS = frozenset(
      b"x-gateway-deadline-ms", b"x-gateway-explain", b"x-gateway-priority", b"x-request-id", b"x-session-id",
      b"x-stainless-read-timeout", b"x-stainless-timeout")
 )  # fmt: skip
-_MAX_HEADERS = 128
+MAX_HEADERS = 128
 _MAX_VALUE_BYTES = 8190
+_AUTHORITY = re.compile(rb"[^/?#@]+(?=[/?]|$)")
 _MAY_REPEAT = frozenset((b"traceparent", b"tracestate"))
 
 
@@ -27,6 +30,7 @@ class Incoming:
     http10: bool = False
     keep_alive: bool = False
     body: bytes = b""
+    held_bytes: int = 0  # of the memory budget, until the request has ended
     upload: Upload | None = None
     max_body_bytes: int = 0
     error: GatewayError | None = None
@@ -47,8 +51,8 @@ class Incoming:
         """Keep what matters of a head. Raises InvalidRequest or HeadersTooLarge."""
         self.method = method
         kept = self.headers
-        if len(headers) > _MAX_HEADERS:
-            raise HeadersTooLarge(f"The request has over {_MAX_HEADERS} headers.")
+        if not self.path.startswith(b"/"):
+            self.path = _origin_form(self.path)
         for name, value in headers:
             if len(value) > _MAX_VALUE_BYTES or len(name) > _MAX_VALUE_BYTES:
                 raise HeadersTooLarge(f"A header of the request is longer than {_MAX_VALUE_BYTES} bytes.")
@@ -71,3 +75,15 @@ class Incoming:
         expect = kept.get(b"expect")
         if expect is not None and expect.lower() != b"100-continue":
             raise InvalidRequest("The only Expect accepted is 100-continue.")
+
+
+def _origin_form(target: bytes) -> bytes:
+    """The path and query of a target in absolute form (RFC 9112, 3.2.2). Others stay as they are: no route has them."""
+    scheme, colon, rest = target.partition(b"://")
+    if not colon or scheme.lower() not in (b"http", b"https"):
+        return target
+    authority = _AUTHORITY.match(rest)
+    if authority is None:
+        raise InvalidRequest("The request target must be a path, or a URL of a host without a user name.")
+    path = rest[authority.end() :]
+    return path if path.startswith(b"/") else b"/" + path

@@ -31,17 +31,27 @@ class Reply:
     """
 
     __slots__ = (
-        "_anthropic", "_chunked", "_events", "_http10", "_opened", "_wire", "begun", "complete", "extra", "keep_alive",
-        "on_room", "request_id", "standing", "status",
+        "_anthropic", "_bodiless", "_chunked", "_events", "_http10", "_opened", "_wire", "begun", "complete", "extra",
+        "keep_alive", "on_room", "request_id", "standing", "status",
     )  # fmt: skip
 
-    def __init__(self, wire: Wire, request_id: str, keep_alive: bool, *, http10: bool, anthropic: bool = False) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        request_id: str,
+        keep_alive: bool,
+        *,
+        http10: bool,
+        anthropic: bool = False,
+        bodiless: bool = False,
+    ) -> None:
         self._wire = wire
         self._chunked = False
         self._events = False
         self._opened = False  # head and comments were sent, and nothing else
         self._http10 = http10
         self._anthropic = anthropic
+        self._bodiless = bodiless  # the answer to HEAD: only errors, for no route takes it
         self.request_id = request_id
         self.keep_alive = keep_alive
         self.begun = False
@@ -70,7 +80,7 @@ class Reply:
         self.status = status
         self._wire.write(
             b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b"
-            % (self._head(status), content_type, len(body), extra, body)
+            % (self._head(status), content_type, len(body), extra, b"" if self._bodiless else body)
         )
 
     def begin(self, status: int, content_type: bytes, extra: bytes) -> None:

@@ -1,7 +1,7 @@
 """The exact (method, path) table. What is not in it does not exist here, in whatever spelling."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from gateway.errors import MethodNotAllowed, RouteNotFound
@@ -30,9 +30,11 @@ class Route:
     public: bool = False  # no API key needed
     injects_usage: bool = False
     stored: bool = False  # speaks of a response that one backend stores
+    max_body_bytes: int | None = 0  # None = as configured
 
 
 _DONE = b"data: [DONE]"
+_EMPTY_BODY_BYTES = 64  # some clients send {} where no body is needed
 
 
 def _table() -> dict[tuple[bytes, bytes], Route]:
@@ -67,8 +69,7 @@ def _table() -> dict[tuple[bytes, bytes], Route]:
 
 
 def _with_target(route: Route, target: bytes) -> Route:
-    fields = {name: getattr(route, name) for name in route.__slots__}
-    return Route(**fields | {"target": target})
+    return replace(route, target=target, max_body_bytes=None)
 
 
 ROUTES = _table()
@@ -86,7 +87,7 @@ def find_route(method: bytes, path: bytes) -> Route:
     if method == b"GET" and _MODEL.fullmatch(path):
         return Route("model", local=Local.MODEL, target=path)
     if (match := _RESPONSE.fullmatch(path)) and method == (b"POST" if match[2] else b"GET"):
-        return Route("responses", target=path, stored=True)
+        return Route("responses", target=path, stored=True, max_body_bytes=_EMPTY_BODY_BYTES if match[2] else 0)
     shown = path[:200].decode("ascii", "replace")
     if path in _PATHS:
         allow = _PATHS[path].decode()

@@ -1,6 +1,7 @@
 """The listening side: accepts clients, looks after slow ones, and stops without losing anybody's request."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -8,16 +9,24 @@ from gateway.config import ServerConfig
 from gateway.errors import Draining
 from gateway.front.connection import ClientConnection
 from gateway.front.handler import Handler
+from gateway.memory import MemoryBudget
 
 _LOOK_SECONDS = 1.0
 _BACKLOG = 4096
+_READ_BYTES = 65536
+_UNSENT_BYTES = 131072  # that the kernel takes for a client beyond what is on the way to it
+_UNSENT_OPTION = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS have it
 
 
 class Server:
     """Owner of the client connections."""
 
-    def __init__(self, config: ServerConfig, handler: Handler, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, config: ServerConfig, handler: Handler, clock: Callable[[], float], memory: MemoryBudget
+    ) -> None:
         self.config = config
+        self.memory = memory
+        self.read_buffer = memoryview(bytearray(_READ_BYTES))
         self.known_headers = handler.known_headers
         self.admit = handler.admit
         self.serve = handler.serve
@@ -67,6 +76,9 @@ class Server:
             backlog=_BACKLOG,
             reuse_address=True,
         )
+        if _UNSENT_OPTION is not None:
+            for listener in self._server.sockets:  # connections inherit it
+                listener.setsockopt(socket.IPPROTO_TCP, _UNSENT_OPTION, _UNSENT_BYTES)
         watch = loop.create_task(self._watch(), name="client-watch")
         try:
             yield

@@ -87,21 +87,23 @@ class Relay:
         self, head: bytes, request: InferenceRequest, connection: BackendConnection, exchange: Exchange
     ) -> Answer:
         """Pass an upload on piece by piece, as fast as the backend takes it, while its answer may already come."""
-        assert request.upload is not None
+        upload = request.upload
+        assert upload is not None
         connection.send(
             b"%bcontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n" % (head, request.content_type), exchange
         )
         whole = False
+        exchange.done.add_done_callback(lambda _: upload.close())  # answered early: wait for no more of it
         try:
-            async for piece in request.upload:
+            async for piece in upload:
                 if exchange.done.done() or connection.transport is None:
                     break
                 connection.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
                 await self._drained(connection)
             else:
-                if connection.transport is not None:
+                whole = not exchange.done.done()
+                if whole and connection.transport is not None:
                     connection.transport.write(b"0\r\n\r\n")
-                whole = True
         finally:
             if not whole:
                 connection.abort()  # what is sent next here would be taken for the rest of the body

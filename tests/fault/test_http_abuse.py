@@ -28,8 +28,9 @@ REFUSED = {
     "method in lower case": VALID.replace(b"POST", b"post"),
     "method of garbage": VALID.replace(b"POST", b"P@ST"),
     "method unknown": VALID.replace(b"POST", b"FROB"),
-    "absolute target": VALID.replace(b"/v1", b"http://a/v1"),
-    "absolute target elsewhere": VALID.replace(b"/v1", b"http://evil/v1"),
+    "absolute target with a user": VALID.replace(b"/v1", b"http://u:p@a/v1"),
+    "absolute target without a host": VALID.replace(b"/v1", b"http:///v1"),
+    "absolute target of another scheme": VALID.replace(b"/v1", b"ftp://a/v1"),
     "target without slash": VALID.replace(b"/v1", b"v1"),
     "asterisk": VALID.replace(b"/v1/chat/completions", b"*"),
     "fragment": VALID.replace(b"completions ", b"completions#x "),
@@ -148,6 +149,9 @@ ACCEPTED = {
     "many small chunks": CHUNKED + b"\r\n" + b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n",
     "upper-case chunk size": CHUNKED + b"\r\n%X\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY),
     "Chunked in capitals": CHUNKED.replace(b"chunked", b"Chunked") + b"\r\n" + CHUNK + b"0\r\n\r\n",
+    "absolute target": VALID.replace(b"/v1", b"http://a/v1"),
+    "absolute target with a query": VALID.replace(b"/v1/chat/completions", b"HTTPS://a:1/v1/chat/completions?a=/b"),
+    "absolute target elsewhere": VALID.replace(b"/v1", b"http://evil/v1"),
     "a query": VALID.replace(b"completions ", b"completions?a=b&c=%2e%2e ", 1),
     "128 headers": POST + b"".join(b"x%d: y\r\n" % n for n in range(126)) + LENGTH + b"\r\n" + BODY,
     "a header of 8,000 bytes": POST + b"x: " + b"y" * 8000 + b"\r\n" + LENGTH + b"\r\n" + BODY,
@@ -268,3 +272,28 @@ async def test_a_client_may_use_its_connection_for_many_requests(backend: Script
                 continue
             await client.send(data)
             assert (await client.answer()).status == 200
+
+
+@pytest.mark.parametrize("target", [b"/livez", b"/v1/chat/completions", b"/nowhere"])
+async def test_the_answer_to_head_has_no_body(backend: ScriptedBackend, target: bytes) -> None:
+    async with running(backend) as under_test, await under_test.client() as client:
+        await client.send(b"HEAD %b HTTP/1.1\r\nhost: a\r\n\r\n" % target)
+        data = await client.read()
+        assert data.startswith(b"HTTP/1.1 40")
+        assert data.endswith(b"\r\n\r\n")
+        with pytest.raises(EndOfConnection):
+            await client.read()
+
+
+async def test_the_refusal_of_a_malformed_head_request_has_no_body(backend: ScriptedBackend) -> None:
+    async with running(backend) as under_test, await under_test.client() as client:
+        await client.send(b"HEAD /livez HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 8191 + b"\r\n\r\n")
+        data = await client.read()
+        assert data.startswith(b"HTTP/1.1 431 ")
+        assert data.endswith(b"\r\n\r\n")
+
+
+async def test_http_1_0_gets_no_permission_to_go_on(backend: ScriptedBackend) -> None:
+    async with running(backend) as under_test, await under_test.client() as client:
+        await client.send(VALID.replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"host: a", b"expect: 100-continue"))
+        assert (await client.read()).startswith(b"HTTP/1.1 200 ")

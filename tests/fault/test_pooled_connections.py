@@ -11,6 +11,7 @@ from tests.scripted import ScriptedBackend
 from tests.scripts import (
     after,
     completion,
+    deaf,
     drained,
     echo,
     fin,
@@ -114,18 +115,30 @@ async def test_a_connection_whose_client_left_in_the_middle_is_not_used_again(ba
 
 async def test_an_upload_that_is_answered_early_leaves_no_half_request_behind(backend: ScriptedBackend) -> None:
     form = b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nscripted\r\n--b\r\n'
-    file = b'content-disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 500_000
+    file = b'content-disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 4_000_000
     headers = (b"content-type: multipart/form-data; boundary=b",)
     async with running(backend) as under_test:
         backend.plays_once(raw(whole(413, b'{"error":{"message":"too large"}}')), reads_body=False)
         bytes_of_it = request(form + file, *headers, target=b"/v1/audio/transcriptions")
         async with await under_test.client() as client:
-            await client.send(bytes_of_it[:100_000])
+            await client.send(bytes_of_it[:2_000_000])
             assert (await client.answer()).status == 413
             backend.plays(*json_answer("good"))
-            await client.send(bytes_of_it[100_000:200_000])
+            await client.send(bytes_of_it[2_000_000:2_100_000])
             for _ in range(3):
                 assert content(await under_test.ask()) == "good"
+
+
+@pytest.mark.parametrize("size_bytes", [100_000, 20_000_000])
+async def test_a_connection_whose_backend_answered_without_reading_is_not_used_again(
+    backend: ScriptedBackend, size_bytes: int
+) -> None:
+    async with running(backend) as under_test:
+        backend.plays_once(deaf(), raw(whole(413, b'{"error":{"message":"too large"}}')), reads_body=False)
+        assert (await under_test.ask(chat("x" * size_bytes))).status == 413
+        backend.plays(*json_answer("good"))
+        assert content(await under_test.ask()) == "good"
+        assert backend.ledger[0].connection != backend.ledger[1].connection
 
 
 async def test_a_connection_that_has_grown_old_is_closed_after_its_answer(backend: ScriptedBackend) -> None:

@@ -9,6 +9,7 @@ from gateway.errors import GatewayError
 from gateway.front.connection import ClientConnection
 from gateway.front.incoming import KNOWN_HEADERS, Incoming
 from gateway.front.reply import JSON, Reply
+from gateway.memory import MemoryBudget
 from tests.unit.admission.virtual_time import run, turns
 
 GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -73,6 +74,8 @@ class Scene:
     def __init__(self, story: Story = echo, *, accepts: bool = True, **server: Any) -> None:
         self.config = ServerConfig.model_validate(server)
         self.known_headers = KNOWN_HEADERS
+        self.memory = MemoryBudget(self.config.memory_budget_bytes)
+        self.read_buffer = memoryview(bytearray(65536))
         self.story = story
         self.accepts = accepts
         self.here: list[ClientConnection] = []

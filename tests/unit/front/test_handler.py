@@ -35,6 +35,7 @@ from gateway.front.read import Reader
 from gateway.front.reply import Reply
 from gateway.front.stored import StoredResponses
 from gateway.front.upload import Upload
+from gateway.memory import Holding, MemoryBudget
 from gateway.observe.record import Record
 from gateway.relay.exchange import Answer
 from gateway.request import InferenceRequest, Kind
@@ -52,6 +53,10 @@ async def well(request: InferenceRequest, reply: Reply, record: Record) -> Answe
     record.backend = "a"
     reply.send(200, b"application/json", b"", b'{"ok":true}')
     return Answer(200, None, 95.0, opening=b'{"id":"resp_1"}')
+
+
+def upload_of() -> Upload:
+    return Upload(lambda _: None, Holding(MemoryBudget(10_000_000)))
 
 
 class Scene:
@@ -261,8 +266,9 @@ def test_an_upload_is_passed_on_unread_once_its_model_is_known() -> None:
         incoming = Sent(
             b"/v1/audio/transcriptions", b"", headers=MULTIPART | {b"x-gateway-priority": b"batch"}
         ).incoming()
-        incoming.upload = Upload(lambda _: None)
+        incoming.upload = upload_of()
         incoming.upload.feed(b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nw\r\n')
+        incoming.upload.end()
         await scene.serve(incoming)
         [request] = scene.requests
         assert (request.ask.model, request.kind, request.repeatable) == ("w", Kind.UPLOAD, False)
@@ -280,7 +286,7 @@ def test_an_upload_without_a_sane_boundary_is_refused(content_type: bytes) -> No
     async def main() -> None:
         scene = Scene()
         incoming = Sent(b"/v1/audio/transcriptions", b"", headers={b"content-type": content_type}).incoming()
-        incoming.upload = Upload(lambda _: None)
+        incoming.upload = upload_of()
         incoming.upload.end()
         assert (await scene.serve(incoming)).status == 400
         assert scene.requests == []

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from gateway.errors import InvalidRequest
 from gateway.front.multipart import model_of
 from gateway.front.upload import Upload
+from gateway.memory import Holding, MemoryBudget
 from tests.unit.admission.virtual_time import run
 
 FILE = (
@@ -21,7 +22,7 @@ def find(pieces: list[bytes], only_model: str | None = None) -> tuple[str, bytes
     """The model, and what is passed on afterwards."""
 
     async def main() -> tuple[str, bytes]:
-        upload = Upload(lambda _: None)
+        upload = Upload(lambda _: None, Holding(MemoryBudget(1 << 30)))
         for piece in pieces:
             upload.feed(piece)
         upload.end()

@@ -11,6 +11,7 @@ from gateway.front.handler import Handler
 from gateway.front.incoming import KNOWN_HEADERS, Incoming
 from gateway.front.reply import Reply
 from gateway.front.server import Server
+from gateway.memory import MemoryBudget
 
 GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -42,7 +43,7 @@ class FakeHandler:
 async def serving(**config: Any) -> AsyncIterator[tuple[Server, FakeHandler]]:
     handler = FakeHandler()
     settings = ServerConfig.model_validate({"host": "127.0.0.1", "port": 0, "drain_delay_seconds": 0} | config)
-    server = Server(settings, cast(Handler, handler), asyncio.get_running_loop().time)
+    server = Server(settings, cast(Handler, handler), asyncio.get_running_loop().time, MemoryBudget(100_000))
     async with asyncio.timeout(10), server.listening():
         yield server, handler
 

@@ -1,10 +1,16 @@
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from gateway.errors import InvalidRequest
 from gateway.front.upload import Upload
+from gateway.memory import Holding, MemoryBudget
 from tests.unit.admission.virtual_time import run, turns
+
+
+def upload_of(read_more: Callable[[bool], None] = lambda _: None) -> Upload:
+    return Upload(read_more, Holding(MemoryBudget(10_000_000)))
 
 
 async def all_of(upload: Upload) -> list[bytes]:
@@ -13,7 +19,7 @@ async def all_of(upload: Upload) -> list[bytes]:
 
 def test_pieces_come_out_in_order_as_they_arrive() -> None:
     async def main() -> None:
-        upload = Upload(lambda _: None)
+        upload = upload_of()
         reading = asyncio.create_task(all_of(upload))
         for piece in (b"a", b"b", b"c"):
             upload.feed(piece)
@@ -26,7 +32,7 @@ def test_pieces_come_out_in_order_as_they_arrive() -> None:
 
 def test_pieces_that_arrived_before_an_error_come_out_before_it() -> None:
     async def main() -> None:
-        upload = Upload(lambda _: None)
+        upload = upload_of()
         upload.feed(b"a")
         upload.end(InvalidRequest("gone"))
         assert await anext(upload) == b"a"
@@ -38,7 +44,7 @@ def test_pieces_that_arrived_before_an_error_come_out_before_it() -> None:
 
 def test_an_error_reaches_who_waits() -> None:
     async def main() -> None:
-        upload = Upload(lambda _: None)
+        upload = upload_of()
         reading = asyncio.create_task(all_of(upload))
         await turns(2)
         upload.end(InvalidRequest("gone"))
@@ -50,13 +56,14 @@ def test_an_error_reaches_who_waits() -> None:
 
 def test_what_is_put_back_comes_out_first() -> None:
     async def main() -> None:
-        upload = Upload(lambda _: None)
-        for piece in (b"a", b"b", b"c"):
+        upload = upload_of()
+        pieces = [b"a" * 65536, b"b" * 65536, b"c"]
+        for piece in pieces:
             upload.feed(piece)
         upload.end()
         looked_at = [await anext(upload), await anext(upload)]
         upload.put_back(looked_at)
-        assert await all_of(upload) == [b"a", b"b", b"c"]
+        assert await all_of(upload) == pieces
 
     run(main())
 
@@ -64,8 +71,8 @@ def test_what_is_put_back_comes_out_first() -> None:
 def test_the_client_is_held_back_while_too_much_waits() -> None:
     async def main() -> None:
         calls: list[bool] = []
-        upload = Upload(calls.append)
-        upload.feed(b"x" * 262144)
+        upload = upload_of(calls.append)
+        upload.feed(b"x" * 1048575)
         assert calls == []
         upload.feed(b"y")
         assert calls == [False]
