@@ -18,6 +18,7 @@ _MAX_HEAD_BYTES = 65536
 _MAX_HEADERS = 100
 _REST_SECONDS = 1.0
 _COPIED_BYTES = 4096  # a larger body is not worth a copy to save a buffer
+_SURELY_READ_BYTES = 65536  # of a larger body, a backend that refuses it may leave a part unread
 
 
 class Receiver(Protocol):
@@ -43,8 +44,8 @@ class BackendConnection(asyncio.Protocol):
     """At most one exchange at a time. Between exchanges a byte or an EOF from the backend makes it unusable."""
 
     __slots__ = (
-        "_head_bytes", "_headers", "_in_head", "_informational", "_keep_alive", "_parser", "_paused", "_receiver",
-        "_room", "answered", "exchanges", "idle_since", "made_at", "transport",
+        "_body_bytes", "_head_bytes", "_headers", "_in_head", "_informational", "_keep_alive", "_parser", "_paused",
+        "_receiver", "_room", "answered", "exchanges", "idle_since", "made_at", "transport",
     )  # fmt: skip
 
     def __init__(self, made_at: float) -> None:
@@ -56,6 +57,7 @@ class BackendConnection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._receiver: Receiver | None = None
         self._headers: list[tuple[bytes, bytes]] = []
+        self._body_bytes = 0  # of the request
         self._head_bytes = 0
         self._in_head = False
         self._informational = False
@@ -75,6 +77,7 @@ class BackendConnection(asyncio.Protocol):
         self.exchanges += 1
         self.answered = False
         self._keep_alive = False
+        self._body_bytes = len(body)
         self._head_bytes = 0
         self._in_head = True
         if len(body) > _COPIED_BYTES:
@@ -203,7 +206,8 @@ class BackendConnection(asyncio.Protocol):
         if self._informational:
             return
         receiver, self._receiver = self._receiver, None
-        self._keep_alive = self._parser.should_keep_alive()
+        was_read = self._body_bytes <= _SURELY_READ_BYTES or self._parser.get_status_code() < 400
+        self._keep_alive = was_read and self._parser.should_keep_alive()
         if receiver is None:
             raise ValueError("bytes after the end of the answer")
         receiver.end()
@@ -215,8 +219,9 @@ class BackendConnection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """The last answer was complete and the backend keeps the connection open."""
-        return self._keep_alive and self.usable
+        """The last answer was complete, the backend keeps the connection open, and has taken the whole request."""
+        transport = self.transport
+        return self._keep_alive and self.usable and transport is not None and not transport.get_write_buffer_size()
 
 
 class _Rest:

@@ -30,12 +30,14 @@ from gateway.relay.events import ABORTED, EventStream
 from gateway.relay.usage import read_stream_usage, read_usage
 from gateway.request import Usage
 
-_HELD_BYTES = 1048576
+_HELD_BYTES = 131072  # besides what the last read brings; a client that does not read takes no more
 _TAIL_BYTES = 4096
 _OPENING_BYTES = 512
 _EVENT_END = b"\n\n"
 _EVENT_BYTES = 512  # a larger piece may hold several events
 _ENGINE_DEATH = re.compile(rb'"(?:message|type|detail)"\s*:\s*"Engine(?:Core|Dead)')  # no words quoted of a request
+_MAX_VALUE_BYTES = 1024  # a longer header of a backend goes no further
+_MAX_EXTRA_BYTES = 4096
 _PASSED_HEADERS = frozenset((b"content-language", b"content-disposition", b"openai-processing-ms", b"retry-after"))
 
 
@@ -150,10 +152,12 @@ class Exchange:
         """Status and headers."""
         self._status = status
         for name, value in headers:
+            if len(value) > _MAX_VALUE_BYTES:
+                continue
             name = name.lower()
             if name == b"content-type":
                 self._content_type = value
-            elif name == b"content-encoding" or name in _PASSED_HEADERS:
+            elif (name == b"content-encoding" or name in _PASSED_HEADERS) and len(self._extra) < _MAX_EXTRA_BYTES:
                 self._extra += b"%b: %b\r\n" % (name, value)
         if status == 200 and self._content_type.startswith(b"text/event-stream"):
             self._events = EventStream(self._done_marker, self._hides_usage)

@@ -159,6 +159,15 @@ async def test_either_kind_of_line_end_passes_and_hides_only_the_usage(
             assert under_test.gateway.metrics.completion_tokens.values == {("scripted",): 3}
 
 
+async def test_long_headers_of_a_backend_go_no_further(backend: ScriptedBackend) -> None:
+    long = b"x" * 60_000
+    backend.plays(raw(whole(200, b"{}", b"retry-after: 3", kind=b"text/" + long)))
+    async with running(backend) as under_test:
+        answer = await under_test.ask()
+        assert (answer.status, answer.header("retry-after"), answer.body) == (200, "3", b"{}")
+        assert len(answer.head) < 1000
+
+
 async def test_an_event_of_many_megabytes_is_not_held_back(backend: ScriptedBackend) -> None:
     size = 32 * 1048576
     backend.plays(head(200), raw(b"%x\r\n" % (size + 8) + b"data: "), drained(b"x" * 65536, size // 65536),

@@ -17,6 +17,10 @@ class FakeTransport:
     reading: bool = True
     closing: bool = False
     aborted: bool = False
+    unsent_bytes: int = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent_bytes
 
     def write(self, data: bytes) -> None:
         self.sent += data

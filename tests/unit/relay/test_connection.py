@@ -235,3 +235,22 @@ def test_a_framing_that_does_not_end_costs_the_connection() -> None:
         assert transport.aborted
 
     run(main())
+
+
+@pytest.mark.parametrize(("unsent_bytes", "kept"), [(0, True), (1, False)])
+def test_a_connection_with_a_part_of_its_last_request_unsent_is_not_used_again(unsent_bytes: int, kept: bool) -> None:
+    connection, transport = connected()
+    connection.send(b"POST / HTTP/1.1\r\n\r\n", FakeReceiver(), b"x" * 100_000)
+    transport.unsent_bytes = unsent_bytes
+    connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+    assert connection.reusable == kept
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "status", "kept"), [(65536, 413, True), (65537, 413, False), (65537, 400, False), (65537, 200, True)]
+)
+def test_a_backend_that_refuses_a_large_body_may_not_have_read_it(size_bytes: int, status: int, kept: bool) -> None:
+    connection, _ = connected()
+    connection.send(b"POST / HTTP/1.1\r\n\r\n", FakeReceiver(), b"x" * size_bytes)
+    connection.data_received(b"HTTP/1.1 %d X\r\ncontent-length: 0\r\n\r\n" % status)
+    assert connection.reusable == kept

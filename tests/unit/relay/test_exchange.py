@@ -83,6 +83,14 @@ async def test_only_harmless_headers_are_passed_on() -> None:
     assert scene.sink.extra == b"retry-after: 3\r\ncontent-encoding: gzip\r\n"
 
 
+async def test_headers_that_are_too_long_or_too_many_are_not_passed_on() -> None:
+    scene = Scene()
+    scene.head(200, [(b"content-type", b"text/" + b"x" * 60_000), *[(b"content-language", b"e" * 1024)] * 60])
+    scene.body(b"{}", end=True)
+    assert scene.sink.content_type == b"application/json"
+    assert len(scene.sink.extra) < 5200
+
+
 async def test_an_answer_without_a_body_is_passed_on() -> None:
     scene = Scene()
     scene.head(204, [])
@@ -90,16 +98,16 @@ async def test_an_answer_without_a_body_is_passed_on() -> None:
     assert (scene.sink.status, scene.sink.body, scene.answer.first_byte_seconds) == (204, b"", None)
 
 
-async def test_a_long_plain_answer_is_passed_on_once_it_is_over_a_mebibyte() -> None:
+async def test_a_long_plain_answer_is_passed_on_once_it_is_over_128_kibibytes() -> None:
     scene = Scene()
     scene.head()
-    scene.body(b"x" * 1048576)
+    scene.body(b"x" * 131072)
     assert not scene.sink.begun
     scene.body(b"y")
     assert scene.sink.begun
     scene.body(b"z" * 10 + b'"usage":{"prompt_tokens":1,"completion_tokens":2}', end=True)
     assert scene.sink.complete
-    assert len(scene.sink.body) == 1048576 + 1 + 10 + 49
+    assert len(scene.sink.body) == 131072 + 1 + 10 + 49
     assert scene.answer.usage == Usage(1, 2)
 
 
