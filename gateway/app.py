@@ -2,16 +2,17 @@
 
 import asyncio
 import gc
+import os
 import secrets
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from itertools import count
 from random import Random
-from typing import Any, BinaryIO
+from typing import BinaryIO, TextIO
 
 import structlog
 import uvloop
@@ -45,6 +46,8 @@ from gateway.memory import MemoryBudget
 from gateway.observe.access_log import AccessLog
 from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.finished import Finished
+from gateway.observe.line_writer import LineWriter
+from gateway.observe.log import logging_to
 from gateway.observe.loop_lag import watch_lag
 from gateway.observe.metrics import Metrics
 from gateway.observe.prefix_hashes import PrefixHashes
@@ -59,31 +62,40 @@ from gateway.routing.calibration import Calibration
 from gateway.routing.cost import CostModel
 from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.scoring.spreader import Spreader
+from gateway.supervisor import Supervisor
 from gateway.tokenization.tokenization import Tokenization
 
 _SETTLE_SECONDS = 0.1
 _SIZES_EVERY = 50
 _LOOK_EVERY = 10
+_IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # they mean nothing here yet
 _TEMPLATE_TOKENS = 32  # that a chat template adds to a prompt, until answers have told
 
 
 class Gateway:
     """Everything, put together; `running` runs it."""
 
-    def __init__(self, config: Config, log_out: BinaryIO | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, config: Config, log_out: BinaryIO | None, clock: Callable[[], float] = time.monotonic,
+        log: LineWriter | None = None,
+    ) -> None:  # fmt: skip
         random = Random()  # seeded by the system; nothing secret is made of it, and it asks the kernel for nothing
         self.config = config
         self.clock = clock
+        self.log = log
+        self.supervisor = Supervisor(clock)
         self.metrics = Metrics()
         self.memory = MemoryBudget(config.server.memory_budget_bytes)
-        self.fleet = Fleet(config.backends, config.health, config.admission, clock=clock, random=random)
+        self.fleet = Fleet(
+            config.backends, config.health, config.admission, clock=clock, random=random, supervisor=self.supervisor
+        )
         self.knowledge = Knowledge(config, self.fleet, self.metrics, lambda seat: self.placement.in_flight_tokens(seat))
         self.knowledge.trust.on_change.append(TrustLog(self.knowledge.engine_of, clock).changed)
-        self.kv_events = KvEvents(self.knowledge, self.knowledge.seat_of, clock)
+        self.kv_events = KvEvents(self.knowledge, self.knowledge.seat_of, clock, self.supervisor)
         self.prefix_report = PrefixReport(
             clock(), random, show_text=config.prefix_report.show_text, holders=self.knowledge.holders
         )
-        self.tokenization = Tokenization(config.models, self.fleet, clock)
+        self.tokenization = Tokenization(config.models, self.fleet, clock, supervisor=self.supervisor)
         self.exact_prompts = ExactPrompts(self.fleet, self.knowledge.exact, self.tokenization)
         self.queue = Queue(config.admission.max_queued_requests, config.admission.max_queued_bytes)
         model = CostModel(config.routing.seconds_per_prefill_token, config.routing.decode_weight)
@@ -96,10 +108,11 @@ class Gateway:
                          config.admission.comment_seconds)  # fmt: skip
         self.invariants = Invariants(self.placement.books, self.queue)
         self.limit_moves = LimitMoves(self.fleet, self.placement, self.gate, self.metrics.limit_moves, clock)
-        self.relay = Relay(self.fleet, config.upstream, clock, config.admission.comment_seconds)
-        self.watch = Watch(self.fleet, config.health, clock=clock, random=random)
+        self.relay = Relay(self.fleet, config.upstream, clock, config.admission.comment_seconds,
+                           supervisor=self.supervisor)  # fmt: skip
+        self.watch = Watch(self.fleet, config.health, clock=clock, random=random, supervisor=self.supervisor)
         self.access_log = _access_log(config, log_out, clock)
-        self.finished = Finished(*self._consumers())
+        self.finished = Finished(self.supervisor, *self._consumers())
         self.metrics.before_collecting = self._before_collecting
         dispatcher = Dispatcher(
             self.fleet, self.gate, self.relay, RetryBudget(config.upstream), self.metrics,
@@ -118,17 +131,21 @@ class Gateway:
             config, self.fleet, dispatcher, self.coalescer, self.spreader, self.reader, stored, self.finished.add,
             clock, new_id, self.exact_prompts.complete, random,
         )  # fmt: skip
-        self.server = Server(config.server, self.handler, clock, self.memory)
+        self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
+        self._add_views(dry_reader)
+        self._listen_to_fleet()
+        self._add_gauges()
+
+    def _add_views(self, dry_reader: Reader) -> None:
+        config = self.config
         self.overview = Overview(
             config, self.fleet, self.placement, self.gate, self.queue, self.knowledge, self.kv_events,
-            self.exact_prompts, self.tokenization, dry_reader, clock,
+            self.exact_prompts, self.tokenization, dry_reader, self.clock,
         )  # fmt: skip
         self.line_view = LineView(
             self.queue, self.placement, lambda: [card.id for card in self.fleet.models()],
-            [key.name for key in config.auth.keys], clock,
+            [key.name for key in config.auth.keys], self.clock,
         )  # fmt: skip
-        self._listen_to_fleet()
-        self._add_gauges()
 
     def _listen_to_fleet(self) -> None:
         self.fleet.on_change += [
@@ -185,13 +202,16 @@ class Gateway:
         return self.prefix_report.prepare(self.clock(), window_seconds)
 
     async def _settle(self) -> None:
+        guard = self.supervisor.guard
         for turn in count():
             await asyncio.sleep(_SETTLE_SECONDS)
             self.finished.settle()
             if turn % _SIZES_EVERY == 0:
-                self.knowledge.follow_sizes()  # bytes per token have been learned
+                with guard("follow_sizes"):
+                    self.knowledge.follow_sizes()  # bytes per token have been learned
             if turn % _LOOK_EVERY == 0:
-                self._look_at_the_books()
+                with guard("invariants"):
+                    self._look_at_the_books()
 
     def _before_collecting(self) -> None:
         self.finished.settle()
@@ -212,8 +232,13 @@ class Gateway:
               lambda: [((), self.memory.used_bytes)])  # fmt: skip
         gauge("gateway_embedding_cache_bytes", "Memory that kept vectors take.", (),
               lambda: [((), self.reuse.cache.used_bytes if self.reuse else 0)])  # fmt: skip
-        gauge("gateway_access_log_dropped_lines", "Access-log lines that could not be written.", (),
-              lambda: [((), self.access_log.dropped if self.access_log else 0)])  # fmt: skip
+        counter = self.metrics.counter
+        counter("gateway_access_log_dropped_lines_total", "Access-log lines dropped because they could not be written.",
+                (), lambda: [((), self.access_log.dropped if self.access_log else 0)])  # fmt: skip
+        counter("gateway_log_dropped_lines_total", "Log lines dropped because they could not be written.", (),
+                lambda: [((), self.log.dropped if self.log else 0)])  # fmt: skip
+        counter("gateway_background_errors_total", "Exceptions in background work, which went on (a bug).", ("task",),
+                lambda: [((task,), errors) for task, errors in self.supervisor.faults.items()])  # fmt: skip
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[int | None]:
@@ -228,25 +253,25 @@ class Gateway:
             await stack.enter_async_context(self.watch)
             await stack.enter_async_context(self.tokenization)
             await stack.enter_async_context(self.kv_events)
-            await stack.enter_async_context(_running(watch_lag(self.metrics.loop_lag)))
+            await stack.enter_async_context(self._repeating("loop_lag", lambda: watch_lag(self.metrics.loop_lag)))
             stack.callback(self._before_collecting)
-            await stack.enter_async_context(_running(self._settle()))
+            await stack.enter_async_context(self._repeating("settle", self._settle))
             app = admin_app(registry, self.overview.backends, self.overview.route, self.line_view.document)
             add_prefix_routes(app, self._prepared_report if self.config.prefix_report.enabled else None)
             admin = await stack.enter_async_context(admin_listening(app, self.config.server.admin))
             await stack.enter_async_context(self.server.listening())
             yield admin
 
-
-@asynccontextmanager
-async def _running(coroutine: Any) -> AsyncIterator[None]:
-    task = asyncio.get_running_loop().create_task(coroutine)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+    @asynccontextmanager
+    async def _repeating(self, name: str, step: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+        work = self.supervisor.repeat(name, step, _SETTLE_SECONDS)
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
 
 def _names() -> Callable[[], str]:
@@ -277,13 +302,16 @@ def _knobs(config: Config) -> Knobs:
     )
 
 
-async def _serve(config: Config) -> None:
+async def _serve(config: Config, out: BinaryIO, log_writer: LineWriter) -> None:
     log = structlog.get_logger("gateway")
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    gateway = Gateway(config, sys.stdout.buffer)
+    for number in _IGNORED_SIGNALS:
+        loop.add_signal_handler(number, _tell_ignored, number)
+    gateway = Gateway(config, out, log=log_writer)
+    loop.set_exception_handler(lambda _, context: gateway.supervisor.complained(context))
     async with gateway.running() as admin_port:
         log.info("serving", host=config.server.host, port=gateway.server.port, admin_port=admin_port,
                  backends=[backend.name for backend in config.backends], policy=config.routing.policy)  # fmt: skip
@@ -297,17 +325,23 @@ async def _serve(config: Config) -> None:
     log.info("stopped")
 
 
+def _tell_ignored(number: signal.Signals) -> None:
+    structlog.get_logger("gateway").warning(
+        "signal_ignored", signal=number.name, hint="the configuration is read at start only: restart to change it"
+    )
+
+
 def serve(config: Config) -> None:
     """Serve until SIGTERM or Ctrl-C, then drain. Raises OSError if a port cannot be had."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger("info"),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    for number in _IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # until the event loop has handlers
     gc.set_threshold(50_000, 20, 50)  # requests make little garbage in cycles
-    uvloop.run(_serve(config))
+    with _unbuffered(sys.stdout) as out, _unbuffered(sys.stderr) as errors, logging_to(errors) as log_writer:
+        uvloop.run(_serve(config, out, log_writer))
+
+
+def _unbuffered(stream: TextIO | None) -> BinaryIO:
+    """The file of a standard stream; None = it was closed by who started this process."""
+    if stream is None:
+        return open(os.devnull, "wb", buffering=0)
+    return open(stream.fileno(), "wb", buffering=0, closefd=False)

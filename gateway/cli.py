@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
@@ -72,11 +73,12 @@ def serve(
     """Serve until SIGTERM or Ctrl-C. With --backend no file is needed."""
     config = _load(file, backend, host, port, admin_port, no_admin)
     if is_open_to_all(config):
-        typer.echo(
-            f"gateway: warning: auth.keys is empty and server.host is {config.server.host}: "
-            "whoever reaches this port can use the models",
-            err=True,
-        )
+        with suppress(OSError):  # a terminal that is gone keeps nothing from being served
+            typer.echo(
+                f"gateway: warning: auth.keys is empty and server.host is {config.server.host}: "
+                "whoever reaches this port can use the models",
+                err=True,
+            )
     from gateway import app as gateway_app
     from gateway.config import ConfigError
 

@@ -84,10 +84,10 @@ class Overview:
             lambda: self._streams(lambda stream: float(self._knowledge.exact.live(stream["seat"]))))  # fmt: skip
         add("gateway_kv_events_blocks", "KV cache blocks that an engine holds by its events.", ("backend", "rank"),
             lambda: self._streams(lambda stream: stream["resident_blocks"]))  # fmt: skip
-        add("gateway_kv_events_gaps", "Times that events were missed, since the start.", ("backend", "rank"),
-            lambda: self._streams(lambda stream: stream["gaps"]))  # fmt: skip
-        add("gateway_tokenizer_prompts", "Prompts whose tokens were told, or why not, since the start.", ("result",),
-            self._tokenizer_results)  # fmt: skip
+        metrics.counter("gateway_kv_events_gaps_total", "Gaps in the sequence of KV events.", ("backend", "rank"),
+                        lambda: self._streams(lambda stream: stream["gaps"]))  # fmt: skip
+        metrics.counter("gateway_tokenizer_prompts_total", "Tokenization attempts by result.", ("result",),
+                        self._tokenizer_results)  # fmt: skip
         add("gateway_queued_requests", "Requests in the waiting line.", ("model",),
             self._queued)  # fmt: skip
 

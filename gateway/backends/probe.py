@@ -5,7 +5,7 @@ scrape. Only the outcome of /health and of requests changes who gets traffic; a 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from random import Random
 from types import TracebackType
@@ -20,6 +20,7 @@ from gateway.backends.health import Probe, State
 from gateway.backends.registry import Clock, Fleet
 from gateway.backends.telemetry import Scrape, with_scrape
 from gateway.config import HealthConfig
+from gateway.supervisor import Supervisor
 
 JITTER = 0.1
 EAGER_SECONDS = 0.2  # between probes while no backend at all can serve
@@ -33,8 +34,18 @@ log = structlog.get_logger()
 class Watch:
     """Watches a fleet inside its `async with` block."""
 
-    def __init__(self, fleet: Fleet, config: HealthConfig, *, clock: Clock, random: Random) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        config: HealthConfig,
+        *,
+        clock: Clock,
+        random: Random,
+        supervisor: Supervisor | None = None,
+    ) -> None:
         self._fleet = fleet
+        self._supervisor = supervisor or Supervisor(clock)
+        self._pause_seconds = config.probe_interval_seconds
         self._stack = AsyncExitStack()
         self._client = ControlClient(config.probe_timeout_seconds, clock)
         self._watches = {
@@ -51,7 +62,8 @@ class Watch:
             stack.callback(self._fleet.on_restart.remove, self._ask_again)
             for watch in self._watches.values():
                 for step in (watch.probe, watch.ask_facts, watch.scrape):
-                    stack.callback(group.create_task(watch.repeat(step)).cancel)
+                    work = self._supervisor.repeat("backend_watch", step, self._pause_seconds)
+                    stack.callback(group.create_task(work).cancel)
             self._stack = stack.pop_all()
         return self
 
@@ -104,15 +116,6 @@ class BackendWatch:
         self._server_info_asked = False
         self._facts_wanted.set()
         self._scrape_wanted.set()
-
-    async def repeat(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Run one of the loops. A fault in it is logged: watching goes on as long as the gateway serves."""
-        while True:
-            try:
-                await step()
-            except Exception:
-                log.exception("backend_watch_failed", backend=self._backend.name)
-                await asyncio.sleep(self._config.probe_interval_seconds)
 
     async def probe(self) -> None:
         """Probe /health, then rest."""

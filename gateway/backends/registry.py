@@ -15,6 +15,7 @@ from gateway.backends.blame import Peers
 from gateway.backends.health import NOBODY_THERE, Probe, State
 from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
 from gateway.errors import BackendError, ConnectFailed, EngineDead
+from gateway.supervisor import Supervisor
 
 Clock = Callable[[], float]
 
@@ -54,6 +55,7 @@ class Fleet:
         *,
         clock: Clock,
         random: Random,
+        supervisor: Supervisor | None = None,
     ) -> None:
         admission = admission or AdmissionConfig()
         self.backends = tuple(
@@ -67,6 +69,7 @@ class Fleet:
         self.ready = False
         self._health = health
         self._clock = clock
+        self._supervisor = supervisor or Supervisor(clock)
         self._serving: dict[str, tuple[Backend, ...]] = {}
         self._ranks: dict[tuple[Backend, int], EngineRank] = {}
         self._refused: set[Backend] = set()  # refused a connection since the last probe that got through
@@ -239,7 +242,8 @@ class Fleet:
             self._tell_limit(backend, move)
         self._start_slowly(backend)
         for tell in self.on_restart:  # before on_change, which may place requests
-            tell(backend)
+            with self._supervisor.guard("backend_restart"):
+                tell(backend)
         self._rebuild(must_tell=True)
 
     def _start_slowly(self, backend: Backend) -> None:
@@ -265,15 +269,19 @@ class Fleet:
 
     def _tell_limit(self, backend: Backend, move: Move) -> None:
         for tell in self.on_limit:
-            tell(backend, move)
+            with self._supervisor.guard("backend_limit"):
+                tell(backend, move)
 
     def _tell(self) -> None:
+        """What a listener raises reaches neither the others nor the request in which the fleet changed."""
         for tell in self.on_change:
-            tell()
+            with self._supervisor.guard("fleet_change"):
+                tell()
 
     def _doubt(self, backend: Backend) -> None:
         for tell in self.on_doubt:
-            tell(backend)
+            with self._supervisor.guard("backend_doubt"):
+                tell(backend)
 
 
 class _View(NamedTuple):

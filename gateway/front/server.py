@@ -10,6 +10,7 @@ from gateway.errors import Draining
 from gateway.front.connection import ClientConnection
 from gateway.front.handler import Handler
 from gateway.memory import MemoryBudget
+from gateway.supervisor import Supervisor
 
 _LOOK_SECONDS = 1.0
 _BACKLOG = 4096
@@ -22,7 +23,12 @@ class Server:
     """Owner of the client connections."""
 
     def __init__(
-        self, config: ServerConfig, handler: Handler, clock: Callable[[], float], memory: MemoryBudget
+        self,
+        config: ServerConfig,
+        handler: Handler,
+        clock: Callable[[], float],
+        memory: MemoryBudget,
+        supervisor: Supervisor | None = None,
     ) -> None:
         self.config = config
         self.memory = memory
@@ -32,6 +38,7 @@ class Server:
         self.serve = handler.serve
         self._handler = handler
         self._clock = clock
+        self._supervisor = supervisor or Supervisor(clock)
         self._connections: set[ClientConnection] = set()
         self._server: asyncio.Server | None = None
         self._everybody_left = asyncio.Event()
@@ -121,4 +128,7 @@ class Server:
             await asyncio.sleep(_LOOK_SECONDS)
             now = self._clock()
             for connection in list(self._connections):
-                connection.look(now)
+                try:
+                    connection.look(now)
+                except Exception as error:
+                    self._supervisor.caught("client_watch", error)

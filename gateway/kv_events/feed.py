@@ -8,6 +8,7 @@ from typing import Any, Protocol, Self
 
 from gateway.kv_events.endpoints import Source
 from gateway.kv_events.reader import Reader, Update
+from gateway.supervisor import Supervisor
 
 
 class EngineEvents(Protocol):
@@ -31,11 +32,16 @@ class KvEvents:
     """
 
     def __init__(
-        self, events: EngineEvents, seat_of: Callable[[str, int], int | None], clock: Callable[[], float]
+        self,
+        events: EngineEvents,
+        seat_of: Callable[[str, int], int | None],
+        clock: Callable[[], float],
+        supervisor: Supervisor | None = None,
     ) -> None:
         self._events = events
         self._seat_of = seat_of
         self._clock = clock
+        self._supervisor = supervisor or Supervisor(clock)
         self._sources: dict[str, dict[int, Source]] = {}  # backend -> seat -> source
         self._updates: deque[Update] = deque()
         self._waking = False
@@ -77,7 +83,7 @@ class KvEvents:
 
     def _start(self) -> None:
         """Begin to read; with nothing to follow there is no thread."""
-        self._reader = Reader(self._deliver, lambda: len(self._updates), self._clock)
+        self._reader = Reader(self._deliver, lambda: len(self._updates), self._clock, self._supervisor)
         self._reader.start()
         for backend, sources in self._sources.items():
             for seat, source in sources.items():

@@ -17,6 +17,7 @@ import zmq
 from gateway.kv_events.endpoints import Source
 from gateway.kv_events.status import Status
 from gateway.kv_events.stream import Stream
+from gateway.supervisor import Supervisor
 
 HANDLER_SECONDS = 0.01  # a handler's time before others have their turn
 SLICE_SECONDS = 0.0005  # between breaths
@@ -48,11 +49,16 @@ class Reader:
     """Reads from `start` to `stop`. `deliver` is called in the reader's thread, `pending` too."""
 
     def __init__(
-        self, deliver: Callable[[list[Update]], None], pending: Callable[[], int], clock: Callable[[], float]
+        self,
+        deliver: Callable[[list[Update]], None],
+        pending: Callable[[], int],
+        clock: Callable[[], float],
+        supervisor: Supervisor | None = None,
     ) -> None:
         self._deliver = deliver
         self._pending = pending
         self._clock = clock
+        self._supervisor = supervisor or Supervisor(clock)
         self._context: zmq.Context[Socket] = zmq.Context()
         self._bell = self._context.socket(zmq.PAIR)
         self._bell.bind("inproc://bell")
@@ -112,12 +118,16 @@ class Reader:
         self._poller.register(ear, zmq.POLLIN)
         try:
             while not self._stopping:
-                self._turn(ear)
-        except Exception:
-            log.exception("kv_events_reader_failed")
+                try:
+                    self._turn(ear)
+                except Exception as error:
+                    self._supervisor.caught("kv_events", error)
+                    time.sleep(IDLE_SECONDS)
+                    self._obey(ear)  # or it could never be stopped
         finally:
             for seat in list(self._followed):
-                self._forget(seat)
+                with self._supervisor.guard("kv_events"):
+                    self._forget(seat)
             ear.close(linger=0)
 
     def _turn(self, ear: Socket) -> None:
@@ -128,9 +138,11 @@ class Reader:
                 self._obey(ear)
             elif found := self._handlers.get(socket):
                 followed, handle = found
-                followed.run(handle)
+                with self._supervisor.guard("kv_events"):
+                    followed.run(handle)
         for followed in list(self._followed.values()):
-            followed.tick()
+            with self._supervisor.guard("kv_events"):
+                followed.tick()
         while self._pending() > MAX_PENDING_UPDATES and not self._stopping:
             time.sleep(FLUSH_SECONDS)
             self._obey(ear)
@@ -139,7 +151,8 @@ class Reader:
         while ear.poll(0):
             ear.recv()
         while not self._commands.empty():
-            self._commands.get()()
+            with self._supervisor.guard("kv_events"):
+                self._commands.get()()
 
     def _stop(self) -> None:
         self._stopping = True

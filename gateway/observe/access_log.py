@@ -1,22 +1,21 @@
 """One JSON line a request, written by a thread of its own so that a stuck reader never stops the event loop."""
 
-import threading
-from collections import deque
+import json
 from collections.abc import Callable
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 import orjson
 
+from gateway.observe.line_writer import LineWriter
 from gateway.observe.prefix_hashes import PrefixHashes
 from gateway.observe.record import Record
 
-_MAX_LINES = 65536
-_PAUSE_SECONDS = 0.2
+_OFFSET_SECONDS = 1.0  # how long an offset between the clocks is used
 
 
 class AccessLog:
-    """A bounded buffer and its writer. Lines that do not fit are dropped and counted."""
+    """Lines of requests, inside its `with` block. Lines that cannot be written are dropped and counted."""
 
     def __init__(
         self,
@@ -25,49 +24,35 @@ class AccessLog:
         wall_clock: Callable[[], float],
         prefixes: PrefixHashes | None = None,
     ) -> None:
-        self._out = out
+        self._writer = LineWriter(out, "access-log")
         self._prefixes = prefixes
         self._clock = clock
         self._wall_clock = wall_clock
-        self._offset_seconds = wall_clock() - clock()  # from the loop's clock to Unix time
-        self._lines: deque[bytes] = deque()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._write, name="access-log", daemon=True)
-        self.dropped = 0
+        self._look_at_clocks()
+
+    @property
+    def dropped(self) -> int:
+        """Lines that were not written."""
+        return self._writer.dropped
 
     def add(self, record: Record) -> None:
         """Log one request."""
-        if len(self._lines) >= _MAX_LINES:
-            self.dropped += 1
-            return
-        self._lines.append(line_of(record, self._offset_seconds, self._prefixes))
+        if record.ended_seconds - self._looked_seconds > _OFFSET_SECONDS:
+            self._look_at_clocks()
+        self._writer.write(line_of(record, self._offset_seconds, self._prefixes))
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._writer.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        self._thread.join(timeout=2.0)
+        self._writer.__exit__(kind, error, trace)
 
-    def _write(self) -> None:
-        while not self._stop.wait(_PAUSE_SECONDS):
-            self._write_out()
-        self._write_out()
-
-    def _write_out(self) -> None:
-        self._offset_seconds = self._wall_clock() - self._clock()
-        lines = self._lines
-        batch = [lines.popleft() for _ in range(len(lines))]
-        if not batch:
-            return
-        try:
-            self._out.write(b"".join(batch))
-            self._out.flush()
-        except (OSError, ValueError):
-            self.dropped += len(batch)
+    def _look_at_clocks(self) -> None:
+        self._looked_seconds = self._clock()
+        self._offset_seconds = self._wall_clock() - self._looked_seconds  # from the loop's clock to Unix time
 
 
 def line_of(record: Record, offset_seconds: float, prefixes: PrefixHashes | None = None) -> bytes:
@@ -75,7 +60,7 @@ def line_of(record: Record, offset_seconds: float, prefixes: PrefixHashes | None
     ask = record.ask
     prefix = {} if prefixes is None else {"prefix": prefixes.of(ask) if ask is not None and ask.keys else None}
     arrived, first, ended = record.arrived_seconds, record.first_byte_seconds, record.ended_seconds
-    return orjson.dumps(
+    return _as_line(
         {
             "time": _thousandths(offset_seconds + ended),
             "request_id": record.request_id,
@@ -98,9 +83,15 @@ def line_of(record: Record, offset_seconds: float, prefixes: PrefixHashes | None
             "reused_inputs": record.reused_inputs,
             "error": record.error or None,
             **prefix,
-        },
-        option=orjson.OPT_APPEND_NEWLINE,
+        }
     )
+
+
+def _as_line(document: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:  # a number beyond 64 bits, or text that is no UTF-8
+        return json.dumps(document).encode() + b"\n"
 
 
 def _thousandths(value: float) -> float:

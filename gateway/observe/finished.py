@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from gateway.observe.record import Record
+from gateway.supervisor import Supervisor
 
 _BATCH = 64
 
@@ -10,7 +11,8 @@ _BATCH = 64
 class Finished:
     """Collects records and hands each to every consumer, 64 at a time or when asked to."""
 
-    def __init__(self, *consumers: Callable[[Record], None]) -> None:
+    def __init__(self, supervisor: Supervisor, *consumers: Callable[[Record], None]) -> None:
+        self._supervisor = supervisor
         self._consumers = consumers
         self._records: list[Record] = []
 
@@ -21,8 +23,11 @@ class Finished:
             self.settle()
 
     def settle(self) -> None:
-        """Hand on what has been collected."""
+        """Hand on what has been collected. What one consumer raises for one record keeps nothing from the others."""
         records, self._records = self._records, []
         for consume in self._consumers:
             for record in records:
-                consume(record)
+                try:
+                    consume(record)
+                except Exception as error:
+                    self._supervisor.caught("finished_requests", error)

@@ -62,17 +62,26 @@ class Histogram:
         return family
 
 
-class Gauges:
+Read = Callable[[], Iterable[tuple[Labels, float]]]
+
+
+class Scraped:
     """Values that are read when scraped: `read` gives label values and value."""
 
     def __init__(
-        self, name: str, documentation: str, labels: Labels, read: Callable[[], Iterable[tuple[Labels, float]]]
+        self,
+        kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+        name: str,
+        documentation: str,
+        labels: Labels,
+        read: Read,
     ) -> None:
-        self.name, self.documentation, self.labels, self._read = name, documentation, labels, read
+        self.name, self.documentation, self.labels = name, documentation, labels
+        self._kind, self._read = kind, read
 
     def family(self) -> Metric:
         """As Prometheus wants it."""
-        family = GaugeMetricFamily(self.name, self.documentation, labels=self.labels)
+        family = self._kind(self.name, self.documentation, labels=self.labels)
         for labels, value in self._read():
             family.add_metric(labels, value)
         return family
@@ -117,7 +126,7 @@ class Metrics(Collector):
             ("what",),
         )  # fmt: skip
         self.loop_lag = Histogram("gateway_event_loop_lag_seconds", "Delay of a timer on the event loop.", (), _LAG)
-        self._live: list[Gauges | Counter | Histogram] = [
+        self._live: list[Scraped | Counter | Histogram] = [
             self.requests, self.duration, self.first_byte, self.queue_wait, self.hit_tokens,
             self.round_robin_hit_tokens, self.prompt_tokens,
             self.completion_tokens, self.attempts, self.limit_moves, self.violations, self.loop_lag,
@@ -125,17 +134,19 @@ class Metrics(Collector):
         self._models: set[str] = set()
         self.before_collecting: Callable[[], None] = lambda: None
 
-    def gauge(
-        self, name: str, documentation: str, labels: Labels, read: Callable[[], Iterable[tuple[Labels, float]]]
-    ) -> None:
+    def gauge(self, name: str, documentation: str, labels: Labels, read: Read) -> None:
         """Add a gauge that is read when scraped."""
-        self._live.append(Gauges(name, documentation, labels, read))
+        self._live.append(Scraped(GaugeMetricFamily, name, documentation, labels, read))
+
+    def counter(self, name: str, documentation: str, labels: Labels, read: Read) -> None:
+        """Add a counter that is read when scraped; its name ends in `_total`."""
+        self._live.append(Scraped(CounterMetricFamily, name, documentation, labels, read))
 
     def include(self, *live: Counter | Histogram) -> None:
         """Add metrics that somebody else counts."""
         self._live += live
 
-    def __iter__(self) -> Iterator[Gauges | Counter | Histogram]:
+    def __iter__(self) -> Iterator[Scraped | Counter | Histogram]:
         return iter(self._live)
 
     def collect(self) -> Iterable[Metric]:

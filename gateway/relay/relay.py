@@ -13,6 +13,7 @@ from gateway.relay.connection import BackendConnection
 from gateway.relay.exchange import Answer, Exchange, Sink
 from gateway.relay.pool import Pool
 from gateway.request import InferenceRequest, Kind
+from gateway.supervisor import Supervisor
 
 _LOOK_SECONDS = 1.0
 _GONE_SECONDS = 10.0  # a backend that refuses connections may leave those it has open and silent for ever
@@ -22,12 +23,18 @@ class Relay:
     """Owner of the pools and of the answers under way."""
 
     def __init__(
-        self, fleet: Fleet, config: UpstreamConfig, clock: Callable[[], float], comment_seconds: float = 0.0
+        self,
+        fleet: Fleet,
+        config: UpstreamConfig,
+        clock: Callable[[], float],
+        comment_seconds: float = 0.0,
+        supervisor: Supervisor | None = None,
     ) -> None:
         self._pools = {backend.name: Pool(backend, config, clock) for backend in fleet.backends}
         self._config = config
         self._clock = clock
         self._comment_seconds = ceil(comment_seconds)  # whole looks
+        self._supervisor = supervisor or Supervisor(clock)
         self._under_way: dict[Exchange, Backend] = {}
 
     def __repr__(self) -> str:
@@ -135,7 +142,10 @@ class Relay:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             for exchange, backend in list(self._under_way.items()):
-                self._look_at(exchange, backend)
+                try:
+                    self._look_at(exchange, backend)
+                except Exception as error:
+                    self._supervisor.caught("answer_watch", error)
 
     def _look_at(self, exchange: Exchange, backend: Backend) -> None:
         if exchange.heard:

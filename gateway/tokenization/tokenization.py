@@ -20,6 +20,7 @@ from gateway.backends.backend import Backend
 from gateway.backends.control import ControlClient, ControlError
 from gateway.backends.registry import Fleet
 from gateway.config import ConfigError, ModelsConfig
+from gateway.supervisor import Supervisor
 from gateway.tokenization.conversation import ContentFormat, Feature, decisive
 from gateway.tokenization.probes import EMBEDDED, Probe
 from gateway.tokenization.process import COMMAND, ProcessEnded, TokenizerProcess, running
@@ -77,6 +78,7 @@ class Tokenization:
         clock: Callable[[], float],
         bounds: Bounds = DEFAULT_BOUNDS,
         command: tuple[str, ...] = COMMAND,
+        supervisor: Supervisor | None = None,
     ) -> None:
         self.counters = Counters()
         self._models = {
@@ -90,6 +92,7 @@ class Tokenization:
         self._fleet = fleet
         self._clock = clock
         self._bounds = bounds
+        self._supervisor = supervisor or Supervisor(clock)
         self._command = command
         self._client = ControlClient(QUESTION_SECONDS, clock)
         self._process: TokenizerProcess | None = None
@@ -103,7 +106,11 @@ class Tokenization:
     async def __aenter__(self) -> Self:
         if self._models:
             await self._stack.enter_async_context(self._client)
-            for work in (self._keep_process(), self._keep_comparing()):
+            for task, step, pause_seconds in (
+                ("tokenizer_process", self._run_process, self._bounds.restart_seconds),
+                ("tokenizer_comparison", self._compare, self._bounds.retry_seconds),
+            ):
+                work = self._supervisor.repeat(task, step, pause_seconds)
                 self._stack.push_async_callback(_stopped, asyncio.get_running_loop().create_task(work))
         return self
 
@@ -284,35 +291,33 @@ class Tokenization:
         counters.cached_segments += answer.cached_segments
         counters.encode_seconds += answer.seconds
 
-    async def _keep_process(self) -> None:
-        """Have a tokenizer process; one that ends is followed by another."""
-        while True:
-            try:
-                async with running(self._command) as process:
-                    self._process = process
-                    self._look.set()
-                    await process.listen()
-            except OSError as error:
-                log.error("tokenizer_process_not_started", reason=str(error))
-            else:
-                log.warning("tokenizer_process_ended")
-            finally:
-                self._process = None
-                for model in self._models.values():
-                    model.unload()
-            await asyncio.sleep(self._bounds.restart_seconds)
+    async def _run_process(self) -> None:
+        """Have a tokenizer process for as long as it lives, then rest; another follows."""
+        try:
+            async with running(self._command) as process:
+                self._process = process
+                self._look.set()
+                await process.listen()
+        except OSError as error:
+            log.error("tokenizer_process_not_started", reason=str(error))
+        else:
+            log.warning("tokenizer_process_ended")
+        finally:
+            self._process = None
+            for model in self._models.values():
+                model.unload()
+        await asyncio.sleep(self._bounds.restart_seconds)
 
-    async def _keep_comparing(self) -> None:
-        """Load what is not loaded and compare what is not compared, now and whenever it is time or wanted."""
-        while True:
-            self._look.clear()
-            try:
-                done = await self._load_and_compare()
-            except ProcessEnded:
-                done = True  # the next process asks for another look
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None if done else self._bounds.retry_seconds):
-                    await self._look.wait()
+    async def _compare(self) -> None:
+        """Load what is not loaded and compare what is not compared; return when it is time, or wanted, again."""
+        self._look.clear()
+        try:
+            done = await self._load_and_compare()
+        except ProcessEnded:
+            done = True  # the next process asks for another look
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if done else self._bounds.retry_seconds):
+                await self._look.wait()
 
     async def _load_and_compare(self) -> bool:
         """Whether nothing is left to be tried again."""

@@ -106,7 +106,7 @@ async def test_a_gap_is_repaired(tmp_path: Path) -> None:
         await here.is_exact()
         stream = await here.stream()
         assert (stream["gaps"], stream["lost_views"], stream["restarts"]) == (1, 0, 0)
-        assert await read(here.gateway.admin_url, "gateway_kv_events_gaps") == 1
+        assert await read(here.gateway.admin_url, "gateway_kv_events_gaps_total") == 1
 
 
 async def test_after_a_gap_beyond_repair_the_own_record_is_used_until_the_view_is_whole(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_gauges_follow_what_runs() -> None:
     scene.gateway.fleet.learned(scene.b, Facts())
     scene.gateway.placement.place(Ask("not told of yet"), scene.now)
     assert scene.gauge("gateway_queued_requests", "unknown") == 1
-    assert scene.gauge("gateway_tokenizer_prompts", "encoded") == 0
+    assert scene.gauge("gateway_tokenizer_prompts_total", "encoded") == 0
 
 
 def test_the_trust_in_a_backend_is_that_in_its_least_trusted_engine() -> None:
@@ -250,5 +250,5 @@ async def test_streams_of_kv_events_are_shown_with_their_backend() -> None:
         assert [stream["state"] for stream in shown["a"]["kv_events"]] == ["connecting"]
         assert shown["a"]["kv_events_problem"] is None
         assert shown["b"]["kv_events"] == []
-        for gauge in ("followed", "blocks", "gaps"):
+        for gauge in ("followed", "blocks", "gaps_total"):
             assert scene.gauge(f"gateway_kv_events_{gauge}", "a", "0") == 0

@@ -1,4 +1,5 @@
 import io
+import json
 import threading
 
 import orjson
@@ -36,6 +37,12 @@ def test_no_text_that_a_client_chose_makes_a_second_line() -> None:
     line = line_of(record(model='m"\n{"time":1}', error="a\nb"), 0.0)
     assert line.count(b"\n") == 1
     assert orjson.loads(line)["model"] == 'm"\n{"time":1}'
+
+
+def test_what_orjson_cannot_write_is_written_all_the_same() -> None:
+    document = json.loads(line_of(record(prompt_tokens=2**63, completion_tokens=2**70, model="\udcff"), 0.0))
+    assert (document["prompt_tokens"], document["completion_tokens"], document["model"]) == (2**63, 2**70, "\udcff")
+    assert line_of(record(error="a\nb", prompt_tokens=2**64), 0.0).count(b"\n") == 1
 
 
 class Pipe(io.BytesIO):
@@ -83,11 +90,11 @@ def test_a_stuck_reader_costs_lines_but_never_stops_who_logs() -> None:
     out = Pipe()
     out.open.clear()
     with log_to(out) as log:
-        for _ in range(65536 * 2 + 10):
+        for _ in range(100_000):
             log.add(record())
         assert log.dropped >= 10
         out.open.set()
-    assert len(out.getvalue().splitlines()) + log.dropped == 65536 * 2 + 10
+    assert len(out.getvalue().splitlines()) + log.dropped == 100_000
 
 
 def test_a_reader_that_is_gone_costs_lines_that_are_counted() -> None:

@@ -1,5 +1,10 @@
+from structlog.testing import capture_logs
+
 from gateway.observe.finished import Finished
 from gateway.observe.record import Record
+from gateway.supervisor import Supervisor
+
+SUPERVISOR = Supervisor(lambda: 0.0)
 
 
 def record(number: int) -> Record:
@@ -9,7 +14,7 @@ def record(number: int) -> Record:
 def test_every_consumer_gets_every_record_once_and_in_order() -> None:
     first: list[Record] = []
     second: list[Record] = []
-    finished = Finished(first.append, second.append)
+    finished = Finished(SUPERVISOR, first.append, second.append)
     records = [record(number) for number in range(200)]
     for each in records:
         finished.add(each)
@@ -20,7 +25,7 @@ def test_every_consumer_gets_every_record_once_and_in_order() -> None:
 
 def test_records_wait_until_there_are_64_or_somebody_asks() -> None:
     seen: list[Record] = []
-    finished = Finished(seen.append)
+    finished = Finished(SUPERVISOR, seen.append)
     for number in range(63):
         finished.add(record(number))
     assert seen == []
@@ -29,3 +34,23 @@ def test_records_wait_until_there_are_64_or_somebody_asks() -> None:
     finished.add(record(64))
     finished.settle()
     assert len(seen) == 65
+
+
+def test_what_one_consumer_raises_keeps_no_record_from_the_others() -> None:
+    supervisor, seen = Supervisor(lambda: 0.0), list[Record]()
+
+    def faulty(each: Record) -> None:
+        if each.request_id == "id-1":
+            raise OverflowError
+        seen.append(each)
+
+    later: list[Record] = []
+    finished = Finished(supervisor, faulty, later.append)
+    records = [record(number) for number in range(3)]
+    for each in records:
+        finished.add(each)
+    with capture_logs():
+        finished.settle()
+    assert seen == [records[0], records[2]]
+    assert later == records
+    assert supervisor.faults == {"finished_requests": 1}

@@ -1,0 +1,89 @@
+"""The gateway's command in a process of its own, with its standard output and error where a test wants them."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from loadtest.vllm_cpu.process import free_ports
+from tests.clients import Answer, Client, request
+from tests.scripted import ScriptedBackend
+
+READY_SECONDS = 30.0
+EXIT_SECONDS = 15.0
+
+
+class GatewayProcess:
+    """A running command and its ports."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", port: int, admin_port: int) -> None:
+        self.process = process
+        self.port = port
+        self.admin_port = admin_port
+
+    async def get(self, target: str, *, admin: bool = False) -> Answer:
+        """One GET on a connection of its own."""
+        async with await Client.connect(self.admin_port if admin else self.port) as client:
+            await client.send(request(b"", method=b"GET", target=target.encode()))
+            return await client.answer()
+
+    async def client(self) -> Client:
+        """A connection to the main port."""
+        return await Client.connect(self.port)
+
+    async def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        page = (await self.get("/metrics", admin=True)).body.decode()
+        lines = [line for line in page.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+        assert lines, f"no {name}"
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    async def ready(self) -> None:
+        """Wait until it serves."""
+        async with asyncio.timeout(READY_SECONDS):
+            while True:
+                assert self.process.poll() is None, f"it ended with {self.process.returncode}"
+                try:
+                    if (await self.get("/readyz")).status == 200:
+                        return
+                except OSError:
+                    pass
+                await asyncio.sleep(0.05)
+
+    async def ended(self) -> int:
+        """Its exit code, once it has ended."""
+        return await asyncio.to_thread(self.process.wait, EXIT_SECONDS)
+
+
+@asynccontextmanager
+async def gateway_process(
+    folder: Path,
+    backend: ScriptedBackend,
+    *,
+    stdout: Any = subprocess.DEVNULL,
+    stderr: Any = subprocess.DEVNULL,
+    before: Callable[[], None] | None = None,
+    sections: dict[str, Any] | None = None,
+    process_group: int | None = None,
+) -> AsyncIterator[GatewayProcess]:
+    """Start it before this backend and wait until it is ready; it is killed after the block if it still runs."""
+    port, admin_port = free_ports(2)
+    server = {"host": "127.0.0.1", "port": port, "admin": {"port": admin_port}, "drain_delay_seconds": 0}
+    file = folder / "gateway.yaml"
+    file.write_text(yaml.safe_dump({"server": server, "backends": [{"url": backend.url}], **(sections or {})}))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gateway", "serve", "-c", str(file)],
+        stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, preexec_fn=before, process_group=process_group,
+    )  # fmt: skip
+    running = GatewayProcess(process, port, admin_port)
+    try:
+        await running.ready()
+        yield running
+    finally:
+        process.kill()
+        await asyncio.to_thread(process.wait)

@@ -1,0 +1,94 @@
+"""Exceptions in background work and in listeners: counted and logged, and everything goes on."""
+
+from typing import Any
+
+import pytest
+
+from gateway.relay.relay import Relay
+from tests.clients import chat, request
+from tests.fault.rig import UnderTest, holds, running
+from tests.scripted import ScriptedBackend
+from tests.scripts import answer, hang, head
+
+
+def errors_in(under_test: UnderTest) -> list[str]:
+    """Tasks that failed, by the log; the rig would take them for defects."""
+    found = [event["task"] for event in under_test.events if event["event"] == "background_error"]
+    under_test.expects_internal_errors = True
+    return found
+
+
+async def test_a_consumer_that_raises_keeps_no_line_and_no_count_of_a_request_back(backend: ScriptedBackend) -> None:
+    async with running(backend) as under_test:
+
+        def faulty(*_: Any) -> None:
+            raise OverflowError
+
+        under_test.gateway.knowledge.learn = faulty  # type: ignore[method-assign]
+        await under_test.ask()
+        await holds(lambda: len(under_test.log.getvalue().splitlines()) == 1, "its line")
+        await under_test.ask()
+        assert under_test.outcomes == {"completed": 2}
+        assert under_test.gateway.supervisor.faults == {"finished_requests": 2}
+        assert errors_in(under_test) == ["finished_requests"]
+
+
+async def test_a_fault_in_looking_at_the_books_does_not_end_settling(
+    backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(backend) as under_test:
+
+        def faulty() -> None:
+            raise RuntimeError
+
+        with monkeypatch.context() as patched:
+            patched.setattr(under_test.gateway, "_look_at_the_books", faulty)
+            await holds(lambda: "invariants" in under_test.gateway.supervisor.faults, "the fault")
+        await under_test.ask()
+        await holds(lambda: len(under_test.log.getvalue().splitlines()) == 1, "its line")
+        assert errors_in(under_test) == ["invariants"]
+
+
+async def test_what_a_listener_of_the_fleet_raises_reaches_no_request(
+    backend: ScriptedBackend, other: ScriptedBackend
+) -> None:
+    sections = {"health": {"eject_failures": 1, "eject_base_seconds": 0.1}}
+    async with running(backend, other, sections=sections) as under_test:
+
+        def faulty() -> None:
+            raise ValueError("two engines have the same seat")
+
+        fleet, heard = under_test.gateway.fleet, list[int]()
+        fleet.on_change.insert(0, faulty)
+        fleet.on_change.append(lambda: heard.append(1))
+        backend.plays(*answer(500, {"error": {"message": "a fault"}}))
+        answers = [await under_test.ask() for _ in range(2)]
+        assert sorted(each.status for each in answers) == [200, 500]
+        assert all("internal_error" not in str(each.json) for each in answers)
+        assert heard, "the listener behind it heard of the ejection"
+        assert errors_in(under_test) == ["fleet_change"]
+
+
+async def test_a_fault_about_one_answer_leaves_the_others_watched(
+    backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.plays(head(200), hang())
+    sections = {"upstream": {"idle_stream_timeout_seconds": 1.0}}
+    look_at, poor = Relay._look_at, set[Any]()
+
+    def faulty(relay: Relay, exchange: Any, on: Any) -> None:
+        if not poor:
+            poor.add(exchange)
+        if exchange in poor:
+            raise RuntimeError
+        look_at(relay, exchange, on)
+
+    monkeypatch.setattr(Relay, "_look_at", faulty)
+    async with running(backend, sections=sections) as under_test:
+        async with await under_test.client() as unlucky, await under_test.client() as other:
+            for client in (unlucky, other):
+                await client.send(request(chat(stream=True)))
+                await holds(lambda: under_test.in_flight > 0, "it is sent")
+            assert (await other.answer()).error["code"] == "stream_stalled"
+        assert set(under_test.gateway.supervisor.faults) == {"answer_watch"}
+        assert errors_in(under_test) == ["answer_watch"]

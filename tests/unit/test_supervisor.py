@@ -1,0 +1,84 @@
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.supervisor import Supervisor
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_guarded_block_ends_by_its_exception_and_nothing_else_does() -> None:
+    supervisor = Supervisor(Clock())
+    with capture_logs() as events:
+        with supervisor.guard("work"):
+            raise ValueError("a fault")
+        with supervisor.guard("work"):
+            pass
+    assert supervisor.faults == {"work": 1}
+    assert [(event["event"], event["task"], str(event["exc_info"])) for event in events] == [
+        ("background_error", "work", "a fault")
+    ]
+
+
+def test_cancellation_is_no_fault() -> None:
+    supervisor = Supervisor(Clock())
+    with pytest.raises(asyncio.CancelledError), supervisor.guard("work"):
+        raise asyncio.CancelledError
+    assert supervisor.faults == {}
+
+
+def test_each_fault_is_counted_and_one_of_a_kind_is_logged_a_minute() -> None:
+    clock = Clock()
+    supervisor = Supervisor(clock)
+    with capture_logs() as events:
+        for error in (ValueError(), ValueError(), KeyError()):
+            supervisor.caught("work", error)
+        assert len(events) == 2
+        clock.now = 61.0
+        supervisor.caught("work", ValueError())
+    assert len(events) == 3
+    assert supervisor.faults == {"work": 4}
+
+
+async def test_a_step_that_raises_is_taken_again_until_the_task_is_cancelled() -> None:
+    supervisor, taken = Supervisor(Clock()), 0
+    enough = asyncio.Event()
+
+    async def step() -> None:
+        nonlocal taken
+        taken += 1
+        if taken == 5:
+            enough.set()
+        await asyncio.sleep(0)
+        raise RuntimeError
+
+    with capture_logs():
+        task = asyncio.create_task(supervisor.repeat("work", step, 0.0))
+        async with asyncio.timeout(5):
+            await enough.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert supervisor.faults["work"] >= 4
+
+
+async def test_what_a_callback_of_the_loop_raises_is_counted() -> None:
+    supervisor, loop = Supervisor(Clock()), asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: supervisor.complained(context))
+
+    def fail() -> None:
+        raise ValueError("in a callback")
+
+    with capture_logs() as events:
+        loop.call_soon(fail)
+        loop.call_exception_handler({"message": "words alone"})
+        await asyncio.sleep(0)
+    assert supervisor.faults == {"event_loop": 2}
+    assert {str(event["exc_info"]) for event in events} == {"in a callback", "words alone"}
