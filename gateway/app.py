@@ -26,6 +26,7 @@ from gateway.admission.queue import Queue
 from gateway.backends.probe import Watch
 from gateway.backends.registry import Fleet
 from gateway.config import Config
+from gateway.descriptors import fitted, raise_limit
 from gateway.dispatch import Dispatcher
 from gateway.embeddings.coalescer import Coalescer
 from gateway.embeddings.reuse import reuse_as_configured
@@ -337,7 +338,7 @@ def serve(config: Config) -> None:
         signal.signal(number, signal.SIG_IGN)  # until the event loop has handlers
     gc.set_threshold(50_000, 20, 50)  # requests make little garbage in cycles
     with _unbuffered(sys.stdout) as out, _unbuffered(sys.stderr) as errors, logging_to(errors) as log_writer:
-        uvloop.run(_serve(config, out, log_writer))
+        uvloop.run(_serve(fitted(config, raise_limit()), out, log_writer))
 
 
 def _unbuffered(stream: TextIO | None) -> BinaryIO:

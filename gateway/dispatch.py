@@ -5,7 +5,7 @@ from typing import Protocol
 
 from gateway.admission.gate import Gate, Lease
 from gateway.backends.registry import Fleet
-from gateway.errors import BackendBusy, BackendError, ConnectFailed, ModelMissing, NoBackend
+from gateway.errors import BackendBusy, BackendError, ConnectFailed, ModelMissing, NoBackend, OutOfDescriptors
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
 from gateway.relay.exchange import Answer, Sink
@@ -74,6 +74,9 @@ class Dispatcher:
                     if reply.begun or not attempts.allows(error, lease.backend, others=others, waits=waits):
                         raise
                     may_be_back = error.passing and not others and not self._relay.backend(lease.backend).health.gone
+                except OutOfDescriptors:
+                    lease.served_tokens = 0  # nothing was sent
+                    raise
                 except asyncio.CancelledError:
                     self._metrics.attempts.add((lease.backend, "cancelled"))
                     raise

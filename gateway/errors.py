@@ -162,6 +162,16 @@ class MemoryFull(GatewayError):
     spreads = True
 
 
+class OutOfDescriptors(GatewayError):
+    """The gateway has no file descriptor left for a connection to a backend. This is no failure of the backend."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "out_of_file_descriptors"
+    outcome = "out_of_descriptors"
+    spreads = True
+
+
 class Draining(GatewayError):
     """The gateway is shutting down."""
 

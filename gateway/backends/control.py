@@ -12,6 +12,7 @@ from yarl import URL
 from gateway.backends.backend import Backend
 from gateway.backends.health import NOBODY_THERE, Probe
 from gateway.backends.telemetry import LineFilter, Scrape, read_scrape
+from gateway.descriptors import are_used_up
 
 MAX_JSON_BYTES = 1048576
 MAX_METRICS_BYTES = 4194304
@@ -59,9 +60,13 @@ class ControlClient:
         try:
             async with self._get(backend, "/health", self._timeout_seconds) as response:
                 return Probe.UNWELL if response.status >= 500 else Probe.OK
-        except (aiohttp.ClientConnectorDNSError, aiohttp.ClientConnectorCertificateError):
+        except aiohttp.ClientConnectorCertificateError:
             return Probe.TIMEOUT  # says nothing about the backend's process
         except aiohttp.ClientConnectorError as error:
+            if are_used_up(error.os_error):
+                return Probe.UNSENT
+            if isinstance(error, aiohttp.ClientConnectorDNSError):
+                return Probe.TIMEOUT
             return Probe.REFUSED if error.os_error.errno in NOBODY_THERE else Probe.TIMEOUT
         except (TimeoutError, aiohttp.ClientError, OSError):
             return Probe.TIMEOUT

@@ -42,6 +42,7 @@ class Probe(enum.Enum):
     TIMEOUT = "timeout"  # no answer in time, or the connection broke
     UNWELL = "unwell"  # answered 5xx
     REFUSED = "refused"  # nothing listens there
+    UNSENT = "unsent"  # the gateway has no file descriptor left; says nothing of the backend, and is never counted
 
 
 class Health:

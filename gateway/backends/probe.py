@@ -27,6 +27,7 @@ EAGER_SECONDS = 0.2  # between probes while no backend at all can serve
 FASTEST_SECONDS = 0.2  # however often a closer look is wanted
 STALE_INTERVALS = 3  # telemetry older than this many probe intervals is dropped
 SERVER_INFO_TIMEOUT_SECONDS = 15.0  # the first call makes the server collect its environment
+_INDISPENSABLE = ("/health", discovery.MODELS_PATH)
 
 log = structlog.get_logger()
 
@@ -121,6 +122,11 @@ class BackendWatch:
         """Probe /health, then rest."""
         started = self._clock()
         probe = await self._client.probe(self._backend)
+        if probe is Probe.UNSENT:
+            self._tell_reason("/health", "the gateway has reached its limit of open files")
+            await asyncio.sleep(self._jittered(self._config.probe_interval_seconds))
+            return
+        self._tell_reason("/health", "")
         answers = probe is Probe.OK
         health = self._backend.health
         if answers and (health.state != "up" or health.gone):
@@ -214,9 +220,9 @@ class BackendWatch:
             tell("backend_state", backend=self._backend.name, state=state, was=was, probe=probe.value)
 
     def _tell_reason(self, path: str, reason: str) -> None:
-        """Log why a question failed, once for each reason. Only the list of models is indispensable."""
+        """Log why a question failed, once for each reason. The answers to some are dispensable."""
         if reason and reason != self._told_reasons.get(path):
-            tell = log.warning if path == discovery.MODELS_PATH else log.debug
+            tell = log.warning if path in _INDISPENSABLE else log.debug
             tell("backend_question_failed", backend=self._backend.name, reason=reason)
         self._told_reasons[path] = reason
 

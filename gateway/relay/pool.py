@@ -6,8 +6,11 @@ from collections.abc import Callable
 
 from gateway.backends.backend import Backend
 from gateway.config import UpstreamConfig
-from gateway.errors import ConnectFailed
+from gateway.descriptors import are_used_up
+from gateway.errors import ConnectFailed, OutOfDescriptors
 from gateway.relay.connection import BackendConnection
+
+_RETRY_AFTER_SECONDS = 1.0
 
 
 class Pool:
@@ -43,7 +46,7 @@ class Pool:
         return head
 
     async def take(self, *, fresh: bool = False) -> BackendConnection:
-        """A usable connection; `fresh` = not one that was used before. Raises ConnectFailed."""
+        """A usable connection; `fresh` = not one that was used before. Raises ConnectFailed or OutOfDescriptors."""
         if not fresh:
             now = self._clock()
             while self._idle:
@@ -103,5 +106,10 @@ class Pool:
                 f" within {self._config.connect_timeout_seconds:g} s."
             ) from error
         except OSError as error:
+            if are_used_up(error):
+                raise OutOfDescriptors(
+                    "The gateway has reached its limit of open files. Retry later, or raise the nofile limit.",
+                    retry_after_seconds=_RETRY_AFTER_SECONDS,
+                ) from error
             raise ConnectFailed(f"Backend {self.backend.name!r} cannot be reached: {error}.") from error
         return connection

@@ -27,9 +27,10 @@ LAYERS: dict[str, set[str]] = {
     "supervisor": {"observe.quiet"},
     "routing": {"request"},
     "admission": {"request", "errors", "routing"},
-    "backends": {"config", "errors", "supervisor", "admission.limiter"},
+    "descriptors": {"config"},
+    "backends": {"config", "errors", "descriptors", "supervisor", "admission.limiter"},
     "observe": {"request", "supervisor"},
-    "relay": {"request", "errors", "config", "supervisor", "backends"},
+    "relay": {"request", "errors", "config", "descriptors", "supervisor", "backends"},
     "front": {
         "request",
         "errors",

@@ -1,0 +1,72 @@
+"""The limit of open files: raised, divided, and told apart from failures of backends."""
+
+import errno
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config import parse
+from gateway.descriptors import are_used_up, fitted, raise_limit
+
+
+@contextmanager
+def soft_limit(limit: int) -> Iterator[int]:
+    """A soft limit for this process while the block runs; gives the hard one."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    try:
+        yield before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
+    with soft_limit(256) as hard:
+        assert raise_limit() == hard
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+        assert raise_limit() == hard
+
+
+@given(st.integers(8, 100_000), st.integers(1, 100_000), st.integers(1, 8))
+def test_clients_leave_a_descriptor_for_each_of_their_requests_and_some_for_each_backend(
+    limit: int, wanted: int, backends: int
+) -> None:
+    document = {
+        "server": {"max_connections": wanted},
+        "backends": [{"url": f"http://10.0.0.{number}:8000"} for number in range(backends)],
+    }
+    config = parse(document)
+    most = fitted(config, limit).server.max_connections
+    assert 1 <= most <= wanted
+    assert most == 1 or 2 * most + 16 * backends + 32 <= limit
+    assert most == wanted or 2 * (most + 1) + 16 * backends + 32 > limit
+
+
+def test_without_a_limit_the_configuration_stays_as_it_is() -> None:
+    config = parse({"backends": [{"url": "http://10.0.0.1:8000"}]})
+    assert fitted(config, resource.RLIM_INFINITY) is config
+
+
+@pytest.mark.parametrize(
+    ("error", "used_up"),
+    [
+        (OSError(errno.EMFILE, "too many open files"), True),
+        (OSError(errno.ENFILE, "too many open files in system"), True),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), False),
+        (TimeoutError(), False),
+        (socket.gaierror(socket.EAI_AGAIN, "temporary failure"), False),
+        (None, False),
+    ],
+)
+def test_only_some_failures_to_connect_are_the_gateways_own(error: BaseException | None, used_up: bool) -> None:
+    assert are_used_up(error) == used_up
+
+
+def test_a_name_that_cannot_be_resolved_is_the_gateways_own_fault_only_where_nothing_can_be_opened() -> None:
+    with soft_limit(3):  # those below are open: standard input, output and error
+        assert are_used_up(socket.gaierror(socket.EAI_AGAIN, "temporary failure"))
