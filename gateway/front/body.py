@@ -7,6 +7,7 @@ from gateway.memory import Holding
 _MAX_FRAMING_BYTES = 131072  # besides as many bytes as the body has itself
 _MAX_DRY_BYTES = 131072  # of framing or trailers in a row
 _SLICE_BYTES = 4096
+_MANY_PIECES = 16
 
 
 class Body:
@@ -17,8 +18,8 @@ class Body:
     """
 
     __slots__ = (
-        "_began_seconds", "_dry_bytes", "_first", "_holding", "_length", "_limit_bytes", "_looked_seconds", "_rest",
-        "_seen_bytes", "_window_bytes", "_window_seconds", "_wire_bytes", "size_bytes",
+        "_began_seconds", "_dry_bytes", "_holding", "_joined", "_kept_bytes", "_length", "_limit_bytes",
+        "_looked_seconds", "_pieces", "_seen_bytes", "_window_bytes", "_window_seconds", "_wire_bytes", "size_bytes",
     )  # fmt: skip
 
     def __init__(self, holding: Holding) -> None:
@@ -30,8 +31,11 @@ class Body:
         self.size_bytes = 0
         self._limit_bytes = limit_bytes
         self._length = length
-        self._first = b""
-        self._rest: bytearray | None = None
+        self._pieces: list[bytes] = []
+        self._joined: bytearray | None = (
+            None  # instead of many pieces: an object for each small one takes 10 times more
+        )
+        self._kept_bytes = 0
         self._wire_bytes = self._dry_bytes = self._seen_bytes = 0
         self._began_seconds = self._looked_seconds = self._window_seconds = now
         self._window_bytes = 0
@@ -50,13 +54,14 @@ class Body:
     def keep(self, data: bytes) -> None:
         """Keep bytes of the body. Raises MemoryFull."""
         self._holding.add(len(data))
-        if self._rest is not None:
-            self._rest += data
-        elif self._first:
-            self._rest = bytearray(self._first)  # in one piece: an object for each small chunk takes 10 times as much
-            self._rest += data
-        else:
-            self._first = data
+        self._kept_bytes += len(data)
+        if self._joined is not None:
+            self._joined += data
+            return
+        self._pieces.append(data)
+        if len(self._pieces) > _MANY_PIECES:
+            self._joined = bytearray().join(self._pieces)
+            self._pieces.clear()
 
     def framed(self, wire_bytes: int) -> None:
         """Count what arrived of the body with its framing. Raises InvalidRequest if that is mostly framing."""
@@ -68,14 +73,20 @@ class Body:
 
     def take(self) -> bytes:
         """The whole body."""
-        body = self._first if self._rest is None else bytes(self._rest)
-        self._first, self._rest = b"", None
+        pieces = self._pieces
+        body = bytes(self._joined) if self._joined is not None else pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._clear()
         return body
 
     def drop(self) -> None:
         """Discard what has been kept: the request is refused."""
-        self._holding.shrink(len(self._first) if self._rest is None else len(self._rest))
-        self._first, self._rest = b"", None
+        self._holding.shrink(self._kept_bytes)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._pieces.clear()
+        self._joined = None
+        self._kept_bytes = 0
 
     def look(self, now: float, config: ServerConfig, *, held_back: bool) -> None:
         """Judge the client's pace. Called about once a second; `held_back`: nothing was read since the last time.

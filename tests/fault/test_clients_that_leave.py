@@ -126,7 +126,7 @@ UPLOAD = request(
 @LEAVING
 async def test_leaving_in_the_middle_of_an_upload(backend: ScriptedBackend, leave: Callable[[Client], None]) -> None:
     async with running(backend) as under_test:
-        client = await sent(under_test, backend, UPLOAD[:100_000])
+        client = await sent(under_test, backend, UPLOAD[:2_000_000])
         leave(client)
         await aborted(backend)
         await under_test.comes_to_rest(ABORT_SECONDS)
