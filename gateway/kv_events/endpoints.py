@@ -70,8 +70,12 @@ def plan(backend: Backend) -> Plan:
         return Plan(problem="it has no /kv_event_sources")
     if not facts.kv_event_sources:
         return Plan(problem="it publishes none (vLLM: --kv-events-config)")
-    sources, problems = [], []
+    sources, problems, ranks = list[Source](), list[str](), set[int]()
     for told in facts.kv_event_sources:
+        if told.rank in ranks:
+            problems.append(f"it lists rank {told.rank} more than once")
+            continue
+        ranks.add(told.rank)
         try:
             source = _told(told, backend.origin.host, capacity)
         except ValueError as error:

@@ -64,9 +64,11 @@ class KvEvents:
 
     def follow(self, backend: str, sources: Sequence[Source]) -> None:
         """Follow exactly these engines of a backend. What is followed already goes on undisturbed."""
-        wanted = {seat: source for source in sources if (seat := self._seat_of(backend, source.rank)) is not None}
-        if len(wanted) < sum(self._seat_of(backend, source.rank) is not None for source in sources):
-            raise ValueError(f"two engines of {backend} have the same seat")
+        wanted: dict[int, Source] = {}
+        for source in sources:
+            seat = self._seat_of(backend, source.rank)
+            if seat is not None:
+                wanted.setdefault(seat, source)  # of two engines for one seat, the first
         known = self._sources.get(backend, {})
         self._sources[backend] = wanted
         if self._reader is None:

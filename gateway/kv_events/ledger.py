@@ -27,7 +27,10 @@ from gateway.routing.token_blocks import TOKEN_BYTES, packed, token_keys, token_
 FULL_ATTENTION = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})  # None: not told
 GPU = frozenset({None, "GPU"})
 SHARDS = 64  # a power of two
-MAX_BLOCKS = 1 << 22  # of an engine whose size is not known
+BLOCK_MEMORY_BYTES = 256  # that a block with a hash of 32 bytes takes, in the routing index too; measured
+MAX_MEMORY_BYTES = 536870912  # of one engine
+MAX_BLOCKS = MAX_MEMORY_BYTES // BLOCK_MEMORY_BYTES
+MAX_COPIED_BLOCKS = 1 << 18  # with more of them, copies are counted no longer
 
 
 class Changes(NamedTuple):
@@ -58,6 +61,7 @@ class Ledger:
         self._cleared = False
         self._blocks_taken = 0
         self._changes: dict[int, bool] = {}  # key -> whether it is held now
+        self._dropped: list[dict[int, int]] = []  # whose keys went before the changes
 
     @property
     def resident_blocks(self) -> int:
@@ -79,7 +83,7 @@ class Ledger:
     @property
     def pending(self) -> int:
         """Changes that were not taken yet; another number of blocks is one, though none has a key."""
-        return len(self._changes) + self._cleared + (self._blocks != self._blocks_taken)
+        return len(self._changes) + len(self._dropped) + self._cleared + (self._blocks != self._blocks_taken)
 
     def apply(self, event: Event) -> None:
         """Follow one event."""
@@ -98,9 +102,9 @@ class Ledger:
 
     def drop(self) -> None:
         """Nothing is known any more, whatever the engine holds."""
-        for hashes in self._hashes:
-            self._changes.update(dict.fromkeys(hashes, False))
-            hashes.clear()
+        self._changes = {key: False for key, held in self._changes.items() if not held}
+        self._dropped += [hashes for hashes in self._hashes if hashes]
+        self._hashes = [{} for _ in range(SHARDS)]
         for keys in self._keys:
             keys.clear()
         self._more_copies.clear()
@@ -114,10 +118,13 @@ class Ledger:
     def take(self) -> Changes:
         """The changes since the last time; a key that came and went is in `removed` alone."""
         changes, self._changes = self._changes, {}
+        dropped, self._dropped = self._dropped, []
         cleared, self._cleared = self._cleared, False
         self._blocks_taken = self._blocks
         added = [key for key, held in changes.items() if held]
-        removed = [key for key, held in changes.items() if not held] if len(added) < len(changes) else []
+        removed = [key for hashes in dropped for key in hashes if key not in changes]
+        if len(added) < len(changes):
+            removed += [key for key, held in changes.items() if not held]
         return Changes(cleared, added, removed)
 
     def _stored(self, event: Stored) -> None:
@@ -144,7 +151,7 @@ class Ledger:
         is_report = begins and len(hashes) > 1 and all(block in shards[hash(block) & SHARDS - 1] for block in hashes)
         for block, key in zip(hashes, keys, strict=True):
             self._add(block, key, not is_report)
-        if self._copies > self._capacity_blocks():
+        if self._copies > self._capacity_blocks() or len(self._more_copies) > MAX_COPIED_BLOCKS:
             self._overflowed()
 
     def _add(self, block: BlockHash, key: int | None, is_copy: bool) -> None:
@@ -228,7 +235,7 @@ class Ledger:
         self._counts_copies = False
         self._more_copies.clear()
         self._copies = self._blocks
-        if self._copies > 4 * self._capacity_blocks():
+        if self._copies > min(4 * self._capacity_blocks(), MAX_BLOCKS):
             self.overflows += 1
             self.drop()  # not this engine's size, or not its events
 

@@ -11,7 +11,7 @@ import zmq
 
 from gateway.kv_events.wire import END_OF_REPLAY, MAX_PAYLOAD_BYTES, SEQUENCE_BYTES
 
-RECEIVE_QUEUE_MESSAGES = 2000  # what is sent beyond it may be dropped, and is asked for again
+RECEIVE_QUEUE_MESSAGES = 512  # what is sent beyond it may be dropped, and is asked for again
 
 
 class Replay:

@@ -32,7 +32,8 @@ from gateway.kv_events.wire import MAX_PAYLOAD_BYTES, Cleared, read_batch, read_
 REPLAY_PATIENCE_SECONDS = 3.0  # until the first message; vLLM looks for requests ten times a second
 REPLAY_PAUSE_SECONDS = 1.0  # until the next one, or the end marker
 REPLAY_REST_SECONDS = 30.0  # after a replay endpoint did not answer
-RECEIVE_QUEUE_MESSAGES = 2000  # beyond it messages are dropped, and asked for again
+REOPEN_SECONDS = 10.0  # without a connection; libzmq connects no more after a message that is too large
+RECEIVE_QUEUE_MESSAGES = 512  # beyond it messages wait at the publisher; with MAX_PAYLOAD_BYTES they bound memory
 FULL = 0.98  # share of a cache
 RECONNECT_MS, RECONNECT_MAX_MS = 100, 5000
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5000, 15000  # a machine that is gone says nothing
@@ -86,6 +87,7 @@ class Stream:
         self._topic = None if source.topic is None else source.topic.encode()
         self._continuity = Continuity()
         self._connected = False
+        self._unconnected_since = clock()
         self._unsure = False  # a new connection that nothing proved to be to the same process
         self._held: tuple[int, bytes] | None = None  # the live message that a replay goes before
         self._subscription: zmq.Socket[bytes] | None = None
@@ -108,6 +110,7 @@ class Stream:
         """Subscribe; zmq connects, and connects again, by itself. Raises ZMQError if it cannot listen."""
         socket = self._context.socket(zmq.SUB)
         self._subscription = socket
+        self._unconnected_since = self._clock()
         for option, value in _SUBSCRIPTION_OPTIONS:
             socket.setsockopt(option, value)
         socket.setsockopt(zmq.SUBSCRIBE, self._topic or b"")
@@ -122,6 +125,12 @@ class Stream:
     def close(self) -> None:
         """End it. What was known is dropped."""
         self._end_replay()
+        self._close_sockets()
+        self._connected = False
+        self._forget_process()
+        self.status.state = "connecting"
+
+    def _close_sockets(self) -> None:
         if self._subscription is not None and self._monitor is not None:
             self._turn.ignore(self._subscription)
             self._turn.ignore(self._monitor)
@@ -129,9 +138,6 @@ class Stream:
             self._monitor.close()
             self._subscription.close()
         self._subscription = self._monitor = None
-        self._connected = False
-        self._forget_process()
-        self.status.state = "connecting"
 
     def restarted(self) -> None:
         """Somebody else found that another process serves now. A connection that is proven tells that by itself."""
@@ -140,6 +146,10 @@ class Stream:
 
     def tick(self) -> None:
         """Time has passed."""
+        unconnected = self._subscription is not None and not self._connected and not self.source.bind
+        if unconnected and self._clock() - self._unconnected_since > REOPEN_SECONDS:
+            self._close_sockets()
+            self.open()
         if self._replay is not None and self._clock() > self._replay.deadline:
             if self._replay.used:
                 self._ask()
@@ -167,6 +177,7 @@ class Stream:
                 self._now_connected(None)
             elif event == zmq.EVENT_DISCONNECTED and self._connected:
                 self._connected = False
+                self._unconnected_since = self._clock()
                 self._held = None
                 self._end_replay()
                 self.status.state = "lost"
@@ -281,7 +292,7 @@ class Stream:
         self.status.messages += 1
         self.status.last_event_at = self._clock()
         try:
-            batch = read_batch(payload)
+            batch = read_batch(payload, self._turn.breathe)
         except ValueError as error:
             self._complain(error)
             self._drop_view()  # what it told is not known

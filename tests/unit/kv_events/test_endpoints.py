@@ -100,3 +100,9 @@ def test_where_publishers_connect_the_gateway_listens() -> None:
 def test_an_address_is_shown_as_it_is_written() -> None:
     for written in ("tcp://*:1", "tcp://host:65535", "tcp://[::1]:5557"):
         assert str(Address.of(written)) == written
+
+
+def test_a_rank_that_is_listed_twice_is_read_once() -> None:
+    found = plan(backend(ZMQ, replace(ZMQ, endpoint="tcp://*:9999")))
+    assert [source.endpoint for source in found.sources] == [plan(backend(ZMQ)).sources[0].endpoint]
+    assert found.problem == "it lists rank 0 more than once"

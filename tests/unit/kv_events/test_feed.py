@@ -71,10 +71,13 @@ async def test_what_was_asked_for_before_the_start_is_followed_from_the_start(li
             await listener.until_live()
 
 
-async def test_two_engines_cannot_have_one_seat(listener: Listener) -> None:
-    async with KvEvents(listener, lambda *_: 0, time.monotonic) as events:
-        with pytest.raises(ValueError, match="two engines of a have the same seat"):
-            events.follow("a", [NOWHERE, Source(1, "tcp://127.0.0.1:9", None)])
+async def test_of_two_engines_for_one_seat_the_first_is_followed(listener: Listener) -> None:
+    with Publisher() as publisher:
+        publisher.publish(*Cache().serve(prompt(0)))
+        async with KvEvents(listener, lambda *_: 0, time.monotonic) as events:
+            events.follow("a", [source_of(publisher), NOWHERE])
+            await listener.until_live()
+            assert listener.depth(prompt(0)) == 5
 
 
 async def test_a_publisher_that_is_not_there_keeps_connecting_and_holds_up_nothing(listener: Listener) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from gateway.kv_events import ledger as module
 from gateway.kv_events.ledger import Ledger
 from gateway.kv_events.wire import Cleared, Removed, Stored
 from gateway.routing.token_blocks import packed, token_keys, token_seed
@@ -337,3 +338,37 @@ class CopiesMachine(RuleBasedStateMachine):
 
 
 TestCopies = CopiesMachine.TestCase
+
+
+@pytest.mark.parametrize("capacity_tokens", [None, 10**15])
+def test_what_is_kept_of_an_engine_is_bounded_whatever_size_it_tells(
+    capacity_tokens: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_BLOCKS", 1000)
+    ledger, most = Ledger(capacity_tokens), 0
+    for number in range(300):
+        first = number * 10
+        ledger.apply(store(list(range(first, first + 10)), range(first * SIZE, (first + 10) * SIZE)))
+        most = max(most, ledger.resident_blocks)
+    assert most == 1000
+    assert ledger.overflows == 2
+
+
+def test_copies_are_counted_of_so_many_blocks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_COPIED_BLOCKS", 100)
+    ledger = Ledger()
+    for _ in range(2):
+        for number in range(500):
+            ledger.apply(store([number], range(number * SIZE, (number + 1) * SIZE)))
+    assert len(ledger._more_copies) <= 101
+    assert ledger.resident_blocks == 500
+
+
+def test_dropping_a_large_view_makes_no_large_table_of_its_keys() -> None:
+    """It would be grown at once, which holds the interpreter: 2 million keys took 640 ms."""
+    ledger = Ledger()
+    ledger.apply(store(list(range(5000)), range(5000 * SIZE)))
+    known = held(ledger)
+    ledger.drop()
+    assert ledger._changes == {}
+    assert held(ledger, known) == frozenset()

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from gateway.kv_events.wire import (
     END_OF_REPLAY,
+    MAX_EVENTS,
     MAX_PAYLOAD_BYTES,
     Cleared,
     Removed,
@@ -88,6 +89,33 @@ def test_unknown_fields_are_passed_over() -> None:
 def test_what_is_malformed_is_a_value_error(bad: bytes) -> None:
     with pytest.raises(ValueError, match=r"malformed|no type"):
         read_batch(bad)
+
+
+@pytest.mark.parametrize("header", [b"\xdd\x00\x01\x00\x01", b"\xdd\xff\xff\xff\xff"])
+def test_a_payload_with_too_many_events_is_refused_before_they_are_read(header: bytes) -> None:
+    with pytest.raises(ValueError, match=r"too many events|malformed"):
+        read_batch(b"\x92\x01" + header + b"\x01" * (MAX_EVENTS + 1))
+
+
+@pytest.mark.parametrize("extra", [[[]] * 500, ["s" * 2000], [[["a"] * 200] * 3]])
+def test_an_event_with_extra_keys_that_are_too_long_is_passed_over(extra: list[object]) -> None:
+    event = {**stored([1], [5], None, 1), "extra_keys": [extra * 3]}
+    assert [type(each) for each in read_batch(payload(event, removed([9]))).events] == [Removed]
+
+
+def test_extra_keys_are_read() -> None:
+    keys = [["salt", ["cat.png", -2]], None, [b"digest"]]
+    for event in ({**stored([1, 2, 3], [5, 6, 7], None, 1), "extra_keys": keys},
+                  ["BlockStored", [1, 2, 3], None, [5, 6, 7], 1, None, "GPU", None, keys]):  # fmt: skip
+        [read] = read_batch(payload(event)).events
+        assert isinstance(read, Stored)
+        assert read.extra_keys == keys
+
+
+def test_others_may_run_between_events() -> None:
+    breaths = list[None]()
+    read_batch(payload(*[removed([1])] * 10), lambda: breaths.append(None))
+    assert len(breaths) == 10
 
 
 def test_a_payload_beyond_the_limit_is_not_read() -> None:
