@@ -1,20 +1,24 @@
 """The configuration: its schema and its defaults."""
 
 import re
+from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gateway.complaints import complaints
 
-Seconds = Annotated[float, Field(gt=0)]
+_MOST_SECONDS = 1e8  # three years: timers take no more
+Seconds = Annotated[float, Field(gt=0, le=_MOST_SECONDS)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 _TAKEN_HEADERS = frozenset(
     ("authorization", "connection", "content-encoding", "content-length", "content-type", "expect", "host",
      "traceparent", "tracestate", "transfer-encoding", "x-api-key", "x-data-parallel-rank", "x-request-id")
 )  # fmt: skip
 _TCP = re.compile(r"tcp://(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\]):[0-9]{1,5}")
+_HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_MAX_HOST_LENGTH = 253
 
 
 class ConfigError(Exception):
@@ -24,20 +28,37 @@ class ConfigError(Exception):
 class Section(BaseModel):
     """A part of the file: unknown keys are refused, values never change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def _checked_host(host: str) -> str:
+    """The host, if it is an IP address or a name that can be looked up."""
+    try:
+        ip_address(host)
+    except ValueError:
+        pass
+    else:
+        return host
+    name = host.removesuffix(".")
+    if len(name) > _MAX_HOST_LENGTH or not all(map(_HOST_LABEL.fullmatch, name.split("."))):
+        raise ValueError(f"{host!r} is not a host name (labels of 1 to 63 letters, digits, - or _; at most 253 in all)")
+    return host
+
+
+ListenHost = Annotated[str, AfterValidator(lambda host: _checked_host(host) if host else host)]  # "" = all addresses
 
 
 class Listen(Section):
     """An address to listen on."""
 
-    host: str = "127.0.0.1"
+    host: ListenHost = "127.0.0.1"
     port: int = Field(8081, ge=0, le=65535, description="0 picks a free port.")
 
 
 class ServerConfig(Section):
     """The main port, its limits and its timeouts."""
 
-    host: str = "0.0.0.0"
+    host: ListenHost = "0.0.0.0"
     port: int = Field(8080, ge=0, le=65535, description="0 picks a free port.")
     admin: Listen | None = Field(Listen(), description="Where /metrics and /admin/* are served; null turns it off.")
     max_connections: int = Field(16384, gt=0, description="Client connections; more are closed at once.")
@@ -58,8 +79,12 @@ class ServerConfig(Section):
     body_min_bytes_per_second: float = Field(1024.0, gt=0, description="A body slower than this is cut with 408.")
     keep_alive_seconds: Seconds = Field(75.0, description="An idle client connection is closed after this.")
     write_stall_seconds: Seconds = Field(60.0, description="A client that takes nothing for this long is dropped.")
-    drain_delay_seconds: float = Field(5.0, ge=0, description="After SIGTERM: not ready, but still accepting.")
-    drain_timeout_seconds: float = Field(600.0, ge=0, description="Then running requests may take this long to end.")
+    drain_delay_seconds: float = Field(
+        5.0, ge=0, le=_MOST_SECONDS, description="After SIGTERM: not ready, but still accepting."
+    )
+    drain_timeout_seconds: float = Field(
+        600.0, ge=0, le=_MOST_SECONDS, description="Then running requests may take this long to end."
+    )
     response_headers: bool = Field(True, description="Send the x-gateway-* response headers.")
     access_log: bool = Field(True, description="One JSON line a request on standard output.")
     access_log_prefixes: bool = Field(False, description="With salted hashes of prefix blocks, for `loadtest record`.")
@@ -80,6 +105,8 @@ class KvEventsConfig(Section):
             raise ValueError("must look like tcp://host:port")
         if endpoint is not None and not 0 < int(endpoint.rpartition(":")[2]) < 65536:
             raise ValueError("the port must be a number from 1 to 65535")
+        if endpoint is not None and (host := endpoint[len("tcp://") :].rpartition(":")[0]) != "*":
+            _checked_host(host.removeprefix("[").removesuffix("]"))
         return endpoint
 
 
@@ -102,10 +129,15 @@ class BackendConfig(Section):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("must look like http://host:port")
+        if not url.isprintable():
+            raise ValueError("must hold no control characters")
         try:
-            _ = parts.port
-        except ValueError as error:
-            raise ValueError("the port must be a number from 0 to 65535") from error
+            port = parts.port
+        except ValueError:
+            port = 0
+        if port == 0:
+            raise ValueError("the port must be a number from 1 to 65535")
+        _checked_host(parts.hostname)
         if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
             raise ValueError("must be scheme, host and port only, without path, query or user")
         return url.rstrip("/")
@@ -141,7 +173,7 @@ class RoutingConfig(Section):
     )
     seconds_per_prefill_token: float = Field(28e-6, gt=0, description="b: where learning starts.")
     aging: float = Field(0.05, ge=0, description="Seconds of cost that one second of waiting is worth.")
-    index_capacity_factor: float = Field(1.0, gt=0, description="Size of the own record, in KV caches.")
+    index_capacity_factor: float = Field(1.0, gt=0, le=1000, description="Size of the own record, in KV caches.")
     index_memory_bytes: int = Field(536870912, gt=0, description="Most memory of all own records together.")
     scan: int = Field(32, ge=1, le=256, description="Oldest waiting requests looked at in one pass.")
     starvation_seconds: Seconds = Field(30.0, description="After this wait a request takes any open backend, first.")
@@ -158,7 +190,10 @@ class AdmissionConfig(Section):
         True, description="While no backend of a model can serve, its requests wait for one; false: 503 at once."
     )
     comment_seconds: float = Field(
-        15.0, ge=0, description="A stream that waits gets an SSE comment this often, against idle time-outs; 0 = none."
+        15.0,
+        ge=0,
+        le=_MOST_SECONDS,
+        description="A stream that waits gets an SSE comment this often, against idle time-outs; 0 = none.",
     )
     tenant_header: str = Field(
         "",
@@ -182,7 +217,9 @@ class EmbeddingsConfig(Section):
     coalesce: bool = Field(True, description="Put requests together, and cut long lists; false: each as it came.")
     max_batch_items: int = Field(64, gt=0, description="Most inputs or documents of one batch; longer lists are cut.")
     max_batch_tokens: int = Field(8192, gt=0, description="Most tokens of one batch, as estimated.")
-    max_delay_seconds: float = Field(0.005, ge=0, description="Longest wait for others while batches are under way.")
+    max_delay_seconds: float = Field(
+        0.005, ge=0, le=_MOST_SECONDS, description="Longest wait for others while batches are under way."
+    )
     deduplicate: bool = Field(False, description="Compute an input once for all who ask for it at the same time.")
     cache: bool = Field(True, description="Keep vectors, as far as `cache_bytes` goes.")
     cache_bytes: int = Field(0, ge=0, description="Memory for vectors of all models together; 0 = none are kept.")
@@ -199,7 +236,9 @@ class HealthConfig(Section):
     eject_base_seconds: Seconds = 5.0
     eject_max_seconds: Seconds = 60.0
     max_ejected: Fraction = Field(0.5, description="Never more than this share of a model's backends is ejected.")
-    slow_start_seconds: float = Field(30.0, ge=0, description="A returned backend's cap grows from a tenth over this.")
+    slow_start_seconds: float = Field(
+        30.0, ge=0, le=_MOST_SECONDS, description="A returned backend's cap grows from a tenth over this."
+    )
     refresh_seconds: Seconds = Field(30.0, description="How often models and version are read again.")
 
 

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from gateway.config import BackendConfig, Config, ConfigError, KvEventsConfig, parse
 
@@ -66,7 +67,9 @@ def test_every_mistake_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     "url",
     ["10.0.0.1:8000", "ftp://a", "http://", "http://a/v1", "http://a?x=1", "http://a#x", "http://u:p@a", "http://a:99999",
-     "http://a:x", "http://[::1", "http://a b", "http://a\r\nx: y", ""],
+     "http://a:x", "http://[::1", "http://a b", "http://a\r\nx: y", "", "http://127.0.0.1:0", "http://a..b",
+     "http://" + "x" * 64 + ".example", "http://" + ".".join(["x" * 60] * 5), "http://-a", "http://a\0b",
+     "http://b\u00fccher.example", "http://1.2.3.4:80\n", "http://%41"],
 )  # fmt: skip
 def test_a_backend_url_is_scheme_host_and_port_alone(url: str) -> None:
     with pytest.raises(ConfigError, match=r"backends\.0"):
@@ -75,12 +78,49 @@ def test_a_backend_url_is_scheme_host_and_port_alone(url: str) -> None:
 
 @pytest.mark.parametrize(
     ("url", "name"),
-    [("http://a:1/", "a:1"), ("https://a.b", "a.b"), ("http://[::1]:8000", "[::1]:8000"), ("HTTP://A:1", "A:1")],
+    [
+        ("http://a:1/", "a:1"),
+        ("https://a.b", "a.b"),
+        ("http://[::1]:8000", "[::1]:8000"),
+        ("HTTP://A:1", "A:1"),
+        ("http://my_pod-0.svc.", "my_pod-0.svc."),
+    ],
 )
 def test_a_backend_is_named_after_its_url(url: str, name: str) -> None:
     backend = BackendConfig(url=url)
     assert backend.name == name
     assert not backend.url.endswith("/")
+
+
+NUMBERS = [
+    (section, key)
+    for section, field in Config.model_fields.items()
+    if isinstance(field.default, BaseModel)
+    for key, kind in type(field.default).model_fields.items()
+    if isinstance(kind.default, int | float) and not isinstance(kind.default, bool)
+]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize(("section", "key"), NUMBERS)
+def test_no_number_may_be_infinite_or_none(section: str, key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"^{section}\.{key}: "):
+        with_section(section, **{key: value})
+
+
+@pytest.mark.parametrize(("section", "key"), [each for each in NUMBERS if each[1].endswith("_seconds")])
+def test_no_time_is_longer_than_timers_can_be(section: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{section}\.{key}: .*100000000"):
+        with_section(section, **{key: 1e30})
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64, ".", "a b", "-a", "a:1", "[::1]"])
+def test_an_address_to_listen_on_is_one(host: str) -> None:
+    for key, value in (("host", host), ("admin", {"host": host})):
+        with pytest.raises(ConfigError, match=r"^server\.(admin\.)?host: .*is not a host name"):
+            with_section("server", **{key: value})
+    for fine in ("", "::", "0.0.0.0", "localhost", "fe80::1%eth0"):
+        assert with_section("server", host=fine).server.host == fine
 
 
 @pytest.mark.parametrize("name", ["a b", "a\n", 'a"', "x" * 129, "ä"])
@@ -117,6 +157,10 @@ KV_EVENTS_FORMS = "must be auto, off, or a mapping such as {endpoint: tcp://10.0
         ("{endpoint: ipc:///tmp/kv}", ".endpoint: must look like tcp://host:port"),
         ("{endpoint: 'tcp://h:1/x'}", ".endpoint: must look like tcp://host:port"),
         ("{endpoint: 'tcp://h:1', replay: 'tcp://h:0'}", ".replay: the port must be a number from 1 to 65535"),
+        (
+            "{endpoint: 'tcp://h..h:1'}",
+            ".endpoint: 'h..h' is not a host name (labels of 1 to 63 letters, digits, - or _; at most 253 in all)",
+        ),
         ("{endpoint: 'tcp://h:1', replai: 'tcp://h:2'}", ".replai: unknown key"),
     ],
 )
