@@ -16,7 +16,7 @@ from gateway.admission.limiter import DEFAULT_MAX_NUM_SEQS
 from gateway.backends import discovery
 from gateway.backends.backend import Backend, Facts
 from gateway.backends.control import ControlClient, ControlError
-from gateway.backends.health import Probe
+from gateway.backends.health import PROBE_WORDS, Probe
 from gateway.backends.probe import SERVER_INFO_TIMEOUT_SECONDS
 from gateway.backends.telemetry import with_scrape
 from gateway.config import Config
@@ -31,11 +31,6 @@ CACHED_TOKENS_NOTE = (
     "is null, and cache hits are predicted but not confirmed."
 )
 NOT_REACHED = (Probe.TIMEOUT, Probe.REFUSED)
-PROBE_WORDS = {
-    Probe.TIMEOUT: "no answer to /health in time",
-    Probe.REFUSED: "connection refused",
-    Probe.UNWELL: "/health says that the engine is not well",
-}
 
 
 @dataclass
@@ -48,6 +43,7 @@ class Answers:
     is_vllm: bool = False
     tokenized: frozenset[str] = frozenset()  # models whose prompts are tokenized here
     events_unreachable: str | None = None
+    probe_error: str = ""
     problems: dict[str, ControlError] = field(default_factory=dict)
 
 
@@ -87,8 +83,9 @@ async def examine(config: Config) -> list[Answers]:
 async def _examine(
     client: ControlClient, backend: Backend, tokenized: frozenset[str], timeout_seconds: float
 ) -> Answers:
-    probe = await client.probe(backend)
-    found = Answers(backend, probe, Facts(), tokenized=tokenized)
+    told: list[str] = []
+    probe = await client.probe(backend, told.append)
+    found = Answers(backend, probe, Facts(), tokenized=tokenized, probe_error="".join(told))
     if probe in NOT_REACHED:
         return found
     await asyncio.gather(
@@ -200,10 +197,15 @@ def _knowledge(answers: Answers, policy: str) -> tuple[str, str]:
     return "own record, corrected by KV events", "set models.<name>.tokenizer to know exact blocks"
 
 
+def why_not_used(answers: Answers) -> str:
+    """Why a backend whose probe failed gets no requests."""
+    return answers.probe_error or PROBE_WORDS[answers.probe]
+
+
 def _routing(answers: Answers, policy: str) -> tuple[str, str]:
     facts = answers.facts
     if answers.probe is not Probe.OK:
-        return "none", PROBE_WORDS[answers.probe]
+        return "none", why_not_used(answers)
     if not facts.models:
         return "none", "it lists no model"
     if policy != "prefix":
@@ -217,7 +219,7 @@ def _routing(answers: Answers, policy: str) -> tuple[str, str]:
 
 def _warnings(answers: Answers) -> list[str]:
     if answers.probe is not Probe.OK:
-        return [f"{PROBE_WORDS[answers.probe]}."]
+        return [f"{why_not_used(answers)}."]
     facts, problems, found = answers.facts, answers.problems, []
     if (error := problems.get(discovery.MODELS_PATH)) and error.status == 401:
         found.append("/v1/models answered 401: set api_key to the key that vLLM was started with.")

@@ -100,6 +100,7 @@ class Backend:
         "limiter",
         "name",
         "origin",
+        "probe_error",
         "slow_since_seconds",
         "slow_start_seconds",
         "speed",
@@ -116,6 +117,7 @@ class Backend:
         self.api_key = config.api_key
         self.speed = config.speed
         self.health = Health(health, random)
+        self.probe_error: str | None = None  # why the last probe of /health did not succeed
         self.telemetry: Telemetry | None = None
         self.slow_start_seconds = health.slow_start_seconds
         self.slow_since_seconds: float | None = None

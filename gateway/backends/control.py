@@ -11,6 +11,7 @@ from yarl import URL
 
 from gateway.backends.backend import Backend
 from gateway.backends.health import NOBODY_THERE, Probe
+from gateway.backends.reasons import why
 from gateway.backends.telemetry import LineFilter, Scrape, read_scrape
 from gateway.descriptors import are_used_up
 
@@ -55,10 +56,10 @@ class ControlClient:
             await self._session.close()
             self._session = None
 
-    async def probe(self, backend: Backend) -> Probe:
-        """Ask /health. Only the status counts."""
+    async def probe(self, backend: Backend, tell: Callable[[str], None] = lambda _: None) -> Probe:
+        """Ask /health. Only the status counts. `tell` is called with the reason why there was none."""
         try:
-            async with self._get(backend, "/health", self._timeout_seconds) as response:
+            async with _explained(tell), self._get(backend, "/health", self._timeout_seconds) as response:
                 return Probe.UNWELL if response.status >= 500 else Probe.OK
         except aiohttp.ClientConnectorCertificateError:
             return Probe.TIMEOUT  # says nothing about the backend's process
@@ -123,6 +124,17 @@ class ControlClient:
             yield response
 
 
+@asynccontextmanager
+async def _explained(tell: Callable[[str], None]) -> AsyncIterator[None]:
+    try:
+        yield
+    except TimeoutError:
+        raise  # which says it all
+    except Exception as error:
+        tell(why(error))
+        raise
+
+
 class _translated:
     """Turns what goes wrong with a question into a ControlError."""
 
@@ -136,7 +148,7 @@ class _translated:
         if isinstance(error, TimeoutError):
             raise ControlError(f"{self._path} did not answer in time") from error
         if isinstance(error, aiohttp.ClientError | OSError | ValueError):
-            raise ControlError(f"{self._path}: {error or type(error).__name__}") from error
+            raise ControlError(f"{self._path}: {why(error)}") from error
 
 
 def _expect_ok(response: aiohttp.ClientResponse, path: str) -> None:

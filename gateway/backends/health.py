@@ -45,6 +45,13 @@ class Probe(enum.Enum):
     UNSENT = "unsent"  # the gateway has no file descriptor left; says nothing of the backend, and is never counted
 
 
+PROBE_WORDS = {
+    Probe.TIMEOUT: "no answer to /health in time",
+    Probe.REFUSED: "connection refused",
+    Probe.UNWELL: "/health says that the engine is not well",
+}
+
+
 class Health:
     """The state of one backend. `now` is a monotonic time in seconds, never decreasing."""
 

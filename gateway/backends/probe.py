@@ -105,6 +105,7 @@ class BackendWatch:
         self._in_doubt = False
         self._server_info_asked = False
         self._told_state: State = "unknown"
+        self._told_probe_error: str | None = None
         self._told_reasons: dict[str, str] = {}
 
     def look_closer(self) -> None:
@@ -121,7 +122,8 @@ class BackendWatch:
     async def probe(self) -> None:
         """Probe /health, then rest."""
         started = self._clock()
-        probe = await self._client.probe(self._backend)
+        reasons: list[str] = []
+        probe = await self._client.probe(self._backend, reasons.append)
         if probe is Probe.UNSENT:
             self._tell_reason("/health", "the gateway has reached its limit of open files")
             await asyncio.sleep(self._jittered(self._config.probe_interval_seconds))
@@ -139,7 +141,7 @@ class BackendWatch:
             self._in_doubt = False
             self._facts_wanted.set()
         self._answers = answers
-        self._fleet.probed(self._backend, probe)
+        self._fleet.probed(self._backend, probe, "".join(reasons))
         self._tell_state(probe)
         await self._rest_until(started + self._pause_seconds(probe))
         await asyncio.sleep(max(0.0, started + FASTEST_SECONDS - self._clock()))
@@ -213,11 +215,14 @@ class BackendWatch:
         return seconds * self._random.uniform(1 - JITTER, 1 + JITTER)
 
     def _tell_state(self, probe: Probe) -> None:
-        state, was = self._backend.health.state, self._told_state
+        state, was, reason = self._backend.health.state, self._told_state, self._backend.probe_error
         if state != was:
             self._told_state = state
             tell = log.info if state == "up" else log.warning
-            tell("backend_state", backend=self._backend.name, state=state, was=was, probe=probe.value)
+            tell("backend_state", backend=self._backend.name, state=state, was=was, probe=probe.value, reason=reason)
+        elif state == "down" and reason and reason != self._told_probe_error:
+            log.warning("backend_unreachable", backend=self._backend.name, reason=reason)
+        self._told_probe_error = reason
 
     def _tell_reason(self, path: str, reason: str) -> None:
         """Log why a question failed, once for each reason. The answers to some are dispensable."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gateway.admission.limiter import Limiter, Look, Move
 from gateway.backends.backend import Backend, EngineRank, Facts, ModelCard, Telemetry
 from gateway.backends.blame import Peers
-from gateway.backends.health import NOBODY_THERE, Probe, State
+from gateway.backends.health import NOBODY_THERE, PROBE_WORDS, Probe, State
 from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
 from gateway.errors import BackendError, ConnectFailed, EngineDead
 from gateway.supervisor import Supervisor
@@ -166,9 +166,10 @@ class Fleet:
         if backend.lists(model):
             self._doubt(backend)
 
-    def probed(self, backend: Backend, probe: Probe) -> None:
-        """A probe of /health ended."""
+    def probed(self, backend: Backend, probe: Probe, reason: str = "") -> None:
+        """A probe of /health ended; `reason`: why there was no answer."""
         before = _view(backend)
+        backend.probe_error = None if probe is Probe.OK else reason or PROBE_WORDS[probe]
         backend.health.probed(probe, self._clock())
         if probe is Probe.REFUSED:
             self._refused.add(backend)

@@ -33,7 +33,7 @@ def ask_running(url: str, api_key: str = "") -> Running:
     [answers] = asyncio.run(check.examine(config))
     facts = answers.facts
     if answers.probe is not Probe.OK:
-        raise PlanError(f"{url}: {check.PROBE_WORDS[answers.probe]}")
+        raise PlanError(f"{url}: {check.why_not_used(answers)}")
     if not facts.models:
         why = next(
             (str(error) for path, error in answers.problems.items() if path == "/v1/models"), "it lists no model"

@@ -1,0 +1,124 @@
+"""Backends that cannot be reached, by TLS or otherwise: log, admin answer and check say why."""
+
+import asyncio
+import os
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+import pytest
+
+from tests.fault.rig import holds, running
+
+
+@dataclass
+class Place:
+    """Where a backend is said to be."""
+
+    url: str
+
+
+def certificate(folder: Path, *, name: str, days: int) -> Path:
+    """A self-signed certificate and its key in one file."""
+    key, request, signed, extra = (folder / each for each in ("key.pem", "request.pem", "cert.pem", "extra.cnf"))
+    extra.write_text(f"subjectAltName={name}\n")
+    for command in (
+        ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key,
+         "-subj", "/CN=engine", "-out", request],
+        ["x509", "-req", "-in", request, "-signkey", key, "-days", str(days), "-extfile", extra, "-out", signed],
+    ):  # fmt: skip
+        subprocess.run(["openssl", *command], check=True, capture_output=True)
+    both = folder / "both.pem"
+    both.write_bytes(key.read_bytes() + signed.read_bytes())
+    return both
+
+
+@asynccontextmanager
+async def listening(file: Path | None) -> AsyncIterator[int]:
+    """A server that answers every request with 200, by TLS where it has a certificate."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(65536)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    context = None
+    if file is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(file)
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def checked(url: str, trusted: Path | None) -> str:
+    """What `gateway check` warns of."""
+    environ = {**os.environ, **({"SSL_CERT_FILE": str(trusted)} if trusted else {})}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway", "check", "--json", "--backend", url, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, env=environ,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        out, _ = await process.communicate()
+    [backend] = orjson.loads(out)["backends"]
+    return str(backend["warnings"][0]) if backend["warnings"] else ""
+
+
+async def test_the_reason_of_a_tls_failure_is_logged_and_shown(tmp_path: Path) -> None:
+    file = certificate(tmp_path, name="IP:127.0.0.1", days=1)
+    async with listening(file) as port, running(Place(f"https://127.0.0.1:{port}"), wait=False) as under_test:
+        [backend] = under_test.gateway.fleet.backends
+        await holds(lambda: backend.health.state == "down", "it is down")
+        [shown] = under_test.gateway.overview.backends()
+        told = [event["reason"] for event in under_test.events if event["event"] == "backend_state"]
+    assert shown["probe_error"] == "TLS: self-signed certificate"
+    assert told == ["TLS: self-signed certificate"]
+
+
+async def test_another_reason_is_logged_when_it_comes(tmp_path: Path) -> None:
+    file = certificate(tmp_path, name="IP:127.0.0.1", days=1)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+    async with running(Place(f"https://127.0.0.1:{port}"), wait=False) as under_test:
+        [backend] = under_test.gateway.fleet.backends
+        await holds(lambda: backend.probe_error == "connection refused", "it refuses")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(file)
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", port, ssl=context)
+        async with server:
+            await holds(lambda: backend.probe_error == "TLS: self-signed certificate", "it is told apart")
+            told = [event["reason"] for event in under_test.events if event["event"] == "backend_unreachable"]
+            assert told == ["TLS: self-signed certificate"]
+
+
+@pytest.mark.parametrize(
+    ("name", "days", "trusts", "reason"),
+    [
+        ("IP:127.0.0.1", 1, True, ""),
+        ("IP:127.0.0.1", 1, False, "TLS: self-signed certificate"),
+        ("DNS:engine.example", 1, True, "TLS: IP address mismatch"),
+        ("IP:127.0.0.1", -1, True, "TLS: certificate has expired"),
+    ],
+)
+async def test_a_check_tells_what_is_wrong_with_a_certificate(
+    name: str, days: int, trusts: bool, reason: str, tmp_path: Path
+) -> None:
+    file = certificate(tmp_path, name=name, days=days)
+    async with listening(file) as port:
+        told = await checked(f"https://127.0.0.1:{port}", file if trusts else None)
+    assert told.startswith(reason) if reason else "TLS" not in told
+
+
+async def test_a_check_tells_of_a_server_without_tls_of_a_closed_port_and_of_an_unknown_name() -> None:
+    async with listening(None) as port:
+        assert (await checked(f"https://127.0.0.1:{port}", None)).startswith("TLS: ")
+    assert await checked(f"http://127.0.0.1:{port}", None) == "connection refused."
+    assert (await checked("http://engine.invalid:8000", None)).startswith("host name not resolved: ")

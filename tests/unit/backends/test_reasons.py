@@ -1,0 +1,30 @@
+import errno
+import socket
+import ssl
+
+import aiohttp
+import pytest
+from aiohttp.client_reqrep import ConnectionKey
+
+from gateway.backends.reasons import why
+
+KEY = ConnectionKey("10.0.0.1", 8000, False, True, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (aiohttp.ClientConnectorError(KEY, ConnectionRefusedError(errno.ECONNREFUSED, "x")), "connection refused"),
+        (aiohttp.ClientConnectorError(KEY, OSError(errno.ENETUNREACH, "x")), "network is unreachable"),
+        (aiohttp.ClientConnectorDNSError(KEY, socket.gaierror(-2, "Name or service not known")),
+         "host name not resolved: name or service not known"),
+        (aiohttp.ClientConnectorSSLError(KEY, ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number")),
+         "TLS: [ssl: wrong version number] wrong version number"),
+        (aiohttp.ServerDisconnectedError(), "connection closed without an answer"),
+        (TimeoutError(), "no answer in time"),
+        (ValueError(), "ValueError"),
+        (ValueError("words"), "words"),
+    ],
+)  # fmt: skip
+def test_a_reason_is_told_without_the_address(error: Exception, reason: str) -> None:
+    assert why(error) == reason
