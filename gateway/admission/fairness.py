@@ -7,7 +7,9 @@ share what interactive ones leave.
 
 from collections.abc import Iterator
 from operator import attrgetter
+from typing import Any
 
+from gateway.admission.turns import Turns
 from gateway.request import Ask
 
 _ACTIVE_SECONDS = 60.0
@@ -30,12 +32,14 @@ class Share:
 
 
 class FairClock:
-    """Virtual time, in tokens per weight."""
+    """Virtual time, in tokens per weight. Knows in which order shares wait: it alone changes them."""
 
-    __slots__ = ("now",)
+    __slots__ = ("now", "starving", "waiting")
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.waiting: Turns[Any] = Turns(_MOST_APART_TOKENS)
+        self.starving: Turns[Any] = Turns(_MOST_APART_TOKENS)  # of batch requests
 
     def start(self, share: Share) -> float:
         """When the share's next request starts. One that waited for its own best engine keeps its place."""
@@ -48,6 +52,7 @@ class FairClock:
             share.end = self.now
         else:
             share.end = min(share.end, self.now + _MOST_APART_TOKENS / share.weight)
+        self._moved(share)
 
     def serve(self, share: Share, tokens: float, *, at_once: bool = False) -> None:
         """The share's next request is bound; `at_once`: it had nothing waiting."""
@@ -59,6 +64,23 @@ class FairClock:
         else:
             start = self.start(share)
         share.end = start + tokens / share.weight
+        self._moved(share)
+
+    def correct(self, share: Share, more_tokens: float) -> None:
+        """What it was given took so many tokens more than expected."""
+        share.end += more_tokens / share.weight
+        self._moved(share)
+
+    def weigh(self, share: Share, weight: float) -> None:
+        """What it is given from now on counts by this."""
+        share.weight = weight
+        self._moved(share)
+
+    def _moved(self, share: Share) -> None:
+        if share in self.waiting:
+            self.waiting.moved(share)
+            if share in self.starving:
+                self.starving.moved(share)
 
 
 class Tenant:
@@ -78,12 +100,6 @@ class Tenant:
     def __repr__(self) -> str:
         return f"<Tenant {self.name!r} x {self.weight:g}: {self.in_flight} in flight, {self.waiting} waiting>"
 
-    def set_weight(self, weight: float) -> None:
-        """What it is given from now on counts by this."""
-        self.weight = weight
-        for share in self.shares:
-            share.weight = weight
-
 
 class Tenants:
     """The tenants of one model, their clocks, and what they have in flight together."""
@@ -102,6 +118,7 @@ class Tenants:
         self._active = 0  # tenants, and their weight, when they were last counted
         self._active_weight = 0.0
         self._summed_seconds = _NEVER
+        self._most_tenants = _MOST_TENANTS
 
     def __repr__(self) -> str:
         return f"<Tenants {len(self._by_name)} known, {self.in_flight} in flight, {self.waiting} waiting>"
@@ -125,7 +142,9 @@ class Tenants:
         tenant = self.of(ask)
         if tenant.weight != ask.weight:
             self._active_weight += ask.weight - tenant.weight
-            tenant.set_weight(ask.weight)
+            tenant.weight = ask.weight
+            for clock, share in zip(self.clocks, tenant.shares, strict=True):
+                clock.weigh(share, ask.weight)
         last = self._last
         if tenant is not last:
             self._other_seconds = last.seen_seconds if last is not None else _NEVER
@@ -151,7 +170,7 @@ class Tenants:
         self.in_flight -= sequences
         if more_tokens:
             tenant.served_tokens += more_tokens
-            tenant.shares[ask.batch].end += more_tokens / tenant.weight
+            self.clocks[ask.batch].correct(tenant.shares[ask.batch], more_tokens)
 
     def guards(self, now: float, *, batch: bool) -> bool:
         """Whether some slots are kept from some: from tenants that have much, or from batch requests."""
@@ -197,7 +216,7 @@ class Tenants:
         self._summed_seconds = now
 
     def _new(self, ask: Ask) -> Tenant:
-        if len(self._by_name) >= _MOST_TENANTS:
+        if len(self._by_name) >= self._most_tenants:
             self._forget_some()
         interactive, batch = self.clocks
         shares = Share(ask.weight, interactive.now), Share(ask.weight, batch.now)
@@ -210,6 +229,7 @@ class Tenants:
         away.sort(key=attrgetter("seen_seconds"))
         for tenant in away[: len(self._by_name) // 2]:
             del self._by_name[tenant.name]
+        self._most_tenants = max(_MOST_TENANTS, 2 * len(self._by_name))  # else each new one would look at all
 
 
 def expected_tokens(ask: Ask, hit_tokens: int, output_tokens: float) -> float:

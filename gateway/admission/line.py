@@ -4,10 +4,11 @@ Interactive requests come before batch ones. Batch requests that starve take par
 as one more tenant.
 """
 
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from heapq import heapify, heappop, heapreplace
-from itertools import islice
+from heapq import heappop, heappush, heapreplace
+from itertools import count, islice
 from math import ceil, inf
 from operator import attrgetter
 from typing import NamedTuple
@@ -15,6 +16,9 @@ from typing import NamedTuple
 from gateway.admission.fairness import FairClock, Share, Tenant, Tenants
 from gateway.admission.ticket import Ticket
 from gateway.request import Ask
+
+# A share with waiting requests: when the first of them starts, what decides between equal starts, weight, and these.
+Contender = tuple[float, float, float, Iterator[Ticket]]
 
 _FURTHER_SECONDS = 0.05  # between looks that go further
 _FURTHER = 4  # times as many are looked at then
@@ -24,10 +28,12 @@ _LEAST_WINDOW = 8  # of a tenant's requests are put in order, however many tenan
 class Flow:
     """The waiting requests of one tenant and class, oldest first."""
 
-    __slots__ = ("batch", "tenant", "tickets")
+    __slots__ = ("age", "batch", "number", "tenant", "tickets")
 
-    def __init__(self, tenant: Tenant, *, batch: bool) -> None:
+    def __init__(self, tenant: Tenant, number: int, *, batch: bool) -> None:
         self.tenant = tenant
+        self.number = number  # of the line's flows, in the order in which they began to wait
+        self.age: tuple[float, int, Flow] | None = None  # its entry among those that do not starve
         self.batch = batch
         self.tickets: OrderedDict[Ticket, None] = OrderedDict()
 
@@ -73,6 +79,8 @@ class Line:
         self._flows: dict[tuple[str, bool], Flow] = {}
         self._aged = Share(1.0, 0.0)  # of the batch requests that starve
         self._aged_wait = False
+        self._numbers = count()
+        self._ages: list[tuple[float, int, Flow]] = []  # of batch requests that do not starve: when the oldest came
         self._further = 0  # the place at which the next look that goes further begins
         self._further_seconds = -inf  # when the last one was made
 
@@ -94,11 +102,15 @@ class Line:
         flow = self._flows.get((ask.tenant, ask.batch))
         if flow is None:
             tenant = self.tenants.of(ask)
-            flow = self._flows[ask.tenant, ask.batch] = Flow(tenant, batch=ask.batch)
-            self.tenants.clocks[ask.batch].wake(tenant.shares[ask.batch])
+            flow = self._flows[ask.tenant, ask.batch] = Flow(tenant, next(self._numbers), batch=ask.batch)
+            clock, share = self.tenants.clocks[ask.batch], tenant.shares[ask.batch]
+            clock.wake(share)
+            clock.waiting.join(share, flow.number, flow)
             self.tenants.flow_began_seconds = ticket.arrived_seconds
             self.tenants.waiting_tenants += not tenant.waiting
         flow.tickets[ticket] = None
+        if ask.batch and len(flow.tickets) == 1:
+            self._note_age(flow)
         flow.tenant.waiting += 1
         self.tenants.waiting += 1
         self.tenants.waiting_batch += ask.batch
@@ -109,9 +121,15 @@ class Line:
         flow = self._flows.get((ask.tenant, ask.batch))
         if flow is None or ticket not in flow.tickets:
             return False
+        is_oldest = ask.batch and next(iter(flow.tickets)) is ticket
         del flow.tickets[ticket]
+        if is_oldest:
+            self._forget_age(flow)
         if not flow.tickets:
             del self._flows[ask.tenant, ask.batch]
+            self.tenants.clocks[ask.batch].waiting.leave(flow.tenant.shares[ask.batch])
+        elif is_oldest:
+            self._note_age(flow)
         flow.tenant.waiting -= 1
         self.tenants.waiting_tenants -= not flow.tenant.waiting
         self.tenants.waiting -= 1
@@ -125,16 +143,17 @@ class Line:
             [flow] = self._flows.values()
             return flow.in_order(order, order.scan)
         window = max(_LEAST_WINDOW, 2 * order.scan // max(1, len(self._flows)))
-        clock = self.tenants.clocks[0]
-        contenders = [_of(flow, clock, _lazily(flow, order, window)) for flow in self._flows.values() if not flow.batch]
-        aged, others = self._batch(order, window)
-        if aged:
-            if not self._aged_wait:
-                clock.wake(self._aged)
-            contenders.append(Contender(clock.start(self._aged), self._aged.weight, iter(aged)))
+        interactive, batch = self.tenants.clocks
+        aged = merged(self._starving(order, window), order.scan)
+        if aged and not self._aged_wait:
+            interactive.wake(self._aged)
         self._aged_wait = bool(aged)
-        tickets = merged(contenders, order.scan)
-        return tickets + merged(others, order.scan - len(tickets))
+        contenders = _contenders(interactive, order, window)
+        last = ((interactive.start(self._aged), inf, self._aged.weight, iter(aged)),) if aged else ()
+        tickets = merged(contenders, order.scan, *last)
+        if len(tickets) == order.scan:
+            return tickets
+        return tickets + merged(_contenders(batch, order, window), order.scan - len(tickets))
 
     def further(self, order: Order, now: float) -> Order | None:
         """Those to ask when the first leave an engine idle, because they hold out for others; None = not so soon.
@@ -165,38 +184,47 @@ class Line:
                 count += min(len(flow.tickets), ceil(places * flow.tenant.weight / ask.weight))
         return count
 
-    def _batch(self, order: Order, window: int) -> tuple[list[Ticket], list["Contender"]]:
-        """Batch requests that starve, in fair order; and those that do not, by tenant."""
-        aged, others = [], []
-        clock = self.tenants.clocks[1]
-        for flow in self._flows.values():
-            if not flow.batch:
-                continue
-            if flow.since_seconds < order.starving_since_seconds:
-                starving, rest = flow.parts(order, window)
-                aged.append(_of(flow, clock, iter(starving)))
-                others.append(_of(flow, clock, iter(rest)))
-            else:
-                others.append(_of(flow, clock, _lazily(flow, order, window)))
-        return merged(aged, order.scan), others
+    def _starving(self, order: Order, window: int) -> Iterator[Contender]:
+        """The batch requests that starve, by tenant."""
+        clock, ages, since = self.tenants.clocks[1], self._ages, order.starving_since_seconds
+        while ages and ages[0][0] < since:
+            flow = ages[0][2]
+            self._forget_age(flow)
+            self._note_age(flow, since)
+        for start, number, weight, flow in clock.starving.after(clock.now):
+            yield start, number, weight, iter(flow.parts(order, window)[0])
+
+    def _note_age(self, flow: Flow, starving_since_seconds: float = -inf) -> None:
+        """Keep when a flow of batch requests begins to starve, or that it does."""
+        share, starving = flow.tenant.shares[True], self.tenants.clocks[True].starving
+        if flow.since_seconds < starving_since_seconds:
+            starving.join(share, flow.number, flow)
+        else:
+            flow.age = flow.since_seconds, flow.number, flow
+            insort(self._ages, flow.age)
+
+    def _forget_age(self, flow: Flow) -> None:
+        if flow.age is None:
+            self.tenants.clocks[True].starving.leave(flow.tenant.shares[True])
+        else:
+            del self._ages[bisect_left(self._ages, flow.age)]
+            flow.age = None
 
 
-class Contender(NamedTuple):
-    """A share with waiting requests, in order; `start`: when the first of them does."""
+def merged(contenders: Iterator[Contender], count: int, *others: Contender) -> list[Ticket]:
+    """The first so many: who starts first comes first, as if each were bound in turn.
 
-    start: float
-    weight: float
-    tickets: Iterator[Ticket]
-
-
-def merged(contenders: list[Contender], count: int) -> list[Ticket]:
-    """The first so many: who starts first comes first, as if each were bound in turn."""
-    if len(contenders) == 1:
-        return list(islice(contenders[0].tickets, count))
-    heap = [(start, number, weight, tickets) for number, (start, weight, tickets) in enumerate(contenders)]
-    heapify(heap)
-    found: list[Ticket] = []
-    while heap and len(found) < count:
+    Contenders come in order of their start, and no more of them are asked for than have a ticket among these; others
+    come in any order.
+    """
+    heap, found = list(others), list[Ticket]()
+    coming = next(contenders, None)
+    while len(found) < count:
+        while coming is not None and (not heap or coming < heap[0]):
+            heappush(heap, coming)
+            coming = next(contenders, None)
+        if not heap:
+            break
         start, number, weight, tickets = heap[0]
         ticket = next(tickets, None)
         if ticket is None:
@@ -207,13 +235,17 @@ def merged(contenders: list[Contender], count: int) -> list[Ticket]:
     return found
 
 
-def _of(flow: Flow, clock: FairClock, tickets: Iterator[Ticket]) -> Contender:
-    share = flow.tenant.shares[flow.batch]
-    return Contender(clock.start(share), share.weight, tickets)
+def _contenders(clock: FairClock, order: Order, count: int) -> Iterator[Contender]:
+    """All flows of a class by their turn; those that starve in the other class have only the rest here."""
+    for start, number, weight, flow in clock.waiting.after(clock.now):
+        yield start, number, weight, _tickets(flow, order, count)
 
 
-def _lazily(flow: Flow, order: Order, count: int) -> Iterator[Ticket]:
+def _tickets(flow: Flow, order: Order, count: int) -> Iterator[Ticket]:
     """The first `count` in order, and if its weight gives it more of a look, the oldest of those after them."""
+    if flow.batch and flow.since_seconds < order.starving_since_seconds:
+        yield from flow.parts(order, count)[1]
+        return
     yield from flow.in_order(order, count)
     yield from islice(flow.tickets, count, order.scan)
 

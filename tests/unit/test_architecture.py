@@ -108,7 +108,7 @@ LAYERS: dict[str, set[str]] = {
 # Decisions: values in, decisions out. They know no event loop, no clock, no chance, and no network.
 PURE_ADMISSION = (
     "candidate.py", "drain.py", "drain_rate.py", "invariants.py", "kv_ledger.py", "limiter.py", "output_lengths.py",
-    "placement.py", "queue.py", "rate_limits.py", "room.py", "seating.py",
+    "placement.py", "queue.py", "rate_limits.py", "room.py", "seating.py", "turns.py",
 )  # fmt: skip
 PURE_EMBEDDINGS = (
     "answer.py", "batch.py", "cache.py", "fair.py", "fit.py", "grouping.py", "parsing.py", "part.py", "revision.py",
