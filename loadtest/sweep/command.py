@@ -35,7 +35,8 @@ def sweep(
 
     Run it again to go on where it was stopped: what is finished is not run again.
 
-    Exit code 0: every workload has a winner. 1: one has none, or it was stopped. 2: usage, or the plan is wrong.
+    Exit code 0: every workload has a configuration within the bounds. 1: one has none, or it was stopped. 2: usage,
+    or the plan is wrong.
     """
     console, complaints = Console(), Console(stderr=True)
     try:

@@ -69,16 +69,16 @@ def winner_lines(found: Outcome, plan: Plan) -> list[str]:
             told = f"{number(won.value)} {told_name(plan.objective.maximise.value)}"
             lines.append(f"{workload.name}: {won.label}, {told}\n  {won.command}")
             if won.tied:
-                lines.append(f"  No clear winner: a tie with {', '.join(won.tied)}. {_too_few(won)}".rstrip())
+                lines.append(f"  {_unsure(won)}")
     return lines
 
 
-def _too_few(won: Winner) -> str:
-    """Whether more runs are needed for any winner at all; empty if not."""
+def _unsure(won: Winner) -> str:
+    """Why it is no clear winner."""
     if won.runs >= FEWEST:
-        return ""
+        return f"no clear winner: it ties with {', '.join(won.tied)}"
     runs = "1 run" if won.runs == 1 else f"{won.runs} runs"
-    return f"{runs} of each cannot tell configurations apart; repeat: {FEWEST} or more can."
+    return f"no clear winner: {runs} of each cannot tell configurations apart, repeat: {FEWEST} or more can"
 
 
 def markdown(found: Outcome, plan: Plan, pictures: dict[str, str]) -> str:
@@ -111,12 +111,8 @@ def markdown(found: Outcome, plan: Plan, pictures: dict[str, str]) -> str:
 
 
 def _won(won: Winner) -> list[str]:
-    command = f"```sh\n{won.command}\n```"
-    if not won.tied:
-        return [f"Winner: `{won.label}`", command]
-    ties = ", ".join(f"`{label}`" for label in won.tied)
-    told = f"No clear winner: best median `{won.label}`, a tie with {ties}. {_too_few(won)}"
-    return [told.rstrip(), command]
+    told = f"Best median: `{won.label}`; {_unsure(won)}." if won.tied else f"Winner: `{won.label}`"
+    return [told, f"```sh\n{won.command}\n```"]
 
 
 def _title(workload: str, way: Way) -> str:
