@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import median
 
 from loadtest.compare.ours import OURS
 from loadtest.compare.schema import DIRECT, Comparison, Figures, Turn
 from loadtest.report.figure import milliseconds, number, percent
+from loadtest.report.inference import mann_whitney, significant
 
 _UNIT = re.compile(r"(.*\d)(\D*)")
 
@@ -167,14 +169,26 @@ def best(comparison: Comparison, column: Column) -> str | None:
     return first[0] if len(first) == 1 else None
 
 
-def near(comparison: Comparison, column: Column) -> list[str]:
-    """The arms whose range overlaps that of the best."""
-    winner = best(comparison, column)
-    if winner is None:
-        return []
-    cells = _competing(comparison, column)
-    mark = cells[winner]
-    return [arm for arm, one in cells.items() if arm != winner and one.low <= mark.high and mark.low <= one.high]
+def ties(comparison: Comparison, columns: Sequence[Column]) -> dict[Column, list[str]]:
+    """The arms that their repetitions do not tell from the best one of a column. All pairs are tested together."""
+    ahead = {column: first for column in columns if (first := best(comparison, column)) is not None}
+    values = {
+        column: {arm: _values(comparison, arm, column) for arm in _competing(comparison, column)} for column in ahead
+    }
+    p_values = {
+        (column, frozenset(pair)): mann_whitney(*(arms[arm] for arm in pair))
+        for column, arms in values.items()
+        for pair in combinations(arms, 2)
+    }
+    apart = significant(p_values)
+    return {
+        column: [arm for arm in values[column] if arm != first and (column, frozenset((first, arm))) not in apart]
+        for column, first in ahead.items()
+    }
+
+
+def _values(comparison: Comparison, arm: str, column: Column) -> list[float]:
+    return [value for turn in comparison.turns_of(arm) if (value := column.value(turn)) is not None]
 
 
 def _competing(comparison: Comparison, column: Column) -> dict[str, Cell]:

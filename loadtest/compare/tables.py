@@ -16,13 +16,14 @@ from loadtest.compare.columns import (
     cell,
     columns_of,
     measured_arms,
-    near,
     ratio,
+    ties,
     told,
 )
 from loadtest.compare.killed_schema import Fault
 from loadtest.compare.ours import OURS
 from loadtest.compare.schema import DIRECT, Comparison
+from loadtest.report.inference import FEWEST
 
 _OF = "ours / theirs"
 
@@ -95,11 +96,13 @@ def _directed(column: Column) -> str:
 
 
 def winners(comparison: Comparison) -> list[str]:
-    """Who has the best median of each column, and whose range overlaps it."""
+    """The arm with the best median of each column and those that tie with it; before them, whether any can win."""
+    shown = columns_of(comparison, (*QUALITY, *DETAILS, *COST))
+    enough = max((len(comparison.turns_of(arm)) for arm in measured_arms(comparison)), default=0) >= FEWEST
     lines = []
-    for column in columns_of(comparison, (*QUALITY, *DETAILS, *COST)):
-        winner = best(comparison, column)
-        if winner is not None:
-            close = near(comparison, column)
-            lines.append(f"{column.title}: {winner}" + (f" (ranges overlap: {', '.join(close)})" if close else ""))
+    for column, tied in ties(comparison, shown).items():
+        note = f" (ties with: {', '.join(tied)})" if tied and enough else ""
+        lines.append(f"{column.title}: {best(comparison, column)}{note}")
+    if lines and not enough:
+        lines.insert(0, f"too few repetitions to tell proxies apart (--repeat {FEWEST} or more can)")
     return lines

@@ -20,7 +20,7 @@ def markdown(comparison: Comparison) -> str:
     shown = "\n\n".join(f"{table.title}:\n\n{_markdown(table)}" for table in tables(comparison))
     ahead = winners(comparison)
     parts = [shown] if shown else []
-    parts += ["Best medians. " + "; ".join(ahead) + "."] if ahead else []
+    parts += ["Best medians: " + "; ".join(ahead) + "."] if ahead else []
     return "\n\n".join([*parts, *notes(comparison)]) + "\n"
 
 

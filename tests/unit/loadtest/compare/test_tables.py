@@ -1,6 +1,6 @@
 """Tables tell medians with their range, who is ahead, and ours over theirs in the same repetition."""
 
-from loadtest.compare.columns import COST, QUALITY, Column, best, cell, columns_of, near, ratio, told
+from loadtest.compare.columns import COST, QUALITY, Column, best, cell, columns_of, ratio, ties, told
 from loadtest.compare.schema import Overhead, Turn
 from loadtest.compare.tables import tables, winners
 from tests.unit.loadtest.compare.builders import make_comparison, make_figures, make_turn
@@ -32,7 +32,7 @@ def test_the_best_is_the_lowest_latency_and_the_highest_hit_rate() -> None:
     ]
     comparison = make_comparison(turns)
     assert (best(comparison, HIT_RATE), best(comparison, TTFT)) == ("smg", "gateway")
-    assert winners(comparison)[:2] == ["hit rate: smg", "TTFT p50: gateway"]
+    assert winners(comparison)[1:3] == ["hit rate: smg", "TTFT p50: gateway"]
 
 
 def test_nobody_is_best_of_equals_or_alone() -> None:
@@ -45,11 +45,18 @@ def test_an_engine_without_a_proxy_does_not_compete() -> None:
     assert best(make_comparison(turns), TTFT) == "gateway"
 
 
-def test_whose_range_overlaps_that_of_the_best_is_told() -> None:
-    turns = [*three("gateway", 10, 20, 30), *three("smg", 28, 40, 41), *three("nginx", 50, 60, 70)]
-    comparison = make_comparison(turns)
-    assert near(comparison, TTFT) == ["smg"]
-    assert "TTFT p50: gateway (ranges overlap: smg)" in winners(comparison)
+def test_arms_that_repetitions_do_not_tell_from_the_best_tie_with_it() -> None:
+    turns = [*three("gateway", 10, 20, 30, 40), *three("smg", 28, 39, 41, 42), *three("nginx", 50, 60, 70, 80)]
+    comparison = make_comparison([*turns, *three("other", 90, 91, 92, 93)])
+    assert ties(comparison, [TTFT]) == {TTFT: ["smg"]}
+    assert "TTFT p50: gateway (ties with: smg)" in winners(comparison)
+
+
+def test_three_repetitions_tell_nothing_apart_and_say_so() -> None:
+    comparison = make_comparison([*three("gateway", 1, 2, 3), *three("smg", 70, 80, 90)])
+    assert ties(comparison, [TTFT]) == {TTFT: ["smg"]}
+    too_few = "too few repetitions to tell proxies apart (--repeat 4 or more can)"
+    assert winners(comparison) == [too_few, "TTFT p50: gateway"]
 
 
 def test_ratios_are_of_the_same_repetition() -> None:
