@@ -71,7 +71,8 @@ def can_tell(first: int, other: int) -> bool:
 def significant(p_values: Mapping[Key, float]) -> set[Key]:
     """Those that hold when all are looked at together (Benjamini and Hochberg).
 
-    If nothing differs, any is named in at most 5 % of the cases; of those that are named, 5 % are chance at most.
+    If nothing differs, any is named in at most 5 % of the cases. Of those that are named, at most 5 % are chance on
+    average.
     """
     ordered = sorted(p_values, key=lambda key: p_values[key])
     held = [place for place, key in enumerate(ordered, 1) if p_values[key] <= ALPHA * place / len(ordered)]

@@ -16,7 +16,7 @@ from loadtest.drive.record import Record
 from loadtest.report.schema import Environment
 from loadtest.report.series import Ran, Series, series_of
 from loadtest.report.series_page import series_page
-from loadtest.report.series_tables import run_line
+from loadtest.report.series_tables import run_line, tables
 from loadtest.report.summarise import Bounds, summarise
 from loadtest.report.terminal import show_series
 from tests.unit.loadtest.report.pages import assert_it_needs_nothing, plots_of
@@ -46,6 +46,16 @@ def test_a_point_has_the_median_and_the_spread_of_its_repetitions() -> None:
     spread = point.figures["ttft_p50"]
     assert (spread.low, spread.median, spread.high) == pytest.approx((100, 200, 300))
     assert (point.offered, point.runs, point.valid, point.passed) == (5, 3, 3, 3)
+
+
+def test_tables_show_the_median_with_the_confidence_interval_of_the_mean() -> None:
+    several = _series(*(_ran("", 5, n, ttft) for n, ttft in enumerate((0.18, 0.2, 0.22))))
+    one = _series(_ran("", 5, 0, 0.2))
+    shown = {compact: tables(several, compact=compact)[1] for compact in (False, True)}
+    column = shown[False][1].index("TTFT p50")
+    assert shown[False][2][0][column] == "200 ms (150 ms to 250 ms)"  # 4.303 x 20 ms / sqrt(3)
+    assert shown[True][2][0][column] == "200 ms ±25%"
+    assert tables(one)[1][2][0][column] == "200 ms"
 
 
 def test_targets_are_compared_pair_by_pair_so_that_drift_does_not_count() -> None:
