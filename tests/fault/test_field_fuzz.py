@@ -104,7 +104,7 @@ class Lies:
     async def __call__(self, connection: "Connection") -> None:
         random = self._random
         assert connection.seen is not None
-        if random.random() < 0.5 and connection.seen.target == b"/v1/embeddings":
+        if random.random() < 0.5 and connection.seen.target == b"/v1/embeddings" and is_texts(connection.seen.body):
             await self._embeds(connection)
         elif random.random() < 0.3:
             connection.send(whole(200, orjson.dumps(completion("ok"))))
@@ -114,6 +114,12 @@ class Lies:
             connection.send(whole(200, body, kind=b"text/event-stream"))
         else:
             connection.send(whole(random.choice(STATUSES), random.choice(ANSWERS)))
+
+
+def is_texts(body: bytes) -> bool:
+    """The input is a text or a list of texts."""
+    given = orjson.loads(body)["input"]
+    return all(isinstance(each, str) for each in given) if isinstance(given, list) else isinstance(given, str)
 
 
 def encoded(document: dict[str, Any]) -> bytes:
