@@ -174,6 +174,7 @@ class InferenceRequest:
     request_id: str
     body: bytes = b""
     upload: BodyStream | None = None
+    worked_bytes: int = 0  # that the engine works on, of uploads and of requests that it answers without generating
     content_type: bytes = b"application/json"
     headers: bytes = b""
     done_marker: bytes | None = None

@@ -100,14 +100,24 @@ class KeyLimits:
         self.running += 1
         return Charge(self, tokens)
 
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens that one request may need; None = any number."""
+        return self._tokens.limit if self._tokens is not None else None
+
     def put_right(self, charged_tokens: int, used_tokens: int, requests_back: int) -> None:
-        """A request ended that used other than was charged."""
+        """A request ended that used other than was charged.
+
+        Whatever a backend reports, one answer costs its key a minute's worth more than expected at most, and no less
+        than nothing.
+        """
         now = self._clock()
         self.running -= 1
         self._ended.left(now)
         if self._requests is not None:
             self._requests.give(requests_back, now)
         if self._tokens is not None:
+            used_tokens = max(0, min(used_tokens, charged_tokens + self._tokens.limit))
             self._tokens.give(charged_tokens - used_tokens, now)
 
     def headers(self) -> bytes:

@@ -39,6 +39,7 @@ from gateway.scoring.spreader import Spreader
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _NO_BODY = Route("unknown")
+_UNKNOWN_UPLOAD_BYTES = 1048576  # of an upload that does not tell its length
 _LATEST = 1.5  # refused clients are told to come back between the time measured and this many times as late
 
 
@@ -157,7 +158,7 @@ class Handler:
         if limits is None:
             answer = await self._dispatcher_of(request).dispatch(request, reply, record)
         else:
-            answer = await self._dispatch_within(limits, request, reply, record)
+            answer = await self._dispatch_within(limits, incoming, request, reply, record)
         if route.endpoint == "responses" and not route.stored and answer.status == 200:
             self._stored.remember(answer.opening, Place(record.backend, ask.model, record.client))
         return "completed" if answer.status < 400 else "refused_by_backend"
@@ -173,23 +174,28 @@ class Handler:
         return self._rate_limits.get(key.name) if key is not None and self._rate_limits else None
 
     async def _dispatch_within(
-        self, limits: KeyLimits, request: InferenceRequest, reply: Reply, record: Record
+        self, limits: KeyLimits, incoming: Incoming, request: InferenceRequest, reply: Reply, record: Record
     ) -> Answer:
         """The same for a key with limits: what the request takes of them is put right when it has ended."""
-        expected = self._reader.expected_tokens(request.ask)
+        expected, most = self._reader.expected_tokens(request), limits.most_tokens
+        if incoming.upload is not None and most is not None:
+            expected = min(expected, most)  # too rough a guess to refuse an upload for good
         with limits.charge(expected) as charge:
             reply.standing = limits.headers()
             try:
                 answer = await self._dispatcher_of(request).dispatch(request, reply, record)
+                if incoming.upload is not None:
+                    request.worked_bytes = incoming.upload.came_bytes
+                    expected = self._reader.expected_tokens(request)
                 charge.used_tokens = _used_tokens(answer, expected)
                 return answer
             except asyncio.CancelledError:
                 if record.attempts:
-                    charge.used_tokens = request.ask.prompt_tokens + record.streamed_tokens
+                    charge.used_tokens = _tokens_so_far(request.ask, record, expected)
                 raise
             except GatewayError:
                 if reply.begun:
-                    charge.used_tokens = request.ask.prompt_tokens + record.streamed_tokens
+                    charge.used_tokens = _tokens_so_far(request.ask, record, expected)
                 raise
             finally:
                 charge.counts = record.attempts > 0 or reply.begun  # an answer may need no backend
@@ -200,6 +206,7 @@ class Handler:
             await upload.collected()
             model = await model_of(upload, self._only_model())  # sent on as it is: aliases do not apply
             ask = Ask(model, size_bytes=upload.held_bytes)
+            length = incoming.headers.get(b"content-length")
             self._reader.standing.give(ask, incoming, incoming.key)
             return InferenceRequest(
                 endpoint=route.endpoint,
@@ -209,6 +216,7 @@ class Handler:
                 ask=ask,
                 request_id=request_id,
                 upload=upload,
+                worked_bytes=_UNKNOWN_UPLOAD_BYTES if length is None else int(length),
                 content_type=content_type,
                 headers=upstream_headers(incoming, request_id),
                 done_marker=route.done_marker,
@@ -258,9 +266,14 @@ def _allowance(key: KeyConfig) -> Allowance:
 
 def _used_tokens(answer: Answer, expected: int) -> int:
     """What an answered request has used: what the engine says, or what was expected, if it says nothing."""
-    if answer.usage is not None:
-        return answer.usage.prompt_tokens + answer.usage.completion_tokens
+    if answer.usage is not None and (tokens := answer.usage.prompt_tokens + answer.usage.completion_tokens):
+        return tokens
     return expected if answer.status < 400 else 0
+
+
+def _tokens_so_far(ask: Ask, record: Record, expected: int) -> int:
+    """What a request has used that was sent and not answered to its end: a stream tells how far it has come."""
+    return ask.prompt_tokens + record.streamed_tokens if ask.streams else expected
 
 
 def _content_type(incoming: Incoming) -> bytes:

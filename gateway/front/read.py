@@ -22,9 +22,10 @@ from gateway.request import Ask, InferenceRequest, Kind
 from gateway.routing.blocks import prefix_keys, seed
 from gateway.routing.estimate import Estimates
 from gateway.routing.prompt import Prompt, canonical_prompt, inputs_of, sequences_of
-from gateway.scoring.pairs import pairs_of
+from gateway.scoring.pairs import pairs_of, scored_bytes
 
 MEDIA_TOKENS = 1000  # what an image, a sound or a file is taken for; how many it has is the model's secret
+_UPLOAD_BYTES_A_TOKEN = 64  # Whisper makes 50 tokens of a second of speech, for which 3 KB are a low bit rate
 _SAFE_VALUE = re.compile(rb"[\x21-\x7e][\x20-\x7e]{0,1023}")
 _PASSED = (b"traceparent", b"tracestate", b"x-session-id")
 
@@ -101,14 +102,20 @@ class Reader:
             ask=ask,
             request_id=request_id,
             body=body,
+            worked_bytes=scored_bytes(document, len(body), ask.sequences) if route.kind is Kind.POOL else 0,
             headers=upstream_headers(incoming, request_id),
             done_marker=route.done_marker,
             hides_usage=hides_usage,
             repeatable=not (route.endpoint == "responses" and (document.get("store") or document.get("background"))),
         )
 
-    def expected_tokens(self, ask: Ask) -> int:
+    def expected_tokens(self, request: InferenceRequest) -> int:
         """What a request will need: its prompt, and its answers as far as they can be foreseen."""
+        ask = request.ask
+        if request.kind is Kind.UPLOAD:
+            return max(1, request.worked_bytes // _UPLOAD_BYTES_A_TOKEN)
+        if request.kind is Kind.POOL:
+            return max(1, round(request.worked_bytes / self._estimates.bytes_per_token(ask.model)))
         return ask.prompt_tokens + round(ask.sequences * self._estimates.expected_output_tokens(ask.output_tokens))
 
     def _ask(

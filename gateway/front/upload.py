@@ -24,6 +24,7 @@ class Upload:
         self._read_more = read_more
         self._holding = holding
         self._pieces: deque[bytes] = deque()
+        self.came_bytes = 0
         self._last = bytearray()  # behind the pieces: small chunks are joined here
         self._closed = False
         self._error: GatewayError | None = None
@@ -34,6 +35,7 @@ class Upload:
         if self._closed:
             return
         self._hold(len(data))
+        self.came_bytes += len(data)
         self._last += data
         if len(self._last) >= _PIECE_BYTES:
             self._pieces.append(bytes(self._last))

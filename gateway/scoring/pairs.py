@@ -25,6 +25,7 @@ _COMMON: dict[str, type] = {
     "cache_salt": str,
     "return_documents": bool,
 }
+_BYTES_A_CHARACTER = 3  # where not all of them are ASCII
 MOST_DOCUMENTS = 16384  # longer lists are sent on as they are
 _RERANK = (("query", "documents"),)
 _SCORE = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
@@ -60,6 +61,17 @@ def body_of(pairs: Pairs, part: range) -> bytes:
     asked = pairs.fields | dict(zip(pairs.names, (queries, pairs.documents[part.start : part.stop]), strict=True))
     wanted = wanted_of(pairs, len(part))
     return orjson.dumps(asked if wanted == len(part) else asked | {"top_n": wanted})
+
+
+def scored_bytes(document: dict[str, Any], size_bytes: int, documents: int) -> int:
+    """About how many bytes a model scores: most models read the one query again with each document."""
+    for name, _ in _RERANK + _SCORE:
+        query = document.get(name)
+        if type(query) is list and len(query) == 1:
+            query = query[0]
+        if type(query) is str:
+            return size_bytes + max(0, documents - 1) * len(query) * (1 if query.isascii() else _BYTES_A_CHARACTER)
+    return size_bytes
 
 
 def repeated_bytes(pairs: Pairs) -> int:

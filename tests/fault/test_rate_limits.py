@@ -5,12 +5,14 @@ import re
 from typing import Any
 
 import openai
+import orjson
 import pytest
 from openai import AsyncOpenAI
 
-from tests.clients import chat
+from tests.clients import chat, request
 from tests.fault.rig import UnderTest, holds, running
 from tests.scripted import MODEL, ScriptedBackend
+from tests.scripts import answer as answered
 from tests.scripts import fin, hang, json_answer, raw, stream, tokens, until, whole
 
 SECRET = "sk-limited"
@@ -97,6 +99,92 @@ async def test_requests_at_once_are_limited_and_clients_that_leave_give_theirs_b
         backend.plays(*stream(1))
         assert (await under_test.ask(STREAM, AS_CLIENT)).is_done
         assert "98/100" in left(under_test)  # two of the four never reached a backend
+
+
+EMBEDDINGS, RERANK, AUDIO = b"/v1/embeddings", b"/v1/rerank", b"/v1/audio/transcriptions"
+FORM = (
+    b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nscripted\r\n'
+    b'--b\r\ncontent-disposition: form-data; name="file"; filename="a.mp3"\r\n\r\n%b\r\n--b--\r\n'
+)
+AS_FORM = b"content-type: multipart/form-data; boundary=b"
+
+
+def pooled(**fields: Any) -> bytes:
+    return orjson.dumps({"model": MODEL, **fields})
+
+
+LARGE: dict[str, tuple[bytes, bytes, tuple[bytes, ...]]] = {
+    "embeddings": (EMBEDDINGS, pooled(input="x" * 2400), ()),
+    "embeddings that are not understood": (EMBEDDINGS, pooled(input="x" * 2400, unheard_of=1), ()),
+    "rerank": (RERANK, pooled(query="x" * 240, documents=["d"] * 10), ()),
+    "rerank that is not understood": (RERANK, pooled(query="x" * 240, documents=["d"] * 10, unheard_of=1), ()),
+    "score": (b"/v1/score", pooled(text_1=["x" * 240], text_2=["d"] * 10), ()),
+    "an upload": (AUDIO, FORM % (b"x" * 38_400), (AS_FORM,)),
+}
+
+
+@pytest.mark.parametrize(("target", "body", "headers"), LARGE.values(), ids=LARGE)
+async def test_a_burst_of_work_that_generates_nothing_is_charged_before_it_is_answered(
+    backend: ScriptedBackend, target: bytes, body: bytes, headers: tuple[bytes, ...]
+) -> None:
+    backend.plays(hang())
+    async with running(backend, sections=limited(tokens_per_minute=1000)) as under_test:
+        first = asyncio.create_task(under_test.ask(body, AS_CLIENT, *headers, target=target))
+        await holds(lambda: bool(backend.ledger) and backend.ledger[0].whole, "it is at the backend")
+        refused = await under_test.ask(body, AS_CLIENT, *headers, target=target)
+        assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
+        assert refused.header("retry-after-ms") is not None
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await holds(lambda: left(under_test).startswith("<KeyLimits 0 running"), lambda: left(under_test))
+        level = re.fullmatch(r"<KeyLimits 0 running, (\d+)/1000>", left(under_test))
+        assert level is not None
+        assert 300 < int(level[1]) < 450  # what was sent is charged, though its client has left
+        assert len(backend.ledger) == 1
+
+
+async def test_an_upload_whose_usage_tells_no_tokens_is_charged_by_its_size(backend: ScriptedBackend) -> None:
+    backend.plays(*answered(200, {"text": "t", "usage": {"type": "duration", "seconds": 9}}))
+    form = FORM % (b"x" * 25_600)
+    async with running(backend, sections=limited(tokens_per_minute=1000)) as under_test:
+        assert (await under_test.ask(form, AS_CLIENT, AS_FORM, target=AUDIO)).status == 200
+        assert re.search(r" 59\d/1000", left(under_test)), left(under_test)
+        client = await under_test.client()
+        head = b"POST %b HTTP/1.1\r\nhost: a\r\n%b\r\n%b\r\ntransfer-encoding: chunked\r\n\r\n"
+        under_test.gateway.handler._rate_limits["limited"]._tokens._level = 1000.0  # type: ignore[union-attr]
+        await client.send(head % (AUDIO, AS_CLIENT, AS_FORM), b"%x\r\n%b\r\n0\r\n\r\n" % (len(form), form))
+        assert (await client.answer()).status == 200
+        client.close()
+        await holds(lambda: " 59" in left(under_test), lambda: left(under_test))
+
+
+@pytest.mark.parametrize("tokens", [10**12, 1 << 62, -(10**12), -1])
+async def test_one_absurd_usage_costs_a_key_a_minute_at_most_and_gives_it_nothing(
+    backend: ScriptedBackend, tokens: int
+) -> None:
+    usage = {"prompt_tokens": 1, "completion_tokens": tokens}
+    backend.plays(*answered(200, {"object": "chat.completion", "choices": [], "usage": usage}))
+    async with running(backend, sections=limited(tokens_per_minute=1000)) as under_test:
+        assert (await under_test.ask(chat(max_tokens=100), AS_CLIENT)).status == 200
+        level = re.fullmatch(r"<KeyLimits 0 running, (-?\d+)/1000>", left(under_test))
+        assert level is not None
+        assert -200 < int(level[1]) <= 1000
+
+
+async def test_a_stream_that_is_given_up_costs_what_came_and_another_answer_what_was_expected(
+    backend: ScriptedBackend,
+) -> None:
+    backend.plays(hang())
+    async with running(backend, sections=limited(tokens_per_minute=1000)) as under_test:
+        for number, (body, costs) in enumerate([(STREAM, 1), (chat(max_tokens=100), 100)]):
+            before = int(left(under_test).split()[-1].split("/")[0])
+            client = await under_test.client()
+            await client.send(request(body, AS_CLIENT))
+            await holds(lambda seen=number: len(backend.ledger) > seen, "it is at the backend")
+            client.close()
+            await holds(lambda: left(under_test).startswith("<KeyLimits 0 running"), lambda: left(under_test))
+            after = int(left(under_test).split()[-1].split("/")[0])
+            assert costs <= before - after <= costs + 12
 
 
 async def test_openais_sdk_waits_as_long_as_it_is_told_and_reads_the_headers(backend: ScriptedBackend) -> None:

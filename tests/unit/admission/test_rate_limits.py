@@ -69,6 +69,13 @@ def test_one_who_needed_more_than_expected_leaves_debt() -> None:
     assert b"x-ratelimit-remaining-tokens: 0\r\nx-ratelimit-reset-tokens: 1m10s\r\n" in key.headers()
 
 
+@pytest.mark.parametrize(("reported", "left"), [(10**12, -50), (-(10**12), 100), (151, -50), (149, -49)])
+def test_one_answer_costs_no_more_than_a_minute_beyond_what_was_expected(reported: int, left: int) -> None:
+    of = limits(Clock(), tokens_per_minute=100)
+    used(of, 50, reported)
+    assert repr(of) == f"<KeyLimits 0 running, {left}/100>"
+
+
 def test_a_request_for_which_no_backend_worked_costs_nothing() -> None:
     key = limits(requests_per_minute=1, tokens_per_minute=100)
     for _ in range(3):

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from gateway.request import Pairs
-from gateway.scoring.pairs import MOST_DOCUMENTS, body_of, pairs_of, query_body, repeated_bytes, wanted_of
+from gateway.scoring.pairs import MOST_DOCUMENTS, body_of, pairs_of, query_body, repeated_bytes, scored_bytes, wanted_of
 
 RERANK: dict[str, Any] = {"model": "alias", "query": "q", "documents": ["a", "bé", "c"]}
 SCORE: dict[str, Any] = {"model": "alias", "text_1": ["q", "r", "s"], "text_2": ["a", "b", "c"]}
@@ -116,3 +116,18 @@ def test_what_pieces_repeat_is_all_but_what_they_share_out() -> None:
 )
 def test_what_is_not_understood_is_not_cut(endpoint: str, document: dict[str, Any]) -> None:
     assert pairs_of(endpoint, document, "m") is None
+
+
+@pytest.mark.parametrize(
+    ("document", "more"),
+    [
+        ({"query": "q" * 10, "documents": ["a"] * 5}, 40),
+        ({"text_1": "é" * 10, "text_2": ["a"] * 5}, 120),
+        ({"queries": ["q" * 10], "documents": ["a"] * 5}, 40),
+        ({"data_1": ["q" * 10] * 5, "data_2": ["a"] * 5}, 0),
+        ({"input": ["a"] * 5}, 0),
+    ],
+)
+def test_a_query_is_scored_with_each_document(document: dict[str, Any], more: int) -> None:
+    assert scored_bytes(document, 100, 5) == 100 + more
+    assert scored_bytes(document, 100, 0) == 100
