@@ -23,7 +23,7 @@ from gateway.embeddings.part import Part
 from gateway.embeddings.reuse import Reuse
 from gateway.embeddings.sharing import Sharer
 from gateway.embeddings.sizes import ModelSizes
-from gateway.embeddings.solo import Solo
+from gateway.embeddings.solo import Solo, network_of
 from gateway.embeddings.split import pieces
 from gateway.embeddings.token_counts import TokenCounts
 from gateway.embeddings.waiting import Waiting
@@ -96,7 +96,7 @@ class Coalescer:
         inputs, engines = request.inputs, self._fleet.candidates(request.ask.model)
         assert inputs is not None
         now = self._clock()
-        client = request.ask.tenant or f"connection {reply.connection}"
+        client = request.ask.tenant or f"address {network_of(reply.address)}"
         found = None
         if self._reuse is not None and engines is not None and not request.explains:
             found = self._reuse.find(request.ask.model, inputs)

@@ -104,6 +104,45 @@ class Flights:
         self._end(flight)
 
     async def _fly(self, flight: Flight, started: float) -> None:
+        refusal = await self._refusal(flight, started)
+        if refusal is None:
+            return
+        if len(flight.parts) > 1:  # refused for what was asked, and nobody knows by whom
+            self._metrics.isolations.add((flight.group.key.model,))
+            await self._isolate(flight)
+        else:
+            flight.parts[0].owner.ends(refusal)
+
+    async def _isolate(self, flight: Flight) -> None:
+        """Find who spoils a refused batch by halves, and answer the others.
+
+        With one to blame, that takes a request for each halving, and one for all who were not in any of these.
+        """
+        bad, rest, finds_first = [flight.parts], list[Part](), True
+        while bad:
+            parts = bad.pop()
+            first, second = parts[: len(parts) // 2], parts[len(parts) // 2 :]
+            if not first:
+                second[0].owner.ends(ByItself(isolated=True))
+            elif not await self._refuses(flight, first):
+                bad.append(second)
+            else:
+                bad.append(first)
+                if finds_first:
+                    rest += second
+                elif await self._refuses(flight, second):
+                    bad.append(second)
+            if not bad and rest:
+                finds_first = False
+                bad, rest = ([rest] if await self._refuses(flight, rest) else []), []
+
+    async def _refuses(self, flight: Flight, parts: list[Part]) -> bool:
+        """Whether a backend refuses these parts of a batch; else they are answered, or have failed."""
+        parts = [part for part in parts if part in self._of]  # those whose clients still wait
+        return bool(parts) and await self._refusal(replace(flight, parts=parts), self._clock()) is not None
+
+    async def _refusal(self, flight: Flight, started: float) -> Refused | None:
+        """Have the batch answered: what a backend says if it refuses what is asked, else None."""
         request = self._request(flight)
         record = Record(request.request_id, request.endpoint, started)
         try:
@@ -112,13 +151,16 @@ class Flights:
                 async with sink.filling():
                     await self._dispatcher.dispatch(request, sink, record)
                 self._told(flight, record, started)
-                await self._answered(flight, sink, counting, record, started)
+                if sink.status != 200:
+                    return Refused(sink.status, sink.content_type, sink.headers, sink.body)
+                await self._answered(flight, sink.body, counting, record, started)
         except GatewayError as error:
             self._told(flight, record, started)
             self._failed(flight, error)
         except Exception as error:
             self._log.exception("internal error", request_id=request.request_id, endpoint=request.endpoint)
             self._failed(flight, InternalError(f"The gateway failed on this request ({type(error).__name__})."))
+        return None
 
     def _failed(self, flight: Flight, error: GatewayError) -> None:
         if isinstance(error, BackendError) and len(flight.parts) > 1:
@@ -171,20 +213,8 @@ class Flights:
         for part in flight.parts:
             part.owner.sent(record, started - part.joined_seconds)
 
-    async def _answered(
-        self, flight: Flight, sink: Collected, counting: Counting, record: Record, since: float
-    ) -> None:
+    async def _answered(self, flight: Flight, body: bytes, counting: Counting, record: Record, since: float) -> None:
         parts, seconds = flight.parts, self._clock() - since - record.queue_seconds
-        if sink.status != 200:
-            if len(parts) > 1:  # refused for what was asked, and nobody knows by whom
-                self._metrics.isolations.add((flight.group.key.model,))
-                for part in parts:
-                    part.owner.ends(ByItself(isolated=True))
-                return
-            for part in parts:
-                part.owner.ends(Refused(sink.status, sink.content_type, sink.headers, sink.body))
-            return
-        body = sink.body
         vectors = read_vectors(body, flight.items)
         flight.group.sizes.answer_came(flight.items, len(body))
         are_ids, size_bytes = flight.group.key.are_ids, sum(part.size_bytes for part in parts)

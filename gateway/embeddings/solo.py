@@ -1,5 +1,7 @@
 """Clients whose requests have spoilt a batch: for a while their requests travel alone."""
 
+from ipaddress import IPv6Address
+
 _SECONDS = 10.0
 _MOST = 1024
 
@@ -28,3 +30,11 @@ class Solo:
                 break
             del self._until[first]
         return client in self._until
+
+
+def network_of(address: str) -> str:
+    """What stands for a client without a name: its address, or the /64 that IPv6 gives to each."""
+    if ":" not in address:
+        return address
+    parsed = IPv6Address(address)
+    return str(parsed.ipv4_mapped or parsed.exploded[:19])

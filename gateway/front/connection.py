@@ -83,6 +83,15 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._stash = bytearray()  # pipelined bytes that are not parsed yet
         self._deaf = False  # nothing more is parsed: malformed, refused, or closing
         self._task: asyncio.Task[None] | None = None
+        self._address: str | None = None
+
+    @property
+    def address(self) -> str:
+        """The client's network address; asked for once, and only if it is of interest."""
+        if self._address is None:
+            peer = self._transport.get_extra_info("peername") if self._transport is not None else None
+            self._address = str(peer[0]) if peer else ""
+        return self._address
 
     @property
     def answering(self) -> bool:

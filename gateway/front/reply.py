@@ -19,6 +19,10 @@ class Wire(Protocol):
 
     blocked: bool
 
+    @property
+    def address(self) -> str:
+        """The client's network address."""
+
     def write(self, data: bytes) -> bool:
         """Send bytes; dropped when the client is gone. True = its buffer is full."""
 
@@ -62,9 +66,9 @@ class Reply:
         self.on_room: Callable[[], None] | None = None
 
     @property
-    def connection(self) -> int:
-        """Tells connections apart, while they are open."""
-        return id(self._wire)
+    def address(self) -> str:
+        """The client's network address."""
+        return self._wire.address
 
     @property
     def blocked(self) -> bool:
@@ -156,6 +160,7 @@ class Reply:
 class _Nowhere:
     """Where the rest of a response goes that was broken off."""
 
+    address = ""
     blocked = False
 
     def write(self, data: bytes) -> bool:  # noqa: ARG002

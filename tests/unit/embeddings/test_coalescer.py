@@ -168,7 +168,8 @@ def test_one_bad_input_among_64_clients_fails_alone_and_its_client_travels_alone
         await asyncio.gather(
             *(scene.ask(text, wire=wire, tenant=text) for text, wire in zip(texts, wires, strict=True))
         )
-        assert scene.sizes == [64] + [1] * 64
+        assert len(scene.sizes) <= 1 + 6 + 1 + 1  # all; by halves; the rest; and the bad one alone
+        assert scene.sizes[0] == 64
         for text, wire in zip(texts, wires, strict=True):
             if text == BAD:
                 assert (wire.status, wire.body) == (400, refusal([BAD]))
@@ -188,14 +189,16 @@ def test_one_bad_input_among_64_clients_fails_alone_and_its_client_travels_alone
     run(main())
 
 
-def test_clients_without_a_name_are_told_apart_by_their_connections() -> None:
+@pytest.mark.parametrize(
+    ("bad", "again"),
+    [("192.0.2.7", "192.0.2.7"), ("2001:db8::1", "2001:db8::ffff:1"), ("::ffff:192.0.2.7", "192.0.2.7")],
+)
+def test_clients_without_a_name_are_told_apart_by_their_addresses(bad: str, again: str) -> None:
     async def main() -> None:
         scene = Scene()
-        wire = FakeWire()
-        await asyncio.gather(scene.ask(BAD, wire=wire), scene.ask("good"))
+        await asyncio.gather(scene.ask(BAD, wire=FakeWire(address=bad)), scene.ask("good"))
         scene.sent.clear()
-        wire.sent = b""
-        await asyncio.gather(scene.ask("x", wire=wire), scene.ask("y"), scene.ask("z"))
+        await asyncio.gather(scene.ask("x", wire=FakeWire(address=again)), scene.ask("y"), scene.ask("z"))
         assert sorted(scene.sizes) == [1, 2]
 
     run(main())

@@ -2,12 +2,16 @@
 
 import asyncio
 from base64 import b64encode
+from math import ceil, log2
 
 import orjson
+import pytest
 import structlog
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.admission.virtual_time import run, turns
-from tests.unit.embeddings.scene import Item, Scene, answer
+from tests.unit.embeddings.scene import BAD, Item, Scene, answer, expected, refusal, vectors_in
 
 
 def test_a_batch_of_one_tenant_stands_in_line_as_that_tenant() -> None:
@@ -119,6 +123,45 @@ def test_a_long_answer_is_handed_out_over_several_turns_of_the_loop() -> None:
         await asyncio.gather(*(one(f"text {n}") for n in range(16)))
         assert scene.sizes == [16]
         assert max(ended.count(turn) for turn in ended) <= 3  # of 128,000 bytes each
+        await scene.check_that_nothing_is_left()
+
+    run(main())
+
+
+@pytest.mark.parametrize("count", [2, 3, 16, 63, 64])
+@pytest.mark.parametrize("where", [0, 1, 2, 7, -1])
+def test_one_who_spoils_a_batch_costs_a_request_for_each_halving_and_two(count: int, where: int) -> None:
+    async def main() -> None:
+        scene = Scene()
+        texts = [f"text {n}" for n in range(count)]
+        texts[where % count] = BAD
+        wires = await scene.ask_all(*texts)
+        assert sum(wire.status != 200 for wire in wires) == 1
+        assert len(scene.sent) <= 1 + ceil(log2(count)) + 1 + 1
+        for text, wire in zip(texts, wires, strict=True):
+            assert wire.body == refusal([BAD]) if text == BAD else vectors_in(wire) == expected([text])
+        await scene.check_that_nothing_is_left()
+
+    run(main())
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=64), st.lists(st.integers(0, 70), max_size=64))
+def test_however_many_spoil_a_batch_all_others_are_answered(bad: list[bool], leave_ms: list[int]) -> None:
+    async def main() -> None:
+        scene = Scene()
+        texts = [BAD if each else f"text {n}" for n, each in enumerate(bad)]
+        waits = dict(enumerate(leave_ms))
+
+        async def one(number: int, text: str) -> None:
+            async with asyncio.timeout(waits[number] / 1000 if number in waits else None):
+                wire = await scene.ask(text, f"id-{number}")
+            assert wire.body == refusal([BAD]) if text == BAD else vectors_in(wire) == expected([text])
+
+        ended = await asyncio.gather(*(one(*each) for each in enumerate(texts)), return_exceptions=True)
+        assert all(each is None or isinstance(each, TimeoutError) for each in ended)
+        if not leave_ms:
+            assert len(scene.sent) <= 2 * sum(bad) * ceil(log2(len(bad))) + 4
+            assert len(scene.sent) <= 3 * len(bad) + ceil(log2(len(bad))) + 2
         await scene.check_that_nothing_is_left()
 
     run(main())

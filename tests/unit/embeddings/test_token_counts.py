@@ -181,7 +181,7 @@ def test_a_batch_that_is_refused_is_not_waited_for() -> None:
         scene = with_tokenizer()
         scene.tokenizer.seconds = 10.0
         wires = await scene.ask_all("one", BAD, "two words")
-        assert [sent.items for sent in scene.sent[1:]] == [["one"], [BAD], ["two words"]]
+        assert [sent.items for sent in scene.sent[1:]] == [["one"], [BAD], ["two words"], [BAD]]
         assert (wires[1].status, wires[1].body) == (400, refusal([BAD]))
         check_answers([wires[0], wires[2]], ["one", "two words"], b"exact")
         assert (scene.tokenizer.cancelled, counted(scene)) == (1, {})

@@ -21,6 +21,7 @@ class FakeWire:
     sent: bytes = b""
     was_cut: bool = False
     reply: Reply | None = None
+    address: str = "192.0.2.1"
 
     def write(self, data: bytes) -> bool:
         self.sent += data
