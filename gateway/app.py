@@ -159,16 +159,17 @@ class Gateway:
 
     def _batchers(self, dispatcher: Dispatcher, new_id: Callable[[], str]) -> tuple[Coalescer, Spreader]:
         config, counted = self.config, EmbeddingMetrics(self.metrics)
+        backlog, most_seconds = self.queue.backlog, config.admission.max_wait_seconds
         headers, retry_after = config.server.response_headers, self.gate.retry_after_seconds
         self.reuse = reuse_as_configured(config, self.fleet, counted, secrets.token_bytes(32))
         coalescer = Coalescer(
-            self.fleet, dispatcher, config.embeddings, config.admission, counted, self.clock, new_id,
+            self.fleet, dispatcher, config.embeddings, backlog, most_seconds, counted, self.clock, new_id,
             crowded=self.queue.waiting, retry_after=retry_after, token_counts=TokenCounts(self.tokenization, counted),
             memory=self.memory, response_headers=headers, reuse=self.reuse,
         )  # fmt: skip
         spreader = Spreader(
-            self.fleet, dispatcher, config.embeddings, config.admission, counted, self.clock, retry_after=retry_after,
-            memory=self.memory, response_headers=headers,
+            self.fleet, dispatcher, config.embeddings, backlog, most_seconds, counted, self.clock,
+            retry_after=retry_after, memory=self.memory, response_headers=headers,
         )  # fmt: skip
         return coalescer, spreader
 

@@ -1,7 +1,8 @@
-"""The waiting line: bounded by count and bytes, one line a model."""
+"""The waiting line: one line a model, within the bounds of all that waits."""
 
 from collections.abc import Iterable, Iterator
 
+from gateway.admission.backlog import Backlog
 from gateway.admission.fairness import Tenants
 from gateway.admission.line import Line, Order
 from gateway.admission.ticket import Ticket
@@ -9,15 +10,13 @@ from gateway.errors import QueueFull
 from gateway.request import Ask
 
 _MOST_MODELS = 1024  # more are kept only while they are in use
-_GUARDED_SHARE = 16  # one of so many places is kept from tenants that have much in the line
 
 
 class Queue:
-    """Owner of who waits."""
+    """Owner of who waits. What waits elsewhere is counted in its `backlog`, too."""
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
-        self._max_requests = max_requests
-        self._max_bytes = max_bytes
+        self.backlog = Backlog(max_requests, max_bytes)
         self._lines: dict[str, Line] = {}
         self._tenants: dict[str, Tenants] = {}
         self._requests = 0
@@ -88,19 +87,17 @@ class Queue:
         line.join(ticket)
         self._requests += 1
         self._bytes += ask.size_bytes
+        self.backlog.join(ask.size_bytes)
 
     def refuse_if_full(self, ask: Ask, now: float, retry_after_seconds: float) -> None:
-        """Raises QueueFull when the line is at its bound of requests or bytes.
+        """Raises QueueFull when as many requests or bytes wait as may.
 
         The last places are kept from a tenant that has more than its share of them, while others have been there.
         """
         tenants = self.tenants(ask.model)
-        most, most_bytes = self._max_requests, self._max_bytes
-        if tenants.waits_much(tenants.of(ask), now):
-            most, most_bytes = most - most // _GUARDED_SHARE, most_bytes - most_bytes // _GUARDED_SHARE
-        if self._requests >= most or self._bytes + ask.size_bytes > most_bytes:
+        if self.backlog.is_full_for(ask.size_bytes, guarded=tenants.waits_much(tenants.of(ask), now)):
             raise QueueFull(
-                f"All backends of model {ask.model!r} are busy and {self._requests} requests are waiting"
+                f"All backends of model {ask.model!r} are busy and {self.backlog.requests} requests are waiting"
                 " already. Retry after the time in the retry-after header.",
                 retry_after_seconds=retry_after_seconds,
             )
@@ -121,4 +118,5 @@ class Queue:
             del self._lines[ticket.ask.model]
         self._requests -= 1
         self._bytes -= ticket.ask.size_bytes
+        self.backlog.leave(ticket.ask.size_bytes)
         return True

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
+from gateway.admission.backlog import Backlog
 from gateway.backends.backend import Backend, EngineRank
 from gateway.backends.registry import Fleet
-from gateway.config import AdmissionConfig, EmbeddingsConfig
+from gateway.config import EmbeddingsConfig
 from gateway.dispatch import Dispatcher
 from gateway.embeddings.answer import answer_pieces, size_of, usage_of
 from gateway.embeddings.batch import Budget
@@ -50,7 +51,8 @@ class Coalescer:
         fleet: Fleet,
         dispatcher: Dispatcher,
         config: EmbeddingsConfig,
-        admission: AdmissionConfig,
+        backlog: Backlog,
+        max_wait_seconds: float,
         metrics: EmbeddingMetrics,
         clock: Callable[[], float],
         new_id: Callable[[], str],
@@ -78,7 +80,7 @@ class Coalescer:
         self._solo = Solo()
         self._present = 0  # members
         self._waiting: Waiting[Member] = Waiting(  # those of whom not every part is in a batch
-            admission, retry_after, "embeddings requests wait for a batch", "embeddings"
+            backlog, max_wait_seconds, retry_after, "embeddings"
         )
 
     def __repr__(self) -> str:
@@ -112,14 +114,14 @@ class Coalescer:
             if answer.status == 200 and answer.usage is not None:  # it was not: sizes may have been learned wrongly
                 sizes.learn_tokens(inputs, answer.usage.prompt_tokens)
             return answer
-        self._waiting.refuse_what_is_too_much(request)
-        group = self._group(request, inputs, sizes)
+        new = tokens if found is None else [tokens[places[0]] for places in found.rest]
+        bulk = _is_bulk(request, new)
+        group = self._group(request, inputs, sizes, bulk=bulk)
         if found is None:
-            member, bulk = Member(request, inputs, client, record, now), _is_bulk(request, tokens)
+            member = Member(request, inputs, client, record, now)
             member.consists_of(self._parts(request, sizes, inputs, tokens))
         else:
             assert self._reuse is not None
-            bulk = _is_bulk(request, [tokens[places[0]] for places in found.rest])
             member = sharer = Sharer(request, inputs, client, record, now)
             self._reuse.begin(sharer, found, tokens, partial(self._parts, request, sizes), bulk=bulk)
         with self._joined(group, member, bulk=bulk):
@@ -165,11 +167,14 @@ class Coalescer:
             for each in ranges
         ]  # fmt: skip
 
-    def _group(self, request: InferenceRequest, inputs: EmbeddingInputs, sizes: ModelSizes) -> Group:
+    def _group(self, request: InferenceRequest, inputs: EmbeddingInputs, sizes: ModelSizes, *, bulk: bool) -> Group:
+        """Those with whom it may share batches. Raises QueueFull if it would have to wait, and no more may."""
         key = GroupKey(request.ask.model, inputs.template, inputs.are_ids, inputs.isolation, request.ask.batch)
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Group(key, sizes)
+        elif group.makes_wait(group.gathering(bulk=bulk), crowded=self._crowded(key.model) > 0):
+            self._waiting.refuse_if_full(request)
         return group
 
     @contextmanager

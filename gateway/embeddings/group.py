@@ -71,6 +71,11 @@ class Group:
         """What matters for when to send."""
         return Surroundings(self.sizes.slots, self.sizes.overhead_seconds, crowded)
 
+    def makes_wait(self, gathering: Gathering, *, crowded: bool) -> bool:
+        """Whether one more request may have to wait for others to end."""
+        is_behind = gathering is self.bulk and len(gathering.lane) > 0
+        return crowded or is_behind or gathering.in_flight >= self.sizes.slots
+
     def has_room(self, gathering: Gathering) -> bool:
         """Whether the next batch may be sent: long lists leave some of the backends' slots to short ones."""
         in_flight = self.sizes.bulk_items

@@ -1,11 +1,11 @@
-"""Requests in the gateway's own hands that wait for their turn: how many may, and for how long."""
+"""Requests in the gateway's own hands that wait for their turn: counted with all that waits, and for how long."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
-from gateway.config import AdmissionConfig
+from gateway.admission.backlog import Backlog
 from gateway.errors import DeadlineUnmeetable, QueueFull, WaitExpired
 from gateway.request import InferenceRequest
 
@@ -13,18 +13,19 @@ Who = TypeVar("Who")
 
 
 class Waiting(Generic[Who]):
-    """Owner of who waits. `retry_after` tells when one who is refused may come again.
+    """Owner of who waits here. `retry_after` tells when one who is refused may come again.
 
-    `full` and `busy` say in words who waits for what already, and what keeps backends busy.
+    `busy` says in words what keeps backends busy.
     """
 
-    def __init__(self, bounds: AdmissionConfig, retry_after: Callable[[str], float], full: str, busy: str) -> None:
-        self._bounds = bounds
+    def __init__(
+        self, backlog: Backlog, max_wait_seconds: float, retry_after: Callable[[str], float], busy: str
+    ) -> None:
+        self._backlog = backlog
+        self._max_wait_seconds = max_wait_seconds
         self._retry_after = retry_after
-        self._full = full
         self._busy = busy
         self._sizes: dict[Who, int] = {}  # bytes of their requests
-        self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -32,20 +33,22 @@ class Waiting(Generic[Who]):
     def join(self, who: Who, request: InferenceRequest) -> None:
         """Wait from now on."""
         self._sizes[who] = request.ask.size_bytes
-        self._bytes += request.ask.size_bytes
+        self._backlog.join(request.ask.size_bytes)
 
     def leave(self, who: Who) -> None:
         """Wait no more. Safe to call again."""
-        self._bytes -= self._sizes.pop(who, 0)
+        size_bytes = self._sizes.pop(who, None)
+        if size_bytes is not None:
+            self._backlog.leave(size_bytes)
 
-    def refuse_what_is_too_much(self, request: InferenceRequest) -> None:
-        """Raises QueueFull where as many wait as may. One may always."""
-        bounds, waiting = self._bounds, len(self._sizes)
-        over = self._bytes + request.ask.size_bytes > bounds.max_queued_bytes
-        if waiting and (waiting >= bounds.max_queued_requests or over):
+    def refuse_if_full(self, request: InferenceRequest) -> None:
+        """Raises QueueFull where as many requests or bytes wait as may: ask before one that cannot go at once."""
+        model, backlog = request.ask.model, self._backlog
+        if backlog.is_full_for(request.ask.size_bytes, guarded=True):
             raise QueueFull(
-                f"{waiting} {self._full} already, the most that may.",
-                retry_after_seconds=self._retry_after(request.ask.model),
+                f"The backends of model {model!r} are busy with other {self._busy} and {backlog.requests} requests are"
+                " waiting already. Retry after the time in the retry-after header.",
+                retry_after_seconds=self._retry_after(model),
             )
 
     @asynccontextmanager
@@ -57,7 +60,7 @@ class Waiting(Generic[Who]):
         `since`: when the wait began, on the gateway's clock; `ends`: it has an end. Raises WaitExpired or
         DeadlineUnmeetable.
         """
-        model, deadline, most = request.ask.model, request.ask.deadline_seconds, self._bounds.max_wait_seconds
+        model, deadline, most = request.ask.model, request.ask.deadline_seconds, self._max_wait_seconds
         kind: type[WaitExpired | DeadlineUnmeetable] = WaitExpired
         until = f"{most:g} s had passed"
         if deadline is not None and deadline - since < most:

@@ -7,8 +7,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from gateway.admission.backlog import Backlog
 from gateway.backends.registry import Fleet
-from gateway.config import AdmissionConfig, EmbeddingsConfig
+from gateway.config import EmbeddingsConfig
 from gateway.dispatch import Dispatcher
 from gateway.embeddings.collected import Collected
 from gateway.embeddings.deliver import deliver
@@ -105,7 +106,8 @@ class Spreader:
         fleet: Fleet,
         dispatcher: Dispatcher,
         config: EmbeddingsConfig,
-        admission: AdmissionConfig,
+        backlog: Backlog,
+        max_wait_seconds: float,
         metrics: EmbeddingMetrics,
         clock: Callable[[], float],
         *,
@@ -122,7 +124,7 @@ class Spreader:
         self._response_headers = response_headers
         self._models: dict[str, _Model] = {}
         self._waiting: Waiting[_Job] = Waiting(  # those of whom not every piece is sent
-            admission, retry_after, "long lists of documents wait for their turn", "lists of documents"
+            backlog, max_wait_seconds, retry_after, "lists of documents"
         )
 
     def __repr__(self) -> str:
@@ -225,7 +227,8 @@ class Spreader:
     async def _collect(self, job: _Job, model: _Model, parts: list[Part]) -> None:
         """Have all pieces answered. Raises _RefusedError if a backend refuses what one of them asks."""
         name, started = job.request.ask.model, self._clock()
-        self._waiting.refuse_what_is_too_much(job.request)
+        if model.room.busy:
+            self._waiting.refuse_if_full(job.request)
         self._metrics.splits.add((name,))
         self._waiting.join(job, job.request)
         try:

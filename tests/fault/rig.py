@@ -106,7 +106,8 @@ class UnderTest:
         """What is taken, one line for each thing that is not at rest."""
         gateway = self.gateway
         found = {
-            "queued": len(gateway.queue), "waiting": gateway.gate.waiting, "relayed": len(gateway.relay),
+            "queued": len(gateway.queue), "backlog": gateway.queue.backlog.requests + gateway.queue.backlog.size_bytes,
+            "waiting": gateway.gate.waiting, "relayed": len(gateway.relay),
             "answering": gateway.server.answering, "clients": len(gateway.server._connections),
             "connections in use": sum(pool.open for pool in gateway.relay._pools.values()),
             "held bytes": gateway.memory.used_bytes,

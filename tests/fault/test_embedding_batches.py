@@ -135,3 +135,25 @@ async def test_a_batch_is_aborted_when_the_last_of_its_clients_has_left(backend:
 def asked(seen: Any) -> int:
     """How many texts a request held."""
     return len(orjson.loads(seen.body)["input"]) if seen.whole else 0
+
+
+async def test_requests_that_wait_for_a_batch_and_those_in_the_queue_are_counted_together(
+    backend: ScriptedBackend,
+) -> None:
+    backend.plays(hang())
+    sections = {"admission": {"max_queued_requests": 2}, "embeddings": {"max_delay_seconds": 60.0}}
+    async with running(backend, sections=sections, per_backend={"max_in_flight": 4}) as under_test:
+        clients: list[Client] = [await under_test.client() for _ in range(6)]
+        for number, client in enumerate(clients):
+            await client.send(request(body(f"text {number}"), target=PATH))
+            if number < 4:  # the most batches that a replica gets at once
+                await holds(lambda sent=number: len(backend.ledger) > sent, "it is under way")
+        backlog = under_test.gateway.queue.backlog
+        await holds(lambda: backlog.requests == 2, "two wait for a batch")
+        refused = await under_test.ask()
+        assert (refused.status, refused.error["code"]) == (429, "queue_full")
+        assert "2 requests are waiting already" in refused.error["message"]
+        refused = await under_test.ask(body("one more"), target=PATH)
+        assert (refused.status, refused.error["code"]) == (429, "queue_full")
+        for client in clients:
+            client.close()

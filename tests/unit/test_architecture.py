@@ -72,6 +72,7 @@ LAYERS: dict[str, set[str]] = {
         "config",
         "dispatch",
         "memory",
+        "admission.backlog",
         "backends.backend",
         "backends.registry",
         "front.reply",
@@ -86,6 +87,7 @@ LAYERS: dict[str, set[str]] = {
         "config",
         "dispatch",
         "memory",
+        "admission.backlog",
         "embeddings.collected",
         "embeddings.deliver",
         "embeddings.fair",
@@ -107,8 +109,9 @@ LAYERS: dict[str, set[str]] = {
 }
 # Decisions: values in, decisions out. They know no event loop, no clock, no chance, and no network.
 PURE_ADMISSION = (
-    "candidate.py", "drain.py", "drain_rate.py", "invariants.py", "kv_ledger.py", "limiter.py", "output_lengths.py",
-    "placement.py", "queue.py", "rate_limits.py", "room.py", "seating.py", "turns.py",
+    "backlog.py", "candidate.py", "drain.py", "drain_rate.py", "invariants.py", "kv_ledger.py", "limiter.py",
+    "output_lengths.py", "placement.py", "queue.py", "rate_limits.py", "room.py", "seating.py",
+    "turns.py",
 )  # fmt: skip
 PURE_EMBEDDINGS = (
     "answer.py", "batch.py", "cache.py", "fair.py", "fit.py", "grouping.py", "parsing.py", "part.py", "revision.py",

@@ -109,7 +109,9 @@ class Scene:
                 backend, Facts(models=(ModelCard("m", max_model_len=CONTEXT_TOKENS),), process_start_seconds=1.0)
             )
             self.fleet.probed(backend, Probe.OK)
-        self.queue, lengths, calibration = Queue(1000, 10**9), OutputLengths(), Calibration(CostModel())
+        bounds = AdmissionConfig.model_validate(admission or {})
+        self.queue = Queue(bounds.max_queued_requests, bounds.max_queued_bytes)
+        lengths, calibration = OutputLengths(), Calibration(CostModel())
         self.placement = Placement(
             self.fleet.candidates, LeastLoadedPolicy(), self.queue, lengths, calibration, Knobs()
         )
@@ -129,7 +131,7 @@ class Scene:
         self.reuse = reuse_as_configured(config, self.fleet, self.counted, b"secret")
         self.coalescer = Coalescer(
             self.fleet, self.dispatcher, config.embeddings,
-            AdmissionConfig.model_validate(admission or {}), self.counted, loop.time, lambda: f"batch-{next(numbers)}",
+            self.queue.backlog, bounds.max_wait_seconds, self.counted, loop.time, lambda: f"batch-{next(numbers)}",
             crowded=self.queue.waiting, retry_after=lambda _: 1.0, token_counts=token_counts, memory=self.memory,
             response_headers=True, reuse=self.reuse,
         )  # fmt: skip
@@ -244,6 +246,7 @@ class Scene:
         assert self.coalescer.busy == 0, self.coalescer
         assert self.gate.waiting == 0
         assert self.memory.used_bytes == 0
+        assert repr(self.queue.backlog) == "<Backlog 0 requests, 0 bytes>"
         assert set(self._running.values()) <= {0}
         for seat in self.placement.seats:
             assert repr(seat.load) == "<Load 0 in flight, 0 decoding, 0 tokens>"

@@ -2,15 +2,15 @@ import asyncio
 
 import pytest
 
-from gateway.config import AdmissionConfig
+from gateway.admission.backlog import Backlog
 from gateway.embeddings.waiting import Waiting
 from gateway.errors import DeadlineUnmeetable, QueueFull, WaitExpired
 from gateway.request import Ask, InferenceRequest, Kind
 from tests.unit.admission.virtual_time import run
 
 
-def waiting(**bounds: float) -> Waiting[str]:
-    return Waiting(AdmissionConfig.model_validate(bounds), lambda _: 3.0, "wait", "things")
+def waiting(max_requests: int = 100, max_bytes: int = 1000, most_seconds: float = 5.0) -> Waiting[str]:
+    return Waiting(Backlog(max_requests, max_bytes), most_seconds, lambda _: 3.0, "things")
 
 
 def request(size_bytes: int = 10, deadline_seconds: float | None = None) -> InferenceRequest:
@@ -18,28 +18,27 @@ def request(size_bytes: int = 10, deadline_seconds: float | None = None) -> Infe
     return InferenceRequest("embeddings", Kind.POOL, b"POST", b"/v1/embeddings", ask, "id-1")
 
 
-def test_one_may_always_wait_and_more_only_within_the_bounds() -> None:
-    here = waiting(max_queued_requests=2, max_queued_bytes=100)
-    here.refuse_what_is_too_much(request(1000))
+def test_no_more_wait_than_may() -> None:
+    here = waiting(max_requests=2, max_bytes=100)
     here.join("a", request(60))
-    here.refuse_what_is_too_much(request(40))
-    with pytest.raises(QueueFull, match="1 wait already") as full:
-        here.refuse_what_is_too_much(request(41))
+    here.refuse_if_full(request(34))
+    with pytest.raises(QueueFull, match="1 requests are waiting already") as full:
+        here.refuse_if_full(request(35))  # one byte in sixteen is kept for the queue
     assert full.value.retry_after_seconds == 3.0
     here.join("b", request(1))
     with pytest.raises(QueueFull):
-        here.refuse_what_is_too_much(request(1))
+        here.refuse_if_full(request(1))
 
 
 def test_who_leaves_makes_room_once() -> None:
-    here = waiting(max_queued_requests=100, max_queued_bytes=100)
+    here = waiting(max_requests=2, max_bytes=100)
     for who in "ab":
-        here.join(who, request(50))
+        here.join(who, request(40))
     for _ in range(2):
         here.leave("a")
-    here.refuse_what_is_too_much(request(50))
+    here.refuse_if_full(request(54))
     with pytest.raises(QueueFull):
-        here.refuse_what_is_too_much(request(51))
+        here.refuse_if_full(request(55))
     assert len(here) == 1
 
 
@@ -54,7 +53,7 @@ def test_a_wait_ends_in_time(
         began = now()
         deadline = None if deadline_seconds is None else began + deadline_seconds
         with pytest.raises(error, match="busy with other things") as told:
-            async with waiting(max_wait_seconds=5).in_time(request(deadline_seconds=deadline), began):
+            async with waiting().in_time(request(deadline_seconds=deadline), began):
                 await asyncio.sleep(60)
         assert told.value.retry_after_seconds == 3.0
         assert now() - began == pytest.approx(ends_after)
@@ -65,9 +64,9 @@ def test_a_wait_ends_in_time(
 def test_a_wait_that_has_no_end_and_one_that_is_over_last_as_long_as_they_like() -> None:
     async def main() -> None:
         began = asyncio.get_running_loop().time()
-        async with waiting(max_wait_seconds=5).in_time(request(), began, ends=False):
+        async with waiting().in_time(request(), began, ends=False):
             await asyncio.sleep(60)
-        async with waiting(max_wait_seconds=5).in_time(request(), began + 60) as wait:
+        async with waiting().in_time(request(), began + 60) as wait:
             wait.reschedule(None)
             await asyncio.sleep(60)
 

@@ -56,7 +56,8 @@ class Scene:
         self, backends: str = "a", cap: int = 256, kind: str = "cross", admission: dict[str, Any] | None = None,
         **config: Any,
     ) -> None:  # fmt: skip
-        below = self.below = embeddings.Scene(backends, cap)
+        below = self.below = embeddings.Scene(backends, cap, admission)
+        bounds = AdmissionConfig.model_validate(admission or {})
         self.clock, self.kind, self.cap = below.clock, kind, cap
         self.dispatcher = Dispatcher(
             below.fleet, below.gate, cast(Relay, self), RetryBudget(UpstreamConfig()), below.metrics,
@@ -64,7 +65,7 @@ class Scene:
         )  # fmt: skip
         self.spreader = Spreader(
             below.fleet, self.dispatcher, EmbeddingsConfig.model_validate(config),
-            AdmissionConfig.model_validate(admission or {}), below.counted, self.clock, retry_after=lambda _: 1.0,
+            below.queue.backlog, bounds.max_wait_seconds, below.counted, self.clock, retry_after=lambda _: 1.0,
             memory=below.memory, response_headers=True,
         )  # fmt: skip
         self.sent: list[Sent] = []
@@ -150,6 +151,7 @@ class Scene:
         assert self.spreader.busy == 0, self.spreader
         assert self.in_flight == 0
         assert self.below.memory.used_bytes == 0
+        assert repr(self.below.queue.backlog) == "<Backlog 0 requests, 0 bytes>"
         assert self.below.gate.waiting == 0
         for seat in self.below.placement.seats:
             assert repr(seat.load) == "<Load 0 in flight, 0 decoding, 0 tokens>"
