@@ -32,6 +32,17 @@ def test_releasing_again_gives_nothing_back_twice() -> None:
     assert repr(budget) == "<MemoryBudget 0 of 100 bytes>"
 
 
+def test_a_part_is_given_back_and_never_more_than_is_held() -> None:
+    budget = MemoryBudget(100)
+    holding = Holding(budget)
+    holding.add(60)
+    holding.shrink(20)
+    assert (holding.size_bytes, budget.used_bytes) == (40, 40)
+    holding.shrink(50)
+    holding.shrink(1)
+    assert (holding.size_bytes, budget.used_bytes) == (0, 0)
+
+
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 60))))
 def test_the_sum_of_all_holdings_is_what_is_used_and_within_the_limit(steps: list[tuple[int, int]]) -> None:
     budget = MemoryBudget(100)
