@@ -28,6 +28,7 @@ from gateway.backends.registry import Fleet
 from gateway.config import Config
 from gateway.descriptors import fitted, raise_limit
 from gateway.dispatch import Dispatcher
+from gateway.embeddings.bulk import BulkShares
 from gateway.embeddings.coalescer import Coalescer
 from gateway.embeddings.reuse import reuse_as_configured
 from gateway.embeddings.token_counts import TokenCounts
@@ -159,17 +160,17 @@ class Gateway:
 
     def _batchers(self, dispatcher: Dispatcher, new_id: Callable[[], str]) -> tuple[Coalescer, Spreader]:
         config, counted = self.config, EmbeddingMetrics(self.metrics)
-        backlog, most_seconds = self.queue.backlog, config.admission.max_wait_seconds
+        backlog, bulk, most_seconds = self.queue.backlog, BulkShares(), config.admission.max_wait_seconds
         headers, retry_after = config.server.response_headers, self.gate.retry_after_seconds
         self.reuse = reuse_as_configured(config, self.fleet, counted, secrets.token_bytes(32))
         coalescer = Coalescer(
             self.fleet, dispatcher, config.embeddings, backlog, most_seconds, counted, self.clock, new_id,
             crowded=self.queue.waiting, retry_after=retry_after, token_counts=TokenCounts(self.tokenization, counted),
-            memory=self.memory, response_headers=headers, reuse=self.reuse,
+            memory=self.memory, bulk=bulk, response_headers=headers, reuse=self.reuse,
         )  # fmt: skip
         spreader = Spreader(
             self.fleet, dispatcher, config.embeddings, backlog, most_seconds, counted, self.clock,
-            retry_after=retry_after, memory=self.memory, response_headers=headers,
+            retry_after=retry_after, memory=self.memory, bulk=bulk, response_headers=headers,
         )  # fmt: skip
         return coalescer, spreader
 

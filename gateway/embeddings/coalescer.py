@@ -16,6 +16,7 @@ from gateway.config import EmbeddingsConfig
 from gateway.dispatch import Dispatcher
 from gateway.embeddings.answer import answer_pieces, size_of, usage_of
 from gateway.embeddings.batch import Budget
+from gateway.embeddings.bulk import BulkShares
 from gateway.embeddings.deliver import deliver
 from gateway.embeddings.flights import Flights
 from gateway.embeddings.group import Flight, Group, GroupKey
@@ -61,6 +62,7 @@ class Coalescer:
         retry_after: Callable[[str], float],
         token_counts: TokenCounts,
         memory: MemoryBudget,
+        bulk: BulkShares,
         response_headers: bool,
         reuse: Reuse | None = None,
     ) -> None:
@@ -76,6 +78,7 @@ class Coalescer:
         self._flights = Flights(dispatcher, metrics, clock, new_id, token_counts, memory)
         self._flights.on_end = self._ended
         self._groups: dict[GroupKey, Group] = {}
+        self._bulk = bulk
         self._sizes: dict[str, ModelSizes] = {}
         self._solo = Solo()
         self._present = 0  # members
@@ -145,7 +148,9 @@ class Coalescer:
     def _sizes_of(self, model: str, engines: list[Backend | EngineRank]) -> ModelSizes:
         sizes = self._sizes.get(model)
         if sizes is None:
-            sizes = self._sizes[model] = ModelSizes()
+            slots = self._bulk.of(model)
+            bulk = slots.joined(partial(self._next_bulk_items, model), partial(self._look_at_bulk, model))
+            sizes = self._sizes[model] = ModelSizes(bulk)
         sizes.learn_engines(model, engines, self._fleet.serving(model) or (), self._clock())
         return sizes
 
@@ -227,14 +232,19 @@ class Coalescer:
             group.timer = asyncio.get_running_loop().call_later(at - now, self._look_soon, group)
 
     def _ended(self, flight: Flight) -> None:
-        """A batch is over: what waits may go now, and long lists of other groups of the model, too."""
-        group = flight.group
-        group.ended(flight)
-        self._look_soon(group)
-        if flight.is_bulk:
-            for other in self._groups.values():
-                if other is not group and other.key.model == group.key.model and len(other.bulk.lane):
-                    self._look_soon(other)
+        """A batch is over: what waits may go now."""
+        flight.group.ended(flight)
+        self._look_soon(flight.group)
+
+    def _with_bulk(self, model: str) -> Iterator[Group]:
+        return (group for group in self._groups.values() if group.key.model == model and len(group.bulk.lane))
+
+    def _next_bulk_items(self, model: str) -> int:
+        return max((group.bulk.lane.next_items for group in self._with_bulk(model)), default=0)
+
+    def _look_at_bulk(self, model: str) -> None:
+        for group in self._with_bulk(model):
+            self._look_soon(group)
 
     # Answering.
 

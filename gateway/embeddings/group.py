@@ -78,27 +78,24 @@ class Group:
 
     def has_room(self, gathering: Gathering) -> bool:
         """Whether the next batch may be sent: long lists leave some of the backends' slots to short ones."""
-        in_flight = self.sizes.bulk_items
-        if gathering is not self.bulk or not in_flight:
-            return True
-        return in_flight + gathering.lane.next_items <= self.sizes.bulk_share
+        sizes = self.sizes
+        return gathering is not self.bulk or sizes.bulk.may_take(gathering.lane.next_items, sizes.bulk_share)
 
     def take(self, gathering: Gathering, now: float, budget: Budget) -> Flight:
         """The next batch."""
         is_bulk, overhead = gathering is self.bulk, self.sizes.overhead_seconds
-        if is_bulk and self.sizes.bulk_items:
-            left = self.sizes.bulk_share - self.sizes.bulk_items
+        if is_bulk and (left := self.sizes.bulk.left(self.sizes.bulk_share)) is not None:
             budget = Budget(min(budget.items, left), budget.tokens, budget.max_delay_seconds)
         flight = Flight(self, gathering, gathering.take(now, budget, overhead), is_bulk)
         if is_bulk:
-            self.sizes.bulk_items += flight.items
+            self.sizes.bulk.take(flight.items)
         return flight
 
     def ended(self, flight: Flight) -> None:
         """A batch is over, however it ended."""
         flight.gathering.ended()
         if flight.is_bulk:
-            self.sizes.bulk_items -= flight.items
+            self.sizes.bulk.give_back(flight.items)
 
     def look_again_seconds(self, now: float, budget: Budget) -> float | None:
         """When something may be due by time alone; None = never."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from gateway.backends.backend import Backend, EngineRank
+from gateway.embeddings.bulk import BulkTaker
 from gateway.embeddings.fit import Fit
 from gateway.request import EmbeddingInputs, most_prompt_tokens
 
@@ -17,14 +18,14 @@ _FORGETS = 0.9
 class ModelSizes:
     """One model. Guesses until answers have taught better."""
 
-    def __init__(self) -> None:
+    def __init__(self, bulk: BulkTaker) -> None:
+        self.bulk = bulk  # slots that long lists have taken
         self.replicas = 1
         self.cap = 1  # of the replica with the fewest slots
         self.limit = 1  # the same for now, while backends start slowly or are overloaded
         self.total_cap = 1
         self.total_limit = 1
         self.context_tokens: int | None = None
-        self.bulk_items = 0  # in flight
         self._item_answer_bytes = float(_ITEM_ANSWER_BYTES)
         self._tokens = Fit(2.0, 0.25, 4.0, 400.0)  # of texts: for each, and for each byte
         self._seconds = Fit(0.003, 0.0003, 1.0, 8.0)  # of a batch: for itself, and for each item

@@ -55,12 +55,17 @@ class Room:
         self._lane = Lane()
 
     def __repr__(self) -> str:
-        return f"<Room {self._sizes.bulk_items} of {self._share} taken, {self._lane!r}>"
+        return f"<Room {self._sizes.bulk!r}, {self._lane!r}>"
 
     @property
     def busy(self) -> int:
         """Pieces that wait, and documents under way."""
-        return len(self._lane) + self._sizes.bulk_items
+        return len(self._lane) + self._sizes.bulk.items
+
+    @property
+    def next_items(self) -> int:
+        """Documents of the piece that comes next; 0 if none waits."""
+        return self._lane.next_items
 
     @contextmanager
     def turns(self, parts: Sequence[Part]) -> Iterator[Turns]:
@@ -70,30 +75,29 @@ class Room:
             part.owner = turns
             self._lane.join(part, now)
         try:
-            self._look()
+            self.look()
             yield turns
         finally:
             for part in parts:
                 self._lane.leave(part)
             turns.end()
-            self._look()
+            self.look()
 
     def give_back(self, items: int) -> None:
         """Slots come free."""
-        self._sizes.bulk_items -= items
-        self._look()
+        self._sizes.bulk.give_back(items)  # which has all look
 
     @property
     def _share(self) -> int:
         """Slots that pieces may take now."""
         return self._sizes.total_limit - self._sizes.total_limit // 4
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Let those go for whom there is room now; one may always."""
         sizes, lane = self._sizes, self._lane
         if len(lane):
             self._follow()
-        while len(lane) and (not sizes.bulk_items or sizes.bulk_items + lane.next_items <= self._share):
+        while len(lane) and sizes.bulk.may_take(lane.next_items, self._share):
             for part in lane.take(1, 1):
-                sizes.bulk_items += part.items
+                sizes.bulk.take(part.items)
                 part.owner.come(part)

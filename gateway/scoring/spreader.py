@@ -11,6 +11,7 @@ from gateway.admission.backlog import Backlog
 from gateway.backends.registry import Fleet
 from gateway.config import EmbeddingsConfig
 from gateway.dispatch import Dispatcher
+from gateway.embeddings.bulk import BulkShares
 from gateway.embeddings.collected import Collected
 from gateway.embeddings.deliver import deliver
 from gateway.embeddings.part import Part
@@ -113,6 +114,7 @@ class Spreader:
         *,
         retry_after: Callable[[str], float],
         memory: MemoryBudget,
+        bulk: BulkShares,
         response_headers: bool,
     ) -> None:
         self._fleet = fleet
@@ -122,6 +124,7 @@ class Spreader:
         self._clock = clock
         self._memory = memory
         self._response_headers = response_headers
+        self._bulk = bulk
         self._models: dict[str, _Model] = {}
         self._waiting: Waiting[_Job] = Waiting(  # those of whom not every piece is sent
             backlog, max_wait_seconds, retry_after, "lists of documents"
@@ -165,8 +168,9 @@ class Spreader:
     def _model(self, name: str) -> _Model:
         model = self._models.get(name)
         if model is None:
-            sizes = ModelSizes()
-            model = self._models[name] = _Model(sizes, Room(sizes, self._clock, lambda: self._follow(name, sizes)))
+            sizes = ModelSizes(self._bulk.of(name).joined(lambda: room.next_items, lambda: room.look()))
+            room = Room(sizes, self._clock, lambda: self._follow(name, sizes))
+            model = self._models[name] = _Model(sizes, room)
         self._follow(name, model.sizes)
         return model
 

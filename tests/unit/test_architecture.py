@@ -88,6 +88,7 @@ LAYERS: dict[str, set[str]] = {
         "dispatch",
         "memory",
         "admission.backlog",
+        "embeddings.bulk",
         "embeddings.collected",
         "embeddings.deliver",
         "embeddings.fair",
@@ -114,8 +115,8 @@ PURE_ADMISSION = (
     "turns.py",
 )  # fmt: skip
 PURE_EMBEDDINGS = (
-    "answer.py", "batch.py", "cache.py", "fair.py", "fit.py", "grouping.py", "parsing.py", "part.py", "revision.py",
-    "sizes.py", "solo.py", "split.py", "vectors.py",
+    "answer.py", "batch.py", "bulk.py", "cache.py", "fair.py", "fit.py", "grouping.py", "parsing.py", "part.py",
+    "revision.py", "sizes.py", "solo.py", "split.py", "vectors.py",
 )  # fmt: skip
 PURE_PLANNING = (
     "advice.py", "document.py", "fields.py", "fit.py", "kv.py", "layers.py", "plan.py", "quantization.py", "setup.py",

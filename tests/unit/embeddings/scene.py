@@ -20,6 +20,7 @@ from gateway.backends.health import Probe
 from gateway.backends.registry import Fleet
 from gateway.config import AdmissionConfig, BackendConfig, Config, EmbeddingsConfig, HealthConfig, UpstreamConfig
 from gateway.dispatch import Dispatcher
+from gateway.embeddings.bulk import BulkShares
 from gateway.embeddings.coalescer import Coalescer
 from gateway.embeddings.grouping import inputs_of
 from gateway.embeddings.reuse import reuse_as_configured
@@ -127,13 +128,13 @@ class Scene:
         token_counts = TokenCounts(cast(Tokenization, self.tokenizer), self.counted)
         numbers = iter(range(10**9))
         config = Config(backends=tuple(configs), embeddings=EmbeddingsConfig.model_validate(embeddings))
-        self.memory = MemoryBudget(1 << 26)
+        self.memory, self.bulk = MemoryBudget(1 << 26), BulkShares()
         self.reuse = reuse_as_configured(config, self.fleet, self.counted, b"secret")
         self.coalescer = Coalescer(
             self.fleet, self.dispatcher, config.embeddings,
             self.queue.backlog, bounds.max_wait_seconds, self.counted, loop.time, lambda: f"batch-{next(numbers)}",
             crowded=self.queue.waiting, retry_after=lambda _: 1.0, token_counts=token_counts, memory=self.memory,
-            response_headers=True, reuse=self.reuse,
+            bulk=self.bulk, response_headers=True, reuse=self.reuse,
         )  # fmt: skip
         self.overhead_seconds, self.item_seconds = 0.010, 0.001
         self.sent: list[Sent] = []
@@ -251,7 +252,7 @@ class Scene:
         for seat in self.placement.seats:
             assert repr(seat.load) == "<Load 0 in flight, 0 decoding, 0 tokens>"
         for sizes in self.coalescer._sizes.values():
-            assert sizes.bulk_items == 0
+            assert sizes.bulk.items == 0
 
 
 def vectors_in(wire: FakeWire) -> list[bytes]:

@@ -35,7 +35,7 @@ def test_a_list_as_long_as_all_slots_goes_when_no_other_is_there() -> None:
     assert not made.has_room(made.bulk)
     made.ended(first)
     assert made.has_room(made.bulk)
-    assert made.sizes.bulk_items == 0
+    assert made.sizes.bulk.items == 0
 
 
 def test_it_is_quiet_when_nothing_waits_and_nothing_is_under_way() -> None:

@@ -4,6 +4,7 @@ from random import Random
 
 from gateway.backends.backend import Backend, Facts, ModelCard
 from gateway.config import BackendConfig, HealthConfig
+from gateway.embeddings.bulk import BulkSlots
 from gateway.embeddings.grouping import inputs_of
 from gateway.embeddings.sizes import ModelSizes
 from gateway.request import EmbeddingInputs
@@ -15,7 +16,7 @@ def sizes(*caps: int, context: int | None = 256) -> ModelSizes:
         config = BackendConfig(url=f"http://10.0.0.{number}:1", max_in_flight=cap)
         backends.append(Backend(number, config, HealthConfig(), Random(1)))
         backends[-1].learn(Facts(models=(ModelCard("m", max_model_len=context), ModelCard("other", max_model_len=8))))
-    made = ModelSizes()
+    made = ModelSizes(BulkSlots().joined(lambda: 0, lambda: None))
     made.learn_engines("m", backends, backends, 100.0)
     return made
 
@@ -72,7 +73,7 @@ def test_no_answer_teaches_more_tokens_than_texts_can_have() -> None:
 
 
 def test_batches_are_no_longer_than_answers_that_are_parsed_at_once() -> None:
-    sizes = ModelSizes()
+    sizes = ModelSizes(BulkSlots().joined(lambda: 0, lambda: None))
     assert sizes.most_items(64) == 64
     assert sizes.most_items(2048) == 97
     for _ in range(100):

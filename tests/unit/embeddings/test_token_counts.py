@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.embeddings.bulk import BulkSlots
 from gateway.embeddings.sizes import ModelSizes
 from gateway.errors import BackendFault
 from gateway.tokenization.tokenization import NotCounted
@@ -133,7 +134,7 @@ def test_a_text_that_is_cut_to_the_context_has_its_length() -> None:
         texts = ["one", "so many words " * 90]
         scene.fault = lambda _backend, items: counting(items, lambda item: min(CONTEXT_TOKENS, tokens(item)))
         async with asyncio.TaskGroup() as group:
-            scene.coalescer._sizes["m"] = sizes = ModelSizes()
+            scene.coalescer._sizes["m"] = sizes = ModelSizes(BulkSlots().joined(lambda: 0, lambda: None))
             for _ in range(50):
                 sizes.answered(1, 1000, 10, 0.01, are_ids=False)  # so that it does not look long
             asking = [group.create_task(scene.ask(text, fields={"truncate_prompt_tokens": -1})) for text in texts]

@@ -66,7 +66,7 @@ class Scene:
         self.spreader = Spreader(
             below.fleet, self.dispatcher, EmbeddingsConfig.model_validate(config),
             below.queue.backlog, bounds.max_wait_seconds, below.counted, self.clock, retry_after=lambda _: 1.0,
-            memory=below.memory, response_headers=True,
+            memory=below.memory, bulk=below.bulk, response_headers=True,
         )  # fmt: skip
         self.sent: list[Sent] = []
         self.in_flight = self.most_in_flight = 0  # documents

@@ -1,17 +1,20 @@
 """Pieces take turns between tenants, and leave a quarter of the slots to short requests."""
 
 import asyncio
+from collections.abc import Callable
 
+from gateway.embeddings.bulk import BulkSlots
 from gateway.embeddings.part import Part
 from gateway.embeddings.sizes import ModelSizes
 from gateway.scoring.room import Room
 from tests.unit.admission.virtual_time import run, turns
 
 
-def room_of(slots: int) -> tuple[Room, ModelSizes]:
-    sizes = ModelSizes()
+def room_of(slots: int, follow: Callable[[ModelSizes], None] = lambda _: None) -> tuple[Room, ModelSizes]:
+    sizes = ModelSizes(BulkSlots().joined(lambda: room.next_items, lambda: room.look()))
     sizes.total_limit = slots
-    return Room(sizes, asyncio.get_running_loop().time, lambda: None), sizes
+    room = Room(sizes, asyncio.get_running_loop().time, lambda: follow(sizes))
+    return room, sizes
 
 
 class Pieces:
@@ -47,7 +50,7 @@ def test_a_quarter_of_the_slots_is_left() -> None:
         for number in range(6):
             pieces.come(f"a{number}")
         await turns(3)
-        assert (len(pieces.inside), sizes.bulk_items) == (3, 24)
+        assert (len(pieces.inside), sizes.bulk.items) == (3, 24)
         await pieces.leave("a0")
         assert pieces.inside == ["a1", "a2", "a3"]
         await pieces.leave("a1", "a2", "a3", "a4", "a5")
@@ -58,12 +61,12 @@ def test_a_quarter_of_the_slots_is_left() -> None:
 
 def test_what_engines_may_be_given_now_counts() -> None:
     async def main() -> None:
-        sizes, now = ModelSizes(), [32, 8, 24]
+        now = [32, 8, 24]
 
-        def follow() -> None:
+        def follow(sizes: ModelSizes) -> None:
             sizes.total_limit = now[0]
 
-        room = Room(sizes, asyncio.get_running_loop().time, follow)
+        room, _ = room_of(32, follow)
         pieces = Pieces(room)
         for number in range(6):
             pieces.come(f"a{number}")
@@ -126,7 +129,7 @@ def test_who_leaves_while_waiting_or_just_when_called_takes_nothing() -> None:
         pieces.tasks["a2"].cancel()  # in the turn in which its place comes free
         await turns(5)
         assert pieces.inside == ["a3"]
-        assert sizes.bulk_items == 8
+        assert sizes.bulk.items == 8
         pieces.tasks["a3"].cancel()
         await turns(3)
         assert room.busy == 0
@@ -142,12 +145,12 @@ def test_a_list_begins_its_pieces_as_slots_come_free_and_gives_up_all_when_it_le
             pieces = aiter(waiting)
             begun = [await anext(pieces) for _ in range(3)]
             assert begun == parts[:3]
-            assert (sizes.bulk_items, room.busy) == (24, 97 + 24)
+            assert (sizes.bulk.items, room.busy) == (24, 97 + 24)
             waiting.ended(begun[1])
             waiting.ended(begun[1])
             assert await anext(pieces) is parts[3]
-            assert sizes.bulk_items == 24
-        assert (room.busy, sizes.bulk_items) == (0, 0)
+            assert sizes.bulk.items == 24
+        assert (room.busy, sizes.bulk.items) == (0, 0)
 
     run(main())
 

@@ -74,3 +74,24 @@ def test_only_pieces_under_way_have_tasks() -> None:
         await scene.check_that_nothing_is_left()
 
     run(main())
+
+
+def test_lists_of_inputs_and_lists_of_documents_keep_to_one_share_of_the_slots() -> None:
+    async def main() -> None:
+        scene = Scene("a", cap=64)
+        await scene.rerank(texts(80), "first")
+        loop, below = asyncio.get_running_loop(), scene.below
+        below.overhead_seconds = scene.overhead_seconds = 0.05
+        inputs = loop.create_task(below.ask([f"input {n}" for n in range(1000)]))
+        documents = loop.create_task(scene.rerank(texts(1000), "long"))
+        most = 0
+        while not (inputs.done() or documents.done()):
+            await asyncio.sleep(0.005)
+            under_way = (below._running["a"], scene.in_flight)
+            most = max(most, sum(under_way))
+            assert sum(under_way) <= 48
+        assert most == 48
+        assert (await inputs).status == (await documents).status == 200
+        await scene.check_that_nothing_is_left()
+
+    run(main())
