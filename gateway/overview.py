@@ -17,6 +17,7 @@ from gateway.exact_prompts import ExactPrompts
 from gateway.front.incoming import Incoming
 from gateway.front.read import Reader
 from gateway.front.routes import Route, find_route
+from gateway.front.steps import in_turns
 from gateway.knowledge import Knowledge
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
@@ -167,7 +168,7 @@ class Overview:
         `path` is the endpoint, or empty: then the body's fields tell. Raises a GatewayError where the request would.
         """
         incoming, route = self._as_request(body, path)
-        request = self._reader.read(incoming, route, "dry-run", None, self._only_model)
+        request = await in_turns(self._reader.read(incoming, route, "dry-run", None, self._only_model))
         await self._exact_prompts.complete(request)
         ask = request.ask
         if self._fleet.candidates(ask.model) is None:

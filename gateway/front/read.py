@@ -13,9 +13,10 @@ from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.front.guards import parse_body
 from gateway.front.incoming import Incoming
 from gateway.front.media import refuse_remote_media
-from gateway.front.rewrite import with_field
+from gateway.front.rewrite import with_fields
 from gateway.front.routes import Route
 from gateway.front.standing import Standing
+from gateway.front.steps import Steps
 from gateway.front.stored import StoredResponses
 from gateway.observe.prefix_report import PrefixReport
 from gateway.request import Ask, InferenceRequest, Kind
@@ -60,26 +61,30 @@ class Reader:
         request_id: str,
         key: KeyConfig | None,
         only_model: Callable[[], str | None],
-    ) -> InferenceRequest:
+    ) -> Steps[InferenceRequest]:
         """A JSON request. `only_model` gives the model meant where the body names none. Raises InvalidRequest."""
-        document = parse_body(incoming.body, self._limits)
+        document, layout = yield from parse_body(incoming.body, self._limits)
         if not self._limits.allow_media_urls:
             refuse_remote_media(document)
         body = incoming.body
+        changes: dict[str, Any] = {}
         model = _string(document, "model") or only_model()
         if model is None:
             raise InvalidRequest("You must provide a model: GET /v1/models lists them.", param="model")
         if alias := self._aliases.get(model):
-            model = alias
-            body = with_field(body, document, "model", model)
+            changes["model"] = model = alias
         salt = _string(document, "cache_salt") or ""
         if key is not None and key.isolate_cache and route.kind is Kind.GENERATE:
             salt = self._isolated_salt(key, salt)
-            body = with_field(body, document, "cache_salt", salt)
+            changes["cache_salt"] = salt
         streams = _flag(document, "stream")
         options = _counting(document.get("stream_options")) if streams and route.injects_usage else None
         if hides_usage := options is not None:
-            body = with_field(body, document, "stream_options", options)
+            changes["stream_options"] = options
+        if changes:
+            yield
+            body = with_fields(body, document, layout, changes)
+        yield
         prompt_is_ids = type(document.get("prompt")) is list
         ask = self._ask(document, incoming, route, model, salt, streams, len(body), key)
         self.standing.give(ask, incoming, key)
@@ -150,14 +155,14 @@ class Reader:
         if route.endpoint == "responses":
             ask.pinned = self._stored_on(document, key)
         ask.rank = _rank(incoming.headers.get(b"x-data-parallel-rank"))
-        session = incoming.headers.get(b"x-session-id") or document.get("prompt_cache_key")
+        named = document.get("prompt_cache_key")
+        application = named if type(named) is str else ""
+        session = incoming.headers.get(b"x-session-id", b"").decode("latin-1") or application
         if session:
-            ask.hint = seed(key.name if key is not None else "", str(session)[:1024])
+            ask.hint = seed(key.name if key is not None else "", session[:1024])
         now, report = incoming.arrived_seconds, self._report
         if report is not None and prompt.token_ids is None and report.wants_sample(now):
-            application = document.get("prompt_cache_key")
-            name = application if type(application) is str else ""
-            report.sample(prompt.pieces, ask, key.name if key is not None else "", name, now)
+            report.sample(prompt.pieces, ask, key.name if key is not None else "", application, now)
         return ask
 
     def _measured(self, prompt: Prompt, model: str, salt: str) -> Ask:

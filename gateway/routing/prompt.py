@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import orjson
 from xxhash import xxh3_64_hexdigest
 
+from gateway.routing.blocks import LONGEST_BYTES
+
 # What a chat template or the tokenization is given besides the turns, in the order in which templates use it.
 _OPENING = (
     "system", "instructions", "tools", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort",
@@ -15,6 +17,8 @@ _OPENING = (
 _NOT_MESSAGES = frozenset((*_OPENING, "tool_choice"))
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text"))
 _TURN_FIELDS = frozenset(("role", "content"))
+_LEAST_BYTES = 512  # what a turn or part takes at least of the room for blocks: there are 4096 of them at most
+_MOST_SHOWN = 4096  # items of a prompt that is neither text nor token ids
 
 
 class Prompt(NamedTuple):
@@ -22,7 +26,8 @@ class Prompt(NamedTuple):
 
     `media`: images, sounds and files, which stand there by their digest. `answer`: the piece that is the last
     answer which the conversation already has, or -1. `token_ids`: what the client gave in place of text, four bytes
-    each. `more_bytes`: size of the other prompts, where there are several.
+    each. `more_bytes`: size of what is left out: prompts after the first, where there are several, and text beyond the
+    last prefix block, each character counted as one byte.
     """
 
     pieces: list[bytes]
@@ -46,7 +51,8 @@ def canonical_prompt(document: dict[str, Any]) -> Prompt:
     prompt = _turns(turns) if type(turns) is list else _text(document.get("prompt") or document.get("input"))
     if _NOT_MESSAGES.isdisjoint(document):
         return prompt
-    opening = [(key, document[key]) for key in _OPENING if key in document and document[key] not in (None, "", [], {})]
+    given = [(key, document[key]) for key in _OPENING if key in document and document[key] not in (None, "", [], {})]
+    opening = [(key, value[:LONGEST_BYTES] if type(value) is str else value) for key, value in given]
     if document.get("tool_choice") == "none":
         opening.append(("tool_choice", "none"))
     if not opening:
@@ -57,40 +63,59 @@ def canonical_prompt(document: dict[str, Any]) -> Prompt:
 
 def _turns(messages: list[Any]) -> Prompt:
     pieces: list[bytes] = []
-    media, answer = 0, -1
+    media, answer, more, room = 0, -1, 0, LONGEST_BYTES
     for message in messages:
         if type(message) is not dict:
             continue
         role, content = message.get("role"), message.get("content")
-        if role == "assistant":
+        if room <= 0:
+            more += len(content) if type(content) is str else 0
+            continue
+        if type(role) is not str:
+            role = None
+        elif role == "assistant":
             answer = len(pieces)
-        if type(content) is str and len(message) == 2:
-            pieces.append(f"\x1e{role}\x1f{content}".encode())
+        if type(content) is str and len(content) <= room and len(message) == 2:
+            piece = f"\x1e{role}\x1f{content}".encode()
         else:
-            text, its_media = _content(content)
+            text, its_media, its_more = _content(content, room)
             others = {key: value for key, value in message.items() if key not in _TURN_FIELDS and value is not None}
-            extra = orjson.dumps(others, option=orjson.OPT_SORT_KEYS).decode() if others else ""
-            pieces.append(f"\x1e{role}\x1f{text}{extra}".encode())
+            extra = orjson.dumps(others, option=orjson.OPT_SORT_KEYS) if others else b""
+            piece = f"\x1e{role}\x1f{text}".encode() + extra
             media += its_media
-    return Prompt(pieces, media, answer)
+            more += its_more
+        pieces.append(piece)
+        room -= max(len(piece), _LEAST_BYTES)
+    return Prompt(pieces, media, answer, more_bytes=more)
 
 
-def _content(content: Any) -> tuple[str, int]:
-    """The text of a turn's content, and how many of its parts are something else."""
+def _content(content: Any, room: int) -> tuple[str, int, int]:
+    """The text of a turn's content as far as there is room, how many of its parts are something else, and the size of
+    the rest of the text. What is neither text nor a part is for the backend to refuse."""
     if type(content) is str:
-        return content, 0
+        return content[:room], 0, len(content[room:])
     if type(content) is not list:
-        return ("" if content is None else orjson.dumps(content).decode()), 0
-    texts, media = [], 0
+        return ("" if content is None else orjson.dumps(content).decode()), 0, 0
+    texts, media, more = [], 0, 0
     for part in content:
         if type(part) is str:
-            texts.append(part)
-        elif type(part) is dict and part.get("type") in _TEXT_PARTS and type(part.get("text")) is str:
-            texts.append(part["text"])
+            text = part
+            if room <= 0:
+                more += len(text)
+                continue
+        elif type(part) is not dict or room <= 0:
+            continue
+        elif part.get("type") in _TEXT_PARTS and type(part.get("text")) is str:
+            text = part["text"]
         else:
-            texts.append(f"\x1d{xxh3_64_hexdigest(orjson.dumps(part))}")
+            text = f"\x1d{xxh3_64_hexdigest(orjson.dumps(part))}"
             media += 1
-    return "\x1c".join(texts), media  # templates put something, or nothing, between parts: never what one text has
+        if len(text) > room:
+            more += len(text) - max(0, room)
+            text = text[: max(0, room)]
+        texts.append(text)
+        room -= max(len(text), _LEAST_BYTES)
+    return "\x1c".join(texts), media, more  # templates put something, or nothing, between: never what one text has
 
 
 def _text(prompt: Any) -> Prompt:
@@ -99,18 +124,20 @@ def _text(prompt: Any) -> Prompt:
     if type(prompt[0]) is dict:
         return _turns(prompt)
     more = [each for each in prompt[1:] if type(each) in (str, list)]
-    return _one(prompt[0])._replace(more_bytes=sum(len(each) * (1 if type(each) is str else 4) for each in more))
+    first = _one(prompt[0])
+    size = sum(len(each) * (1 if type(each) is str else 4) for each in more)
+    return first._replace(more_bytes=first.more_bytes + size)
 
 
 def _one(prompt: Any) -> Prompt:
     """A text, or token ids."""
     if type(prompt) is str:
-        return Prompt([prompt.encode()])
+        return Prompt([prompt[:LONGEST_BYTES].encode()], more_bytes=max(0, len(prompt) - LONGEST_BYTES))
     if type(prompt) is list and prompt:
         try:
             return Prompt([array("I", prompt).tobytes()], token_ids=prompt)
         except (TypeError, OverflowError):
-            pass  # not token ids: the backend will say so
+            prompt = prompt[:_MOST_SHOWN]  # not token ids: the backend will say so
     return Prompt([orjson.dumps(prompt)[1:-1]])
 
 

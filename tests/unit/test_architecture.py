@@ -118,6 +118,7 @@ PURE_EMBEDDINGS = (
     "answer.py", "batch.py", "bulk.py", "cache.py", "fair.py", "fit.py", "grouping.py", "parsing.py", "part.py",
     "revision.py", "sizes.py", "solo.py", "split.py", "vectors.py",
 )  # fmt: skip
+PURE_FRONT = ("guards.py", "media.py", "quotes.py", "rewrite.py", "routes.py", "stored.py")
 PURE_PLANNING = (
     "advice.py", "document.py", "fields.py", "fit.py", "kv.py", "layers.py", "plan.py", "quantization.py", "setup.py",
     "shape.py", "weights.py",
@@ -130,7 +131,7 @@ PURE = [
     *(ROOT / "gateway" / "embeddings" / name for name in PURE_EMBEDDINGS),
     *(ROOT / "gateway" / "scoring" / name for name in ("counting.py", "pairs.py", "scores.py")),
     *(ROOT / "gateway" / "planning" / name for name in PURE_PLANNING),
-    *(ROOT / "gateway" / "front" / name for name in ("guards.py", "rewrite.py", "routes.py", "stored.py")),
+    *(ROOT / "gateway" / "front" / name for name in PURE_FRONT),
 ]
 HOUSES = [
     "admission",

@@ -10,6 +10,7 @@ from gateway.backends.backend import Facts, KvEventSource, ModelCard
 from gateway.backends.health import Probe
 from gateway.config import parse
 from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBackend, RouteNotFound
+from gateway.front.steps import at_once
 from gateway.request import Ask
 from gateway.routing.token_blocks import packed, token_keys, token_seed
 from tests.unit.front.wires import Sent
@@ -46,7 +47,7 @@ class Scene:
         """What the gateway makes of a chat request that a client sends."""
         incoming = Sent(b"/v1/chat/completions", orjson.dumps(document)).incoming()
         assert incoming.route is not None
-        return self.gateway.reader.read(incoming, incoming.route, "id", None, lambda: None).ask
+        return at_once(self.gateway.reader.read(incoming, incoming.route, "id", None, lambda: None)).ask
 
     def place(self, ask: Ask = NOBODY) -> Binding:
         placed = self.gateway.placement.place(ask, self.now)

@@ -9,6 +9,7 @@ from gateway.config import BackendConfig, Config
 from gateway.front.incoming import Incoming
 from gateway.front.read import Reader
 from gateway.front.routes import find_route
+from gateway.front.steps import at_once
 from gateway.front.stored import StoredResponses
 from gateway.request import Ask, InferenceRequest
 from gateway.routing.estimate import Estimates
@@ -35,7 +36,7 @@ def incoming(body: bytes) -> Incoming:
 def read(through: Reader, made: Incoming) -> InferenceRequest:
     """What the gateway makes of it."""
     assert made.route is not None
-    return through.read(made, made.route, "request-1", None, lambda: MODEL)
+    return at_once(through.read(made, made.route, "request-1", None, lambda: MODEL))
 
 
 def bodies(count: int, sizes: Sequence[int] = _SIZES_BYTES) -> Iterator[bytes]:

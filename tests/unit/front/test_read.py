@@ -6,6 +6,7 @@ import pytest
 from gateway.config import BackendConfig, Config, EmbeddingsConfig, KeyConfig, ModelsConfig, ServerConfig
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.front.read import MEDIA_TOKENS, Reader, upstream_headers
+from gateway.front.steps import at_once
 from gateway.front.stored import Place, StoredResponses
 from gateway.request import InferenceRequest, Kind
 from gateway.routing.estimate import Estimates
@@ -37,7 +38,7 @@ def read(
     body = document if isinstance(document, bytes) else orjson.dumps(document)
     incoming = Sent(path, body, headers=headers or {}).incoming()
     assert incoming.route is not None
-    return (through or reader()).read(incoming, incoming.route, "id-1", key, lambda: only_model)
+    return at_once((through or reader()).read(incoming, incoming.route, "id-1", key, lambda: only_model))
 
 
 def test_a_body_that_need_not_change_is_passed_on_byte_for_byte() -> None:

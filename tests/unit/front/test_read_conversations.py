@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.config import BackendConfig, Config
 from gateway.front.read import MEDIA_TOKENS, Reader
+from gateway.front.steps import at_once
 from gateway.front.stored import StoredResponses
 from gateway.request import Ask, Usage
 from gateway.routing.blocks import LONGEST_BYTES
@@ -52,7 +53,7 @@ class Scene:
         body = orjson.dumps({"model": "m"} | ({"messages": turns} if turns else {}) | fields)
         incoming = Sent(path, body).incoming()
         assert incoming.route is not None
-        return self.reader.read(incoming, incoming.route, "id", None, lambda: None).ask
+        return at_once(self.reader.read(incoming, incoming.route, "id", None, lambda: None)).ask
 
     def answer(self, ask: Ask, engine: int, prompt: int, completion: int) -> None:
         self.hits.placed(ask, self.seats[engine])

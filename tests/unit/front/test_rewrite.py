@@ -1,4 +1,5 @@
 import json
+import time
 from typing import Any
 
 import orjson
@@ -6,10 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.front.rewrite import with_field
+from gateway.front import quotes
+from gateway.front.quotes import Layout
+from gateway.front.rewrite import with_fields
+from gateway.front.steps import at_once
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
-    ["model", '"model":"x"', "}", '{"', "\\", '\\"', "cache_salt"]
+    ["model", "stream_options", '"model":"x"', "}", '{"', "\\", '\\"', "cache_salt"]
 )
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**80), 2**80) | TEXT,
@@ -21,8 +25,12 @@ NAMES = st.sampled_from(["model", "cache_salt", "stream_options"])
 NEW = st.sampled_from(["new", 'a"b\\c', "é😀", {"include_usage": True}, 5])
 
 
+def layout_of(body: bytes) -> Layout:
+    return at_once(quotes.layout_of(body))
+
+
 def changed(body: bytes, name: str, value: Any) -> bytes:
-    return with_field(body, orjson.loads(body), name, value)
+    return with_fields(body, orjson.loads(body), layout_of(body), {name: value})
 
 
 @given(DOCUMENTS, NAMES, NEW, st.booleans(), st.sampled_from([None, 2]))
@@ -65,12 +73,27 @@ def test_no_spelling_leads_to_another_field(body: bytes) -> None:
     assert json.loads(changed(body, "model", "new")) == json.loads(body) | {"model": "new"}
 
 
-def test_two_changes_in_a_row_make_one_valid_body() -> None:
-    document: dict[str, Any] = {}
-    body = with_field(b"{ }", document, "model", "m")
-    assert json.loads(with_field(body, document, "cache_salt", "s")) == {"model": "m", "cache_salt": "s"}
+@given(DOCUMENTS, st.lists(NAMES, min_size=2, unique=True), NEW, st.booleans(), st.sampled_from([None, 2]))
+def test_several_changes_are_made_at_once(
+    document: dict[str, Any], names: list[str], value: Any, ascii_only: bool, indent: int | None
+) -> None:
+    body = json.dumps(document, ensure_ascii=ascii_only, indent=indent).encode()
+    changes = dict.fromkeys(names, value)
+    assert json.loads(with_fields(body, orjson.loads(body), layout_of(body), changes)) == document | changes
 
 
 def test_integers_of_any_size_survive_a_change_that_cannot_be_spliced() -> None:
     body = b'{"seed":123456789012345678901234567890,"stream_options":null}'
     assert changed(body, "stream_options", {}) == b'{"seed":123456789012345678901234567890,"stream_options":{}}'
+
+
+@pytest.mark.parametrize("text", [b"words", b"\\\\", b"\\n"])
+def test_a_long_text_beside_two_fields_of_one_name_costs_little(text: bytes) -> None:
+    """Before, a regular expression remembered each character: 0.7 s of CPU time and up to 1.3 GB for 8 MiB."""
+    filler = text * ((8 << 20) // len(text))
+    body = b'{"x":{"model":"' + filler + b'"},"model":"a","y":[' + b"0.5," * 200_000 + b"1]}"
+    document, layout = orjson.loads(body), layout_of(body)
+    before = time.thread_time()
+    result = with_fields(body, document, layout, {"model": "b"})
+    assert time.thread_time() - before < 0.12
+    assert result == body.replace(b'"model":"a"', b'"model":"b"')

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.blocks import prefix_keys, seed
+from gateway.routing.blocks import LONGEST_BYTES, prefix_keys, seed
 from gateway.routing.prompt import Prompt, canonical_prompt, inputs_of, sequences_of
 
 TURN = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": st.text(max_size=20)})
@@ -304,3 +304,43 @@ def test_prompts_of_token_ids_share_the_keys_of_what_they_have_in_common(ids: li
     shared = 4 * min(at, len(ids)) // 256
     assert ones[:shared] == others[:shared]
     assert not set(ones[shared:]) & set(others[shared:])
+
+
+# What is beyond the last block is not looked at, but has a size.
+
+
+def test_text_beyond_the_last_block_is_counted_not_kept() -> None:
+    long = "x" * (LONGEST_BYTES + 1000)
+    for document in (
+        {"prompt": long},
+        {"messages": [{"role": "user", "content": long}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": long}]}]},
+        {"messages": [{"role": "user", "content": long, "name": "ann"}]},
+        {"prompt": [long, "abc"]},
+    ):
+        prompt = canonical_prompt(document)
+        assert LONGEST_BYTES <= len(prompt.text) < LONGEST_BYTES + 100
+        assert len(long) <= len(prompt.text) + prompt.more_bytes < len(long) + 100
+
+
+def test_of_very_many_turns_and_parts_only_the_first_are_looked_at() -> None:
+    turns = canonical_prompt({"messages": [{"role": "user", "content": "ab"}] * 10_000})
+    assert len(turns.pieces) == LONGEST_BYTES // 512
+    assert turns.more_bytes == 2 * (10_000 - len(turns.pieces))
+    parts = canonical_prompt({"messages": [{"role": "user", "content": [IMAGE] * 10_000}]})
+    assert parts.media == LONGEST_BYTES // 512
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"messages": [{"role": [0.5] * 100_000, "content": "x"}]},
+        {"messages": [{"role": "user", "content": [0.5] * 100_000}]},
+        {"messages": [0.5] * 100_000},
+        {"prompt": [0.5] * 100_000},
+        {"prompt": [[0.5] * 100_000]},
+        {"input": [None] * 100_000},
+    ],
+)
+def test_what_no_engine_takes_for_a_prompt_is_not_spelled_out(document: dict[str, Any]) -> None:
+    assert len(canonical_prompt(document).text) < 20_000

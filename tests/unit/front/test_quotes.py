@@ -1,0 +1,87 @@
+"""The layout of a body is what a JSON scanner that reads byte by byte finds."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.front import quotes
+from gateway.front.quotes import Layout, spelled_out
+from gateway.front.steps import at_once
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
+    ["\\", "\\\\", '"', '\\"', '"\\', "\n", "{", "}]", ":", ",", "\\" * 4096, "\\" * 4097, '"' * 3]
+)
+VALUES = st.recursive(
+    st.none() | st.integers() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=10,
+)
+DOCUMENTS = st.dictionaries(TEXT, VALUES, max_size=5)
+BODIES = st.builds(
+    lambda document, ascii_only, indent: json.dumps(document, ensure_ascii=ascii_only, indent=indent).encode(),
+    DOCUMENTS, st.booleans(), st.sampled_from([None, 1, "\t"]),
+)  # fmt: skip
+
+
+def layout_of(body: bytes) -> Layout:
+    return at_once(quotes.layout_of(body))
+
+
+def scanned(body: bytes) -> list[bytes]:
+    """Alternately outside and inside of strings, byte by byte."""
+    pieces = [b""]
+    escaped = False
+    for number in body:
+        byte = bytes((number,))
+        inside = len(pieces) % 2 == 0
+        if byte == b'"' and not escaped:
+            pieces.append(b"")
+            continue
+        pieces[-1] += b"n" if byte == b'"' else byte
+        escaped = inside and byte == b"\\" and not escaped
+    return pieces
+
+
+@given(BODIES)
+def test_pieces_are_outside_and_inside_of_strings_by_turns(body: bytes) -> None:
+    layout = layout_of(body)
+    assert layout.pieces == scanned(body)
+    for place in range(len(layout.pieces)):
+        start = layout.offset(place)
+        assert body[start : start + len(layout.pieces[place])].replace(b'"', b"n") == layout.pieces[place]
+
+
+@given(BODIES)
+def test_marks_have_a_quotation_mark_for_each_string_and_nothing_of_what_is_in_it(body: bytes) -> None:
+    layout = layout_of(body)
+    kept = [bytes(byte for byte in piece if byte in b"{}[],:") for piece in layout.pieces[::2]]
+    assert layout.marks == b'"'.join(kept)
+
+
+@given(BODIES)
+def test_keys_of_the_top_level_are_found_in_order(body: bytes) -> None:
+    layout = layout_of(body)
+    keys = [spelled_out(layout.pieces[place]).decode() for place in layout.top_level_keys()]
+    assert keys == [key.replace('"', "\n") for key in json.loads(body)]
+
+
+@given(st.binary(max_size=20) | st.text('"\\{}[],: a', max_size=20).map(str.encode))
+def test_what_is_not_json_is_taken_apart_too(body: bytes) -> None:
+    layout = layout_of(body)
+    assert layout.pieces
+    layout.top_level_keys()
+
+
+@pytest.mark.parametrize(
+    ("string", "text"), [(b"model", "model"), (b"mod\\u0065l", "model"), (b"\\u00e9\xc3\xa9", "éé"), (b"a\\/b", "a/b")]
+)
+def test_a_string_in_any_spelling_is_the_same_text(string: bytes, text: str) -> None:
+    assert spelled_out(string) == text.encode()
+
+
+def test_a_body_without_strings_has_one_piece() -> None:
+    body: Any = b"[1,{}]"
+    assert layout_of(body) == ([body], b"[,{}]", False)
