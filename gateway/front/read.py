@@ -65,7 +65,7 @@ class Reader:
         """A JSON request. `only_model` gives the model meant where the body names none. Raises InvalidRequest."""
         document, layout = yield from parse_body(incoming.body, self._limits)
         if not self._limits.allow_media_urls:
-            refuse_remote_media(document)
+            refuse_remote_media(document, incoming.body, generates=route.kind is Kind.GENERATE)
         body = incoming.body
         changes: dict[str, Any] = {}
         model = _string(document, "model") or only_model()
