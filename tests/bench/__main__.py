@@ -11,6 +11,7 @@
 `soak` sends a million mixed requests, and fails if anything is left of them or memory grows.
 `documents` shows how much sooner a long rerank request is answered by two engines than by one.
 `predict` drives engines through the gateway, replays the gateway's log, and tells how near the replay was.
+`bodies-stall` shows how long the worst bodies within the limits stop the event loop.
 `embeddings` compares many small embeddings requests with and without the gateway's batches.
 
 The proxy has one core to itself. On another core a mock of two vLLM servers answers and a closed-loop load generator
@@ -26,11 +27,12 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from gateway.config import ServerConfig
 from loadtest.compare.installing import NotInstalled, version
 from loadtest.compare.ours import OURS
 from loadtest.compare.peer import Peer
 from loadtest.compare.peers import named
-from tests.bench import fairness, measure, peers, report, scenarios
+from tests.bench import bodies_stall, fairness, measure, peers, report, scenarios
 from tests.bench.alone import alone
 from tests.bench.bounds.command import bounds
 from tests.bench.deciding import measure as decisions
@@ -123,6 +125,23 @@ def deciding(
 ) -> None:
     """Time the gateway's decisions alone: placing a request, looking through the line, keys of a long prompt."""
     typer.echo(table(decisions.measure(runs)))
+
+
+@app.command("bodies-stall")
+def bodies_stall_command(
+    mebibytes: Annotated[float, typer.Option(help="server.max_body_bytes; 0 = the default.")] = 0,
+    named: Annotated[str, typer.Option(help="Only bodies whose name contains this.")] = "",
+) -> None:
+    """Time the steps in which the worst bodies within the limits are read; exit 1 if one takes over 50 ms."""
+    limits = ServerConfig(max_body_bytes=int(mebibytes * 1048576)) if mebibytes else ServerConfig()
+    typer.echo(bodies_stall.HEAD)
+    longest_ms = 0.0
+    for timing in bodies_stall.measure(limits, named):
+        typer.echo(timing.row())
+        longest_ms = max(longest_ms, timing.longest_ms)
+    typer.echo(f"\nlongest step: {longest_ms:.1f} ms")
+    if longest_ms > bodies_stall.LIMIT_MS:
+        _fail(f"a step takes over {bodies_stall.LIMIT_MS:g} ms")
 
 
 @app.command("fairness")

@@ -1,0 +1,247 @@
+"""How long the worst bodies within the limits stop the event loop, which turns between the steps of reading one.
+
+Everything from the last byte of a body to its place in the queue is timed in this process, as CPU time of the thread:
+the guards, the parser, the search for keys, rewriting, the prompt's text and its prefix keys. Each body is filled up to
+`server.max_body_bytes`, or to the first of the other limits that it meets.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice, repeat
+
+from gateway.config import BackendConfig, Config, EmbeddingsConfig, KeyConfig, ModelsConfig, ServerConfig
+from gateway.errors import InvalidRequest
+from gateway.front.incoming import Incoming
+from gateway.front.read import Reader
+from gateway.front.routes import find_route
+from gateway.front.stored import StoredResponses
+from gateway.request import InferenceRequest
+from gateway.routing.estimate import Estimates
+from gateway.tokenization.given import given_tokens
+
+HEAD = "| body | endpoint | MiB | longest step ms | all ms | steps |\n|---|---|--:|--:|--:|---|"
+LIMIT_MS = 50.0
+_RUNS = 3
+_ENDED = object()
+_MEBIBYTE = 1048576
+_ISOLATED = KeyConfig(name="bench", key="bench", isolate_cache=True)
+_PATHS = {
+    "chat": b"/v1/chat/completions", "completions": b"/v1/completions", "embeddings": b"/v1/embeddings",
+    "responses": b"/v1/responses", "messages": b"/v1/messages", "score": b"/score", "rerank": b"/rerank",
+    "pooling": b"/pooling",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """One body, made to be as bad as the limits allow."""
+
+    name: str
+    endpoint: str
+    make: Callable[[ServerConfig], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Milliseconds that one body took, each step the best of some runs: the longest step, and all of them."""
+
+    name: str
+    endpoint: str
+    size_bytes: int
+    longest_ms: float
+    all_ms: float
+    steps_ms: list[float]
+
+    def row(self) -> str:
+        """A row of the table."""
+        mebibytes = self.size_bytes / _MEBIBYTE
+        return (
+            f"| {self.name} | {self.endpoint} | {mebibytes:.2f} | {self.longest_ms:.1f} | {self.all_ms:.1f}"
+            f" | {', '.join(map(str, self.steps_ms))} |"
+        )
+
+
+def measure(limits: ServerConfig, named: str = "") -> Iterator[Timing]:
+    """Time every body whose name contains `named`."""
+    config = Config(
+        backends=(BackendConfig(url="http://127.0.0.1:1"),),
+        server=limits,
+        embeddings=EmbeddingsConfig(),
+        models=ModelsConfig(aliases={"alias": "model"}),
+    )
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)  # as the gateway has it
+    reader = Reader(config, Estimates(), StoredResponses(), b"secret", lambda _: True)
+    for body in bodies():
+        if named in body.name:
+            yield _timing(body, reader, limits)
+
+
+def _timing(body: Body, reader: Reader, limits: ServerConfig) -> Timing:
+    data = body.make(limits)
+    assert len(data) <= limits.max_body_bytes, (body.name, len(data))
+    incoming = Incoming()
+    incoming.method, incoming.path, incoming.body = b"POST", _PATHS[body.endpoint], data
+    route = find_route(incoming.method, incoming.path)
+
+    def read() -> Iterator[None]:
+        try:
+            request: InferenceRequest = yield from reader.read(incoming, route, "id", _ISOLATED, lambda: "model")
+            yield
+            if request.document is not None:
+                given_tokens(request.document, request.endpoint)
+        except InvalidRequest as error:
+            if "not valid JSON" in error.message or "most accepted" in error.message:
+                raise
+
+    runs = [_steps(read()) for _ in range(_RUNS)]
+    steps = [min(each) for each in zip(*runs, strict=True)]
+    return Timing(body.name, body.endpoint, len(data), max(steps), sum(steps), [round(step, 1) for step in steps])
+
+
+def _steps(work: Iterator[None]) -> list[float]:
+    """Milliseconds of each step."""
+    gc.collect()
+    taken, ended = [], False
+    while not ended:
+        before = time.thread_time()
+        ended = next(work, _ENDED) is _ENDED  # what it made is gone when it ends: that takes time, too
+        taken.append((time.thread_time() - before) * 1000)
+    return taken
+
+
+def bodies() -> Iterator[Body]:
+    """The worst that is known, of every kind."""
+    for name, text in _TEXTS.items():
+        yield Body(f"one string of {name}", "chat", lambda limits, t=text: _chat(_filled(t, limits)))
+    for name, text in _TEXTS.items():
+        yield Body(f"one string of {name}, nested model", "chat", lambda limits, t=text: _nested(_filled(t, limits)))
+    yield Body("one image", "chat", lambda limits: _image(limits))
+    for name, text in _TEXTS.items():
+        for endpoint, before, after in _STRING_PLACES:
+            yield Body(
+                f"{name} in {before[-14:].decode().strip()}", endpoint,
+                lambda limits, t=text, b=before, a=after: _in_string(b, _filled(t, limits), a),
+            )  # fmt: skip
+    for name, value in _LISTS.items():
+        for endpoint, before, after in _LIST_PLACES:
+            yield Body(
+                f"{name} in {before[-14:].decode().strip()}", endpoint,
+                lambda limits, v=value, b=before, a=after: _in_list(b, v(), a, limits),
+            )  # fmt: skip
+
+
+_TEXTS = {
+    "ASCII": b"words and ",
+    "two-byte letters": "éà".encode(),
+    "three-byte letters": "你好".encode(),
+    "emoji": "😀".encode(),
+    "ASCII and one emoji": b"",
+    "backslashes": b"\\\\",
+    "quotation marks": b'\\"',
+    "newlines": b"\\n",
+    "escaped letters": b"\\u0061",
+    "escaped emoji": b"\\ud83d\\ude00",
+    "brackets": b"}]",
+    "colons": b":/:/",
+    "u, r and l": b"urur",
+}
+_SALT = b'{"model":"alias","cache_salt":"salt","stream":true,"x":{"model":"b","cache_salt":"c"},'
+_STRING_PLACES = (
+    ("completions", _SALT + b'"prompt":"', b'"}'),
+    ("responses", _SALT + b'"input":"', b'"}'),
+    ("embeddings", b'{"model":"alias","input":"', b'"}'),
+    ("messages", _SALT + b'"system":"', b'"}'),
+    ("chat", _SALT + b'"messages":[],"tools":"', b'"}'),
+    ("chat", _SALT + b'"messages":[],"tools":[{"description":"', b'"}]}'),
+    ("chat", _SALT + b'"messages":[],"prompt_cache_key":"', b'"}'),
+    ("rerank", b'{"model":"alias","query":"a","documents":["', b'","a"]}'),
+)
+
+
+def _numbers(template: bytes) -> Iterator[bytes]:
+    number = 100000
+    while True:
+        number += 1
+        yield template % number
+
+
+_LISTS: dict[str, Callable[[], Iterator[bytes]]] = {
+    "ids": lambda: _numbers(b"%d"),
+    "long ids": lambda: _numbers(b"21474%d"),
+    "long integers": lambda: _numbers(b"12345678901234%d"),
+    "too long integers": lambda: _numbers(b"12345678901234567890%d"),
+    "floats": lambda: _numbers(b"0.%d"),
+    "long floats": lambda: _numbers(b"0.%d98765432123"),
+    "longer floats": lambda: _numbers(b"-1.%d9876543212345678987e-210"),
+    "null": lambda: repeat(b"null"),
+    "short strings": lambda: _numbers(b'"%d"'),
+    "strings of an emoji": lambda: _numbers(b'"\xf0\x9f\x98\x80%d"'),
+    "strings with quotation marks": lambda: _numbers(b'"%d\\""'),
+    "strings with escapes": lambda: _numbers(b'"%d\\u0061"'),
+    "strings that say model": lambda: repeat(b'"model"'),
+    "empty lists": lambda: repeat(b"[]"),
+    "lists of an id": lambda: _numbers(b"[%d]"),
+    "lists of a string": lambda: _numbers(b'["%d"]'),
+    "objects": lambda: _numbers(b'{"%d":1}'),
+    "objects with a model": lambda: _numbers(b'{"model":%d}'),
+    "objects with quotation marks": lambda: _numbers(b'{"a\\"%d":"\\""}'),
+    "parts": lambda: _numbers(b'{"type":"text","text":"%d"}'),
+    "image parts": lambda: _numbers(b'{"type":"image_url","image_url":"data:%d"}'),
+    "messages": lambda: _numbers(b'{"role":"user","content":"%d"}'),
+    "messages with a name": lambda: _numbers(b'{"role":"user","content":"%d","name":"a"}'),
+    "messages of parts": lambda: _numbers(b'{"role":"user","content":["%d"]}'),
+    "deep lists": lambda: _numbers(b"[" * 60 + b"%d" + b"]" * 60),
+}
+_LIST_PLACES = (
+    ("completions", _SALT + b'"prompt":[', b"]}"),
+    ("completions", _SALT + b'"prompt":[[', b"]]}"),
+    ("embeddings", b'{"model":"alias","input":[', b"]}"),
+    ("chat", _SALT + b'"messages":[', b"]}"),
+    ("chat", _SALT + b'"messages":[{"role":"user","content":[', b"]}]}"),
+    ("chat", _SALT + b'"messages":[],"tools":[', b"]}"),
+    ("messages", _SALT + b'"messages":[{"role":"user","content":[', b"]}]}"),
+    ("responses", _SALT + b'"input":[', b"]}"),
+    ("pooling", b'{"model":"alias","url":"data:","data":[', b"]}"),
+)
+
+
+def _filled(text: bytes, limits: ServerConfig) -> bytes:
+    room = limits.max_body_bytes - 300
+    if not text:
+        return b"a" * (room - 4) + "😀".encode()
+    count = min(room // len(text), 2 * (limits.max_json_strings - 24)) if b'"' in text else room // len(text)
+    return text * count + b"a" * (room - count * len(text))
+
+
+def _in_string(before: bytes, text: bytes, after: bytes) -> bytes:
+    return before + text + after
+
+
+def _in_list(before: bytes, values: Iterator[bytes], after: bytes, limits: ServerConfig) -> bytes:
+    first = next(values)
+    head = before + first + after
+    size = len(first) + 1
+    count = (limits.max_body_bytes - len(head)) // size
+    if quotes := first.count(b'"'):
+        count = min(count, 2 * (limits.max_json_strings - 24) // quotes)
+    if containers := first.count(b"[") + first.count(b"{"):
+        count = min(count, (limits.max_json_containers - 8) // containers)
+    commas = first.count(b",") + 1
+    count = min(count, (limits.max_json_values - 24) // commas)
+    return before + b",".join(islice(values, count)) + after
+
+
+def _chat(text: bytes) -> bytes:
+    return b'{"model":"alias","cache_salt":"salt","messages":[{"role":"user","content":"' + text + b'"}]}'
+
+
+def _nested(text: bytes) -> bytes:
+    return _SALT + b'"messages":[{"role":"user","content":"' + text + b'"}]}'
+
+
+def _image(limits: ServerConfig) -> bytes:
+    part = b'{"type":"image_url","image_url":{"url":"data:image/png;base64,' + _filled(b"QUJD", limits) + b'"}}'
+    return b'{"model":"alias","messages":[{"role":"user","content":[' + part + b"]}]}"
