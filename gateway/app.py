@@ -60,7 +60,7 @@ from gateway.overview import Overview
 from gateway.relay.relay import Relay
 from gateway.relay.retry import RetryBudget
 from gateway.routing.affinity import Affinity
-from gateway.routing.calibration import Calibration
+from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel
 from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.scoring.spreader import Spreader
@@ -101,10 +101,10 @@ class Gateway:
         self.exact_prompts = ExactPrompts(self.fleet, self.knowledge.exact, self.tokenization)
         self.queue = Queue(config.admission.max_queued_requests, config.admission.max_queued_bytes)
         model = CostModel(config.routing.seconds_per_prefill_token, config.routing.decode_weight)
-        self.calibration = Calibration(model, config.routing.prefill_window_seconds)
+        self.calibrations = Calibrations(model, config.routing.prefill_window_seconds, self.fleet.family)
         self.output_lengths = OutputLengths(prompt_excess_tokens=_TEMPLATE_TOKENS)
         self.placement = Placement(
-            self.fleet.candidates, self._policy(), self.queue, self.output_lengths, self.calibration, _knobs(config),
+            self.fleet.candidates, self._policy(), self.queue, self.output_lengths, self.calibrations, _knobs(config),
         )  # fmt: skip
         self.gate = Gate(self.placement, self.queue, config.admission.max_wait_seconds, clock,
                          config.admission.comment_seconds)  # fmt: skip
@@ -177,7 +177,7 @@ class Gateway:
     def _policy(self) -> Policy:
         match self.config.routing.policy:
             case "prefix":
-                return PrefixPolicy(self.calibration, self.knowledge.hits, self.knowledge.estimates, Affinity())
+                return PrefixPolicy(self.calibrations, self.knowledge.hits, self.knowledge.estimates, Affinity())
             case "least_loaded":
                 return LeastLoadedPolicy()
             case "round_robin":
@@ -229,8 +229,8 @@ class Gateway:
         self.overview.add_gauges(self.metrics)
         self.line_view.add_gauges(self.metrics)
         gauge = self.metrics.gauge
-        gauge("gateway_prefill_seconds_per_token", "Learned cost of one uncached prompt token.", (),
-              lambda: [((), self.calibration.model.b)])  # fmt: skip
+        gauge("gateway_prefill_seconds_per_token", "Learned cost of one uncached prompt token.", ("model",),
+              lambda: [((name,), self.calibrations.of(name).model.b) for name in self.fleet.families()])  # fmt: skip
         gauge("gateway_held_bytes", "Memory held by bodies, uploads, queued requests and collected answers.", (),
               lambda: [((), self.memory.used_bytes)])  # fmt: skip
         gauge("gateway_embedding_cache_bytes", "Memory that kept vectors take.", (),

@@ -55,7 +55,7 @@ class Drain:
         if column is None:
             return
         guarded = self._is_guarded(ticket)
-        if not self.is_open[column] or (guarded and not self._is_open_to_guarded(column, now)):
+        if not self.is_open[column] or (guarded and not self._is_open_to_guarded(ticket, column, now)):
             self.ranking.hold_out(row, column)
         elif self.room.admits(self.seats[column], ticket.ask, now, guarded=guarded):
             self._bind(row, ticket, column, now)
@@ -81,10 +81,11 @@ class Drain:
     def _is_guarded(self, ticket: Ticket) -> bool:
         return self.all_guarded or (self.has_much is not None and self.has_much(ticket))
 
-    def _is_open_to_guarded(self, column: int, now: float) -> bool:
-        return column not in self._kept and self.room.is_open(self.seats[column], now, guarded=True)
+    def _is_open_to_guarded(self, ticket: Ticket, column: int, now: float) -> bool:
+        seat = self.seats[column]
+        return column not in self._kept and self.room.is_open(seat, ticket.ask.model, now, guarded=True)
 
     def _bind(self, row: int, ticket: Ticket, column: int, now: float) -> None:
         self.bind(ticket, column, self.ranking.prefill(row, column))
         self.ranking.bound(column)
-        self.is_open[column] = self.room.is_open(self.seats[column], now, guarded=self.all_guarded)
+        self.is_open[column] = self.room.is_open(self.seats[column], ticket.ask.model, now, guarded=self.all_guarded)

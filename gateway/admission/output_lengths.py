@@ -16,7 +16,7 @@ _FADES = 0.98  # of the weight of an answer with each later one: fifty answers' 
 _REFRESH = 25  # answers between two looks at the quantile, once there are many
 _FEW = 20.0  # answers; a tenant with fewer is taken for what is usual with the model
 _UNKNOWN_TOKENS = 512.0
-_MAX_TENANTS = 1024
+_MAX_TENANTS = 1024  # and models
 _LEAST_WEIGHT = 0.02  # of one prompt in what prompts are usually longer than estimated
 
 _EDGES = tuple(2 ** ((number + 1) / _STEPS) for number in range(_BUCKETS))
@@ -104,6 +104,8 @@ class OutputLengths:
             return
         mean, count = self._excess.get(ask.model, (0.0, 0))
         excess = usage.prompt_tokens - ask.prompt_tokens
+        if len(self._excess) > _MAX_TENANTS:
+            del self._excess[next(iter(self._excess))]
         self._excess[ask.model] = mean + (excess - mean) * max(_LEAST_WEIGHT, 1 / (count + 1)), count + 1
         if usage.completion_tokens > 0:
             self.learn(ask.model, ask.tenant, usage.completion_tokens // ask.sequences, ask.output_tokens)
@@ -126,5 +128,7 @@ class OutputLengths:
     def _of_model(self, model: str) -> _Lengths:
         known = self._models.get(model)
         if known is None:
+            if len(self._models) >= _MAX_TENANTS:
+                del self._models[next(iter(self._models))]
             known = self._models[model] = _Lengths()
         return known

@@ -26,7 +26,7 @@ from gateway.admission.ticket import Ticket
 from gateway.admission.waiting_hits import WaitingHits
 from gateway.errors import GatewayError, NoBackend, QueueFull
 from gateway.request import Ask
-from gateway.routing.calibration import Calibration
+from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import prefill_seconds, step_seconds
 from gateway.routing.explain import Verdict
 from gateway.routing.load import Load, Work
@@ -71,14 +71,14 @@ class Placement:
         policy: Policy,
         queue: Queue,
         lengths: OutputLengths,
-        calibration: Calibration,
+        calibrations: Calibrations,
         knobs: Knobs,
     ) -> None:
         self._policy = policy
         self._queue = queue
-        self._calibration = calibration
+        self._calibrations = calibrations
         self._knobs = knobs
-        self._room = Room(calibration, lengths, knobs.kv_headroom)
+        self._room = Room(calibrations, lengths, knobs.kv_headroom)
         self.seating = Seating(serving, self._room)
         self._seats, self._views = self.seating.seats, self.seating.views
         self._drain_rates = DrainRates()
@@ -161,7 +161,8 @@ class Placement:
         None: no place is free, or it is too late already. How the line has moved tells nothing of when that will be.
         """
         self._queue.tenants(ask.model).arrived(ask, now)
-        ticket = Ticket(ask, now, avoid, prefill_seconds(self._calibration.model, 1.0, ask.prompt_tokens, 0))
+        model = self._calibrations.of(ask.model).model
+        ticket = Ticket(ask, now, avoid, prefill_seconds(model, 1.0, ask.prompt_tokens, 0))
         if ticket.late_seconds < now:
             return None
         try:
@@ -194,7 +195,7 @@ class Placement:
         seats = self._views[model]
         has_much = self._has_much(self._queue.tenants(model), now)
         all_guarded = has_much is not None and all(has_much(ticket) for ticket in tickets)
-        is_open = self._room.are_open(seats, now, guarded=all_guarded)
+        is_open = self._room.are_open(seats, model, now, guarded=all_guarded)
         if not any(is_open):
             return False
         hits = self._hits.of(tickets, seats, now)
@@ -297,7 +298,8 @@ class Placement:
         """The request's prefill is over."""
         work = binding.work
         if not binding.released and binding.seat.load.first_token(work, now) and work.alone:
-            self._calibration.first_token(work.uncached_tokens, work.first_token_seconds, now - work.started_seconds)
+            calibration = self._calibrations.learning(binding.ask.model)
+            calibration.first_token(work.uncached_tokens, work.first_token_seconds, now - work.started_seconds)
 
     def came(self, binding: Binding, tokens: int) -> int:
         """So many more tokens of its answer came; returns how many more may before this is to be told again."""
@@ -324,7 +326,8 @@ class Placement:
         binding.seat.load.finish(work, now)
         self._room.ledgers[binding.seat.index].release(binding.reservation)
         if answered and work.alone and not work.observable:
-            self._calibration.at_most(work.uncached_tokens, work.first_token_seconds, now - work.started_seconds)
+            calibration = self._calibrations.learning(ask.model)
+            calibration.at_most(work.uncached_tokens, work.first_token_seconds, now - work.started_seconds)
 
     def sent_to(self, backend: str) -> tuple[int, int]:
         """Sequences in flight on a backend, and all that were ever sent there."""
@@ -338,7 +341,8 @@ class Placement:
     def _bind(self, ask: Ask, option: Option, now: float, ticket: Ticket | None = None) -> Binding:
         seat = option.seat
         uncached = max(0, ask.prompt_tokens - option.hit_tokens)
-        first_token = option.prefill_seconds + step_seconds(self._calibration.model, seat.slowness, seat.load)
+        model = self._calibrations.of(ask.model).model
+        first_token = option.prefill_seconds + step_seconds(model, seat.slowness, seat.load)
         work = Work(
             self._room.slots_of(ask, seat),
             ask.prompt_tokens,

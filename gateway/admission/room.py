@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from gateway.admission.kv_ledger import KvLedger, Reservation
 from gateway.admission.output_lengths import OutputLengths
 from gateway.request import Ask
-from gateway.routing.calibration import Calibration
+from gateway.routing.calibration import Calibrations
 from gateway.routing.seat import Seat
 
 _GUARDED_SHARE = 16  # one of so many slots, and as much of the KV cache
@@ -19,21 +19,21 @@ _FEW_SLOTS = 4  # of fewer, one would be too much to keep
 class Room:
     """Judges seats. `kv_headroom`: share of the KV cache that is filled. `ledgers`: by the number of the seat."""
 
-    calibration: Calibration
+    calibrations: Calibrations
     lengths: OutputLengths
     kv_headroom: float = 0.95
     ledgers: defaultdict[int, KvLedger] = field(default_factory=lambda: defaultdict(KvLedger))
 
-    def is_open(self, seat: Seat, now: float, *, guarded: bool = False) -> bool:
-        """It takes requests: a slot is free, the KV cache is not full, and little prefill is ahead.
+    def is_open(self, seat: Seat, model: str, now: float, *, guarded: bool = False) -> bool:
+        """It takes requests for this model: a slot is free, the KV cache is not full, and little prefill is ahead.
 
         `guarded`: the last slots, the last of the KV cache and of the prefill window do not count.
         """
-        return self.are_open((seat,), now, guarded=guarded)[0]
+        return self.are_open((seat,), model, now, guarded=guarded)[0]
 
-    def are_open(self, seats: Sequence[Seat], now: float, *, guarded: bool = False) -> list[bool]:
+    def are_open(self, seats: Sequence[Seat], model: str, now: float, *, guarded: bool = False) -> list[bool]:
         """`is_open` of each. Every look at the line asks this of all engines: what is usual costs little here."""
-        window, headroom, is_open = self._window_seconds(guarded), self._headroom(guarded), []
+        window, headroom, is_open = self._window_seconds(model, guarded), self._headroom(guarded), []
         for seat in seats:
             load, slots, tokens = seat.load, seat.slots, seat.kv_cache_tokens
             running = load.in_flight
@@ -55,7 +55,7 @@ class Room:
         if seat.load.in_flight + wanted > (seat.slots - guarded_slots(seat.slots) if guarded else seat.slots):
             # a request larger than a slow start allows may run alone
             return seat.load.in_flight == 0 and self.is_large_enough(seat, ask)
-        if seat.load.prefill_ahead_seconds(now) > self._window_seconds(guarded):
+        if seat.load.prefill_ahead_seconds(now) > self._window_seconds(ask.model, guarded):
             return False
         return self._fits(seat, ask, now, guarded)
 
@@ -75,8 +75,8 @@ class Room:
             return True
         return ledger.peak_with(ask, answer, now) <= limit
 
-    def _window_seconds(self, guarded: bool) -> float:
-        window = self.calibration.window_seconds
+    def _window_seconds(self, model: str, guarded: bool) -> float:
+        window = self.calibrations.of(model).window_seconds
         return _GUARDED_WINDOW * window if guarded else window
 
     def _headroom(self, guarded: bool) -> float:

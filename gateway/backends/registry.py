@@ -71,6 +71,7 @@ class Fleet:
         self._clock = clock
         self._supervisor = supervisor or Supervisor(clock)
         self._serving: dict[str, tuple[Backend, ...]] = {}
+        self._families: dict[str, str] = {}
         self._ranks: dict[tuple[Backend, int], EngineRank] = {}
         self._refused: set[Backend] = set()  # refused a connection since the last probe that got through
 
@@ -84,6 +85,14 @@ class Fleet:
             return [engine for backend in serving for engine in self.engines(backend)]
         may_come = any(backend.lists(model) or not backend.facts.models for backend in self.backends)
         return [] if may_come else None
+
+    def family(self, model: str) -> str:
+        """The model whose engines a model runs on: itself, the base of an adapter, or its first name of several."""
+        return self._families.get(model, model)
+
+    def families(self) -> list[str]:
+        """Those of all models, each once."""
+        return list(dict.fromkeys(self._families.values()))
 
     def engines(self, backend: Backend) -> Sequence[Backend | EngineRank]:
         """Each engine that a backend runs; itself, if that is one. An engine keeps its number for good."""
@@ -256,6 +265,7 @@ class Fleet:
         for backend in self.backends:
             for card in backend.facts.models:
                 listing.setdefault(card.id, []).append(backend)
+        self._families = _families(self.backends)
         serving = {model: eligible(backends, self._health.max_ejected) for model, backends in listing.items()}
         for alone in serving.values():
             if all(backend.slow_since_seconds is not None for backend in alone):
@@ -283,6 +293,15 @@ class Fleet:
         for tell in self.on_doubt:
             with self._supervisor.guard("backend_doubt"):
                 tell(backend)
+
+
+def _families(backends: Sequence[Backend]) -> dict[str, str]:
+    families: dict[str, str] = {}
+    for backend in backends:
+        by_root: dict[str, str] = {}
+        for card in backend.facts.models:
+            families.setdefault(card.id, card.parent or by_root.setdefault(card.root or card.id, card.id))
+    return families
 
 
 class _View(NamedTuple):

@@ -121,7 +121,8 @@ class Reader:
             return max(1, request.worked_bytes // _UPLOAD_BYTES_A_TOKEN)
         if request.kind is Kind.POOL:
             return max(1, round(request.worked_bytes / self._estimates.bytes_per_token(ask.model)))
-        return ask.prompt_tokens + round(ask.sequences * self._estimates.expected_output_tokens(ask.output_tokens))
+        output_tokens = self._estimates.expected_output_tokens(ask.model, ask.output_tokens)
+        return ask.prompt_tokens + round(ask.sequences * output_tokens)
 
     def _ask(
         self,

@@ -1,8 +1,10 @@
 """The one constant that has to be learned: seconds per uncached prefill token, from times to first token.
 
-One value for the fleet: learning a speed for each backend feeds back on itself (the faster-looking one gets more, and
-looks slower), so relative speeds come from the configuration.
+One value for each model: an 8B tells nothing of a 70B. Learning a speed for each backend of a model would feed back on
+itself (the faster-looking one gets more, and looks slower), so relative speeds come from the configuration.
 """
+
+from collections.abc import Callable
 
 from gateway.routing.cost import CostModel
 
@@ -15,8 +17,45 @@ _WINDOW_TOKENS = 3600  # prefill that may be ahead on an open backend: about 0.4
 _WINDOW_FLOOR_SECONDS = 0.02  # the way to the backend and back, and tokenization, must be covered
 
 
+_MOST_MODELS = 1024
+
+
+class Calibrations:
+    """Owner of what is learned of each model. `family` names the model whose engines a model runs on: an adapter's
+    base, or the model that goes by several names."""
+
+    def __init__(
+        self,
+        start: CostModel,
+        window_seconds: float | None = None,
+        family: Callable[[str], str] = lambda model: model,
+    ) -> None:
+        self._start = start
+        self._window_seconds = window_seconds
+        self._family = family
+        self._unknown = Calibration(start, window_seconds)
+        self._known: dict[str, Calibration] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, model: str) -> "Calibration":
+        """What is known of a model, to be read."""
+        return self._known.get(self._family(model), self._unknown)
+
+    def learning(self, model: str) -> "Calibration":
+        """The same, to be taught: of a model that has answered."""
+        family = self._family(model)
+        known = self._known.get(family)
+        if known is None:
+            if len(self._known) >= _MOST_MODELS:
+                del self._known[next(iter(self._known))]
+            known = self._known[family] = Calibration(self._start, self._window_seconds)
+        return known
+
+
 class Calibration:
-    """Owner of the cost model in force."""
+    """Owner of one model's cost model in force."""
 
     def __init__(self, model: CostModel, window_seconds: float | None = None) -> None:
         self.model = model

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _MAX_KNOWN = 65536
+_MOST_MODELS = 1024
 _ALIKE = 2.0  # an answer that comes back may differ by this factor in length, and 64 bytes, from what was generated
 
 
@@ -28,14 +29,14 @@ class Measure(NamedTuple):
 
 
 class Estimates:
-    """Fleet-wide estimates; one model's ratio is its own."""
+    """Estimates of each model, and of prompts that engines have counted."""
 
     def __init__(self, bytes_per_token: float = 4.0, output_tokens: float = 200.0) -> None:
         self._start_ratio = bytes_per_token
         self._ratios: dict[str, tuple[float, int]] = {}
         self._known: OrderedDict[int, Counted] = OrderedDict()  # by the prompt's last key
-        self.output_tokens = output_tokens
-        self._answers = 0
+        self._start_output_tokens = output_tokens
+        self._answers: dict[str, tuple[float, int]] = {}  # mean length and number, by model
 
     def bytes_per_token(self, model: str) -> float:
         """Prompt bytes that make one token of this model; 4 until an answer has told."""
@@ -57,9 +58,14 @@ class Estimates:
             return Measure(known.prompt_tokens, size, known.prompt_tokens, is_whole)
         return Measure(max(1, tokens + int((size - anchor) / ratio)), anchor, tokens, is_whole)
 
-    def expected_output_tokens(self, limit: int | None) -> float:
+    def output_tokens(self, model: str) -> float:
+        """The mean length of this model's answers; 200 until one has told."""
+        known = self._answers.get(model)
+        return known[0] if known else self._start_output_tokens
+
+    def expected_output_tokens(self, model: str, limit: int | None) -> float:
         """The expected length of an answer whose client allows it so many tokens; None = any number."""
-        expected = self.output_tokens
+        expected = self.output_tokens(model)
         return expected if limit is None or limit > expected else limit
 
     def learn(self, model: str, prompt_bytes: int, prompt_tokens: int, output_tokens: int) -> None:
@@ -68,10 +74,13 @@ class Estimates:
             ratio, seen = self._ratios.get(model, (self._start_ratio, 0))
             weight = max(0.02, 1 / (seen + 1))
             sample = min(16.0, max(0.5, prompt_bytes / prompt_tokens))
+            _bound(self._ratios)
             self._ratios[model] = (ratio + weight * (sample - ratio), seen + 1)
         if output_tokens > 0:
-            self._answers = min(self._answers + 1, 500)
-            self.output_tokens += (output_tokens - self.output_tokens) / self._answers
+            mean, answers = self._answers.get(model, (self._start_output_tokens, 0))
+            answers = min(answers + 1, 500)
+            _bound(self._answers)
+            self._answers[model] = mean + (output_tokens - mean) / answers, answers
 
     def remember(self, prompt_key: int, prompt_tokens: int, output_tokens: int) -> None:
         """What an engine counted in the prompt whose last key this is."""
@@ -79,3 +88,9 @@ class Estimates:
         self._known.move_to_end(prompt_key)
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
+
+
+def _bound(by_model: dict[str, tuple[float, int]]) -> None:
+    """Make room: adapters come and go."""
+    if len(by_model) > _MOST_MODELS:
+        del by_model[next(iter(by_model))]

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from gateway.request import Ask
 from gateway.routing.affinity import WORTH, Affinity
-from gateway.routing.calibration import Calibration
+from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import Parts, cost_parts, mean_stall_of, placement_seconds, prefill_seconds
 from gateway.routing.estimate import Estimates
 from gateway.routing.hits import Hits
@@ -45,8 +45,8 @@ class PrefixPolicy:
 
     waits_for_best = True
 
-    def __init__(self, calibration: Calibration, hits: Hits, estimates: Estimates, affinity: Affinity) -> None:
-        self._calibration = calibration
+    def __init__(self, calibrations: Calibrations, hits: Hits, estimates: Estimates, affinity: Affinity) -> None:
+        self._calibrations = calibrations
         self._hits = hits
         self._estimates = estimates
         self._affinity = affinity
@@ -55,7 +55,7 @@ class PrefixPolicy:
     def options(self, ask: Ask, seats: Sequence[Seat], now: float) -> list[Option]:
         """Costs by `routing.cost`."""
         hits, output = self._hits.of(ask, seats), self.output_tokens(ask)
-        tokens, model, options = ask.prompt_tokens, self._calibration.model, []
+        tokens, model, options = ask.prompt_tokens, self._calibrations.of(ask.model).model, []
         stall = mean_stall_of(model, sum([seat.load.in_flight for seat in seats]), len(seats))
         prefills: dict[tuple[int, float], tuple[float, int]] = {}  # by hit and slowness: most engines hold the same
         for seat, hit in zip(seats, hits, strict=True):
@@ -72,7 +72,7 @@ class PrefixPolicy:
 
     def parts(self, ask: Ask, options: Sequence[Option], now: float) -> list[Parts]:
         """Seven parts; what a hint takes off is not among them."""
-        model, output = self._calibration.model, self.output_tokens(ask)
+        model, output = self._calibrations.of(ask.model).model, self.output_tokens(ask)
         stall = mean_stall_of(model, sum([option.seat.load.in_flight for option in options]), len(options))
         return [
             cost_parts(
@@ -88,12 +88,10 @@ class PrefixPolicy:
         return self._hits.of(ask, seats)
 
     def ranking(self, asks: Sequence[Ask], hits: Sequence[Hit], seats: Sequence[Seat], now: float) -> CostMatrix:
-        """The costs of many requests at once."""
-        expected = self._estimates.expected_output_tokens
-        outputs = [expected(ask.output_tokens) for ask in asks]
-        matrix = CostMatrix(
-            self._calibration.model, [ask.prompt_tokens for ask in asks], outputs, hits, seats, now, self._table
-        )
+        """The costs of many requests for one model at once."""
+        name, expected = asks[0].model, self._estimates.expected_output_tokens
+        model, outputs = self._calibrations.of(name).model, [expected(name, ask.output_tokens) for ask in asks]
+        matrix = CostMatrix(model, [ask.prompt_tokens for ask in asks], outputs, hits, seats, now, self._table)
         for row, ask in enumerate(asks):
             if ask.hint and (column := self._affinity.favoured(ask.hint, seats, hits[row].tolist())) is not None:
                 matrix.favour(row, column, WORTH)
@@ -101,7 +99,7 @@ class PrefixPolicy:
 
     def output_tokens(self, ask: Ask) -> float:
         """The answer's expected length."""
-        return self._estimates.expected_output_tokens(ask.output_tokens)
+        return self._estimates.expected_output_tokens(ask.model, ask.output_tokens)
 
     def placed(self, ask: Ask, option: Option) -> None:
         """The engine will hold this prompt."""

@@ -12,7 +12,7 @@ from gateway.admission.ticket import Ticket
 from gateway.config import AdmissionConfig, HealthConfig, RoutingConfig
 from gateway.request import Ask, Usage
 from gateway.routing.affinity import Affinity
-from gateway.routing.calibration import Calibration
+from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel
 from gateway.routing.estimate import Estimates
 from gateway.routing.exact_index import ExactIndex
@@ -67,7 +67,7 @@ class GatewayRouter:
     ) -> None:
         self._estimates, self._lengths = Estimates(), OutputLengths()
         model = CostModel(routing.seconds_per_prefill_token, routing.decode_weight, scenario.max_num_batched_tokens)
-        calibration = Calibration(model, routing.prefill_window_seconds if admission.window else _NO_WINDOW_SECONDS)
+        calibration = Calibrations(model, routing.prefill_window_seconds if admission.window else _NO_WINDOW_SECONDS)
         capacity = int(scenario.kv_tokens * routing.index_capacity_factor * _BYTES_PER_TOKEN)
         index, trust = PrefixIndex([capacity] * scenario.engines), Trust()
         self._learning = Learning(self._estimates, index, trust)
@@ -183,7 +183,7 @@ class GatewayRouter:
         )
 
 
-def _policy(name: str, calibration: Calibration, hits: Hits, estimates: Estimates) -> Policy:
+def _policy(name: str, calibration: Calibrations, hits: Hits, estimates: Estimates) -> Policy:
     if name == "prefix":
         return PrefixPolicy(calibration, hits, estimates, Affinity())
     return LeastLoadedPolicy() if name == "least_loaded" else RoundRobinPolicy()

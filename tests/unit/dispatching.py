@@ -25,7 +25,7 @@ from gateway.relay.exchange import Answer
 from gateway.relay.relay import Relay
 from gateway.relay.retry import RetryBudget
 from gateway.request import Ask, InferenceRequest, Kind, Usage
-from gateway.routing.calibration import Calibration
+from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel
 from gateway.routing.policy import RoundRobinPolicy
 from tests.unit.admission.virtual_time import turns
@@ -57,7 +57,7 @@ class Scene:
             self.fleet.probed(backend, Probe.OK)
         self.doubts: list[str] = []
         self.fleet.on_doubt.append(lambda backend: self.doubts.append(backend.name))
-        queue, lengths, calibration = Queue(10, 1000), OutputLengths(), Calibration(CostModel())
+        queue, lengths, calibration = Queue(10, 1000), OutputLengths(), Calibrations(CostModel())
         self.placement = Placement(self.fleet.candidates, RoundRobinPolicy(), queue, lengths, calibration, Knobs())
         self.gate = Gate(self.placement, queue, 60.0, loop.time)
         self.fleet.on_change.append(self.gate.fleet_changed)

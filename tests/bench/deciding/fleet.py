@@ -10,7 +10,7 @@ from gateway.admission.placement import Binding, Knobs, Placement
 from gateway.admission.queue import Queue
 from gateway.request import Ask
 from gateway.routing.affinity import Affinity
-from gateway.routing.calibration import Calibration
+from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel
 from gateway.routing.estimate import Estimates
 from gateway.routing.hits import Hits
@@ -49,7 +49,7 @@ class Busy:
     def __init__(self, engines: int, cap: int, scan: int, prompts: int, seed: int = 0) -> None:
         estimates = Estimates()
         index = PrefixIndex([KV_CACHE_TOKENS * _BYTES_PER_TOKEN] * engines)
-        calibration = Calibration(CostModel(), None)
+        calibration = Calibrations(CostModel(), None)
         fleet = {MODEL: [Engine(f"10.0.0.{number}:8000", number, cap) for number in range(engines)]}
         policy = PrefixPolicy(calibration, Hits(index, Trust()), estimates, Affinity())
         self.queue = Queue(_ENDLESS, _ENDLESS)

@@ -9,7 +9,7 @@ from gateway.admission.placement import Knobs, Placement
 from gateway.admission.queue import Queue
 from gateway.request import Ask
 from gateway.routing.affinity import Affinity
-from gateway.routing.calibration import Calibration
+from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel
 from gateway.routing.estimate import Estimates
 from gateway.routing.hits import Hits
@@ -50,7 +50,7 @@ class Hall:
     index: PrefixIndex
     estimates: Estimates
     lengths: OutputLengths
-    calibration: Calibration
+    calibration: Calibrations
     serving: dict[str, Sequence[Site]] = field(default_factory=dict)
     now: float = 0.0
 
@@ -61,7 +61,7 @@ class Hall:
         self.placement.refresh()
 
 
-def policy_of(name: str, calibration: Calibration, index: PrefixIndex, estimates: Estimates) -> Policy:
+def policy_of(name: str, calibration: Calibrations, index: PrefixIndex, estimates: Estimates) -> Policy:
     if name == "prefix":
         return PrefixPolicy(calibration, Hits(index, Trust()), estimates, Affinity())
     return LeastLoadedPolicy() if name == "least_loaded" else RoundRobinPolicy()
@@ -83,7 +83,7 @@ def hall(
     queue = Queue(max_requests, max_bytes)
     serving: dict[str, Sequence[Site]] = {"m": sites}
     knobs = Knobs(aging=aging, scan=scan, starvation_seconds=STARVATION_SECONDS, hold_without_backend=holds)
-    calibration = Calibration(CostModel(), WINDOW_SECONDS)
+    calibration = Calibrations(CostModel(), WINDOW_SECONDS)
     find: Callable[[str], Sequence[Candidate] | None] = serving.get
     placement = Placement(find, policy_of(policy, calibration, index, estimates), queue, lengths, calibration, knobs)
     return Hall(sites, placement, queue, index, estimates, lengths, calibration, serving)

@@ -9,13 +9,13 @@ from gateway.admission.output_lengths import OutputLengths
 from gateway.admission.room import Room
 from gateway.admission.ticket import Ticket
 from gateway.request import Ask
-from gateway.routing.calibration import Calibration
+from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel
 from gateway.routing.load import Work
 from gateway.routing.seat import Seat
 
 NOW, STARVATION_SECONDS = 100.0, 30.0
-ROOM = Room(Calibration(CostModel(), window_seconds=0.1), OutputLengths())
+ROOM = Room(Calibrations(CostModel(), window_seconds=0.1), OutputLengths())
 
 
 class Written:
@@ -78,14 +78,14 @@ class Scene:
 
     def run(self, *, waits_for_best: bool = True, much: str = "", all_guarded: bool = False) -> list[str]:
         """`much`: the rows of those who have much."""
-        is_open = [ROOM.is_open(seat, NOW, guarded=all_guarded) for seat in self.seats]
+        is_open = [ROOM.is_open(seat, "m", NOW, guarded=all_guarded) for seat in self.seats]
         has_much = (lambda ticket: str(self.tickets.index(ticket)) in much) if much else None
         Drain(
             self.seats, self.ranking, is_open, ROOM, STARVATION_SECONDS, waits_for_best, self.bind, has_much,
             all_guarded,
         ).run(self.tickets, NOW)  # fmt: skip
         assert is_open == [
-            ROOM.is_open(seat, NOW, guarded=all_guarded) and (None, column) not in self.ranking.closed
+            ROOM.is_open(seat, "m", NOW, guarded=all_guarded) and (None, column) not in self.ranking.closed
             for column, seat in enumerate(self.seats)
         ]
         return self.bound

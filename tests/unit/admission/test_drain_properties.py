@@ -12,7 +12,7 @@ from gateway.admission.output_lengths import OutputLengths
 from gateway.admission.room import Room
 from gateway.admission.ticket import Ticket
 from gateway.request import Ask
-from gateway.routing.calibration import Calibration
+from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel
 from gateway.routing.load import Work
 from gateway.routing.matrix import CostMatrix
@@ -40,7 +40,7 @@ def look_through(
     for row, column in closed:
         if row < len(asks) and column < len(among):
             ranking.close(column, row)
-    room = Room(Calibration(model, 0.1), OutputLengths())
+    room = Room(Calibrations(model, 0.1), OutputLengths())
     bound: list[tuple[int, int]] = []
     tickets = [
         Ticket(Ask("m", prompt_tokens=prompt, output_tokens=int(output)), NOW - waited, frozenset(), 0.0)
@@ -52,7 +52,7 @@ def look_through(
         work = Work(1, ticket.ask.prompt_tokens, prefill_seconds, observable=True)
         among[column].load.start(work, NOW)
 
-    is_open = [room.is_open(seat, NOW) for seat in among]
+    is_open = [room.is_open(seat, "m", NOW) for seat in among]
     Drain(among, ranking, is_open, room, STARVATION_SECONDS, True, bind).run(tickets, NOW)
     return bound
 

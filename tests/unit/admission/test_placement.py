@@ -366,21 +366,21 @@ def test_the_load_of_a_backend_that_was_never_used_is_nothing() -> None:
 
 def test_a_first_token_after_a_prefill_alone_teaches_what_a_token_costs() -> None:
     here = hall(4, policy="prefix")
-    before = here.calibration.model.b
+    before = here.calibration.of("m").model.b
     placed = here.placement.place(ask(prompt_tokens=1000), 0.0)
     assert isinstance(placed, Binding)
     here.placement.first_token(placed, 1.0)
-    assert here.calibration.model.b > before
+    assert here.calibration.of("m").model.b > before
 
 
 @pytest.mark.parametrize(("answered", "learns"), [(True, True), (False, False)])
 def test_a_whole_answer_that_was_faster_than_predicted_teaches_too(answered: bool, learns: bool) -> None:
     here = hall(4, policy="prefix")
-    before = here.calibration.model.b
+    before = here.calibration.of("m").model.b
     placed = here.placement.place(ask(prompt_tokens=1000, streams=False), 0.0)
     assert isinstance(placed, Binding)
     here.placement.release(placed, 0.001, answered=answered)
-    assert (here.calibration.model.b < before) == learns
+    assert (here.calibration.of("m").model.b < before) == learns
 
 
 def test_those_who_hold_out_make_a_backend_dearer_for_one_look_at_the_line_only() -> None:

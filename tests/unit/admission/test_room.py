@@ -3,14 +3,14 @@ import pytest
 from gateway.admission.output_lengths import OutputLengths
 from gateway.admission.room import Room
 from gateway.request import Ask
-from gateway.routing.calibration import Calibration
+from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel
 from gateway.routing.load import Work
 from gateway.routing.seat import Seat
 
 
 def room() -> Room:
-    return Room(Calibration(CostModel(), window_seconds=0.1), OutputLengths())
+    return Room(Calibrations(CostModel(), window_seconds=0.1), OutputLengths())
 
 
 ROOM = room()  # in which nothing is reserved
@@ -42,13 +42,13 @@ def seat(
     ids=["idle", "a slot is free", "full", "a little ahead", "too much ahead", "full for a slow start"],
 )
 def test_an_engine_is_open_while_a_slot_is_free_and_little_prefill_is_ahead(where: Seat, is_open: bool) -> None:
-    assert ROOM.is_open(where, 0.0) is is_open
+    assert ROOM.is_open(where, "m", 0.0) is is_open
     assert ROOM.admits(where, Ask("m"), 0.0) is is_open
 
 
 def test_time_opens_an_engine_whose_prefill_goes_on() -> None:
     where = seat(running=1, ahead=0.3)
-    assert [ROOM.is_open(where, now) for now in (0.0, 0.19, 0.21)] == [False, False, True]
+    assert [ROOM.is_open(where, "m", now) for now in (0.0, 0.19, 0.21)] == [False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_the_kv_cache_is_filled_to_the_headroom_in_whole_blocks(prompt: int, adm
     here, ask = room(), Ask("m", prompt_tokens=prompt, output_tokens=200)
     here.reserve(seat(), Ask("m", prompt_tokens=400, output_tokens=96))
     assert here.admits(seat(kv=1000, running=1), ask, 0.0) is admits
-    assert here.is_open(seat(kv=1000, running=1), 0.0)
+    assert here.is_open(seat(kv=1000, running=1), "m", 0.0)
     assert here.admits(seat(kv=None, running=1), ask, 0.0)
     assert here.admits(seat(kv=1000), ask, 0.0)
 
@@ -96,10 +96,10 @@ def test_a_prompt_that_shares_most_of_its_blocks_with_one_that_runs_fits_where_a
 def test_an_engine_whose_kv_cache_is_full_is_not_open_unless_it_is_idle() -> None:
     here = room()
     here.reserve(seat(), Ask("m", prompt_tokens=928, output_tokens=16))
-    assert not here.is_open(seat(kv=1000, running=1), 0.0)
-    assert here.is_open(seat(kv=1024, running=1), 0.0)
-    assert here.is_open(seat(kv=None, running=1), 0.0)
-    assert here.is_open(seat(kv=1000), 0.0)
+    assert not here.is_open(seat(kv=1000, running=1), "m", 0.0)
+    assert here.is_open(seat(kv=1024, running=1), "m", 0.0)
+    assert here.is_open(seat(kv=None, running=1), "m", 0.0)
+    assert here.is_open(seat(kv=1000), "m", 0.0)
 
 
 def test_an_idle_engine_takes_a_prompt_larger_than_its_kv_cache() -> None:
@@ -131,7 +131,7 @@ def test_streams_that_are_far_on_let_in_who_would_not_fit_beside_all_of_their_en
     for place, stream in enumerate(streams):
         judge.ledgers[where.index].came(stream, 80 * place)
     assert judge.admits(where, wish, 1.0)
-    assert judge.is_open(where, 1.0)
+    assert judge.is_open(where, "m", 1.0)
     for _ in range(3):
         judge.reserve(where, wish)
     assert not judge.admits(where, wish, 1.0)
@@ -142,11 +142,11 @@ def test_streams_that_are_far_on_let_in_who_would_not_fit_beside_all_of_their_en
 )  # fmt: skip
 def test_the_last_slots_are_not_for_those_they_are_kept_from(slots: int, last: int) -> None:
     fits, full = seat(cap=slots, running=slots - last - 1), seat(cap=slots, running=slots - last)
-    assert ROOM.is_open(fits, 0.0, guarded=True)
+    assert ROOM.is_open(fits, "m", 0.0, guarded=True)
     assert ROOM.admits(fits, Ask("m"), 0.0, guarded=True)
-    assert not ROOM.is_open(full, 0.0, guarded=True)
+    assert not ROOM.is_open(full, "m", 0.0, guarded=True)
     assert not ROOM.admits(full, Ask("m"), 0.0, guarded=True)
-    assert ROOM.is_open(full, 0.0) is ROOM.admits(full, Ask("m"), 0.0) is (last > 0)
+    assert ROOM.is_open(full, "m", 0.0) is ROOM.admits(full, Ask("m"), 0.0) is (last > 0)
 
 
 def test_nor_is_the_last_of_the_kv_cache() -> None:
@@ -154,13 +154,15 @@ def test_nor_is_the_last_of_the_kv_cache() -> None:
     for tokens, for_all, for_guarded in ((14_000, True, True), (15_000, True, False), (15_200, False, False)):
         held = here.reserve(where, Ask("m", prompt_tokens=tokens - 16, output_tokens=16))
         small = Ask("m", prompt_tokens=16, output_tokens=16)
-        assert here.admits(where, small, 0.0) is here.is_open(where, 0.0) is for_all, tokens
-        assert here.admits(where, small, 0.0, guarded=True) is here.is_open(where, 0.0, guarded=True) is for_guarded
+        assert here.admits(where, small, 0.0) is here.is_open(where, "m", 0.0) is for_all, tokens
+        assert (
+            here.admits(where, small, 0.0, guarded=True) is here.is_open(where, "m", 0.0, guarded=True) is for_guarded
+        )
         here.ledgers[0].release(held)
 
 
 @pytest.mark.parametrize(("ahead", "for_all", "for_guarded"), [(0.07, True, True), (0.08, True, False)])
 def test_nor_is_the_last_of_the_prefill_window(ahead: float, for_all: bool, for_guarded: bool) -> None:
     where = seat(cap=16, running=1, ahead=ahead)
-    assert ROOM.is_open(where, 0.0) is ROOM.admits(where, Ask("m"), 0.0) is for_all
-    assert ROOM.is_open(where, 0.0, guarded=True) is ROOM.admits(where, Ask("m"), 0.0, guarded=True) is for_guarded
+    assert ROOM.is_open(where, "m", 0.0) is ROOM.admits(where, Ask("m"), 0.0) is for_all
+    assert ROOM.is_open(where, "m", 0.0, guarded=True) is ROOM.admits(where, Ask("m"), 0.0, guarded=True) is for_guarded

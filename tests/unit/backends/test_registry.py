@@ -352,6 +352,17 @@ def test_a_larger_cap_is_told(scene: MakeScene) -> None:
     assert (a.cap, a.kv_cache_tokens, len(s.changes)) == (1024, 1000, 1)
 
 
+def test_the_family_of_a_model_is_what_its_engines_run(scene: MakeScene) -> None:
+    s = scene(2)
+    a, b = s.fleet.backends
+    cards = (ModelCard("m", root="/m"), ModelCard("alias", root="/m"), ModelCard("lora", root="/l", parent="m"))
+    s.fleet.learned(a, Facts(models=cards))
+    s.fleet.learned(b, Facts(models=(ModelCard("other"), ModelCard("third"))))
+    names = ("m", "alias", "lora", "other", "third", "never heard of")
+    assert [s.fleet.family(name) for name in names] == ["m", "m", "m", "other", "third", "never heard of"]
+    assert s.fleet.families() == ["m", "other", "third"]
+
+
 class AnyFleet(RuleBasedStateMachine):
     """Whatever happens to four backends, in any order, these hold."""
 

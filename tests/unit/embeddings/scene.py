@@ -35,7 +35,7 @@ from gateway.relay.relay import Relay
 from gateway.relay.retry import RetryBudget
 from gateway.relay.usage import read_usage
 from gateway.request import Ask, InferenceRequest, Kind
-from gateway.routing.calibration import Calibration
+from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel
 from gateway.routing.policy import LeastLoadedPolicy
 from gateway.tokenization.tokenization import Tokenization
@@ -112,7 +112,7 @@ class Scene:
             self.fleet.probed(backend, Probe.OK)
         bounds = AdmissionConfig.model_validate(admission or {})
         self.queue = Queue(bounds.max_queued_requests, bounds.max_queued_bytes)
-        lengths, calibration = OutputLengths(), Calibration(CostModel())
+        lengths, calibration = OutputLengths(), Calibrations(CostModel())
         self.placement = Placement(
             self.fleet.candidates, LeastLoadedPolicy(), self.queue, lengths, calibration, Knobs()
         )

@@ -2,7 +2,7 @@ import pytest
 
 from gateway.request import Ask
 from gateway.routing.affinity import Affinity
-from gateway.routing.calibration import Calibration
+from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel
 from gateway.routing.estimate import Estimates
 from gateway.routing.hits import Hits
@@ -21,7 +21,7 @@ class Scene:
     def __init__(self) -> None:
         self.index = PrefixIndex([1 << 30] * 3)
         self.seats = [Seat(number, "abc"[number]) for number in range(3)]
-        self.policy = PrefixPolicy(Calibration(CostModel()), Hits(self.index, Trust()), Estimates(), Affinity())
+        self.policy = PrefixPolicy(Calibrations(CostModel()), Hits(self.index, Trust()), Estimates(), Affinity())
         self.hinted_at("c")
 
     def hinted_at(self, name: str) -> None:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.calibration import Calibration
+from gateway.routing.calibration import Calibration, Calibrations
 from gateway.routing.cost import CostModel, prefill_seconds
 
 START = 28e-6
@@ -76,3 +76,21 @@ def test_a_configured_window_stays() -> None:
     calibration = Calibration(CostModel(), 0.5)
     teach(calibration, START * 4, 10)
     assert calibration.window_seconds == 0.5
+
+
+def test_each_model_has_its_own_and_adapters_that_of_their_base() -> None:
+    start = CostModel()
+    calibrations = Calibrations(start, None, lambda model: "base" if model == "adapter" else model)
+    teach(calibrations.learning("adapter"), START * 4, 50)
+    assert calibrations.of("base") is calibrations.of("adapter")
+    assert calibrations.of("adapter").model.b > 3 * START
+    assert calibrations.of("other").model is start
+    assert calibrations.learning("other").model is start  # until it has learned: seats know by it what they have kept
+
+
+def test_models_are_bounded_and_those_that_are_only_asked_for_are_not_kept() -> None:
+    calibrations = Calibrations(CostModel())
+    for number in range(3000):
+        calibrations.of(f"made up {number}")
+        calibrations.learning(f"model {number}")
+    assert len(calibrations) == 1024

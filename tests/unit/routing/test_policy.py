@@ -3,7 +3,7 @@ import pytest
 
 from gateway.request import Ask
 from gateway.routing.affinity import WORTH, Affinity
-from gateway.routing.calibration import Calibration
+from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel, prefill_seconds
 from gateway.routing.estimate import Estimates
 from gateway.routing.hits import Hits
@@ -35,7 +35,7 @@ def busy(seat: Seat, requests: int) -> None:
 
 def prefix_policy(count: int = 3) -> tuple[PrefixPolicy, PrefixIndex]:
     index = PrefixIndex([1 << 30] * count)
-    return PrefixPolicy(Calibration(CostModel()), Hits(index, Trust()), Estimates(), Affinity()), index
+    return PrefixPolicy(Calibrations(CostModel()), Hits(index, Trust()), Estimates(), Affinity()), index
 
 
 def cheapest(policy: Policy, ask: Ask, among: list[Seat]) -> str:
