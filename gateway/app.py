@@ -16,7 +16,6 @@ from typing import BinaryIO, TextIO
 
 import structlog
 import uvloop
-from prometheus_client import CollectorRegistry
 
 from gateway.admission.gate import Gate
 from gateway.admission.invariants import Invariants
@@ -33,7 +32,7 @@ from gateway.embeddings.coalescer import Coalescer
 from gateway.embeddings.reuse import reuse_as_configured
 from gateway.embeddings.token_counts import TokenCounts
 from gateway.exact_prompts import ExactPrompts
-from gateway.front.admin import admin_app, admin_listening
+from gateway.front.admin import admin_app, admin_listening, own_hosts
 from gateway.front.handler import Handler
 from gateway.front.prefixes_route import add_prefix_routes
 from gateway.front.read import Reader
@@ -246,8 +245,6 @@ class Gateway:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[int | None]:
         """Serve while the block runs; gives the admin port. On leaving, answers still under way are cut."""
-        registry = CollectorRegistry()
-        registry.register(self.metrics)
         async with AsyncExitStack() as stack:
             if self.access_log is not None:
                 stack.enter_context(self.access_log)
@@ -259,7 +256,10 @@ class Gateway:
             await stack.enter_async_context(self._repeating("loop_lag", lambda: watch_lag(self.metrics.loop_lag)))
             stack.callback(self._before_collecting)
             await stack.enter_async_context(self._repeating("settle", self._settle))
-            app = admin_app(registry, self.overview.backends, self.overview.route, self.line_view.document)
+            app = admin_app(
+                self.metrics.snapshot, self.overview.backends, self.overview.route, self.line_view.document,
+                own_hosts(self.config.server.admin),
+            )  # fmt: skip
             add_prefix_routes(app, self._prepared_report if self.config.prefix_report.enabled else None)
             admin = await stack.enter_async_context(admin_listening(app, self.config.server.admin))
             await stack.enter_async_context(self.server.listening())

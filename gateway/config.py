@@ -53,6 +53,15 @@ class Listen(Section):
 
     host: ListenHost = "127.0.0.1"
     port: int = Field(8081, ge=0, le=65535, description="0 picks a free port.")
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        description="Names accepted in `Host` beside IP addresses, localhost and `host`.",
+    )
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_checked_host(name).lower().removesuffix(".") for name in names)
 
 
 class ServerConfig(Section):

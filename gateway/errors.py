@@ -42,6 +42,14 @@ class Unauthorized(GatewayError):
     code = "invalid_api_key"
 
 
+class HostNotAllowed(GatewayError):
+    """The admin port was asked under a name that is not its own."""
+
+    status = 403
+    type = "invalid_request_error"
+    code = "host_not_allowed"
+
+
 class RouteNotFound(GatewayError):
     """No such method and path here."""
 

@@ -1,5 +1,6 @@
 """What operators see of the waiting line: by model, tenant and class."""
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -37,11 +38,11 @@ class LineView:
             self._counts,
         )
 
-    def document(self) -> dict[str, Any]:
-        """The line of each model, live."""
+    async def document(self) -> dict[str, Any]:
+        """The line of each model, live. A long line takes long to look through, so others run between tenants."""
         now = self._clock()
         shown = dict.fromkeys((*self._models(), *self._queue.models()))
-        return {"waiting": len(self._queue), "models": [self._model(model, now) for model in shown]}
+        return {"waiting": len(self._queue), "models": [await self._model(model, now) for model in shown]}
 
     def _counts(self) -> list[tuple[Labels, float]]:
         counts: dict[Labels, float] = {}
@@ -61,18 +62,22 @@ class LineView:
             self._labels.add(tenant)
         return tenant
 
-    def _model(self, model: str, now: float) -> dict[str, Any]:
+    async def _model(self, model: str, now: float) -> dict[str, Any]:
         line, tenants = self._queue.line(model), self._queue.tenants(model)
         flows = {(flow.tenant.name, flow.batch): flow for flow in line.flows} if line is not None else {}
         shown = sorted(tenants, key=lambda one: (one.waiting, one.in_flight, one.seen_seconds), reverse=True)
         rate = self._placement.prospects.drain_rate(model, now)
+        told = []
+        for tenant in shown[:_MOST_SHOWN]:
+            told.append(self._tenant(model, tenants, tenant, flows, now))
+            await asyncio.sleep(0)
         return {
             "model": model,
             "waiting": tenants.waiting,
             "in_flight": tenants.in_flight,
             "line_seconds": now - line.began_seconds if line is not None else 0.0,
             "drain_requests_per_second": rate,
-            "tenants": [self._tenant(model, tenants, tenant, flows, now) for tenant in shown[:_MOST_SHOWN]],
+            "tenants": told,
         }
 
     def _tenant(

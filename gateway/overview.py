@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import orjson
-
 from gateway.admission.gate import Gate
 from gateway.admission.limiter import Move
 from gateway.admission.placement import Placement
@@ -14,6 +12,7 @@ from gateway.backends.registry import Fleet
 from gateway.config import Config
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.exact_prompts import ExactPrompts
+from gateway.front.guards import parse_body
 from gateway.front.incoming import Incoming
 from gateway.front.read import Reader
 from gateway.front.routes import Route, find_route
@@ -190,11 +189,7 @@ class Overview:
 
     def _as_request(self, body: bytes, path: str) -> tuple[Incoming, Route]:
         if not path:
-            try:
-                document = orjson.loads(body)
-            except orjson.JSONDecodeError as error:
-                raise InvalidRequest(f"The body is not JSON: {error}.") from error
-            has_turns = isinstance(document, dict) and "messages" in document
+            has_turns = "messages" in parse_body(body, self._config.server)
             path = "/v1/chat/completions" if has_turns else "/v1/completions"
         incoming = Incoming()
         incoming.body = body

@@ -1,51 +1,98 @@
 """The admin port: metrics, and what is going on, for operators only. Never on the main port."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
 from aiohttp import web
-from prometheus_client import CollectorRegistry
+from aiohttp.typedefs import Handler, Middleware
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from gateway.config import Listen
-from gateway.errors import GatewayError
+from gateway.errors import BodyTooLarge, GatewayError, HostNotAllowed, RequestTimeout
+from gateway.front.hosts import is_own_host
+from gateway.front.prefixes_route import Breathe, Breather
 from gateway.front.reply import render
 
-_MAX_BODY_BYTES = 33554432
+_MAX_BODY_BYTES = 1048576  # of a dry run: as much as is parsed in a few milliseconds
+_BODY_SECONDS = 10.0
 
 
 def admin_app(
-    registry: CollectorRegistry,
+    snapshot: Callable[[Breathe], Collector],
     backends: Callable[[], list[dict[str, Any]]],
     route: Callable[[bytes, str], Awaitable[dict[str, Any]]],
-    queue: Callable[[], dict[str, Any]],
+    queue: Callable[[], Awaitable[dict[str, Any]]],
+    hosts: Collection[str] = (),
 ) -> web.Application:
-    """The routes of the admin port. `route` makes a dry run of a body and its endpoint; it may raise a GatewayError."""
+    """The routes of the admin port. `route` makes a dry run of a body and its endpoint; it may raise a GatewayError.
+
+    `snapshot` takes the metrics as they are now; they are rendered in a thread, for that may take seconds where there
+    are many models. `hosts`: names that the port may be asked by.
+    """
+    one_at_a_time = asyncio.Lock()
 
     async def metrics(request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return web.Response(body=encode(registry), headers={"content-type": content_type})
+        async with one_at_a_time:
+            body = await asyncio.to_thread(encode, snapshot(Breather()))
+        return web.Response(body=body, headers={"content-type": content_type})
 
     async def show_backends(_: web.Request) -> web.Response:
         return as_json({"backends": backends()})
 
     async def show_queue(_: web.Request) -> web.Response:
-        return as_json(queue())
+        return as_json(await queue())
 
     async def show_route(request: web.Request) -> web.Response:
-        try:
-            return as_json(await route(await request.read(), request.query.get("path", "")))
-        except GatewayError as error:
-            return web.Response(body=render(error), status=error.status, content_type="application/json")
+        return as_json(await route(await _body(request), request.query.get("path", "")))
 
-    app = web.Application(client_max_size=_MAX_BODY_BYTES)
+    app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_answers_errors, _knows(frozenset(hosts))])
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/admin/backends", show_backends)
     app.router.add_get("/admin/queue", show_queue)
     app.router.add_post("/admin/route", show_route)
     return app
+
+
+@web.middleware
+async def _answers_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except GatewayError as error:
+        return web.Response(body=render(error), status=error.status, content_type="application/json")
+
+
+def _knows(names: Collection[str]) -> Middleware:
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        for host in request.headers.getall("host", ()):
+            if not is_own_host(host, names):
+                raise HostNotAllowed(
+                    f"The host {host[:256]!r} is not allowed here. Use an IP address, or add the name to"
+                    " server.admin.allowed_hosts."
+                )
+        return await handler(request)
+
+    return check
+
+
+def own_hosts(listen: Listen | None) -> frozenset[str]:
+    """Names that the port is known by, as far as it is configured."""
+    return frozenset() if listen is None else frozenset((listen.host.lower(), *listen.allowed_hosts)) - {""}
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            return await request.read()
+    except TimeoutError as error:
+        raise RequestTimeout(f"The body did not arrive within {_BODY_SECONDS:g} s.") from error
+    except web.HTTPRequestEntityTooLarge as error:
+        raise BodyTooLarge(f"The body is larger than {_MAX_BODY_BYTES} bytes, the most of a dry run.") from error
 
 
 def as_json(document: Any) -> web.Response:

@@ -1,9 +1,10 @@
 """Metrics. Counting is plain arithmetic on the hot path; prometheus-client renders it when it is scraped."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric, Sample
 from prometheus_client.registry import Collector
 
 from gateway.observe.record import Record
@@ -14,9 +15,27 @@ _LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _MAX_MODELS = 1000
 
 Labels = tuple[str, ...]
+Breathe = Callable[[], None]
+Frozen = Callable[[Breathe], Metric]
 
 
-class Counter:
+class Live:
+    """A metric that is counted here, or read when it is looked at."""
+
+    name: str
+    documentation: str
+    labels: Labels
+
+    def frozen(self) -> Frozen:
+        """The values as they are now, to be made a family of anywhere."""
+        raise NotImplementedError
+
+    def family(self) -> Metric:
+        """As Prometheus wants it."""
+        return self.frozen()(lambda: None)
+
+
+class Counter(Live):
     """Sums by label values."""
 
     def __init__(self, name: str, documentation: str, labels: Labels) -> None:
@@ -27,15 +46,13 @@ class Counter:
         """Count."""
         self.values[labels] = self.values.get(labels, 0.0) + amount
 
-    def family(self) -> Metric:
-        """As Prometheus wants it."""
+    def frozen(self) -> Frozen:
+        """The sums now."""
         family = CounterMetricFamily(self.name, self.documentation, labels=self.labels)
-        for labels, value in self.values.items():
-            family.add_metric(labels, value)
-        return family
+        return partial(_filled, family, [*self.values.items()])
 
 
-class Histogram:
+class Histogram(Live):
     """Counts by label values and upper bounds."""
 
     def __init__(self, name: str, documentation: str, labels: Labels, bounds: tuple[float, ...]) -> None:
@@ -50,22 +67,26 @@ class Histogram:
         known[0][bisect_left(self.bounds, value)] += 1
         known[1][0] += value
 
-    def family(self) -> Metric:
-        """As Prometheus wants it."""
+    def frozen(self) -> Frozen:
+        """The counts now."""
+        return partial(self._family, [(labels, [*counts], total[0]) for labels, (counts, total) in self.values.items()])
+
+    def _family(self, values: list[tuple[Labels, list[int], float]], breathe: Breathe) -> Metric:
         family = HistogramMetricFamily(self.name, self.documentation, labels=self.labels)
-        for labels, (counts, total) in self.values.items():
+        for labels, counts, total in values:
             running, buckets = 0, []
             for bound, count in zip((*map(str, self.bounds), "+Inf"), counts, strict=True):
                 running += count
                 buckets.append((bound, float(running)))
-            family.add_metric(labels, buckets=buckets, sum_value=total[0])
+            family.add_metric(labels, buckets=buckets, sum_value=total)
+            breathe()
         return family
 
 
 Read = Callable[[], Iterable[tuple[Labels, float]]]
 
 
-class Scraped:
+class Scraped(Live):
     """Values that are read when scraped: `read` gives label values and value."""
 
     def __init__(
@@ -79,12 +100,46 @@ class Scraped:
         self.name, self.documentation, self.labels = name, documentation, labels
         self._kind, self._read = kind, read
 
-    def family(self) -> Metric:
-        """As Prometheus wants it."""
-        family = self._kind(self.name, self.documentation, labels=self.labels)
-        for labels, value in self._read():
-            family.add_metric(labels, value)
-        return family
+    def frozen(self) -> Frozen:
+        """What is read now."""
+        return partial(_filled, self._kind(self.name, self.documentation, labels=self.labels), [*self._read()])
+
+
+def _filled(
+    family: GaugeMetricFamily | CounterMetricFamily, values: list[tuple[Labels, float]], breathe: Breathe
+) -> Metric:
+    for labels, value in values:
+        family.add_metric(labels, value)
+        breathe()
+    return family
+
+
+class Samples(list[Sample]):
+    """Samples of a family, with pauses while they are gone through."""
+
+    def __init__(self, samples: Iterable[Sample], breathe: Breathe) -> None:
+        super().__init__(samples)
+        self._breathe = breathe
+
+    def __iter__(self) -> Iterator[Sample]:
+        for sample in super().__iter__():
+            yield sample
+            self._breathe()
+
+
+class Snapshot(Collector):
+    """Metrics as they were at one moment; they are made ready and rendered in any thread, with pauses for others."""
+
+    def __init__(self, frozen: Sequence[Frozen], breathe: Breathe) -> None:
+        self._frozen = frozen
+        self._breathe = breathe
+
+    def collect(self) -> Iterable[Metric]:
+        """Called by prometheus-client."""
+        for family in self._frozen:
+            metric = family(self._breathe)
+            metric.samples = Samples(metric.samples, self._breathe)
+            yield metric
 
 
 class Metrics(Collector):
@@ -126,7 +181,7 @@ class Metrics(Collector):
             ("what",),
         )  # fmt: skip
         self.loop_lag = Histogram("gateway_event_loop_lag_seconds", "Delay of a timer on the event loop.", (), _LAG)
-        self._live: list[Scraped | Counter | Histogram] = [
+        self._live: list[Live] = [
             self.requests, self.duration, self.first_byte, self.queue_wait, self.hit_tokens,
             self.round_robin_hit_tokens, self.prompt_tokens,
             self.completion_tokens, self.attempts, self.limit_moves, self.violations, self.loop_lag,
@@ -146,13 +201,17 @@ class Metrics(Collector):
         """Add metrics that somebody else counts."""
         self._live += live
 
-    def __iter__(self) -> Iterator[Scraped | Counter | Histogram]:
+    def __iter__(self) -> Iterator[Live]:
         return iter(self._live)
 
     def collect(self) -> Iterable[Metric]:
         """Called by prometheus-client."""
+        return self.snapshot(lambda: None).collect()
+
+    def snapshot(self, breathe: Breathe) -> Snapshot:
+        """Everything as it is now. To be called on the event loop, unlike what becomes of it."""
         self.before_collecting()
-        return [live.family() for live in self._live]
+        return Snapshot([live.frozen() for live in self._live], breathe)
 
     def finished(self, record: Record) -> None:
         """Count one request that ended."""

@@ -99,3 +99,12 @@ def test_every_mounted_file_exists(services: dict[str, Any]) -> None:
     assert [file for file in files if not file.is_file()] == []
     build = services["gateway"]["build"]
     assert (FOLDER / build["context"] / build["dockerfile"]).is_file()
+
+
+def test_the_admin_port_answers_to_the_name_that_prometheus_scrapes() -> None:
+    scraped = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())["scrape_configs"]
+    targets = [target for each in scraped for part in each["static_configs"] for target in part["targets"]]
+    admin = load(FOLDER / "compose-gateway.yaml", []).server.admin
+    assert admin is not None
+    assert f"gateway:{admin.port}" in targets
+    assert "gateway" in admin.allowed_hosts

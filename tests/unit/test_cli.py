@@ -147,7 +147,7 @@ def test_the_admin_port_can_be_moved_and_turned_off(tmp_path: Path, served: list
     file.write_text("backends: [{url: 'http://h:1'}]\nserver: {admin: {host: 10.0.0.1, port: 1}}\n")
     for options in ([], ["--admin-port", "0"], ["--no-admin"]):
         assert gateway("serve", "-c", str(file), *options).exit_code == 0
-    assert [config.server.admin and config.server.admin.model_dump() for config in served] == [
+    assert [config.server.admin and config.server.admin.model_dump(exclude={"allowed_hosts"}) for config in served] == [
         {"host": "10.0.0.1", "port": 1},
         {"host": "10.0.0.1", "port": 0},
         None,
@@ -161,7 +161,7 @@ def test_an_admin_port_that_the_file_turned_off_is_turned_on_for_this_machine(
     file.write_text("backends: [{url: 'http://h:1'}]\nserver: {admin: null}\n")
     assert gateway("serve", "-c", str(file), "--admin-port", "9").exit_code == 0
     assert served[0].server.admin is not None
-    assert served[0].server.admin.model_dump() == {"host": "127.0.0.1", "port": 9}
+    assert served[0].server.admin.model_dump(exclude={"allowed_hosts"}) == {"host": "127.0.0.1", "port": 9}
 
 
 def test_a_gateway_without_keys_that_others_can_reach_is_warned_of(served: list[Config]) -> None:

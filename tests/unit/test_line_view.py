@@ -1,3 +1,4 @@
+import asyncio
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ class Scene:
         return {tuple(sample.labels.values()): sample.value for sample in found.family().samples}
 
     def model(self, name: str = "m") -> dict[str, Any]:
-        [found] = [model for model in self.view.document()["models"] if model["model"] == name]
+        [found] = [model for model in asyncio.run(self.view.document())["models"] if model["model"] == name]
         return dict(found)
 
 
@@ -75,7 +76,7 @@ def test_the_line_is_shown_live() -> None:
     assert [(one["class"], one["waiting"], one["oldest_wait_seconds"]) for one in second["classes"]] == [
         ("interactive", 1, 4.0), ("batch", 1, 0.0),
     ]  # fmt: skip
-    assert scene.view.document()["waiting"] == 4
+    assert asyncio.run(scene.view.document())["waiting"] == 4
 
 
 def test_a_model_that_nobody_waits_for_is_shown_empty() -> None:
@@ -105,3 +106,23 @@ def test_requests_held_for_models_that_nobody_has_told_of_are_counted_together()
         scene.here.serving[model] = []
         scene.here.placement.place(ask(model=model, tenant="a"), 0.0)
     assert scene.gauge() == {("unknown", "a", "interactive"): 2}
+
+
+def test_others_run_while_a_long_line_is_looked_through() -> None:
+    scene, turns = Scene(), 0
+    scene.join(*(f"t{number}" for number in range(150)))
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        task = asyncio.create_task(count())
+        document = await scene.view.document()
+        assert len(document["models"][0]["tenants"]) == 100
+        task.cancel()
+
+    asyncio.run(main())
+    assert turns >= 100

@@ -1,12 +1,17 @@
+import asyncio
+import io
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
-from prometheus_client import CollectorRegistry
 
 from gateway.config import Listen
 from gateway.errors import ModelNotFound
-from gateway.front.admin import admin_app, admin_listening
+from gateway.front import admin as module
+from gateway.front.admin import admin_app, admin_listening, own_hosts
 from gateway.observe.metrics import Metrics
 
 
@@ -14,11 +19,14 @@ async def no_route(body: bytes, path: str) -> dict[str, Any]:
     raise AssertionError(f"{path} was asked for")
 
 
+async def three_wait() -> dict[str, Any]:
+    return {"waiting": 3}
+
+
 async def test_metrics_and_backends_are_served_on_a_port_of_their_own() -> None:
-    registry, metrics = CollectorRegistry(), Metrics()
-    registry.register(metrics)
+    metrics = Metrics()
     metrics.attempts.add(("a", "ok"))
-    app = admin_app(registry, lambda: [{"name": "a", "state": "up"}], no_route, lambda: {"waiting": 3})
+    app = admin_app(metrics.snapshot, lambda: [{"name": "a", "state": "up"}], no_route, three_wait)
     async with admin_listening(app, Listen(port=0)) as port, aiohttp.ClientSession() as session:
         async with session.get(f"http://127.0.0.1:{port}/metrics") as response:
             assert response.headers["content-type"].startswith("text/plain")
@@ -32,11 +40,9 @@ async def test_metrics_and_backends_are_served_on_a_port_of_their_own() -> None:
 
 
 async def test_open_metrics_are_given_to_who_asks_for_them() -> None:
-    registry = CollectorRegistry()
-    registry.register(Metrics())
     headers = {"accept": "application/openmetrics-text; version=1.0.0"}
     async with (
-        admin_listening(admin_app(registry, list, no_route, dict), Listen(port=0)) as port,
+        admin_listening(admin_app(Metrics().snapshot, list, no_route, three_wait), Listen(port=0)) as port,
         aiohttp.ClientSession() as session,
         session.get(f"http://127.0.0.1:{port}/metrics", headers=headers) as response,
     ):
@@ -44,7 +50,7 @@ async def test_open_metrics_are_given_to_who_asks_for_them() -> None:
 
 
 async def test_it_can_be_switched_off() -> None:
-    async with admin_listening(admin_app(CollectorRegistry(), list, no_route, dict), None) as port:
+    async with admin_listening(admin_app(Metrics().snapshot, list, no_route, three_wait), None) as port:
         assert port is None
 
 
@@ -56,7 +62,7 @@ async def test_a_dry_run_tells_where_a_body_would_go(query: str, path: str) -> N
         asked.append((body, path))
         return {"chosen": "a"}
 
-    app = admin_app(CollectorRegistry(), list, route, dict)
+    app = admin_app(Metrics().snapshot, list, route, three_wait)
     async with (
         admin_listening(app, Listen(port=0)) as port,
         aiohttp.ClientSession() as session,
@@ -70,7 +76,7 @@ async def test_a_dry_run_of_what_would_be_refused_says_why() -> None:
     async def route(body: bytes, path: str) -> dict[str, Any]:
         raise ModelNotFound("The model 'x' does not exist here.", param="model")
 
-    app = admin_app(CollectorRegistry(), list, route, dict)
+    app = admin_app(Metrics().snapshot, list, route, three_wait)
     async with (
         admin_listening(app, Listen(port=0)) as port,
         aiohttp.ClientSession() as session,
@@ -78,3 +84,80 @@ async def test_a_dry_run_of_what_would_be_refused_says_why() -> None:
     ):
         assert response.status == 404
         assert (await response.json())["error"]["param"] == "model"
+
+
+@asynccontextmanager
+async def asked(hosts: Iterable[str] = ()) -> AsyncIterator[Callable[..., Any]]:
+    """Ask a port that is known by these names."""
+    metrics = Metrics()
+
+    async def route(body: bytes, path: str) -> dict[str, Any]:
+        return {"bytes": len(body)}
+
+    app = admin_app(metrics.snapshot, list, route, three_wait, frozenset(hosts))
+    async with admin_listening(app, Listen(port=0)) as port, aiohttp.ClientSession() as session:
+
+        async def ask(method: str, path: str, **options: Any) -> tuple[int, Any]:
+            async with session.request(method, f"http://127.0.0.1:{port}{path}", **options) as response:
+                is_json = response.content_type == "application/json"
+                return response.status, await response.json() if is_json else None
+
+        yield ask
+
+
+@pytest.mark.parametrize("path", ["/admin/queue", "/admin/backends", "/metrics", "/nowhere"])
+async def test_a_page_that_has_its_own_name_point_here_reads_nothing(path: str) -> None:
+    async with asked(["gateway.svc"]) as ask:
+        for host in ("evil.example", "evil.example:8081", "127.0.0.1.evil.example"):
+            status, answer = await ask("GET", path, headers={"host": host})
+            assert status == 403
+            assert answer["error"]["code"] == "host_not_allowed"
+        for host in ("localhost:8081", "10.0.0.1", "[::1]:8081", "gateway.svc:8081"):
+            assert (await ask("GET", path, headers={"host": host}))[0] == (404 if path == "/nowhere" else 200)
+
+
+def test_names_are_those_that_are_configured() -> None:
+    assert own_hosts(Listen(host="Admin.example", allowed_hosts=("gateway.SVC.",))) == {"admin.example", "gateway.svc"}
+    assert own_hosts(Listen(host="")) == own_hosts(None) == frozenset()
+
+
+async def test_the_body_of_a_dry_run_is_bounded() -> None:
+    async with asked() as ask:
+        assert await ask("POST", "/admin/route", data=io.BytesIO(b"x" * 1048576)) == (200, {"bytes": 1048576})
+        status, answer = await ask("POST", "/admin/route", data=io.BytesIO(b"x" * 1048577))
+    assert (status, answer["error"]["type"]) == (413, "invalid_request_error")
+    assert "1048576 bytes" in answer["error"]["message"]
+
+
+async def test_the_body_of_a_dry_run_does_not_take_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BODY_SECONDS", 0.05)
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async with asked() as ask:
+        status, answer = await ask("POST", "/admin/route", data=endless())
+    assert (status, answer["error"]["code"]) == (408, "request_timeout")
+
+
+async def test_metrics_are_taken_on_the_loop_and_rendered_beside_it() -> None:
+    seen, metrics = list[int](), Metrics()
+    metrics.gauge("gateway_x", "X.", (), lambda: (seen.append(threading.get_ident()), [((), 1.0)])[1])
+
+    class Told:
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def collect(self) -> Any:
+            seen.append(threading.get_ident())
+            yield from self._inner.collect()
+
+    app = admin_app(lambda breathe: Told(metrics.snapshot(breathe)), list, no_route, three_wait)  # type: ignore[arg-type,return-value]
+    async with (
+        admin_listening(app, Listen(port=0)) as port,
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}/metrics") as response,
+    ):
+        assert "gateway_x 1.0" in await response.text()
+    assert [each == threading.get_ident() for each in seen] == [True, False]

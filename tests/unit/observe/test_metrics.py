@@ -122,3 +122,23 @@ def test_every_name_ends_in_its_unit() -> None:
         assert name.startswith("gateway_")
         assert name.endswith(("_total", "_seconds", "_tokens", "_bytes", "_items")), name
         assert family.documentation.endswith(".")
+
+
+def test_a_snapshot_tells_what_was_when_it_was_taken_and_pauses_on_the_way() -> None:
+    metrics, breaths = Metrics(), list[None]()
+    values = [1.0]
+    metrics.gauge("gateway_x", "X.", (), lambda: [((), values[0])])
+    metrics.counter("gateway_y_total", "Y.", ("a",), lambda: [(("b",), values[0])])
+    for number in range(100):
+        metrics.attempts.add((f"b{number}", "ok"))
+    metrics.loop_lag.observe((), 0.01)
+    taken = metrics.snapshot(lambda: breaths.append(None))
+    values[0] = 2.0
+    metrics.attempts.add(("b0", "ok"))
+    metrics.loop_lag.observe((), 0.01)
+    page = generate_latest(taken).decode()
+    for line in ('gateway_x 1.0', 'gateway_y_total{a="b"} 1.0', "gateway_event_loop_lag_seconds_count 1.0",
+                 'gateway_upstream_attempts_total{backend="b0",result="ok"} 1.0'):  # fmt: skip
+        assert f"\n{line}\n" in page
+    assert "# TYPE gateway_y_total counter" in page
+    assert len(breaths) >= 2 * 100
