@@ -84,11 +84,15 @@ def test_a_name_that_is_not_utf_8_is_no_crash() -> None:
         [b"content-disposition:" * 50_000],
         [b"content-disposition: name=model\r\n" * 30_000],
         [b"content-disposition: name=model\r\n" + b"a:b\r\n" * 200_000],
+        [(b"content-disposition: form-data; " + b"name=model;" * 22 + b"\r\n") * 4_000],
+        [b"content-disposition: form-data; name=model;\r\n" * 24_000],
+        [b"\ncontent-disposition:;;;" * 40_000],
     ],
-    ids=["single bytes", "one long line", "many beginnings", "many headers"],
+    ids=["single bytes", "one long line", "many beginnings", "many headers", "many names", "many fields", "no lines"],
 )
 def test_no_upload_is_slow_to_look_through(pieces: list[bytes]) -> None:
-    began = time.process_time()
+    """Of these the one with many names took 1.4 s of CPU time, by a regular expression."""
+    began = time.thread_time()
     with pytest.raises(InvalidRequest):
         find(pieces)
-    assert time.process_time() - began < 2.0
+    assert time.thread_time() - began < 0.3 + 2e-6 * len(pieces)
