@@ -166,7 +166,7 @@ class Overview:
 
         `path` is the endpoint, or empty: then the body's fields tell. Raises a GatewayError where the request would.
         """
-        incoming, route = self._as_request(body, path)
+        incoming, route = await self._as_request(body, path)
         request = await in_turns(self._reader.read(incoming, route, "dry-run", None, self._only_model))
         await self._exact_prompts.complete(request)
         ask = request.ask
@@ -187,10 +187,10 @@ class Overview:
             "other_policies": self._others(ask, [verdict.seat for verdict in is_open]),
         }
 
-    def _as_request(self, body: bytes, path: str) -> tuple[Incoming, Route]:
+    async def _as_request(self, body: bytes, path: str) -> tuple[Incoming, Route]:
         if not path:
-            has_turns = "messages" in parse_body(body, self._config.server)
-            path = "/v1/chat/completions" if has_turns else "/v1/completions"
+            document, _ = await in_turns(parse_body(body, self._config.server))
+            path = "/v1/chat/completions" if "messages" in document else "/v1/completions"
         incoming = Incoming()
         incoming.body = body
         route = find_route(b"POST", path.encode())
