@@ -25,8 +25,8 @@ from gateway.embeddings.part import Part
 from gateway.embeddings.reuse import Reuse
 from gateway.embeddings.sharing import Sharer
 from gateway.embeddings.sizes import ModelSizes
-from gateway.embeddings.solo import Solo, network_of
 from gateway.embeddings.split import pieces
+from gateway.embeddings.suspects import Suspects, network_of
 from gateway.embeddings.token_counts import TokenCounts
 from gateway.embeddings.waiting import Waiting
 from gateway.front.reply import Reply
@@ -80,7 +80,7 @@ class Coalescer:
         self._groups: dict[GroupKey, Group] = {}
         self._bulk = bulk
         self._sizes: dict[str, ModelSizes] = {}
-        self._solo = Solo()
+        self._suspects = Suspects()
         self._present = 0  # members
         self._waiting: Waiting[Member] = Waiting(  # those of whom not every part is in a batch
             backlog, max_wait_seconds, retry_after, "embeddings"
@@ -108,7 +108,7 @@ class Coalescer:
             if found is not None and found.document is not None:  # and so no backend is needed
                 known = Sharer(request, inputs, client, record, now)
                 return await self._deliver(known, self._reuse.complete(known, found, found.document), reply)
-        if request.explains or not engines or self._solo.holds(client, now):
+        if request.explains or not engines:
             return await self._dispatcher.dispatch(request, reply, record)
         sizes = self._sizes_of(request.ask.model, engines)
         tokens = sizes.tokens_of(inputs)
@@ -119,7 +119,7 @@ class Coalescer:
             return answer
         new = tokens if found is None else [tokens[places[0]] for places in found.rest]
         bulk = _is_bulk(request, new)
-        group = self._group(request, inputs, sizes, bulk=bulk)
+        group = self._group(request, inputs, sizes, bulk=bulk, suspect=self._suspects.holds(client, now))
         if found is None:
             member = Member(request, inputs, client, record, now)
             member.consists_of(self._parts(request, sizes, inputs, tokens))
@@ -172,9 +172,11 @@ class Coalescer:
             for each in ranges
         ]  # fmt: skip
 
-    def _group(self, request: InferenceRequest, inputs: EmbeddingInputs, sizes: ModelSizes, *, bulk: bool) -> Group:
+    def _group(
+        self, request: InferenceRequest, inputs: EmbeddingInputs, sizes: ModelSizes, *, bulk: bool, suspect: bool
+    ) -> Group:
         """Those with whom it may share batches. Raises QueueFull if it would have to wait, and no more may."""
-        key = GroupKey(request.ask.model, inputs.template, inputs.are_ids, inputs.isolation, request.ask.batch)
+        key = GroupKey(request.ask.model, inputs.template, inputs.are_ids, inputs.isolation, request.ask.batch, suspect)
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Group(key, sizes)
@@ -271,7 +273,7 @@ class Coalescer:
                 len(inputs.items), sum(inputs.sizes_bytes), answer.usage.prompt_tokens, seconds, are_ids=inputs.are_ids
             )
         elif isolated and answer.status >= 400:
-            self._solo.send(member.client, self._clock())
+            self._suspects.add(member.client, self._clock())
         return answer
 
     async def _deliver(self, member: Member, outcome: Refused | Served, reply: Reply) -> Answer:

@@ -17,6 +17,7 @@ class GroupKey(NamedTuple):
     are_ids: bool
     isolation: str
     batch: bool
+    suspect: bool = False
 
 
 @dataclass(slots=True, eq=False)

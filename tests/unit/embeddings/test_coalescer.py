@@ -160,7 +160,7 @@ def test_a_list_with_a_bad_input_gets_the_refusal() -> None:
     run(main())
 
 
-def test_one_bad_input_among_64_clients_fails_alone_and_its_client_travels_alone_for_a_while() -> None:
+def test_one_bad_input_among_64_clients_fails_alone_and_its_client_is_kept_apart_for_a_while() -> None:
     async def main() -> None:
         scene = Scene()
         texts = [f"text {number}" if number != 20 else BAD for number in range(64)]
@@ -200,6 +200,18 @@ def test_clients_without_a_name_are_told_apart_by_their_addresses(bad: str, agai
         scene.sent.clear()
         await asyncio.gather(scene.ask("x", wire=FakeWire(address=again)), scene.ask("y"), scene.ask("z"))
         assert sorted(scene.sizes) == [1, 2]
+
+    run(main())
+
+
+def test_suspects_share_batches_with_each_other() -> None:
+    async def main() -> None:
+        scene = Scene()
+        await asyncio.gather(scene.ask(BAD, wire=FakeWire(address="192.0.2.9")), scene.ask("x"))
+        scene.sent.clear()
+        later = (scene.ask(f"text {n}", wire=FakeWire(address="192.0.2.9")) for n in range(24))
+        await asyncio.gather(*later, *(scene.ask(f"other {n}", wire=FakeWire(address="192.0.2.8")) for n in range(8)))
+        assert sorted(scene.sizes) == [8, 24]
 
     run(main())
 

@@ -1,4 +1,7 @@
-"""Clients whose requests have spoilt a batch: for a while their requests travel alone."""
+"""Clients whose requests have spoilt a batch: for a while they share batches only with each other.
+
+An address may stand for many clients behind a proxy: if all of them are suspects, they still share batches.
+"""
 
 from ipaddress import IPv6Address
 
@@ -6,8 +9,8 @@ _SECONDS = 10.0
 _MOST = 1024
 
 
-class Solo:
-    """Who travels alone, and until when."""
+class Suspects:
+    """Who is kept apart, and until when."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}  # soonest first
@@ -15,7 +18,7 @@ class Solo:
     def __len__(self) -> int:
         return len(self._until)
 
-    def send(self, client: str, now: float) -> None:
+    def add(self, client: str, now: float) -> None:
         """This client's request was refused after it had spoilt a batch."""
         self._until.pop(client, None)
         if len(self._until) >= _MOST:
@@ -23,7 +26,7 @@ class Solo:
         self._until[client] = now + _SECONDS
 
     def holds(self, client: str, now: float) -> bool:
-        """Whether this client's requests travel alone now."""
+        """Whether this client is kept apart now."""
         while self._until:
             first = next(iter(self._until))
             if self._until[first] > now:
