@@ -46,6 +46,7 @@ class UnderTest:
     def __init__(self, gateway: Gateway, log: io.BytesIO) -> None:
         self.gateway = gateway
         self.log = log
+        self.admin_port: int | None = None
         self.accepted = 0  # requests that the front took on
         self.events: Sequence[Any] = []
         self.complaints: list[str] = []
@@ -168,7 +169,7 @@ async def running(
     loop.set_exception_handler(lambda _, context: under_test.complaints.append(repr(context)))
     with capture_logs() as events:
         under_test.events = events
-        async with gateway.running():
+        async with gateway.running() as under_test.admin_port:
             if wait:
                 backends = gateway.fleet.backends
                 await holds(lambda: all(backend.health.state == "up" for backend in backends), lambda: f"{backends} up")

@@ -9,6 +9,7 @@ from gateway.kv_events import reader as module
 from gateway.kv_events.endpoints import Source
 from gateway.kv_events.reader import Reader, Update
 from gateway.kv_events.stream import Stream
+from gateway.supervisor import Supervisor
 from tests.unit.kv_events.following import prompt
 from tests.unit.kv_events.listener import source_of
 from tests.unit.kv_events.publisher import Cache, Publisher, stored
@@ -152,3 +153,25 @@ def test_a_port_that_is_taken_is_tried_again(reader: Reader, inbox: Inbox, monke
         publisher.wait_for_subscriber()
         publisher.publish(*Cache().serve(prompt(0)))
         inbox.wait(lambda: len(inbox.held()) == 5)
+
+
+def test_a_fault_outside_the_streams_does_not_end_the_reader() -> None:
+    inbox, supervisor, faults = Inbox(), Supervisor(time.monotonic), iter([RuntimeError("a fault")])
+
+    def deliver(updates: list[Update]) -> None:
+        if fault := next(faults, None):
+            raise fault
+        inbox.deliver(updates)
+
+    reader = Reader(deliver, lambda: 0, time.monotonic, supervisor)
+    reader.start()
+    try:
+        with Publisher() as publisher:
+            reader.follow(0, "a", source_of(publisher))
+            inbox.comes(lambda: supervisor.faults, within_seconds=5)
+            assert supervisor.faults == {"kv_events": 1}
+            publisher.wait_for_subscriber()
+            publisher.publish(*Cache().serve(prompt(0)))
+            inbox.wait(lambda: len(inbox.held()) == 5)
+    finally:
+        reader.stop()
