@@ -204,20 +204,20 @@ class Gateway:
         return self.prefix_report.prepare(self.clock(), window_seconds)
 
     async def _settle(self) -> None:
-        guard = self.supervisor.guard
         for turn in count():
             await asyncio.sleep(_SETTLE_SECONDS)
             self.finished.settle()
             if turn % _SIZES_EVERY == 0:
-                with guard("follow_sizes"):
+                with self.supervisor.guard("follow_sizes"):
                     self.knowledge.follow_sizes()  # bytes per token have been learned
             if turn % _LOOK_EVERY == 0:
-                with guard("invariants"):
+                with self.supervisor.guard("invariants"):
                     self._look_at_the_books()
 
     def _before_collecting(self) -> None:
         self.finished.settle()
-        self._look_at_the_books()
+        with self.supervisor.guard("invariants"):
+            self._look_at_the_books()
 
     def _look_at_the_books(self) -> None:
         for what, backend in self.invariants.look():

@@ -73,7 +73,8 @@ async def gateway_process(
 ) -> AsyncIterator[GatewayProcess]:
     """Start it before this backend and wait until it is ready; it is killed after the block if it still runs."""
     port, admin_port = free_ports(2)
-    server = {"host": "127.0.0.1", "port": port, "admin": {"port": admin_port}, "drain_delay_seconds": 0}
+    admin = {"port": admin_port, "allowed_hosts": ["gateway"]}  # as `tests.clients` names it
+    server = {"host": "127.0.0.1", "port": port, "admin": admin, "drain_delay_seconds": 0}
     file = folder / "gateway.yaml"
     file.write_text(yaml.safe_dump({"server": server, "backends": [{"url": backend.url}], **(sections or {})}))
     process = subprocess.Popen(
