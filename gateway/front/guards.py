@@ -11,22 +11,14 @@ import orjson
 
 from gateway.config import ServerConfig
 from gateway.errors import InvalidRequest
+from gateway.front.fields import ACTED_ON, refuse_fields
 from gateway.front.quotes import Layout, layout_of, spelled_out
 from gateway.front.steps import Steps
 
-# Fields that the gateway acts on. A second one of these could mean another thing to the backend.
-POLICY_KEYS = {
-    name: name.encode()
-    for name in ("model", "stream", "n", "best_of", "messages", "prompt", "input", "max_tokens",
-                 "max_completion_tokens", "cache_salt", "stream_options", "tools", "system", "instructions")
-}  # fmt: skip
-# Fields that could make a backend act for somebody else, or load what a client chose.
-REFUSED_KEYS = frozenset(("api_base", "api_key", "base_url", "extra_headers", "user_config", "prompt_embeds"))
-
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _SQUARE = bytes.maketrans(b"{}", b"[]")
-_SPELLINGS = frozenset(POLICY_KEYS.values())
-_LONGEST_BYTES = 6 * max(map(len, POLICY_KEYS))  # of a key that is spelled with escapes only
+_SPELLINGS = frozenset(name.encode() for name in ACTED_ON)
+_LONGEST_BYTES = 6 * max(map(len, ACTED_ON))  # of a key that is spelled with escapes only
 
 
 def parse_body(body: bytes, limits: ServerConfig) -> Steps[tuple[dict[str, Any], Layout]]:
@@ -46,9 +38,7 @@ def parse_body(body: bytes, limits: ServerConfig) -> Steps[tuple[dict[str, Any],
     yield
     if duplicate := _duplicate_key(layout):
         raise InvalidRequest(f"The key {duplicate!r} is there twice.", param=duplicate)
-    if not REFUSED_KEYS.isdisjoint(document):
-        name = min(REFUSED_KEYS.intersection(document))
-        raise InvalidRequest(f"The field {name!r} is not accepted here.", param=name)
+    refuse_fields(document)
     return document, layout
 
 
@@ -79,7 +69,7 @@ def _is_deeper(marks: bytes, levels: int) -> bool:
 
 
 def _duplicate_key(layout: Layout) -> str | None:
-    """A policy key that is there twice at the top level, in whatever spelling.
+    """A field that the gateway acts on, and that is there twice at the top level, in whatever spelling.
 
     The keys of the top level are looked for only in a body in which such a name stands twice in quotation marks, as a
     value or a nested key perhaps, or in which a key is spelled with escapes.

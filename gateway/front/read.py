@@ -27,6 +27,7 @@ from gateway.scoring.pairs import pairs_of, scored_bytes
 
 MEDIA_TOKENS = 1000  # what an image, a sound or a file is taken for; how many it has is the model's secret
 _UPLOAD_BYTES_A_TOKEN = 64  # Whisper makes 50 tokens of a second of speech, for which 3 KB are a low bit rate
+_PROMPT_FIELDS = {"chat": "messages", "messages": "messages", "completions": "prompt", "responses": "input"}
 _SAFE_VALUE = re.compile(rb"[\x21-\x7e][\x20-\x7e]{0,1023}")
 _PASSED = (b"traceparent", b"tracestate", b"x-session-id")
 
@@ -147,7 +148,7 @@ class Reader:
                 " accepted in one request.",
                 param="n",
             )
-        prompt = canonical_prompt(document)
+        prompt = canonical_prompt(document, _PROMPT_FIELDS[route.endpoint])
         ask = self._measured(prompt, model, salt)
         ask.sequences, ask.output_tokens, ask.streams, ask.size_bytes = sequences, limit, streams, size_bytes
         ask.reads_cache = document.get("prompt_logprobs") is None and not (

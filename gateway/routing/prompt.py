@@ -12,7 +12,7 @@ from gateway.routing.blocks import LONGEST_BYTES
 _OPENING = (
     "system", "instructions", "tools", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort",
     "reasoning", "add_special_tokens", "add_generation_prompt", "continue_final_message", "truncate_prompt_tokens",
-    "mm_processor_kwargs", "media_io_kwargs", "previous_response_id",
+    "mm_processor_kwargs", "media_io_kwargs", "previous_response_id", "previous_input_messages",
 )  # fmt: skip
 _NOT_MESSAGES = frozenset((*_OPENING, "tool_choice"))
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text"))
@@ -42,13 +42,17 @@ class Prompt(NamedTuple):
         return b"".join(self.pieces)
 
 
-def canonical_prompt(document: dict[str, Any]) -> Prompt:
+def canonical_prompt(document: dict[str, Any], field: str | None = None) -> Prompt:
     """System text and tools first, as chat templates put them, then the turns.
 
     A longer conversation begins with the pieces of a shorter one. Of a list of prompts the first one speaks for all.
+    The turns or the text are in `field`, whatever other fields the document has; None = in the first there is.
     """
-    turns = document.get("messages")
-    prompt = _turns(turns) if type(turns) is list else _text(document.get("prompt") or document.get("input"))
+    if field is None:
+        has_turns = type(document.get("messages")) is list
+        field = "messages" if has_turns else "prompt" if document.get("prompt") else "input"
+    given = document.get(field)
+    prompt = _turns(given) if field == "messages" and type(given) is list else _text(given)
     if _NOT_MESSAGES.isdisjoint(document):
         return prompt
     given = [(key, document[key]) for key in _OPENING if key in document and document[key] not in (None, "", [], {})]

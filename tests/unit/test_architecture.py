@@ -118,7 +118,7 @@ PURE_EMBEDDINGS = (
     "answer.py", "batch.py", "bulk.py", "cache.py", "fair.py", "fit.py", "grouping.py", "parsing.py", "part.py",
     "revision.py", "sizes.py", "split.py", "suspects.py", "vectors.py",
 )  # fmt: skip
-PURE_FRONT = ("guards.py", "media.py", "quotes.py", "rewrite.py", "routes.py", "stored.py")
+PURE_FRONT = ("fields.py", "guards.py", "media.py", "quotes.py", "rewrite.py", "routes.py", "stored.py")
 PURE_PLANNING = (
     "advice.py", "document.py", "fields.py", "fit.py", "kv.py", "layers.py", "plan.py", "quantization.py", "setup.py",
     "shape.py", "weights.py",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.config import ServerConfig
 from gateway.errors import InvalidRequest
 from gateway.front import guards
-from gateway.front.guards import POLICY_KEYS, REFUSED_KEYS
+from gateway.front.fields import ACTED_ON, REFUSED
 from gateway.front.steps import at_once
 
 LIMITS = ServerConfig()
@@ -26,7 +26,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT | AWKWARD, inner, max_size=3),
     max_leaves=12,
 )  # fmt: skip
-KEYS = (TEXT | AWKWARD | st.sampled_from(sorted(POLICY_KEYS))).filter(lambda key: key not in REFUSED_KEYS)
+KEYS = (TEXT | AWKWARD | st.sampled_from(sorted(ACTED_ON))).filter(lambda key: key not in REFUSED)
 DOCUMENTS = st.dictionaries(KEYS, VALUES, max_size=5)
 
 
@@ -75,7 +75,7 @@ def test_a_body_that_was_damaged_is_refused_exactly_when_it_is_not_a_json_object
         )
     except (ValueError, RecursionError):
         expected = None
-    if isinstance(expected, dict) and REFUSED_KEYS.isdisjoint(expected):
+    if isinstance(expected, dict) and REFUSED.keys().isdisjoint(expected):
         assert parse_body(bytes(body), LIMITS) == expected
     else:
         with pytest.raises(InvalidRequest):
@@ -90,7 +90,7 @@ def _unless_a_policy_key_is_there_twice(pairs: list[tuple[str, Any]]) -> dict[st
     return dict(pairs)  # one damaged byte never makes a second policy key out of one
 
 
-@given(DOCUMENTS, st.sampled_from(sorted(POLICY_KEYS)), st.data())
+@given(DOCUMENTS, st.sampled_from(sorted(ACTED_ON)), st.data())
 def test_a_policy_key_is_never_there_twice_in_whatever_spelling(
     document: dict[str, Any], key: str, data: st.DataObject
 ) -> None:
@@ -103,7 +103,7 @@ def test_a_policy_key_is_never_there_twice_in_whatever_spelling(
     assert refused.value.param == key
 
 
-@given(st.sampled_from(sorted(POLICY_KEYS)), st.data())
+@given(st.sampled_from(sorted(ACTED_ON)), st.data())
 def test_the_same_name_in_a_nested_object_or_as_a_value_is_no_second_key(key: str, data: st.DataObject) -> None:
     name = data.draw(spellings(key))
     body = f'{{{name}: [{name}, {{{name}: 1, "x": {{{name}: 2}}}}], "other": {name}}}'
@@ -114,7 +114,7 @@ def test_a_key_that_we_do_not_act_on_may_be_there_twice() -> None:
     assert parse_body(b'{"model":"m","user":1,"user":2}', LIMITS) == {"model": "m", "user": 2}
 
 
-@given(st.sampled_from(sorted(REFUSED_KEYS)), st.data())
+@given(st.sampled_from(sorted(REFUSED)), st.data())
 def test_fields_that_act_for_somebody_else_are_refused_in_whatever_spelling(key: str, data: st.DataObject) -> None:
     with pytest.raises(InvalidRequest, match="not accepted here") as refused:
         parse_body(f'{{"model": "m", {data.draw(spellings(key))}: 1}}'.encode(), LIMITS)

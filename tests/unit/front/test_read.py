@@ -273,3 +273,25 @@ def test_lists_of_documents_may_be_cut_where_that_is_on() -> None:
     off = Config(backends=(BackendConfig(url="http://10.0.0.1:8000"),), embeddings=EmbeddingsConfig(coalesce=False))
     through = Reader(off, Estimates(), StoredResponses(), b"secret")
     assert read(body, b"/v1/rerank", through=through).pairs is None
+
+
+@pytest.mark.parametrize(
+    ("path", "document"),
+    [
+        (b"/v1/responses", {"messages": [], "prompt": "b", "input": "x" * 3000}),
+        (b"/v1/completions", {"messages": [], "prompt": "x" * 3000, "input": "b"}),
+        (b"/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 3000}], "prompt": "b", "input": "b"}),
+    ],
+)
+def test_the_prompt_is_read_where_the_endpoint_reads_it(path: bytes, document: dict[str, Any]) -> None:
+    assert read(document | {"model": "m"}, path).ask.prompt_size >= 3000
+
+
+@pytest.mark.parametrize("value", [["a"] * 100, {"a": 1}, 5, True])
+def test_a_cache_key_that_is_no_string_is_the_backends_to_refuse(value: Any) -> None:
+    assert read(CHAT | {"prompt_cache_key": value}).ask.hint == 0
+
+
+def test_of_a_cache_key_the_first_1024_characters_count() -> None:
+    one, same, other = (read(CHAT | {"prompt_cache_key": key}).ask.hint for key in ("x" * 1024, "x" * 5000, "x" * 1023))
+    assert one == same != other
