@@ -49,6 +49,7 @@ PROBE_WORDS = {
     Probe.TIMEOUT: "no answer to /health in time",
     Probe.REFUSED: "connection refused",
     Probe.UNWELL: "/health says that the engine is not well",
+    Probe.UNSENT: "the gateway has reached its limit of open files",
 }
 
 

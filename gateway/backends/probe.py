@@ -16,7 +16,7 @@ import structlog
 from gateway.backends import discovery
 from gateway.backends.backend import Backend, Facts
 from gateway.backends.control import ControlClient, ControlError
-from gateway.backends.health import Probe, State
+from gateway.backends.health import PROBE_WORDS, Probe, State
 from gateway.backends.registry import Clock, Fleet
 from gateway.backends.telemetry import Scrape, with_scrape
 from gateway.config import HealthConfig
@@ -125,7 +125,7 @@ class BackendWatch:
         reasons: list[str] = []
         probe = await self._client.probe(self._backend, reasons.append)
         if probe is Probe.UNSENT:
-            self._tell_reason("/health", "the gateway has reached its limit of open files")
+            self._tell_reason("/health", PROBE_WORDS[probe])
             await asyncio.sleep(self._jittered(self._config.probe_interval_seconds))
             return
         self._tell_reason("/health", "")

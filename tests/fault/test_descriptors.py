@@ -4,7 +4,7 @@ import asyncio
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
@@ -43,8 +43,8 @@ async def test_backends_stay_up_while_the_gateway_can_open_nothing_and_all_goes_
         control = under_test.gateway.watch._client
         probe = control.probe
 
-        async def watched(one: Backend) -> Probe:
-            probes.append(await probe(one))
+        async def watched(one: Backend, tell: Callable[[str], None]) -> Probe:
+            probes.append(await probe(one, tell))
             return probes[-1]
 
         control.probe = watched  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ from tests.scripted import ScriptedBackend
 from tests.scripts import hang, json_answer, raw, until, whole
 
 MEBIBYTE = 1048576
-SECTIONS = {"server": {"body_grace_seconds": 1, "memory_budget_bytes": 8 * MEBIBYTE}}
+SECTIONS = {"server": {"body_grace_seconds": 1, "memory_budget_bytes": 8 * MEBIBYTE, "max_body_bytes": 16 * MEBIBYTE}}
 KEYS = {"auth": {"keys": [{"name": "one", "key": CLIENT_KEY}]}}
 FORM = b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nscripted\r\n--b\r\n'
 FILE = b'content-disposition: form-data; name="file"; filename="a"\r\n\r\n'

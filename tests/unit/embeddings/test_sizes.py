@@ -67,7 +67,7 @@ def test_what_is_near_the_context_may_be_too_long() -> None:
 
 
 def test_no_answer_teaches_more_tokens_than_texts_can_have() -> None:
-    sizes = ModelSizes()
+    sizes = ModelSizes(BulkSlots().joined(lambda: 0, lambda: None))
     sizes.answered(1, 100, 2**62, 0.01, are_ids=False)
     assert sizes.tokens_of_texts([100])[0] <= 4096 + 4 * 100
 
