@@ -1,6 +1,6 @@
 """One client request, as a value: what the gateway acts on, and the bytes it forwards."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -180,6 +180,7 @@ class InferenceRequest:
     done_marker: bytes | None = None
     hides_usage: bool = False
     repeatable: bool = True
+    on_opening: Callable[[bytes], None] | None = None  # told of the first bytes of an answer with status 200
     explains: bool = False  # the client wants to know why it goes where it goes
     document: dict[str, Any] | None = None  # the body, parsed, while its prompt may still be tokenized
     salt: str = ""  # of the prompt's KV cache blocks

@@ -154,6 +154,9 @@ class Handler:
             await self._complete(request)
         request.explains = incoming.headers.get(b"x-gateway-explain") == b"1"
         ask = request.ask
+        if route.endpoint == "responses" and not route.stored:
+            owner = self._reader.standing.owner(incoming.headers, incoming.key)
+            request.on_opening = lambda opening: self._stored.remember(opening, Place(record.backend, ask.model, owner))
         record.model = ask.model if self._fleet.serving(ask.model) is not None else "unknown"
         record.streams, record.batch = ask.streams, ask.batch
         limits = self._limits_of(incoming.key)
@@ -161,8 +164,6 @@ class Handler:
             answer = await self._dispatcher_of(request).dispatch(request, reply, record)
         else:
             answer = await self._dispatch_within(limits, incoming, request, reply, record)
-        if route.endpoint == "responses" and not route.stored and answer.status == 200:
-            self._stored.remember(answer.opening, Place(record.backend, ask.model, record.client))
         return "completed" if answer.status < 400 else "refused_by_backend"
 
     def _dispatcher_of(self, request: InferenceRequest) -> Dispatcher | Coalescer | Spreader | Uploads:
@@ -230,8 +231,8 @@ class Handler:
         return at_once(steps) if len(incoming.body) < _LARGE_BYTES else await in_turns(steps)
 
     def _stored_request(self, incoming: Incoming, route: Route, request_id: str) -> InferenceRequest:
-        response_id = route.target.split(b"/")[3].decode()
-        place = self._stored.find(response_id, incoming.key.name if incoming.key is not None else "")
+        response_id = route.target.partition(b"?")[0].split(b"/")[3].decode()
+        place = self._stored.find(response_id, self._reader.standing.owner(incoming.headers, incoming.key))
         if place is None:
             raise ModelNotFound(f"Response {response_id!r} is not known here.", param="response_id")
         return InferenceRequest(
@@ -239,7 +240,7 @@ class Handler:
             kind=Kind.LIGHT,
             method=incoming.method,
             target=route.target,
-            ask=Ask(place.model, sequences=0, pinned=place.backend),
+            ask=Ask(place.model, sequences=0, pinned=place.backend, streams=route.streams),
             request_id=request_id,
             headers=upstream_headers(incoming, request_id),
         )

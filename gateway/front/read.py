@@ -112,7 +112,7 @@ class Reader:
             headers=upstream_headers(incoming, request_id),
             done_marker=route.done_marker,
             hides_usage=hides_usage,
-            repeatable=not (route.endpoint == "responses" and (document.get("store") or document.get("background"))),
+            repeatable=not (route.endpoint == "responses" and _is_stored(document)),
         )
 
     def expected_tokens(self, request: InferenceRequest) -> int:
@@ -155,7 +155,7 @@ class Reader:
             document.get("echo") and document.get("logprobs") is not None
         )
         if route.endpoint == "responses":
-            ask.pinned = self._stored_on(document, key)
+            ask.pinned = self._stored_on(document, self.standing.owner(incoming.headers, key))
         ask.rank = _rank(incoming.headers.get(b"x-data-parallel-rank"))
         named = document.get("prompt_cache_key")
         application = named if type(named) is str else ""
@@ -193,12 +193,12 @@ class Reader:
             learnable_bytes=0 if prompt.media or prompt.token_ids is not None else size,
         )
 
-    def _stored_on(self, document: dict[str, Any], key: KeyConfig | None) -> str | None:
+    def _stored_on(self, document: dict[str, Any], owner: tuple[str, str]) -> str | None:
         """The backend that stores the response which this one continues."""
         previous = _string(document, "previous_response_id")
         if previous is None:
             return None
-        place = self._stored.find(previous, key.name if key is not None else "")
+        place = self._stored.find(previous, owner)
         if place is None:
             raise ModelNotFound(f"Response {previous!r} is not known here.", param="previous_response_id")
         return place.backend
@@ -243,6 +243,11 @@ def _string(document: dict[str, Any], name: str) -> str | None:
     if len(value) > 1024:
         raise InvalidRequest(f"The field {name!r} is longer than 1024 characters.", param=name)
     return value
+
+
+def _is_stored(document: dict[str, Any]) -> bool:
+    """Whether the backend keeps the response, as it does unless told otherwise."""
+    return bool(document.get("store", True) or document.get("background"))
 
 
 def _flag(document: dict[str, Any], name: str) -> bool:

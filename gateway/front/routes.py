@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from gateway.errors import MethodNotAllowed, RouteNotFound
+from gateway.errors import InvalidRequest, MethodNotAllowed, RouteNotFound
 from gateway.request import Kind
 
 
@@ -31,6 +31,7 @@ class Route:
     injects_usage: bool = False
     stored: bool = False  # speaks of a response that one backend stores
     max_body_bytes: int | None = 0  # None = as configured
+    streams: bool = False  # such a response is asked for as a stream of events
 
 
 _DONE = b"data: [DONE]"
@@ -76,20 +77,47 @@ ROUTES = _table()
 _PATHS = {path: method for method, path in ROUTES}
 _MODEL = re.compile(rb"/v1/models/([A-Za-z0-9._:@%/+-]{1,512})")
 _RESPONSE = re.compile(rb"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?")
+# The parts of a query string that reach a backend, with what they may say.
+_QUERY = {b"stream": re.compile(rb"true|false"), b"starting_after": re.compile(rb"[0-9]{1,18}")}
 
 
 def find_route(method: bytes, path: bytes) -> Route:
-    """The route of a request; a query string is dropped. Raises RouteNotFound or MethodNotAllowed."""
-    path = path.partition(b"?")[0]
+    """The route of a request. Of a query string is kept what reading a stored response takes.
+
+    Raises RouteNotFound, MethodNotAllowed or InvalidRequest.
+    """
+    path, _, query = path.partition(b"?")
     route = ROUTES.get((method, path))
     if route is not None:
         return route
     if method == b"GET" and _MODEL.fullmatch(path):
         return Route("model", local=Local.MODEL, target=path)
     if (match := _RESPONSE.fullmatch(path)) and method == (b"POST" if match[2] else b"GET"):
-        return Route("responses", target=path, stored=True, max_body_bytes=_EMPTY_BODY_BYTES if match[2] else 0)
-    shown = path[:200].decode("ascii", "replace")
+        asked = {} if match[2] else _asked(query)
+        target = path + b"?" + b"&".join(b"%b=%b" % each for each in asked.items()) if asked else path
+        return Route(
+            "responses",
+            target=target,
+            stored=True,
+            max_body_bytes=_EMPTY_BODY_BYTES if match[2] else 0,
+            streams=asked.get(b"stream") == b"true",
+        )
+    shown = path[:200].decode("ascii", "replace") if path.startswith(b"/") else "a URL that is no path"
     if path in _PATHS:
         allow = _PATHS[path].decode()
         raise MethodNotAllowed(f"{shown} takes {allow}, not {method.decode('ascii', 'replace')}.", allow=allow)
     raise RouteNotFound(f"Unknown request URL: {method.decode('ascii', 'replace')} {shown}.")
+
+
+def _asked(query: bytes) -> dict[bytes, bytes]:
+    """The parts of a query string that are passed on."""
+    asked = {}
+    for part in query.split(b"&"):
+        name, _, value = part.partition(b"=")
+        pattern = _QUERY.get(name)
+        if pattern is not None:
+            if not pattern.fullmatch(value):
+                allowed = pattern.pattern.decode()
+                raise InvalidRequest(f"A query parameter is wrong: {name.decode()} must match {allowed}.")
+            asked[name] = value
+    return asked

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import re
+from collections.abc import Mapping
 
 from gateway.config import KeyConfig
 from gateway.errors import InvalidRequest
@@ -26,20 +27,25 @@ class Standing:
         self._tenant_header = tenant_header.lower().encode()
         self._comment_seconds = comment_seconds
 
+    def owner(self, headers: Mapping[bytes, bytes], key: KeyConfig | None) -> tuple[str, str]:
+        """The API key's name and the tenant: what a client stores belongs to both."""
+        return key.name if key is not None else "", self._tenant(headers, key)
+
     def give(self, ask: Ask, incoming: Incoming, key: KeyConfig | None) -> None:
         """Set tenant, weight, class and deadline. Raises InvalidRequest for a class or deadline that is none."""
         headers = incoming.headers
         if key is not None:
-            ask.tenant, ask.weight, ask.batch = key.name, key.weight, key.priority == "batch"
-        if self._tenant_header:
-            told = headers.get(self._tenant_header, b"").strip()
-            if told:
-                ask.tenant = _name(told)
+            ask.weight, ask.batch = key.weight, key.priority == "batch"
+        ask.tenant = self._tenant(headers, key)
         priority = headers.get(b"x-gateway-priority")
         if priority is not None:
             ask.batch = _is_batch(priority) or ask.batch  # a client lowers itself, and never rises above its key
         patient_after = self._comment_seconds if ask.streams else 0.0
         ask.deadline_seconds = _deadline(headers, incoming.arrived_seconds, patient_after)
+
+    def _tenant(self, headers: Mapping[bytes, bytes], key: KeyConfig | None) -> str:
+        told = headers.get(self._tenant_header, b"").strip() if self._tenant_header else b""
+        return _name(told) if told else key.name if key is not None else ""
 
 
 def _name(told: bytes) -> str:

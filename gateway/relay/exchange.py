@@ -32,7 +32,6 @@ from gateway.request import Usage
 
 _HELD_BYTES = 131072  # besides what the last read brings; a client that does not read takes no more
 _TAIL_BYTES = 4096
-_OPENING_BYTES = 512
 _EVENT_END = b"\n\n"
 _EVENT_BYTES = 512  # a larger piece may hold several events
 _ENGINE_DEATH = re.compile(rb'"(?:message|type|detail)"\s*:\s*"Engine(?:Core|Dead)')  # no words quoted of a request
@@ -74,7 +73,6 @@ class Answer:
     status: int
     usage: Usage | None
     first_byte_seconds: float | None
-    opening: bytes = b""
     body: bytes = b""
     content_type: bytes = b""
     extra: bytes = b""
@@ -87,7 +85,7 @@ class Exchange:
     __slots__ = (
         "_came", "_clock", "_connection", "_content_type", "_done_marker", "_ended", "_events", "_expected", "_extra",
         "_first_byte_seconds", "_first_token", "_held_bytes", "_held_parts", "_held_up", "_hides_usage", "_left",
-        "_opening", "_parts", "_sink", "_status", "_tail", "body", "done", "heard", "silent_seconds", "streams",
+        "_parts", "_sink", "_status", "_tail", "body", "done", "heard", "on_opening", "silent_seconds", "streams",
     )  # fmt: skip
 
     def __init__(
@@ -104,6 +102,7 @@ class Exchange:
         self.heard = False  # a byte came since the last look
         self.silent_seconds = 0.0
         self.streams = False  # the client asked for a stream of events
+        self.on_opening: Callable[[bytes], None] | None = None  # told of the first bytes of an answer with status 200
         self._sink = sink
         self._connection = connection
         self._first_token = first_token
@@ -121,7 +120,6 @@ class Exchange:
         self._held_parts = 0
         self._held_bytes = 0
         self._tail = b""
-        self._opening = b""
         self._ended = False
         self._held_up = False
         self._first_byte_seconds: float | None = None
@@ -176,7 +174,6 @@ class Exchange:
         if self._parts:
             if self._first_byte_seconds is None:
                 self._first_byte_seconds = self._clock()
-                self._opening = self._parts[0][:_OPENING_BYTES]
                 if self._events is not None:
                     self._first_token()
             if self._events is not None:
@@ -224,6 +221,8 @@ class Exchange:
         parts.clear()
         if data:
             sink = self._sink
+            if self.on_opening is not None:
+                self._note_opening(data)
             if not sink.begun:
                 sink.begin(200, self._content_type, self._extra)
             if sink.write(data):
@@ -245,8 +244,15 @@ class Exchange:
         self._held_bytes += sum(map(len, self._parts[self._held_parts :]))
         self._held_parts = len(self._parts)
         if self._held_bytes > _HELD_BYTES:
+            if self.on_opening is not None:
+                self._note_opening(b"".join(self._parts))
             self._sink.begin(self._status, self._content_type, self._extra)
             self._pass_plain()
+
+    def _note_opening(self, data: bytes) -> None:
+        if self.on_opening is not None and self._status == 200:
+            self.on_opening(data)
+        self.on_opening = None
 
     def _wait_for_room(self) -> None:
         self._held_up = True
@@ -289,10 +295,12 @@ class Exchange:
             self.done.set_exception(BackendAborted("The backend aborted the answer."))
             return
         if status < 400:
+            if self.on_opening is not None:
+                self._note_opening(body)
             self._sink.send(status, self._content_type, self._extra, body)
             self.done.set_result(self._answer(read_usage(body[-_TAIL_BYTES:])))
             return
-        answer = Answer(status, None, self._first_byte_seconds, self._opening, body, self._content_type, self._extra)
+        answer = Answer(status, None, self._first_byte_seconds, body, self._content_type, self._extra)
         if error := _judge(status, body):
             if not isinstance(error, BackendRefusesKey | EndpointNotOffered):
                 error.answer = answer
@@ -302,7 +310,7 @@ class Exchange:
             self.done.set_result(answer)
 
     def _answer(self, usage: Usage | None) -> Answer:
-        return Answer(self._status, usage, self._first_byte_seconds, self._opening, held_up=self._held_up)
+        return Answer(self._status, usage, self._first_byte_seconds, held_up=self._held_up)
 
 
 def _judge(status: int, body: bytes) -> BackendError | None:

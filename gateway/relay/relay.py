@@ -70,6 +70,7 @@ class Relay:
         connection = await pool.take(fresh=fresh)
         exchange = Exchange(sink, connection, first_token, came, self._clock, request.done_marker, request.hides_usage)
         exchange.streams = request.ask.streams
+        exchange.on_opening = request.on_opening
         self._under_way[exchange] = pool.backend
         try:
             head = pool.request_head(request.method, request.target) + request.headers

@@ -52,7 +52,9 @@ async def well(request: InferenceRequest, reply: Reply, record: Record) -> Answe
     """The backend `a` answers."""
     record.backend = "a"
     reply.send(200, b"application/json", b"", b'{"ok":true}')
-    return Answer(200, None, 95.0, opening=b'{"id":"resp_1"}')
+    if request.on_opening is not None:
+        request.on_opening(b'{"id":"resp_1"}')
+    return Answer(200, None, 95.0)
 
 
 def upload_of() -> Upload:
@@ -165,7 +167,7 @@ def test_many_who_are_refused_for_the_same_reason_are_not_told_to_come_back_at_t
 def test_what_the_backend_said_is_passed_on_when_nothing_else_could_be_tried() -> None:
     async def busy(request: InferenceRequest, reply: Reply, record: Record) -> Answer:
         error = BackendBusy("busy")
-        error.answer = Answer(503, None, None, b"", b'{"theirs":1}', b"application/json", b"retry-after: 9\r\n")
+        error.answer = Answer(503, None, None, b'{"theirs":1}', b"application/json", b"retry-after: 9\r\n")
         raise error
 
     scene = Scene(busy)

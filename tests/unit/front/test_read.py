@@ -199,8 +199,9 @@ def test_each_name_for_the_length_of_the_answer_is_understood(name: str) -> None
     ("path", "fields", "repeatable"),
     [
         (b"/v1/chat/completions", {"store": True}, True),
-        (b"/v1/responses", {}, True),
+        (b"/v1/responses", {}, False),
         (b"/v1/responses", {"store": True}, False),
+        (b"/v1/responses", {"store": False, "background": True}, False),
         (b"/v1/responses", {"background": True}, False),
         (b"/v1/responses", {"store": False}, True),
     ],
@@ -232,7 +233,7 @@ def test_a_value_that_could_break_a_header_is_dropped(value: bytes) -> None:
 
 def test_a_response_is_continued_where_the_one_before_is_stored_and_by_its_client_alone() -> None:
     stored = StoredResponses()
-    stored.remember(b'{"id":"resp_1"}', Place("b", "m", "cat"))
+    stored.remember(b'{"id":"resp_1"}', Place("b", "m", ("cat", "cat")))
     through, body = reader(stored), {"model": "m", "input": "x", "previous_response_id": "resp_1"}
     assert read(body, b"/v1/responses", key=SHARED, through=through).ask.pinned == "b"
     assert read(body, through=through).ask.pinned is None

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.errors import MethodNotAllowed, RouteNotFound
+from gateway.errors import InvalidRequest, MethodNotAllowed, RouteNotFound
 from gateway.front.routes import ROUTES, Local, find_route
 from gateway.request import Kind
 
@@ -46,7 +46,40 @@ def test_what_we_answer_ourselves(path: str, local: Local) -> None:
 
 def test_a_query_string_is_dropped() -> None:
     assert find_route(b"POST", b"/v1/completions?a=/livez").target == b"/v1/completions"
-    assert find_route(b"GET", b"/v1/responses/resp_1?stream=true").target == b"/v1/responses/resp_1"
+    assert find_route(b"GET", b"/v1/responses/resp_1?include=x&y").target == b"/v1/responses/resp_1"
+    assert find_route(b"POST", b"/v1/responses/resp_1/cancel?stream=true").target == b"/v1/responses/resp_1/cancel"
+
+
+@pytest.mark.parametrize(
+    ("query", "passed", "streams"),
+    [
+        (b"stream=true", b"?stream=true", True),
+        (b"stream=false", b"?stream=false", False),
+        (b"starting_after=42&stream=true", b"?starting_after=42&stream=true", True),
+        (b"a=b&stream=true&starting_after=0&api_key=x", b"?stream=true&starting_after=0", True),
+        (b"stream=true&stream=false", b"?stream=false", False),
+    ],
+)
+def test_a_stored_response_is_read_as_a_stream_from_where_the_client_says(
+    query: bytes, passed: bytes, streams: bool
+) -> None:
+    route = find_route(b"GET", b"/v1/responses/resp_1?" + query)
+    assert (route.target, route.streams) == (b"/v1/responses/resp_1" + passed, streams)
+
+
+@pytest.mark.parametrize(
+    "query", [b"stream=yes", b"stream", b"stream=true%0d%0aa:b", b"starting_after=-1", b"starting_after=1 HTTP/1.1"]
+)
+def test_what_such_a_query_may_not_say_is_refused(query: bytes) -> None:
+    with pytest.raises(InvalidRequest, match=query.partition(b"=")[0].decode()):
+        find_route(b"GET", b"/v1/responses/resp_1?" + query)
+
+
+def test_an_error_about_a_url_shows_no_query_and_no_password() -> None:
+    for path in (b"/nowhere?api_key=sk-1", b"http://me:sk-1@a/v1/models", b"sk-1"):
+        with pytest.raises(RouteNotFound) as error:
+            find_route(b"GET", path)
+        assert "sk-1" not in error.value.message
 
 
 @pytest.mark.parametrize(

@@ -113,3 +113,11 @@ def test_the_sdk_of_a_stream_that_gets_comments_in_time_is_patient() -> None:
     assert deadline(b"20", streams=True, comment_seconds=0.0) == ARRIVED + 20
     assert deadline(b"20", streams=False, comment_seconds=15.0) == ARRIVED + 20
     assert deadline(b"10", streams=True, comment_seconds=15.0) == ARRIVED + 10
+
+
+def test_what_a_client_stores_belongs_to_its_key_and_tenant() -> None:
+    by_key, by_header = Standing(), Standing("x-user")
+    assert by_key.owner({b"x-user": b"ann"}, TEAM) == ("team", "team")
+    assert by_header.owner({b"x-user": b"ann"}, TEAM) == ("team", "ann")
+    assert by_header.owner({b"x-user": b"ann"}, None) == ("", "ann")
+    assert by_key.owner({}, None) == ("", "")

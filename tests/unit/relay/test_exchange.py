@@ -72,7 +72,6 @@ async def test_a_short_answer_is_held_until_it_is_complete() -> None:
     assert sink.body == b'{"usage":{"prompt_tokens":3,"completion_tokens":4}}'
     assert scene.answer.usage == Usage(3, 4)
     assert scene.answer.first_byte_seconds == 5.0
-    assert scene.answer.opening == b'{"usage":{"prompt_tokens":3,'
     assert scene.first_tokens == 0
 
 
@@ -370,3 +369,36 @@ async def test_what_came_of_a_stream_that_is_cut_is_told_to_the_last_event_and_o
     scene.exchange.tell_rest()
     scene.exchange.tell_rest()
     assert sum(scene.came) == 4
+
+
+# The first bytes of an answer tell whose response it is.
+
+
+async def test_the_first_bytes_are_told_once_and_before_they_are_passed_on() -> None:
+    scene, told = Scene(done_marker=None), list[tuple[bytes, bool]]()
+    scene.exchange.on_opening = lambda data: told.append((data, scene.sink.begun))
+    scene.head(headers=EVENTS)
+    scene.body(b'event: response.created\ndata: {"response":{"id":"re')
+    assert told == []
+    scene.body(b'sp_1"}}\n\n')
+    assert told == [(b'event: response.created\ndata: {"response":{"id":"resp_1"}}\n\n', False)]
+    scene.body(CHUNK, end=True)
+    assert len(told) == 1
+
+
+async def test_they_are_told_of_a_plain_answer_of_any_length() -> None:
+    for size in (10, 2_000_000):
+        scene, told = Scene(done_marker=None), list[bytes]()
+        scene.exchange.on_opening = told.append
+        scene.head()
+        scene.body(b'{"id":"resp_1"', b" " * size)
+        scene.body(b"}", end=True)
+        assert [data[:14] for data in told] == [b'{"id":"resp_1"']
+
+
+async def test_they_are_not_told_of_an_error() -> None:
+    scene, told = Scene(done_marker=None), list[bytes]()
+    scene.exchange.on_opening = told.append
+    scene.head(404)
+    scene.body(b'{"error":{"id":"resp_1"}}', end=True)
+    assert told == []
