@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from random import Random
 from typing import BinaryIO, TextIO
@@ -58,6 +59,7 @@ from gateway.observe.trust_log import TrustLog
 from gateway.overview import Overview
 from gateway.relay.relay import Relay
 from gateway.relay.retry import RetryBudget
+from gateway.request_ids import request_ids
 from gateway.routing.affinity import Affinity
 from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel
@@ -119,7 +121,7 @@ class Gateway:
             self.fleet, self.gate, self.relay, RetryBudget(config.upstream), self.metrics,
             response_headers=config.server.response_headers, holds=config.admission.hold_without_backend,
         )  # fmt: skip
-        new_id = _names()
+        new_id = partial(next, request_ids())
         self.coalescer, self.spreader = self._batchers(dispatcher, new_id)
         stored = StoredResponses()
         salt_secret = config.auth.cache_salt_secret.encode() or secrets.token_bytes(32)
@@ -275,12 +277,6 @@ class Gateway:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-
-
-def _names() -> Callable[[], str]:
-    """Names for requests, unlike those of any other gateway or run."""
-    prefix, numbers = secrets.token_hex(6), count(1)
-    return lambda: f"{prefix}-{next(numbers):08x}"
 
 
 def _access_log(config: Config, out: BinaryIO | None, clock: Callable[[], float]) -> AccessLog | None:

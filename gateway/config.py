@@ -1,5 +1,6 @@
 """The configuration: its schema and its defaults."""
 
+import hashlib
 import re
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self
@@ -16,6 +17,7 @@ _TAKEN_HEADERS = frozenset(
     ("authorization", "connection", "content-encoding", "content-length", "content-type", "expect", "host",
      "traceparent", "tracestate", "transfer-encoding", "x-api-key", "x-data-parallel-rank", "x-request-id")
 )  # fmt: skip
+_NO_DIGESTS = (bytes(32), hashlib.sha256(b"").digest())  # placeholders
 _TCP = re.compile(r"tcp://(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\]):[0-9]{1,5}")
 _HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _MAX_HOST_LENGTH = 253
@@ -292,7 +294,14 @@ class KeyConfig(Section):
     def _has_one_form(self) -> Self:
         if bool(self.key) == bool(self.key_sha256):
             raise ValueError("give either key or key_sha256")
+        if self.digest in _NO_DIGESTS:
+            raise ValueError("key_sha256 is not the digest of a key, but all zeros or the digest of nothing")
         return self
+
+    @property
+    def digest(self) -> bytes:
+        """The key's SHA-256."""
+        return bytes.fromhex(self.key_sha256) or hashlib.sha256(self.key.encode()).digest()
 
 
 class AuthConfig(Section):
@@ -300,6 +309,17 @@ class AuthConfig(Section):
 
     keys: tuple[KeyConfig, ...] = Field((), description="Empty = open to everybody.")
     cache_salt_secret: str = Field("", description="Makes all salts, of isolate_cache too; empty = new at every start.")
+
+    @model_validator(mode="after")
+    def _has_distinct_keys(self) -> Self:
+        owners: dict[bytes, str] = {}
+        for key in self.keys:
+            if key.name in owners.values():
+                raise ValueError(f"two keys are called {key.name!r}; give them different names")
+            if key.digest in owners:
+                raise ValueError(f"{owners[key.digest]!r} and {key.name!r} are the same key; remove one of them")
+            owners[key.digest] = key.name
+        return self
 
 
 class ModelEmbeddingsConfig(Section):

@@ -7,17 +7,12 @@ from collections.abc import Mapping, Sequence
 from gateway.config import KeyConfig
 from gateway.errors import Unauthorized
 
-_NOBODY = bytes(32)
-
 
 class Keys:
     """The keys that clients may use; no keys = everybody may."""
 
     def __init__(self, keys: Sequence[KeyConfig]) -> None:
-        self._keys = [
-            (bytes.fromhex(key.key_sha256) if key.key_sha256 else hashlib.sha256(key.key.encode()).digest(), key)
-            for key in keys
-        ]
+        self._keys = [(key.digest, key) for key in keys]
 
     def check(self, headers: Mapping[bytes, bytes]) -> KeyConfig | None:
         """The key that a request came with; None where no key is needed. Raises Unauthorized.
@@ -29,11 +24,17 @@ class Keys:
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer" or not token:
             token = headers.get(b"x-api-key", b"")
-        digest = hashlib.sha256(token.strip()).digest() if token else _NOBODY
+        if not token.strip():
+            raise _unauthorized()
+        digest = hashlib.sha256(token.strip()).digest()
         found = None
         for known, key in self._keys:
             if hmac.compare_digest(known, digest):
                 found = key
         if found is None:
-            raise Unauthorized("Incorrect or missing API key. Send it as `Authorization: Bearer <key>`.")
+            raise _unauthorized()
         return found
+
+
+def _unauthorized() -> Unauthorized:
+    return Unauthorized("Incorrect or missing API key. Send it as `Authorization: Bearer <key>`.")

@@ -10,6 +10,14 @@ from typing import Final
 
 from gateway.tokenization.wire import LENGTH_BYTES, Answer, Question, framed, length_of, read_answer
 
+# What finds the modules of a process, its cache, and a hub behind a proxy. Nothing else of the environment is passed
+# on: it may hold the keys of clients and backends.
+_INHERITED: Final = frozenset((
+    "PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "HOME", "USER", "TMPDIR", "LANG", "LC_ALL",
+    "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
+    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy",
+    "TRANSFORMERS_CACHE", "TRANSFORMERS_OFFLINE",
+))  # fmt: skip
 COMMAND: Final = (sys.executable, "-m", "gateway.tokenization.worker")
 _QUIET: Final = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -93,7 +101,7 @@ class TokenizerProcess:
 @asynccontextmanager
 async def running(command: tuple[str, ...] = COMMAND) -> AsyncIterator[TokenizerProcess]:
     """A process for the block; it ends with it. Raises OSError if none can be started."""
-    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=os.environ | _QUIET)
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=_environment())
     asking = TokenizerProcess(process)
     try:
         yield asking
@@ -103,6 +111,11 @@ async def running(command: tuple[str, ...] = COMMAND) -> AsyncIterator[Tokenizer
         assert process.stdin is not None
         process.stdin.close()
         await _reaped(process)
+
+
+def _environment() -> dict[str, str]:
+    given = os.environ.items()
+    return {name: value for name, value in given if name in _INHERITED or name.startswith("HF_")} | _QUIET
 
 
 async def _reaped(process: Process) -> None:

@@ -1,3 +1,5 @@
+import re
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +224,18 @@ def test_the_schema_tells_what_a_models_section_may_hold() -> None:
     assert definitions["ModelsConfig"]["additionalProperties"] == {"$ref": "#/$defs/ModelConfig"}
     assert definitions["ModelConfig"]["additionalProperties"] is False
     assert "tokenizer" in definitions["ModelConfig"]["properties"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ([{"name": "a", "key": "x"}, {"name": "a", "key": "y"}], "auth: two keys are called 'a'"),
+        ([{"name": "a", "key": "x"}, {"name": "b", "key": "x"}], "auth: 'a' and 'b' are the same key"),
+        ([{"name": "a", "key": "x"}, {"name": "b", "key_sha256": sha256(b"x").hexdigest()}], "are the same key"),
+        ([{"name": "a", "key_sha256": "0" * 64}], "auth.keys.0: key_sha256 is not the digest of a key"),
+        ([{"name": "a", "key_sha256": sha256(b"").hexdigest()}], "auth.keys.0: key_sha256 is not the digest of a key"),
+    ],
+)
+def test_keys_that_would_be_confused_or_open_to_everybody_are_refused(keys: list[Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        parse({"backends": [{"url": "http://a"}], "auth": {"keys": keys}})

@@ -44,6 +44,8 @@ def test_a_known_key_is_found_in_either_header(headers: dict[bytes, bytes], key:
         {b"authorization": b"secret-a"},
         {b"authorization": b"Bearer wrong", b"x-api-key": b"secret-a"},
         {b"x-api-key": b""},
+        {b"x-api-key": b"  "},
+        {b"authorization": b"Bearer   "},
         {b"authorization": b"Bearer " + BOB.key_sha256.encode()},
         {b"authorization": b"Bearer \xff"},
     ],
@@ -57,3 +59,11 @@ def test_the_error_does_not_repeat_the_key() -> None:
     with pytest.raises(Unauthorized) as error:
         KEYS.check({b"authorization": b"Bearer hunter2"})
     assert "hunter2" not in error.value.message
+
+
+def test_no_key_that_is_configured_lets_a_request_without_one_in() -> None:
+    nobody = KeyConfig.model_construct(name="nobody", key="", key_sha256="0" * 64)
+    nothing = KeyConfig.model_construct(name="nothing", key="", key_sha256=hashlib.sha256(b"").hexdigest())
+    for headers in ({}, {b"x-api-key": b" "}, {b"authorization": b"Bearer  "}):
+        with pytest.raises(Unauthorized):
+            Keys([nobody, nothing]).check(headers)

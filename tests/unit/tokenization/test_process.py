@@ -1,4 +1,6 @@
 import asyncio
+import json
+import os
 import sys
 from array import array
 from collections.abc import Callable
@@ -114,3 +116,18 @@ async def test_who_is_cancelled_while_a_dead_process_is_waited_for_leaves_nothin
         with pytest.raises(asyncio.CancelledError):
             await using
         assert started[0]._process.returncode is not None
+
+
+PRINTS = (sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))")
+
+
+async def test_the_process_gets_no_secret_of_the_gateways_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BACKEND_KEY", "GATEWAY__AUTH__CACHE_SALT_SECRET", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "secret-canary")
+    monkeypatch.setenv("HF_HOME", "/models")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy")
+    async with asyncio.timeout(30), running(PRINTS) as process:
+        environment = json.loads(await process._answers.readline())
+    assert "secret-canary" not in environment.values()
+    assert (environment["HF_HOME"], environment["HTTPS_PROXY"]) == ("/models", "http://proxy")
+    assert environment["PATH"] == os.environ["PATH"]
