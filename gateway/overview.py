@@ -189,7 +189,7 @@ class Overview:
 
     async def _as_request(self, body: bytes, path: str) -> tuple[Incoming, Route]:
         if not path:
-            document, _ = await in_turns(parse_body(body, self._config.server))
+            document = await in_turns(parse_body(body, self._config.server))
             path = "/v1/chat/completions" if "messages" in document else "/v1/completions"
         incoming = Incoming()
         incoming.body = body

@@ -68,7 +68,13 @@ _REFUSED = frozenset(REFUSED)
 
 def refuse_fields(document: dict[str, Any]) -> None:
     """Raises InvalidRequest for a field that is refused, at the top level or in `vllm_xargs`."""
-    for fields in (document, document.get("vllm_xargs")):
-        if type(fields) is dict and not _REFUSED.isdisjoint(fields):
-            name = min(_REFUSED.intersection(fields))
-            raise InvalidRequest(f"The field {name!r} is not accepted here: {REFUSED[name]}.", param=name)
+    if not _REFUSED.isdisjoint(document):
+        _refuse(document)
+    xargs = document.get("vllm_xargs")
+    if type(xargs) is dict and not _REFUSED.isdisjoint(xargs):
+        _refuse(xargs)
+
+
+def _refuse(fields: dict[str, Any]) -> None:
+    name = min(_REFUSED.intersection(fields))
+    raise InvalidRequest(f"The field {name!r} is not accepted here: {REFUSED[name]}.", param=name)

@@ -12,7 +12,7 @@ import orjson
 from gateway.config import ServerConfig
 from gateway.errors import InvalidRequest
 from gateway.front.fields import ACTED_ON, refuse_fields
-from gateway.front.quotes import Layout, layout_of, spelled_out
+from gateway.front.quotes import BACKSLASH, SHORT_BYTES, Layout, layout_of, spelled_out
 from gateway.front.steps import Steps
 
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
@@ -21,25 +21,36 @@ _SPELLINGS = frozenset(name.encode() for name in ACTED_ON)
 _LONGEST_BYTES = 6 * max(map(len, ACTED_ON))  # of a key that is spelled with escapes only
 
 
-def parse_body(body: bytes, limits: ServerConfig) -> Steps[tuple[dict[str, Any], Layout]]:
-    """The body as a JSON object, and where its strings are. Raises InvalidRequest that says what is wrong."""
-    most = limits.max_json_strings
-    if body.count(b'"') > 2 * most:
+def parse_body(body: bytes, limits: ServerConfig) -> Steps[dict[str, Any]]:
+    """The body as a JSON object. Raises InvalidRequest that says what is wrong."""
+    most, long = limits.max_json_strings, len(body) > SHORT_BYTES
+    if len(body) > 2 * most and body.count(b'"') > 2 * most:
         raise InvalidRequest(f"The body holds over {most} strings or quotation marks, the most accepted.")
-    layout = yield from layout_of(body)
-    _check_shape(layout.marks, limits)
-    yield
+    pieces = body.split(b'"')
+    least = min(limits.max_json_depth, limits.max_json_containers)
+    has_shape = len(body) > limits.max_json_values or body.count(b"{") + body.count(b"[") > least
+    if long:
+        yield
+    may_repeat = _may_have_a_key_twice(pieces)
+    if long:
+        yield
+    layout = (yield from layout_of(body)) if has_shape or may_repeat else None
+    if has_shape and layout is not None:
+        _check_shape(layout.marks(), limits)
+    if long:
+        yield
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
     if type(document) is not dict:
         raise InvalidRequest("The body must be a JSON object.")
-    yield
-    if duplicate := _duplicate_key(layout):
+    if long:
+        yield
+    if may_repeat and layout is not None and (duplicate := _duplicate_key(layout)):
         raise InvalidRequest(f"The key {duplicate!r} is there twice.", param=duplicate)
     refuse_fields(document)
-    return document, layout
+    return document
 
 
 def _check_shape(marks: bytes, limits: ServerConfig) -> None:
@@ -68,26 +79,21 @@ def _is_deeper(marks: bytes, levels: int) -> bool:
     return b"[]" in brackets
 
 
-def _duplicate_key(layout: Layout) -> str | None:
-    """A field that the gateway acts on, and that is there twice at the top level, in whatever spelling.
+def _may_have_a_key_twice(pieces: list[bytes]) -> bool:
+    """Whether the name of a field that the gateway acts on stands in quotation marks twice, as a value or a nested key
+    perhaps, or a string that is no longer than such a name has an escape that can spell a letter."""
+    short = [piece for piece in pieces if len(piece) <= _LONGEST_BYTES]
+    named = [piece for piece in short if piece in _SPELLINGS or (BACKSLASH in piece and b"\\u" in piece)]
+    return len(named) != len(set(named)) or BACKSLASH in b"".join(named)
 
-    The keys of the top level are looked for only in a body in which such a name stands twice in quotation marks, as a
-    value or a nested key perhaps, or in which a key is spelled with escapes.
-    """
-    pieces = layout.pieces
-    named = list(filter(_SPELLINGS.__contains__, pieces[1::2]))
-    if len(set(named)) == len(named) and not (layout.has_escapes and _has_an_escaped_key(pieces)):
-        return None
+
+def _duplicate_key(layout: Layout) -> str | None:
+    """A field that the gateway acts on, and that is there twice at the top level, in whatever spelling."""
     seen = set()
     for place in layout.top_level_keys():
-        key = pieces[place]
+        key = layout.pieces[place]
         if len(key) <= _LONGEST_BYTES and (name := spelled_out(key)) in _SPELLINGS:
             if name in seen:
                 return name.decode()
             seen.add(name)
     return None
-
-
-def _has_an_escaped_key(pieces: list[bytes]) -> bool:
-    texts = zip(pieces[1::2], pieces[2::2], strict=True)
-    return any(b"\\" in string and after.lstrip()[:1] == b":" for string, after in texts)

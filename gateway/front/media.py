@@ -4,10 +4,8 @@ from typing import Any
 
 from gateway.errors import InvalidRequest
 
-_LARGE_BYTES = 65536
-_HINTS = (b"url", b"\\u00", b":/", rb":\/", b"data_format")  # of these a body has one if it names media by URL
-_CONTAINERS = frozenset((dict, list))
 _MEDIA = frozenset(("image", "images", "audio", "audios", "video", "videos", "file", "files"))
+_NAMED = _MEDIA | {"data_format"}
 _REMOTE_FORMATS = frozenset(("url", "path"))
 # What clients write, and engines give to templates and grammars as it is.
 _NOT_MEDIA = frozenset(
@@ -16,7 +14,7 @@ _NOT_MEDIA = frozenset(
 )  # fmt: skip
 
 
-def refuse_remote_media(document: dict[str, Any], body: bytes, *, generates: bool) -> None:
+def refuse_remote_media(document: dict[str, Any], *, generates: bool) -> None:
     """Raises InvalidRequest for an image, sound, video or file that is not in the request itself.
 
     The rule: wherever it stands, a field whose name ends in `url` or `urls` (`image_url`, or `url` of an Anthropic
@@ -28,29 +26,36 @@ def refuse_remote_media(document: dict[str, Any], body: bytes, *, generates: boo
     Not looked at is what no engine takes media from: tools and the arguments of their calls, output schemas, metadata,
     citations and the pages of a web search; and `documents`, where these are read by a chat template.
     """
-    if len(body) < _LARGE_BYTES and not any(hint in body for hint in _HINTS):
-        return
     left: list[Any] = [document]
     while left:
         value = left.pop()
         if type(value) is list:
-            if not _CONTAINERS.isdisjoint(set(map(type, value))):
-                left += [each for each in value if type(each) in _CONTAINERS]
+            left += [each for each in value if (type(each) is dict and not _is_plain(each)) or type(each) is list]
             continue
-        skipped = "input" if value.get("type") == "tool_use" else "text" if value is document else None
         for name, inner in value.items():
             kind = type(inner)
-            names_media = name.endswith(("url", "urls")) or name in _MEDIA or name == "data_format"
-            if kind is str and names_media:
-                _check(name, inner)
-            elif kind is list and names_media:
-                for each in inner:
-                    if type(each) is str:
-                        _check(name, each)
-            if kind is list and name == "documents" and generates:
-                continue
-            if kind in _CONTAINERS and name not in _NOT_MEDIA and not (kind is dict and name == skipped):
+            if kind is str:
+                if name[-3:] == "url" or name in _NAMED:
+                    _check(name, inner)
+            elif kind is dict:
+                if name not in _NOT_MEDIA and not _is_given_as_it_is(name, value, document):
+                    left.append(inner)
+            elif kind is list and name not in _NOT_MEDIA and not (name == "documents" and generates):
                 left.append(inner)
+                if name[-3:] in ("url", "rls") or name in _NAMED:
+                    for each in inner:
+                        if type(each) is str:
+                            _check(name, each)
+
+
+def _is_plain(turn: dict[str, Any]) -> bool:
+    """Whether it is a message of text, as most are: role and content, and nothing else."""
+    return len(turn) == 2 and type(turn.get("content")) is str and "role" in turn
+
+
+def _is_given_as_it_is(name: str, parent: dict[str, Any], document: dict[str, Any]) -> bool:
+    """Whether an object is the arguments of a tool's call, or the format of the answer to a responses request."""
+    return (name == "input" and parent.get("type") == "tool_use") or (name == "text" and parent is document)
 
 
 def _check(name: str, text: str) -> None:

@@ -1,7 +1,7 @@
 """A JSON body taken apart at its quotation marks: all the structure that checks and changes of a body need.
 
-Every step costs a small constant for each byte, whatever the body holds. Searches over a whole body are for single
-bytes: a search for several can take 20 times as long over a text that is made for it, and holds the interpreter.
+Every step costs a small constant for each byte, whatever the body holds. Searches over a whole long body are for
+single bytes: a search for several can take 20 times as long over a text that is made for it, and holds the interpreter.
 """
 
 from typing import NamedTuple
@@ -10,21 +10,24 @@ import orjson
 
 from gateway.front.steps import Steps
 
+SHORT_BYTES = 16384  # in which two bytes are found soon, whatever else is there
 _RUN = b"\\" * 4096  # of even length
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'{}[],:"'))
-_QUOTE, _COLON, _BACKSLASH, _OPENERS = ord('"'), ord(":"), ord("\\"), b"{["
+BACKSLASH, _QUOTE, _COLON, _OPENERS = ord("\\"), ord('"'), ord(":"), frozenset(b"{[")
 
 
 class Layout(NamedTuple):
     """Where a body's strings are.
 
     `pieces` is alternately what is outside strings and what is inside; an escaped quotation mark is shown as `\\n`,
-    which is as long. `marks` is what is outside, reduced to brackets, commas, colons and one quotation mark a string.
+    which is as long.
     """
 
     pieces: list[bytes]
-    marks: bytes
-    has_escapes: bool
+
+    def marks(self) -> bytes:
+        """What is outside, reduced to brackets, commas, colons and one quotation mark a string."""
+        return b'"'.join(self.pieces[::2]).translate(None, _NOT_STRUCTURE)
 
     def offset(self, place: int) -> int:
         """Where a piece begins in the body: each one before it is followed by a quotation mark."""
@@ -34,7 +37,7 @@ class Layout(NamedTuple):
         """The places among the pieces of an object's keys at the top level."""
         keys: list[int] = []
         depth, string = 0, -1
-        for mark in self.marks.translate(None, b","):
+        for mark in self.marks().translate(None, b","):
             if mark == _QUOTE:
                 string += 2
             elif mark == _COLON:
@@ -48,17 +51,16 @@ class Layout(NamedTuple):
 def layout_of(body: bytes) -> Steps[Layout]:
     """The body taken apart. What is not JSON comes out as something, in the same time."""
     pieces = body.split(b'"')
-    has_escapes = b"\\" in body
-    if has_escapes:
+    if BACKSLASH in body:
         escaping = [
             place
             for place, piece in enumerate(pieces)
-            if piece and piece[-1] == _BACKSLASH and (piece[-2:-1] != b"\\" or _ends_in_an_escape(piece))
+            if piece and piece[-1] == BACKSLASH and (piece[-2:-1] != b"\\" or _ends_in_an_escape(piece))
         ]
         if escaping:
             yield
             pieces = _whole_strings(pieces, escaping)
-    return Layout(pieces, b'"'.join(pieces[::2]).translate(None, _NOT_STRUCTURE), has_escapes)
+    return Layout(pieces)
 
 
 def _whole_strings(pieces: list[bytes], escaping: list[int]) -> list[bytes]:
@@ -83,4 +85,4 @@ def _ends_in_an_escape(piece: bytes) -> bool:
 
 def spelled_out(string: bytes) -> bytes:
     """The text of a string, which is valid JSON."""
-    return string if b"\\" not in string else orjson.loads(b'"%b"' % string).encode()
+    return string if BACKSLASH not in string else orjson.loads(b'"%b"' % string).encode()

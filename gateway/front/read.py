@@ -13,6 +13,7 @@ from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.front.guards import parse_body
 from gateway.front.incoming import Incoming
 from gateway.front.media import refuse_remote_media
+from gateway.front.quotes import SHORT_BYTES
 from gateway.front.rewrite import with_fields
 from gateway.front.routes import Route
 from gateway.front.standing import Standing
@@ -64,9 +65,9 @@ class Reader:
         only_model: Callable[[], str | None],
     ) -> Steps[InferenceRequest]:
         """A JSON request. `only_model` gives the model meant where the body names none. Raises InvalidRequest."""
-        document, layout = yield from parse_body(incoming.body, self._limits)
+        document = yield from parse_body(incoming.body, self._limits)
         if not self._limits.allow_media_urls:
-            refuse_remote_media(document, incoming.body, generates=route.kind is Kind.GENERATE)
+            refuse_remote_media(document, generates=route.kind is Kind.GENERATE)
         body = incoming.body
         changes: dict[str, Any] = {}
         model = _string(document, "model") or only_model()
@@ -82,10 +83,12 @@ class Reader:
         options = _counting(document.get("stream_options")) if streams and route.injects_usage else None
         if hides_usage := options is not None:
             changes["stream_options"] = options
-        if changes:
+        if len(body) > SHORT_BYTES:
             yield
-            body = with_fields(body, document, layout, changes)
-        yield
+        if changes:
+            body = yield from with_fields(body, document, changes)
+        if len(body) > SHORT_BYTES:
+            yield
         prompt_is_ids = type(document.get("prompt")) is list
         ask = self._ask(document, incoming, route, model, salt, streams, len(body), key)
         self.standing.give(ask, incoming, key)

@@ -95,7 +95,7 @@ def draining(engines: int, scan: int, runs: int, goal_us: float | None = None) -
 def keying(runs: int, goal_us: float | None = None) -> Timing:
     """A parsed 200 KB chat to the keys of its blocks."""
     limits = ServerConfig()
-    documents = cycle([at_once(parse_body(body, limits))[0] for body in bodies(_LONG_PROMPTS, [LONG_PROMPT_BYTES])])
+    documents = cycle([at_once(parse_body(body, limits)) for body in bodies(_LONG_PROMPTS, [LONG_PROMPT_BYTES])])
     chain = seed(MODEL, "")
 
     def act(document: dict[str, Any]) -> object:

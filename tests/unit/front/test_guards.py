@@ -31,7 +31,7 @@ DOCUMENTS = st.dictionaries(KEYS, VALUES, max_size=5)
 
 
 def parse_body(body: bytes, limits: ServerConfig) -> dict[str, Any]:
-    return at_once(guards.parse_body(body, limits))[0]
+    return at_once(guards.parse_body(body, limits))
 
 
 def limits(**changed: int) -> ServerConfig:

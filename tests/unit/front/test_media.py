@@ -1,7 +1,6 @@
-import json
-import sys
 from typing import Any
 
+import orjson
 import pytest
 
 from gateway.errors import InvalidRequest
@@ -17,7 +16,7 @@ def asking(*parts: Any) -> dict[str, Any]:
 
 
 def refuse(document: dict[str, Any], *, generates: bool = True) -> None:
-    refuse_remote_media(document, json.dumps(document, ensure_ascii=False).encode(), generates=generates)
+    refuse_remote_media(document, generates=generates)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ def test_it_is_refused_wherever_it_stands(document: dict[str, Any]) -> None:
 )
 def test_no_spelling_hides_it(body: bytes) -> None:
     with pytest.raises(InvalidRequest, match="allow_media_urls"):
-        refuse_remote_media(json.loads(body), body, generates=True)
+        refuse_remote_media(orjson.loads(body), generates=True)
 
 
 CALL = {
@@ -124,21 +123,6 @@ def test_everything_else_is_the_backends_to_judge(document: dict[str, Any]) -> N
     refuse(document)
 
 
-def test_a_document_without_anything_like_a_url_is_not_walked() -> None:
-    walked = 0
-
-    def count(frame: Any, event: str, argument: Any) -> None:
-        nonlocal walked
-        walked += event in ("call", "c_call")
-
-    document = asking({"type": "text", "text": "x" * 1000})
-    body = json.dumps(document).encode()
-    sys.setprofile(count)
-    refuse_remote_media(document, body, generates=True)
-    sys.setprofile(None)
-    assert walked < 20
-
-
 def test_nesting_up_to_the_limits_is_looked_into() -> None:
     inner: Any = REMOTE
     for _ in range(30):
@@ -148,4 +132,4 @@ def test_nesting_up_to_the_limits_is_looked_into() -> None:
     for _ in range(2000):  # deeper than the interpreter's stack, which the guards refuse before
         inner = [inner]
     with pytest.raises(InvalidRequest):
-        refuse_remote_media({"url": inner}, b"url", generates=True)
+        refuse_remote_media({"url": inner}, generates=True)
