@@ -12,8 +12,8 @@ import orjson
 from gateway.config import ServerConfig
 from gateway.errors import InvalidRequest
 from gateway.front.fields import ACTED_ON, refuse_fields
-from gateway.front.quotes import BACKSLASH, SHORT_BYTES, Layout, layout_of, spelled_out
-from gateway.front.steps import Steps
+from gateway.front.quotes import BACKSLASH, Layout, layout_of, spelled_out
+from gateway.front.steps import SHORT_BYTES, Steps
 
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _SQUARE = bytes.maketrans(b"{}", b"[]")
@@ -80,8 +80,10 @@ def _is_deeper(marks: bytes, levels: int) -> bool:
 
 
 def _may_have_a_key_twice(pieces: list[bytes]) -> bool:
-    """Whether the name of a field that the gateway acts on stands in quotation marks twice, as a value or a nested key
-    perhaps, or a string that is no longer than such a name has an escape that can spell a letter."""
+    """Whether a name of ACTED_ON stands in quotation marks twice, or a short string has escapes that can spell one.
+
+    These need not be keys of the top level: they can be values, or keys of nested objects.
+    """
     short = [piece for piece in pieces if len(piece) <= _LONGEST_BYTES]
     named = [piece for piece in short if piece in _SPELLINGS or (BACKSLASH in piece and b"\\u" in piece)]
     return len(named) != len(set(named)) or BACKSLASH in b"".join(named)

@@ -30,7 +30,7 @@ from gateway.front.multipart import model_of
 from gateway.front.read import Reader, upstream_headers
 from gateway.front.reply import Reply, error_headers
 from gateway.front.routes import Route, find_route
-from gateway.front.steps import at_once, in_turns
+from gateway.front.steps import SHORT_BYTES, at_once, in_turns
 from gateway.front.stored import Place, StoredResponses
 from gateway.front.uploads import Uploads
 from gateway.observe.record import Record
@@ -39,7 +39,6 @@ from gateway.request import Ask, InferenceRequest, Kind
 from gateway.scoring.spreader import Spreader
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-_LARGE_BYTES = 65536  # a body of this size is read within a millisecond, at once
 _NO_BODY = Route("unknown")
 _UNKNOWN_UPLOAD_BYTES = 1048576  # of an upload that does not tell its length
 _LATEST = 1.5  # refused clients are told to come back between the time measured and this many times as late
@@ -228,7 +227,7 @@ class Handler:
         if route.stored:
             return self._stored_request(incoming, route, request_id)
         steps = self._reader.read(incoming, route, request_id, incoming.key, self._only_model)
-        return at_once(steps) if len(incoming.body) < _LARGE_BYTES else await in_turns(steps)
+        return at_once(steps) if len(incoming.body) <= SHORT_BYTES else await in_turns(steps)
 
     def _stored_request(self, incoming: Incoming, route: Route, request_id: str) -> InferenceRequest:
         response_id = route.target.partition(b"?")[0].split(b"/")[3].decode()

@@ -1,7 +1,7 @@
 """A JSON body taken apart at its quotation marks: all the structure that checks and changes of a body need.
 
-Every step costs a small constant for each byte, whatever the body holds. Searches over a whole long body are for
-single bytes: a search for several can take 20 times as long over a text that is made for it, and holds the interpreter.
+Every step costs a small constant for each byte, whatever the body holds. Searches over a whole body are for single
+bytes: a search for several can take 20 times as long over a text that is made for it, and holds the interpreter.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,6 @@ import orjson
 
 from gateway.front.steps import Steps
 
-SHORT_BYTES = 16384  # in which two bytes are found soon, whatever else is there
 _RUN = b"\\" * 4096  # of even length
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'{}[],:"'))
 BACKSLASH, _QUOTE, _COLON, _OPENERS = ord("\\"), ord('"'), ord(":"), frozenset(b"{[")

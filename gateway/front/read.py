@@ -17,7 +17,7 @@ from gateway.front.quotes import SHORT_BYTES
 from gateway.front.rewrite import with_fields
 from gateway.front.routes import Route
 from gateway.front.standing import Standing
-from gateway.front.steps import Steps
+from gateway.front.steps import SHORT_BYTES, Steps
 from gateway.front.stored import StoredResponses
 from gateway.observe.prefix_report import PrefixReport
 from gateway.request import Ask, InferenceRequest, Kind

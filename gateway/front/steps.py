@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Generator
 from typing import TypeVar
 
+SHORT_BYTES = 16384  # a body of up to this size is read in one step, of 5 milliseconds at most
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
 
