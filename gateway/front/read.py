@@ -13,7 +13,6 @@ from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.front.guards import parse_body
 from gateway.front.incoming import Incoming
 from gateway.front.media import refuse_remote_media
-from gateway.front.quotes import SHORT_BYTES
 from gateway.front.rewrite import with_fields
 from gateway.front.routes import Route
 from gateway.front.standing import Standing

@@ -73,7 +73,9 @@ def _turns(messages: list[Any]) -> Prompt:
             continue
         role, content = message.get("role"), message.get("content")
         if room <= 0:
-            more += len(content) if type(content) is str else 0
+            size, its_media = _size(message)
+            media += its_media
+            more += size
             continue
         if type(role) is not str:
             role = None
@@ -104,22 +106,29 @@ def _content(content: Any, room: int) -> tuple[str, int, int]:
     for part in content:
         if type(part) is str:
             text = part
-            if room <= 0:
-                more += len(text)
-                continue
-        elif type(part) is not dict or room <= 0:
+        elif type(part) is not dict:
             continue
         elif part.get("type") in _TEXT_PARTS and type(part.get("text")) is str:
             text = part["text"]
         else:
-            text = f"\x1d{xxh3_64_hexdigest(orjson.dumps(part))}"
+            text = f"\x1d{xxh3_64_hexdigest(orjson.dumps(part))}" if room > 0 else ""
             media += 1
+        if room <= 0:
+            more += len(text)
+            continue
         if len(text) > room:
-            more += len(text) - max(0, room)
-            text = text[: max(0, room)]
+            more += len(text) - room
+            text = text[:room]
         texts.append(text)
         room -= max(len(text), _LEAST_BYTES)
     return "\x1c".join(texts), media, more  # templates put something, or nothing, between: never what one text has
+
+
+def _size(message: dict[str, Any]) -> tuple[int, int]:
+    """About how many bytes a turn has, and how many of its parts are no text."""
+    text, media, more = _content(message.get("content"), 0)
+    others = {key: value for key, value in message.items() if key not in _TURN_FIELDS} if len(message) > 2 else None
+    return len(text) + more + (len(orjson.dumps(others)) if others else 0), media
 
 
 def _text(prompt: Any) -> Prompt:

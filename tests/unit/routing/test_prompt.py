@@ -328,7 +328,28 @@ def test_of_very_many_turns_and_parts_only_the_first_are_looked_at() -> None:
     assert len(turns.pieces) == LONGEST_BYTES // 512
     assert turns.more_bytes == 2 * (10_000 - len(turns.pieces))
     parts = canonical_prompt({"messages": [{"role": "user", "content": [IMAGE] * 10_000}]})
-    assert parts.media == LONGEST_BYTES // 512
+    assert parts.media == 10_000
+    assert len(parts.text) < 4096 * 20
+
+
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"role": "user", "content": LONG},
+        {"role": "user", "content": [LONG]},
+        {"role": "user", "content": [{"type": "text", "text": LONG}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": LONG}}]},
+    ],
+)
+def test_no_number_of_turns_or_parts_hides_a_long_one(last: dict[str, Any]) -> None:
+    short = [{"role": "user", "content": "a"}] * 5000
+    prompt = canonical_prompt({"messages": [*short, last]})
+    assert 100_000 <= len(prompt.text) + prompt.more_bytes < 200_000
+    parts = canonical_prompt({"messages": [{"role": "user", "content": ["a"] * 5000}, last]})
+    assert 100_000 <= len(parts.text) + parts.more_bytes < 200_000
 
 
 @pytest.mark.parametrize(
