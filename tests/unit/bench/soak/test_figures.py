@@ -22,6 +22,13 @@ def test_the_slope_of_a_line_is_its_own(mib: float, first_bytes: int, requests: 
         assert slope_mib(samples) == pytest.approx(mib, abs=0.01)
 
 
+def test_one_table_that_doubles_is_no_growth_and_many_steps_are() -> None:
+    doubling = [Sample(each * 1000, 10**8 + 5 * 1048576 * (each > 50)) for each in range(400)]
+    assert slope_mib(doubling) == 0
+    leaking = [Sample(each * 1000, 10**8 + 1048576 * (each // 50)) for each in range(400)]
+    assert slope_mib(leaking) == pytest.approx(2.0, abs=0.3)
+
+
 def test_too_few_samples_have_no_slope() -> None:
     assert slope_mib([]) == slope_mib([Sample(1, 5)]) == slope_mib([Sample(1, 5), Sample(1, 9)]) == 0
 
