@@ -25,7 +25,7 @@ class EmbeddingMetrics:
         self.flushes = Counter("gateway_embedding_flushes_total", "Batches by why they were sent.", ("model", "reason"))
         self.isolations = Counter(
             "gateway_embedding_isolations_total",
-            "Batches that were refused, so that each request was sent alone.",
+            "Refused batches that were halved to find the input at fault.",
             model,
         )
         self.splits = Counter("gateway_embedding_splits_total", "Lists of inputs or documents cut into pieces.", model)
