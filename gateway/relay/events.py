@@ -43,7 +43,7 @@ class EventStream:
             data = self._cut(data)
             if not data:
                 return b""
-        if _ERROR in data or ABORTED in data or self.failure:
+        if self.failure or self._gives_up(data):
             data = self._up_to_failure(data)
         self._previous, self._last = self._last, data
         if data.endswith(_DONE):
@@ -65,12 +65,16 @@ class EventStream:
         bare = marker.replace(b": ", b":", 1)  # the space is optional
         return any(_has_line(data, each) for data in (self._last, self._previous) for each in (marker, bare))
 
+    def _gives_up(self, data: bytes) -> bool:
+        """Whether the engine gave up. Without an end marker, as in responses, events repeat what the request said."""
+        return _ERROR in data or (ABORTED in data and self._done_marker is not None)
+
     def _up_to_failure(self, data: bytes) -> bytes:
         if self.failure:
             return b""
         pieces = EVENT_END.split(data)
         for number, event in enumerate(pieces):
-            if _ERROR in event or ABORTED in event:
+            if self._gives_up(event):
                 self.failure = event
                 return b"".join(pieces[:number])
         return data

@@ -154,3 +154,10 @@ def test_something_that_never_ends_is_passed_on_as_it_is_beyond_a_mebibyte() -> 
     for _ in range(17):
         out += taken.take(b"x" * 65536)
     assert out == b"x" * 65536 * 17
+
+
+def test_events_that_repeat_what_a_request_said_of_aborts_are_no_failure() -> None:
+    event = b'data: {"type":"response.created","response":{"metadata":{"finish_reason":"abort"}}}\n\n'
+    stream = EventStream(None, hides_usage=False)
+    assert stream.take(event) == event
+    assert not stream.failure
