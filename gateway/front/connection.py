@@ -73,7 +73,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._phase = _Phase.IDLE
         self._parsing = _Phase.IDLE  # how far the request being parsed is
         self._since = loop.time()  # start of the phase
-        self._blocked_since = 0.0
+        self._unsent_bytes = 0  # at the last look
+        self._taken_seconds = self._since  # when that had become less
         self._incoming = Incoming()  # being parsed
         self._head_bytes = 0
         self._headers: list[tuple[bytes, bytes]] = []
@@ -100,8 +101,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def idle(self) -> bool:
-        """Nothing of a request has arrived since the last answer."""
-        return self._task is None and self._parsing is _Phase.IDLE
+        """Every request that has arrived is answered."""
+        return self._task is None and self._parsing is _Phase.IDLE and not self._pipelined
 
     @property
     def gone(self) -> bool:
@@ -136,17 +137,24 @@ class ClientConnection(asyncio.BufferedProtocol):
     def look(self, now: float) -> None:
         """Close the connection if its client has been too slow for its phase. Called about once a second."""
         config, passed = self._host.config, now - self._since
-        stalled = self.blocked and now - self._blocked_since > config.write_stall_seconds
-        if self._transport is not None and (stalled or self._has_left(self._transport)):
+        if self._transport is not None and (self._takes_nothing(now) or self._has_left(self._transport)):
             self._transport.abort()
         elif self._parsing is _Phase.BODY and not self._deaf:
             self._look_at_body(now)
-        elif self._phase is _Phase.IDLE and passed > config.keep_alive_seconds:
+        elif self._phase is _Phase.IDLE and not self._pipelined and passed > config.keep_alive_seconds:
             self.close()
         elif self._phase is _Phase.HEAD and passed > config.header_timeout_seconds:
             self._refuse(RequestTimeout(f"The head of the request took over {config.header_timeout_seconds:g} s."))
         elif self._phase is _Phase.LINGER and passed > _LINGER_SECONDS:
             self.close()
+
+    def _takes_nothing(self, now: float) -> bool:
+        """Whether what is to be sent has not become less for too long. Holds also while the connection is closing."""
+        unsent = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        if not unsent or unsent < self._unsent_bytes:
+            self._taken_seconds = now
+        self._unsent_bytes = unsent
+        return now - self._taken_seconds > self._host.config.write_stall_seconds
 
     def _has_left(self, transport: asyncio.Transport) -> bool:
         """While nothing is read, only the state of the socket tells that the client has closed it."""
@@ -192,7 +200,6 @@ class ClientConnection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """The client's buffer is full."""
         self.blocked = True
-        self._blocked_since = self._loop.time()
 
     def resume_writing(self) -> None:
         """The client's buffer has emptied."""

@@ -7,10 +7,11 @@ from gateway.errors import InvalidRequest
 _MEDIA = frozenset(("image", "images", "audio", "audios", "video", "videos", "file", "files"))
 _NAMED = _MEDIA | {"data_format"}
 _REMOTE_FORMATS = frozenset(("url", "path"))
+_CALLS = frozenset(("tool_use", "server_tool_use", "mcp_tool_use"))
 # What clients write, and engines give to templates and grammars as it is.
 _NOT_MEDIA = frozenset(
     ("tools", "functions", "metadata", "response_format", "structured_outputs", "guided_json", "output_config",
-     "arguments", "annotations", "citations", "action", "chat_template_kwargs")
+     "tool_choice", "attributes", "arguments", "annotations", "citations", "action", "chat_template_kwargs")
 )  # fmt: skip
 
 
@@ -55,7 +56,7 @@ def _is_plain(turn: dict[str, Any]) -> bool:
 
 def _is_given_as_it_is(name: str, parent: dict[str, Any], document: dict[str, Any]) -> bool:
     """Whether an object is the arguments of a tool's call, or the format of the answer to a responses request."""
-    return (name == "input" and parent.get("type") == "tool_use") or (name == "text" and parent is document)
+    return (name == "input" and parent.get("type") in _CALLS) or (name == "text" and parent is document)
 
 
 def _check(name: str, text: str) -> None:

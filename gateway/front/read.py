@@ -76,8 +76,7 @@ class Reader:
             changes["model"] = model = alias
         salt = _string(document, "cache_salt") or ""
         if key is not None and key.isolate_cache and route.kind is Kind.GENERATE:
-            salt = self._isolated_salt(key, salt)
-            changes["cache_salt"] = salt
+            changes["cache_salt"] = salt = self._isolated_salt(key, salt)
         streams = _flag(document, "stream")
         options = _counting(document.get("stream_options")) if streams and route.injects_usage else None
         if hides_usage := options is not None:

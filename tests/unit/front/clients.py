@@ -31,6 +31,7 @@ class FakeTransport:
 
     def __init__(self) -> None:
         self.sent = b""
+        self.unsent_bytes = 0
         self.reading = True
         self.closed = self.aborted = self.half_closed = False
 
@@ -39,6 +40,9 @@ class FakeTransport:
 
     def set_write_buffer_limits(self, high: int) -> None:
         assert high > 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent_bytes
 
     def is_reading(self) -> bool:
         return self.reading

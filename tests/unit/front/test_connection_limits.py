@@ -48,10 +48,32 @@ def test_a_client_that_is_answered_is_never_too_slow() -> None:
 def test_a_client_that_takes_nothing_for_a_minute_is_dropped() -> None:
     async def scenario(scene: Scene) -> None:
         await scene.send(POST)
-        scene.client.pause_writing()
-        scene.client.look(scene.loop.time() + 59.9)
+        now, scene.wire.unsent_bytes = scene.loop.time(), 1000  # too little for the transport to pause the relay
+        scene.client.look(now + 59.9)
         assert not scene.wire.aborted
-        scene.client.look(scene.loop.time() + 60.1)
+        scene.client.look(now + 60.1)
+        assert scene.wire.aborted
+
+    play(scenario, hang)
+
+
+def test_a_client_that_takes_a_little_every_minute_is_not_dropped() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.send(POST)
+        scene.client.pause_writing()
+        for minute in range(5):
+            scene.wire.unsent_bytes = 300_000 - minute
+            scene.client.look(scene.loop.time() + 59.0 * (minute + 1))
+        assert not scene.wire.aborted
+
+    play(scenario, hang)
+
+
+def test_a_client_that_takes_nothing_is_dropped_after_its_connection_was_closed_too() -> None:
+    async def scenario(scene: Scene) -> None:
+        now, scene.wire.unsent_bytes = scene.loop.time(), 1000
+        scene.client.close()
+        scene.client.look(now + 60.1)
         assert scene.wire.aborted
 
     play(scenario, hang)
