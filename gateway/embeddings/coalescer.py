@@ -177,11 +177,10 @@ class Coalescer:
     ) -> Group:
         """Those with whom it may share batches. Raises QueueFull if it would have to wait, and no more may."""
         key = GroupKey(request.ask.model, inputs.template, inputs.are_ids, inputs.isolation, request.ask.batch, suspect)
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = Group(key, sizes)
-        elif group.makes_wait(group.gathering(bulk=bulk), crowded=self._crowded(key.model) > 0):
+        group = self._groups.get(key) or Group(key, sizes)
+        if group.makes_wait(group.gathering(bulk=bulk), crowded=self._crowded(key.model) > 0):
             self._waiting.refuse_if_full(request)
+        self._groups[key] = group
         return group
 
     @contextmanager
@@ -225,6 +224,8 @@ class Coalescer:
                 flight = group.take(gathering, now, budget)
                 self._metrics.flushes.add((key.model, reason.value))
                 self._flights.start(flight, now)
+                if gathering is group.bulk and self._groups.get(key) is group:
+                    self._groups[key] = self._groups.pop(key)  # when slots come free, the others look first
         if group.quiet:
             if self._groups.get(key) is group:  # and not another that has come since
                 del self._groups[key]

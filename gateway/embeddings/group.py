@@ -74,7 +74,8 @@ class Group:
 
     def makes_wait(self, gathering: Gathering, *, crowded: bool) -> bool:
         """Whether one more request may have to wait for others to end."""
-        is_behind = gathering is self.bulk and len(gathering.lane) > 0
+        taken = self.sizes.bulk
+        is_behind = gathering is self.bulk and (len(gathering.lane) > 0 or not taken.may_take(1, self.sizes.bulk_share))
         return crowded or is_behind or gathering.in_flight >= self.sizes.slots
 
     def has_room(self, gathering: Gathering) -> bool:

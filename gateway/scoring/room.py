@@ -81,7 +81,7 @@ class Room:
             for part in parts:
                 self._lane.leave(part)
             turns.end()
-            self.look()
+            self.look_soon()
 
     def give_back(self, items: int) -> None:
         """Slots come free."""
@@ -91,6 +91,10 @@ class Room:
     def _share(self) -> int:
         """Slots that pieces may take now."""
         return self._sizes.total_limit - self._sizes.total_limit // 4
+
+    def look_soon(self) -> None:
+        """Look at the end of this turn of the loop, as others do: they would always be later."""
+        asyncio.get_running_loop().call_soon(self.look)
 
     def look(self) -> None:
         """Let those go for whom there is room now; one may always."""

@@ -168,7 +168,7 @@ class Spreader:
     def _model(self, name: str) -> _Model:
         model = self._models.get(name)
         if model is None:
-            sizes = ModelSizes(self._bulk.of(name).joined(lambda: room.next_items, lambda: room.look()))
+            sizes = ModelSizes(self._bulk.of(name).joined(lambda: room.next_items, lambda: room.look_soon()))
             room = Room(sizes, self._clock, lambda: self._follow(name, sizes))
             model = self._models[name] = _Model(sizes, room)
         self._follow(name, model.sizes)
