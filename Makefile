@@ -28,9 +28,11 @@ format: setup
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-# Property tests try the same cases every time here, and new ones in test-random. Files run side by side, JOBS at a time.
+# Property tests try the same cases every time here, and new ones in test-random. Files run side by side, JOBS at a time;
+# then those that need the machine alone (5: ARGS selects none of them).
 test: setup
-	$(PY) -m pytest tests --hypothesis-profile=ci -n $(JOBS) --dist loadfile $(ARGS)
+	$(PY) -m pytest tests --hypothesis-profile=ci -m "not alone" -n $(JOBS) --dist loadfile $(ARGS)
+	$(PY) -m pytest tests --hypothesis-profile=ci -m alone $(ARGS) || [ $$? -eq 5 ]
 
 test-random: setup
 	$(PY) -m pytest tests/unit $(ARGS)

@@ -12,6 +12,8 @@ from tests.integration.fleet import CHAT_FLAGS, CHAT_MODEL, Spare, simulated_eng
 from tests.integration.gateway_process import Gateway, running_gateway
 from tests.integration.observed import eventually, gateway_holds_nothing, read, samples, total
 
+pytestmark = pytest.mark.alone  # preemptions depend on how soon the gateway hears of tokens
+
 KV_TOKENS = 8192
 USERS, TURNS = 20, 2
 PROMPT_WORDS, ANSWER_TOKENS = 400, 400

@@ -15,6 +15,8 @@ from tests.integration.gateway_process import SDK_TIMEOUT_SECONDS, Gateway, runn
 from tests.integration.observed import engines_become_idle, gateway_holds_nothing, read
 from tests.integration.prompts import chat
 
+pytestmark = pytest.mark.alone  # preemptions depend on how soon the gateway hears of tokens
+
 BLOCK_TOKENS = 32
 BLOCKS = 96
 MOST_AT_ONCE = 32
