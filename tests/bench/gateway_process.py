@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from typing import IO, Any
 import yaml
 
 from loadtest.servers.procs import guarded, launch, stop
+from loadtest.servers.serving import NotServing, wait_until_serving
 
 _START_SECONDS = 30.0
 _STANDARD_ERROR = 2
@@ -157,9 +157,7 @@ def engine_process(*flags: str) -> Iterator[int]:
 
 def wait_until_ready(gateway: GatewayProcess, deadline_seconds: float = 20.0) -> None:
     """Wait until /readyz is 200. Raises GatewayFailed."""
-    ends = time.monotonic() + deadline_seconds
-    while time.monotonic() < ends and not gateway.has_ended:
-        with suppress(OSError), _direct.open(f"http://127.0.0.1:{gateway.port}/readyz", timeout=2):
-            return
-        time.sleep(0.05)
-    raise GatewayFailed("the gateway is not ready")
+    try:
+        wait_until_serving(f"http://127.0.0.1:{gateway.port}/readyz", gateway.process.poll, deadline_seconds)
+    except NotServing as failed:
+        raise GatewayFailed(f"the gateway {failed}") from failed

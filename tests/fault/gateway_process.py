@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from loadtest.servers.serving import wait_until_serving
 from loadtest.vllm_cpu.process import free_ports
 from tests.clients import Answer, Client, request
 from tests.scripted import ScriptedBackend
@@ -45,15 +46,8 @@ class GatewayProcess:
 
     async def ready(self) -> None:
         """Wait until it serves."""
-        async with asyncio.timeout(READY_SECONDS):
-            while True:
-                assert self.process.poll() is None, f"it ended with {self.process.returncode}"
-                try:
-                    if (await self.get("/readyz")).status == 200:
-                        return
-                except OSError:
-                    pass
-                await asyncio.sleep(0.05)
+        url = f"http://127.0.0.1:{self.port}/readyz"
+        await asyncio.to_thread(wait_until_serving, url, self.process.poll, READY_SECONDS)
 
     async def ended(self) -> int:
         """Its exit code, once it has ended."""

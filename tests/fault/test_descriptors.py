@@ -2,21 +2,17 @@
 
 import asyncio
 import resource
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import orjson
-import yaml
 
 from gateway.backends.backend import Backend
 from gateway.backends.health import Probe
-from loadtest.vllm_cpu.process import free_ports
 from tests.clients import Client, chat, request
-from tests.fault.rig import QUICK, holds, merged, running
-from tests.integration.processes import stopped_at_exit
+from tests.fault.gateway_process import gateway_process
+from tests.fault.rig import QUICK, holds, running
 from tests.scripted import ScriptedBackend
 
 LIMIT = 96
@@ -68,28 +64,26 @@ async def test_backends_stay_up_while_the_gateway_can_open_nothing_and_all_goes_
         assert reasons.count("the gateway has reached its limit of open files") == 1
 
 
-@contextmanager
-def started(folder: Path, backend: ScriptedBackend) -> Iterator[tuple[int, Path]]:
+@asynccontextmanager
+async def started(folder: Path, backend: ScriptedBackend) -> AsyncIterator[tuple[int, Path]]:
     """A gateway whose soft limit of open files is 64, and whose hard limit is LIMIT: its port and its log."""
-    (port,) = free_ports(1)
-    file, log = folder / "gateway.yaml", folder / "gateway.log"
-    document = merged(QUICK, {"server": {"port": port}}) | {"backends": [{"url": backend.url}]}
-    file.write_text(yaml.safe_dump(document))
-    command = f'ulimit -Sn 64; ulimit -Hn {LIMIT}; exec "$0" -m gateway serve -c "$1"'
+    log = folder / "gateway.log"
+    sections = {name: section for name, section in QUICK.items() if name != "server"}
     with log.open("wb") as sink:
-        process = subprocess.Popen(
-            ["bash", "-c", command, sys.executable, str(file)], stdin=subprocess.DEVNULL, stdout=sink, stderr=sink
-        )
-    with stopped_at_exit(process):
-        yield port, log
-        assert process.poll() is None
-    assert process.returncode == 0, log.read_text()
+        async with gateway_process(
+            folder, backend, stdout=sink, stderr=sink, sections=sections,
+            before=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, LIMIT)),
+        ) as gateway:  # fmt: skip
+            yield gateway.port, log
+            assert gateway.process.poll() is None
+            gateway.process.terminate()
+            assert await gateway.ended() == 0, log.read_text()
 
 
 async def test_idle_clients_leave_descriptors_for_backends_and_requests(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
-    with started(tmp_path, backend) as (port, log):
+    async with started(tmp_path, backend) as (port, log):
         await holds(lambda: b'"state": "up"' in log.read_bytes(), "it serves", 20)
         lowered = next(line for line in map(orjson.loads, log.read_bytes().splitlines()) if "nofile_limit" in line)
         assert (lowered["event"], lowered["max_connections"], lowered["nofile_limit"]) == (
