@@ -5,7 +5,8 @@ from typing import Any
 
 import orjson
 
-_MAX_PARTIAL_BYTES = 1048576
+_MAX_PARTIAL_BYTES = 131072
+_KEPT_BYTES = 4096  # of a longer event, until its end: usage stands there, and must not be cut in two
 _DONE = b"data: [DONE]\n\n"
 EVENT_END = re.compile(rb"(\r?\n\r?\n)")  # JSON holds no line ends, so either spelling is found safely
 _HAS_USAGE = re.compile(rb'"usage"\s*:\s*\{')  # and not null, which some engines put into every event
@@ -22,7 +23,7 @@ class EventStream:
     """
 
     __slots__ = (
-        "_done_marker", "_hides_usage", "_last", "_partial", "_previous", "ended", "failure", "usage_first",
+        "_done_marker", "_hides_usage", "_last", "_partial", "_previous", "_within", "ended", "failure", "usage_first",
         "usage_last",
     )  # fmt: skip
 
@@ -32,20 +33,26 @@ class EventStream:
         self._partial = bytearray()
         self._previous = b""
         self._last = b""
+        self._within = False  # the beginning of an event was passed on, but not its end
         self.ended = False  # the last event was [DONE]: the answer is complete, though its framing may not be
         self.failure = b""
         self.usage_first = b""
         self.usage_last = b""
 
     def take(self, data: bytes) -> bytes:
-        """Bytes that may be passed on now: up to the last event end, less what the client did not ask for."""
+        """Bytes that may be passed on now: up to the last event end, less what the client did not ask for.
+
+        An event that is too long to be kept is passed on in pieces, of which the first and the last are remembered.
+        """
+        was_within = self._within
         if self._partial or not data.endswith(b"\n\n"):
             data = self._cut(data)
             if not data:
                 return b""
         if self.failure or self._gives_up(data):
             data = self._up_to_failure(data)
-        self._previous, self._last = self._last, data
+        if not (was_within and self._within):
+            self._previous, self._last = self._last, data if len(data) <= _KEPT_BYTES else self._marker_in(data)
         if data.endswith(_DONE):
             self.ended = self._done_marker is not None
         if b'"usage"' in data and _HAS_USAGE.search(data):
@@ -62,8 +69,17 @@ class EventStream:
         marker = self._done_marker
         if marker is None:
             return True
+        if self._within:
+            return False
+        return bool(self._marker_in(self._last) or self._marker_in(self._previous))
+
+    def _marker_in(self, data: bytes) -> bytes:
+        """The end marker if a line starts with it; all that has to be remembered of much data."""
+        marker = self._done_marker
+        if marker is None:
+            return b""
         bare = marker.replace(b": ", b":", 1)  # the space is optional
-        return any(_has_line(data, each) for data in (self._last, self._previous) for each in (marker, bare))
+        return marker if _has_line(data, marker) or _has_line(data, bare) else b""
 
     def _gives_up(self, data: bytes) -> bool:
         """Whether the engine gave up. Without an end marker, as in responses, events repeat what the request said."""
@@ -85,10 +101,13 @@ class EventStream:
         partial += data
         bare, with_returns = partial.rfind(b"\n\n", start), partial.rfind(b"\n\r\n", start)
         end = max(bare + 2 if bare >= 0 else 0, with_returns + 3 if with_returns >= 0 else 0)
-        if not end:
-            if len(partial) <= _MAX_PARTIAL_BYTES:
-                return b""
-            end = len(partial)  # no event is that long: pass it on as it is
+        if end:
+            self._within = False
+        elif len(partial) > _MAX_PARTIAL_BYTES:
+            self._within = True
+            end = len(partial) - _KEPT_BYTES
+        else:
+            return b""
         whole = bytes(partial[:end])
         del partial[:end]
         return whole
