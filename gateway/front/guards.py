@@ -18,6 +18,7 @@ from gateway.front.steps import SHORT_BYTES, Steps
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _SQUARE = bytes.maketrans(b"{}", b"[]")
 _SPELLINGS = frozenset(name.encode() for name in ACTED_ON)
+_PIECES_A_STEP = 32768
 _LONGEST_BYTES = 6 * max(map(len, ACTED_ON))  # of a key that is spelled with escapes only
 
 
@@ -31,12 +32,17 @@ def parse_body(body: bytes, limits: ServerConfig) -> Steps[dict[str, Any]]:
     has_shape = len(body) > limits.max_json_values or body.count(b"{") + body.count(b"[") > least
     if long:
         yield
-    may_repeat = _may_have_a_key_twice(pieces)
+    may_repeat = yield from _may_have_a_key_twice(pieces)
     if long:
         yield
     layout = (yield from layout_of(body)) if has_shape or may_repeat else None
     if has_shape and layout is not None:
-        _check_shape(layout.marks(), limits)
+        if long:
+            yield
+        marks = layout.marks()
+        if long:
+            yield
+        _check_shape(marks, limits)
     if long:
         yield
     try:
@@ -79,13 +85,18 @@ def _is_deeper(marks: bytes, levels: int) -> bool:
     return b"[]" in brackets
 
 
-def _may_have_a_key_twice(pieces: list[bytes]) -> bool:
+def _may_have_a_key_twice(pieces: list[bytes]) -> Steps[bool]:
     """Whether a name of ACTED_ON stands in quotation marks twice, or a short string has escapes that can spell one.
 
     These need not be keys of the top level: they can be values, or keys of nested objects.
     """
-    short = [piece for piece in pieces if len(piece) <= _LONGEST_BYTES]
-    named = [piece for piece in short if piece in _SPELLINGS or (BACKSLASH in piece and b"\\u" in piece)]
+    named: list[bytes] = []
+    for start in range(0, len(pieces), _PIECES_A_STEP):
+        if start:
+            yield
+        some = pieces[start : start + _PIECES_A_STEP] if len(pieces) > _PIECES_A_STEP else pieces
+        short = [piece for piece in some if len(piece) <= _LONGEST_BYTES]
+        named += [piece for piece in short if piece in _SPELLINGS or (BACKSLASH in piece and b"\\u" in piece)]
     return len(named) != len(set(named)) or BACKSLASH in b"".join(named)
 
 

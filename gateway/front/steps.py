@@ -23,12 +23,20 @@ def at_once(steps: Steps[Result]) -> Result:
 
 
 async def in_turns(steps: Steps[Result]) -> Result:
-    """The result of the work; the event loop has a turn after each step."""
+    """The result of the work; the event loop has two turns after each step.
+
+    In the first it reads what others have sent, in the second it answers them.
+    """
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            await asyncio.sleep(0)
+            await _others()
             result: Result = end.value
             return result
-        await asyncio.sleep(0)
+        await _others()
+
+
+async def _others() -> None:
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)

@@ -25,7 +25,7 @@ def test_work_at_once_gives_its_result() -> None:
     assert log == ["one", "two", "three"]
 
 
-async def test_the_event_loop_turns_after_every_step() -> None:
+async def test_the_event_loop_turns_twice_after_every_step() -> None:
     log: list[str] = []
 
     async def other() -> None:
@@ -36,7 +36,7 @@ async def test_the_event_loop_turns_after_every_step() -> None:
     task = asyncio.get_running_loop().create_task(other())
     assert await in_turns(work(log)) == 3
     task.cancel()
-    assert log == ["one", "other", "two", "other", "three", "other"]
+    assert log == ["one", "other", "other", "two", "other", "other", "three", "other", "other"]
 
 
 async def test_an_error_in_a_step_is_the_callers() -> None:
