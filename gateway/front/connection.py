@@ -47,6 +47,12 @@ class Host(Protocol):
     def admit(self, incoming: Incoming) -> bool:
         """Judge a head before its body is read: sets `max_body_bytes`, or raises. True = the body is streamed."""
 
+    def may_begin(self, connection: "ClientConnection") -> bool:
+        """Whether its next answer may begin now; if not, `proceed` is called in a later turn of the loop."""
+
+    def begun(self) -> None:
+        """An answer that might begin has done so, or never will."""
+
     async def serve(self, incoming: Incoming, connection: "ClientConnection") -> None:
         """Answer a request through `connection.reply`."""
 
@@ -84,6 +90,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._stash = bytearray()  # pipelined bytes that are not parsed yet
         self._deaf = False  # nothing more is parsed: malformed, refused, or closing
         self._task: asyncio.Task[None] | None = None
+        self._is_beginning = False  # the task has not run yet
         self._address: str | None = None
 
     @property
@@ -194,6 +201,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._incoming.upload.end(InvalidRequest("The client left before its upload was complete."))
         if self._task is not None:
             self._task.cancel()
+        self._begun()
+        self._pipelined.clear()
         self._holding.release()
         self._host.disconnected(self)
 
@@ -206,6 +215,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.blocked = False
         if self.reply is not None and self.reply.on_room is not None:
             self.reply.on_room()
+        self.proceed()
+
+    def proceed(self) -> None:
+        """Go on with the requests that have waited for room, or for others to begin."""
         if self._task is None and self._pipelined:
             self._next()
 
@@ -359,15 +372,32 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._ready(self._incoming)
 
     def _ready(self, incoming: Incoming) -> None:
-        if self._task is not None or self.blocked:
+        if self._task is not None or self.blocked or self._pipelined:
             self._pipelined.append(incoming)
-            return
+        else:
+            self._begin(incoming)
+
+    def _begin(self, incoming: Incoming) -> None:
+        is_probe = incoming.route is not None and incoming.route.public and not self._stash and not self._pipelined
+        if not is_probe:
+            if not self._host.may_begin(self):
+                incoming.arrived_seconds = self._loop.time()
+                self._pipelined.appendleft(incoming)
+                return
+            self._is_beginning = True
         is_arriving = incoming.upload is not None and self._parsing is _Phase.BODY
         self._enter(_Phase.BODY if is_arriving else _Phase.ANSWER)
-        incoming.arrived_seconds = self._since
+        if not incoming.arrived_seconds:
+            incoming.arrived_seconds = self._since
         self._task = self._loop.create_task(self._answer(incoming))
 
+    def _begun(self) -> None:
+        if self._is_beginning:
+            self._is_beginning = False
+            self._host.begun()
+
     async def _answer(self, incoming: Incoming) -> None:
+        self._begun()
         try:
             await self._host.serve(incoming, self)
         finally:
@@ -377,7 +407,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 incoming.upload.close()
             reply, self.reply = self.reply, None
             if self._transport is None:
-                self._pipelined.clear()
+                pass
             elif reply is None or not reply.complete:
                 self._transport.close()
             elif not reply.keep_alive:
@@ -400,7 +430,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._pipelined:
             if self.blocked:
                 return  # answers that the client does not take must not pile up
-            self._ready(self._pipelined.popleft())
+            self._begin(self._pipelined.popleft())
         elif self._deaf:
             self.close()
         else:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -14,6 +15,7 @@ from gateway.supervisor import Supervisor
 
 _LOOK_SECONDS = 1.0
 _BACKLOG = 4096
+_BEGIN_AT_ONCE = 32  # of requests that come together; streams get their turn before the next ones
 _READ_BYTES = 65536
 _UNSENT_BYTES = 131072  # that the kernel takes for a client beyond what is on the way to it
 _UNSENT_OPTION = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS have it
@@ -40,6 +42,8 @@ class Server:
         self._clock = clock
         self._supervisor = supervisor or Supervisor(clock)
         self._connections: set[ClientConnection] = set()
+        self._beginning = 0
+        self._put_off: deque[ClientConnection] = deque()
         self._server: asyncio.Server | None = None
         self._everybody_left = asyncio.Event()
 
@@ -69,6 +73,21 @@ class Server:
         self._connections.discard(connection)
         if not self._connections:
             self._everybody_left.set()
+
+    def may_begin(self, connection: ClientConnection) -> bool:
+        """Whether its next answer may begin now; if not, it is told to proceed once those before it have begun."""
+        if self._beginning < _BEGIN_AT_ONCE:
+            self._beginning += 1
+            return True
+        self._put_off.append(connection)
+        return False
+
+    def begun(self) -> None:
+        """An answer that might begin has done so, or never will."""
+        self._beginning -= 1
+        if not self._beginning:
+            while self._put_off and self._beginning < _BEGIN_AT_ONCE:
+                self._put_off.popleft().proceed()
 
     # Starting and stopping.
 
@@ -103,12 +122,10 @@ class Server:
         assert self._server is not None
         self._server.close()
         deadline = self._clock() + self.config.drain_timeout_seconds
-        while self._clock() < deadline:
-            busy = [connection for connection in self._connections if not connection.idle]
-            for connection in self._connections.difference(busy):
-                connection.close()
-            if not busy:
-                break
+        while self._connections and self._clock() < deadline:
+            for connection in list(self._connections):
+                if connection.idle:
+                    connection.close()  # once its client has taken the answer
             await asyncio.sleep(0.05)
 
     async def _cut(self) -> None:

@@ -86,6 +86,8 @@ class Scene:
         self.served: list[Incoming] = []
         self.ended: list[str] = []
         self.refusal: GatewayError | None = None
+        self.is_busy = False  # no answer may begin
+        self.beginning = 0
         self.loop = asyncio.get_running_loop()
         self.client = ClientConnection(self, self.loop)
         self.wire = FakeTransport()
@@ -105,6 +107,14 @@ class Scene:
             raise self.refusal
         incoming.max_body_bytes = self.config.max_body_bytes
         return incoming.path == b"/upload"
+
+    def may_begin(self, connection: ClientConnection) -> bool:
+        assert connection is self.client
+        self.beginning += not self.is_busy
+        return not self.is_busy
+
+    def begun(self) -> None:
+        self.beginning -= 1
 
     async def serve(self, incoming: Incoming, connection: ClientConnection) -> None:
         self.served.append(incoming)

@@ -1,8 +1,9 @@
 """The listening side, over loopback."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, cast
 
 from gateway.config import ServerConfig
@@ -25,17 +26,20 @@ class FakeHandler:
         self.release = asyncio.Event()
         self.release.set()
         self.serving = asyncio.Event()
+        self.text = b"data: done\n\n"
+        self.began: Callable[[], object] = lambda: None
 
     def admit(self, incoming: Incoming) -> bool:
         incoming.max_body_bytes = 1000
         return False
 
     async def serve(self, incoming: Incoming, connection: ClientConnection) -> None:
+        self.began()
         connection.reply = reply = Reply(connection, "id", incoming.keep_alive and not self.draining, http10=False)
         reply.begin(200, b"text/event-stream", b"")
         self.serving.set()
         await self.release.wait()
-        reply.write(b"data: done\n\n")
+        reply.write(self.text)
         reply.end()
 
 
@@ -124,6 +128,42 @@ async def test_what_does_not_end_in_time_is_cut_with_an_error() -> None:
             answer = await reader.read()
             assert b'"code":"shutting_down"' in answer
             assert not answer.endswith(b"0\r\n\r\n")
+
+
+async def test_draining_waits_for_clients_that_have_not_taken_their_answers_yet() -> None:
+    size = 8_000_000
+    async with serving(drain_timeout_seconds=10) as (server, handler):
+        handler.text = b"a" * size
+        async with client(server) as (reader, writer):
+            writer.write(GET)
+            while server.answering or not handler.serving.is_set():
+                await asyncio.sleep(0)
+            draining = asyncio.create_task(server.drain())
+            await asyncio.sleep(0.2)
+            assert not draining.done()
+            assert len(await reader.read()) > size
+            await draining
+
+
+async def test_of_many_requests_that_come_at_once_some_begin_in_each_turn_of_the_loop() -> None:
+    loop, count, began, turn = asyncio.get_running_loop(), 300, Counter[int](), 0
+    async with serving() as (server, handler), AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(client(server)) for _ in range(count)]
+        handler.began = lambda: began.update([turn])
+
+        def count_turns() -> None:
+            nonlocal turn
+            turn += 1
+            if began.total() < count:
+                loop.call_soon(count_turns)
+
+        for _, writer in clients:
+            writer.write(GET)
+        count_turns()
+        for reader, _ in clients:
+            assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")
+        assert began.total() == count
+        assert max(began.values()) <= 64
 
 
 async def test_slow_clients_are_looked_after() -> None:
