@@ -6,7 +6,6 @@ from gateway.memory import Holding
 
 _MAX_FRAMING_BYTES = 131072  # besides as many bytes as the body has itself
 _MAX_DRY_BYTES = 131072  # of framing or trailers in a row
-_SLICE_BYTES = 4096
 _MANY_PIECES = 16
 
 
@@ -41,9 +40,9 @@ class Body:
         self._window_bytes = 0
 
     @property
-    def slice_bytes(self) -> int:
-        """How much may be parsed at once: the rest of a body of known length, but few requests behind it."""
-        return max(_SLICE_BYTES, self._length - self.size_bytes)
+    def left_bytes(self) -> int:
+        """How much is still to come of a body of known length."""
+        return self._length - self.size_bytes
 
     def arrived(self, size_bytes: int) -> None:
         """Count bytes of the body. Raises BodyTooLarge."""

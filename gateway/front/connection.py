@@ -24,6 +24,7 @@ from gateway.memory import Holding, MemoryBudget
 _MAX_LINE_BYTES = 8190
 _MAX_HEAD_BYTES = 65536
 _LARGE_BODY_BYTES = 65536  # refused by its head where the memory budget has no room for it
+_SLICE_BYTES = 1024  # parsed at once
 _LINGER_SECONDS = 2.0
 _WRITE_BUFFER_BYTES = 4096  # what one read from a backend brings comes on top, up to 250 KiB
 _TCP_INFO = getattr(socket, "TCP_INFO", None)  # its first byte is the connection's state; Linux has it
@@ -237,7 +238,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             if self._pipelined or self._stash:
                 self._put_aside(data[start:])
                 return
-            stop = start + self._body.slice_bytes
+            stop = start + max(_SLICE_BYTES, self._body.left_bytes)  # a whole body, but few requests
             self._parse(data if end <= stop and not start else memoryview(data)[start:stop])
             start = stop
 

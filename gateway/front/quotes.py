@@ -10,6 +10,7 @@ import orjson
 
 from gateway.front.steps import Steps
 
+_MANY_MARKS = 131072  # a body with more is not split at all of them: an object for each piece takes 40 bytes
 _RUN = b"\\" * 4096  # of even length
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'{}[],:"'))
 BACKSLASH, _QUOTE, _COLON, _OPENERS = ord("\\"), ord('"'), ord(":"), frozenset(b"{[")
@@ -19,7 +20,7 @@ class Layout(NamedTuple):
     """Where a body's strings are.
 
     `pieces` is alternately what is outside strings and what is inside; an escaped quotation mark is shown as `\\n`,
-    which is as long.
+    which is as long, and so may an escaped backslash be.
     """
 
     pieces: list[bytes]
@@ -49,6 +50,8 @@ class Layout(NamedTuple):
 
 def layout_of(body: bytes) -> Steps[Layout]:
     """The body taken apart. What is not JSON comes out as something, in the same time."""
+    if len(body) > _MANY_MARKS and body.count(b'"') > _MANY_MARKS:
+        body = yield from without_escapes(body)
     pieces = body.split(b'"')
     if BACKSLASH in body:
         escaping = [
@@ -60,6 +63,23 @@ def layout_of(body: bytes) -> Steps[Layout]:
             yield
             pieces = _whole_strings(pieces, escaping)
     return Layout(pieces)
+
+
+def without_escapes(body: bytes, step_bytes: int = 2097152) -> Steps[bytes]:
+    """The body with `\\n` for each escaped backslash and quotation mark: every mark that is left ends or begins a string.
+
+    A search for two bytes takes up to 7 ms a MiB, whatever the body holds.
+    """
+    parts, start = [], 0
+    while start < len(body):
+        if start:
+            yield
+        part = body[start : start + step_bytes]
+        if _ends_in_an_escape(part):
+            part = body[start : start + step_bytes + 1]
+        parts.append(part.replace(b"\\\\", b"\\n").replace(b'\\"', b"\\n"))
+        start += len(part)
+    return b"".join(parts)
 
 
 def _whole_strings(pieces: list[bytes], escaping: list[int]) -> list[bytes]:

@@ -212,7 +212,7 @@ def _filled(text: bytes, limits: ServerConfig) -> bytes:
     room = limits.max_body_bytes - 300
     if not text:
         return b"a" * (room - 4) + "😀".encode()
-    count = min(room // len(text), 2 * (limits.max_json_strings - 24)) if b'"' in text else room // len(text)
+    count = room // len(text)
     return text * count + b"a" * (room - count * len(text))
 
 
@@ -225,7 +225,7 @@ def _in_list(before: bytes, values: Iterator[bytes], after: bytes, limits: Serve
     head = before + first + after
     size = len(first) + 1
     count = (limits.max_body_bytes - len(head)) // size
-    if quotes := first.count(b'"'):
+    if quotes := first.count(b'"') - first.count(b'\\"'):
         count = min(count, 2 * (limits.max_json_strings - 24) // quotes)
     if containers := first.count(b"[") + first.count(b"{"):
         count = min(count, (limits.max_json_containers - 8) // containers)

@@ -129,6 +129,17 @@ def backslashes(limits: ServerConfig) -> bytes:
     return request(_with_field(b'"%b"' % (b"\\" * 2 * ((limits.max_body_bytes - _SPARE_BYTES) // 2))))
 
 
+def tool_of_escapes(limits: ServerConfig) -> bytes:
+    """A tool whose description is all escapes: it is printed anew for the prompt's text."""
+    text = b"\\n" * ((limits.max_body_bytes - _SPARE_BYTES) // 2)
+    return request(_with_field(b"1").replace(b'"x":1', b'"tools":[{"description":"%b"}]' % text))
+
+
+def quotation_marks(limits: ServerConfig) -> bytes:
+    """One huge string of escaped quotation marks."""
+    return request(_with_field(b'"%b"' % (b'\\"' * ((limits.max_body_bytes - _SPARE_BYTES) // 2))))
+
+
 def strings(limits: ServerConfig) -> bytes:
     """As many strings as may be, filling the body."""
     count = limits.max_json_strings - 100

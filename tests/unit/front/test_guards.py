@@ -177,6 +177,15 @@ def test_the_limit_of_strings_is_exact(strings: int, accepted: bool) -> None:
             parse_body(body, limits(max_json_strings=strings))
 
 
+def test_escaped_quotation_marks_are_text_of_which_there_may_be_any_number() -> None:
+    text = json.dumps([{"name": "search", "arguments": {"query": "a"}}] * 20_000)
+    assert text.count('"') > 2 * LIMITS.max_json_strings
+    document = {"model": "m", "messages": [{"role": "user", "content": text}]}
+    assert parse_body(json.dumps(document).encode(), LIMITS) == document
+    with pytest.raises(InvalidRequest, match="'model' is there twice"):
+        parse_body(json.dumps(document)[:-1].encode() + b',"model":"m"}', LIMITS)
+
+
 @pytest.mark.parametrize(("commas", "accepted"), [(9, True), (8, False)])
 def test_the_limit_of_values_counts_commas(commas: int, accepted: bool) -> None:
     body = b'{"a":[0,1,2,3,4,5,6,7,8,9]}'
@@ -192,12 +201,19 @@ def test_the_limit_of_values_counts_commas(commas: int, accepted: bool) -> None:
     [
         b'{"a":[' + b'{"a":{}},' * 1_000_000 + b"1]}",
         b"[" * 2_000_000,
-        b'{"a":"' + b'\\"' * 1_000_000 + b'"}',
+        b'{"a":["' + b'\\"' * 1_000_000 + b'"' + b',""' * 70_000 + b"]}",
         b'{"a":"' + b"\\" * 2_000_000,
         b'{"model":1,' + b'"model":1,' * 60_000 + b'"b":1}',
         b'{"a":[' + b"0," * 2_000_000 + b"0]}",
     ],
-    ids=["small objects", "only brackets", "escaped quotes", "backslashes", "duplicates", "numbers"],
+    ids=[
+        "small objects",
+        "only brackets",
+        "many strings behind escaped quotes",
+        "backslashes",
+        "duplicates",
+        "numbers",
+    ],
 )
 @pytest.mark.timeout(5)
 def test_no_body_takes_long_to_refuse(body: bytes) -> None:

@@ -54,6 +54,21 @@ def test_pieces_are_outside_and_inside_of_strings_by_turns(body: bytes) -> None:
         assert body[start : start + len(layout.pieces[place])].replace(b'"', b"n") == layout.pieces[place]
 
 
+@given(BODIES, st.integers(1, 9))
+def test_without_escapes_each_mark_begins_or_ends_a_string(body: bytes, step_bytes: int) -> None:
+    plain = at_once(quotes.without_escapes(body, step_bytes))
+    assert len(plain) == len(body)
+    assert plain.split(b'"') == [piece.replace(b"\\\\", b"\\n") for piece in scanned(body)]
+    assert plain.count(b"\\") == body.count(b"\\") - body.count(b"\\\\")
+
+
+@pytest.mark.parametrize("text", ['"' * 200_000, '\\"' * 200_000, 'a"\n' * 70_000 + "\\"])
+def test_a_text_of_many_quotation_marks_is_one_piece(text: str) -> None:
+    layout = layout_of(json.dumps({"a": text, "b": [1]}).encode())
+    assert [len(piece) for piece in layout.pieces] == [1, 1, 2, len(json.dumps(text)) - 2, 2, 1, 6]
+    assert [layout.pieces[place] for place in layout.top_level_keys()] == [b"a", b"b"]
+
+
 @given(BODIES)
 def test_marks_have_a_quotation_mark_for_each_string_and_nothing_of_what_is_in_it(body: bytes) -> None:
     layout = layout_of(body)
