@@ -66,7 +66,7 @@ def layout_of(body: bytes) -> Steps[Layout]:
 
 
 def without_escapes(body: bytes, step_bytes: int = 2097152) -> Steps[bytes]:
-    """The body with `\\n` for each escaped backslash and quotation mark: every mark that is left ends or begins a string.
+    """The body with `\\n` for each escaped backslash and quotation mark: those left are where strings begin and end.
 
     A search for two bytes takes up to 7 ms a MiB, whatever the body holds.
     """
