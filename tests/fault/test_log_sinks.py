@@ -111,6 +111,15 @@ async def test_standard_streams_that_were_closed_before_the_start_are_done_witho
         assert await gateway.ended() == 0
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Children take SIGINT, even if this process runs in the background of a shell, where it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 async def test_ctrl_c_that_also_ends_the_reader_of_the_log_drains(tmp_path: Path, backend: ScriptedBackend) -> None:
     """As in a shell: `gateway serve 2>&1 | tee log`, then Ctrl-C, which both get."""
     proceed = asyncio.Event()
