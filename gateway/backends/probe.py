@@ -187,6 +187,8 @@ class BackendWatch:
         try:
             document = await self._client.ask(self._backend, path, timeout_seconds)
             self._fleet.learned(self._backend, take(self._backend.facts, document))
+            if path == discovery.MODELS_PATH:
+                self._fleet.list_read(self._backend)
             self._tell_reason(path, "")
         except (ControlError, ValueError) as error:
             is_optional = isinstance(error, ControlError) and error.status == 404 and path != discovery.MODELS_PATH

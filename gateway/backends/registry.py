@@ -73,6 +73,7 @@ class Fleet:
         self._serving: dict[str, tuple[Backend, ...]] = {}
         self._families: dict[str, str] = {}
         self._ranks: dict[tuple[Backend, int], EngineRank] = {}
+        self._missing: set[tuple[Backend, str]] = set()  # said to have no such model since its list was read
         self._refused: set[Backend] = set()  # refused a connection since the last probe that got through
 
     def serving(self, model: str) -> tuple[Backend, ...] | None:
@@ -171,9 +172,17 @@ class Fleet:
         )
 
     def model_missing(self, backend: Backend, model: str) -> None:
-        """The backend says that it has no such model: its list is to be read again, if it ever listed it."""
+        """A backend answered that it lacks a model that it listed: others are used until it lists its models again."""
         if backend.lists(model):
+            self._missing.add((backend, model))
+            self._rebuild()
             self._doubt(backend)
+
+    def list_read(self, backend: Backend) -> None:
+        """The backend has listed its models again; what it listed is learned next."""
+        if any(missing[0] is backend for missing in self._missing):
+            self._missing = {missing for missing in self._missing if missing[0] is not backend}
+            self._rebuild()
 
     def probed(self, backend: Backend, probe: Probe, reason: str = "") -> None:
         """A probe of /health ended; `reason`: why there was no answer."""
@@ -265,6 +274,9 @@ class Fleet:
         for backend in self.backends:
             for card in backend.facts.models:
                 listing.setdefault(card.id, []).append(backend)
+        for model in {model for _, model in self._missing}:
+            listed = listing.get(model, [])
+            listing[model] = [backend for backend in listed if (backend, model) not in self._missing] or listed
         self._families = _families(self.backends)
         serving = {model: eligible(backends, self._health.max_ejected) for model, backends in listing.items()}
         for alone in serving.values():

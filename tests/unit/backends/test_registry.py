@@ -345,6 +345,20 @@ def test_a_missing_model_is_looked_up_only_if_it_was_listed(scene: MakeScene) ->
     assert s.doubts == ["a"]
 
 
+def test_a_missing_model_is_asked_of_others_until_the_list_is_read_again(scene: MakeScene) -> None:
+    s = scene(2)
+    a, b = s.fleet.backends
+    s.fleet.model_missing(a, "m")
+    assert s.serving("m") == "b"
+    s.fleet.model_missing(b, "m")
+    assert s.serving("m") == "ab"  # nothing is lost by asking again
+    s.fleet.list_read(b)
+    assert s.serving("m") == "b"
+    s.fleet.learned(a, Facts(models=(ModelCard("new"),)))
+    s.fleet.list_read(a)
+    assert (s.serving("m"), s.serving("new")) == ("b", "a")
+
+
 def test_a_larger_cap_is_told(scene: MakeScene) -> None:
     s = scene(1)
     a = s.fleet.backends[0]
