@@ -92,7 +92,7 @@ class Gateway:
         self.fleet = Fleet(
             config.backends, config.health, config.admission, clock=clock, random=random, supervisor=self.supervisor
         )
-        self.knowledge = Knowledge(config, self.fleet, self.metrics, lambda seat: self.placement.in_flight_tokens(seat))
+        self.knowledge = Knowledge(config, self.fleet, lambda seat: self.placement.in_flight_tokens(seat))
         self.knowledge.trust.on_change.append(TrustLog(self.knowledge.engine_of, clock).changed)
         self.kv_events = KvEvents(self.knowledge, self.knowledge.seat_of, clock, self.supervisor)
         self.prefix_report = PrefixReport(
@@ -186,7 +186,7 @@ class Gateway:
 
     def _consumers(self) -> list[Callable[[Record], None]]:
         def learn(record: Record) -> None:
-            self.knowledge.learn(record, self.placement.seats_of)
+            self.knowledge.learn(record)
             if record.ask is not None and record.usage is not None:
                 self.output_lengths.answered(record.ask, record.usage)
 

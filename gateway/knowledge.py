@@ -8,7 +8,6 @@ import structlog
 from gateway.backends.backend import Backend, EngineRank
 from gateway.backends.registry import Fleet
 from gateway.config import Config
-from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
 from gateway.request import Ask, Usage
 from gateway.routing.estimate import Estimates
@@ -16,8 +15,6 @@ from gateway.routing.exact_index import ExactIndex
 from gateway.routing.hits import Hits
 from gateway.routing.learning import Learning
 from gateway.routing.prefix_index import BLOCK_MEMORY_BYTES, PrefixIndex
-from gateway.routing.seat import Seat
-from gateway.routing.shadow import Shadow
 from gateway.routing.silence import Silence
 from gateway.routing.trust import Trust
 
@@ -28,9 +25,8 @@ _START_BYTES_PER_TOKEN = 4.0
 class Knowledge:
     """Owner of the own record, of the engines' view, and of the trust in predictions."""
 
-    def __init__(self, config: Config, fleet: Fleet, metrics: Metrics, in_flight_tokens: Callable[[int], int]) -> None:
+    def __init__(self, config: Config, fleet: Fleet, in_flight_tokens: Callable[[int], int]) -> None:
         self._fleet = fleet
-        self._metrics = metrics
         self._in_flight_tokens = in_flight_tokens
         self._capacity_factor = config.routing.index_capacity_factor
         max_blocks = config.routing.index_memory_bytes // BLOCK_MEMORY_BYTES
@@ -42,7 +38,6 @@ class Knowledge:
         self.trust = Trust()
         self.hits = Hits(self.index, self.trust, self.exact)
         self._learning = Learning(self.estimates, self.index, self.trust)
-        self.shadow = Shadow(max_blocks)
         self.follow_sizes()
         self._log = structlog.get_logger("gateway")
 
@@ -54,7 +49,7 @@ class Knowledge:
         """Every engine of every backend."""
         return [engine for backend in self._fleet.backends for engine in self._fleet.engines(backend)]
 
-    def learn(self, record: Record, seats_of: Callable[[str], Sequence[Seat]]) -> None:
+    def learn(self, record: Record) -> None:
         """A request is over."""
         ask, usage, now = record.ask, record.usage, record.ended_seconds
         if self._whole:
@@ -69,8 +64,6 @@ class Knowledge:
         if by_events and self._is_untold(ask, seat, usage):
             self._silence.answered(seat, now)
         self._learning.answered(ask, seat, record.predicted_hit_tokens, told)
-        if ask.keys and (seats := seats_of(ask.model)) and (would := self.shadow.hit_tokens(ask, seats)):
-            self._metrics.round_robin_hit_tokens.add((record.model,), would)
 
     def holders(self, key: int) -> list[str]:
         """Names of the backends that hold a block, by the own record."""
@@ -118,9 +111,7 @@ class Knowledge:
     def follow_sizes(self) -> None:
         """The records are as large as what they are a record of."""
         for engine in self.engines():
-            size_bytes = self._record_bytes(engine)
-            self.index.resize(engine.index, size_bytes)
-            self.shadow.resize(engine.index, size_bytes)
+            self.index.resize(engine.index, self._record_bytes(engine))
 
     def forget(self, backend: Backend) -> None:
         """Another process answers there: nothing is cached any more."""

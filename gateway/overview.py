@@ -199,12 +199,11 @@ class Overview:
         return incoming, route
 
     def _others(self, ask: Ask, open_seats: list[Seat]) -> dict[str, str | None]:
-        """What the other policies would choose of the engines that are open."""
+        """The open engine that `least_loaded` would choose; None if no engine is open."""
         if not open_seats:
-            return {"least_loaded": None, "round_robin": None}
+            return {"least_loaded": None}
         least = min(LeastLoadedPolicy().options(ask, open_seats, 0.0), key=lambda option: option.cost).seat
-        turn = self._knowledge.shadow.next(ask.model, open_seats)
-        return {"least_loaded": least.name, "round_robin": turn.name}
+        return {"least_loaded": least.name}
 
     def _only_model(self) -> str | None:
         models = self._fleet.models()

@@ -115,10 +115,6 @@ class Placement:
         """What is taken of the KV cache of each engine of a backend on which something was ever placed."""
         return [self._room.ledgers[seat.index] for seat in self._seats.values() if seat.name == backend]
 
-    def seats_of(self, model: str) -> Sequence[Seat]:
-        """The engines that requests for a model go to now, as far as any has been asked for lately."""
-        return self._views.get(model, ())
-
     def place(self, ask: Ask, now: float, avoid: frozenset[str] = frozenset()) -> Binding | Ticket:
         """Bind a new request at once, or give it a place in the line.
 

@@ -165,9 +165,6 @@ class Metrics(Collector):
             "gateway_prefix_hit_tokens_total", "Prompt tokens in the KV cache already, as predicted and as reported.",
             ("backend", "kind"),
         )  # fmt: skip
-        self.round_robin_hit_tokens = Counter(
-            "gateway_round_robin_hit_tokens_total", "Prompt tokens that round robin would have found cached.", model
-        )
         self.prompt_tokens = Counter("gateway_prompt_tokens_total", "Prompt tokens reported by backends.", model)
         self.completion_tokens = Counter("gateway_completion_tokens_total", "Tokens generated.", model)
         self.attempts = Counter(
@@ -183,8 +180,7 @@ class Metrics(Collector):
         self.loop_lag = Histogram("gateway_event_loop_lag_seconds", "Delay of a timer on the event loop.", (), _LAG)
         self._live: list[Live] = [
             self.requests, self.duration, self.first_byte, self.queue_wait, self.hit_tokens,
-            self.round_robin_hit_tokens, self.prompt_tokens,
-            self.completion_tokens, self.attempts, self.limit_moves, self.violations, self.loop_lag,
+            self.prompt_tokens, self.completion_tokens, self.attempts, self.limit_moves, self.violations, self.loop_lag,
         ]  # fmt: skip
         self._models: set[str] = set()
         self.before_collecting: Callable[[], None] = lambda: None

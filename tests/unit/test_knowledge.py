@@ -9,7 +9,6 @@ from gateway.backends.backend import Facts, ModelCard
 from gateway.backends.registry import Fleet
 from gateway.config import BackendConfig, Config, HealthConfig, RoutingConfig
 from gateway.knowledge import Knowledge
-from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
 from gateway.observe.trust_log import TrustLog
 from gateway.request import Ask, Usage
@@ -27,10 +26,9 @@ class Scene:
     def __init__(self, engines: int = 1, **facts: Any) -> None:
         configs = tuple(BackendConfig(url=f"http://10.0.0.{number}:1", name="ab"[number]) for number in range(2))
         self.fleet = Fleet(configs, HealthConfig(), clock=lambda: 0.0, random=Random(1))
-        self.metrics = Metrics()
         self.in_flight: dict[int, int] = {}
         config = Config(backends=configs, routing=RoutingConfig(index_memory_bytes=1 << 22))
-        self.knowledge = Knowledge(config, self.fleet, self.metrics, lambda seat: self.in_flight.get(seat, 0))
+        self.knowledge = Knowledge(config, self.fleet, lambda seat: self.in_flight.get(seat, 0))
         self.fleet.on_change.append(self.knowledge.follow_sizes)
         self.fleet.on_restart.append(self.knowledge.forget)
         self.a, self.b = self.fleet.backends
@@ -53,16 +51,13 @@ class Scene:
         record = Record("id", "chat", 0.0)
         record.model, record.ask, record.seat_index, record.predicted_hit_tokens = ask.model, ask, seat, predicted
         record.usage = Usage(ask.prompt_tokens, output, cached)
-        self.knowledge.learn(record, lambda _: [Seat(engine.index, "?") for engine in self.knowledge.engines()])
+        self.knowledge.learn(record)
 
     def over(self, now: float) -> None:
         """Some request is over, without an answer."""
         record = Record("id", "chat", 0.0)
         record.ended_seconds = now
-        self.knowledge.learn(record, lambda _: [])
-
-    def round_robin_hits(self) -> float:
-        return self.metrics.round_robin_hit_tokens.values.get(("m",), 0.0)
+        self.knowledge.learn(record)
 
 
 def asking(text: str, exact: bool = False) -> Ask:
@@ -183,7 +178,7 @@ def answering(scene: Scene, ask: Ask, seat: int, now: float, cached: int = 0) ->
     record = Record("id", "chat", now)
     record.model, record.ask, record.seat_index, record.ended_seconds = "m", ask, seat, now
     record.usage = Usage(ask.prompt_tokens, 1, cached)
-    scene.knowledge.learn(record, lambda _: [])
+    scene.knowledge.learn(record)
 
 
 def test_an_engine_that_answers_and_tells_nothing_is_silent_and_the_record_is_used_again() -> None:
@@ -312,13 +307,8 @@ def test_what_events_predicted_says_nothing_of_the_record() -> None:
 
 def test_requests_without_usage_or_prompt_teach_nothing() -> None:
     scene = Scene()
-    scene.knowledge.learn(Record("id", "chat", 0.0), lambda _: [])
+    scene.knowledge.learn(Record("id", "chat", 0.0))
     scene.answered(Ask("m"), 0, 0, 0)
-    assert scene.round_robin_hits() == 0
-
-
-def test_what_round_robin_would_have_found_is_counted() -> None:
-    scene, ask = Scene(), asking("x" * 4096)
-    for expected in (0, 0, 2016, 2016):
-        scene.answered(ask, 0, 0, 0)
-        assert scene.round_robin_hits() == expected
+    assert scene.knowledge.index.used_bytes(0) == 0
+    assert scene.knowledge.trust.share(0) == 1.0
+    assert scene.knowledge.estimates.bytes_per_token("m") == 4.0

@@ -80,7 +80,7 @@ def test_a_dry_run_sees_the_hit_and_changes_nothing() -> None:
     before, knowledge = scene.route(), scene.gateway.knowledge
     assert scene.route() == before
     assert knowledge.index.used_bytes(0) + knowledge.index.used_bytes(1) == 0
-    knowledge.hits.placed(scene.read(CHAT), scene.gateway.placement.seats_of("m")[1])
+    knowledge.hits.placed(scene.read(CHAT), scene.gateway.placement.seats[1])
     assert scene.gateway.prefix_report.report(scene.now)["samples"]["kept"] == 1  # that one was no dry run
     told = scene.route()
     assert [(each["backend"], each["hit_tokens"] > 1000) for each in told["backends"]] == [("b", True), ("a", False)]
@@ -99,15 +99,15 @@ def test_a_dry_run_of_token_ids_sees_the_engines_own_blocks() -> None:
     assert [each["hit_tokens"] for each in told["backends"]] == [640, 320]
 
 
-def test_the_other_policies_choose_among_what_is_open() -> None:
+def test_the_other_policy_chooses_among_what_is_open() -> None:
     scene = Scene(max_in_flight=1)
-    assert scene.route()["other_policies"] == {"least_loaded": "a", "round_robin": "a"}
+    assert scene.route()["other_policies"] == {"least_loaded": "a"}
     held = scene.place()
     free = "b" if held.seat.name == "a" else "a"
-    assert scene.route()["other_policies"] == {"least_loaded": free, "round_robin": free}
+    assert scene.route()["other_policies"] == {"least_loaded": free}
     scene.place()
     told = scene.route()
-    assert told["other_policies"] == {"least_loaded": None, "round_robin": None}
+    assert told["other_policies"] == {"least_loaded": None}
     assert told["waits"]
 
 
