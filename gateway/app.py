@@ -19,7 +19,6 @@ import structlog
 import uvloop
 
 from gateway.admission.gate import Gate
-from gateway.admission.invariants import Invariants
 from gateway.admission.output_lengths import OutputLengths
 from gateway.admission.placement import Knobs, Placement
 from gateway.admission.queue import Queue
@@ -70,7 +69,6 @@ from gateway.tokenization.tokenization import Tokenization
 
 _SETTLE_SECONDS = 0.1
 _SIZES_EVERY = 50
-_LOOK_EVERY = 10
 _IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # they mean nothing here yet
 _TEMPLATE_TOKENS = 32  # that a chat template adds to a prompt, until answers have told
 
@@ -109,14 +107,13 @@ class Gateway:
         )  # fmt: skip
         self.gate = Gate(self.placement, self.queue, config.admission.max_wait_seconds, clock,
                          config.admission.comment_seconds)  # fmt: skip
-        self.invariants = Invariants(self.placement.books, self.queue)
         self.limit_moves = LimitMoves(self.fleet, self.placement, self.gate, self.metrics.limit_moves, clock)
         self.relay = Relay(self.fleet, config.upstream, clock, config.admission.comment_seconds,
                            supervisor=self.supervisor)  # fmt: skip
         self.watch = Watch(self.fleet, config.health, clock=clock, random=random, supervisor=self.supervisor)
         self.access_log = _access_log(config, log_out, clock)
         self.finished = Finished(self.supervisor, *self._consumers())
-        self.metrics.before_collecting = self._before_collecting
+        self.metrics.before_collecting = self.finished.settle
         dispatcher = Dispatcher(
             self.fleet, self.gate, self.relay, RetryBudget(config.upstream), self.metrics,
             response_headers=config.server.response_headers, holds=config.admission.hold_without_backend,
@@ -212,19 +209,6 @@ class Gateway:
             if turn % _SIZES_EVERY == 0:
                 with self.supervisor.guard("follow_sizes"):
                     self.knowledge.follow_sizes()  # bytes per token have been learned
-            if turn % _LOOK_EVERY == 0:
-                with self.supervisor.guard("invariants"):
-                    self._look_at_the_books()
-
-    def _before_collecting(self) -> None:
-        self.finished.settle()
-        with self.supervisor.guard("invariants"):
-            self._look_at_the_books()
-
-    def _look_at_the_books(self) -> None:
-        for what, backend in self.invariants.look():
-            self.metrics.violations.add((what,))
-            structlog.get_logger("gateway").error("invariant_violated", what=what, backend=backend)
 
     def _add_gauges(self) -> None:
         self.overview.add_gauges(self.metrics)
@@ -256,7 +240,7 @@ class Gateway:
             await stack.enter_async_context(self.tokenization)
             await stack.enter_async_context(self.kv_events)
             await stack.enter_async_context(self._repeating("loop_lag", lambda: watch_lag(self.metrics.loop_lag)))
-            stack.callback(self._before_collecting)
+            stack.callback(self.finished.settle)
             await stack.enter_async_context(self._repeating("settle", self._settle))
             app = admin_app(
                 self.metrics.snapshot, self.overview.backends, self.overview.route, self.line_view.document,

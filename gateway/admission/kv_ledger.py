@@ -213,16 +213,6 @@ class KvLedger:
         """Of a request that has so many tokens in the end; blocks that are begun count as whole ones."""
         return Course(left_steps, final_tokens - sequences * (left_steps - left_steps % self.block_tokens), sequences)
 
-    def recount(self) -> int:
-        """The tokens taken, summed up anew from what holds them; differs from `taken_tokens` only if that is wrong."""
-        stretches: dict[int, int] = {}
-        for reservation in self._held:
-            stretch = reservation._stretch
-            while stretch is not None and id(stretch) not in stretches:
-                stretches[id(stretch)] = stretch.tokens
-                stretch = stretch.leans_on
-        return sum(stretches.values()) + sum([reservation.own_tokens for reservation in self._held])
-
     def _keys(self, ask: Ask) -> Sequence[int]:
         return ask.keys if self.shares and ask.reads_cache else ()
 

@@ -107,10 +107,6 @@ class Placement:
         """What is in flight on each engine of a backend on which something was ever placed."""
         return [seat.load for seat in self._seats.values() if seat.name == backend]
 
-    def books(self) -> list[tuple[Seat, KvLedger]]:
-        """Every engine that was ever considered, and what is taken of its KV cache."""
-        return [(seat, self._room.ledgers[seat.index]) for seat in self._seats.values()]
-
     def ledgers(self, backend: str) -> list[KvLedger]:
         """What is taken of the KV cache of each engine of a backend on which something was ever placed."""
         return [self._room.ledgers[seat.index] for seat in self._seats.values() if seat.name == backend]

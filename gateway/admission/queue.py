@@ -1,6 +1,6 @@
 """The waiting line: one line a model, within the bounds of all that waits."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from gateway.admission.backlog import Backlog
 from gateway.admission.fairness import Tenants
@@ -48,11 +48,6 @@ class Queue:
         for model, tenants in list(self._tenants.items()):
             if not tenants.waiting and not tenants.in_flight:
                 del self._tenants[model]
-
-    @property
-    def all_tenants(self) -> Iterable[Tenants]:
-        """Those of each model."""
-        return self._tenants.values()
 
     def waiting(self, model: str) -> int:
         """How many wait for a model."""

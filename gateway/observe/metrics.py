@@ -173,14 +173,10 @@ class Metrics(Collector):
         self.limit_moves = Counter(
             "gateway_limit_moves_total", "Moves of the adaptive limit of a backend.", ("backend", "reason")
         )
-        self.violations = Counter(
-            "gateway_invariant_violations_total", "Times that a count was not the sum of what it counts: a defect.",
-            ("what",),
-        )  # fmt: skip
         self.loop_lag = Histogram("gateway_event_loop_lag_seconds", "Delay of a timer on the event loop.", (), _LAG)
         self._live: list[Live] = [
             self.requests, self.duration, self.first_byte, self.queue_wait, self.hit_tokens,
-            self.prompt_tokens, self.completion_tokens, self.attempts, self.limit_moves, self.violations, self.loop_lag,
+            self.prompt_tokens, self.completion_tokens, self.attempts, self.limit_moves, self.loop_lag,
         ]  # fmt: skip
         self._models: set[str] = set()
         self.before_collecting: Callable[[], None] = lambda: None

@@ -88,13 +88,16 @@ def read_metrics(page: str) -> dict[str, float]:
 
 
 @contextmanager
-def serving(sections: dict[str, Any], *, reads_log: bool = True) -> Iterator[GatewayProcess]:
-    """A gateway with this configuration while the block runs. Without `reads_log` its log is a full pipe soon."""
+def serving(sections: dict[str, Any], *, reads_log: bool = True, module: str = "gateway") -> Iterator[GatewayProcess]:
+    """A gateway with this configuration while the block runs. Without `reads_log` its log is a full pipe soon.
+
+    `module` is the command: `gateway`, or that of `tests/recounted_gateway.py`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "gateway.yaml"
         server = {"host": "127.0.0.1", "port": 0, "admin": {"port": 0}, "drain_delay_seconds": 0}
         file.write_text(yaml.safe_dump({**sections, "server": {**server, **sections.get("server", {})}}))
-        command = [sys.executable, "-m", "gateway", "serve", "-c", str(file)]
+        command = [sys.executable, "-m", module, "serve", "-c", str(file)]
         process = launch(command, None, subprocess.DEVNULL, subprocess.PIPE)
         with guarded(process):
             assert process.stderr is not None

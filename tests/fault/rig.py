@@ -11,11 +11,11 @@ import orjson
 from prometheus_client import CollectorRegistry, generate_latest
 from structlog.testing import capture_logs
 
-from gateway.app import Gateway
 from gateway.config import parse
 from gateway.front.connection import ClientConnection
 from gateway.front.incoming import Incoming
 from tests.clients import Answer, Client, chat, request
+from tests.recounted_gateway import RecountedGateway
 from tests.scripted import ScriptedBackend
 
 DEADLINE_SECONDS = 5.0
@@ -43,7 +43,7 @@ class Engine(Protocol):
 class UnderTest:
     """A running gateway, and what it was asked and logged."""
 
-    def __init__(self, gateway: Gateway, log: io.BytesIO) -> None:
+    def __init__(self, gateway: RecountedGateway, log: io.BytesIO) -> None:
         self.gateway = gateway
         self.log = log
         self.admin_port: int | None = None
@@ -159,11 +159,11 @@ async def running(
     per_backend: dict[str, Any] | None = None,
     wait: bool = True,
 ) -> AsyncIterator[UnderTest]:
-    """A gateway before these engines. When the block ends, everything must be at rest and the books must add up."""
+    """A gateway before these engines. When the block ends, all is at rest and the books add up."""
     entries = [{"url": engine.url, "api_key": BACKEND_KEY, **(per_backend or {})} for engine in engines]
     config = parse({**merged(QUICK, sections or {}), "backends": entries})
     log = io.BytesIO()
-    gateway = Gateway(config, log)
+    gateway = RecountedGateway(config, log)
     under_test = UnderTest(gateway, log)
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: under_test.complaints.append(repr(context)))
@@ -175,8 +175,9 @@ async def running(
                 await holds(lambda: all(backend.health.state == "up" for backend in backends), lambda: f"{backends} up")
             yield under_test
             await under_test.comes_to_rest()
-            assert gateway.metrics.violations.values == {}
-            assert gateway.invariants.look() == []
+            assert gateway.violations.values == {}
+            assert gateway.recount() == []
+    assert gateway.violations.values == {}
     loop.set_exception_handler(None)
     the_books_add_up(under_test, engines)
 

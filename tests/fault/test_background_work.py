@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from gateway import app
 from gateway.relay.relay import Relay
 from tests.clients import chat, request
 from tests.fault.rig import UnderTest, holds, running
@@ -33,20 +34,21 @@ async def test_a_consumer_that_raises_keeps_no_line_and_no_count_of_a_request_ba
         assert errors_in(under_test) == ["finished_requests"]
 
 
-async def test_a_fault_in_looking_at_the_books_does_not_end_settling(
+async def test_a_fault_in_following_sizes_does_not_end_settling(
     backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(app, "_SIZES_EVERY", 1)
     async with running(backend) as under_test:
 
         def faulty() -> None:
             raise RuntimeError
 
         with monkeypatch.context() as patched:
-            patched.setattr(under_test.gateway, "_look_at_the_books", faulty)
-            await holds(lambda: "invariants" in under_test.gateway.supervisor.faults, "the fault")
+            patched.setattr(under_test.gateway.knowledge, "follow_sizes", faulty)
+            await holds(lambda: "follow_sizes" in under_test.gateway.supervisor.faults, "the fault")
         await under_test.ask()
         await holds(lambda: len(under_test.log.getvalue().splitlines()) == 1, "its line")
-        assert errors_in(under_test) == ["invariants"]
+        assert errors_in(under_test) == ["follow_sizes"]
 
 
 async def test_what_a_listener_of_the_fleet_raises_reaches_no_request(

@@ -1,4 +1,4 @@
-"""The gateway as users start it: its command with a configuration file, in a process of its own."""
+"""The gateway's command with a configuration file, in a process of its own; admission's sums are recounted there."""
 
 import subprocess
 import sys
@@ -16,6 +16,7 @@ from loadtest.servers.serving import serves
 from loadtest.vllm_cpu.process import free_ports
 from tests.integration.fleet import Fleet
 from tests.integration.processes import stopped_at_exit, wait_until_serving
+from tests.recounted_gateway import LOGGED, MODULE, VIOLATIONS
 
 SDK_TIMEOUT_SECONDS = 45.0
 
@@ -40,12 +41,12 @@ def config_for(fleet: Fleet, sections: Mapping[str, Any], per_backend: Mapping[s
 
 
 def violations(gateway: Gateway) -> list[str]:
-    """Sums in its books that were not those of what they sum up, by its own account."""
+    """Sums of admission that differed from their recount."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with direct.open(f"{gateway.admin_url}/metrics", timeout=5.0) as answer:
         lines = answer.read().decode().splitlines()
-    assert "# TYPE gateway_invariant_violations_total counter" in lines
-    return [line for line in lines if line.startswith("gateway_invariant_violations_total{")]
+    assert f"# TYPE {VIOLATIONS} counter" in lines
+    return [line for line in lines if line.startswith(f"{VIOLATIONS}{{")]
 
 
 @contextmanager
@@ -62,7 +63,7 @@ def running_gateway(
     log = folder / f"gateway-{port}.log"
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway", "serve", "-c", str(file), *flags],
+            [sys.executable, "-m", MODULE, "serve", "-c", str(file), *flags],
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
@@ -74,5 +75,5 @@ def running_gateway(
         yield gateway
         if process.poll() is None and serves(f"{gateway.admin_url}/metrics", 2.0):
             assert violations(gateway) == []
-    assert b"invariant_violated" not in log.read_bytes(), f"see {log}"
+    assert LOGGED.encode() not in log.read_bytes(), f"see {log}"
     assert process.returncode == 0, f"the gateway ended with {process.returncode}; its output is in {log}"

@@ -110,7 +110,7 @@ LAYERS: dict[str, set[str]] = {
 }
 # Decisions: values in, decisions out. They know no event loop, no clock, no chance, and no network.
 PURE_ADMISSION = (
-    "backlog.py", "candidate.py", "drain.py", "drain_rate.py", "invariants.py", "kv_ledger.py", "limiter.py",
+    "backlog.py", "candidate.py", "drain.py", "drain_rate.py", "kv_ledger.py", "limiter.py",
     "output_lengths.py", "placement.py", "queue.py", "rate_limits.py", "room.py", "seating.py",
     "turns.py",
 )  # fmt: skip

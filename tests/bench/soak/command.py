@@ -23,6 +23,7 @@ from tests.bench.soak.figures import (
     slope_mib,
 )
 from tests.bench.soak.traffic import Traffic, kill_in_turn
+from tests.recounted_gateway import MODULE
 
 ENGINES = 3
 WARM_UP_SHARE = 0.2
@@ -100,7 +101,7 @@ async def _run(requests: int, seed: int) -> Soak:
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(MockEngine()) for _ in range(ENGINES)]
         backends = [{"url": engine.url, **PER_BACKEND} for engine in engines]
-        context = serving({**SECTIONS, "backends": backends})
+        context = serving({**SECTIONS, "backends": backends}, module=MODULE)
         gateway = await asyncio.to_thread(context.__enter__)
         stack.push_async_callback(asyncio.to_thread, context.__exit__, None, None, None)
         await asyncio.to_thread(wait_until_ready, gateway)

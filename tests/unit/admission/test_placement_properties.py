@@ -13,6 +13,7 @@ from gateway.admission.ticket import Ticket
 from gateway.errors import InvalidRequest, ModelNotFound, NoBackend, QueueFull
 from gateway.request import Ask
 from gateway.routing.seat import Seat
+from tests.recount import mismatches, taken_tokens
 from tests.unit.admission.builders import POLICIES, STARVATION_SECONDS, WINDOW_SECONDS, Hall, Site, hall
 
 CAPS = (2, 4, 6, 3, 3)  # of a, b, c, and of the two engines of d
@@ -156,9 +157,13 @@ class PlacementMachine(RuleBasedStateMachine):
             here = [binding.work for binding in self.bound.values() if binding.seat is seat]
             assert seat.load.in_flight == sum(work.sequences for work in here)
             ledger = self._ledger(seat)
-            assert ledger.taken_tokens == ledger.recount() >= 0
+            assert ledger.taken_tokens == taken_tokens(ledger) >= 0
             assert len(ledger) == len(here)
             assert 0 <= seat.load.decoding <= seat.load.in_flight
+
+    @invariant()
+    def every_sum_is_that_of_a_recount(self) -> None:
+        assert mismatches(self.here.placement, self.here.queue) == []
 
     @invariant()
     def nobody_waits_for_a_model_that_nobody_serves_unless_held(self) -> None:

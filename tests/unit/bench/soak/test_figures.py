@@ -37,8 +37,8 @@ def test_at_rest_is_where_every_gauge_is_there_and_zero() -> None:
     assert busy_gauges(AT_REST) == []
     assert len(busy_gauges({})) == len(ZERO_GAUGES)
     assert busy_gauges({**AT_REST, "gateway_held_bytes": 7.0}) == ["gateway_held_bytes is 7"]
-    violated = {'gateway_invariant_violations_total{what="x"}': 1.0}
-    assert busy_gauges(AT_REST | violated) == ['gateway_invariant_violations_total{what="x"} is 1']
+    violated = {'recount_violations_total{what="x"}': 1.0}
+    assert busy_gauges(AT_REST | violated) == ['recount_violations_total{what="x"} is 1']
 
 
 def test_the_share_of_late_looks_is_taken_from_the_histogram() -> None:

@@ -1,14 +1,17 @@
-"""Books that add up pass; each way of cooking them is noticed, and named."""
+"""Sums that add up pass the recount; each way of spoiling them is found, and named."""
 
 from collections.abc import Callable
 
 import pytest
+from structlog.testing import capture_logs
 
-from gateway.admission.invariants import Invariants
 from gateway.admission.placement import Binding
 from gateway.admission.queue import Queue
 from gateway.admission.ticket import Ticket
+from gateway.config import parse
 from gateway.routing.load import Work
+from tests.recount import mismatches
+from tests.recounted_gateway import LOGGED, VIOLATIONS, RecountedGateway
 from tests.unit.admission.builders import Hall, ask, hall
 
 
@@ -23,7 +26,6 @@ class Scene:
         for _ in range(2):
             assert isinstance(self.here.placement.place(ask(), 0.0), Ticket)
         self.load, [self.ledger] = self.bound[0].seat.load, self.here.placement.ledgers("a")
-        self.invariants = Invariants(self.here.placement.books, self.here.queue)
 
     def _bind(self, wish: object) -> Binding:
         placed = self.here.placement.place(wish, 0.0)  # type: ignore[arg-type]
@@ -35,7 +37,7 @@ class Scene:
         return self.here.queue
 
     def found(self) -> list[tuple[str, str]]:
-        return self.invariants.look()
+        return mismatches(self.here.placement, self.here.queue)
 
 
 def test_books_that_add_up_pass_while_requests_come_and_go() -> None:
@@ -140,15 +142,25 @@ def test_tokens_that_an_idle_engine_keeps_are_noticed() -> None:
     assert ("kv_tokens_when_idle", "a") in scene.found()
 
 
-def test_engines_are_looked_at_in_turn_so_that_a_look_stays_short() -> None:
+def test_every_engine_is_recounted() -> None:
     here = hall(*[100] * 8, max_requests=0)
     for _ in range(800):
         placed = here.placement.place(ask(), 0.0)
         assert isinstance(placed, Binding)
         here.placement.first_token(placed, 0.0)
-    invariants = Invariants(here.placement.books, here.queue)
     for seat in here.placement.seats:
         seat.load.in_flight += 1
         seat.load.decoding += 1
-    looks = [[where for what, where in invariants.look() if what == "in_flight"] for _ in range(4)]
-    assert looks == [["a", "b"], ["c", "d"], ["e", "f"], ["g", "h"]]
+    found = mismatches(here.placement, here.queue)
+    assert [where for what, where in found if what == "in_flight"] == list("abcdefgh")
+
+
+def test_a_gateway_under_test_counts_and_logs_what_differs_when_its_metrics_are_collected() -> None:
+    gateway = RecountedGateway(parse({"backends": [{"url": "http://127.0.0.1:1"}]}), None)
+    gateway.queue._requests += 1
+    with capture_logs() as logs:
+        samples = [sample for family in gateway.metrics.collect() for sample in family.samples]
+    assert [(each.labels, each.value) for each in samples if each.name == VIOLATIONS] == [
+        ({"what": "queued_requests"}, 1)
+    ]
+    assert logs == [{"event": LOGGED, "log_level": "error", "what": "queued_requests", "backend": ""}]

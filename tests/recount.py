@@ -1,0 +1,78 @@
+"""Recounts the sums that admission keeps, from the requests that they are the sums of. Pure."""
+
+from collections.abc import Iterator
+
+from gateway.admission.fairness import Tenants
+from gateway.admission.kv_ledger import KvLedger
+from gateway.admission.placement import Placement
+from gateway.admission.queue import Queue
+from gateway.routing.load import Load
+
+
+def mismatches(placement: Placement, queue: Queue) -> list[tuple[str, str]]:
+    """Each sum that differs from its recount, and its backend; the backend is empty for sums of the queue."""
+    found = [(what, "") for what in queue_mismatches(queue)]
+    found += [(what, "") for tenants in queue._tenants.values() for what in tenant_mismatches(tenants)]
+    for seat in placement.seats:
+        ledger = placement._room.ledgers[seat.index]
+        found += [(what, seat.name) for what in load_mismatches(seat.load)]
+        found += [(what, seat.name) for what in ledger_mismatches(ledger, len(seat.load.works))]
+    return found
+
+
+def load_mismatches(load: Load) -> Iterator[str]:
+    """Sums of an engine's load that differ from those of its requests in flight."""
+    works = load.works
+    if load.in_flight != sum(work.sequences for work in works):
+        yield "in_flight"
+    if load.context_tokens != sum(work.prompt_tokens for work in works):
+        yield "context_tokens"
+    if load.decoding < 0 or load.decoding != load.in_flight - sum(work.sequences for work in load.pending):
+        yield "decoding"
+    if not works.issuperset(load.pending):
+        yield "prefilling"
+
+
+def ledger_mismatches(ledger: KvLedger, requests: int) -> Iterator[str]:
+    """Sums of an engine's KV ledger that differ from those of its reservations, of which there are `requests`."""
+    if ledger.taken_tokens != taken_tokens(ledger):
+        yield "kv_tokens"
+    if len(ledger) != requests:
+        yield "reservations"
+    if ledger.taken_tokens < 0 or (not requests and ledger.taken_tokens):
+        yield "kv_tokens_when_idle"
+
+
+def taken_tokens(ledger: KvLedger) -> int:
+    """The tokens that the ledger's reservations hold, shared prefixes once."""
+    stretches: dict[int, int] = {}
+    for reservation in ledger._held:
+        stretch = reservation._stretch
+        while stretch is not None and id(stretch) not in stretches:
+            stretches[id(stretch)] = stretch.tokens
+            stretch = stretch.leans_on
+    return sum(stretches.values()) + sum(reservation.own_tokens for reservation in ledger._held)
+
+
+def queue_mismatches(queue: Queue) -> Iterator[str]:
+    """Sums of the queue that differ from those of its lines."""
+    lines = [line for model in queue.models() if (line := queue.line(model)) is not None]
+    if len(queue) != sum(map(len, lines)) or any(len(line) == 0 for line in lines):
+        yield "queued_requests"
+    for line in lines:
+        if len(line) != sum(len(flow.tickets) for flow in line.flows):
+            yield "queued_by_tenant"
+    if queue.size_bytes != sum(ticket.ask.size_bytes for ticket in queue):
+        yield "queued_bytes"
+
+
+def tenant_mismatches(tenants: Tenants) -> Iterator[str]:
+    """Sums over a model's tenants that differ from those of each tenant."""
+    if tenants.in_flight != sum(tenant.in_flight for tenant in tenants):
+        yield "in_flight_by_tenant"
+    if tenants.waiting != sum(tenant.waiting for tenant in tenants):
+        yield "waiting_by_tenant"
+    if tenants.waiting_tenants != sum(tenant.waiting > 0 for tenant in tenants):
+        yield "waiting_tenants"
+    if any(tenant.in_flight < 0 or tenant.waiting < 0 for tenant in tenants):
+        yield "tenant"
