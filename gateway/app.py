@@ -28,8 +28,8 @@ from gateway.config import Config
 from gateway.descriptors import fitted, raise_limit
 from gateway.dispatch import Dispatcher
 from gateway.embeddings.bulk import BulkShares
+from gateway.embeddings.cache import cache_as_configured
 from gateway.embeddings.coalescer import Coalescer
-from gateway.embeddings.reuse import reuse_as_configured
 from gateway.embeddings.token_counts import TokenCounts
 from gateway.exact_prompts import ExactPrompts
 from gateway.front.admin import admin_app, admin_listening, own_hosts
@@ -160,11 +160,11 @@ class Gateway:
         config, counted = self.config, EmbeddingMetrics(self.metrics)
         backlog, bulk, most_seconds = self.queue.backlog, BulkShares(), config.admission.max_wait_seconds
         headers, retry_after = config.server.response_headers, self.gate.retry_after_seconds
-        self.reuse = reuse_as_configured(config, self.fleet, counted, secrets.token_bytes(32))
+        self.embedding_cache = cache_as_configured(config, self.fleet, counted, secrets.token_bytes(32))
         coalescer = Coalescer(
             self.fleet, dispatcher, config.embeddings, backlog, most_seconds, counted, self.clock, new_id,
             crowded=self.queue.waiting, retry_after=retry_after, token_counts=TokenCounts(self.tokenization, counted),
-            memory=self.memory, bulk=bulk, response_headers=headers, reuse=self.reuse,
+            memory=self.memory, bulk=bulk, response_headers=headers, cache=self.embedding_cache,
         )  # fmt: skip
         spreader = Spreader(
             self.fleet, dispatcher, config.embeddings, backlog, most_seconds, counted, self.clock,
@@ -218,8 +218,8 @@ class Gateway:
               lambda: [((name,), self.calibrations.of(name).model.b) for name in self.fleet.families()])  # fmt: skip
         gauge("gateway_held_bytes", "Memory held by bodies, uploads, queued requests and collected answers.", (),
               lambda: [((), self.memory.used_bytes)])  # fmt: skip
-        gauge("gateway_embedding_cache_bytes", "Memory that kept vectors take.", (),
-              lambda: [((), self.reuse.cache.used_bytes if self.reuse else 0)])  # fmt: skip
+        gauge("gateway_embedding_cache_bytes", "Memory used by the embedding cache.", (),
+              lambda: [((), self.embedding_cache.entries.used_bytes if self.embedding_cache else 0)])  # fmt: skip
         counter = self.metrics.counter
         counter("gateway_access_log_dropped_lines_total", "Access-log lines dropped because they could not be written.",
                 (), lambda: [((), self.access_log.dropped if self.access_log else 0)])  # fmt: skip
@@ -293,6 +293,8 @@ async def _serve(config: Config, out: BinaryIO, log_writer: LineWriter) -> None:
         loop.add_signal_handler(number, stop.set)
     for number in _IGNORED_SIGNALS:
         loop.add_signal_handler(number, _tell_ignored, number)
+    if ignored := config.without_effect:
+        log.warning("keys_without_effect", keys=ignored, hint="remove them: version 0.3 will refuse them")
     gateway = Gateway(config, out, log=log_writer)
     loop.set_exception_handler(lambda _, context: gateway.supervisor.complained(context))
     async with gateway.running() as admin_port:

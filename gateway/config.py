@@ -235,9 +235,9 @@ class EmbeddingsConfig(Section):
     max_delay_seconds: float = Field(
         0.005, ge=0, le=_MOST_SECONDS, description="Longest wait for others while batches are under way."
     )
-    deduplicate: bool = Field(False, description="Compute an input once for all who ask for it at the same time.")
-    cache: bool = Field(True, description="Keep vectors, as far as `cache_bytes` goes.")
-    cache_bytes: int = Field(0, ge=0, description="Memory for vectors of all models together; 0 = none are kept.")
+    deduplicate: bool = Field(False, exclude=True, description="Deprecated: no effect. Version 0.3 will refuse it.")
+    cache: bool = Field(True, description="Cache embeddings, within `cache_bytes`.")
+    cache_bytes: int = Field(0, ge=0, description="Memory for cached embeddings of all models; 0 = no cache.")
 
 
 class HealthConfig(Section):
@@ -326,7 +326,9 @@ class ModelEmbeddingsConfig(Section):
     """How embeddings requests for one model are put together."""
 
     coalesce: bool | None = Field(None, description="null = as `embeddings.coalesce` says.")
-    deduplicate: bool | None = Field(None, description="null = as `embeddings.deduplicate` says.")
+    deduplicate: bool | None = Field(
+        None, exclude=True, description="Deprecated: no effect. Version 0.3 will refuse it."
+    )
     cache: bool | None = Field(None, description="null = as `embeddings.cache` says.")
 
 
@@ -382,11 +384,18 @@ class Config(Section):
     models: ModelsConfig = ModelsConfig()
     prefix_report: PrefixReportConfig = PrefixReportConfig()
 
-    def embeds(self, how: Literal["coalesce", "deduplicate", "cache"], model: str) -> bool:
+    def embeds(self, how: Literal["coalesce", "cache"], model: str) -> bool:
         """Whether embeddings of this model are treated so: as its own section says, or that of all."""
         section = self.models.by_name.get(model)
         told = None if section is None else getattr(section.embeddings, how)
         return bool(getattr(self.embeddings, how) if told is None else told)
+
+    @property
+    def without_effect(self) -> list[str]:
+        """Deprecated keys that the file sets."""
+        sections: dict[str, EmbeddingsConfig | ModelEmbeddingsConfig] = {"embeddings": self.embeddings}
+        sections |= {f"models.{name}.embeddings": model.embeddings for name, model in self.models.by_name.items()}
+        return [f"{at}.deduplicate" for at, section in sections.items() if "deduplicate" in section.model_fields_set]
 
     @model_validator(mode="after")
     def _has_distinct_backends(self) -> Self:

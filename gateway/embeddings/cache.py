@@ -1,16 +1,44 @@
-"""What was used lately, within a number of bytes: whatever was used least lately goes first."""
+"""A bounded cache of embeddings: inputs whose embeddings it holds are not sent to a backend again.
 
+Keys are digests of everything that decides an embedding. Clients choose the inputs, and a client that finds two inputs
+with the same digest could give others a wrong embedding: so the digest is a cryptographic one, with a secret.
+"""
+
+from array import array
 from collections import OrderedDict
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from sys import getsizeof
+from typing import Any, Generic, TypeVar
+
+import orjson
+
+from gateway.backends.backend import Backend
+from gateway.backends.registry import Fleet
+from gateway.config import Config
+from gateway.embeddings.answer import Vectors
+from gateway.embeddings.member import ByItself, Member, Outcome, Refused, Served
+from gateway.embeddings.part import Part
+from gateway.embeddings.split import shares
+from gateway.embeddings.vectors import is_sound
+from gateway.observe.embeddings import EmbeddingMetrics
+from gateway.observe.record import Record
+from gateway.request import EmbeddingInputs, InferenceRequest
 
 Value = TypeVar("Value")
-# What an entry takes besides what its owner counts: a key of 16 bytes, a pair, a link of the list, and places in two
-# tables, of which up to five of six are empty; measured for 300 to 300,000 entries.
+# Memory of an entry besides its value: a key of 16 bytes, a pair, a link of the list, and places in two tables, of
+# which up to five of six are empty; measured for 300 to 300,000 entries.
 ENTRY_BYTES = 368
+_KEY_BYTES = 16
+_CACHED_BYTES = 112  # memory of a `_Cached` besides its vector
+_FIELDS = ["index", "object", "embedding"]
+_Cached = tuple[str, int, bool]  # vector in base64, tokens, whether these are exact: cheap for the garbage collector
 
 
 class ByteLru(Generic[Value]):
-    """Entries of which each says its size. All of them together never take more than `max_bytes`."""
+    """A least-recently-used cache of `max_bytes` at most, in which each entry has a size."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -25,7 +53,7 @@ class ByteLru(Generic[Value]):
         return f"<ByteLru {len(self)} entries, {self.used_bytes} of {self.max_bytes} bytes>"
 
     def get(self, key: bytes) -> Value | None:
-        """The value, which is used now; None = it is not here."""
+        """The value, marked as used now; None = a miss."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -46,3 +74,177 @@ class ByteLru(Generic[Value]):
             _, (gone, _) = self._entries.popitem(last=False)
             self.used_bytes -= gone
             self.evictions += 1
+
+
+class Revisions:
+    """Names the state of a model: its cards, and the restarts of its backends. No name comes back after a restart."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._served_by: dict[str, set[Backend]] = {}  # ever
+        self._restarts: dict[Backend, int] = {}
+
+    def restarted(self, backend: Backend) -> None:
+        """Another process answers there, maybe with other weights under the same names."""
+        self._restarts[backend] = self._restarts.get(backend, 0) + 1
+
+    def of(self, model: str) -> bytes:
+        """The state of a model. Names that no backend has listed are not remembered."""
+        cards = set()
+        for backend in self._fleet.backends:
+            for card in backend.facts.models:
+                if card.id == model:
+                    self._served_by.setdefault(model, set()).add(backend)
+                    cards.add((card.root or "", card.parent or "", card.max_model_len or 0))
+        restarts = sum(self._restarts.get(backend, 0) for backend in self._served_by.get(model, ()))
+        return repr((sorted(cards), restarts)).encode()
+
+
+class EmbeddingCache:
+    """Owner of the embeddings that are kept. `is_on` says whether a model's are, `revision` names the model's state."""
+
+    def __init__(
+        self,
+        max_bytes: int,
+        is_on: Callable[[str], bool],
+        revision: Callable[[str], bytes],
+        metrics: EmbeddingMetrics,
+        secret: bytes,
+    ) -> None:
+        self.entries: ByteLru[_Cached | bytes] = ByteLru(max_bytes)
+        self.metrics = metrics
+        self._is_on = is_on
+        self._revision = revision
+        self._secret = secret
+
+    def __repr__(self) -> str:
+        return f"<EmbeddingCache {self.entries!r}>"
+
+    def find(self, model: str, inputs: EmbeddingInputs) -> "Lookup | None":
+        """Look all inputs up; None = this model's embeddings are not kept."""
+        if not self._is_on(model):
+            return None
+        *keys, head_key = self._keys(model, inputs)
+        cached: dict[int, _Cached] = {}
+        for place, key in enumerate(keys):
+            entry = self.entries.get(key)
+            if type(entry) is tuple:
+                cached[place] = entry
+        missing = [place for place in range(len(keys)) if place not in cached]
+        head = self.entries.get(head_key) if cached else None  # after its vectors, so that it is evicted after them
+        document = orjson.loads(head) if type(head) is bytes and not missing else None
+        if document is None and not missing:
+            cached, missing = {}, list(range(len(keys)))
+        return Lookup(self, inputs, keys, head_key, cached, missing, document)
+
+    def keep(
+        self, lookup: "Lookup", within: slice, vectors: Vectors, came: slice, tokens: list[int], *, exact: bool
+    ) -> None:
+        """Add the embeddings of some missing inputs. `exact`: `tokens` are each input's own, not shares of a sum."""
+        evictions = self.entries.evictions
+        for place, entry, its_tokens in zip(lookup.missing[within], vectors.data[came], tokens, strict=True):
+            vector = entry["embedding"]
+            if list(entry) == _FIELDS and entry["object"] == "embedding" and is_sound(vector):
+                self.entries.put(lookup.keys[place], (vector, its_tokens, exact), getsizeof(vector) + _CACHED_BYTES)
+        if self.entries.get(lookup.head_key) is None:
+            head = orjson.dumps({**vectors.document, "data": None})
+            self.entries.put(lookup.head_key, head, getsizeof(head))
+        if self.entries.evictions > evictions:
+            self.metrics.evictions.add((), self.entries.evictions - evictions)
+
+    def _keys(self, model: str, inputs: EmbeddingInputs) -> Iterator[bytes]:
+        """A digest of each input with all that decides its vector; and last, one of the latter alone."""
+        base = blake2b(key=self._secret, digest_size=_KEY_BYTES)
+        for field in (inputs.template, self._revision(model), inputs.isolation.encode(), b"%d" % inputs.are_ids):
+            base.update(b"%d:%b" % (len(field), field))
+        for item in inputs.items:
+            digest = base.copy()
+            digest.update(item.encode() if type(item) is str else array("i", item).tobytes())
+            yield digest.digest()
+        yield b"head" + base.digest()
+
+
+@dataclass(slots=True)
+class Lookup:
+    """The cache entries of a request. `missing` lists the places of the inputs without one."""
+
+    cache: EmbeddingCache
+    inputs: EmbeddingInputs
+    keys: list[bytes]
+    head_key: bytes
+    cached: dict[int, _Cached]
+    missing: list[int]
+    document: dict[str, Any] | None  # the rest of the answer, if nothing is missing
+
+    def member(
+        self, request: InferenceRequest, client: str, record: Record, now: float, tokens: Sequence[int]
+    ) -> "CachedMember":
+        """Answer the request by way of the cache, and count its hits and misses. `tokens`: of each missing input."""
+        record.reused_inputs = len(self.cached)
+        for source, inputs in (("cached", len(self.cached)), ("computed", len(self.missing))):
+            if inputs:
+                self.cache.metrics.inputs.add((request.ask.model, source), inputs)
+        return CachedMember(request, client, record, now, self, tokens)
+
+    def completed(self, new: Served) -> Served:
+        """The whole answer, from one that holds the missing inputs only."""
+        data: list[dict[str, Any]] = [{}] * len(self.keys)
+        for place, entry in zip(self.missing, new.data, strict=True):
+            data[place] = entry
+        tokens, exact = new.tokens, new.exact
+        for place, (vector, its_tokens, is_exact) in self.cached.items():
+            data[place] = {"index": place, "object": "embedding", "embedding": vector}
+            tokens, exact = tokens + its_tokens, exact and is_exact
+        return Served(new.document, data, tokens, exact)
+
+
+class CachedMember(Member):
+    """A request that sends its missing inputs only, and adds their embeddings to the cache."""
+
+    def __init__(
+        self,
+        request: InferenceRequest,
+        client: str,
+        record: Record,
+        now: float,
+        lookup: Lookup,
+        tokens: Sequence[int],
+    ) -> None:
+        super().__init__(request, lookup.inputs.only(lookup.missing), client, record, now)
+        self._lookup = lookup
+        self._tokens_of_each = tokens
+
+    @property
+    def as_it_came(self) -> bool:
+        """Never: the embeddings must be read."""
+        return False
+
+    def answered(self, part: Part, vectors: Vectors, offset: int, tokens: int, *, exact: bool) -> None:
+        """One of its parts has its vectors, which begin at `offset`."""
+        lookup, within = self._lookup, slice(part.start, part.start + part.items)
+        came = slice(offset, offset + part.items)
+        counts = self._tokens_of_each[within] if self.inputs.are_ids else vectors.counts and vectors.counts[came]
+        one_by_one = exact and (part.items == 1 or (counts is not None and sum(counts) == tokens))
+        each = shares(tokens, counts or self._tokens_of_each[within])
+        lookup.cache.keep(lookup, within, vectors, came, each, exact=one_by_one)
+        super().answered(part, vectors, offset, tokens, exact=exact)
+
+    def ends(self, outcome: Outcome) -> None:
+        """Complete an answer. A refusal of only some of its inputs: the request is sent as it came."""
+        if isinstance(outcome, Served):
+            outcome = self._lookup.completed(outcome)
+        elif isinstance(outcome, Refused) and (self._lookup.cached or not self.whole):
+            outcome = ByItself(isolated=True)
+        super().ends(outcome)
+
+
+def cache_as_configured(
+    config: Config, fleet: Fleet, metrics: EmbeddingMetrics, secret: bytes
+) -> EmbeddingCache | None:
+    """The cache that the configuration asks for; None = none."""
+    if not config.embeddings.cache_bytes:
+        return None
+    revisions = Revisions(fleet)
+    fleet.on_restart.append(revisions.restarted)
+    is_on = partial(config.embeds, "cache")
+    return EmbeddingCache(config.embeddings.cache_bytes, is_on, revisions.of, metrics, secret)

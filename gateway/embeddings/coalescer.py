@@ -17,13 +17,12 @@ from gateway.dispatch import Dispatcher
 from gateway.embeddings.answer import answer_pieces, size_of, usage_of
 from gateway.embeddings.batch import Budget
 from gateway.embeddings.bulk import BulkShares
+from gateway.embeddings.cache import EmbeddingCache
 from gateway.embeddings.deliver import deliver
 from gateway.embeddings.flights import Flights
 from gateway.embeddings.group import Flight, Group, GroupKey
 from gateway.embeddings.member import ByItself, Member, Outcome, Refused, Served
 from gateway.embeddings.part import Part
-from gateway.embeddings.reuse import Reuse
-from gateway.embeddings.sharing import Sharer
 from gateway.embeddings.sizes import ModelSizes
 from gateway.embeddings.split import pieces
 from gateway.embeddings.suspects import Suspects, network_of
@@ -64,7 +63,7 @@ class Coalescer:
         memory: MemoryBudget,
         bulk: BulkShares,
         response_headers: bool,
-        reuse: Reuse | None = None,
+        cache: EmbeddingCache | None = None,
     ) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
@@ -74,7 +73,7 @@ class Coalescer:
         self._crowded = crowded
         self._response_headers = response_headers
         self._memory = memory
-        self._reuse = reuse
+        self._cache = cache
         self._flights = Flights(dispatcher, metrics, clock, new_id, token_counts, memory)
         self._flights.on_end = self._ended
         self._groups: dict[GroupKey, Group] = {}
@@ -93,8 +92,7 @@ class Coalescer:
     @property
     def busy(self) -> int:
         """Requests, groups and batches that are there; nothing, when all is at rest."""
-        coming = 0 if self._reuse is None else self._reuse.coming
-        return self._present + len(self._waiting) + len(self._groups) + len(self._flights) + coming
+        return self._present + len(self._waiting) + len(self._groups) + len(self._flights)
 
     async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> Answer:
         """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with `inputs`."""
@@ -102,12 +100,12 @@ class Coalescer:
         assert inputs is not None
         now = self._clock()
         client = request.ask.tenant or f"address {network_of(reply.address)}"
-        found = None
-        if self._reuse is not None and engines is not None and not request.explains:
-            found = self._reuse.find(request.ask.model, inputs)
-            if found is not None and found.document is not None:  # and so no backend is needed
-                known = Sharer(request, inputs, client, record, now)
-                return await self._deliver(known, self._reuse.complete(known, found, found.document), reply)
+        lookup = None
+        if self._cache is not None and engines is not None and not request.explains:
+            lookup = self._cache.find(request.ask.model, inputs)
+            if lookup is not None and lookup.document is not None:  # nothing is missing: no backend is needed
+                hit = lookup.member(request, client, record, now, [])
+                return await self._deliver(hit, lookup.completed(Served(lookup.document, [], 0, True)), reply)
         if request.explains or not engines:
             return await self._dispatcher.dispatch(request, reply, record)
         sizes = self._sizes_of(request.ask.model, engines)
@@ -117,16 +115,15 @@ class Coalescer:
             if answer.status == 200 and answer.usage is not None:  # it was not: sizes may have been learned wrongly
                 sizes.learn_tokens(inputs, answer.usage.prompt_tokens)
             return answer
-        new = tokens if found is None else [tokens[places[0]] for places in found.rest]
-        bulk = _is_bulk(request, new)
+        if lookup is not None:  # what is cached is not sent
+            tokens = [tokens[place] for place in lookup.missing]
+        bulk = _is_bulk(request, tokens)
         group = self._group(request, inputs, sizes, bulk=bulk, suspect=self._suspects.holds(client, now))
-        if found is None:
+        if lookup is None:
             member = Member(request, inputs, client, record, now)
-            member.consists_of(self._parts(request, sizes, inputs, tokens))
         else:
-            assert self._reuse is not None
-            member = sharer = Sharer(request, inputs, client, record, now)
-            self._reuse.begin(sharer, found, tokens, partial(self._parts, request, sizes), bulk=bulk)
+            member = lookup.member(request, client, record, now, tokens)
+        member.consists_of(self._parts(member, sizes, tokens))
         with self._joined(group, member, bulk=bulk):
             outcome = await self._outcome(member)
             if isinstance(outcome, ByItself) and not outcome.isolated:  # the place of its batch is its own
@@ -154,10 +151,8 @@ class Coalescer:
         sizes.learn_engines(model, engines, self._fleet.serving(model) or (), self._clock())
         return sizes
 
-    def _parts(
-        self, request: InferenceRequest, sizes: ModelSizes, inputs: EmbeddingInputs, tokens: list[int]
-    ) -> list[Part]:
-        config, ask, bytes_of = self._config, request.ask, inputs.sizes_bytes
+    def _parts(self, member: Member, sizes: ModelSizes, tokens: list[int]) -> list[Part]:
+        config, ask, bytes_of = self._config, member.request.ask, member.inputs.sizes_bytes
         max_items = sizes.most_items(config.max_batch_items)
         ranges = pieces(tokens, min(max_items, sizes.cap), config.max_batch_tokens)
         if len(ranges) > 1:
@@ -166,7 +161,7 @@ class Coalescer:
             self._metrics.splits.add((ask.model,))
         return [
             Part(
-                None, each.start, len(each), sum(tokens[each.start : each.stop]),
+                member, each.start, len(each), sum(tokens[each.start : each.stop]),
                 sum(bytes_of[each.start : each.stop]), ask.tenant, ask.weight, alone=len(ranges) > 1,
             )
             for each in ranges
@@ -192,8 +187,6 @@ class Coalescer:
         member.on_taken = self._waiting.leave
         for part in member.parts:
             gathering.join(part, now)
-        if not member.waits_for_batch:
-            self._waiting.leave(member)
         try:
             self._look_soon(group)
             yield
@@ -253,8 +246,7 @@ class Coalescer:
 
     async def _outcome(self, member: Member) -> Outcome:
         """What comes of the member's parts. Raises WaitExpired if one of them is in no batch in time."""
-        waits = self._waiting.in_time(member.request, member.joined_seconds, ends=member.waits_for_batch)
-        async with waits as member.waits:
+        async with self._waiting.in_time(member.request, member.joined_seconds) as member.waits:
             try:
                 return await member.outcome
             finally:
@@ -262,7 +254,8 @@ class Coalescer:
 
     async def _by_itself(self, member: Member, sizes: ModelSizes, reply: Reply, *, isolated: bool) -> Answer:
         """Send the request as it came. `isolated`: a batch that it was part of was refused."""
-        started, request, inputs, record = self._clock(), member.request, member.inputs, member.record
+        started, request, inputs, record = self._clock(), member.request, member.request.inputs, member.record
+        assert inputs is not None
         if self._response_headers:
             reply.standing += b"x-gateway-usage: exact\r\n"
         record.attempts, record.reused_inputs = 0, None

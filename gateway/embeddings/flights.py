@@ -13,7 +13,6 @@ from gateway.embeddings.group import Flight
 from gateway.embeddings.grouping import body_of
 from gateway.embeddings.member import ByItself, Member, Refused
 from gateway.embeddings.part import Part
-from gateway.embeddings.sharing import Source
 from gateway.embeddings.split import shares
 from gateway.embeddings.token_counts import Counting, TokenCounts, sums_by_part
 from gateway.errors import BackendError, Draining, GatewayError, InternalError
@@ -61,7 +60,7 @@ class Flights:
             self._metrics.batch_wait.observe(model, now - part.joined_seconds)
             self._of[part] = flight
             part.owner.taken()
-        first: Member | Source = parts[0].owner
+        first: Member = parts[0].owner
         if len(parts) == 1 and first.as_it_came:
             first.ends(ByItself(isolated=False))
             return
@@ -171,7 +170,7 @@ class Flights:
     def _request(self, flight: Flight) -> InferenceRequest:
         """What the backend is asked."""
         parts, key = flight.parts, flight.group.key
-        first: Member | Source = parts[0].owner
+        first: Member = parts[0].owner
         request, inputs = first.request, first.inputs
         if len(parts) == 1:
             part, name = parts[0], request.request_id
@@ -195,7 +194,7 @@ class Flights:
         """How the batch stands in line: as its tenant, or as all of them together."""
         key = flight.group.key
         weights = {part.tenant: part.weight for part in flight.parts}
-        deadlines = [part.owner.deadline_seconds for part in flight.parts]
+        deadlines = [part.owner.request.ask.deadline_seconds for part in flight.parts]
         latest = max((at for at in deadlines if at is not None), default=None)
         return Ask(
             key.model,

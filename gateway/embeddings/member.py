@@ -77,27 +77,15 @@ class Member:
         """It can be sent as the client wrote it, if it is alone, and its answer be passed on unread."""
         return self.whole and not self.inputs.wants_floats
 
-    @property
-    def deadline_seconds(self) -> float | None:
-        """When its client does not want an answer any more."""
-        return self.request.ask.deadline_seconds
-
-    @property
-    def waits_for_batch(self) -> bool:
-        """Not every part is in one."""
-        return self._to_take > 0
-
     def consists_of(self, parts: list[Part]) -> None:
         """Its inputs are sent like this."""
         self.parts = parts
-        for part in parts:
-            part.owner = self
         self.whole = len(parts) == 1
         self._to_take = self._to_answer = len(parts)
         self._data = [{}] * sum(part.items for part in parts)
 
     def leaves(self) -> list[Part]:
-        """Its client asks for nothing more: the parts that nobody waits for now, and which it holds no more."""
+        """Release its parts: a part and its owner must not keep each other in memory."""
         parts, self.parts = self.parts, []
         return parts
 
@@ -137,10 +125,10 @@ class Member:
         self._exact = self._exact and exact
         self._to_answer -= 1
         if not self._to_answer:
-            self.outcome.set_result(Served(vectors.document, self._data, self._tokens, self._exact))
+            self.ends(Served(vectors.document, self._data, self._tokens, self._exact))
 
     def ends(self, outcome: Outcome) -> None:
-        """It ends otherwise."""
+        """Set its outcome, unless it has one."""
         if not self.outcome.done():
             self.outcome.set_result(outcome)
 

@@ -52,13 +52,10 @@ class Waiting(Generic[Who]):
             )
 
     @asynccontextmanager
-    async def in_time(
-        self, request: InferenceRequest, since: float, *, ends: bool = True
-    ) -> AsyncIterator[asyncio.Timeout]:
+    async def in_time(self, request: InferenceRequest, since: float) -> AsyncIterator[asyncio.Timeout]:
         """Have the block done before its time to wait is over, or until the block says that it waits no more.
 
-        `since`: when the wait began, on the gateway's clock; `ends`: it has an end. Raises WaitExpired or
-        DeadlineUnmeetable.
+        `since`: when the wait began, on the gateway's clock. Raises WaitExpired or DeadlineUnmeetable.
         """
         model, deadline, most = request.ask.model, request.ask.deadline_seconds, self._max_wait_seconds
         kind: type[WaitExpired | DeadlineUnmeetable] = WaitExpired
@@ -66,7 +63,7 @@ class Waiting(Generic[Who]):
         if deadline is not None and deadline - since < most:
             most, until, kind = deadline - since, "its deadline", DeadlineUnmeetable
         try:
-            async with asyncio.timeout(most if ends else None) as timeout:
+            async with asyncio.timeout(most) as timeout:
                 yield timeout
         except TimeoutError as error:
             raise kind(

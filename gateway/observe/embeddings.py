@@ -36,12 +36,10 @@ class EmbeddingMetrics:
         )
         self.inputs = Counter(
             "gateway_embedding_inputs_total",
-            "Inputs for models whose inputs may be reused: computed, shared with others under way, or cached.",
+            "Inputs for models whose embeddings may be cached: computed or cached.",
             ("model", "source"),
         )
-        self.evictions = Counter(
-            "gateway_embedding_cache_evictions_total", "Vectors that were given up to keep others.", ()
-        )
+        self.evictions = Counter("gateway_embedding_cache_evictions_total", "Embeddings evicted from the cache.", ())
         metrics.include(
             self.batch_items, self.batch_tokens, self.batch_wait, self.flushes, self.isolations, self.splits,
             self.counted, self.inputs, self.evictions,

@@ -116,7 +116,7 @@ PURE_ADMISSION = (
 )  # fmt: skip
 PURE_EMBEDDINGS = (
     "answer.py", "batch.py", "bulk.py", "cache.py", "fair.py", "fit.py", "grouping.py", "parsing.py", "part.py",
-    "revision.py", "sizes.py", "split.py", "suspects.py", "vectors.py",
+    "sizes.py", "split.py", "suspects.py", "vectors.py",
 )  # fmt: skip
 PURE_FRONT = ("fields.py", "guards.py", "media.py", "quotes.py", "rewrite.py", "routes.py", "stored.py")
 PURE_PLANNING = (

@@ -213,10 +213,18 @@ def test_a_model_has_a_section_of_its_own_beside_the_aliases() -> None:
 
 
 def test_a_model_may_say_otherwise_how_its_embeddings_are_treated() -> None:
-    models = {"m": {"embeddings": {"coalesce": False, "deduplicate": True}}, "n": {"embeddings": {"cache": False}}}
-    config = with_section("models", **models)
-    found = [[config.embeds(how, name) for name in "mnx"] for how in ("coalesce", "deduplicate", "cache")]
-    assert found == [[False, True, True], [True, False, False], [True, False, True]]
+    config = with_section("models", m={"embeddings": {"coalesce": False}}, n={"embeddings": {"cache": False}})
+    found = [[config.embeds(how, name) for name in "mnx"] for how in ("coalesce", "cache")]
+    assert found == [[False, True, True], [True, False, True]]
+
+
+def test_a_deprecated_key_is_accepted_and_named_whatever_its_value() -> None:
+    assert parse({"backends": BACKENDS}).without_effect == []
+    assert with_section("embeddings", cache_bytes=1).without_effect == []
+    assert with_section("embeddings", deduplicate=False).without_effect == ["embeddings.deduplicate"]
+    config = with_section("models", m={"embeddings": {"deduplicate": True}}, n={"embeddings": {"cache": True}})
+    assert config.without_effect == ["models.m.embeddings.deduplicate"]
+    assert "deduplicate" not in str(config.model_dump())
 
 
 def test_the_schema_tells_what_a_models_section_may_hold() -> None:

@@ -7,8 +7,9 @@ from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, Series
 from loadtest.report.sheet import sheet, style
 from tests.bench.embeddings.run import Sample, arms_in, middle
 
-_NAMES = {"direct": "direct", "not batching": "gateway, coalesce: false", "batching": "gateway"} | {
-    "deduplicating": "gateway, deduplicate", "caching": "gateway, cache_bytes"
+_NAMES = {
+    "direct": "direct", "not batching": "gateway, coalesce: false", "batching": "gateway",
+    "caching": "gateway, cache_bytes",
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """One engine, reached directly, through a gateway that sends each request as it came, and through one that batches.
 
-Where texts come again: also through one that computes each once for all who ask at a time, and one that keeps vectors.
+Where texts repeat: also through one that caches embeddings.
 """
 
 import random
@@ -19,9 +19,8 @@ from loadtest.vllm_cpu.process import VllmOptions, VllmProcess, free_ports
 from tests.bench.embeddings.load import apply, bodies
 from tests.integration.processes import wait_until_serving
 
-_KEEP = {"deduplicate": True, "cache_bytes": 100_000_000}
 _GATEWAYS: dict[str, dict[str, Any]] = {
-    "not batching": {"coalesce": False}, "batching": {}, "deduplicating": {"deduplicate": True}, "caching": _KEEP
+    "not batching": {"coalesce": False}, "batching": {}, "caching": {"cache_bytes": 100_000_000}
 }  # fmt: skip
 ARMS = ("direct", *_GATEWAYS)
 _FIGURES = ("per_second", "p50_ms", "p99_ms", "engine_cpu_ms", "gateway_cpu_ms")
@@ -51,7 +50,7 @@ class Options:
     @property
     def gateways(self) -> tuple[str, ...]:
         """What is compared with the engine alone."""
-        return ("batching", "deduplicating", "caching") if self.texts else ("not batching", "batching")
+        return ("batching", "caching") if self.texts else ("not batching", "batching")
 
     def requests(self, seed: int) -> Iterator[bytes]:
         """What clients ask."""

@@ -31,7 +31,7 @@ CALM_SHARE = 0.4  # the last part, without deaths
 DEATHS = 240
 SECTIONS: dict[str, Any] = {
     "admission": {"tenant_header": "x-tenant"},
-    "embeddings": {"cache_bytes": 1048576, "deduplicate": True},
+    "embeddings": {"cache_bytes": 1048576},
     "health": {"probe_interval_seconds": 0.2, "probe_timeout_seconds": 1.0, "eject_base_seconds": 0.5,
                "slow_start_seconds": 0},
     "upstream": {"retry_budget_fraction": 1.0},

@@ -21,9 +21,9 @@ from gateway.backends.registry import Fleet
 from gateway.config import AdmissionConfig, BackendConfig, Config, EmbeddingsConfig, HealthConfig, UpstreamConfig
 from gateway.dispatch import Dispatcher
 from gateway.embeddings.bulk import BulkShares
+from gateway.embeddings.cache import cache_as_configured
 from gateway.embeddings.coalescer import Coalescer
 from gateway.embeddings.grouping import inputs_of
-from gateway.embeddings.reuse import reuse_as_configured
 from gateway.embeddings.token_counts import TokenCounts
 from gateway.errors import BackendError, GatewayError
 from gateway.memory import MemoryBudget
@@ -129,12 +129,12 @@ class Scene:
         numbers = iter(range(10**9))
         config = Config(backends=tuple(configs), embeddings=EmbeddingsConfig.model_validate(embeddings))
         self.memory, self.bulk = MemoryBudget(1 << 26), BulkShares()
-        self.reuse = reuse_as_configured(config, self.fleet, self.counted, b"secret")
+        self.cache = cache_as_configured(config, self.fleet, self.counted, b"secret")
         self.coalescer = Coalescer(
             self.fleet, self.dispatcher, config.embeddings,
             self.queue.backlog, bounds.max_wait_seconds, self.counted, loop.time, lambda: f"batch-{next(numbers)}",
             crowded=self.queue.waiting, retry_after=lambda _: 1.0, token_counts=token_counts, memory=self.memory,
-            bulk=self.bulk, response_headers=True, reuse=self.reuse,
+            bulk=self.bulk, response_headers=True, cache=self.cache,
         )  # fmt: skip
         self.overhead_seconds, self.item_seconds = 0.010, 0.001
         self.sent: list[Sent] = []

@@ -55,10 +55,8 @@ def test_its_parts_are_given_up_when_it_leaves() -> None:
     async def main() -> None:
         made = member(1, 1)
         parts = made.parts
-        assert made.waits_for_batch
         made.taken()
         made.taken()
-        assert not made.waits_for_batch
         assert made.leaves() == parts
         assert made.leaves() == []
 

@@ -22,7 +22,7 @@ def test_where_texts_come_again_ways_to_use_that_are_compared() -> None:
     options = Options("sim", Path("m"), (1,), 4, "base64", 1.0, 1, Path())
     assert options.gateways == ("not batching", "batching")
     again = replace(options, texts=3)
-    assert again.gateways == ("batching", "deduplicating", "caching")
+    assert again.gateways == ("batching", "caching")
     requests = again.requests(1)
     assert len({next(requests) for _ in range(50)}) == 3
     samples = [Sample(arm, 1, 1.0, 1.0, 2.0, 0.5, 0.1) for arm in again.gateways]

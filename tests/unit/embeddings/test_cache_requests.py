@@ -1,4 +1,4 @@
-"""What is known is not asked for again, what is coming is waited for, and nobody can tell by the answer."""
+"""Cached inputs are not sent again, and an answer from the cache equals that of a backend."""
 
 import asyncio
 from base64 import b64encode
@@ -70,7 +70,7 @@ def test_of_a_list_only_what_is_not_known_is_sent() -> None:
 @pytest.mark.parametrize("given", [["a", "b c", "d"], [[1, 2], [3]], ["a", "b c", "a"]])
 def test_usage_is_told_as_the_backend_would_and_as_exact_only_where_it_is(given: Any) -> None:
     async def main() -> None:
-        scene = Scene(cache_bytes=MUCH, deduplicate=True)
+        scene = Scene(cache_bytes=MUCH)
         for _ in range(2):
             wire = await scene.ask(given)
             assert document_in(wire)["usage"]["prompt_tokens"] == document_in(wire)["usage"]["total_tokens"]
@@ -111,103 +111,49 @@ def test_tokens_of_texts_that_were_counted_are_exact_one_by_one() -> None:
     run(main())
 
 
-def test_what_many_ask_for_at_once_is_computed_once() -> None:
+def test_inputs_are_computed_each_until_the_first_is_answered() -> None:
     async def main() -> None:
-        scene = Scene(deduplicate=True)
-        wires = await scene.ask_all(*["same"] * 40, *["other"] * 20)
-        assert scene.sizes == [2]
-        assert [vectors_in(wire) for wire in wires] == [expected(["same"])] * 40 + [expected(["other"])] * 20
-        assert [document_in(wire)["id"] for wire in wires] == [f"embd-id-{number}" for number in range(60)]
-        assert [record.backend for record in scene.records] == ["a"] * 60
-        assert sources(scene) == {"computed": 2, "shared": 58}
-        assert len(await scene.ask_all("same", "same")) == 2
-        assert len(scene.sent) == 2  # nothing is kept
+        scene = Scene(cache_bytes=MUCH)
+        wires = await scene.ask_all(["two words"] * 2, "two words")
+        assert scene.sizes == [3]
+        assert [vectors_in(wire) for wire in wires] == [expected(["two words"]) * 2, expected(["two words"])]
+        assert sources(scene) == {"computed": 3}
+        assert [record.reused_inputs for record in scene.records] == [0, 0]
         await scene.check_that_nothing_is_left()
 
     run(main())
 
 
-def test_who_comes_while_it_is_under_way_waits_for_the_same_batch() -> None:
+def test_a_long_list_is_kept_piece_by_piece_and_answered_in_its_order() -> None:
     async def main() -> None:
-        scene = Scene(deduplicate=True)
-        scene.overhead_seconds = 1.0
-        first = asyncio.create_task(scene.ask(["a", "b"]))
-        await asyncio.sleep(0.5)
-        second = await scene.ask(["b", "c", "b"])
-        assert vectors_in(await first) == expected(["a", "b"])
-        assert vectors_in(second) == expected(["b", "c", "b"])
-        assert [sent.items for sent in scene.sent] == [["a", "b"], ["c"]]
-        assert scene.records[1].queue_seconds == pytest.approx(0.0, abs=0.01)
-        await scene.check_that_nothing_is_left()
-
-    run(main())
-
-
-def test_twice_in_one_list_is_computed_once_but_counts_twice() -> None:
-    async def main() -> None:
-        scene = Scene(deduplicate=True)
-        wire = await scene.ask(["two words"] * 3)
-        assert scene.sizes == [1]
-        assert vectors_in(wire) == expected(["two words"] * 3)
-        assert document_in(wire)["usage"]["prompt_tokens"] == 12
-        assert wire.header(b"x-gateway-usage") == b"exact"
-        kept = Scene(cache_bytes=MUCH)
-        await kept.ask(["a", "a"])
-        assert kept.sizes == [2]  # only what is kept is used again
-        await scene.check_that_nothing_is_left()
-
-    run(main())
-
-
-def test_two_long_lists_with_the_same_inputs_are_computed_once() -> None:
-    async def main() -> None:
-        scene = Scene("ab", cap=64, deduplicate=True)
+        scene = Scene("ab", cap=64, cache_bytes=MUCH)
         texts: list[Any] = [f"text {number}" for number in range(300)]
-        one, other = await scene.ask_all(texts, texts[::-1])
+        await scene.ask(texts[:100])
+        sent = len(scene.sent)
+        wire = await scene.ask(texts[::-1])
         assert sum(scene.sizes) == 300
-        assert vectors_in(one) == expected(texts)
-        assert vectors_in(other) == expected(texts[::-1])
-        for wire in (one, other):
-            assert document_in(wire)["usage"]["prompt_tokens"] == 4 * 300
-            assert wire.header(b"x-gateway-usage") == b"exact"
+        assert len(scene.sent) > sent + 1
+        assert vectors_in(wire) == expected(texts[::-1])
+        assert document_in(wire)["usage"]["prompt_tokens"] == 4 * 300
+        again = await scene.ask(texts)
+        assert sum(scene.sizes) == 300
+        assert vectors_in(again) == expected(texts)
         await scene.check_that_nothing_is_left()
 
     run(main())
 
 
 @pytest.mark.parametrize("after", range(12))
-@pytest.mark.parametrize("given", ["same", ["same", "own"], [*(f"text {number}" for number in range(150)), "same"]])
-def test_the_first_may_leave_at_any_moment_and_the_others_have_their_vector(after: int, given: Any) -> None:
+def test_a_client_may_leave_at_any_moment(after: int) -> None:
     async def main() -> None:
-        scene = Scene("ab", cap=64, deduplicate=True, cache_bytes=MUCH)
-        first = asyncio.create_task(scene.ask(given, "first"))
-        await turns(1)
-        others = [asyncio.create_task(scene.ask(each)) for each in ("same", ["same", "more"], ["more", "same", "same"])]
+        scene = Scene("ab", cap=64, cache_bytes=MUCH)
+        await scene.ask("known")
+        first = asyncio.create_task(scene.ask(["known", "same", *(f"text {number}" for number in range(150))]))
+        other = asyncio.create_task(scene.ask(["same", "known"]))
         await turns(after)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        given_to = [vectors_in(wire) for wire in await asyncio.gather(*others)]
-        assert given_to == [expected(["same"]), expected(["same", "more"]), expected(["more", "same", "same"])]
-        sent = [item for each in scene.sent if not each.aborted for item in each.items]
-        assert sent.count("same") <= (2 if len(given) > 8 else 1)  # few do not wait for a long list
-        await scene.check_that_nothing_is_left()
-
-    run(main())
-
-
-@pytest.mark.parametrize("after", range(10))
-def test_what_all_have_left_is_aborted_and_can_be_asked_for_again(after: int) -> None:
-    async def main() -> None:
-        scene = Scene(deduplicate=True, cache_bytes=MUCH)
-        scene.overhead_seconds = 1.0
-        tasks = [asyncio.create_task(scene.ask("same")) for _ in range(3)]
-        await turns(after)
-        for task in tasks:
-            task.cancel()
-        again = asyncio.create_task(scene.ask("same"))
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert vectors_in(await again) == expected(["same"])
-        assert all(sent.aborted for sent in scene.sent[:-1])
+        assert vectors_in(await other) == expected(["same", "known"])
         await scene.check_that_nothing_is_left()
 
     run(main())
@@ -215,7 +161,8 @@ def test_what_all_have_left_is_aborted_and_can_be_asked_for_again(after: int) ->
 
 def test_a_bad_input_fails_each_who_asked_for_it_in_the_engines_own_words_and_nobody_else() -> None:
     async def main() -> None:
-        scene = Scene(deduplicate=True, cache_bytes=MUCH)
+        scene = Scene(cache_bytes=MUCH)
+        await scene.ask("good")
         good, mixed, bad, two = await scene.ask_all("good", ["good", BAD], BAD, [BAD, BAD])
         assert vectors_in(good) == expected(["good"])
         for wire, given in ((mixed, ["good", BAD]), (bad, [BAD]), (two, [BAD, BAD])):
@@ -226,22 +173,20 @@ def test_a_bad_input_fails_each_who_asked_for_it_in_the_engines_own_words_and_no
     run(main())
 
 
-def test_a_refusal_of_just_what_was_asked_for_is_passed_on() -> None:
+def test_a_refusal_is_passed_on_and_not_kept() -> None:
     async def main() -> None:
-        scene = Scene(deduplicate=True, cache_bytes=MUCH)
-        one, other = await scene.ask_all(BAD, BAD)
-        assert (one.status, other.status) == (400, 400)
-        assert len(scene.sent) == 1
-        assert (await scene.ask(BAD)).status == 400
-        assert len(scene.sent) == 2  # and not kept
+        scene = Scene(cache_bytes=MUCH)
+        for sent in (1, 2):
+            assert (await scene.ask(BAD)).status == 400
+            assert len(scene.sent) == sent
         await scene.check_that_nothing_is_left()
 
     run(main())
 
 
-def test_failures_are_told_to_all_but_the_backends_words_only_to_who_asked_for_the_same() -> None:
+def test_failures_are_not_kept_and_the_backends_words_reach_only_the_client_whose_inputs_they_are_about() -> None:
     async def main() -> None:
-        scene = Scene(deduplicate=True, cache_bytes=MUCH)
+        scene = Scene(cache_bytes=MUCH)
 
         def broken(_backend: str, _items: object) -> BackendFault:
             error = BackendFault("broken")
@@ -249,24 +194,24 @@ def test_failures_are_told_to_all_but_the_backends_words_only_to_who_asked_for_t
             return error
 
         scene.fault = broken
-        one, other, same = await scene.ask_all(["a", "secret"], "a", ["a", "secret"])
-        assert [wire.status for wire in (one, other, same)] == [500, 502, 500]
-        assert (one.body, same.body) == (b"about secret", b"about secret")
-        assert b"secret" not in other.body
+        one, other = await scene.ask_all(["a", "secret"], "a")
+        assert [wire.status for wire in (one, other)] == [502, 502]
+        assert b"secret" not in one.body + other.body
         scene.fault = lambda _backend, _items: None
-        assert vectors_in(await scene.ask("a")) == expected(["a"])  # failures are not kept
+        assert vectors_in(await scene.ask("a")) == expected(["a"])
         scene.fault = broken
         rest = await scene.ask(["a", "more"])
-        assert (rest.status, rest.body) == (500, b"about secret")  # of what was sent for it alone
+        assert (rest.status, rest.body) == (500, b"about secret")
+        assert scene.sent[-1].items == ["more"]
         await scene.check_that_nothing_is_left()
 
     run(main())
 
 
 @pytest.mark.parametrize("which", ["isolation", "dimensions", "cache_salt", "ids", "class"])
-def test_only_what_must_have_the_same_vector_is_shared_or_kept(which: str) -> None:
+def test_only_what_must_have_the_same_vector_is_found(which: str) -> None:
     async def main() -> None:
-        scene = Scene(deduplicate=True, cache_bytes=MUCH)
+        scene = Scene(cache_bytes=MUCH)
         asks: list[tuple[Any, dict[str, Any]]] = {
             "isolation": [("a", {"isolation": name}) for name in ("", "ann", "bob")],
             "dimensions": [("a", {"fields": {"dimensions": size}}) for size in (4, 8)],
@@ -275,41 +220,9 @@ def test_only_what_must_have_the_same_vector_is_shared_or_kept(which: str) -> No
             "class": [("a", {}), ("a", {"batch": True})],
         }[which]
         for _ in range(2):
-            await asyncio.gather(*(scene.ask(given, **options) for given, options in asks))
-        assert sum(scene.sizes) == len(asks)  # each once: at first together, then from memory
-        await scene.check_that_nothing_is_left()
-
-    run(main())
-
-
-def test_few_inputs_do_not_wait_for_a_long_list() -> None:
-    async def main() -> None:
-        scene = Scene(cap=16, deduplicate=True)
-        scene.overhead_seconds = 1.0
-        long = asyncio.create_task(scene.ask([f"text {number}" for number in range(100)]))
-        await turns(5)
-        started = scene.clock()
-        assert vectors_in(await scene.ask("text 99")) == expected(["text 99"])
-        assert scene.clock() - started < 1.1
-        await long
-        await scene.check_that_nothing_is_left()
-
-    run(main())
-
-
-def test_a_deadline_is_that_of_its_own_client() -> None:
-    async def main() -> None:
-        scene = Scene(deduplicate=True, cap=1)
-        scene.overhead_seconds = 1.0
-        under_way = [asyncio.create_task(scene.ask(f"text {number}")) for number in range(3)]
-        await turns(6)
-        now = scene.clock()
-        hurried = asyncio.create_task(scene.ask("same", deadline_seconds=now + 0.5))
-        await turns(2)
-        patient = asyncio.create_task(scene.ask("same"))
-        assert (await hurried).status == 429
-        assert vectors_in(await patient) == expected(["same"])
-        await asyncio.gather(*under_way)
+            for given, options in asks:
+                await scene.ask(given, **options)
+        assert sum(scene.sizes) == (1 if which == "class" else len(asks))  # the second time from memory
         await scene.check_that_nothing_is_left()
 
     run(main())
@@ -317,7 +230,7 @@ def test_a_deadline_is_that_of_its_own_client() -> None:
 
 def test_what_a_model_made_before_a_restart_is_forgotten_and_what_is_under_way_is_not_kept() -> None:
     async def main() -> None:
-        scene = Scene("ab", deduplicate=True, cache_bytes=MUCH)
+        scene = Scene("ab", cache_bytes=MUCH)
         scene.overhead_seconds = 1.0
         await scene.ask("known")
         under_way = asyncio.create_task(scene.ask("coming"))
@@ -375,10 +288,10 @@ def test_memory_is_bounded_and_what_was_used_least_lately_goes() -> None:
             await scene.ask("often")
             await scene.ask(f"text {number}")
         assert [item for sent in scene.sent for item in sent.items].count("often") == 1
-        assert scene.reuse is not None
-        assert 2000 < scene.reuse.cache.used_bytes <= 4000
-        assert scene.counted.evictions.values[()] == scene.reuse.cache.evictions > 10
-        assert "bytes" in repr(scene.reuse)
+        assert scene.cache is not None
+        assert 2000 < scene.cache.entries.used_bytes <= 4000
+        assert scene.counted.evictions.values[()] == scene.cache.entries.evictions > 10
+        assert "bytes" in repr(scene.cache)
 
     run(main())
 
@@ -395,7 +308,7 @@ def test_memory_for_less_than_one_answer_keeps_nothing() -> None:
 
 def test_explanations_are_not_kept_from_a_backend() -> None:
     async def main() -> None:
-        scene = Scene(cache_bytes=MUCH, deduplicate=True)
+        scene = Scene(cache_bytes=MUCH)
         await scene.ask("a", tenant="ann")
         request = scene.request("a")
         request.explains = True
@@ -408,10 +321,10 @@ def test_explanations_are_not_kept_from_a_backend() -> None:
     run(main())
 
 
-def test_without_either_setting_everything_is_sent() -> None:
+def test_without_a_cache_everything_is_sent() -> None:
     async def main() -> None:
         scene = Scene(cache=True)
-        assert scene.reuse is None
+        assert scene.cache is None
         wires = await scene.ask_all("a", "a")
         assert scene.sizes == [2]
         assert wires[0].header(b"x-gateway-reused-inputs") is None

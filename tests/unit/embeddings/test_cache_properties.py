@@ -1,4 +1,4 @@
-"""Whatever clients ask and engines do: who is given a vector that was made for another is given the right one."""
+"""Whatever clients ask and engines do: a cached embedding is that of the input."""
 
 import asyncio
 from dataclasses import dataclass
@@ -118,7 +118,6 @@ def check(wire: FakeWire, client: Client, lives: list[bytes], *, faults: bool, c
     clients=st.lists(CLIENTS, min_size=1, max_size=24),
     faults=st.lists(st.sampled_from(_FAULTS), max_size=12),
     restarts_ms=st.lists(st.integers(0, 30), max_size=3),
-    deduplicate=st.booleans(),
     cache_bytes=st.sampled_from((0, 4_000, 1_000_000)),
     cap=st.sampled_from((4, 64)),
     counted=st.booleans(),
@@ -128,24 +127,23 @@ def test_nobody_is_given_a_wrong_vector_an_old_one_or_another_clients_error(
     clients: list[Client],
     faults: list[str],
     restarts_ms: list[int],
-    deduplicate: bool,
     cache_bytes: int,
     cap: int,
     counted: bool,
 ) -> None:
     async def main() -> None:
-        scene = Scene("ab", cap=cap, max_batch_items=16, deduplicate=deduplicate, cache_bytes=cache_bytes)
+        scene = Scene("ab", cap=cap, max_batch_items=16, cache_bytes=cache_bytes)
         scene.fault, scene.tokenizer.is_configured = Engines(list(faults)), counted
         lives = [scene.weights]
         restarting = asyncio.create_task(restarts(scene, restarts_ms, lives))
         wires = await asyncio.gather(*(one(scene, client, number, lives) for number, client in enumerate(clients)))
         await restarting
         for (wire, born), client in zip(wires, clients, strict=True):
-            cut = scene.reuse is None and len(client.texts) > cap
+            cut = scene.cache is None and len(client.texts) > cap
             check(wire, client, lives[born:], faults=any(fault != "none" for fault in faults), cut=cut)
         assert max(scene.most_at_once.values()) <= cap
         await scene.check_that_nothing_is_left()
-        if scene.reuse is not None:
-            assert scene.reuse.cache.used_bytes <= cache_bytes
+        if scene.cache is not None:
+            assert scene.cache.entries.used_bytes <= cache_bytes
 
     run(main())

@@ -1,17 +1,14 @@
-"""Inputs that are asked for again, on real sockets: limits still hold, and clients may leave each other."""
+"""Cached embeddings, on real sockets: limits still hold, and isolated keys share nothing."""
 
-import asyncio
 from typing import Any
 
 import orjson
 
-from tests.clients import Client, request
-from tests.fault.rig import holds, running
+from tests.fault.rig import running
 from tests.fault.test_embedding_batches import PATH, Embeds, body, vector, vectors
 from tests.scripted import ScriptedBackend
-from tests.scripts import until
 
-KEPT: dict[str, Any] = {"embeddings": {"cache_bytes": 1_000_000, "deduplicate": True}}
+KEPT: dict[str, Any] = {"embeddings": {"cache_bytes": 1_000_000}}
 
 
 async def test_an_answer_from_memory_is_authorized_limited_charged_and_logged_like_any_other(
@@ -46,21 +43,3 @@ async def test_isolated_keys_are_not_told_what_others_asked(backend: ScriptedBac
             assert answer.status == 200
         assert answer.header("x-gateway-reused-inputs") == "1"
         assert len(backend.ledger) == 3
-
-
-async def test_a_client_that_leaves_takes_nothing_from_those_who_wait_for_the_same(backend: ScriptedBackend) -> None:
-    go, embeds = asyncio.Event(), Embeds()
-    backend.plays(until(go), embeds)
-    async with running(backend, sections=KEPT) as under_test:
-        first = await Client.connect(under_test.port)
-        await first.send(request(body("same"), target=PATH))
-        await holds(lambda: len(backend.ledger) == 1, "it is under way")
-        others = [asyncio.create_task(under_test.ask(body(given), target=PATH)) for given in ("same", ["same", "same"])]
-        await holds(lambda: under_test.gateway.coalescer._present == 3, "they wait")
-        first.close()
-        await holds(lambda: under_test.gateway.coalescer._present == 2, "the first has left")
-        go.set()
-        answers = await asyncio.gather(*others)
-        assert [vectors(answer) for answer in answers] == [[vector("same")], [vector("same")] * 2]
-        assert embeds.batches == [["same"]]
-        await holds(lambda: under_test.gateway.coalescer.busy == 0, "nothing is left")

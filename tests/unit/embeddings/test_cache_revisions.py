@@ -7,7 +7,7 @@ from gateway.backends.backend import Facts, ModelCard
 from gateway.backends.health import Probe
 from gateway.backends.registry import Fleet
 from gateway.config import BackendConfig, HealthConfig
-from gateway.embeddings.revision import Revisions
+from gateway.embeddings.cache import Revisions
 
 CARD = ModelCard("m", root="org/m", max_model_len=512)
 
