@@ -88,7 +88,6 @@ def recomputed(results: Results, records: Sequence[Record], bounds: Bounds) -> R
             "definitions": results.definitions,
             "latency": made.latency.model_copy(update={"itl": results.latency.itl}),
             "client": made.client.model_copy(update={"workers": results.client.workers, "lost": results.client.lost}),
-            "cross_check": results.cross_check,
         }
     )
     told = judge(made, bounds.max_error_ratio, backlog=None, ended_early=results.verdict.ended_early)

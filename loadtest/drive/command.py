@@ -13,13 +13,11 @@ from rich.console import Console
 
 from loadtest.drive.fleet import Stopped, WorkerDied
 from loadtest.drive.keeping import Keeping, prepared
-from loadtest.drive.options import Driver, RunOptions
+from loadtest.drive.options import RunOptions
 from loadtest.drive.run import carry_out
 from loadtest.drive.series import carry_out_series, orders_of
 from loadtest.drive.target import Target, TargetError, look_at
-from loadtest.drive.vllm_rs import NoClient, check_plan, cross_check, find_client
 from loadtest.replay.trace import TraceError
-from loadtest.report.schema import CrossCheck, Results
 from loadtest.workloads.sharegpt import DatasetError
 
 
@@ -38,7 +36,7 @@ def run(options: RunOptions) -> None:
         passed = _carried_out(options, looked, console, keeping) and (keeping is None or keeping.passed)
     except (TraceError, DatasetError) as error:
         raise typer.BadParameter(str(error)) from None
-    except (TargetError, WorkerDied, NoClient, OSError) as error:
+    except (TargetError, WorkerDied, OSError) as error:
         complaints.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
     except (Stopped, KeyboardInterrupt):
@@ -52,21 +50,7 @@ def _carried_out(options: RunOptions, looked: Mapping[str, Target], console: Con
         series = carry_out_series(options, looked, console, keeping)
         return series is not None and series.passed
     (_, _, _, order) = next(orders_of(options, looked))
-    if options.driver is Driver.OWN:
-        return carry_out(order, console, None, keeping).verdict.passed
-    client = find_client()
-    check_plan(order.plan)
-
-    def check(results: Results) -> CrossCheck | None:
-        console.print(f"the same again by {client}", style="dim", highlight=False)
-        try:
-            return cross_check(client, order.plan, results, options.tokenizer)
-        except NoClient as error:
-            console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
-            return None
-
-    results = carry_out(order, console, check, keeping)
-    return results.verdict.passed and results.cross_check is not None
+    return carry_out(order, console, keeping).verdict.passed
 
 
 def with_options(command: Callable[[RunOptions], None]) -> Callable[..., None]:

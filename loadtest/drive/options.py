@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -31,13 +30,6 @@ _LOAD, _TARGET, _PROMPTS, _OUTCOME = "Load", "Target", "Prompts", "Verdict and r
 
 def _option(*names: str, panel: str, told: str, **more: Any) -> Any:
     return Option(*names, rich_help_panel=panel, help=told, **more)
-
-
-class Driver(StrEnum):
-    """Whose client sends."""
-
-    OWN = "own"
-    VLLM_RS = "vllm-rs"
 
 
 class RunOptions(BaseModel):
@@ -94,15 +86,6 @@ class RunOptions(BaseModel):
     ] = 1
     timeout: Annotated[float, _option(panel=_LOAD, told="Seconds a request may take.")] = 600.0
     warmup: Annotated[int, _option(min=0, panel=_LOAD, told="Requests before, with prompts no other shares.")] = 4
-
-    driver: Annotated[
-        Driver,
-        _option(panel=_LOAD, told="vllm-rs: vLLM's own client sends the same after ours, and figures are compared."),
-    ] = Driver.OWN
-    tokenizer: Annotated[
-        str | None,
-        _option(panel=_LOAD, told="For vllm-rs: name or folder of the model's tokenizer. Default: the model's name."),
-    ] = None
 
     endpoint: Annotated[Endpoint, _option("--endpoint", "-e", panel=_TARGET, told="What to call.")] = Endpoint.CHAT
     targets: Annotated[
@@ -224,8 +207,6 @@ class RunOptions(BaseModel):
             raise ValueError("--duration and --timeout must be above 0")
         if self.workers != "auto" and not (self.workers.isdecimal() and int(self.workers) > 0):
             raise ValueError("--workers must be auto or a number from 1")
-        if self.driver is Driver.VLLM_RS and self.runs > 1:
-            raise ValueError("--driver vllm-rs is for a single run: one target, one load, no --repeat")
         json_object(self.extra_body)
         self._check_prompts()
         return self

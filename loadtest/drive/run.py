@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,12 +20,11 @@ from loadtest.drive.record import Record
 from loadtest.drive.sampling import Sampling
 from loadtest.drive.stopping import StopSignals
 from loadtest.drive.target import Target, TargetError, change, read_counters
-from loadtest.drive.vllm_rs import with_check
 from loadtest.report.environment import environment
 from loadtest.report.files import write_results, write_summary
 from loadtest.report.live import Progress
 from loadtest.report.load import asked_told, load_told
-from loadtest.report.schema import CrossCheck, Results
+from loadtest.report.schema import Results
 from loadtest.report.summarise import Bounds, summarise
 from loadtest.report.terminal import show
 
@@ -42,16 +41,9 @@ class Order:
     target_name: str = ""
 
 
-def carry_out(
-    order: Order,
-    console: Console,
-    check: Callable[[Results], CrossCheck | None] | None = None,
-    keeping: Keeping | None = None,
-) -> Results:
-    """Runs the order, has it checked by another client, shows the results and writes them where asked."""
+def carry_out(order: Order, console: Console, keeping: Keeping | None = None) -> Results:
+    """Runs the order, shows the results and writes them if the order names a folder."""
     results, records = measured(order, console)
-    if check is not None and not results.verdict.ended_early and (found := check(results)) is not None:
-        results = with_check(results, found)
     show(results, console)
     if order.out is not None:
         written = write_results(results, records, order.out)

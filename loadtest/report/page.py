@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from html import escape
 
 from loadtest.drive.record import Record
-from loadtest.report.cross import CROSS_COLUMNS, cross_rows, cross_title
 from loadtest.report.document import document, table, table_head
 from loadtest.report.figure import milliseconds, number, percent
 from loadtest.report.load import asked_told, load_told
@@ -30,7 +29,7 @@ def page(results: Results, records: Sequence[Record]) -> str:
         f"<h2>Over the run</h2>{charts}"
         f"<h2>Latency</h2>{_latencies(results)}{_mix(results)}"
         f"{_backends(results.routing.backends)}{_errors(results)}{_client(results)}"
-        f"{_cross(results)}{_watched(results)}{_details(results)}",
+        f"{_watched(results)}{_details(results)}",
         plots,
     )
 
@@ -165,12 +164,6 @@ def _client(results: Results) -> str:
     limits = f"{milliseconds(loop_lag_limit(results))} for the loop, {milliseconds(client.lag_limit)} for sends"
     note = f'<p class="note">{lag}The run is invalid above a lag p99 of {limits}.</p>'
     return f"<h2>The client itself</h2>{table(head, rows)}{note}"
-
-
-def _cross(results: Results) -> str:
-    if (check := results.cross_check) is None:
-        return ""
-    return f"<h2>{escape(cross_title(check))}</h2>{table(('', *CROSS_COLUMNS), cross_rows(check))}"
 
 
 def _watched(results: Results) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-# 2: parts of a mix, stalls, samples, a cross-check, answers in one read; no ITL where tokens came packed.
+# 2: parts of a mix, stalls, samples, answers in one read; no ITL where tokens came packed.
 # 3: p99 and TPOT over time, each backend's limit, each bound of the SLO by itself, checks one by one.
 # 4: workers that were lost, versions of definitions.
 # Whatever reads this version reads older files as well.
@@ -220,21 +220,6 @@ class Samples(_Part):
     pages: list[PageSeries]
 
 
-class Pair(_Part):
-    """One figure by two clients."""
-
-    ours: float
-    theirs: float
-
-
-class CrossCheck(_Part):
-    """The same load by another client, after ours. Latencies are milliseconds from the actual send."""
-
-    client: str
-    failed: int
-    figures: dict[str, Pair]
-
-
 class Check(_Part):
     """One thing that a run must be: `message` says why it is not. None: it cannot be told, as the run is invalid."""
 
@@ -297,7 +282,14 @@ class Figures(_Part):
     metrics_delta: dict[str, float] = Field(description="Change of the target's Prometheus counters over the run.")
     timeline: list[Bucket]
     samples: Samples | None = None
-    cross_check: CrossCheck | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_cross_check(cls, document: Any) -> Any:
+        """Older files hold the figures of a second client, or null in their place."""
+        if isinstance(document, dict):
+            return {name: value for name, value in document.items() if name != "cross_check"}
+        return document
 
 
 class Results(Figures):

@@ -8,11 +8,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.report.cross import CROSS_COLUMNS, cross_rows, cross_title
 from loadtest.report.figure import milliseconds, number, percent
 from loadtest.report.mix import PART_COLUMNS, part_cells
 from loadtest.report.samples import samples_told
-from loadtest.report.schema import CrossCheck, Distribution, Results, Throughput
+from loadtest.report.schema import Distribution, Results, Throughput
 from loadtest.report.series import Series
 from loadtest.report.series_tables import tables
 from loadtest.report.verdict import loop_lag_limit
@@ -47,8 +46,6 @@ def _parts(results: Results) -> list[RenderableType]:
         parts.append(_mix(results))
     if results.routing.backends:
         parts.append(_backends(results))
-    if results.cross_check is not None:
-        parts.append(_cross(results.cross_check))
     parts.append(_verdict(results))
     return parts
 
@@ -138,16 +135,6 @@ def _mix(results: Results) -> Table:
         table.add_column(name, justify="right")
     for part in results.parts:
         table.add_row(*part_cells(part))
-    return table
-
-
-def _cross(check: CrossCheck) -> Table:
-    table = _plain_table(cross_title(check))
-    table.add_column("")
-    for name in CROSS_COLUMNS:
-        table.add_column(name, justify="right")
-    for row in cross_rows(check):
-        table.add_row(*row)
     return table
 
 

@@ -21,18 +21,7 @@ Seconds = Annotated[float, Field(gt=0)]
 _FLAG = re.compile(r"[a-z][a-z0-9-]*(\.[A-Za-z0-9_.-]+)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # A measurement is one run of one server: what would make it several, or another's, is the sweep's own business.
-_NOT_IN_A_RUN = (
-    "url",
-    "targets",
-    "out",
-    "repeat",
-    "driver",
-    "tokenizer",
-    "api_key",
-    "metrics_url",
-    "backends",
-    "admin_url",
-)
+_NOT_IN_A_RUN = ("url", "targets", "out", "repeat", "api_key", "metrics_url", "backends", "admin_url")
 _ANY_URL = "http://127.0.0.1"
 
 

@@ -280,7 +280,6 @@ def test_a_target_that_is_not_there_exits_1_with_one_line() -> None:
         ["-c", "1", "-w", "texts"],
         ["-c", "1", "--mix", "chat"],
         ["-c", "1,1"],
-        ["-c", "1,2", "--driver", "vllm-rs"],
         ["-c", "1", "--targets", "a=http://127.0.0.1:1"],
         ["-c", "1", "--slo", "ttft"],
         ["-c", "1", "--slo", "p=0.9"],

@@ -8,9 +8,7 @@ from loadtest.report.definitions import DEFINITIONS, redefined
 from loadtest.report.schema import Results
 
 # What a file says of itself and of its run, or what was read from elsewhere: nothing is computed.
-_NOT_COMPUTED = {
-    "schema_version", "definitions", "environment", "plan", "metrics_delta", "samples", "cross_check",
-}  # fmt: skip
+_NOT_COMPUTED = {"schema_version", "definitions", "environment", "plan", "metrics_delta", "samples"}
 
 
 def test_every_figure_has_a_version_of_its_definition() -> None:

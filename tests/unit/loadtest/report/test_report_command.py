@@ -80,7 +80,7 @@ def test_results_of_older_versions_are_read(tmp_path: Path) -> None:
     _written(tmp_path, 0.1, Bounds(ttft_ms=500))
     document = json.loads((tmp_path / "results.json").read_text())
     document["schema_version"] = 1
-    for name in ("parts", "stalls", "samples", "cross_check"):
+    for name in ("parts", "stalls", "samples"):
         del document[name]
     for name in ("whole_ratio",):
         del document["streaming"][name]

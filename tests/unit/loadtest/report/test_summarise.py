@@ -288,11 +288,17 @@ def test_results_survive_their_json() -> None:
 
 def test_results_of_the_first_schema_are_still_read() -> None:
     old = _summary([_record(0, 0.0)]).model_dump(mode="json")
-    for added in ("parts", "stalls", "samples", "cross_check", "definitions"):
+    for added in ("parts", "stalls", "samples", "definitions"):
         del old[added]
     del old["streaming"]["whole_ratio"]
     old["schema_version"] = 1
     assert Results.model_validate(old).schema_version == 1
+
+
+def test_results_that_hold_the_figures_of_a_second_client_are_still_read() -> None:
+    results = _summary([_record(0, 0.0)])
+    for second in (None, {"client": "another", "failed": 0, "figures": {"ttft_p50": {"ours": 2.0, "theirs": 3.0}}}):
+        assert Results.model_validate(results.model_dump(mode="json") | {"cross_check": second}) == results
 
 
 def test_the_timeline_accounts_for_every_request_and_token() -> None:
