@@ -38,7 +38,7 @@ def verify(
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Look at the files alone, ask no server.")] = False,
 ) -> None:
-    """Check a checkpoint again: its files, its figures, and its servers as far as they are up.
+    """Check a checkpoint again: its files (hashes, completeness, definitions), and its servers as far as they are up.
 
     Exit code 0: all holds. 1: something does not. 2: usage.
     """

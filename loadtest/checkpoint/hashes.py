@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import orjson
@@ -11,17 +11,10 @@ import orjson
 from loadtest.checkpoint.document import ModelFiles
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
-from loadtest.workloads.body import BodyMaker, fingerprint
-from loadtest.workloads.prompts import Source
-from loadtest.workloads.sources import source_of
 
 # What decides how a model is read and what its prompts become, besides its weights.
 _MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
-
-
-class NoSource(Exception):
-    """The file that prompts are made from is gone, or is another; the message says which."""
 
 
 def sha256_of(path: Path) -> str:
@@ -58,37 +51,3 @@ def sent_sha256(records: Iterable[Record]) -> str:
     """Over the hashes of the bodies, in order of the requests' index and turn; what was never sent has none."""
     sent = sorted((record.index, record.turn, record.body_hash) for record in records if record.body_hash)
     return hashlib.sha256("".join(f"{index} {turn} {body}\n" for index, turn, body in sent).encode()).hexdigest()
-
-
-def unlike_the_plan(plan: Plan, records: Sequence[Record], at_most: int) -> tuple[int, list[int]]:
-    """How many first turns were made anew, and the indices of those whose bodies are not those that were sent.
-
-    Later turns hold what the server answered and cannot be made anew. Raises NoSource.
-    """
-    lanes: dict[str | None, Plan] = {part.name: plan.part(part) for part in plan.mix} or {None: plan}
-    for alone in lanes.values():
-        _check_file(alone)
-    makers = {name: (source_of(alone.workload), alone.body_maker()) for name, alone in lanes.items()}
-    first = [record for record in records if record.body_hash and not record.turn][:at_most]
-    wrong = [
-        record.index
-        for record in first
-        if record.part not in makers or fingerprint(_first_body(*makers[record.part], record.index)) != record.body_hash
-    ]
-    return len(first), wrong
-
-
-def _check_file(plan: Plan) -> None:
-    file = plan.workload.file
-    if file is None:
-        return
-    try:
-        same = sha256_of(Path(file.path)) == file.sha256
-    except OSError as error:
-        raise NoSource(f"{file.path}: {error.strerror}") from None
-    if not same:
-        raise NoSource(f"{file.path} has changed since")
-
-
-def _first_body(source: Source, bodies: BodyMaker, index: int) -> bytes:
-    return bodies.body(next(iter(source.turns(index))).prompt)

@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
-from loadtest.checkpoint.hashes import NoSource, artefacts, model_files, plan_sha256, sent_sha256, unlike_the_plan
+from loadtest.checkpoint.hashes import artefacts, model_files, plan_sha256, sent_sha256
 from tests.unit.loadtest.checkpoint.made import plan, record
 
 PLAN = plan()
@@ -37,29 +35,3 @@ def test_what_was_sent_is_the_same_in_any_order_and_another_with_another_body() 
     assert sent_sha256(RECORDS) == sent_sha256(RECORDS[::-1])
     assert sent_sha256(RECORDS) != sent_sha256(RECORDS[1:])
     assert sent_sha256([*RECORDS, record(PLAN, 9, 1.0, body_hash="")]) == sent_sha256(RECORDS)
-
-
-def test_bodies_that_the_workload_does_not_make_are_found() -> None:
-    assert unlike_the_plan(PLAN, RECORDS, 100) == (5, [])
-    other = record(PLAN, 7, 1.0, body_hash="0" * 32)
-    assert unlike_the_plan(PLAN, [*RECORDS, other], 100) == (6, [7])
-    seeded = PLAN.model_copy(update={"workload": PLAN.workload.model_copy(update={"seed": 8})})
-    assert unlike_the_plan(seeded, RECORDS, 3) == (3, [0, 1, 2])
-
-
-def test_each_part_of_a_mix_makes_its_own() -> None:
-    part = {"name": "chat", "share": 1.0, "endpoint": "chat", "stream": True, "model": "m"}
-    mixed = plan(mix=[part | {"workload": PLAN.workload.model_dump()}])
-    one = record(mixed, 0, 0.0, part="chat")
-    assert unlike_the_plan(mixed, [one], 10) == (1, [])
-    assert unlike_the_plan(mixed, [record(mixed, 0, 0.0, part="gone")], 10) == (1, [0])
-
-
-def test_a_workload_whose_file_is_gone_or_another_cannot_be_made_again(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    traced = plan(workload={"kind": "trace", "file": {"path": str(path), "sha256": "0" * 64}})
-    with pytest.raises(NoSource, match="No such file"):
-        unlike_the_plan(traced, RECORDS, 10)
-    path.write_text("{}")
-    with pytest.raises(NoSource, match="has changed"):
-        unlike_the_plan(traced, RECORDS, 10)

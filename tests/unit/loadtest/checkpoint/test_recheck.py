@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,66 +38,60 @@ def test_a_run_that_nobody_touched_holds(kept: Path) -> None:
     assert wrong(kept) == {}
 
 
-def test_an_archive_of_older_definitions_holds_and_names_the_figures_that_mean_something_else_today() -> None:
+def test_an_archive_of_older_definitions_holds_and_they_are_named() -> None:
     made = Checkpoint.model_validate_json((_FIRST_DEFINITIONS / "checkpoint.json").read_bytes())
-    checks = {check.name: check for check in recheck(made, _FIRST_DEFINITIONS, read_files(_FIRST_DEFINITIONS))}
-    assert failed(list(checks.values())) == []
-    assert checks["figures"].status is Status.OK
-    named = checks["figures defined otherwise today"]
-    assert named.status is Status.NOT_CHECKED
-    for figure in ("slo.goodput_per_second", "slo.attainment", "verdict.passed"):
-        assert figure in named.why
-    assert "definition 1 in the file, 2 today" in named.why
+    checks = recheck(made, _FIRST_DEFINITIONS, read_files(_FIRST_DEFINITIONS))
+    assert failed(checks) == []
+    (definitions,) = [check for check in checks if check.name == "definitions"]
+    assert definitions.status is Status.OK
+    for older in ("slo 1 (now 2)", "slo.goodput_per_second 1 (now 2)", "verdict 1 (now 2)"):
+        assert older in definitions.found
 
 
-def test_a_figure_of_an_older_archive_whose_definition_is_still_that_one_must_follow(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(_FIRST_DEFINITIONS, folder)
-    edit_line(folder / "requests.jsonl", 3, completion_tokens=500)
-    found = wrong(folder)
-    assert found["figures: tokens.completion"] == ("588, by requests.jsonl", "99")
+@pytest.mark.parametrize("unknown", [{"latency": 99}, {"latency": 0}, {"no_such_figure": 1}])
+def test_a_definition_that_this_version_does_not_know_is_found(kept: Path, unknown: dict[str, int]) -> None:
+    edit(kept / "results.json", lambda document: document["definitions"].update(unknown))  # type: ignore[attr-defined]
+    ((name, version),) = unknown.items()
+    assert wrong(kept)["definitions"] == ("versions that this loadtest knows", f"unknown: {name} {version}")
 
 
-def test_a_changed_line_is_found_in_its_hash_and_in_every_figure_that_it_moves(kept: Path) -> None:
+def test_a_changed_line_is_found_by_the_hash_alone(kept: Path) -> None:
     edit_line(kept / "requests.jsonl", 3, completion_tokens=500)
-    found = wrong(kept)
-    assert "sha256 of requests.jsonl" in found
-    assert found["figures: tokens.completion"] == ("588, by requests.jsonl", "99")
-    assert "figures: latency.tpot.mean" in found
+    assert wrong(kept).keys() == {"sha256 of requests.jsonl"}
+
+
+@pytest.mark.parametrize("name", ["results.json", "requests.jsonl"])
+def test_a_checkpoint_without_the_hash_of_a_file_is_not_complete(kept: Path, name: str) -> None:
+    edit(kept / "checkpoint.json", lambda document: document["artefacts"].pop(name))  # type: ignore[attr-defined]
+    assert wrong(kept)[f"sha256 of {name}"] == ("a hash in checkpoint.json", "none")
 
 
 def test_a_line_that_is_left_out_is_found(kept: Path) -> None:
     file = kept / "requests.jsonl"
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))
     found = wrong(kept)
-    assert found["figures: requests.offered"] == ("8, by requests.jsonl", "9")
+    assert "sha256 of requests.jsonl" in found
     assert found["workload: requests"] == ("8, by results.json and requests.jsonl", "9")
     assert "workload: sent_sha256" in found
 
 
-def test_another_body_than_the_workloads_is_found(kept: Path) -> None:
-    edit_line(kept / "requests.jsonl", 2, body_hash="0" * 32)
-    assert wrong(kept)["prompts follow from workload and seed"] == ("9 of 9", "8 of 9; not request 2")
-
-
-def test_a_figure_that_is_changed_in_the_results_is_found_by_the_requests_and_by_the_summary(kept: Path) -> None:
+def test_a_figure_that_is_changed_in_the_results_is_found_by_the_hash_and_the_summary(kept: Path) -> None:
     def faster(document: dict[str, object]) -> None:
         document["tokens"]["completion"] = 990  # type: ignore[index]
 
     edit(kept / "results.json", faster)
     found = wrong(kept)
-    assert found["figures: tokens.completion"] == ("99, by requests.jsonl", "990")
     assert found["summary: completion_tokens"] == ("990, by results.json", "99")
     assert "sha256 of results.json" in found
 
 
-def test_a_verdict_that_does_not_follow_from_the_figures_is_found(kept: Path) -> None:
+def test_a_verdict_that_is_changed_in_the_results_is_found(kept: Path) -> None:
     def fail_one(document: dict[str, object]) -> None:
         document["verdict"] |= {"passed": False, "reasons": ["nobody likes it"]}  # type: ignore[operator]
 
     edit(kept / "results.json", fail_one)
     found = wrong(kept)
-    assert found["figures: verdict.passed"] == ("True, by requests.jsonl", "False")
+    assert found["summary: passed"] == ("False, by results.json", "True")
     assert found["passed"] == ("False, by verdict and checks", "True")
 
 
@@ -116,17 +109,6 @@ def test_files_that_are_gone_or_no_files_of_a_run_are_named(kept: Path) -> None:
     assert "schema of requests.jsonl" in found
     (kept / "results.json").write_text("{}")
     assert "schema of results.json" in wrong(kept)
-
-
-def test_what_was_verified_comes_out_again(kept: Path) -> None:
-    made = Checkpoint.model_validate_json((kept / "checkpoint.json").read_bytes())
-    files = read_files(kept)
-    check = made.checks[0].model_copy(
-        update={"name": "usage sums", "status": Status.OK, "found": "1 + 1 by the engines"}
-    )
-    told = {each.name: each for each in recheck(made.model_copy(update={"checks": [check]}), kept, files)}
-    assert told["usage sums, again"].status is Status.FAILED
-    assert told["usage sums, again"].found == "ok: 1 + 1 by the engines"
 
 
 def test_differences_are_named_by_their_path() -> None:
