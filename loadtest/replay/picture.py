@@ -22,10 +22,7 @@ from loadtest.report.document import document, table
 from loadtest.report.plots import Plots
 
 _HUES = (215, 22, 172, 280, 45, 330, 95, 0, 195, 255, 140, 60, 310, 120)
-_STYLES = "".join(
-    f".p{place} {{ color: hsl({hue} 62% 45%); }} .p{place}.line {{ stroke-width: {3 if place == 0 else 1.6}; }}\n"
-    for place, hue in enumerate(_HUES)
-)
+_STYLES = "".join(f".p{place} {{ color: hsl({hue} 62% 45%); }}\n" for place, hue in enumerate(_HUES))
 
 
 def page(results: GridResults) -> str:

@@ -10,21 +10,23 @@ from importlib.resources import files
 
 from loadtest.report.plots import Plots
 
+_NO_SCRIPT = "<noscript><p>JavaScript is off: the charts are not drawn. All tables are here.</p></noscript>"
+
 
 def document(heading: str, subtitle: str, body: str, plots: Plots | None = None, style: str = "") -> str:
     """A page that needs no network; `body` is HTML with the figures of `plots` in it, heading and subtitle are text."""
-    sheet, scripts, data = _asset("report.css") + style, [], ""
+    sheet, scripts, data, note = _asset("report.css") + style, [], "", ""
     if plots is not None:
         sheet = _asset("uplot", "uPlot.min.css") + sheet
         scripts = [_asset("uplot", "uPlot.iife.min.js"), _asset("report.js")]
-        data = f'<script type="application/json" id="plots">{plots.data()}</script>'
+        note, data = _NO_SCRIPT, f'<script type="application/json" id="plots">{plots.data()}</script>'
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="content-security-policy" content="{_policy(scripts)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(heading)}</title><style>{sheet}</style></head><body>"
         f"<header><h1>{escape(heading)}</h1><p>{escape(subtitle)}</p></header>"
-        f"{body}{data}{''.join(f'<script>{script}</script>' for script in scripts)}</body></html>\n"
+        f"{note}{body}{data}{''.join(f'<script>{script}</script>' for script in scripts)}</body></html>\n"
     )
 
 

@@ -1,9 +1,9 @@
-"""Charts of a page as the data from which its script draws them with uPlot, and as pictures where there is none."""
+"""Charts of a page as the data from which its script draws them with uPlot."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from html import escape
 from typing import Any
 
 import orjson
@@ -24,11 +24,10 @@ class Plots:
     def figure(self, chart: Chart) -> str:
         """The place of the chart on the page."""
         self._charts.append(chart)
-        still = replace(chart, dots=[])
         return (
-            f"<figure><figcaption>{chart.caption()}</figcaption>"
-            f'<div class="plot" data-plot="{len(self._charts) - 1}"></div>'
-            f"<noscript>{still.legend()}{still.svg()}</noscript></figure>"
+            f"<figure><figcaption><b>{escape(chart.title)}</b>"
+            f' <span class="note">{escape(chart.note)}</span></figcaption>'
+            f'<div class="plot" data-plot="{len(self._charts) - 1}"></div></figure>'
         )
 
     def figures(self, charts: Sequence[Chart]) -> str:

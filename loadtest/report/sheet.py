@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from loadtest.report.chart import HEIGHT, WIDTH, X_START, Chart
+from loadtest.report.axes import Axis
+from loadtest.report.chart import HEIGHT, WIDTH, X_END, X_START, Y_START, Chart, Point, Series
 
 _COLOURS = ("#1f66c1", "#c2410c", "#0f766e", "#7c3aed", "#92600a", "#be185d", "#4d5a63")
 _TITLE, _LEGEND_LINE, _GAP = 26.0, 17.0, 12.0
@@ -47,4 +48,57 @@ def _legend(legend: Sequence[tuple[str, str]]) -> str:
 def _placed(chart: Chart, top: float) -> str:
     """A chart's drawing below its title."""
     heading = f'<text class="title" x="{X_START:g}" y="{top + 18:g}">{escape(f"{chart.title} {chart.note}")}</text>'
-    return f'{heading}<g transform="translate(0 {top + _TITLE:g})">{chart.drawing()}</g>'
+    return f'{heading}<g transform="translate(0 {top + _TITLE:g})">{_drawing(chart)}</g>'
+
+
+def _drawing(chart: Chart) -> str:
+    return _grid(chart.x, chart.y) + "".join(_line(series, chart.x, chart.y) for series in chart.series)
+
+
+def _line(series: Series, x: Axis, y: Axis) -> str:
+    drawn = [_whiskers(series, x, y)] if series.spread else []
+    for run in _runs(series.points, x, y):
+        drawn.append(f'<path class="line {series.style}" d="{_path(run, series.steps)}"/>')
+        if len(run) == 1:
+            drawn.append(f'<circle class="point {series.style}" cx="{run[0][0]:.1f}" cy="{run[0][1]:.1f}" r="3"/>')
+    return "".join(drawn)
+
+
+def _whiskers(series: Series, x: Axis, y: Axis) -> str:
+    path = "".join(
+        f"M{x.place(at):.1f} {y.place(ends[0]):.1f}V{y.place(ends[1]):.1f}"
+        for (at, _), ends in zip(series.points, series.spread, strict=True)
+        if ends is not None
+    )
+    return f'<path class="line {series.style}" d="{path}"/>' if path else ""
+
+
+def _grid(x: Axis, y: Axis) -> str:
+    parts = []
+    for value, label in y.ticks:
+        at = y.place(value)
+        parts.append(f'<line class="grid" x1="{X_START:g}" x2="{X_END:g}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<text class="axis" x="{X_START - 7:g}" y="{at + 4:.1f}" text-anchor="end">{label}</text>')
+    for value, label in x.ticks:
+        at = x.place(value)
+        parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{Y_START:g}" y2="{Y_START + 4:g}"/>')
+        parts.append(f'<text class="axis" x="{at:.1f}" y="{Y_START + 16:g}" text-anchor="middle">{label}</text>')
+    return "".join(parts)
+
+
+def _runs(points: Sequence[Point], x: Axis, y: Axis) -> list[list[tuple[float, float]]]:
+    runs: list[list[tuple[float, float]]] = [[]]
+    for at, value in points:
+        if value is None:
+            runs.append([])
+        else:
+            runs[-1].append((x.place(at), y.place(value)))
+    return [run for run in runs if run]
+
+
+def _path(run: list[tuple[float, float]], steps: bool) -> str:
+    first, *rest = run
+    path = [f"M{first[0]:.1f} {first[1]:.1f}"]
+    for at, value in rest:
+        path.append(f"H{at:.1f}V{value:.1f}" if steps else f"L{at:.1f} {value:.1f}")
+    return "".join(path)

@@ -1,6 +1,5 @@
 "use strict";
 // Draws the page's plots: values under the pointer, drag to zoom, double click to go back, a click on a name hides it.
-// Without this script each figure shows a picture.
 (() => {
   const plots = JSON.parse(document.getElementById("plots").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");

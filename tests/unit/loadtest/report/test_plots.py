@@ -62,9 +62,11 @@ def test_no_name_leaves_the_script_that_it_stands_in(name: str) -> None:
     assert read(figure).tags["script"] == 0
 
 
-def test_without_a_script_each_figure_shows_a_picture_with_its_legend() -> None:
-    figure = Plots().figure(_chart(Series("a <b>", "s1", [(0, 1), (1, 2)]), dots=[(0.5, 1)], marks=[1.0]))
-    found = read(figure)
-    assert (found.tags["noscript"], found.tags["svg"]) == (1, 1)
-    assert "a &lt;b&gt;" in figure
-    assert 'class="dots"' not in figure
+def test_a_figure_has_a_caption_and_a_place_for_its_plot() -> None:
+    plots = Plots()
+    line = Series("a", "s1", [(0, 1), (1, 2)])
+    figures = plots.figures([_chart(line, title="first <b>"), _chart(line, dots=[(0.5, 1)], marks=[1.0])])
+    assert "first &lt;b&gt;" in figures
+    assert [f'data-plot="{number}"' in figures for number in range(3)] == [True, True, False]
+    assert json.loads(plots.data())[1]["dots"] == [[0.5], [1]]
+    assert read(figures).tags["svg"] == 0
