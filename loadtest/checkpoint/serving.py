@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest.checkpoint import gateway_config, processes, redaction
+from gateway.config import ConfigError, parse
+from gateway.config_file import substitute
+from loadtest.checkpoint import processes, redaction
 from loadtest.checkpoint.asking import Unreachable, get, get_object, get_text, parsed
 from loadtest.checkpoint.document import ModelCard, ModelFiles, Role, Server
 from loadtest.checkpoint.hashes import model_files
@@ -54,6 +57,32 @@ def cache_labels(page: str) -> list[dict[str, str]]:
     return [dict(sorted(sample.labels.items())) for family in families for sample in family.samples]
 
 
+def gateway_configuration(words: Sequence[str], directory: Path, environment: Mapping[str, str]) -> Any:
+    """A local gateway's configuration as it reads it, with defaults, without secrets; or a text that says why not."""
+    if "serve" not in words:
+        return "its command is not `gateway serve`"
+    file = next(iter(_values(words, "-c", "--config")), None)
+    try:
+        document = {} if file is None else yaml.safe_load((directory / file).read_text(encoding="utf-8"))
+        document = substitute(document or {}, dict(environment))
+        if backends := _values(words, "--backend"):
+            document["backends"] = [{"url": url} for url in backends]
+        return redaction.document(parse(document).model_dump(mode="json"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, ConfigError, TypeError) as error:
+        return redaction.text(f"{file or 'no file'}: cannot be read as the gateway did: {error}")
+
+
+def _values(words: Sequence[str], *options: str) -> list[str]:
+    found = []
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if word in options and place + 1 < len(words):
+            found.append(words[place + 1])
+        elif equals and name in options:
+            found.append(value)
+    return found
+
+
 def _cards(listed: Mapping[str, Any]) -> Iterator[ModelCard]:
     cards = listed.get("data")
     for card in cards if isinstance(cards, list) else ():
@@ -89,7 +118,7 @@ async def _with_admin(session: aiohttp.ClientSession, server: Server) -> Server:
             words, variables = processes.words_of(process.pid), processes.variables_of(process.pid)
         except OSError:
             return server  # it has ended just now
-        update["configuration"] = gateway_config.effective(words, Path(process.directory), variables)
+        update["configuration"] = gateway_configuration(words, Path(process.directory), variables)
     given = [server.admin_url] if server.admin_url else []
     for admin_url in [*_other_ports(server), *given]:
         told = await get_object(session, f"{admin_url}/admin/backends")

@@ -12,16 +12,16 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.compare.files import write_comparison
-from loadtest.compare.installing import NotInstalled, pip_install
-from loadtest.compare.listing import arms_of, told_of
+from loadtest.compare import killed_picture
+from loadtest.compare.installing import NotInstalled, arms_of, pip_install, told_of
 from loadtest.compare.options import OF_RUN, CompareOptions, Killing
 from loadtest.compare.ours import OURS, ours
 from loadtest.compare.peers import PEERS, named
+from loadtest.compare.picture import picture
 from loadtest.compare.run import compare
 from loadtest.compare.schema import Comparison
 from loadtest.compare.tables import tables, winners
-from loadtest.compare.words import notes
+from loadtest.compare.words import markdown, notes
 from loadtest.drive.command import complaints_of, parameters_of
 from loadtest.drive.options import RunOptions
 from loadtest.drive.target import TargetError
@@ -120,6 +120,28 @@ def show(comparison: Comparison, console: Console) -> None:
         console.print(f"best {line}", highlight=False, markup=False)
     for note in notes(comparison):
         console.print(note, style="dim", highlight=False, markup=False)
+
+
+def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
+    """Writes the comparison's own files (its runs have folders of their own) and returns their paths."""
+    texts = {
+        "compare.json": comparison.model_dump_json(indent=1) + "\n",
+        "compare.md": markdown(comparison),
+        "ttft.svg": picture(comparison),
+        "killed.svg": _killed(comparison),
+    }
+    written = []
+    for name, text in texts.items():
+        if text:
+            path = folder / name
+            path.write_text(text, encoding="utf-8")
+            written.append(path)
+    return written
+
+
+def _killed(comparison: Comparison) -> str:
+    arms = [arm.name for arm in comparison.arms]
+    return killed_picture.picture(comparison.killed, arms) if comparison.killed else ""
 
 
 def with_compare_options(command: Callable[[CompareOptions, dict[str, Any]], None]) -> Callable[..., None]:

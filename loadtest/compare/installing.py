@@ -6,12 +6,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from loadtest.compare.peer import Peer
+from loadtest.compare.schema import DIRECT, ArmTold
 
 Say = Callable[[str], None]
+_NOT_ALONE = "several engines are reached through a proxy only; the added latency is against the engines alone"
 
 
 class NotInstalled(Exception):
@@ -42,6 +44,25 @@ def how(peer: Peer) -> str:
     if peer.source:
         return f"loadtest compare --install {peer.name}=DIR, a checkout of {peer.source}"
     return f"loadtest compare --install {peer.name}"
+
+
+def told_of(peer: Peer, peers_dir: Path) -> ArmTold:
+    """A proxy with its version, or with how to install it."""
+    if peer.find(peers_dir) is None:
+        return ArmTold(name=peer.name, policy=peer.policy, version="", missing=f"not installed: {how(peer)}")
+    return ArmTold(name=peer.name, policy=peer.policy, version=version(peers_dir, peer))
+
+
+def arms_of(names: Sequence[str], known: dict[str, Peer], peers_dir: Path, engines: int) -> list[ArmTold]:
+    """The arms of these names, or all; an engine without a proxy only where there is one engine. Raises ValueError."""
+    if unknown := [name for name in names if name not in known and name != DIRECT]:
+        raise ValueError(f"no proxy {', '.join(unknown)}; there are {', '.join((DIRECT, *known))}")
+    wanted = list(dict.fromkeys(names)) or [DIRECT, *known]
+    told = {name: told_of(known[name], peers_dir) for name in wanted if name != DIRECT}
+    alone = ArmTold(name=DIRECT, policy="one engine", version="", missing="" if engines == 1 else _NOT_ALONE)
+    # With several engines, DIRECT is listed only if it was named.
+    listed = [name for name in wanted if name != DIRECT or names or engines == 1]
+    return [alone if name == DIRECT else told[name] for name in listed]
 
 
 def pip_install(peers_dir: Path, peer: Peer, say: Say, what: str = "") -> None:

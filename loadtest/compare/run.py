@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 import time
 from collections.abc import Sequence
@@ -16,7 +17,6 @@ from loadtest.compare.killed import KilledCourse, carry_out
 from loadtest.compare.killed_schema import Killed
 from loadtest.compare.killed_tables import failures
 from loadtest.compare.options import CompareOptions, Killing
-from loadtest.compare.order import turn_order
 from loadtest.compare.ours import OURS
 from loadtest.compare.peer import Peer
 from loadtest.compare.schema import DIRECT, ArmTold, Comparison, Setup, Turn
@@ -133,6 +133,16 @@ def _all_turns(course: Course, arms: Sequence[ArmTold], peers: dict[str, Peer]) 
                 return turns
         seed += _SEED_STEP
     return turns
+
+
+def turn_order(arms: Sequence[str], repetitions: int, seed: int) -> list[list[str]]:
+    """The arms of each repetition: another one begins it, and every second goes round the other way."""
+    drawn = random.Random(f"order-{seed}").sample(list(arms), len(arms))
+    many, step = len(drawn), max(1, len(drawn) // max(repetitions, 1))
+    return [
+        [drawn[(repetition * step + (-place if repetition % 2 else place)) % many] for place in range(many)]
+        for repetition in range(repetitions)
+    ]
 
 
 def line(turn: Turn, left: int, seconds: float, turns: Sequence[Turn]) -> str:

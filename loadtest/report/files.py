@@ -9,10 +9,9 @@ from pathlib import Path
 import orjson
 
 from loadtest.drive.record import Record
-from loadtest.report.checkpoint_checks import checkpoint_checks
 from loadtest.report.csv_table import csv_table
 from loadtest.report.curves import curve_picture
-from loadtest.report.junit import junit_of_run, junit_of_series
+from loadtest.report.junit import checkpoint_checks, junit_of_run, junit_of_series
 from loadtest.report.page import page
 from loadtest.report.schema import Results
 from loadtest.report.series import Series, series_of_one

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from pydantic import BaseModel, ValidationError
 
 from loadtest.report.schema import Check, Results
 from loadtest.report.series import Point, Series
@@ -13,6 +16,21 @@ from loadtest.report.series import Point, Series
 _UNWRITABLE = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _INVALID = "the client was the limit, so the figures are not the server's"
 Suite = tuple[str, Sequence[Check]]
+_PASSED = {"ok": True, "failed": False}
+
+
+class _Told(BaseModel):
+    """A check as checkpoint.json has it; what else it holds is not read."""
+
+    name: str
+    status: str
+    expected: str = ""
+    found: str = ""
+    why: str = ""
+
+
+class _File(BaseModel):
+    checks: list[_Told]
 
 
 def junit_of_run(results: Results, checkpoint: Sequence[Check] = ()) -> str:
@@ -79,3 +97,17 @@ def _of_point(point: Point) -> list[Check]:
 
 def _written(text: str) -> str:
     return _UNWRITABLE.sub("\ufffd", text)
+
+
+def checkpoint_checks(folder: Path) -> list[Check]:
+    """The checks of a run's checkpoint; none without one that can be read: `loadtest verify` reports more of it."""
+    try:
+        told = _File.model_validate_json((folder / "checkpoint.json").read_bytes()).checks
+    except (OSError, ValidationError):
+        return []
+    return [Check(name=one.name, passed=_PASSED.get(one.status), message=_message(one)) for one in told]
+
+
+def _message(told: _Told) -> str:
+    differs = f"expected {told.expected}, found {told.found}" if told.expected or told.found else ""
+    return "; ".join(filter(None, (differs, told.why))) if told.status != "ok" else ""

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from aiohttp import web
 
-from loadtest.engine.api import control, operations, simulation
+from loadtest.engine.api import operations, simulation
 from loadtest.engine.api.audio import transcribe
 from loadtest.engine.api.chat import chat_completions
 from loadtest.engine.api.completions import completions
@@ -80,14 +80,14 @@ _DANGEROUS = (
     "/update_weights",
 )
 _DEV_MODE: Routes = {
-    **{path: {"POST": control.accept} for path in _DANGEROUS},
-    "/reset_prefix_cache": {"POST": control.reset_prefix_cache},
-    "/server_info": {"GET": control.server_info},
-    "/is_sleeping": {"GET": control.accept},
-    "/is_paused": {"GET": control.accept},
-    "/tokenizer_info": {"GET": control.accept},
-    "/docs": {"GET": control.accept},
-    "/openapi.json": {"GET": control.accept},
+    **{path: {"POST": operations.accept} for path in _DANGEROUS},
+    "/reset_prefix_cache": {"POST": operations.reset_prefix_cache},
+    "/server_info": {"GET": operations.server_info},
+    "/is_sleeping": {"GET": operations.accept},
+    "/is_paused": {"GET": operations.accept},
+    "/tokenizer_info": {"GET": operations.accept},
+    "/docs": {"GET": operations.accept},
+    "/openapi.json": {"GET": operations.accept},
 }
 # What is asked for every second or so, by whoever watches an engine.
 PROBES = frozenset({"/health", "/ping", "/version", "/load", "/metrics", "/v1/models", "/kv_event_sources"})

@@ -1,6 +1,7 @@
 """What servers say of themselves, over real sockets."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -10,8 +11,14 @@ from aiohttp.test_utils import TestServer
 from loadtest.checkpoint.asking import open_asker
 from loadtest.checkpoint.document import Role
 from loadtest.checkpoint.neighbours import neighbours
-from loadtest.checkpoint.serving import cache_labels, look
+from loadtest.checkpoint.serving import cache_labels, gateway_configuration, look
 from loadtest.engine import EngineConfig, SimulatedEngine
+
+_FILE = """
+backends:
+  - {url: "http://a:8000", name: a, api_key: "${BACKEND_KEY}"}
+auth: {keys: [{name: team, key: "${TEAM_KEY:-t0p}"}], cache_salt_secret: salty}
+"""
 
 
 @pytest.fixture
@@ -79,3 +86,28 @@ async def test_engines_behind_a_gateway_are_told_by_its_admin_port(engine: Simul
     assert set(twice.servers) == {"", "direct"}
     assert [(server.name, server.driven) for server in twice.around("direct")] == [("direct", True)]
     assert [(server.name, server.driven) for server in twice.around("")] == [("", True), ("direct", False)]
+
+
+def test_the_configuration_is_read_as_the_gateway_reads_it_and_its_secrets_are_not_told(tmp_path: Path) -> None:
+    (tmp_path / "gw.yaml").write_text(_FILE)
+    words = ["python", "gateway", "serve", "-c", "gw.yaml"]
+    found = gateway_configuration(words, tmp_path, {"BACKEND_KEY": "s3cr3t"})
+    assert found["backends"][0]["name"] == "a"
+    assert found["backends"][0]["api_key"] == "***"
+    assert found["auth"]["keys"][0]["key"] == "***"
+    assert found["routing"]["policy"] == "prefix"
+    for secret in ("s3cr3t", "t0p", "salty"):
+        assert secret not in str(found)
+
+
+def test_backends_of_the_command_line_stand_for_a_file(tmp_path: Path) -> None:
+    words = ["gateway", "serve", "--backend", "http://a:8000", "--backend=http://b:8000"]
+    found = gateway_configuration(words, tmp_path, {})
+    assert [backend["name"] for backend in found["backends"]] == ["a:8000", "b:8000"]
+
+
+def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
+    (tmp_path / "gw.yaml").write_text(_FILE)
+    assert "BACKEND_KEY is not set" in gateway_configuration(["gateway", "serve", "-c", "gw.yaml"], tmp_path, {})
+    assert "gone.yaml" in gateway_configuration(["gateway", "serve", "--config=gone.yaml"], tmp_path, {})
+    assert gateway_configuration(["nginx"], tmp_path, {}) == "its command is not `gateway serve`"

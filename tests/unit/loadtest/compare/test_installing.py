@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.compare.installing import NotInstalled, how, pip_install, python_for, version
+from loadtest.compare.installing import NotInstalled, arms_of, how, pip_install, python_for, version
 from loadtest.compare.peers import PEERS
 
 
@@ -25,6 +25,25 @@ def test_how_to_have_a_peer_depends_on_where_it_is_from() -> None:
     assert how(PEERS["smg"]) == "loadtest compare --install smg"
     assert how(PEERS["nginx"]) == "apt-get install nginx-light"
     assert "a checkout of vllm-project/production-stack" in how(PEERS["production-stack"])
+
+
+def test_all_arms_are_listed_and_those_that_are_missing_say_how_to_have_them(tmp_path: Path) -> None:
+    arms = {arm.name: arm for arm in arms_of([], PEERS, tmp_path, engines=2)}
+    assert list(arms) == list(PEERS)
+    assert not arms["gateway"].missing
+    assert arms["sglang-router"].missing == "not installed: loadtest compare --install sglang-router"
+
+
+def test_one_engine_is_an_arm_without_a_proxy_and_several_are_not(tmp_path: Path) -> None:
+    assert arms_of([], PEERS, tmp_path, engines=1)[0].name == "direct"
+    asked = arms_of(["gateway", "direct"], PEERS, tmp_path, engines=2)
+    assert [arm.name for arm in asked] == ["gateway", "direct"]
+    assert "added latency" in asked[1].missing
+
+
+def test_a_name_that_nobody_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no proxy envoy; there are direct, gateway"):
+        arms_of(["envoy"], PEERS, tmp_path, engines=2)
 
 
 def test_a_peer_that_no_index_has_is_not_installed_without_a_checkout(tmp_path: Path) -> None:

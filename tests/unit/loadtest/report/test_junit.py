@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.report.checkpoint_checks import checkpoint_checks
-from loadtest.report.junit import junit, junit_of_run, junit_of_series
+from loadtest.report.junit import checkpoint_checks, junit, junit_of_run, junit_of_series
 from loadtest.report.schema import Check, Results
 from loadtest.report.series import Ran, series_of
 from loadtest.report.summarise import Bounds

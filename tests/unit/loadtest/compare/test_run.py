@@ -1,6 +1,6 @@
 """Nobody's place among the turns favours it."""
 
-from loadtest.compare.order import turn_order
+from loadtest.compare.run import turn_order
 
 ARMS = ["gateway", "smg", "nginx", "haproxy", "litellm"]
 
