@@ -38,6 +38,7 @@ from gateway.front.prefixes_route import add_prefix_routes
 from gateway.front.read import Reader
 from gateway.front.server import Server
 from gateway.front.stored import StoredResponses
+from gateway.insights.report import Making, PrefixReport
 from gateway.knowledge import Knowledge
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
@@ -52,7 +53,6 @@ from gateway.observe.log import logging_to
 from gateway.observe.loop_lag import watch_lag
 from gateway.observe.metrics import Metrics
 from gateway.observe.prefix_hashes import PrefixHashes
-from gateway.observe.prefix_report import Making, PrefixReport
 from gateway.observe.record import Record
 from gateway.observe.trust_log import TrustLog
 from gateway.overview import Overview

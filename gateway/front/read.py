@@ -18,7 +18,7 @@ from gateway.front.routes import Route
 from gateway.front.standing import Standing
 from gateway.front.steps import SHORT_BYTES, Steps
 from gateway.front.stored import StoredResponses
-from gateway.observe.prefix_report import PrefixReport
+from gateway.insights.report import PrefixReport
 from gateway.request import Ask, InferenceRequest, Kind
 from gateway.routing.blocks import prefix_keys, seed
 from gateway.routing.estimate import Estimates

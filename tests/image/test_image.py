@@ -88,7 +88,7 @@ def test_it_runs_as_a_user_without_rights_on_a_file_system_it_cannot_write(conta
 
 def test_everything_it_imports_is_compiled(containers: Runtime) -> None:
     code = (
-        "import gateway.app, gateway.check, gateway.cli, http.client, urllib.request, json, os, sys\n"
+        "import gateway.app, gateway.cli.check, gateway.cli.main, http.client, urllib.request, json, os, sys\n"
         "cached = {name: getattr(module, '__cached__', None) for name, module in sys.modules.items()}\n"
         "print(json.dumps([len(cached), [name for name, file in cached.items() if file and not os.path.exists(file)]]))"
     )

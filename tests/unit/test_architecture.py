@@ -50,7 +50,7 @@ LAYERS: dict[str, set[str]] = {
         "routing.token_blocks",
         "backends.backend",
         "backends.registry",
-        "observe.prefix_report",
+        "insights.report",
         "observe.record",
     },
     "dispatch": {
@@ -106,7 +106,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "kv_events": {"config", "supervisor", "backends.backend", "routing.exact_index", "routing.token_blocks"},
     "tokenization": {"request", "errors", "config", "supervisor", "backends", "routing.token_blocks"},
-    "planning": {"check", "config", "backends.health"},
+    "plan": {"cli.check", "config", "backends.health"},
+    "insights": {"request", "observe.record"},
 }
 # Decisions: values in, decisions out. They know no event loop, no clock, no chance, and no network.
 PURE_ADMISSION = (
@@ -119,9 +120,9 @@ PURE_EMBEDDINGS = (
     "sizes.py", "split.py", "suspects.py", "vectors.py",
 )  # fmt: skip
 PURE_FRONT = ("fields.py", "guards.py", "media.py", "quotes.py", "rewrite.py", "routes.py", "stored.py")
-PURE_PLANNING = (
-    "advice.py", "document.py", "fields.py", "fit.py", "kv.py", "layers.py", "plan.py", "quantization.py", "setup.py",
-    "shape.py", "weights.py",
+PURE_PLAN = (
+    "advice.py", "document.py", "fields.py", "kv.py", "layers.py", "memory.py", "model_shape.py", "plan.py",
+    "quantization.py", "setup.py", "weights.py",
 )  # fmt: skip
 PURE = [
     *sorted((ROOT / "gateway" / "routing").glob("*.py")),
@@ -130,17 +131,19 @@ PURE = [
     *(ROOT / "gateway" / "relay" / name for name in ("events.py", "usage.py", "retry.py")),
     *(ROOT / "gateway" / "embeddings" / name for name in PURE_EMBEDDINGS),
     *(ROOT / "gateway" / "scoring" / name for name in ("counting.py", "pairs.py", "scores.py")),
-    *(ROOT / "gateway" / "planning" / name for name in PURE_PLANNING),
+    *(ROOT / "gateway" / "plan" / name for name in PURE_PLAN),
     *(ROOT / "gateway" / "front" / name for name in PURE_FRONT),
 ]
 HOUSES = [
     "admission",
     "backends",
+    "cli",
     "embeddings",
     "front",
+    "insights",
     "kv_events",
     "observe",
-    "planning",
+    "plan",
     "relay",
     "routing",
     "scoring",

@@ -1,0 +1,1 @@
+"""The command `gateway`: one module a command, imported when it is called."""

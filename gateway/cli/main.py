@@ -1,0 +1,360 @@
+"""The command `gateway`. Heavy modules are imported by the commands that need them, so that --help is quick."""
+
+import errno
+import os
+import re
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+
+import typer
+
+from gateway import __version__
+
+if TYPE_CHECKING:
+    from gateway.config import Config
+
+FAILED = 1
+INVALID = 2
+
+ConfigFile = Annotated[Path | None, typer.Option("-c", "--config", help="YAML file.", metavar="FILE")]
+BackendUrls = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--backend", help="URL of a vLLM server, such as http://10.0.0.11:8000; once for each.", metavar="URL"
+    ),
+]
+Host = Annotated[str | None, typer.Option(help="Address to listen on; overrides the file.")]
+Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks one.")]
+AdminPort = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="Port of /metrics and /admin/*; 0 picks one; overrides the file.")
+]
+Packing = Annotated[
+    Literal["auto", "none", "fp8", "int8", "int4"],
+    typer.Option(help="How weights are packed; auto = as config.json says."),
+]
+NoAdmin = Annotated[bool, typer.Option("--no-admin", help="Serve no /metrics and /admin/*.")]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="An OpenAI-compatible gateway in front of vLLM servers.",
+    epilog="Exit codes: 0 fine, 1 failed, 2 invalid usage or configuration.",
+)
+config_commands = typer.Typer(no_args_is_help=True, help="Look at the configuration.")
+app.add_typer(config_commands, name="config")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+@app.command()
+def serve(
+    file: ConfigFile = None,
+    backend: BackendUrls = None,
+    host: Host = None,
+    port: Port = None,
+    admin_port: AdminPort = None,
+    no_admin: NoAdmin = False,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C. With --backend no file is needed."""
+    config = _load(file, backend, host, port, admin_port, no_admin)
+    if is_open_to_all(config):
+        with suppress(OSError):  # a terminal that is gone keeps nothing from being served
+            typer.echo(
+                f"gateway: warning: auth.keys is empty and server.host is {config.server.host}: "
+                "whoever reaches this port can use the models",
+                err=True,
+            )
+    from gateway import app as gateway_app
+    from gateway.config import ConfigError
+
+    try:
+        gateway_app.serve(config)
+    except ConfigError as error:
+        _fail(str(error), INVALID)
+    except OSError as error:
+        _fail(why_not_serving(error, config), FAILED)
+
+
+def is_open_to_all(config: "Config") -> bool:
+    """Whether other machines can use the models without a key."""
+    import ipaddress
+
+    try:
+        stays_here = ipaddress.ip_address(config.server.host).is_loopback
+    except ValueError:
+        stays_here = config.server.host == "localhost"
+    return not (stays_here or config.auth.keys)
+
+
+def why_not_serving(error: OSError, config: "Config") -> str:
+    """What keeps the gateway from listening, and which key or option changes it."""
+    main, admin = config.server, config.server.admin
+    if isinstance(error, socket.gaierror):
+        hosts = f"server.host ({main.host})" + (f" and server.admin.host ({admin.host})" if admin else "")
+        return f"cannot serve: {error.strerror}: look at {hosts}"
+    tried = re.search(r"bind on address \('([^']*)', (\d+)", str(error))
+    if error.errno is None or tried is None:
+        return f"cannot serve: {error.strerror or error}"
+    address, port = tried[1], int(tried[2])
+    about_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+    ways = []
+    if port == main.port:
+        ways.append("server.port (--port N)" if about_port else "server.host (--host ADDRESS)")
+    if admin is not None and port == admin.port:
+        ways.append("server.admin.port (--admin-port N)" if about_port else "server.admin.host")
+    return f"cannot listen at {address} port {port}: {os.strerror(error.errno)}: change {' or '.join(ways)}"
+
+
+@app.command()
+def check(
+    file: ConfigFile = None,
+    backend: BackendUrls = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 if any backend cannot be reached or has a warning.")
+    ] = False,
+) -> None:
+    """Validate the configuration, ask every backend once, and show what was found.
+
+    Exits with 1 if no backend can be reached; with --strict, if any cannot or has a warning.
+    """
+    config = _load(file, backend)
+    import asyncio
+
+    from gateway.cli import check as checking
+
+    answers = asyncio.run(checking.examine(config))
+    reports = [checking.report_on(each, config.routing.policy) for each in answers]
+    if json:
+        import orjson
+
+        typer.echo(orjson.dumps(checking.as_json(config, reports), option=orjson.OPT_INDENT_2).decode())
+    else:
+        from rich.console import Console
+
+        Console().print(checking.as_table(config, reports))
+    if not any(report.reachable for report in reports):
+        _fail("no backend can be reached", FAILED)
+    if strict and (faulty := [report.name for report in reports if report.warnings or not report.reachable]):
+        _fail(f"not as it should be: {', '.join(faulty)}", FAILED)
+
+
+@app.command()
+def demo(
+    backends: Annotated[int, typer.Option(min=1, max=16, help="How many engines.")] = 2,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="The gateway's port; admin gets the next.",
+            show_default="8080, or the next free pair",
+        ),
+    ] = None,
+    engine: Annotated[Literal["sim", "vllm"], typer.Option(help="Simulated engines, or real ones on the CPU.")] = "sim",
+    model: Annotated[Path | None, typer.Option(help="Folder of the model that real engines serve.")] = None,
+) -> None:
+    """Start engines and a gateway, and print a first request to try. Ctrl-C stops everything."""
+    from gateway.cli import demo as demonstration
+
+    try:
+        demonstration.run(backends, port, engine, model, typer.echo)
+    except demonstration.DemoFailed as error:
+        _fail(str(error), FAILED)
+
+
+@app.command()
+def prefixes(
+    url: Annotated[str, typer.Argument(help="Admin port of a running gateway.")] = "http://127.0.0.1:8081",
+    minutes: Annotated[float, typer.Option(min=0, help="Look at the last so many; 0 = all that is kept.")] = 0.0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show how much of the prompts is found in KV caches, and what keeps the rest from being found."""
+    from gateway.cli.admin_client import AdminError, ask_admin
+
+    try:
+        report = ask_admin(url, f"/admin/prefixes?minutes={minutes:g}")
+    except AdminError as error:
+        _fail(str(error), FAILED)
+    if json:
+        import orjson
+
+        typer.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
+        return
+    from rich.console import Console
+
+    from gateway.cli.prefixes import as_view
+
+    try:
+        view = as_view(report)
+    except (KeyError, TypeError, ValueError) as error:
+        _fail(f"{url}: not a report that this version can show ({error!r})", FAILED)
+    Console().print(view)
+
+
+@app.command()
+def plan(
+    model: Annotated[
+        str, typer.Argument(help="A model's folder, its config.json, or the URL of a running backend.", metavar="MODEL")
+    ],
+    gpu_memory_gib: Annotated[float | None, typer.Option(min=1, help="Memory of one GPU.")] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="How many GPUs there are.")] = 1,
+    tensor_parallel_size: Annotated[
+        int | None, typer.Option(min=1, help="As vLLM's.", show_default="1, 2, 4 and 8 are compared")
+    ] = None,
+    gpu_memory_utilization: Annotated[float, typer.Option(min=0.01, max=1, help="As vLLM's.")] = 0.92,
+    max_model_len: Annotated[int | None, typer.Option(min=1, help="As vLLM's.", show_default="the model's")] = None,
+    dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="As vLLM's.")] = "auto",
+    kv_cache_dtype: Annotated[Literal["auto", "fp8", "bfloat16", "float16"], typer.Option(help="As vLLM's.")] = "auto",
+    quantization: Packing = "auto",
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Requests that you expect at once.")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(min=0, help="Of a request.", show_default="1024")] = None,
+    output_tokens: Annotated[int | None, typer.Option(min=0, help="Of a request.", show_default="256")] = None,
+    shared_prefix_tokens: Annotated[
+        int, typer.Option(min=0, help="Beginning that all prompts share, such as a system prompt.")
+    ] = 0,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="What vLLM is started with, to check it.")] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="As vLLM's.", show_default="vLLM's for such a GPU")
+    ] = None,
+    block_size: Annotated[int | None, typer.Option(min=1, help="As vLLM's.", show_default="16")] = None,
+    reserve_gib: Annotated[
+        float | None,
+        typer.Option(min=0, help="Memory of a GPU beside weights and KV cache.", show_default="an estimate"),
+    ] = None,
+    fields: Annotated[
+        list[str] | None, typer.Option("--set", help="A field that config.json lacks; again for more.", metavar="F=N")
+    ] = None,
+    api_key: Annotated[str, typer.Option(help="Of a running backend.", envvar="VLLM_API_KEY")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a model needs of a GPU's memory, how many requests fit at which length, and what to set."""
+    from gateway.plan.command import Asked, plan_model, plan_running
+    from gateway.plan.fields import PlanError
+
+    asked = Asked(
+        model, gpu_memory_gib, gpus, tensor_parallel_size, gpu_memory_utilization, max_model_len, dtype,
+        kv_cache_dtype, quantization, max_num_seqs, max_num_batched_tokens, block_size, reserve_gib,
+        prompt_tokens, output_tokens, shared_prefix_tokens, concurrency, tuple(fields or ()), api_key,
+    )  # fmt: skip
+    try:
+        document = plan_running(asked) if asked.is_url else plan_model(asked)
+    except PlanError as error:
+        _fail(str(error), INVALID)
+    if json:
+        import orjson
+
+        typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+        return
+    from rich.console import Console
+
+    from gateway.plan.view import as_running_view, as_view
+
+    Console(highlight=False).print(as_running_view(document) if asked.is_url else as_view(document))
+
+
+@app.command()
+def healthcheck(
+    url: Annotated[str, typer.Option(help="What must answer 200.")] = "http://127.0.0.1:8080/livez",
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait.")] = 2.0,
+) -> None:
+    """Exit with 0 if the URL answers 200, else with 1. For containers."""
+    import http.client
+    import urllib.error
+    import urllib.request
+
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=timeout) as answer:
+            status = answer.status
+    except urllib.error.HTTPError as error:
+        with error:
+            status = error.code
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        _fail(f"{url}: {error}", FAILED)
+    if status != 200:
+        _fail(f"{url} answered {status}", FAILED)
+
+
+@config_commands.command("schema")
+def config_schema() -> None:
+    """Print the JSON Schema of the configuration file."""
+    import orjson
+
+    from gateway.config import Config
+
+    typer.echo(orjson.dumps(Config.model_json_schema(), option=orjson.OPT_INDENT_2).decode())
+
+
+@config_commands.command("print")
+def config_print(
+    file: ConfigFile = None,
+    backend: BackendUrls = None,
+    host: Host = None,
+    port: Port = None,
+    admin_port: AdminPort = None,
+    no_admin: NoAdmin = False,
+) -> None:
+    """Print the effective configuration as YAML, defaults included, secrets masked."""
+    config = _load(file, backend, host, port, admin_port, no_admin)
+    import yaml
+
+    typer.echo(yaml.safe_dump(masked(config.model_dump(mode="json")), sort_keys=False), nl=False)
+
+
+def masked(value: object) -> object:
+    """The same document with its secrets hidden."""
+    if isinstance(value, dict):
+        return {
+            key: "***" if key in ("api_key", "key", "key_sha256", "cache_salt_secret") and item else masked(item)
+            for key, item in value.items()
+        }
+    return [masked(item) for item in value] if isinstance(value, list) else value
+
+
+def _load(
+    file: Path | None,
+    backends: list[str] | None,
+    host: str | None = None,
+    port: int | None = None,
+    admin_port: int | None = None,
+    no_admin: bool = False,
+) -> "Config":
+    if no_admin and admin_port is not None:
+        raise typer.BadParameter("give either --admin-port or --no-admin")
+    from gateway.config import ConfigError
+    from gateway.config_file import load
+
+    try:
+        return load(file, backends or [], host, port, "off" if no_admin else admin_port)
+    except ConfigError as error:
+        _fail(str(error), INVALID)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    for line in message.splitlines():
+        typer.echo(f"gateway: {line}", err=True)
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """Entry point of the command."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,183 @@
+"""Where two prompts of a family go apart, and what differs there."""
+
+import re
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import orjson
+
+from gateway.insights.corpus import Corpus
+from gateway.insights.families import Family
+from gateway.insights.kinds import Kind, kind_of_words, token_at
+
+_IN_ORDER = 0.9  # share of the common text that has to stand in the same order
+_AGREE_BYTES = 12  # that have to follow two tokens, so that they are what differs
+_JSON_MEMBER = re.compile(rb'\s*\\?"[^"\\]+\\?"\s*:')
+_ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
+_OPENING = (b"system", b"instructions", b"tools", b"documents")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first difference of two prompts; the differing text is `[start, end)` of either."""
+
+    kind: Kind
+    start: int
+    ends: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a prompt, and how far into it a position is."""
+
+    name: str
+    offset_bytes: int
+
+
+def common_prefix(one: bytes, other: bytes, start: int = 0) -> int:
+    """How many leading bytes are the same; `start` of them are known to be."""
+    low, high = start, min(len(one), len(other))
+    step = 64
+    while low + step < high and one[low : low + step] == other[low : low + step]:
+        low += step
+        step *= 2
+    high = min(high, low + step)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def compare(corpus: Corpus, family: Family, one: int, other: int) -> Difference | None:
+    """The first difference of two members (by place); None if one begins with the other."""
+    first, second = family.members[one], family.members[other]
+    texts = corpus.samples[first].text, corpus.samples[second].text
+    if corpus.content[corpus.rows[first]] != corpus.content[corpus.rows[second]]:
+        return Difference(Kind.CACHE_SALT, 0, (0, 0))
+    start = common_prefix(*texts)
+    if start == min(map(len, texts)):
+        return None
+    if (found := _token(texts, start)) is not None:
+        return found
+    common = _common_pieces(corpus, family, one, other)
+    if _share_in_order(common) < _IN_ORDER:
+        return Difference(_order_kind(texts, start), start, (start, start))
+    return _words(texts, start, common)
+
+
+def _token(texts: tuple[bytes, bytes], start: int) -> Difference | None:
+    """The difference, if it is a token of one kind in both, and the same text follows."""
+    tokens = token_at(texts[0], start), token_at(texts[1], start)
+    if tokens[0] is None or tokens[1] is None or tokens[0][:2] != tokens[1][:2]:
+        return None
+    ends = tokens[0][2], tokens[1][2]
+    if texts[0][ends[0] : ends[0] + _AGREE_BYTES] != texts[1][ends[1] : ends[1] + _AGREE_BYTES]:
+        return None
+    return Difference(tokens[0][0], tokens[0][1], ends)
+
+
+def _common_pieces(corpus: Corpus, family: Family, one: int, other: int) -> list[tuple[int, int, int]]:
+    """What both have once behind the difference, by its start in the first: starts, and size, in bytes."""
+    places: list[dict[int, tuple[int, int]]] = []
+    for place in (one, other):
+        rows = slice(family.first_row[place], corpus.rows[family.members[place] + 1])
+        telling = corpus.telling[corpus.content[rows]]
+        columns = (column[rows][telling].tolist() for column in (corpus.content, corpus.start, corpus.size))
+        found: dict[int, tuple[int, int]] = {}
+        repeated = set()
+        for content, start, size in zip(*columns, strict=True):
+            if content in found:
+                repeated.add(content)
+            else:
+                found[content] = start, size
+        places.append({content: value for content, value in found.items() if content not in repeated})
+    first, second = places
+    return [(at, second[content][0], size) for content, (at, size) in first.items() if content in second]
+
+
+def _share_in_order(common: list[tuple[int, int, int]]) -> float:
+    """How much of the common text keeps its order: the heaviest increasing run, by patience on starts."""
+    tails: list[int] = []
+    weights: list[int] = []  # of the best run that ends at the start in `tails`
+    for _, start, size in common:
+        place = bisect_left(tails, start)
+        weight = size + (weights[place - 1] if place else 0)
+        if place < len(tails) and tails[place] == start:
+            weights[place] = max(weights[place], weight)
+            continue
+        tails.insert(place, start)
+        weights.insert(place, weight)
+        while place + 1 < len(tails) and weights[place + 1] <= weight:
+            del tails[place + 1], weights[place + 1]
+    whole = sum(size for _, _, size in common)
+    return weights[-1] / whole if whole else 1.0
+
+
+def _words(texts: tuple[bytes, bytes], start: int, common: list[tuple[int, int, int]]) -> Difference | None:
+    """Text up to what both have again, widened to whole words."""
+    for at, also, size in common:
+        skipped = max(0, start - at, start - also)
+        if skipped < size:
+            again = at + skipped, also + skipped
+            break
+    else:
+        return None
+    one, other = (text[start:end] for text, end in zip(texts, again, strict=True))
+    same = common_prefix(one[::-1], other[::-1])
+    ends = again[0] - same, again[1] - same
+    if any(text[start : start + 1].isalnum() for text in texts):
+        while start > 0 and texts[0][start - 1 : start].isalnum():
+            start -= 1
+    if any(text[end - 1 : end].isalnum() for text, end in zip(texts, ends, strict=True)):
+        while texts[0][ends[0] : ends[0] + 1].isalnum() and ends[0] < again[0]:
+            ends = ends[0] + 1, ends[1] + 1
+    kinds = [kind_of_words(text[start:end]) for text, end in zip(texts, ends, strict=True)]
+    if Kind.EXTRA_TEXT in kinds:
+        return Difference(Kind.EXTRA_TEXT, start, ends)
+    return Difference(kinds[0] if kinds[0] is kinds[1] else Kind.WORDS, start, ends)
+
+
+def _order_kind(texts: tuple[bytes, bytes], start: int) -> Kind:
+    """What was put in another order."""
+    tools = [_tools(text) for text in texts]
+    inside = part_of(texts[0], start).name == "tools"
+    if inside and tools[0] is not None and tools[1] is not None:
+        as_they_are = [sorted(map(orjson.dumps, each)) for each in tools if each is not None]
+        return Kind.TOOL_ORDER if as_they_are[0] == as_they_are[1] else Kind.JSON_KEY_ORDER
+    if inside:
+        return Kind.TOOL_ORDER
+    following = [text[max(0, start - 128) : start + 512] for text in texts]
+    if all(len(_JSON_MEMBER.findall(text)) >= 3 for text in following):
+        return Kind.JSON_KEY_ORDER
+    return Kind.TEXT_ORDER
+
+
+def _tools(text: bytes) -> list[object] | None:
+    """The tools of a prompt's opening, if it was kept whole."""
+    try:
+        opening = dict(orjson.loads(text.split(b"\x1e", 1)[0]))
+    except (ValueError, TypeError):
+        return None
+    tools = opening.get("tools")
+    return tools if isinstance(tools, list) else None
+
+
+def part_of(text: bytes, position: int) -> Part:
+    """The part of a canonical prompt that a position is in."""
+    turn = text.rfind(b"\x1e", 0, position + 1)
+    if turn >= 0:
+        number = text.count(b"\x1e", 0, turn)
+        head = text[turn + 1 : turn + 40].partition(b"\x1f")[0].decode(errors="replace")
+        role = head if head in _ROLES else "other"
+        return Part(f"messages[{number}] ({role})", max(0, position - turn - 2 - len(head)))
+    if not text.startswith(b'[["'):
+        return Part("prompt", position)
+    name, start = "opening", 0
+    for field in _OPENING:
+        at = text.find(b'["' + field + b'",', start, position + 1)
+        if at >= 0:
+            name, start = field.decode(), at + len(field) + 5  # behind the comma and the value's first mark
+    return Part(name, max(0, position - start))

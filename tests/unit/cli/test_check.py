@@ -1,0 +1,221 @@
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gateway.backends.backend import Backend, Facts, KvEventSource, ModelCard
+from gateway.backends.control import ControlError
+from gateway.backends.health import Probe
+from gateway.cli.check import Answers, Report, as_json, as_table, examine, fleet_warnings, report_on
+from gateway.config import BackendConfig, Config, HealthConfig, UpstreamConfig
+from tests.unit.backends.scripted import Scripted, hang, json_answer
+from tests.unit.backends.test_control import closed_port
+
+GOOD = Facts(
+    version="0.32.0",
+    models=(ModelCard("m", max_model_len=4096),),
+    block_size_tokens=16,
+    kv_cache_tokens=100000,
+    prefix_caching=True,
+    max_num_seqs=64,
+    kv_event_sources=(),
+)
+
+
+def answered(facts: Facts, name: str = "a", **settings: object) -> Answers:
+    config = BackendConfig.model_validate({"url": "http://h:1", "name": name, **settings})
+    return Answers(Backend(0, config, HealthConfig(), Random(1)), Probe.OK, facts, is_vllm=True)
+
+
+def config_for(*urls: str, **sections: object) -> Config:
+    return Config.model_validate({"backends": [{"url": url} for url in urls or ("http://h:1",)], **sections})
+
+
+def shown(reports: Sequence[Report]) -> list[str]:
+    """The rows of the table."""
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(as_table(config_for(), reports))
+    return [line for line in console.export_text().splitlines() if line.startswith("│")]
+
+
+def warnings_about(facts: Facts) -> str:
+    return " ".join(report_on(answered(facts), "prefix").warnings)
+
+
+def test_nothing_is_said_about_a_good_backend() -> None:
+    report = report_on(answered(GOOD), "prefix")
+    assert report.warnings == ()
+    assert (report.cap, report.cap_from) == (64, "/server_info")
+    assert (report.kv_cache_tokens, report.kv_cache_tokens_from) == (100000, "/metrics")
+    assert (report.routing, report.routing_because) == ("prefix", "prefix caching is on")
+    assert report.kv_events == "off"
+
+
+@pytest.mark.parametrize(
+    ("facts", "word"),
+    [
+        (replace(GOOD, prefix_caching=False), "Prefix caching is off"),
+        (replace(GOOD, version="0.21.3"), "below 0.22"),
+        (replace(GOOD, can_admin=True), "Development endpoints"),
+        (replace(GOOD, max_num_seqs=None), "set max_in_flight"),
+        (replace(GOOD, models=()), "no model"),
+    ],
+)
+def test_what_is_to_be_mended_is_said(facts: Facts, word: str) -> None:
+    assert word in warnings_about(facts)
+
+
+@pytest.mark.parametrize("version", ["0.22.0", "0.100.1", "1.0", "0.32.1.dev5+gabc", "unknown"])
+def test_versions_from_the_floor_on_are_fine(version: str) -> None:
+    assert "below" not in warnings_about(replace(GOOD, version=version))
+
+
+def test_a_wrong_key_is_named() -> None:
+    answers = answered(replace(GOOD, models=()))
+    answers.problems["/v1/models"] = ControlError("/v1/models answered 401", 401)
+    report = report_on(answers, "prefix")
+    assert "set api_key" in report.warnings[0]
+    assert report.routing == "none"
+
+
+def test_where_the_numbers_come_from_is_said() -> None:
+    told = report_on(answered(GOOD, max_in_flight=8, kv_cache_tokens=10), "prefix")
+    assert (told.cap, told.cap_from, told.kv_cache_tokens_from) == (8, "max_in_flight", "kv_cache_tokens")
+    ranks = report_on(answered(replace(GOOD, engines=4)), "prefix")
+    assert (ranks.cap, ranks.cap_from) == (256, "/server_info x 4 ranks")
+    unknown = report_on(answered(replace(GOOD, max_num_seqs=None, kv_cache_tokens=None)), "prefix")
+    assert (unknown.cap, unknown.cap_from, unknown.kv_cache_tokens_from) == (256, "default 256", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("facts", "policy", "routing"),
+    [
+        (replace(GOOD, prefix_caching=False), "prefix", "prefix: by load alone: prefix caching is off"),
+        (replace(GOOD, prefix_caching=None), "prefix", "prefix: assumed: /metrics does not tell"),
+        (GOOD, "round_robin", "round_robin: routing.policy says so"),
+    ],
+)
+def test_the_routing_follows_from_policy_and_cache(facts: Facts, policy: str, routing: str) -> None:
+    report = report_on(answered(facts), policy)
+    assert f"{report.routing}: {report.routing_because}".startswith(routing)
+
+
+def test_no_number_is_made_up_for_a_backend_that_was_not_reached() -> None:
+    silent = answered(Facts())
+    silent.probe = Probe.REFUSED
+    told = answered(Facts(), "b", max_in_flight=8, kv_cache_tokens=2000)
+    told.probe = Probe.REFUSED
+    reports = [report_on(silent, "prefix"), report_on(told, "prefix")]
+    assert [(report.cap, report.cap_from) for report in reports] == [(None, "unknown"), (8, "max_in_flight")]
+    rows = {row.split("│")[1].strip(): [cell.strip() for cell in row.split("│")[2:4]] for row in shown(reports)}
+    assert rows["cap"] == ["?", "8 sequences (max_in_flight)"]
+    assert rows["KV cache"] == ["?", "2,000 tokens (kv_cache_tokens)"]
+
+
+ZMQ = KvEventSource(0, "zmq", "tcp://*:5557", None, "")
+
+
+@pytest.mark.parametrize(
+    ("sources", "settings", "shown"),
+    [
+        ((ZMQ,), {}, "tcp://h:5557"),
+        ((ZMQ,), {"kv_events": "off"}, "off"),
+        ((), {}, "off"),
+        (None, {}, "not offered"),
+        ((replace(ZMQ, endpoint="ipc:///x"),), {}, "not readable"),
+        (None, {"kv_events": {"endpoint": "tcp://*:7", "bind": True}}, "tcp://*:7 (listening)"),
+    ],
+)
+def test_kv_event_endpoints_are_shown(
+    sources: tuple[KvEventSource, ...] | None, settings: dict[str, object], shown: str
+) -> None:
+    assert report_on(answered(replace(GOOD, kv_event_sources=sources), **settings), "prefix").kv_events == shown
+
+
+def test_how_the_cache_is_known_is_told_and_why_not_better() -> None:
+    def known(policy: str = "prefix", unreachable: str = "", tokenized: str = "", **facts: Any) -> tuple[str, str]:
+        answers = answered(replace(GOOD, **facts))
+        answers.events_unreachable = unreachable or None
+        answers.tokenized = frozenset({tokenized})
+        report = report_on(answers, policy)
+        return report.knowledge, report.knowledge_because
+
+    events = {"kv_event_sources": (ZMQ,)}
+    assert known() == ("own record", "it publishes none (vLLM: --kv-events-config)")
+    assert known(kv_event_sources=None) == ("own record", "it has no /kv_event_sources")
+    assert known(**events, unreachable="no answer") == ("own record", "no answer")
+    assert known(**events, tokenized="m") == ("exact blocks", "its KV events tell them")
+    corrected, advice = known(**events, tokenized="another")
+    assert corrected == "own record, corrected by KV events"
+    assert "models.<name>.tokenizer" in advice
+    assert known("round_robin", **events)[0] == "none"
+    assert known(**events, prefix_caching=False)[0] == "none"
+
+
+def test_events_that_cannot_be_read_are_something_to_mend() -> None:
+    answers = answered(replace(GOOD, kv_event_sources=(ZMQ,)))
+    answers.events_unreachable = "tcp://h:5557: connection refused"
+    [warning] = report_on(answers, "prefix").warnings
+    assert warning == "Its KV events cannot be read: tcp://h:5557: connection refused."
+    assert "ipc:///x cannot be reached" in warnings_about(
+        replace(GOOD, kv_event_sources=(replace(ZMQ, endpoint="ipc:///x"),))
+    )
+
+
+def test_differences_between_backends_are_told() -> None:
+    reports = [
+        report_on(answered(GOOD, "a"), "prefix"),
+        report_on(
+            answered(
+                replace(GOOD, version="0.31.0", models=(ModelCard("m", max_model_len=2048), ModelCard("other"))), "b"
+            ),
+            "prefix",
+        ),
+    ]
+    told = " ".join(fleet_warnings(config_for(), reports))
+    for word in ("different models", "2048, 4096", "different versions"):
+        assert word in told
+    assert fleet_warnings(config_for(), reports[:1]) == []
+
+
+def test_a_keep_alive_as_long_as_the_backends_is_told() -> None:
+    config = config_for(upstream=UpstreamConfig(keep_alive_seconds=5.0).model_dump())
+    assert "keep_alive_seconds" in fleet_warnings(config, [])[0]
+
+
+async def test_a_fleet_is_examined_whatever_state_its_backends_are_in() -> None:
+    async with Scripted() as good, Scripted() as strange, Scripted() as hanging:
+        strange.answers.update({"/metrics": json_answer({}), "/v1/models": json_answer([]), "/version": json_answer(7)})
+        hanging.answers["/health"] = hang
+        config = config_for(
+            good.url,
+            strange.url,
+            hanging.url,
+            f"http://127.0.0.1:{closed_port()}",
+            health={"probe_timeout_seconds": 0.5},
+        )
+        reports = [report_on(answers, "prefix") for answers in await examine(config)]
+    assert [report.reachable for report in reports] == [True, True, False, False]
+    assert reports[0].models == ("m",)
+    assert reports[0].warnings == ("max_num_seqs is not visible: set max_in_flight to vLLM's --max-num-seqs.",)
+    assert reports[1].models == ()
+    assert any("list of models" in warning or "not a JSON object" in warning for warning in reports[1].warnings)
+    assert reports[2].routing_because == "no answer to /health in time"
+    assert reports[3].routing_because == "connection refused"
+
+
+def test_the_table_shows_every_backend_its_warnings_and_the_hint_on_cached_tokens() -> None:
+    reports = [
+        report_on(answered(GOOD, "a"), "prefix"),
+        report_on(answered(replace(GOOD, version="0.9"), "b"), "prefix"),
+    ]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(as_table(config_for(), reports))
+    text = console.export_text()
+    for word in ("100,000 tokens", "64 sequences (/server_info)", "! b: Version 0.9", "--enable-prompt-tokens-details"):
+        assert word in text
+    assert as_json(config_for(), reports)["backends"][1]["version"] == "0.9"

@@ -1,0 +1,180 @@
+import json
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.cli import demo
+from gateway.config import parse
+
+
+@contextmanager
+def taken(port: int = 0) -> Iterator[int]:
+    """Something listens at the port."""
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((demo.HOST, port))
+        listening.listen()
+        yield int(listening.getsockname()[1])
+
+
+def test_a_port_that_was_asked_for_and_is_in_use_is_said_before_anything_starts() -> None:
+    lines: list[str] = []
+    with taken() as port, pytest.raises(demo.DemoFailed, match=rf"port {port} .* make demo ARGS='--port N'"):
+        demo.run(1, port, "sim", None, lines.append)
+    assert lines == []
+
+
+def test_a_free_port_that_was_asked_for_is_taken_with_the_next_one() -> None:
+    port = free_ports_in_a_row(2)
+    lines: list[str] = []
+    assert demo.choose_ports(port, lines.append) == (port, port + 1)
+    assert lines == []
+
+
+def test_admin_goes_elsewhere_when_the_port_after_the_wanted_one_is_in_use() -> None:
+    port = free_ports_in_a_row(2)
+    lines: list[str] = []
+    with taken(port + 1):
+        chosen, admin = demo.choose_ports(port, lines.append)
+    assert chosen == port
+    assert admin not in (port, port + 1)
+    assert lines == [f"port {port + 1} cannot be used for admin: taking {admin}"]
+
+
+def test_the_last_port_of_all_can_be_asked_for() -> None:
+    port, admin = demo.choose_ports(65535, lambda _line: None)
+    assert port == 65535
+    assert 0 < admin < 65535
+
+
+def test_without_a_wish_the_first_pair_is_taken_silently() -> None:
+    port = free_ports_in_a_row(2)
+    lines: list[str] = []
+    assert demo.choose_ports(None, lines.append, first=port) == (port, port + 1)
+    assert lines == []
+
+
+@pytest.mark.parametrize("in_use", [[0], [1], [0, 1]])
+def test_without_a_wish_the_next_free_pair_is_taken_and_said(in_use: list[int]) -> None:
+    port = free_ports_in_a_row(4)
+    lines: list[str] = []
+    with ExitStack() as stack:
+        for offset in in_use:
+            stack.enter_context(taken(port + offset))
+        assert demo.choose_ports(None, lines.append, first=port) == (port + 2, port + 3)
+    [line] = lines
+    assert f"taking {port + 2} and {port + 3}" in line
+    assert "make demo ARGS='--port N'" in line
+
+
+def backends_answer(*states: str) -> bytes:
+    return json.dumps({"backends": [{"state": state, "models": ["m"]} for state in states]}).encode()
+
+
+def test_all_engines_are_up_only_when_the_gateway_says_so_of_each() -> None:
+    assert demo.all_up(backends_answer("up", "up"))
+    assert not demo.all_up(backends_answer("up", "unknown"))
+    assert not demo.all_up(backends_answer())
+    assert not demo.all_up(b'{"backends": [{"state": "up", "models": []}]}')
+    assert not demo.all_up(None)
+
+
+def test_real_engines_that_are_not_installed_are_told_with_the_command_that_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(demo.DemoFailed, match=r"\.venv-vllm/bin/python is missing: `make demo ENGINE=vllm`"):
+        demo.make_engines(1, "vllm", None, tmp_path, lambda _line: None)
+
+
+def test_the_gateway_is_configured_for_this_machine_alone() -> None:
+    config = parse(demo.gateway_config(["http://127.0.0.1:1", "http://127.0.0.1:2"], 8080, 9001))
+    assert config.server.host == "127.0.0.1"
+    assert config.server.admin is not None
+    assert config.server.admin.port == 9001
+    assert [backend.name for backend in config.backends] == ["engine-1", "engine-2"]
+
+
+def test_the_first_request_can_be_pasted() -> None:
+    text = demo.first_steps(8080, 9001, "demo-model", "/usr/bin/python3")
+    [curl] = [line for line in text.splitlines() if line.startswith("curl")]
+    words = shlex.split(curl)
+    assert words[2] == "http://127.0.0.1:8080/v1/chat/completions"
+    assert json.loads(words[-1])["model"] == "demo-model"
+    _, snippet = text.split("<<'PY'\n")
+    assert "http://127.0.0.1:9001/metrics" in text
+    compile(snippet.split("\nPY\n")[0], "snippet", "exec")
+
+
+def test_a_model_folder_needs_real_engines(tmp_path: Path) -> None:
+    with pytest.raises(demo.DemoFailed, match="--engine vllm"):
+        demo.make_engines(1, "sim", tmp_path, tmp_path, lambda _line: None)
+
+
+def test_an_engine_that_cannot_start_is_reported_with_its_log(tmp_path: Path) -> None:
+    server = demo.Server("engine-1", "http://127.0.0.1:9", ["json.tool", "/missing"], "/health", tmp_path / "log")
+    server.start()
+    with pytest.raises(demo.DemoFailed, match=r"engine-1 ended before it was ready(.|\n)*missing"):
+        server.wait_ready()
+    server.stop()
+
+
+def test_a_simulated_engine_starts_answers_and_stops(tmp_path: Path) -> None:
+    [engine], model = demo.make_engines(1, "sim", None, tmp_path, lambda _line: None)
+    assert model == demo.MODEL_NAME
+    try:
+        engine.start()
+        engine.wait_ready()
+        assert demo.answers(f"{engine.url}/v1/models")
+    finally:
+        engine.stop()
+    assert not engine.is_running()
+    assert not demo.answers(f"{engine.url}/health")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_whole_demonstration_runs_and_one_signal_stops_all_of_it(number: signal.Signals) -> None:
+    port = free_ports_in_a_row(2)
+    command = [sys.executable, "-m", "gateway", "demo", "--backends", "2", "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    lines: list[str] = []
+    with process.stdout as output:
+        for line in output:
+            lines.append(line)
+            if line.startswith("Ctrl-C"):
+                break
+        try:
+            urls = [line.split()[-1] for line in lines if line.startswith("starting")]
+            assert len(urls) == 3, "".join(lines)
+            assert all(demo.answers(f"{url}/v1/models") for url in urls)
+            assert demo.all_up(demo.read(f"http://{demo.HOST}:{port + 1}/admin/backends"))
+            [curl] = [line for line in lines if line.startswith("curl")]
+            answer = subprocess.run(shlex.split(curl), capture_output=True, text=True, check=True, timeout=20)
+            assert answer.stdout.startswith("HTTP/1.1 200")
+            assert '"choices"' in answer.stdout
+        finally:
+            process.send_signal(number)
+            rest = output.read()
+            assert process.wait(20) == 0, rest
+    assert not any(demo.answers(f"{url}/health") for url in urls)
+
+
+def free_ports_in_a_row(count: int) -> int:
+    """The first of some free ports that follow one another."""
+    while True:
+        with ExitStack() as stack:
+            first = stack.enter_context(taken())
+            try:
+                for offset in range(1, count):
+                    stack.enter_context(taken(first + offset))
+            except (OSError, OverflowError):
+                continue
+            return first

@@ -1,0 +1,115 @@
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from io import StringIO
+from random import Random
+from typing import Any
+
+import pytest
+from aiohttp import web
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from gateway.cli.main import app
+from gateway.cli.prefixes import as_view
+from gateway.config import Listen
+from gateway.front.admin import admin_listening
+from gateway.front.prefixes_route import add_prefix_routes
+from gateway.insights.report import PrefixReport
+from tests.unit.insights.traffic import Prose, chat, read, send, times
+
+
+@pytest.fixture
+def report() -> PrefixReport:
+    """Of traffic with a time at the top of its system prompt."""
+    random = Random(4)
+    prose, clock, collected = Prose(random), times(random), PrefixReport(0.0, Random(1))
+    system = prose.text(6000)
+    requests = [read(chat(f"Now: {next(clock)}\n{system}", prose.text(200))) for _ in range(30)]
+    send(collected, requests, client=lambda _: "team-a")
+    return collected
+
+
+def shown(document: dict[str, Any]) -> str:
+    console = Console(width=120, file=StringIO())
+    with console.capture() as captured:
+        console.print(as_view(document))
+    return captured.get()
+
+
+@asynccontextmanager
+async def admin_port(report: PrefixReport | None) -> AsyncIterator[str]:
+    served = web.Application()
+    add_prefix_routes(served, None if report is None else lambda window: report.prepare(31.0, window))
+    async with admin_listening(served, Listen(port=0)) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+async def run(*arguments: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, app, ["prefixes", *arguments], env={"COLUMNS": "120"})
+
+
+def test_a_cause_is_told_and_drawn(report: PrefixReport) -> None:
+    text = shown(report.report(31.0))
+    assert "1. timestamp in messages[0] (system), byte 5 of it" in text
+    assert "About 30 requests of team-a" in text
+    assert "Move the time behind the shared text" in text
+    (bar,) = [line for line in text.splitlines() if line.strip().startswith("█▒█")]
+    assert bar.strip().startswith("█▒████")
+    assert bar.strip().endswith("█··")
+    assert "█ 3 shared  ▒ 5 differs  █ 1,5" in text
+    assert "0%  found in a cache" in text
+
+
+def test_no_cause_is_told_as_such() -> None:
+    system = Prose(Random(2)).text(3000)
+    collected = PrefixReport(0.0, Random(1))
+    now = send(collected, [read(chat(system, f"Question {number}")) for number in range(8)])
+    text = shown(collected.report(now))
+    assert "No cause found" in text
+    assert "Looked at 8 prompts, for 8 requests." in text
+    assert "Most reused prefixes" in text
+
+
+def test_a_gateway_without_requests_says_so() -> None:
+    text = shown(PrefixReport(0.0, Random(1)).report(1.0))
+    assert "No requests yet." in text
+    assert "Most reused" not in text
+
+
+async def test_the_command_asks_a_running_gateway(report: PrefixReport) -> None:
+    async with admin_port(report) as url:
+        result = await run(url)
+        assert result.exit_code == 0
+        assert "1. timestamp in messages[0] (system)" in result.stdout
+        as_json = await run(url, "--json", "--minutes", "5")
+        assert json.loads(as_json.stdout)["breakers"][0]["kind"] == "timestamp"
+
+
+async def test_a_report_that_is_switched_off_is_told_in_a_line() -> None:
+    async with admin_port(None) as url:
+        result = await run(url)
+    assert result.exit_code == 1
+    assert result.stderr == f"gateway: {url}: The prefix report is switched off (prefix_report.enabled).\n"
+
+
+async def test_a_server_that_is_no_gateway_is_told_in_a_line() -> None:
+    async with admin_listening(web.Application(), Listen(port=0)) as port:
+        result = await run(f"http://127.0.0.1:{port}")
+    assert result.exit_code == 1
+    assert result.stderr.endswith("answered 404: is this the admin port of a gateway?\n")
+    assert len(result.stderr.splitlines()) == 1
+
+
+async def test_a_report_of_another_shape_is_told_in_a_line() -> None:
+    served = web.Application()
+    served.router.add_get("/admin/prefixes", _other)
+    async with admin_listening(served, Listen(port=0)) as port:
+        result = await run(f"http://127.0.0.1:{port}")
+    assert result.exit_code == 1
+    assert "not a report that this version can show" in result.stderr
+
+
+async def _other(_: web.Request) -> web.Response:
+    return web.json_response({"totals": 3})

@@ -1,0 +1,95 @@
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.insights.corpus import build
+from gateway.insights.difference import Difference, Part, common_prefix, compare, part_of
+from gateway.insights.families import Family, find_families
+from gateway.insights.kinds import Kind
+from gateway.insights.samples import Sample
+from tests.unit.insights.traffic import Prose, chat, read, tools
+
+PROSE = Prose(Random(3))
+SHARED = PROSE.text(3000)
+
+
+def first_difference(texts: list[str]) -> Difference | None:
+    """Of the first two, in a family of all."""
+    samples = [Sample(each.encode(), "m", "", "", (), (), 0.0, 1, len(each), len(each) // 4) for each in texts]
+    corpus = build(samples, lambda: None)
+    (family,) = find_families(corpus, np.zeros(len(samples), np.int64), lambda: None)
+    assert isinstance(family, Family)
+    return compare(corpus, family, 0, 1)
+
+
+@given(st.binary(max_size=300), st.binary(max_size=50), st.binary(max_size=50), st.integers(0, 300))
+def test_the_common_prefix_is_found_byte_for_byte(shared: bytes, one: bytes, other: bytes, known: int) -> None:
+    one, other = shared + one, shared + other
+    length = common_prefix(one, other, min(known, len(shared)))
+    assert one[:length] == other[:length]
+    assert length == min(len(one), len(other)) or one[length] != other[length]
+
+
+@pytest.mark.parametrize(
+    ("variants", "kind", "differing"),
+    [
+        (["at 09:15:00,", "at 09:16:10,", "at 10:02:00,", "at 11:11:11,"], Kind.TIMESTAMP, ("09:15:00", "09:16:10")),
+        (["order 998,", "order 1001,", "order 7,", "order 85,"], Kind.NUMBER, ("998", "1001")),
+        (["Dear Ada Byron,", "Dear Clara Schumann,", "Dear Emmy,", "Dear Lise Meitner,"], Kind.NAME,
+         ("Ada Byron", "Clara Schumann")),
+        (["in loud tone,", "in lush tone,", "in a soft tone,", "in any tone,"], Kind.WORDS, ("loud", "lush")),
+        (["go,", "go and see whom we know,", "go on,", "go elsewhere,"], Kind.EXTRA_TEXT,
+         ("", " and see whom we know")),
+    ],
+)  # fmt: skip
+def test_what_differs_is_found_from_its_first_to_its_last_byte(
+    variants: list[str], kind: Kind, differing: tuple[str, str]
+) -> None:
+    texts = [f"We begin {variant}\n{SHARED}" for variant in variants]
+    found = first_difference(texts)
+    assert found is not None
+    assert found.kind is kind
+    told = tuple(text[found.start : end] for text, end in zip(texts, found.ends, strict=False))
+    assert told == differing
+
+
+def test_numbers_of_documents_in_another_order_are_an_order() -> None:
+    pages = [f"[{number}] {PROSE.text(700)}" for number in range(5)]
+    random = Random(2)
+    texts = ["Read:\n" + "\n".join(random.sample(pages, 5)) for _ in range(6)]
+    found = first_difference(texts)
+    assert found is not None
+    assert found.kind is Kind.TEXT_ORDER
+
+
+def test_a_prompt_that_begins_with_another_has_no_difference() -> None:
+    texts = [f"{SHARED}", f"{SHARED} and more", *(f"At 1{number}:00 {SHARED}" for number in range(5))]
+    samples = [Sample(each.encode(), "m", "", "", (), (), 0.0, 1, len(each), len(each) // 4) for each in texts]
+    corpus = build(samples, lambda: None)
+    (family,) = find_families(corpus, np.zeros(len(samples), np.int64), lambda: None)
+    assert compare(corpus, family, 0, 1) is None
+
+
+def test_a_place_is_told_by_the_part_that_it_is_in() -> None:
+    document = chat("Be good.", "Hi.", "Yes?", "Do it.", tools=tools(PROSE, 2), documents=[{"text": "d"}])
+    text = b"".join(read(document).pieces)
+    for mark, name in (
+        (b'{"type":"function"', "tools"), (b'{"text":"d"}', "documents"), (b"Be good", "messages[0] (system)"),
+        (b"Hi.", "messages[1] (user)"), (b"Yes?", "messages[2] (assistant)"), (b"Do it", "messages[3] (user)"),
+    ):  # fmt: skip
+        assert part_of(text, text.index(mark)) == Part(name, 0)
+        assert part_of(text, text.index(mark) + 2) == Part(name, 2)
+
+
+def test_a_system_text_beside_the_turns_is_a_part() -> None:
+    text = b"".join(read({"system": "Now: 12", "messages": [{"role": "user", "content": "x"}]}).pieces)
+    assert part_of(text, text.index(b"12")) == Part("system", 5)
+
+
+def test_a_plain_prompt_is_one_part_and_a_made_up_role_is_not_told() -> None:
+    assert part_of(b"some prompt", 5) == Part("prompt", 5)
+    text = b"".join(read({"messages": [{"role": "my secret role", "content": "abc"}]}).pieces)
+    assert part_of(text, text.index(b"abc")) == Part("messages[0] (other)", 0)

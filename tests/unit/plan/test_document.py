@@ -1,0 +1,68 @@
+import orjson
+
+from gateway.plan.document import plan_document, running_document
+from gateway.plan.kv import Group, KvLayout, Pool
+from gateway.plan.model_shape import read_shape
+from gateway.plan.plan import make_plan
+from gateway.plan.running import Running
+from tests.unit.plan.models import GEMMA3_27B, LLAMA_8B, LLAMA_70B, MINILM, Config, settings, workload
+
+
+def document(config: Config, gpus: int = 8, gpu_gib: float = 80, **load: int) -> dict[str, object]:
+    plan = make_plan(read_shape(config), settings(gpu_gib), workload(**load), gpus)
+    return plan_document(plan, ["w"], model="m", weights_from="s", command="c")
+
+
+def test_a_document_is_json_and_tells_sizes_in_bytes() -> None:
+    found = orjson.loads(orjson.dumps(document(LLAMA_8B)))
+    assert found["model"]["kv_bytes_per_token"] == 131072
+    assert found["model"]["weight_bytes"] == 2 * 8_030_261_248
+    assert [option["tensor_parallel"] for option in found["options"]] == [1, 2, 4, 8]
+    one = found["options"][0]
+    assert one["gpu_bytes"]["kv_cache"] == sum(one["gpu_bytes"][key] * sign for key, sign in
+                                               (("budget", 1), ("weights", -1), ("reserve", -1)))  # fmt: skip
+    assert found["choice"] == 1
+    assert found["warnings"] == ["w"]
+    assert found["without_paging"] == one["kv_tokens"] // 8192
+    assert found["assumed"] == ["working memory (--reserve-gib tells it)", "weights, counted from config.json"]
+
+
+def test_what_does_not_fit_has_neither_lengths_nor_a_choice() -> None:
+    found = document(LLAMA_70B, gpus=1)
+    assert (found["choice"], found["lengths"], found["gateway"]) == (None, [], None)
+
+
+def test_an_encoder_has_no_lengths() -> None:
+    found = document(MINILM, gpus=1)
+    assert found["choice"] == 1
+    assert found["lengths"] == []
+    assert found["without_paging"] is None
+
+
+def test_splits_that_heads_do_not_allow_are_named() -> None:
+    assert document(LLAMA_8B | {"num_attention_heads": 12, "num_key_value_heads": 4})["cannot_split_by"] == [8]
+
+
+def test_what_is_assumed_is_listed() -> None:
+    shape = read_shape(GEMMA3_27B | {"quantization_config": {"quant_method": "new"}})
+    plan = make_plan(shape, settings(quantization=shape.quantization), workload(assumed=True), 1)
+    found = plan_document(plan, [], model="m", weights_from="s", command=None)
+    assert found["assumed"] == [
+        "working memory (--reserve-gib tells it)",
+        "weights, counted from config.json",
+        "no weights for what sees or hears",
+        "weights as if unpacked: new is not known",
+        "lengths of requests (--prompt-tokens, --output-tokens)",
+    ]
+    told = make_plan(shape, settings(reserve_bytes=1, weight_bytes=1), workload(), 1)
+    assert plan_document(told, [], model="m", weights_from="s", command=None)["assumed"] == []
+
+
+def test_a_running_backends_engines_share_its_cap() -> None:
+    pool = Pool(KvLayout(16, 0, (Group(None),)), 6250)
+    running = Running("http://h:1", "m", "0.33.0", 8192, 2, 100_000, None, pool)
+    found = running_document(running, workload(), [], 92)
+    assert found["max_num_seqs"] == 92
+    assert found["without_paging"] == 12
+    assert f"max_in_flight: {2 * found['max_num_seqs']}" in found["gateway"]
+    assert [row["sequences"] for row in found["lengths"]] == [195, 97, 48, 12]

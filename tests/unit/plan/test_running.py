@@ -1,0 +1,81 @@
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from gateway.plan.fields import PlanError
+from gateway.plan.running import ask_running
+from tests.unit import pages
+
+MODELS = json.dumps({"data": [{"id": "lora", "parent": "m"}, {"id": "m", "max_model_len": 8192}]})
+
+
+def metrics(engines: int = 1, tokens: str = "100000") -> str:
+    lines = []
+    for rank in range(engines):
+        lines.append(f'vllm:num_requests_running{{engine="{rank}"}} 0.0')
+        lines.append(f'vllm:num_requests_waiting{{engine="{rank}"}} 0.0')
+        lines.append(
+            f'vllm:cache_config_info{{engine="{rank}",block_size="32",num_gpu_blocks="3125",'
+            f'kv_cache_size_tokens="{tokens}",enable_prefix_caching="True"}} 1.0'
+        )
+    return "\n".join(lines) + "\n"
+
+
+def engine(**changed: str | None) -> dict[str, str]:
+    told = {"/health": "", "/version": '{"version": "0.33.0"}', "/v1/models": MODELS, "/metrics": metrics()}
+    return {path: text for path, text in {**told, **changed}.items() if text is not None}
+
+
+@contextmanager
+def serving(answers: dict[str, str], other: int = 404) -> Iterator[str]:
+    """A server that has these pages."""
+    with pages.serving(lambda path: (200, answers[path].encode()) if path in answers else (other, b"")) as url:
+        yield url
+
+
+def refusal(answers: dict[str, str], other: int = 404) -> str:
+    """Why there is no plan."""
+    with serving(answers, other) as url, pytest.raises(PlanError) as refused:
+        ask_running(url)
+    return str(refused.value)
+
+
+def test_a_backend_tells_all_that_a_plan_needs() -> None:
+    with serving(engine()) as url:
+        found = ask_running(url)
+    assert (found.model, found.version, found.max_length_tokens, found.max_num_seqs) == ("m", "0.33.0", 8192, None)
+    assert (found.engines, found.kv_tokens) == (1, 100_000)
+    assert found.pool.blocks == 3125
+    assert found.pool.sequences(8192) == 3125 // 256
+
+
+def test_several_engines_have_a_cache_each() -> None:
+    info = '{"vllm_config": {"scheduler_config": {"max_num_seqs": 64}}}'
+    with serving(engine(**{"/metrics": metrics(2), "/server_info?config_format=json": info})) as url:
+        found = ask_running(url)
+    assert (found.engines, found.kv_tokens, found.max_num_seqs) == (2, 100_000, 64)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"/metrics": None}, "does not tell the size of its KV cache"),
+        ({"/v1/models": '{"data": []}'}, "it lists no model"),
+        ({"/v1/models": '{"data": [{"id": "m"}]}'}, "does not tell max_model_len of m"),
+    ],
+)
+def test_what_a_backend_does_not_tell_is_said(changed: dict[str, str | None], why: str) -> None:
+    assert why in refusal(engine(**changed))
+
+
+def test_a_key_that_lacks_is_asked_for() -> None:
+    assert refusal(engine(**{"/v1/models": None}), 401).endswith("/v1/models answered 401: give --api-key")
+
+
+def test_nobody_there_and_no_url_are_told() -> None:
+    with pytest.raises(PlanError, match="connection refused"):
+        ask_running("http://127.0.0.1:9")
+    with pytest.raises(PlanError, match="scheme, host and port only"):
+        ask_running("http://127.0.0.1:9/v1")
