@@ -185,7 +185,7 @@ def prefixes(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show how much of the prompts is found in KV caches, and what keeps the rest from being found."""
-    from gateway.cli.admin_client import AdminError, ask_admin
+    from gateway.cli.prefixes import AdminError, as_view, ask_admin
 
     try:
         report = ask_admin(url, f"/admin/prefixes?minutes={minutes:g}")
@@ -197,8 +197,6 @@ def prefixes(
         typer.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
         return
     from rich.console import Console
-
-    from gateway.cli.prefixes import as_view
 
     try:
         view = as_view(report)
@@ -244,8 +242,8 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what a model needs of a GPU's memory, how many requests fit at which length, and what to set."""
+    from gateway.plan.checkpoint import PlanError
     from gateway.plan.command import Asked, plan_model, plan_running
-    from gateway.plan.fields import PlanError
 
     asked = Asked(
         model, gpu_memory_gib, gpus, tensor_parallel_size, gpu_memory_utilization, max_model_len, dtype,

@@ -1,5 +1,9 @@
-"""`gateway prefixes`: the prefix report for people, with a picture of each cause."""
+"""`gateway prefixes`: asks the admin port of a running gateway, and draws the report with a picture of each cause."""
 
+import http.client
+import json
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -7,6 +11,9 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+_TIMEOUT_SECONDS = 30.0
+_MOST_BYTES = 32 << 20
 
 Document = dict[str, Any]
 _WIDTH = 64
@@ -17,6 +24,40 @@ _SHARES = (
     ("other", "new, or evicted", "·", "dim"),
 )
 _NONE = "No cause found: nothing that many prompts share stands behind something that differs."
+
+
+class AdminError(Exception):
+    """The admin port did not answer as one does; the message says it in one line."""
+
+
+def ask_admin(url: str, path: str) -> dict[str, Any]:
+    """The document at the path below the admin port's URL. Raises AdminError."""
+    whole = url.rstrip("/") + path
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(whole, timeout=_TIMEOUT_SECONDS) as answer:
+            body = answer.read(_MOST_BYTES)
+    except urllib.error.HTTPError as error:
+        with error:
+            told = _document(error.read(_MOST_BYTES)).get("error")
+        if isinstance(told, str):
+            raise AdminError(f"{url}: {told}") from None
+        raise AdminError(f"{whole} answered {error.code}: is this the admin port of a gateway?") from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        why = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise AdminError(f"{url} cannot be asked: {why}") from None
+    document = _document(body)
+    if not document:
+        raise AdminError(f"{whole} did not answer as a gateway does: is this its admin port?")
+    return document
+
+
+def _document(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def as_view(report: Document) -> Group:

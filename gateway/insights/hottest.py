@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from gateway.insights.samples import Sample
-from gateway.insights.tallies import (
+from gateway.insights.samples import (
     ACTUAL,
     OTHERS,
     PREDICTED,
@@ -15,6 +14,7 @@ from gateway.insights.tallies import (
     Application,
     Epoch,
     Reuse,
+    Sample,
     add_up,
 )
 

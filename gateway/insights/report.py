@@ -12,13 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from gateway.insights.breakers import Scale, breakers
-from gateway.insights.causes import find_cause
+from gateway.insights.causes import Scale, breakers, find_cause
 from gateway.insights.corpus import Breathe, build
 from gateway.insights.families import find_families
 from gateway.insights.hottest import Holders, applications, clients, counts, hottest, merged_rows
-from gateway.insights.samples import Limits, Sample, Samples
-from gateway.insights.tallies import REQUESTS, Bounds, Epoch, Tallies, add_up
+from gateway.insights.samples import REQUESTS, Bounds, Epoch, Limits, Sample, Samples, Tallies, add_up
 from gateway.observe.record import Record
 from gateway.request import Ask
 

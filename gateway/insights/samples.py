@@ -1,14 +1,24 @@
-"""Prompts kept for the report: few, bounded in number and bytes, in memory only."""
+"""What the report is made from: a few prompts, and counts over a sliding window. All in memory, all bounded.
+
+`Samples` keeps prompts, limited in number and bytes. `Tallies` counts requests and hits in epochs, by key and
+application, and which prefixes recur: an epoch's tables drop their rarest rows when they are full. Applications that
+are dropped are added to the row of their key. Prefixes are counted on a share of the requests, which halves as an
+epoch fills.
+"""
 
 import re
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
 
 from gateway.observe.record import Record
 from gateway.request import Ask
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}")
+REQUESTS, PROMPT, PREDICTED, REPORTED_PROMPT, ACTUAL = range(5)  # of a row of counts
+OTHERS = 0  # in place of an application: those that are not told apart
+Application = tuple[str, int]  # an API key's name, and the key of the first prefix block
 
 
 @dataclass(slots=True)
@@ -123,3 +133,170 @@ def _joined(pieces: Sequence[bytes], limit: int) -> bytes:
         if size >= limit:
             break
     return b"".join(taken)
+
+
+@dataclass(slots=True)
+class Reuse:
+    """A prefix that was found in a cache again. `requests` counts those that begin with it, from then on."""
+
+    size_bytes: int
+    tokens: float
+    parent: int
+    requests: int = 0
+    saved_tokens: float = 0.0
+    backends: set[str] = field(default_factory=set)
+
+    def plus(self, other: "Reuse") -> "Reuse":
+        """Both together."""
+        return Reuse(
+            self.size_bytes, self.tokens, self.parent, self.requests + other.requests,
+            self.saved_tokens + other.saved_tokens, self.backends | other.backends,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Epoch:
+    """The counts of some minutes."""
+
+    began_seconds: float
+    rows: dict[Application, list[int]] = field(default_factory=dict)
+    prefixes: dict[int, Reuse] = field(default_factory=dict)
+    taken: int = 0
+    stride: int = 1
+    skip: int = 0
+
+    def copy(self) -> "Epoch":
+        """One that is not changed any more."""
+        rows = {application: row.copy() for application, row in self.rows.items()}
+        prefixes = {key: reuse.plus(Reuse(0, 0.0, 0)) for key, reuse in self.prefixes.items()}
+        return Epoch(self.began_seconds, rows, prefixes)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Sizes of the tables; `taken` is after how many requests the share that is looked at closely halves."""
+
+    epochs: int = 12
+    epoch_seconds: float = 300.0
+    rows: int = 1024
+    prefixes: int = 2048
+    taken: int = 1024
+
+
+class Tallies:
+    """Owner of the counts."""
+
+    def __init__(self, now: float, bounds: Bounds, random: Random) -> None:
+        self._bounds = bounds
+        self._random = random
+        self._epoch = Epoch(now)
+        self._past: deque[Epoch] = deque(maxlen=bounds.epochs - 1)
+        self._since_start = [0] * 5
+        self._models: set[str] = set()
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{len(epoch.rows)}/{len(epoch.prefixes)}" for epoch in (*self._past, self._epoch))
+        return f"<Tallies rows/prefixes by epoch: {sizes}>"
+
+    @property
+    def window_seconds(self) -> float:
+        """How far back the counts go at most."""
+        return self._bounds.epochs * self._bounds.epoch_seconds
+
+    def count(self, record: Record, ask: Ask) -> None:
+        """An answered request. Its `ask` has keys."""
+        epoch = self._epoch
+        if record.ended_seconds - epoch.began_seconds >= self._bounds.epoch_seconds:
+            epoch = self._next_epoch(record)
+        application = (record.client, ask.keys[0])
+        row = epoch.rows.get(application)
+        if row is None:
+            row = self._new_row(epoch, application, record.model)
+        prompt, actual = record.prompt_tokens, record.actual_hit_tokens
+        row[0] += 1
+        row[1] += prompt
+        row[2] += record.predicted_hit_tokens
+        if actual is not None:
+            row[3] += prompt
+            row[4] += actual
+        if epoch.skip:
+            epoch.skip -= 1
+        else:
+            self._look_closely(epoch, record, ask)
+
+    def models(self) -> set[str]:
+        """Models that have answered; a bounded number."""
+        return set(self._models)
+
+    def snapshot(self, since_seconds: float) -> list[Epoch]:
+        """The epochs that end after then, oldest first; not changed afterwards."""
+        epochs = [*self._past, self._epoch.copy()]
+        ends = [later.began_seconds for later in epochs[1:]]
+        return [epoch for epoch, end in zip(epochs, [*ends, float("inf")], strict=True) if end > since_seconds]
+
+    def since_start(self) -> list[int]:
+        """Counts of everything up to now."""
+        return add_up((self._since_start, *self._epoch.rows.values()))
+
+    def _next_epoch(self, record: Record) -> Epoch:
+        length = self._bounds.epoch_seconds
+        missed = int((record.ended_seconds - self._epoch.began_seconds) // length)
+        self._since_start = self.since_start()
+        began = self._epoch.began_seconds
+        self._past.append(self._epoch)
+        for quiet in range(max(1, missed - self._bounds.epochs), missed):
+            self._past.append(Epoch(began + quiet * length))
+        self._epoch = Epoch(began + missed * length)
+        return self._epoch
+
+    def _new_row(self, epoch: Epoch, application: Application, model: str) -> list[int]:
+        if len(self._models) < self._bounds.rows:
+            self._models.add(model)
+        if len(epoch.rows) >= self._bounds.rows:
+            self._drop_rare_rows(epoch)
+        return epoch.rows.setdefault(application, [0] * 5)
+
+    def _drop_rare_rows(self, epoch: Epoch) -> None:
+        ranked = sorted(epoch.rows.items(), key=lambda item: item[1][REQUESTS], reverse=True)
+        kept = dict(ranked[: self._bounds.rows // 2])
+        for (client, _), row in ranked[self._bounds.rows // 2 :]:
+            others = kept.setdefault((client, OTHERS), [0] * 5)
+            for place, value in enumerate(row):
+                others[place] += value
+        epoch.rows = kept
+
+    def _look_closely(self, epoch: Epoch, record: Record, ask: Ask) -> None:
+        """Count every prefix of the request that is known to recur, and those that its own hit shows to."""
+        epoch.taken += 1
+        weight = epoch.stride
+        if epoch.taken % self._bounds.taken == 0:
+            epoch.stride *= 2
+        epoch.skip = self._random.randrange(2 * epoch.stride - 1) if epoch.stride > 1 else 0
+        actual = record.actual_hit_tokens
+        hit = record.predicted_hit_tokens if actual is None else actual
+        tokens_per_byte = record.prompt_tokens / max(1, ask.prompt_size)
+        prefixes, parent = epoch.prefixes, 0
+        for key, edge in zip(ask.keys, ask.edges, strict=False):
+            reuse = prefixes.get(key)
+            tokens = edge * tokens_per_byte
+            if reuse is None:
+                if not hit or tokens > hit + 16:  # engines cache whole blocks: a hit falls a little short of the text
+                    break
+                reuse = prefixes[key] = Reuse(edge, tokens, parent)
+            reuse.requests += weight
+            reuse.saved_tokens += weight * (hit if hit < tokens else tokens)
+            if record.backend not in reuse.backends and len(reuse.backends) < 64:
+                reuse.backends.add(record.backend)
+            parent = key
+        if len(prefixes) > self._bounds.prefixes:
+            ranked = sorted(prefixes.items(), key=lambda item: item[1].saved_tokens, reverse=True)
+            epoch.prefixes = dict(ranked[: self._bounds.prefixes // 2])
+
+
+def add_up(rows: Iterable[list[int]]) -> list[int]:
+    """The sum of rows of counts."""
+    total = [0] * 5
+    for row in rows:
+        for place, value in enumerate(row):
+            total[place] += value
+    return total

@@ -6,7 +6,7 @@ from dataclasses import replace
 from gateway.plan.memory import GIB, Fit, Settings, fit, longest_that_starts
 from gateway.plan.model_shape import ModelShape
 from gateway.plan.plan import Option, Plan, Workload
-from gateway.plan.quantization import chosen
+from gateway.plan.weights import chosen
 
 _SPLITS = (1, 2, 4, 8, 16, 32, 64)
 

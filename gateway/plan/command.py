@@ -4,18 +4,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gateway.plan import fields as of
+from gateway.plan import checkpoint as of
 from gateway.plan.advice import caps, concurrency_of, shortened, too_long, warnings
-from gateway.plan.checkpoint import read_checkpoint
-from gateway.plan.document import plan_document, running_document
-from gateway.plan.fields import PlanError
-from gateway.plan.kv import default_block_tokens
-from gateway.plan.memory import GIB, Settings
+from gateway.plan.checkpoint import PlanError, read_checkpoint
+from gateway.plan.document import plan_document, running_document, serve_command, shell
+from gateway.plan.memory import GIB, Settings, default_block_tokens
 from gateway.plan.model_shape import DTYPE_BYTES, ModelShape, read_shape
 from gateway.plan.plan import TENSOR_PARALLEL, Plan, Workload, defaults, make_plan, recommended, startable_length
-from gateway.plan.quantization import chosen
 from gateway.plan.running import ask_running
-from gateway.plan.setup import serve_command, shell
+from gateway.plan.weights import chosen
 
 Document = dict[str, Any]
 PROMPT_TOKENS, OUTPUT_TOKENS = 1024, 256

@@ -1,12 +1,11 @@
-"""A plan as a document for programs; the terminal's view is drawn from it too."""
+"""A plan as a document for programs, with vLLM's command line and the gateway's section; the view is drawn from it."""
 
+import shlex
 from typing import Any
 
-from gateway.plan.kv import Pool, bytes_per_sequence, bytes_per_token
-from gateway.plan.memory import Fit
+from gateway.plan.memory import UTILIZATION, Fit, Pool, bytes_per_sequence, bytes_per_token, default_block_tokens
 from gateway.plan.plan import KV_HEADROOM, TENSOR_PARALLEL, Option, Plan, Workload, rows
 from gateway.plan.running import Running
-from gateway.plan.setup import gateway_file
 
 Document = dict[str, Any]
 
@@ -130,3 +129,37 @@ def _lengths(pool: Pool, longest: int, workload: Workload, gpus: int | None) -> 
         {"tokens": row.tokens, "sequences": row.sequences, "kv_bytes": row.kv_bytes, "is_workload": row.is_workload}
         for row in rows(pool, longest, workload, gpus)
     ]
+
+
+def serve_command(plan: Plan, choice: Option, model: str, kv_cache_dtype: str, quantization: str) -> list[str]:
+    """The arguments of one backend."""
+    settings, words = plan.settings, ["vllm", "serve", model]
+    if choice.fit.tensor_parallel > 1:
+        words += ["--tensor-parallel-size", str(choice.fit.tensor_parallel)]
+    words += ["--max-num-seqs", str(choice.max_num_seqs), "--max-model-len", str(settings.max_length_tokens)]
+    if settings.utilization != UTILIZATION:
+        words += ["--gpu-memory-utilization", f"{settings.utilization:g}"]
+    if settings.block_tokens != default_block_tokens(plan.shape):
+        words += ["--block-size", str(settings.block_tokens)]
+    if kv_cache_dtype != "auto":
+        words += ["--kv-cache-dtype", kv_cache_dtype]
+    if quantization == "fp8":  # the others are made beforehand, and found in the checkpoint
+        words += ["--quantization", "fp8"]
+    return [*words, "--enable-prompt-tokens-details", "--shutdown-timeout", "600"]
+
+
+def shell(words: list[str]) -> str:
+    """The command for a shell, an option a line."""
+    lines: list[list[str]] = [[]]
+    for word in words:
+        if word.startswith("--"):
+            lines.append([])
+        lines[-1].append(word)
+    return " \\\n    ".join(shlex.join(line) for line in lines)
+
+
+def gateway_file(replicas: int, max_in_flight: int, url: str | None = None) -> str:
+    """The section of the gateway's file."""
+    urls = [url] if url else [f"http://HOST-{number}:8000" for number in range(1, replicas + 1)]
+    lines = [f'  - {{url: "{each}", max_in_flight: {max_in_flight}}}' for each in urls]
+    return "\n".join(["backends:", *lines]) + "\n"

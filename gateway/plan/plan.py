@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.plan.kv import Pool
-from gateway.plan.memory import GIB, Fit, Settings, fit, longest_that_starts
+from gateway.plan.memory import GIB, Fit, Pool, Settings, fit, longest_that_starts
 from gateway.plan.model_shape import ModelShape
 
 TENSOR_PARALLEL = (1, 2, 4, 8)

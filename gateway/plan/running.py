@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from gateway.backends.health import Probe
 from gateway.cli.check import examine, why_not_used
 from gateway.config import ConfigError, parse
-from gateway.plan.fields import PlanError
-from gateway.plan.kv import BLOCK_TOKENS, Group, KvLayout, Pool
+from gateway.plan.checkpoint import PlanError
+from gateway.plan.memory import BLOCK_TOKENS, Group, KvLayout, Pool
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.plan.checkpoint import read_checkpoint
-from gateway.plan.kv import bytes_per_token
+from gateway.plan.memory import bytes_per_token
 from gateway.plan.model_shape import read_shape
 from loadtest.vllm_cpu.process import VllmOptions
 from tests.integration.conftest import engine_kind

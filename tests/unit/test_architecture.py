@@ -121,8 +121,7 @@ PURE_EMBEDDINGS = (
 )  # fmt: skip
 PURE_FRONT = ("fields.py", "guards.py", "media.py", "quotes.py", "rewrite.py", "routes.py", "stored.py")
 PURE_PLAN = (
-    "advice.py", "document.py", "fields.py", "kv.py", "layers.py", "memory.py", "model_shape.py", "plan.py",
-    "quantization.py", "setup.py", "weights.py",
+    "advice.py", "checkpoint.py", "document.py", "memory.py", "model_shape.py", "plan.py", "weights.py",
 )  # fmt: skip
 PURE = [
     *sorted((ROOT / "gateway" / "routing").glob("*.py")),

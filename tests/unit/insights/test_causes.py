@@ -1,15 +1,18 @@
 from random import Random
 
 import numpy as np
+import pytest
 
-from gateway.insights.causes import Cause, find_cause
+from gateway.insights.causes import Cause, Scale, advice_on, breakers, find_cause
 from gateway.insights.corpus import build
+from gateway.insights.difference import Kind
 from gateway.insights.families import find_families
-from gateway.insights.kinds import Kind
 from gateway.insights.samples import Sample
-from tests.unit.insights.traffic import Document, Prose, chat, read
+from tests.unit.insights.traffic import Document, Prose, chat, read, uuid
 
 PROSE = Prose(Random(9))
+SHARED = PROSE.text(4000)
+HOUR = Scale(1800.0, False, frozenset(("m",)))
 
 
 def causes(documents: list[Document]) -> list[Cause]:
@@ -61,3 +64,82 @@ def test_files_that_users_paste_are() -> None:
     file, system = PROSE.text(3000), PROSE.text(1000)
     (cause,) = causes([chat(system, f"{PROSE.sentence()}\n{file}") for _ in range(12)])
     assert (cause.kind, cause.part.name) == (Kind.WORDS, "messages[1] (user)")
+
+
+def told(texts: list[str], scale: Scale = HOUR, weight: int = 10, model: str = "m") -> Document:
+    samples = [
+        Sample(text.encode(), model, "team", "", (), (), float(place), weight, len(text), len(text) // 4)
+        for place, text in enumerate(texts)
+    ]
+    corpus = build(samples, lambda: None)
+    causes = [find_cause(corpus, family) for family in find_families(corpus, corpus.matched(), lambda: None)]
+    (found,) = breakers(corpus, [cause for cause in causes if cause is not None], scale)
+    return found
+
+
+def test_families_of_one_cause_are_told_as_one() -> None:
+    other = PROSE.text(3000)
+    texts = [f"Case {number}:\n{(SHARED, other)[number % 2]}" for number in range(100, 120)]
+    found = told(texts)
+    assert (found["requests"], found["variants"]) == (200, 20)
+    assert abs(found["saved_tokens_per_request"] - 3500 / 4) < 20
+
+
+def test_samples_stand_for_the_traffic() -> None:
+    found = told([f"Case {number}:\n{SHARED}" for number in range(100, 120)])
+    assert (found["samples"], found["requests"], found["requests_per_hour"]) == (20, 200, 400)
+    assert abs(found["saved_tokens_per_request"] - 1000) < 20
+    assert found["saved_tokens_per_hour"] == 400 * found["saved_tokens_per_request"]
+
+
+def test_the_picture_goes_from_the_beginning_to_the_end() -> None:
+    texts = [f"Always.\nCase {number}:\n{SHARED}{PROSE.text(400)}" for number in range(100, 112)]
+    picture = told(texts)["picture"]
+    assert [run["what"] for run in picture] == ["shared", "differs", "shared", "own"]
+    assert abs(sum(run["tokens"] for run in picture) - len(texts[0]) // 4) < 10
+    assert abs(picture[2]["tokens"] - 1000) < 30
+
+
+def test_a_picture_of_many_changes_is_kept_short() -> None:
+    lines = SHARED.splitlines()
+    texts = ["\n".join(f"{line}\n{PROSE.sentence()}" for line in lines) for _ in range(12)]
+    texts = [f"{PROSE.sentence()}\n{text}" for text in texts]
+    assert len(told(texts)["picture"]) <= 13
+
+
+def test_what_differs_further_on_is_named() -> None:
+    random = Random(1)
+    half = len(SHARED) // 2
+    texts = [f"At 09:{number}\n{SHARED[:half]}\nrun {uuid(random)}\n{SHARED[half:]}" for number in range(10, 22)]
+    found = told(texts)
+    assert (found["kind"], found["also"]) == ("timestamp", ["uuid"])
+
+
+def test_a_model_that_never_answered_is_not_named() -> None:
+    texts = [f"Case {number}:\n{SHARED}" for number in range(10)]
+    assert told(texts)["models"] == ["m"]
+    assert told(texts, model="tell me a secret")["models"] == ["unknown"]
+
+
+def test_the_same_family_has_the_same_name() -> None:
+    one, other = ([f"Case {number + add}:\n{SHARED}" for number in range(10)] for add in (0, 500))
+    assert told(one)["id"] == told(other)["id"]
+    assert (
+        told(one)["id"]
+        != told([f"Case {number}:\n{PROSE.text(4000)[:0]}{SHARED[1000:]}" for number in range(10)])["id"]
+    )
+
+
+@pytest.mark.parametrize("show", [True, False])
+def test_differing_text_is_shown_only_if_that_is_wanted(show: bool) -> None:
+    texts = [f"Case {number}:\n{SHARED}" for number in range(100, 112)]
+    found = told(texts, Scale(60.0, show, frozenset()))
+    assert found.get("examples") == (["100", "101", "102", "103"] if show else None)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_kind_has_an_advice(kind: Kind) -> None:
+    told = advice_on(kind, "tools, byte 12", 1234)
+    assert "it is in tools, byte 12" in told or "It is in tools, byte 12" in told
+    assert "1,234 tokens" in told
+    assert told.endswith(".")

@@ -1,6 +1,5 @@
 from gateway.insights.hottest import applications, clients, counts, hottest, identity, merged_rows
-from gateway.insights.samples import Sample
-from gateway.insights.tallies import OTHERS, Epoch, Reuse
+from gateway.insights.samples import OTHERS, Epoch, Reuse, Sample
 
 
 def sample(key: int, name: str, text: bytes = b"some text") -> Sample:

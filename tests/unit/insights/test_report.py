@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.insights.report import PrefixReport
-from gateway.insights.samples import Limits
-from gateway.insights.tallies import Bounds
+from gateway.insights.samples import Bounds, Limits
 from tests.unit.insights.traffic import (
     BYTES_PER_TOKEN,
     Document,

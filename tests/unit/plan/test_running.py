@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from gateway.plan.fields import PlanError
+from gateway.plan.checkpoint import PlanError
 from gateway.plan.running import ask_running
 from tests.unit import pages
 

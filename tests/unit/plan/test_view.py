@@ -4,7 +4,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from gateway.plan.document import plan_document, running_document
-from gateway.plan.kv import Group, KvLayout, Pool
+from gateway.plan.memory import Group, KvLayout, Pool
 from gateway.plan.model_shape import read_shape
 from gateway.plan.plan import make_plan
 from gateway.plan.running import Running
