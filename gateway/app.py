@@ -32,9 +32,8 @@ from gateway.embeddings.cache import cache_as_configured
 from gateway.embeddings.coalescer import Coalescer
 from gateway.embeddings.token_counts import TokenCounts
 from gateway.exact_prompts import ExactPrompts
-from gateway.front.admin import admin_app, admin_listening, own_hosts
+from gateway.front.admin import add_prefix_routes, admin_app, admin_listening, own_hosts
 from gateway.front.handler import Handler
-from gateway.front.prefixes_route import add_prefix_routes
 from gateway.front.read import Reader
 from gateway.front.server import Server
 from gateway.front.stored import StoredResponses

@@ -1,8 +1,15 @@
-"""The admin port: metrics, and what is going on, for operators only. Never on the main port."""
+"""The admin port: metrics, and what is going on, for operators only. Never on the main port.
+
+A page in an operator's browser may give its own name the address of this port (DNS rebinding), and then read what the
+port answers: the browser takes both for one origin. Such a request has the page's name in its `Host` header, so only
+known names are accepted. Addresses and loopback names cannot be taken over like that.
+"""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
+from ipaddress import ip_address
 from typing import Any
 
 import orjson
@@ -13,12 +20,14 @@ from prometheus_client.registry import Collector
 
 from gateway.config import Listen
 from gateway.errors import BodyTooLarge, GatewayError, HostNotAllowed, RequestTimeout
-from gateway.front.hosts import is_own_host
-from gateway.front.prefixes_route import Breathe, Breather
 from gateway.front.reply import render
 
 _MAX_BODY_BYTES = 1048576  # of a dry run: as much as is parsed in a few milliseconds
 _BODY_SECONDS = 10.0
+Breathe = Callable[[], None]
+Making = Callable[[Breathe], dict[str, Any]]
+_WORK_SECONDS = 0.001  # at a stretch, before the event loop is let in
+_REST_SECONDS = 0.001
 
 
 def admin_app(
@@ -95,9 +104,9 @@ async def _body(request: web.Request) -> bytes:
         raise BodyTooLarge(f"The body is larger than {_MAX_BODY_BYTES} bytes, the most of a dry run.") from error
 
 
-def as_json(document: Any) -> web.Response:
+def as_json(document: Any, status: int = 200) -> web.Response:
     """An answer to an operator."""
-    return web.Response(body=orjson.dumps(document), content_type="application/json")
+    return web.Response(body=orjson.dumps(document), status=status, content_type="application/json")
 
 
 @asynccontextmanager
@@ -114,3 +123,61 @@ async def admin_listening(app: web.Application, listen: Listen | None) -> AsyncI
         yield int(runner.addresses[0][1])
     finally:
         await runner.cleanup()
+
+
+def add_prefix_routes(app: web.Application, prepare: Callable[[float | None], Making] | None) -> None:
+    """Serve the report. `prepare` takes a snapshot of the last so many seconds (None = all that is kept), on the event
+    loop; what it gives back is called in a thread. Without `prepare` the report is switched off: 404.
+    """
+    one_at_a_time = asyncio.Lock()
+
+    async def show(request: web.Request) -> web.Response:
+        if prepare is None:
+            return as_json({"error": "The prefix report is switched off (prefix_report.enabled)."}, 404)
+        try:
+            minutes = float(request.query.get("minutes", "0"))
+        except ValueError:
+            minutes = -1.0
+        if not 0 <= minutes < 1e6:
+            return as_json({"error": "minutes must be a number of at least 0."}, 400)
+        async with one_at_a_time:
+            document = await asyncio.to_thread(prepare(minutes * 60 or None), Breather())
+        return as_json(document)
+
+    app.router.add_get("/admin/prefixes", show)
+
+
+class Breather:
+    """Lets other threads run now and then: the interpreter alone would let the event loop wait 5 ms at every turn."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._since = clock()
+
+    def __call__(self) -> None:
+        """Rest, if it has been a while."""
+        if self._clock() - self._since >= _WORK_SECONDS:
+            self._sleep(_REST_SECONDS)
+            self._since = self._clock()
+
+
+def is_own_host(header: str, names: Collection[str]) -> bool:
+    """Whether a header is an IP address, a loopback name, or one of these names, with any port."""
+    host = _without_port(header.strip().lower()).removesuffix(".")
+    if host == "localhost" or host.endswith(".localhost") or host in names:
+        return True
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    name, colon, port = host.partition(":")
+    return name if not colon or port.isdigit() or not port else host

@@ -3,9 +3,9 @@
 import hashlib
 import hmac
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.config import Config, KeyConfig
 from gateway.embeddings.grouping import inputs_of as embedding_inputs_of
@@ -18,7 +18,6 @@ from gateway.front.routes import Route
 from gateway.front.standing import Standing
 from gateway.front.steps import SHORT_BYTES, Steps
 from gateway.front.stored import StoredResponses
-from gateway.insights.report import PrefixReport
 from gateway.request import Ask, InferenceRequest, Kind
 from gateway.routing.blocks import prefix_keys, seed
 from gateway.routing.estimate import Estimates
@@ -32,6 +31,16 @@ _SAFE_VALUE = re.compile(rb"[\x21-\x7e][\x20-\x7e]{0,1023}")
 _PASSED = (b"traceparent", b"tracestate", b"x-session-id")
 
 
+class PromptSamples(Protocol):
+    """Keeps some of the prompts, for a report."""
+
+    def wants_sample(self, now: float) -> bool:
+        """Whether to call `sample` for this request. Called once for every request that generates."""
+
+    def sample(self, pieces: Sequence[bytes], ask: Ask, client: str, application: str, now: float) -> None:
+        """Keep a prompt: its canonical text message by message, and the names of the API key and the application."""
+
+
 class Reader:
     """Reads JSON requests."""
 
@@ -42,7 +51,7 @@ class Reader:
         stored: StoredResponses,
         salt_secret: bytes,
         tokens_wanted: Callable[[str], bool] = lambda _: False,
-        report: PrefixReport | None = None,
+        report: PromptSamples | None = None,
     ) -> None:
         self.standing = Standing(config.admission.tenant_header, config.admission.comment_seconds)
         self._limits = config.server

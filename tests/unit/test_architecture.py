@@ -50,7 +50,6 @@ LAYERS: dict[str, set[str]] = {
         "routing.token_blocks",
         "backends.backend",
         "backends.registry",
-        "insights.report",
         "observe.record",
     },
     "dispatch": {

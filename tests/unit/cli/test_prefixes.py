@@ -15,8 +15,7 @@ from typer.testing import CliRunner, Result
 from gateway.cli.main import app
 from gateway.cli.prefixes import AdminError, as_view, ask_admin
 from gateway.config import Listen
-from gateway.front.admin import admin_listening
-from gateway.front.prefixes_route import add_prefix_routes
+from gateway.front.admin import add_prefix_routes, admin_listening
 from gateway.insights.report import PrefixReport
 from tests.unit.insights.traffic import Prose, chat, read, send, times
 from tests.unit.pages import serving
