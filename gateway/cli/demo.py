@@ -1,6 +1,10 @@
-"""`gateway demo`: engines and a gateway, and a first request to try. All that was started ends with the command."""
+"""`gateway demo`: engines and a gateway, and a first request to try. All that was started ends with the command.
+
+Engines are processes of the package `loadtest`, which this one does not import.
+"""
 
 import http.client
+import importlib.util
 import json
 import shlex
 import signal
@@ -13,24 +17,23 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
 from types import FrameType
-from typing import IO, Literal, Protocol
-
-from loadtest.vllm_cpu.process import VllmFailed, VllmOptions, VllmProcess, free_ports
+from typing import IO, Literal
 
 HOST = "127.0.0.1"
 PORT = 8080
 PORTS_TRIED = 100
 LAST_PORT = 65535
+CHOSEN_PORTS = range(20_000, 32_000)
 PORT_OPTION = "--port N, or make demo ARGS='--port N'"
 MODEL_NAME = "demo-model"
 MAX_NUM_SEQS = 32
 DEFAULT_MODEL_DIR = Path(".models/smollm2")
-READY_SECONDS = 30.0
+VLLM_DIR = Path(".venv-vllm")
 POLL_SECONDS = 0.1
-STOP_SECONDS = 10.0
-LOG_TAIL_LINES = 10
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Say = Callable[[str], None]
@@ -41,47 +44,56 @@ class DemoFailed(Exception):
     """The demonstration cannot go on; the message says why."""
 
 
-class Engine(Protocol):
-    """Something started here that serves OpenAI's API."""
+@dataclass(frozen=True)
+class Patience:
+    """How long a server may take to start and to stop, and how much of its log explains a failure."""
 
-    @property
-    def url(self) -> str:
-        """Where it serves."""
+    ready_seconds: float = 30.0
+    stop_seconds: float = 10.0
+    log_lines: int = 10
 
-    def start(self) -> None:
-        """Start it; returns at once."""
 
-    def wait_ready(self) -> None:
-        """Return when it serves."""
-
-    def is_running(self) -> bool:
-        """Whether its process is alive."""
-
-    def terminate(self) -> None:
-        """Ask it to stop; returns at once."""
-
-    def stop(self) -> None:
-        """Return when it has ended."""
+PATIENCE = Patience()
+# loadtest.vllm_cpu.serve gives the engine 180 s and 15 s, and reports more lines itself.
+VLLM_PATIENCE = Patience(ready_seconds=200.0, stop_seconds=25.0, log_lines=40)
 
 
 class Server:
-    """A Python module that serves HTTP, as a process of its own."""
+    """A Python module that serves HTTP, as a process of its own.
 
-    def __init__(self, name: str, url: str, arguments: Sequence[str], ready_path: str, log_path: Path | None) -> None:
+    It writes errors to the log, and everything if it is quiet. Without a log path it writes where this command writes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        arguments: Sequence[str],
+        ready_path: str,
+        log_path: Path | None,
+        patience: Patience = PATIENCE,
+        quiet: bool = True,
+    ) -> None:
         self.name = name
         self.url = url
         self._command = [sys.executable, "-m", *arguments]
         self._ready_path = ready_path
         self._log_path = log_path
+        self._patience = patience
+        self._quiet = quiet
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; returns at once. Without a log path it writes where this command writes."""
+        """Start it; returns at once."""
         with ExitStack() as stack:
             log: IO[bytes] | None = stack.enter_context(self._log_path.open("wb")) if self._log_path else None
             # A session of its own: Ctrl-C reaches this command alone, which then stops things in order.
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log if self._quiet else None,
+                stderr=log,
+                start_new_session=True,
             )
 
     def wait_ready(self) -> None:
@@ -90,12 +102,13 @@ class Server:
 
     def wait_until(self, holds: Callable[[], bool], otherwise: str) -> None:
         """Return when something holds. Raises DemoFailed when the process ends before, or it takes too long."""
-        deadline = time.monotonic() + READY_SECONDS
+        seconds = self._patience.ready_seconds
+        deadline = time.monotonic() + seconds
         while not holds():
             if not self.is_running():
                 raise DemoFailed(f"{self.name} ended before it was ready{self._log_tail()}")
             if time.monotonic() > deadline:
-                raise DemoFailed(f"{self.name} {otherwise} after {READY_SECONDS:.0f} s{self._log_tail()}")
+                raise DemoFailed(f"{self.name} {otherwise} after {seconds:.0f} s{self._log_tail()}")
             time.sleep(POLL_SECONDS)
 
     def is_running(self) -> bool:
@@ -113,7 +126,7 @@ class Server:
             return
         self._process.terminate()
         try:
-            self._process.wait(STOP_SECONDS)
+            self._process.wait(self._patience.stop_seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -121,7 +134,7 @@ class Server:
     def _log_tail(self) -> str:
         if self._log_path is None or not self._log_path.exists():
             return ""
-        lines = self._log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        lines = self._log_path.read_text(errors="replace").splitlines()[-self._patience.log_lines :]
         return "\n".join(["; its log ends with:", *lines]) if lines else ""
 
 
@@ -162,6 +175,23 @@ def choose_ports(wanted: int | None, say: Say, first: int = PORT) -> tuple[int, 
     return wanted, admin
 
 
+def free_ports(count: int) -> list[int]:
+    """Distinct ports that were free a moment ago.
+
+    Not of the range that outgoing connections use: such a port may be taken before a slow starter binds it.
+    """
+    ports: list[int] = []
+    with ExitStack() as held:
+        while len(ports) < count:
+            candidate = SystemRandom().choice(CHOSEN_PORTS)
+            try:
+                held.enter_context(socket.socket()).bind(("", candidate))
+            except OSError:
+                continue
+            ports.append(candidate)
+    return ports
+
+
 def _why_taken(port: int) -> str | None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -172,17 +202,18 @@ def _why_taken(port: int) -> str | None:
     return None
 
 
-def make_engines(count: int, kind: EngineKind, model: Path | None, logs: Path, say: Say) -> tuple[list[Engine], str]:
-    """Engines that are not started yet, and the model they will serve."""
+def make_engines(count: int, kind: EngineKind, model: Path | None, logs: Path) -> tuple[list[Server], str]:
+    """Engines that are not started yet, and the model they will serve. Raises DemoFailed."""
+    if importlib.util.find_spec("loadtest") is None:
+        raise DemoFailed(
+            "the package loadtest, which runs the engines, is not installed: `pip install vllm-batching-gateway` brings"
+            " it, or run `make demo` in a checkout of the project"
+        )
     if kind == "vllm":
-        options = VllmOptions(model or DEFAULT_MODEL_DIR, max_num_seqs=MAX_NUM_SEQS)
-        for needed in (options.venv_dir / "bin/python", options.model_dir / "config.json"):
-            if not needed.exists():
-                raise DemoFailed(f"{needed} is missing: `make demo ENGINE=vllm` installs vLLM and a model first")
-        return [VllmProcess(options, logs / f"engine-{number}.log", say) for number in range(count)], options.model_name
+        return _vllm_engines(count, model or DEFAULT_MODEL_DIR, logs)
     if model is not None:
         raise DemoFailed("--model needs --engine vllm: simulated engines have no model")
-    engines: list[Engine] = []
+    engines = []
     for number, port in enumerate(free_ports(count), 1):
         arguments = ["loadtest", "sim", "--host", HOST, "--port", str(port), "--model", MODEL_NAME]
         arguments += ["--max-num-seqs", str(MAX_NUM_SEQS)]
@@ -190,6 +221,19 @@ def make_engines(count: int, kind: EngineKind, model: Path | None, logs: Path, s
             Server(f"engine-{number}", f"http://{HOST}:{port}", arguments, "/health", logs / f"engine-{number}.log")
         )
     return engines, MODEL_NAME
+
+
+def _vllm_engines(count: int, model: Path, logs: Path) -> tuple[list[Server], str]:
+    for needed in (VLLM_DIR / "bin/python", model / "config.json"):
+        if not needed.exists():
+            raise DemoFailed(f"{needed} is missing: `make demo ENGINE=vllm` installs vLLM and a model first")
+    engines = []
+    for number, port in enumerate(free_ports(count), 1):
+        arguments = ["loadtest.vllm_cpu.serve", "--model", str(model), "--venv", str(VLLM_DIR), "--port", str(port)]
+        arguments += ["--max-num-seqs", str(MAX_NUM_SEQS), "--log", str(logs / f"engine-{number}.log")]
+        name, errors = f"engine-{number}", logs / f"engine-{number}-errors.log"
+        engines.append(Server(name, f"http://{HOST}:{port}", arguments, "/health", errors, VLLM_PATIENCE, quiet=False))
+    return engines, model.name
 
 
 def gateway_config(urls: Sequence[str], port: int, admin_port: int) -> dict[str, object]:
@@ -245,7 +289,7 @@ def run(count: int, wanted_port: int | None, kind: EngineKind, model: Path | Non
     try:
         with _stoppable(), ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gateway-demo-")))
-            engines, name = make_engines(count, kind, model, folder, say)
+            engines, name = make_engines(count, kind, model, folder)
             stack.callback(_stop_all, engines, say)
             for engine in engines:
                 say(f"starting a {'simulated' if kind == 'sim' else 'CPU'} vLLM at {engine.url}")
@@ -264,13 +308,11 @@ def run(count: int, wanted_port: int | None, kind: EngineKind, model: Path | Non
             gateway.wait_until(lambda: all_up(read(seen)), "does not see every engine up")
             say(first_steps(port, admin_port, name, sys.executable))
             _stay(gateway, engines, say)
-    except VllmFailed as error:
-        raise DemoFailed(str(error)) from error
     except KeyboardInterrupt:
         say("stopped")
 
 
-def _stay(gateway: Server, engines: Sequence[Engine], say: Say) -> None:
+def _stay(gateway: Server, engines: Sequence[Server], say: Say) -> None:
     running = list(engines)
     while running:
         if not gateway.is_running():
@@ -282,7 +324,7 @@ def _stay(gateway: Server, engines: Sequence[Engine], say: Say) -> None:
     raise DemoFailed("all engines have ended")
 
 
-def _stop_all(engines: Sequence[Engine], say: Say) -> None:
+def _stop_all(engines: Sequence[Server], say: Say) -> None:
     say("stopping")
     for engine in engines:
         if engine.is_running():

@@ -91,7 +91,25 @@ def test_real_engines_that_are_not_installed_are_told_with_the_command_that_does
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(demo.DemoFailed, match=r"\.venv-vllm/bin/python is missing: `make demo ENGINE=vllm`"):
-        demo.make_engines(1, "vllm", None, tmp_path, lambda _line: None)
+        demo.make_engines(1, "vllm", None, tmp_path)
+
+
+def test_a_missing_load_test_package_is_told_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "loadtest", None)
+    with pytest.raises(demo.DemoFailed, match=r"loadtest.* is not installed: `pip install vllm-batching-gateway`"):
+        demo.make_engines(1, "sim", None, tmp_path)
+
+
+def test_real_engines_are_started_by_a_module_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in (Path(".venv-vllm/bin/python"), Path("models/small/config.json")):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    engines, model = demo.make_engines(2, "vllm", Path("models/small"), tmp_path)
+    assert model == "small"
+    assert len({engine.url for engine in engines}) == 2
 
 
 def test_the_gateway_is_configured_for_this_machine_alone() -> None:
@@ -115,7 +133,7 @@ def test_the_first_request_can_be_pasted() -> None:
 
 def test_a_model_folder_needs_real_engines(tmp_path: Path) -> None:
     with pytest.raises(demo.DemoFailed, match="--engine vllm"):
-        demo.make_engines(1, "sim", tmp_path, tmp_path, lambda _line: None)
+        demo.make_engines(1, "sim", tmp_path, tmp_path)
 
 
 def test_an_engine_that_cannot_start_is_reported_with_its_log(tmp_path: Path) -> None:
@@ -127,7 +145,7 @@ def test_an_engine_that_cannot_start_is_reported_with_its_log(tmp_path: Path) ->
 
 
 def test_a_simulated_engine_starts_answers_and_stops(tmp_path: Path) -> None:
-    [engine], model = demo.make_engines(1, "sim", None, tmp_path, lambda _line: None)
+    [engine], model = demo.make_engines(1, "sim", None, tmp_path)
     assert model == demo.MODEL_NAME
     try:
         engine.start()
