@@ -9,7 +9,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(path for house in ("gateway", "loadtest") for path in (ROOT / house).rglob("*.py"))
+GATEWAY = [path for path in MODULES if path.relative_to(ROOT).parts[0] == "gateway"]
 SOURCES = MODULES + sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "docs").rglob("*.py"))
+NAMES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in MODULES}
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
 MAX_FILE_LINES = 500
 MAX_TEST_FILE_LINES = 500  # a table of cases may go on for longer
@@ -17,9 +19,14 @@ MAX_FUNCTION_LINES = 60
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc", "base"}
 
 # What each part may import of the gateway. A part is the first name after `gateway`; `part.module` admits one module.
+# Every part has an entry. COMPOSITION_ROOT alone may import all of them.
+COMPOSITION_ROOT = "app"
 LAYERS: dict[str, set[str]] = {
+    "__init__": set(),
+    "__main__": {"cli.main"},
     "errors": set(),
     "request": set(),
+    "request_ids": set(),
     "complaints": set(),
     "config": {"complaints"},
     "config_file": {"config"},
@@ -105,8 +112,81 @@ LAYERS: dict[str, set[str]] = {
     },
     "kv_events": {"config", "supervisor", "backends.backend", "routing.exact_index", "routing.token_blocks"},
     "tokenization": {"request", "errors", "config", "supervisor", "backends", "routing.token_blocks"},
-    "plan": {"cli.check", "config", "backends.health"},
+    "exact_prompts": {
+        "request",
+        "backends.backend",
+        "backends.registry",
+        "routing.exact_index",
+        "routing.token_blocks",
+        "tokenization.given",
+        "tokenization.tokenization",
+    },
+    "knowledge": {
+        "request",
+        "config",
+        "backends.backend",
+        "backends.registry",
+        "observe.metrics",
+        "observe.record",
+        "routing",
+    },
+    "limit_moves": {
+        "admission.gate",
+        "admission.limiter",
+        "admission.placement",
+        "backends.backend",
+        "backends.registry",
+        "observe.metrics",
+        "observe.quiet",
+        "observe.record",
+    },
+    "line_view": {
+        "request",
+        "admission.fairness",
+        "admission.line",
+        "admission.placement",
+        "admission.queue",
+        "observe.metrics",
+    },
+    "overview": {
+        "request",
+        "errors",
+        "config",
+        "exact_prompts",
+        "knowledge",
+        "admission.gate",
+        "admission.limiter",
+        "admission.placement",
+        "admission.queue",
+        "backends.backend",
+        "backends.registry",
+        "front.guards",
+        "front.incoming",
+        "front.read",
+        "front.routes",
+        "front.steps",
+        "kv_events.endpoints",
+        "kv_events.feed",
+        "observe.metrics",
+        "routing.explain",
+        "routing.load",
+        "routing.policy",
+        "routing.seat",
+        "tokenization.tokenization",
+    },
+    # Outside the serving path: only the composition root and the commands know them.
     "insights": {"request", "observe.record"},
+    "plan": {"config", "backends.health", "cli.check"},
+    "cli": {
+        "app",
+        "config",
+        "config_file",
+        "plan",
+        "admission.limiter",
+        "backends",
+        "kv_events.endpoints",
+        "kv_events.reach",
+    },
 }
 # Decisions: values in, decisions out. They know no event loop, no clock, no chance, and no network.
 PURE_ADMISSION = (
@@ -129,6 +209,7 @@ PURE = [
     *(ROOT / "gateway" / "relay" / name for name in ("events.py", "usage.py", "retry.py")),
     *(ROOT / "gateway" / "embeddings" / name for name in PURE_EMBEDDINGS),
     *(ROOT / "gateway" / "scoring" / name for name in ("counting.py", "pairs.py", "scores.py")),
+    *sorted((ROOT / "gateway" / "insights").glob("*.py")),
     *(ROOT / "gateway" / "plan" / name for name in PURE_PLAN),
     *(ROOT / "gateway" / "front" / name for name in PURE_FRONT),
 ]
@@ -167,7 +248,9 @@ def imports_of(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name_of(path)}: relative import"
             assert node.module is not None
-            yield node.module
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield submodule if submodule in NAMES else node.module
 
 
 def is_name(node: ast.expr) -> TypeGuard[ast.Name]:
@@ -249,20 +332,40 @@ def test_importing_a_module_does_nothing_but_define(path: Path) -> None:
             assert ast.unparse(node.test) in ("TYPE_CHECKING", "__name__ == '__main__'"), f"line {node.lineno}"
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in MODULES if path.relative_to(ROOT).parts[0] == "gateway"], ids=name_of
-)
+def part_of(path: Path) -> str:
+    return path.relative_to(ROOT / "gateway").with_suffix("").parts[0]
+
+
+def allowed(part: str, module: str) -> bool:
+    """Whether a part may import a module, named without `gateway.` before it."""
+    imported = module.split(".")[0]
+    return part == COMPOSITION_ROOT or imported == part or imported in LAYERS[part] or module in LAYERS[part]
+
+
+def test_every_part_of_the_gateway_has_its_layer_and_no_other_has() -> None:
+    assert {part_of(path) for path in GATEWAY} == {*LAYERS, COMPOSITION_ROOT}
+
+
+@pytest.mark.parametrize("path", GATEWAY, ids=name_of)
 def test_each_part_of_the_gateway_imports_only_what_its_layer_may(path: Path) -> None:
-    part = path.relative_to(ROOT / "gateway").with_suffix("").parts[0]
-    if part not in LAYERS:
-        return
     for module in imports_of(path):
         house, _, rest = module.partition(".")
-        assert house != "loadtest"
-        if house == "gateway" and rest:
-            imported = rest.split(".")[0]
-            allowed = imported == part or imported in LAYERS[part] or rest in LAYERS[part]
-            assert allowed, f"{part} must not import {module}"
+        assert house != "gateway" or not rest or allowed(part_of(path), rest), f"{part_of(path)} imports {module}"
+
+
+@pytest.mark.parametrize("path", GATEWAY, ids=name_of)
+def test_the_gateway_imports_nothing_of_the_load_tests(path: Path) -> None:
+    assert "loadtest" not in {module.partition(".")[0] for module in imports_of(path)}
+
+
+def test_a_layer_admits_its_own_modules_and_those_that_it_names() -> None:
+    assert allowed("plan", "plan.memory")
+    assert allowed("plan", "cli.check")
+    assert allowed("routing", "request")
+    assert allowed(COMPOSITION_ROOT, "front.server")
+    assert not allowed("plan", "cli.main")
+    assert not allowed("routing", "app")
+    assert not allowed("front", "insights.report")
 
 
 @pytest.mark.parametrize("path", PURE, ids=name_of)
@@ -270,11 +373,7 @@ def test_decisions_know_no_loop_no_clock_and_no_network(path: Path) -> None:
     assert IMPURE.isdisjoint(module.split(".")[0] for module in imports_of(path))
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in MODULES if path.relative_to(ROOT).parts[0] == "gateway" and path.name != "__init__.py"],
-    ids=name_of,
-)
+@pytest.mark.parametrize("path", [path for path in GATEWAY if path.name != "__init__.py"], ids=name_of)
 def test_each_module_of_the_gateway_has_a_test_of_its_name(path: Path) -> None:
     inside = path.relative_to(ROOT / "gateway")
     mirror = ROOT / "tests" / "unit" / inside.parent / f"test_{inside.name}"
