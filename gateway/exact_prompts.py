@@ -1,12 +1,15 @@
 """Prompts whose token ids are known: given by the client, or told by the model's tokenizer before placement."""
 
+from typing import Any
+
 from gateway.backends.backend import Backend
 from gateway.backends.registry import Fleet
 from gateway.request import InferenceRequest
 from gateway.routing.exact_index import ExactIndex
-from gateway.routing.token_blocks import TOKEN_BYTES, token_keys, token_seed
-from gateway.tokenization.given import given_tokens
+from gateway.routing.token_blocks import TOKEN_BYTES, packed, token_keys, token_seed
 from gateway.tokenization.tokenization import Tokenization
+
+_CHANGES_THE_PROMPT = ("truncate_prompt_tokens", "prompt_embeds", "suffix")
 
 
 class ExactPrompts:
@@ -47,3 +50,18 @@ class ExactPrompts:
     def _tells(self, backend: Backend) -> bool:
         """Whether it is known what one of its engines holds."""
         return any(self._exact.live(engine.index) for engine in self._fleet.engines(backend))
+
+
+def given_tokens(document: dict[str, Any], endpoint: str) -> bytes | None:
+    """The packed ids of a completion's one prompt, if it was given as ids."""
+    if endpoint != "completions" or any(document.get(name) is not None for name in _CHANGES_THE_PROMPT):
+        return None
+    prompt = document.get("prompt")
+    if type(prompt) is list and len(prompt) == 1 and type(prompt[0]) is list:
+        prompt = prompt[0]
+    if type(prompt) is not list or not prompt or set(map(type, prompt)) != {int}:
+        return None
+    try:
+        return packed(prompt)
+    except OverflowError:
+        return None

@@ -19,7 +19,7 @@ from gateway.front.routes import find_route
 from gateway.front.stored import StoredResponses
 from gateway.request import InferenceRequest
 from gateway.routing.estimate import Estimates
-from gateway.tokenization.given import given_tokens
+from gateway.exact_prompts import given_tokens
 
 HEAD = "| body | endpoint | MiB | longest step ms | all ms | steps |\n|---|---|--:|--:|--:|---|"
 LIMIT_MS = 50.0

@@ -118,7 +118,6 @@ LAYERS: dict[str, set[str]] = {
         "backends.registry",
         "routing.exact_index",
         "routing.token_blocks",
-        "tokenization.given",
         "tokenization.tokenization",
     },
     "knowledge": {

@@ -1,3 +1,4 @@
+from array import array
 from collections.abc import Collection
 from random import Random
 from typing import Any, cast
@@ -8,7 +9,7 @@ from gateway.backends.backend import Facts, ModelCard
 from gateway.backends.health import Probe
 from gateway.backends.registry import Fleet
 from gateway.config import BackendConfig, HealthConfig
-from gateway.exact_prompts import ExactPrompts
+from gateway.exact_prompts import ExactPrompts, given_tokens
 from gateway.request import Ask, InferenceRequest, Kind
 from gateway.routing.exact_index import ExactIndex
 from gateway.routing.token_blocks import packed, token_keys, token_seed
@@ -137,3 +138,34 @@ def test_tokens_are_wanted_of_models_with_a_tokenizer() -> None:
     scene = Scene()
     assert scene.prompts.wanted("m")
     assert not scene.prompts.wanted("other")
+
+
+@pytest.mark.parametrize("prompt", [[1, 2, 70000], [[1, 2, 70000]]])
+def test_a_completions_own_token_ids_are_its_tokens(prompt: list[Any]) -> None:
+    assert given_tokens({"prompt": prompt}, "completions") == array("I", [1, 2, 70000]).tobytes()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"prompt": "text"},
+        {"prompt": []},
+        {"prompt": [[]]},
+        {"prompt": ["1", "2"]},
+        {"prompt": [1, True]},
+        {"prompt": [1, 2.0]},
+        {"prompt": [-1]},
+        {"prompt": [1 << 32]},
+        {"prompt": [[1], [2]]},
+        {"prompt": [1, 2], "truncate_prompt_tokens": 1},
+        {"prompt": [1, 2], "prompt_embeds": "x"},
+        {"prompt": [1, 2], "suffix": "x"},
+    ],
+)
+def test_what_is_not_one_list_of_ids_as_it_is_gives_none(document: dict[str, Any]) -> None:
+    assert given_tokens(document, "completions") is None
+
+
+def test_other_endpoints_give_no_ids() -> None:
+    assert given_tokens({"prompt": [1, 2]}, "chat") is None

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from gateway.admission.gate import Gate, Lease
+from gateway.admission.gate import Gate, Lease, Reminder
 from gateway.errors import DeadlineUnmeetable, ModelNotFound, NoBackend, QueueFull, WaitExpired
 from gateway.request import Ask
 from tests.unit.admission.builders import STARVATION_SECONDS, Hall, ask, hall
@@ -349,5 +349,39 @@ def test_one_whose_deadline_has_passed_is_served_if_a_backend_is_open_and_else_r
             with pytest.raises(DeadlineUnmeetable):
                 await gate.lease(gone)
             assert loop.time() == began
+
+    run(main())
+
+
+def test_one_who_waits_is_reminded_every_so_often_until_the_block_ends() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        began, seen = loop.time(), list[float]()
+        with Reminder(15.0, lambda: seen.append(loop.time() - began)):
+            await asyncio.sleep(50.0)
+        await asyncio.sleep(50.0)
+        assert seen == pytest.approx([15.0, 30.0, 45.0])
+
+    run(main())
+
+
+@pytest.mark.parametrize(("seconds", "listens"), [(0.0, True), (15.0, False)])
+def test_nobody_is_reminded_where_that_is_switched_off_or_nobody_listens(seconds: float, listens: bool) -> None:
+    async def main() -> None:
+        seen: list[int] = []
+        with Reminder(seconds, (lambda: seen.append(1)) if listens else None):
+            await asyncio.sleep(50.0)
+        assert seen == []
+
+    run(main())
+
+
+def test_a_block_that_raises_reminds_nobody_any_more() -> None:
+    async def main() -> None:
+        seen: list[int] = []
+        with pytest.raises(ZeroDivisionError), Reminder(1.0, lambda: seen.append(1)):
+            raise ZeroDivisionError
+        await asyncio.sleep(5.0)
+        assert seen == []
 
     run(main())

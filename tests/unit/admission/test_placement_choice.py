@@ -1,7 +1,7 @@
 import pytest
 
-from gateway.admission.choice import choose
 from gateway.admission.output_lengths import OutputLengths
+from gateway.admission.placement import choose
 from gateway.admission.room import Room
 from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel
