@@ -213,18 +213,18 @@ class Gateway:
         self.overview.add_gauges(self.metrics)
         self.line_view.add_gauges(self.metrics)
         gauge = self.metrics.gauge
-        gauge("gateway_prefill_seconds_per_token", "Learned cost of one uncached prompt token.", ("model",),
+        gauge("gateway_prefill_seconds_per_token", "Learned prefill time of an uncached token, by model.", ("model",),
               lambda: [((name,), self.calibrations.of(name).model.b) for name in self.fleet.families()])  # fmt: skip
-        gauge("gateway_held_bytes", "Memory held by bodies, uploads, queued requests and collected answers.", (),
+        gauge("gateway_held_bytes", "Memory used by bodies, uploads, queue and buffered responses.", (),
               lambda: [((), self.memory.used_bytes)])  # fmt: skip
-        gauge("gateway_embedding_cache_bytes", "Memory used by the embedding cache.", (),
+        gauge("gateway_embedding_cache_bytes", "Memory used by cached embedding vectors.", (),
               lambda: [((), self.embedding_cache.entries.used_bytes if self.embedding_cache else 0)])  # fmt: skip
         counter = self.metrics.counter
         counter("gateway_access_log_dropped_lines_total", "Access-log lines dropped because they could not be written.",
                 (), lambda: [((), self.access_log.dropped if self.access_log else 0)])  # fmt: skip
         counter("gateway_log_dropped_lines_total", "Log lines dropped because they could not be written.", (),
                 lambda: [((), self.log.dropped if self.log else 0)])  # fmt: skip
-        counter("gateway_background_errors_total", "Exceptions in background work, which went on (a bug).", ("task",),
+        counter("gateway_background_errors_total", "Exceptions in background tasks, which continue (a bug).", ("task",),
                 lambda: [((task,), errors) for task, errors in self.supervisor.faults.items()])  # fmt: skip
 
     @asynccontextmanager
@@ -311,7 +311,9 @@ async def _serve(config: Config, out: BinaryIO, log_writer: LineWriter) -> None:
 
 def _tell_ignored(number: signal.Signals) -> None:
     structlog.get_logger("gateway").warning(
-        "signal_ignored", signal=number.name, hint="the configuration is read at start only: restart to change it"
+        "signal_ignored",
+        signal=number.name,
+        hint="configuration reload is unsupported: restart the gateway to apply changes",
     )
 
 

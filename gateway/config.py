@@ -24,7 +24,7 @@ _MAX_HOST_LENGTH = 253
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; the message says where and why."""
+    """The configuration is invalid; the message names the key and the reason."""
 
 
 class Section(BaseModel):
@@ -51,13 +51,13 @@ ListenHost = Annotated[str, AfterValidator(lambda host: _checked_host(host) if h
 
 
 class Listen(Section):
-    """An address to listen on."""
+    """Address to listen on."""
 
-    host: ListenHost = "127.0.0.1"
-    port: int = Field(8081, ge=0, le=65535, description="0 picks a free port.")
+    host: ListenHost = Field("127.0.0.1", description="IP address or host name to listen on; empty = all interfaces.")
+    port: int = Field(8081, ge=0, le=65535, description="TCP port to listen on; 0 = any free port.")
     allowed_hosts: tuple[str, ...] = Field(
         (),
-        description="Names accepted in `Host` beside IP addresses, localhost and `host`.",
+        description="Names accepted in `Host` besides IP addresses, localhost and `host`.",
     )
 
     @field_validator("allowed_hosts")
@@ -67,51 +67,65 @@ class Listen(Section):
 
 
 class ServerConfig(Section):
-    """The main port, its limits and its timeouts."""
+    """The client port with its limits and timeouts."""
 
-    host: ListenHost = "0.0.0.0"
-    port: int = Field(8080, ge=0, le=65535, description="0 picks a free port.")
-    admin: Listen | None = Field(Listen(), description="Where /metrics and /admin/* are served; null turns it off.")
-    max_connections: int = Field(16384, gt=0, description="Client connections; more are closed at once.")
+    host: ListenHost = Field("0.0.0.0", description="IP address or host name to listen on; empty = all interfaces.")
+    port: int = Field(8080, ge=0, le=65535, description="TCP port to listen on; 0 = any free port.")
+    admin: Listen | None = Field(
+        Listen(), description="Admin port (/metrics, /admin/*), without authentication; null disables it."
+    )
+    max_connections: int = Field(16384, gt=0, description="Maximum client connections; more are closed immediately.")
     max_body_bytes: int = Field(
         8388608,
         gt=0,
-        description="Larger request bodies get 413. 8 MiB stop the event loop for 40 ms at most.",
+        description="Maximum size of a request body; larger ones get 413. 8 MiB block the event loop for up to 40 ms.",
     )
-    max_upload_bytes: int = Field(536870912, gt=0, description="The same for audio uploads, which are streamed.")
+    max_upload_bytes: int = Field(
+        536870912, gt=0, description="Maximum audio upload, which is streamed to the backend; larger ones get 413."
+    )
     memory_budget_bytes: int = Field(
-        1073741824, gt=0, description="Request bodies, uploads, queued requests and collected answers together."
+        1073741824,
+        gt=0,
+        description="Maximum memory for bodies, uploads, queue and buffered responses; beyond it, 503.",
     )
-    max_json_depth: int = Field(64, gt=0, description="Deeper nesting gets 400.")
-    max_json_containers: int = Field(16384, gt=0, description="More objects and arrays in one body get 400.")
-    max_json_strings: int = Field(65536, gt=0, description="More strings in one body get 400.")
-    max_json_values: int = Field(262144, gt=0, description="More values in one body get 400.")
-    allow_media_urls: bool = Field(False, description="Let requests name images, sounds and videos by http(s) URL.")
-    max_sequences: int = Field(1024, gt=0, description="Most sequences (n x prompts) that one request may ask for.")
-    header_timeout_seconds: Seconds = Field(10.0, description="From a request's first byte to the end of its head.")
-    body_timeout_seconds: Seconds = Field(300.0, description="From the end of a request's head to that of its body.")
-    body_grace_seconds: Seconds = Field(5.0, description="The window over which the rate of a body is measured.")
-    body_min_bytes_per_second: float = Field(1024.0, gt=0, description="A body slower than this is cut with 408.")
-    keep_alive_seconds: Seconds = Field(75.0, description="An idle client connection is closed after this.")
-    write_stall_seconds: Seconds = Field(60.0, description="A client that takes nothing for this long is dropped.")
+    max_json_depth: int = Field(64, gt=0, description="Maximum nesting depth of a JSON body; else 400.")
+    max_json_containers: int = Field(16384, gt=0, description="Maximum objects and arrays in a JSON body; else 400.")
+    max_json_strings: int = Field(65536, gt=0, description="Maximum strings in a JSON body; else 400.")
+    max_json_values: int = Field(262144, gt=0, description="Maximum values in a JSON body; else 400.")
+    allow_media_urls: bool = Field(
+        False, description="Let requests name http(s) URLs of media for the backend to fetch."
+    )
+    max_sequences: int = Field(1024, gt=0, description="Maximum sequences (n x prompts) of one request; else 400.")
+    header_timeout_seconds: Seconds = Field(
+        10.0, description="Timeout from a request's first byte to the end of its headers; then 408."
+    )
+    body_timeout_seconds: Seconds = Field(
+        300.0, description="Timeout from the end of the headers to the end of the body; then 408."
+    )
+    body_grace_seconds: Seconds = Field(5.0, description="Window over which the rate of a body is measured.")
+    body_min_bytes_per_second: float = Field(1024.0, gt=0, description="Minimum rate of a request body; else 408.")
+    keep_alive_seconds: Seconds = Field(75.0, description="Idle timeout of client connections; then they are closed.")
+    write_stall_seconds: Seconds = Field(
+        60.0, description="Timeout for a client that reads none of its response; then the request is aborted."
+    )
     drain_delay_seconds: float = Field(
-        5.0, ge=0, le=_MOST_SECONDS, description="After SIGTERM: not ready, but still accepting."
+        5.0, ge=0, le=_MOST_SECONDS, description="After SIGTERM: time in which /readyz fails and requests are accepted."
     )
     drain_timeout_seconds: float = Field(
-        600.0, ge=0, le=_MOST_SECONDS, description="Then running requests may take this long to end."
+        600.0, ge=0, le=_MOST_SECONDS, description="Then: maximum time for running requests; the rest are aborted."
     )
     response_headers: bool = Field(True, description="Send the x-gateway-* response headers.")
-    access_log: bool = Field(True, description="One JSON line a request on standard output.")
-    access_log_prefixes: bool = Field(False, description="With salted hashes of prefix blocks, for `loadtest record`.")
+    access_log: bool = Field(True, description="Write one JSON line per request to standard output.")
+    access_log_prefixes: bool = Field(False, description="Log salted hashes of prefix blocks, for `loadtest record`.")
 
 
 class KvEventsConfig(Section):
-    """Where a backend's KV events are read; rank r of a data-parallel backend uses ports r above these."""
+    """Endpoints of a backend's KV events. Rank r of a data-parallel backend uses these ports plus r."""
 
-    endpoint: str = Field(description="tcp://host:port of the publisher; * stands for the backend's host.")
-    replay: str | None = Field(None, description="tcp://host:port where missed events can be asked for.")
-    topic: str | None = Field(None, description="Only messages with this topic; null = all.")
-    bind: bool = Field(False, description="Listen at `endpoint`, for publishers that connect.")
+    endpoint: str = Field(description="tcp://host:port of the publisher; host * = the backend's host.")
+    replay: str | None = Field(None, description="tcp://host:port that resends missed events; null = none.")
+    topic: str | None = Field(None, description="Topic to subscribe to; null = all topics.")
+    bind: bool = Field(False, description="Listen on `endpoint` for publishers that connect; false = connect.")
 
     @field_validator("endpoint", "replay")
     @classmethod
@@ -128,13 +142,19 @@ class KvEventsConfig(Section):
 class BackendConfig(Section):
     """One vLLM server."""
 
-    url: str
-    name: str = Field("", description="Default: host:port.")
-    api_key: str = Field("", pattern=r"^[!-~]*$", description="Sent to the backend; a client's key never is.")
-    max_in_flight: int | Literal["auto"] = Field("auto", description="Sequences; auto = discovered, else learned.")
-    kv_cache_tokens: int | Literal["auto"] = Field("auto", description="auto = kv_cache_size_tokens of /metrics.")
+    url: str = Field(description="URL of the vLLM server: scheme, host and port only.")
+    name: str = Field("", description="Unique name in metrics, logs and response headers; empty = host:port of `url`.")
+    api_key: str = Field(
+        "", pattern=r"^[!-~]*$", description="Key sent to the backend; clients' keys are never forwarded."
+    )
+    max_in_flight: int | Literal["auto"] = Field(
+        "auto", description="Maximum sequences in flight; auto = vLLM's max_num_seqs if exposed, else learned."
+    )
+    kv_cache_tokens: int | Literal["auto"] = Field(
+        "auto", description="Size of the KV cache in tokens; auto = kv_cache_size_tokens of the backend's /metrics."
+    )
     kv_events: Literal["auto", "off"] | KvEventsConfig = Field(
-        "auto", description="auto, the default: read where /kv_event_sources says, at the backend's own host."
+        "auto", description="Source of KV events; auto (default) = /kv_event_sources, at the backend's own host."
     )
     speed: float = Field(1.0, gt=0, description="Relative time for the same work: 2 = half as fast as the others.")
 
@@ -145,7 +165,7 @@ class BackendConfig(Section):
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("must look like http://host:port")
         if not url.isprintable():
-            raise ValueError("must hold no control characters")
+            raise ValueError("must not contain control characters")
         try:
             port = parts.port
         except ValueError:
@@ -174,97 +194,134 @@ class BackendConfig(Section):
         if not self.name:
             object.__setattr__(self, "name", urlsplit(self.url).netloc)
         if not re.fullmatch(r"[A-Za-z0-9._:\[\]-]{1,128}", self.name):
-            raise ValueError(f"name {self.name!r} may hold letters, digits and . _ : - only")
+            raise ValueError(f"name {self.name!r} may contain only letters, digits and . _ : -")
         return self
 
 
 class RoutingConfig(Section):
-    """Which backend a request is sent to."""
+    """How a backend is selected for a request."""
 
-    policy: Literal["prefix", "least_loaded", "round_robin"] = "prefix"
-    decode_weight: float = Field(1.0, ge=0, description="0 = TTFT alone, 1 = balanced, 5 = end-to-end latency.")
-    prefill_window_seconds: Seconds | None = Field(
-        None, description="A backend with more prefill than this ahead is not open; null = 3600 x b, at least 0.02."
+    policy: Literal["prefix", "least_loaded", "round_robin"] = Field(
+        "prefix", description="prefix = lowest cost, considering cached prefixes; least_loaded; round_robin."
     )
-    seconds_per_prefill_token: float = Field(28e-6, gt=0, description="b: where learning starts.")
-    aging: float = Field(0.05, ge=0, description="Seconds of cost that one second of waiting is worth.")
-    index_capacity_factor: float = Field(1.0, gt=0, le=1000, description="Size of the own record, in KV caches.")
-    index_memory_bytes: int = Field(536870912, gt=0, description="Most memory of all own records together.")
-    scan: int = Field(32, ge=1, le=256, description="Oldest waiting requests looked at in one pass.")
-    starvation_seconds: Seconds = Field(30.0, description="After this wait a request takes any open backend, first.")
+    decode_weight: float = Field(
+        1.0, ge=0, description="Cost weight of decoding: 0 = TTFT only, 5 = end-to-end latency."
+    )
+    prefill_window_seconds: Seconds | None = Field(
+        None,
+        description="Maximum prefill work queued on an engine; beyond it, requests wait here. null = 3600 x b, at"
+        " least 0.02.",
+    )
+    seconds_per_prefill_token: float = Field(
+        28e-6, gt=0, description="b: initial estimate of prefill time per uncached token; then learned."
+    )
+    aging: float = Field(0.05, ge=0, description="Cost credit, in seconds, per second that a request has waited.")
+    index_capacity_factor: float = Field(
+        1.0, gt=0, le=1000, description="Size of the own record of cached prefixes, in KV cache sizes."
+    )
+    index_memory_bytes: int = Field(
+        536870912, gt=0, description="Maximum memory of the own records of all backends together."
+    )
+    scan: int = Field(32, ge=1, le=256, description="Maximum requests, oldest first, considered per queue scan.")
+    starvation_seconds: Seconds = Field(
+        30.0, description="Waiting time after which a request goes first, to any backend with capacity."
+    )
 
 
 class AdmissionConfig(Section):
-    """How far backends are filled, how much may wait, and for how long."""
+    """Utilization of backends, queue limits and queue timeout."""
 
-    kv_headroom: Fraction = Field(0.95, description="Share of a backend's KV cache that may be reserved.")
-    max_queued_requests: int = Field(4096, ge=0)
-    max_queued_bytes: int = Field(268435456, ge=0)
-    max_wait_seconds: Seconds = 60.0
+    kv_headroom: Fraction = Field(
+        0.95, description="Share of a backend's KV cache that requests may reserve; lower it against preemption."
+    )
+    max_queued_requests: int = Field(4096, ge=0, description="Maximum queued requests; more get 429. 0 = no queue.")
+    max_queued_bytes: int = Field(
+        268435456, ge=0, description="Maximum total size of queued request bodies; further requests get 429."
+    )
+    max_wait_seconds: Seconds = Field(
+        60.0, description="Queue timeout: then 429, or 503 if no backend can serve the model."
+    )
     hold_without_backend: bool = Field(
-        True, description="While no backend of a model can serve, its requests wait for one; false: 503 at once."
+        True, description="Queue requests while no backend can serve their model; false = 503 at once."
     )
     comment_seconds: float = Field(
         15.0,
         ge=0,
         le=_MOST_SECONDS,
-        description="A stream that waits gets an SSE comment this often, against idle time-outs; 0 = none.",
+        description="Interval of SSE comments to queued streams, against idle timeouts; 0 = none.",
     )
     tenant_header: str = Field(
         "",
         pattern=r"^([A-Za-z0-9-]{1,64})?$",
-        description="Header that names the tenant, where a proxy in front sets it; empty = the API key does.",
+        description="Header that names the tenant, set by a trusted proxy; empty = by API key.",
     )
-    adaptive: bool = Field(True, description="Send a backend fewer at once while it shows signs of overload.")
-    itl_objective_seconds: Seconds | None = Field(None, description="A longer mean ITL is such a sign; null = none is.")
+    adaptive: bool = Field(True, description="Lower a backend's limit of sequences in flight while it is overloaded.")
+    itl_objective_seconds: Seconds | None = Field(
+        None, description="Mean inter-token latency that counts as overload; null = none."
+    )
 
     @field_validator("tenant_header")
     @classmethod
     def _has_no_meaning_already(cls, name: str) -> str:
         if name.lower() in _TAKEN_HEADERS:
-            raise ValueError("this header means something else already")
+            raise ValueError("this header is reserved; use another name")
         return name
 
 
 class EmbeddingsConfig(Section):
-    """How embeddings requests of different clients are put together, and long lists cut."""
+    """Batching of embeddings requests across clients, and splitting of long lists."""
 
-    coalesce: bool = Field(True, description="Put requests together, and cut long lists; false: each as it came.")
-    max_batch_items: int = Field(64, gt=0, description="Most inputs or documents of one batch; longer lists are cut.")
-    max_batch_tokens: int = Field(8192, gt=0, description="Most tokens of one batch, as estimated.")
+    coalesce: bool = Field(True, description="Batch requests, and split long lists; false = forward unchanged.")
+    max_batch_items: int = Field(
+        64, gt=0, description="Maximum inputs or documents in one batch; longer lists are split."
+    )
+    max_batch_tokens: int = Field(8192, gt=0, description="Maximum estimated tokens in one batch.")
     max_delay_seconds: float = Field(
-        0.005, ge=0, le=_MOST_SECONDS, description="Longest wait for others while batches are under way."
+        0.005, ge=0, le=_MOST_SECONDS, description="Maximum wait for more inputs while batches are in flight."
     )
     deduplicate: bool = Field(False, exclude=True, description="Deprecated: no effect. Version 0.3 will refuse it.")
-    cache: bool = Field(True, description="Cache embeddings, within `cache_bytes`.")
-    cache_bytes: int = Field(0, ge=0, description="Memory for cached embeddings of all models; 0 = no cache.")
+    cache: bool = Field(True, description="Cache embedding vectors, up to `cache_bytes`.")
+    cache_bytes: int = Field(0, ge=0, description="Memory for cached vectors of all models; 0 = no cache.")
 
 
 class HealthConfig(Section):
-    """When a backend counts as up, and how a failing one is kept away."""
+    """Health probes, and ejection of failing backends."""
 
-    probe_interval_seconds: Seconds = 2.0
-    probe_timeout_seconds: Seconds = 2.0
-    fall: int = Field(3, ge=1, description="Failed probes in a row that take a backend down.")
-    rise: int = Field(2, ge=1, description="Good probes in a row that bring it back.")
-    eject_failures: int = Field(5, ge=1, description="Failed requests in a row that eject a backend.")
-    eject_base_seconds: Seconds = 5.0
-    eject_max_seconds: Seconds = 60.0
-    max_ejected: Fraction = Field(0.5, description="Never more than this share of a model's backends is ejected.")
+    probe_interval_seconds: Seconds = Field(2.0, description="Interval between health probes of a backend.")
+    probe_timeout_seconds: Seconds = Field(2.0, description="Timeout of a health probe; then the probe has failed.")
+    fall: int = Field(3, ge=1, description="Consecutive failed probes until a backend is down.")
+    rise: int = Field(2, ge=1, description="Consecutive successful probes until a backend is up again.")
+    eject_failures: int = Field(5, ge=1, description="Consecutive failed requests until a backend is ejected.")
+    eject_base_seconds: Seconds = Field(5.0, description="Duration of the first ejection; doubles at each relapse.")
+    eject_max_seconds: Seconds = Field(60.0, description="Maximum duration of an ejection.")
+    max_ejected: Fraction = Field(0.5, description="Maximum share of a model's backends ejected at once.")
     slow_start_seconds: float = Field(
-        30.0, ge=0, le=_MOST_SECONDS, description="A returned backend's cap grows from a tenth over this."
+        30.0,
+        ge=0,
+        le=_MOST_SECONDS,
+        description="Time over which a recovered backend's cap grows from a tenth to full.",
     )
-    refresh_seconds: Seconds = Field(30.0, description="How often models and version are read again.")
+    refresh_seconds: Seconds = Field(30.0, description="Interval of rereading a backend's models and version.")
 
 
 class UpstreamConfig(Section):
-    """Connections to the backends, and what is tried again."""
+    """Connections to backends, timeouts and retries."""
 
-    connect_timeout_seconds: Seconds = 2.0
-    first_byte_timeout_seconds: Seconds | None = Field(None, description="null = never: long prompts take long.")
-    idle_stream_timeout_seconds: Seconds = 300.0
-    keep_alive_seconds: Seconds = Field(3.0, description="Must be below the backend's own (vLLM: 5 s).")
-    max_connection_age_seconds: Seconds = 300.0
+    connect_timeout_seconds: Seconds = Field(
+        2.0, description="Timeout for connecting to a backend; then another one is tried."
+    )
+    first_byte_timeout_seconds: Seconds | None = Field(
+        None, description="Timeout for the first byte of a response; then 504. null = none: long prompts take long."
+    )
+    idle_stream_timeout_seconds: Seconds = Field(
+        300.0, description="Timeout between two pieces of a response; then it is interrupted."
+    )
+    keep_alive_seconds: Seconds = Field(
+        3.0, description="Idle timeout of pooled connections; must be below the backend's own (vLLM: 5 s)."
+    )
+    max_connection_age_seconds: Seconds = Field(
+        300.0, description="Maximum age of a pooled connection; older ones are replaced, to follow DNS changes."
+    )
     retry_budget_fraction: Fraction = Field(0.1, description="Retries allowed per request served.")
     retry_budget_min: int = Field(10, ge=0, description="Retries allowed before any request was served.")
 
@@ -272,30 +329,40 @@ class UpstreamConfig(Section):
 class KeyConfig(Section):
     """An API key that clients may use."""
 
-    name: str = Field(min_length=1, max_length=64)
-    key: str = Field("", description="The key itself, or give its digest.")
-    key_sha256: str = Field("", pattern=r"^([0-9a-f]{64})?$", description="Hex SHA-256 of the key.")
-    isolate_cache: bool = Field(False, description="Give this key a KV-cache salt of its own.")
+    name: str = Field(min_length=1, max_length=64, description="Unique name in logs, metrics and reports.")
+    key: str = Field("", description="API key in plain text; alternative to `key_sha256`.")
+    key_sha256: str = Field(
+        "", pattern=r"^([0-9a-f]{64})?$", description="SHA-256 of the API key in hex; alternative to `key`."
+    )
+    isolate_cache: bool = Field(
+        False, description="Use a KV-cache salt of its own, to share no cached prefixes with other keys."
+    )
     weight: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="Its share of the engines while others wait too, by tokens."
+        1.0, gt=0, allow_inf_nan=False, description="Relative share of tokens while other tenants also wait."
     )
     priority: Literal["interactive", "batch"] = Field(
-        "interactive", description="batch waits while interactive requests do; a request may lower itself by a header."
+        "interactive", description="batch = after queued interactive requests; a request header can lower the priority."
     )
-    requests_per_minute: int | None = Field(None, gt=0, description="More get 429; null = any number.")
+    requests_per_minute: int | None = Field(
+        None, gt=0, description="Maximum requests per minute; more get 429. null = unlimited."
+    )
     tokens_per_minute: int | None = Field(
-        None, gt=0, description="Prompt and answer together, by what is expected and then by usage; null = any number."
+        None,
+        gt=0,
+        description="Maximum prompt and output tokens per minute, as estimated, later by usage; null = no limit.",
     )
     max_concurrent_requests: int | None = Field(
-        None, gt=0, description="Running and waiting ones together; null = any number."
+        None, gt=0, description="Maximum running and queued requests; more get 429. null = unlimited."
     )
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Self:
         if bool(self.key) == bool(self.key_sha256):
-            raise ValueError("give either key or key_sha256")
+            raise ValueError("set either key or key_sha256, not both")
         if self.digest in _NO_DIGESTS:
-            raise ValueError("key_sha256 is not the digest of a key, but all zeros or the digest of nothing")
+            raise ValueError(
+                "key_sha256 is a placeholder (zeros or the digest of an empty string); set the digest of a key"
+            )
         return self
 
     @property
@@ -305,17 +372,19 @@ class KeyConfig(Section):
 
 
 class AuthConfig(Section):
-    """Who may use the gateway."""
+    """Authentication of clients."""
 
-    keys: tuple[KeyConfig, ...] = Field((), description="Empty = open to everybody.")
-    cache_salt_secret: str = Field("", description="Makes all salts, of isolate_cache too; empty = new at every start.")
+    keys: tuple[KeyConfig, ...] = Field((), description="API keys of clients; empty = no authentication.")
+    cache_salt_secret: str = Field(
+        "", description="Secret from which all cache salts are derived, of isolate_cache too; empty = random at start."
+    )
 
     @model_validator(mode="after")
     def _has_distinct_keys(self) -> Self:
         owners: dict[bytes, str] = {}
         for key in self.keys:
             if key.name in owners.values():
-                raise ValueError(f"two keys are called {key.name!r}; give them different names")
+                raise ValueError(f"duplicate key name {key.name!r}; key names must be unique")
             if key.digest in owners:
                 raise ValueError(f"{owners[key.digest]!r} and {key.name!r} are the same key; remove one of them")
             owners[key.digest] = key.name
@@ -323,38 +392,42 @@ class AuthConfig(Section):
 
 
 class ModelEmbeddingsConfig(Section):
-    """How embeddings requests for one model are put together."""
+    """Batching of embeddings requests for one model."""
 
-    coalesce: bool | None = Field(None, description="null = as `embeddings.coalesce` says.")
+    coalesce: bool | None = Field(None, description="Overrides `embeddings.coalesce`; null = no override.")
     deduplicate: bool | None = Field(
         None, exclude=True, description="Deprecated: no effect. Version 0.3 will refuse it."
     )
-    cache: bool | None = Field(None, description="null = as `embeddings.cache` says.")
+    cache: bool | None = Field(None, description="Overrides `embeddings.cache`; null = no override.")
 
 
 class ModelConfig(Section):
-    """One model, under the name that backends use for it."""
+    """Settings of one model, by the name that backends use."""
 
     tokenizer: str = Field(
         "",
-        description="Folder or hub name: prompts are tokenized here too, so cached prefixes, and whose the tokens of a"
-        " batch of embeddings are, are known exactly.",
+        description="Folder or Hugging Face name. Prompts are then tokenized here too, for exact prefix routing and"
+        " exact token usage in embeddings batches.",
     )
-    embeddings: ModelEmbeddingsConfig = ModelEmbeddingsConfig()
+    embeddings: ModelEmbeddingsConfig = Field(
+        ModelEmbeddingsConfig(), description="Overrides of `embeddings` for this model."
+    )
 
 
 class ModelsConfig(Section):
-    """Names of models, and by name what is to be known of a model."""
+    """Model aliases, and settings by model name."""
 
     model_config = ConfigDict(extra="allow")  # of the type below
     __pydantic_extra__: dict[str, ModelConfig] = Field(init=False)
 
-    aliases: dict[str, str] = Field(default_factory=dict, description="Name that clients use: name that backends use.")
+    aliases: dict[str, str] = Field(
+        default_factory=dict, description="Maps names that clients use to names that backends use."
+    )
 
     @model_validator(mode="after")
     def _has_no_section_for_an_alias(self) -> Self:
         if wrong := sorted(self.by_name.keys() & self.aliases.keys()):
-            raise ValueError(f"{wrong[0]!r} is an alias; write its section for {self.aliases[wrong[0]]!r}")
+            raise ValueError(f"{wrong[0]!r} is an alias; use a section for {self.aliases[wrong[0]]!r} instead")
         return self
 
     @property
@@ -364,14 +437,14 @@ class ModelsConfig(Section):
 
 
 class PrefixReportConfig(Section):
-    """What /admin/prefixes tells of prompts, and of what keeps caches cold."""
+    """The report on prefix reuse and cache misses at /admin/prefixes."""
 
-    enabled: bool = Field(True, description="Keep some prompts in memory (512, 8 MiB at most) to look for causes in.")
-    show_text: bool = Field(False, description="Show pieces of prompts in the report; else hashes, kinds and places.")
+    enabled: bool = Field(True, description="Sample prompts (up to 512, 8 MiB) to find causes of cache misses.")
+    show_text: bool = Field(False, description="Show excerpts of prompts; false = hashes, kinds and positions.")
 
 
 class Config(Section):
-    """The whole file."""
+    """The configuration file."""
 
     server: ServerConfig = ServerConfig()
     backends: tuple[BackendConfig, ...] = Field(min_length=1)
@@ -401,7 +474,7 @@ class Config(Section):
     def _has_distinct_backends(self) -> Self:
         names = [backend.name for backend in self.backends]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"two backends are called {twice[0]!r}; give them different names")
+            raise ValueError(f"duplicate backend name {twice[0]!r}; backend names must be unique")
         return self
 
 

@@ -58,7 +58,9 @@ def load(
         ):  # else parsing says what is wrong
             document["server"] = server | told
         if not document.get("backends"):
-            raise ConfigError("no backends: pass --backend http://host:8000 (again for each) or list them in a file")
+            raise ConfigError(
+                "no backends: pass --backend http://host:8000 (repeatable) or list them in a configuration file"
+            )
     return parse(document)
 
 

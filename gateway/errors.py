@@ -1,22 +1,22 @@
-"""Everything that can go wrong with a request, each with its HTTP status and OpenAI's words for it.
+"""The errors of a request, each with its HTTP status and OpenAI's type and code.
 
-Foreign exceptions become one of these once, in `relay/`; these become bytes once, in `front/reply.py`.
+Other exceptions are converted to these once, in `relay/`; these are rendered once, in `front/reply.py`.
 """
 
 from typing import Any, ClassVar
 
-_FOR_GOOD = frozenset(range(400, 500)) - {408, 409, 429}  # what such a status tells is the request's fault
+_FOR_GOOD = frozenset(range(400, 500)) - {408, 409, 429}  # statuses that blame the request
 
 
 class GatewayError(Exception):
-    """A request that is answered with an error. Abstract: raise a leaf."""
+    """Base class of all request errors; only leaves are raised."""
 
     status: ClassVar[int]
     type: ClassVar[str]
     code: ClassVar[str | None] = None
     outcome: ClassVar[str] = "rejected"
-    hopeless: bool = False  # sending the same again cannot help
-    spreads: ClassVar[bool] = False  # many are told this at the same time, and should not come back together
+    hopeless: bool = False  # not retryable: the same request would fail again
+    spreads: ClassVar[bool] = False  # clients get it in bursts: jitter retry-after
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
@@ -28,14 +28,14 @@ class GatewayError(Exception):
 
 
 class InvalidRequest(GatewayError):
-    """The request is wrong; sending it again cannot help."""
+    """The request is invalid. Retrying it unchanged cannot succeed."""
 
     status = 400
     type = "invalid_request_error"
 
 
 class Unauthorized(GatewayError):
-    """The API key is missing or wrong."""
+    """The API key is missing or invalid."""
 
     status = 401
     type = "authentication_error"
@@ -43,7 +43,7 @@ class Unauthorized(GatewayError):
 
 
 class HostNotAllowed(GatewayError):
-    """The admin port was asked under a name that is not its own."""
+    """The `Host` header of an admin request is not an allowed name."""
 
     status = 403
     type = "invalid_request_error"
@@ -51,7 +51,7 @@ class HostNotAllowed(GatewayError):
 
 
 class RouteNotFound(GatewayError):
-    """No such method and path here."""
+    """Unknown URL: no endpoint has this path."""
 
     status = 404
     type = "invalid_request_error"
@@ -59,7 +59,7 @@ class RouteNotFound(GatewayError):
 
 
 class MethodNotAllowed(GatewayError):
-    """The path exists, with another method."""
+    """The endpoint does not support this HTTP method."""
 
     status = 405
     type = "invalid_request_error"
@@ -79,7 +79,7 @@ class ModelNotFound(GatewayError):
 
 
 class RequestTimeout(GatewayError):
-    """The client was too slow in sending its request."""
+    """The client sent its request too slowly: a header, body or rate limit was exceeded."""
 
     status = 408
     type = "invalid_request_error"
@@ -87,7 +87,7 @@ class RequestTimeout(GatewayError):
 
 
 class BodyTooLarge(GatewayError):
-    """The body is over the limit."""
+    """The request body exceeds the size limit."""
 
     status = 413
     type = "invalid_request_error"
@@ -95,7 +95,7 @@ class BodyTooLarge(GatewayError):
 
 
 class UnsupportedEncoding(GatewayError):
-    """The body is compressed."""
+    """Compressed request bodies are unsupported."""
 
     status = 415
     type = "invalid_request_error"
@@ -103,7 +103,7 @@ class UnsupportedEncoding(GatewayError):
 
 
 class HeadersTooLarge(GatewayError):
-    """The head of the request is over the limit."""
+    """The request line or the headers exceed a limit."""
 
     status = 431
     type = "invalid_request_error"
@@ -111,7 +111,7 @@ class HeadersTooLarge(GatewayError):
 
 
 class QueueFull(GatewayError):
-    """Capacity exists but is taken, and no more may wait."""
+    """All capacity is in use and the queue is full."""
 
     status = 429
     type = "rate_limit_error"
@@ -121,7 +121,7 @@ class QueueFull(GatewayError):
 
 
 class WaitExpired(GatewayError):
-    """Capacity exists but did not come free in time."""
+    """No capacity became available within the queue timeout."""
 
     status = 429
     type = "rate_limit_error"
@@ -131,7 +131,7 @@ class WaitExpired(GatewayError):
 
 
 class RateLimited(GatewayError):
-    """The API key has used up its requests or tokens a minute, or has too many requests at once."""
+    """The API key exceeded its limit of requests or tokens per minute, or of concurrent requests."""
 
     status = 429
     type = "rate_limit_error"
@@ -140,7 +140,7 @@ class RateLimited(GatewayError):
 
 
 class DeadlineUnmeetable(GatewayError):
-    """Capacity exists but does not come free before the client wants no answer any more."""
+    """No capacity will be available before the client's deadline."""
 
     status = 429
     type = "rate_limit_error"
@@ -151,7 +151,7 @@ class DeadlineUnmeetable(GatewayError):
 
 
 class NoBackend(GatewayError):
-    """No backend can serve this model now."""
+    """No backend can serve this model at the moment."""
 
     status = 503
     type = "service_unavailable_error"
@@ -161,7 +161,7 @@ class NoBackend(GatewayError):
 
 
 class MemoryFull(GatewayError):
-    """The requests that the gateway holds have used up its memory budget."""
+    """The memory budget of the gateway for requests is exceeded."""
 
     status = 503
     type = "service_unavailable_error"
@@ -171,7 +171,7 @@ class MemoryFull(GatewayError):
 
 
 class OutOfDescriptors(GatewayError):
-    """The gateway has no file descriptor left for a connection to a backend. This is no failure of the backend."""
+    """The gateway has no free file descriptor for a connection to a backend; not a failure of the backend."""
 
     status = 503
     type = "service_unavailable_error"
@@ -190,7 +190,7 @@ class Draining(GatewayError):
 
 
 class InternalError(GatewayError):
-    """A fault of the gateway itself."""
+    """An internal error of the gateway (a bug)."""
 
     status = 500
     type = "internal_error"
@@ -199,21 +199,21 @@ class InternalError(GatewayError):
 
 
 class BackendError(GatewayError):
-    """A backend failed. `retryable`: another backend may be tried, provided that nothing reached the client."""
+    """A backend failed. `retryable`: another backend may be tried if no data has reached the client."""
 
     status = 502
     type = "upstream_error"
     code = "backend_failed"
     outcome = "backend_error"
     retryable: ClassVar[bool] = False
-    passing: ClassVar[bool] = False  # backends that stop or start fail like this: the same one may do better later
+    passing: ClassVar[bool] = False  # typical of a backend that starts or stops: it may recover
     counts_as_failure: ClassVar[bool] = True
-    answered: bool = False  # the backend is well enough to say that it failed: the request may be at fault
-    answer: Any = None  # what the backend said, if it said anything: passed on when nothing else can be tried
+    answered: bool = False  # the backend itself reported the failure: the request may be at fault
+    answer: Any = None  # the backend's response, if any: passed on when no retry is left
 
 
 class ConnectFailed(BackendError):
-    """No connection came about: nothing was sent."""
+    """Could not connect to the backend; nothing was sent."""
 
     code = "backend_unreachable"
     retryable = True
@@ -221,25 +221,25 @@ class ConnectFailed(BackendError):
 
 
 class ReusedConnectionClosed(BackendError):
-    """A pooled connection ended before the first byte of an answer: the usual keep-alive race."""
+    """The backend closed a pooled connection before the first byte of a response: the usual keep-alive race."""
 
     retryable = True
     counts_as_failure = False
 
 
 class FreshConnectionClosed(BackendError):
-    """A new connection ended before the first byte of an answer: the backend may have died of this request."""
+    """The backend closed a new connection before the first byte of a response; the request may have crashed it."""
 
     retryable = True
     passing = True
 
 
 class AnswerBrokeOff(BackendError):
-    """The connection ended in the middle of an answer."""
+    """The backend closed the connection in the middle of a response."""
 
 
 class BackendBusy(BackendError):
-    """The backend answered 429 or 503 before anything else."""
+    """The backend rejected the request with 429 or 503."""
 
     status = 503
     code = "backend_busy"
@@ -249,7 +249,7 @@ class BackendBusy(BackendError):
 
 
 class ModelMissing(BackendError):
-    """The backend does not know a model that it listed before."""
+    """The backend no longer serves a model that it listed before."""
 
     status = 404
     type = "invalid_request_error"
@@ -259,27 +259,27 @@ class ModelMissing(BackendError):
 
 
 class BackendFault(BackendError):
-    """The backend answered 5xx before anything else: it is counted against it, and passed on."""
+    """The backend returned another 5xx error, which is passed on to the client."""
 
     answered = True
 
 
 class BackendAborted(BackendError):
-    """The backend gave the answer up, as engines do that are told to stop."""
+    """The backend aborted the response, as engines do when they shut down."""
 
     retryable = True
     passing = True
 
 
 class BackendRefusesKey(BackendError):
-    """The backend does not accept the key that the gateway has for it."""
+    """The backend rejected the gateway's API key."""
 
     hopeless = True
     code = "backend_refuses_key"
 
 
 class EndpointNotOffered(BackendError):
-    """The backend of this model does not have this endpoint: an embedding model cannot chat."""
+    """The backend does not support this endpoint for this model; an embedding model, for example, cannot chat."""
 
     status = 404
     type = "invalid_request_error"
@@ -289,39 +289,39 @@ class EndpointNotOffered(BackendError):
 
 
 class EngineDead(BackendError):
-    """The backend's engine is dead: its API answers, but can serve nothing."""
+    """The backend's engine is dead: its API server responds but cannot serve requests."""
 
     retryable = True
     passing = True
 
 
 class BackendProtocolError(BackendError):
-    """The backend's answer is not valid HTTP."""
+    """The backend's response is not valid HTTP."""
 
     code = "bad_backend_answer"
 
 
 class WrongAnswer(BackendError):
-    """The backend's answer to a batch of embeddings, or a piece of a list, does not match what it was asked."""
+    """The backend's response to an embeddings batch, or to a piece of a list, does not match the request."""
 
     code = "wrong_backend_answer"
 
 
 class FirstByteTimeout(BackendError):
-    """The backend sent nothing in the time allowed."""
+    """The backend sent no data within the timeout."""
 
     status = 504
     code = "backend_timeout"
 
 
 class StreamInterrupted(BackendError):
-    """The backend's answer broke off after its first byte."""
+    """The backend's response was interrupted after its first byte."""
 
     code = "stream_interrupted"
     outcome = "interrupted"
 
 
 class StreamStalled(StreamInterrupted):
-    """The backend's answer stopped coming."""
+    """The backend's response stalled: no data arrived within the timeout."""
 
     code = "stream_stalled"

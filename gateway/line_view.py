@@ -33,7 +33,7 @@ class LineView:
         """Values that are read when metrics are scraped."""
         metrics.gauge(
             "gateway_queued_requests_by_tenant",
-            "Requests in the waiting line; tenants beyond the first 100 are other, those without a name have none.",
+            "Requests waiting in the queue, by tenant; other = tenants beyond the first 100, none = no tenant name.",
             ("model", "tenant", "class"),
             self._counts,
         )

@@ -22,8 +22,8 @@ class MemoryBudget:
         used_bytes = self.used_bytes + size_bytes
         if used_bytes > self.limit_bytes:
             raise MemoryFull(
-                f"The gateway holds {self.used_bytes} bytes for requests; {size_bytes} more exceed its limit of"
-                f" {self.limit_bytes} bytes. Retry later, or raise server.memory_budget_bytes.",
+                f"Memory budget exceeded: {self.used_bytes} of {self.limit_bytes} bytes are in use, and"
+                f" {size_bytes} more are needed. Retry later, or raise server.memory_budget_bytes.",
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
             )
         self.used_bytes = used_bytes

@@ -66,29 +66,29 @@ class Overview:
         add = metrics.gauge
         add(
             "gateway_backend_in_flight",
-            "Sequences on a backend.",
+            "Sequences in flight on a backend.",
             _BACKEND,
             self._of_loads(lambda load: load.in_flight),
         )
-        add("gateway_backend_in_flight_limit", "Sequences it may have.", _BACKEND,
+        add("gateway_backend_in_flight_limit", "Current limit of sequences in flight on a backend.", _BACKEND,
             self._of_backends(lambda backend: backend.limit(self._clock())))  # fmt: skip
-        add("gateway_backend_kv_tokens_reserved", "KV tokens that what is in flight is expected to take.", _BACKEND,
+        add("gateway_backend_kv_tokens_reserved", "KV cache tokens reserved for requests in flight.", _BACKEND,
             self._of_backends(self._kv_tokens_reserved))  # fmt: skip
-        add("gateway_backend_kv_tokens_limit", "KV tokens that may be reserved.", _BACKEND,
+        add("gateway_backend_kv_tokens_limit", "Limit of reserved KV cache tokens on a backend.", _BACKEND,
             self._of_backends(self._kv_tokens_limit))  # fmt: skip
-        add("gateway_backend_up", "1 = a backend takes requests.", _BACKEND,
+        add("gateway_backend_up", "Backend health: 1 = up, 0 = down, ejected or unknown.", _BACKEND,
             self._of_backends(lambda backend: float(backend.health.state == "up")))  # fmt: skip
-        add("gateway_backend_prefix_trust", "Share of predicted hits that is believed; 1 while they are confirmed.",
+        add("gateway_backend_prefix_trust", "Share of predicted hits used for routing; 1 while confirmed.",
             _BACKEND, self._of_backends(self._trust))  # fmt: skip
-        add("gateway_kv_events_followed", "1 = all that an engine holds is known from its events.", ("backend", "rank"),
+        add("gateway_kv_events_followed", "KV event stream state: 1 = complete and current.", ("backend", "rank"),
             lambda: self._streams(lambda stream: float(self._knowledge.exact.live(stream["seat"]))))  # fmt: skip
-        add("gateway_kv_events_blocks", "KV cache blocks that an engine holds by its events.", ("backend", "rank"),
+        add("gateway_kv_events_blocks", "KV cache blocks on an engine, by its KV events.", ("backend", "rank"),
             lambda: self._streams(lambda stream: stream["resident_blocks"]))  # fmt: skip
         metrics.counter("gateway_kv_events_gaps_total", "Gaps in the sequence of KV events.", ("backend", "rank"),
                         lambda: self._streams(lambda stream: stream["gaps"]))  # fmt: skip
         metrics.counter("gateway_tokenizer_prompts_total", "Tokenization attempts by result.", ("result",),
                         self._tokenizer_results)  # fmt: skip
-        add("gateway_queued_requests", "Requests in the waiting line.", ("model",),
+        add("gateway_queued_requests", "Requests waiting in the queue, by model.", ("model",),
             self._queued)  # fmt: skip
 
     def _queued(self) -> list[tuple[Labels, float]]:
@@ -171,7 +171,9 @@ class Overview:
         await self._exact_prompts.complete(request)
         ask = request.ask
         if self._fleet.candidates(ask.model) is None:
-            raise ModelNotFound(f"The model {ask.model!r} does not exist here.", param="model")
+            raise ModelNotFound(
+                f"The model {ask.model!r} does not exist. GET /v1/models lists the available models.", param="model"
+            )
         verdicts = self._gate.explain(ask)
         is_open = [verdict for verdict in verdicts if verdict.is_open]
         chosen = verdicts[0] if self._placement.waits_for_best or not is_open else is_open[0]
@@ -195,7 +197,9 @@ class Overview:
         incoming.body = body
         route = find_route(b"POST", path.encode())
         if route.kind not in (Kind.GENERATE, Kind.POOL):
-            raise InvalidRequest(f"Requests to {path} are not routed by their body.", param="path")
+            raise InvalidRequest(
+                f"Requests to {path} are not routed by their body, so a dry run is unsupported.", param="path"
+            )
         return incoming, route
 
     def _others(self, ask: Ask, open_seats: list[Seat]) -> dict[str, str | None]:

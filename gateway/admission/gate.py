@@ -190,14 +190,14 @@ class Gate:
         ask, now = ticket.ask, self._clock()
         if not self._placement.seating.is_served(ask, now, ticket.avoid):
             when = "in time for this request's deadline" if is_late else f"within {self.max_wait_seconds:g} s"
-            return NoBackend(f"No backend of model {ask.model!r} was ready {when}.")
+            return NoBackend(f"No backend for model {ask.model!r} was ready {when}.")
         if is_late:
             return DeadlineUnmeetable(
-                f"No backend of model {ask.model!r} came free in time for this request's deadline.",
+                f"No backend for model {ask.model!r} had free capacity in time for this request's deadline.",
                 retry_after_seconds=self._placement.retry_after_seconds(ask.model, now),
             )
         return WaitExpired(
-            f"No backend of model {ask.model!r} came free within {self.max_wait_seconds:g} s.",
+            f"Queue timeout: no backend for model {ask.model!r} had free capacity within {self.max_wait_seconds:g} s.",
             retry_after_seconds=self._placement.retry_after_seconds(ask.model, now),
         )
 

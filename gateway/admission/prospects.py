@@ -42,7 +42,7 @@ class Prospects:
         wait = self.wait_seconds(ticket.ask, now) or 0.0
         if left < 0 or wait > _DOUBT * left:
             raise DeadlineUnmeetable(
-                f"All backends of model {ticket.ask.model!r} are busy, and none will come free in time for this"
-                " request's deadline.",
+                f"All backends for model {ticket.ask.model!r} are busy, and none will have free capacity in time for"
+                " this request's deadline.",
                 retry_after_seconds=retry_after(),
             )

@@ -92,8 +92,8 @@ class Queue:
         tenants = self.tenants(ask.model)
         if self.backlog.is_full_for(ask.size_bytes, guarded=tenants.waits_much(tenants.of(ask), now)):
             raise QueueFull(
-                f"All backends of model {ask.model!r} are busy and {self.backlog.requests} requests are waiting"
-                " already. Retry after the time in the retry-after header.",
+                f"The queue is full: all backends for model {ask.model!r} are busy and {self.backlog.requests} requests"
+                " are waiting. Retry after the time in the retry-after header.",
                 retry_after_seconds=retry_after_seconds,
             )
 

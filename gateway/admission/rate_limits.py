@@ -86,8 +86,8 @@ class KeyLimits:
         now = self._clock()
         if self._most_running is not None and self.running >= self._most_running:
             raise RateLimited(
-                f"This API key may have {self._most_running} requests running or waiting at once, and has."
-                " Retry when one of them has ended.",
+                f"Concurrency limit of {self._most_running} requests (running and queued) reached for this API key."
+                " Retry when one of them has completed.",
                 retry_after_seconds=self._ended.seconds_for(1, now),
             )
         for bucket, amount, what in ((self._requests, 1, "requests"), (self._tokens, tokens, "tokens")):
@@ -165,15 +165,15 @@ def in_words(seconds: float) -> str:
 def _check(bucket: Bucket, amount: int, what: str, now: float) -> None:
     if amount > bucket.limit:
         error = RateLimited(
-            f"This request is too large for this API key, which may use {bucket.limit} {what} a minute: it needs about"
-            f" {amount}. Shorten the prompt or lower max_tokens."
+            f"Request too large for this API key: it needs about {amount} {what}, and the limit is"
+            f" {bucket.limit} {what} per minute. Shorten the prompt or lower max_tokens."
         )
         error.hopeless = True
         raise error
     if wait := bucket.seconds_until(amount, now):
         left = max(0, int(bucket.level(now)))
         raise RateLimited(
-            f"Rate limit reached for this API key: it may use {bucket.limit} {what} a minute, {left} are left, and this"
-            f" request needs {amount}. Retry in {in_words(wait)}.",
+            f"Rate limit of {bucket.limit} {what} per minute reached for this API key: {left} remain, this request"
+            f" needs {amount}. Retry in {in_words(wait)}.",
             retry_after_seconds=wait,
         )

@@ -53,7 +53,7 @@ class Seating:
         if ask.rank is not None:
             seats = [seat for seat in seats if seat.rank == ask.rank] or seats  # one without ranks ignores the wish
         if not seats:
-            raise NoBackend(f"No backend of model {ask.model!r} is available now.", retry_after_seconds=2.0)
+            raise NoBackend(f"No backend for model {ask.model!r} is available.", retry_after_seconds=2.0)
         return seats
 
     def view(self, model: str, now: float) -> list[Seat]:
@@ -61,7 +61,7 @@ class Seating:
         backends = self._serving(model)
         if backends is None:
             raise ModelNotFound(
-                f"The model {model!r} does not exist here. GET /v1/models lists those that do.", param="model"
+                f"The model {model!r} does not exist. GET /v1/models lists the available models.", param="model"
             )
         seats = [self._seat(backend, now) for backend in backends]
         if seats:  # names that clients make up are not kept
@@ -86,7 +86,7 @@ class Seating:
         if not any(self._room.is_large_enough(seat, ask) for seat in seats):
             largest = max(seat.cap for seat in seats)
             raise InvalidRequest(
-                f"This request asks for {ask.sequences} sequences at once (n x prompts); no backend of model"
-                f" {ask.model!r} runs more than {largest}. Send fewer in one request.",
+                f"This request needs {ask.sequences} sequences (n x prompts); the limit of the backends for model"
+                f" {ask.model!r} is {largest}. Send fewer per request.",
                 param="n",
             )

@@ -146,14 +146,14 @@ class _translated:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, TimeoutError):
-            raise ControlError(f"{self._path} did not answer in time") from error
+            raise ControlError(f"{self._path} timed out") from error
         if isinstance(error, aiohttp.ClientError | OSError | ValueError):
             raise ControlError(f"{self._path}: {why(error)}") from error
 
 
 def _expect_ok(response: aiohttp.ClientResponse, path: str) -> None:
     if response.status != 200:
-        raise ControlError(f"{path} answered {response.status}", response.status)
+        raise ControlError(f"{path} returned {response.status}", response.status)
 
 
 async def _json_of(response: aiohttp.ClientResponse, path: str) -> Any:
@@ -162,5 +162,5 @@ async def _json_of(response: aiohttp.ClientResponse, path: str) -> Any:
     async for piece in response.content.iter_chunked(PIECE_BYTES):
         body += piece
         if len(body) > MAX_JSON_BYTES:
-            raise ControlError(f"{path} answered more than {MAX_JSON_BYTES} bytes")
+            raise ControlError(f"{path} returned over {MAX_JSON_BYTES} bytes, the limit")
     return orjson.loads(body)

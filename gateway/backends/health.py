@@ -46,10 +46,10 @@ class Probe(enum.Enum):
 
 
 PROBE_WORDS = {
-    Probe.TIMEOUT: "no answer to /health in time",
+    Probe.TIMEOUT: "/health timed out",
     Probe.REFUSED: "connection refused",
-    Probe.UNWELL: "/health says that the engine is not well",
-    Probe.UNSENT: "the gateway has reached its limit of open files",
+    Probe.UNWELL: "/health reports an unhealthy engine",
+    Probe.UNSENT: "the gateway has reached its limit of open files (nofile)",
 }
 
 

@@ -20,11 +20,11 @@ def why(error: BaseException) -> str:
         case socket.gaierror():
             return f"host name not resolved: {(cause.strerror or str(cause)).lower()}"
         case TimeoutError():
-            return "no answer in time"
+            return "timed out"
         case aiohttp.ServerDisconnectedError():
-            return "connection closed without an answer"
+            return "connection closed without a response"
         case aiohttp.ClientResponseError():
-            return f"the answer is not HTTP: {cause.message.splitlines()[0] if cause.message else cause.status}"
+            return f"the response is not HTTP: {cause.message.splitlines()[0] if cause.message else cause.status}"
         case OSError() if cause.errno is not None and cause.errno > 0:
             return os.strerror(cause.errno).lower()
     return str(cause) or type(cause).__name__

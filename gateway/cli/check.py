@@ -27,8 +27,8 @@ SECURITY_FLOOR = (0, 22)  # older versions of vLLM have published holes that a r
 BACKEND_KEEP_ALIVE_SECONDS = 5.0  # VLLM_HTTP_TIMEOUT_KEEP_ALIVE's default
 
 CACHED_TOKENS_NOTE = (
-    "--enable-prompt-tokens-details cannot be seen from outside. Without it the answers' usage.prompt_tokens_details "
-    "is null, and cache hits are predicted but not confirmed."
+    "vLLM does not expose whether --enable-prompt-tokens-details is set. Without it, usage.prompt_tokens_details is "
+    "null in responses, and cache hits are predicted but not confirmed."
 )
 NOT_REACHED = (Probe.TIMEOUT, Probe.REFUSED)
 
@@ -188,13 +188,13 @@ def _knowledge(answers: Answers, policy: str) -> tuple[str, str]:
     """How it is known what its cache holds, and why not better."""
     facts, found = answers.facts, endpoints.plan(answers.backend)
     if policy != "prefix" or facts.prefix_caching is False or answers.probe in NOT_REACHED:
-        return "none", "nothing is asked of it"
+        return "none", "not used for routing"
     if not found.sources or answers.events_unreachable:
         return "own record", found.problem or answers.events_unreachable or ""
     models = {card.id for card in facts.models if card.parent is None}
     if models <= answers.tokenized:
-        return "exact blocks", "its KV events tell them"
-    return "own record, corrected by KV events", "set models.<name>.tokenizer to know exact blocks"
+        return "exact blocks", "reported by its KV events"
+    return "own record, corrected by KV events", "set models.<name>.tokenizer for exact blocks"
 
 
 def why_not_used(answers: Answers) -> str:
@@ -207,13 +207,13 @@ def _routing(answers: Answers, policy: str) -> tuple[str, str]:
     if answers.probe is not Probe.OK:
         return "none", why_not_used(answers)
     if not facts.models:
-        return "none", "it lists no model"
+        return "none", "/v1/models lists no model"
     if policy != "prefix":
-        return policy, "routing.policy says so"
+        return policy, "set by routing.policy"
     if facts.prefix_caching is False:
-        return "prefix", "by load alone: prefix caching is off"
+        return "prefix", "by load only: prefix caching is off"
     if facts.prefix_caching is None:
-        return "prefix", "assumed: /metrics does not tell whether prefix caching is on"
+        return "prefix", "assumed: /metrics does not expose whether prefix caching is on"
     return "prefix", "prefix caching is on"
 
 
@@ -222,26 +222,28 @@ def _warnings(answers: Answers) -> list[str]:
         return [f"{why_not_used(answers)}."]
     facts, problems, found = answers.facts, answers.problems, []
     if (error := problems.get(discovery.MODELS_PATH)) and error.status == 401:
-        found.append("/v1/models answered 401: set api_key to the key that vLLM was started with.")
+        found.append("/v1/models returned 401: set api_key to the key that vLLM was started with.")
     elif error:
         found.append(f"{error}.")
     elif not facts.models:
-        found.append("It lists no model.")
+        found.append("/v1/models lists no model.")
     if error := problems.get("/metrics"):
-        found.append(f"{error}: load and KV cache size are not known.")
+        found.append(f"{error}: load and KV cache size are unknown.")
     elif not answers.is_vllm:
-        found.append("/metrics has none of vLLM's metrics: load and KV cache size are not known.")
+        found.append("/metrics has none of vLLM's metrics: load and KV cache size are unknown.")
     if facts.prefix_caching is False:
-        found.append("Prefix caching is off: routing by prefix saves nothing (vLLM: --enable-prefix-caching).")
+        found.append("Prefix caching is off, so prefix routing has no effect. Start vLLM with --enable-prefix-caching.")
     if facts.version and (number := _release(facts.version)) and number < SECURITY_FLOOR:
         floor = ".".join(map(str, SECURITY_FLOOR))
-        found.append(f"Version {facts.version} is below {floor} and has published security holes: update vLLM.")
+        found.append(f"Version {facts.version} is below {floor} and has known vulnerabilities: upgrade vLLM.")
     if facts.can_admin:
-        found.append("Development endpoints answer (VLLM_SERVER_DEV_MODE): let nobody but the gateway reach this port.")
+        found.append(
+            "Development endpoints are enabled (VLLM_SERVER_DEV_MODE): only the gateway may have access to this port."
+        )
     if answers.events_unreachable:
-        found.append(f"Its KV events cannot be read: {answers.events_unreachable}.")
+        found.append(f"KV events cannot be read: {answers.events_unreachable}.")
     elif problem := endpoints.plan(answers.backend).problem if facts.kv_event_sources else None:
-        found.append(f"Not all of its KV events can be read: {problem}.")
+        found.append(f"Some KV events cannot be read: {problem}.")
     if answers.backend.config.max_in_flight == "auto" and facts.max_num_seqs is None:
         found.append("max_num_seqs is not visible: set max_in_flight to vLLM's --max-num-seqs.")
     return found
@@ -258,17 +260,19 @@ def fleet_warnings(config: Config, reports: Sequence[Report]) -> list[str]:
     if config.upstream.keep_alive_seconds >= BACKEND_KEEP_ALIVE_SECONDS:
         found.append(
             f"upstream.keep_alive_seconds is {config.upstream.keep_alive_seconds:g}, but vLLM closes connections that "
-            f"are idle for {BACKEND_KEEP_ALIVE_SECONDS:g} s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE): requests would be lost."
+            f"are idle for {BACKEND_KEEP_ALIVE_SECONDS:g} s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE): requests may fail."
         )
     with_models = [report for report in reports if report.models]
     if len({frozenset(report.models) for report in with_models}) > 1:
         lists = "; ".join(f"{report.name}: {', '.join(report.models)}" for report in with_models)
-        found.append(f"The backends serve different models ({lists}): each request goes to those that list its model.")
+        found.append(
+            f"The backends serve different models ({lists}): each request is sent only to backends that list its model."
+        )
     for model in sorted({model for report in with_models for model in report.models}):
         lengths = {report.max_model_len[model] for report in with_models if model in report.max_model_len}
         if len(lengths) > 1:
             told = ", ".join(str(length) for length in sorted(lengths, key=lambda length: length or 0))
-            found.append(f"{model} has different max_model_len ({told}): a long prompt fails on some backends.")
+            found.append(f"{model} has different max_model_len values ({told}): long prompts fail on some backends.")
     if len({report.version for report in reports if report.version}) > 1:
         found.append("The backends run different versions of vLLM.")
     return found
@@ -306,7 +310,7 @@ def _column(report: Report) -> dict[str, str]:
         "cap": _number(report.cap, "sequences", report.cap_from),
         "prefix caching": {True: "on", False: "off", None: "?"}[report.prefix_caching],
         "KV events": report.kv_events if report.reachable else "?",
-        "cache known by": f"{report.knowledge}: {report.knowledge_because}",
+        "cache source": f"{report.knowledge}: {report.knowledge_because}",
         "routing": f"{report.routing}: {report.routing_because}",
     }
 

@@ -106,7 +106,7 @@ class Server:
         deadline = time.monotonic() + seconds
         while not holds():
             if not self.is_running():
-                raise DemoFailed(f"{self.name} ended before it was ready{self._log_tail()}")
+                raise DemoFailed(f"{self.name} exited before it was ready{self._log_tail()}")
             if time.monotonic() > deadline:
                 raise DemoFailed(f"{self.name} {otherwise} after {seconds:.0f} s{self._log_tail()}")
             time.sleep(POLL_SECONDS)
@@ -135,7 +135,7 @@ class Server:
         if self._log_path is None or not self._log_path.exists():
             return ""
         lines = self._log_path.read_text(errors="replace").splitlines()[-self._patience.log_lines :]
-        return "\n".join(["; its log ends with:", *lines]) if lines else ""
+        return "\n".join(["; last lines of its log:", *lines]) if lines else ""
 
 
 def read(url: str) -> bytes | None:
@@ -162,16 +162,16 @@ def choose_ports(wanted: int | None, say: Say, first: int = PORT) -> tuple[int, 
         pairs = ((port, port + 1) for port in range(first, first + 2 * PORTS_TRIED, 2))
         pair = next((pair for pair in pairs if not any(map(_why_taken, pair))), None)
         if pair is None:
-            raise DemoFailed(f"no two ports from {first} on are free: choose one with {PORT_OPTION}")
+            raise DemoFailed(f"no two adjacent free ports from {first} on: choose a port with {PORT_OPTION}")
         if pair[0] != first:
-            say(f"port {first} or {first + 1} is in use: taking {pair[0]} and {pair[1]} (to choose: {PORT_OPTION})")
+            say(f"port {first} or {first + 1} is in use: using {pair[0]} and {pair[1]} (to choose: {PORT_OPTION})")
         return pair
     if why := _why_taken(wanted):
-        raise DemoFailed(f"port {wanted} cannot be used: {why}: choose another with {PORT_OPTION}")
+        raise DemoFailed(f"port {wanted} is unavailable: {why}: choose another with {PORT_OPTION}")
     if wanted < LAST_PORT and not _why_taken(wanted + 1):
         return wanted, wanted + 1
     admin = next(port for port in free_ports(2) if port != wanted)
-    say(f"port {wanted + 1} cannot be used for admin: taking {admin}")
+    say(f"port {wanted + 1} is unavailable for admin: using {admin}")
     return wanted, admin
 
 
@@ -212,7 +212,7 @@ def make_engines(count: int, kind: EngineKind, model: Path | None, logs: Path) -
     if kind == "vllm":
         return _vllm_engines(count, model or DEFAULT_MODEL_DIR, logs)
     if model is not None:
-        raise DemoFailed("--model needs --engine vllm: simulated engines have no model")
+        raise DemoFailed("--model requires --engine vllm: simulated engines have no model")
     engines = []
     for number, port in enumerate(free_ports(count), 1):
         arguments = ["loadtest", "sim", "--host", HOST, "--port", str(port), "--model", MODEL_NAME]
@@ -273,7 +273,7 @@ PY
 metrics   http://{HOST}:{admin_port}/metrics
 backends  http://{HOST}:{admin_port}/admin/backends
 
-Ctrl-C stops everything.
+Ctrl-C stops all of them.
 """
 
 
@@ -305,7 +305,7 @@ def run(count: int, wanted_port: int | None, kind: EngineKind, model: Path | Non
             say(f"starting the gateway at {gateway.url}")
             gateway.start()
             gateway.wait_ready()
-            gateway.wait_until(lambda: all_up(read(seen)), "does not see every engine up")
+            gateway.wait_until(lambda: all_up(read(seen)), "does not report every engine as up")
             say(first_steps(port, admin_port, name, sys.executable))
             _stay(gateway, engines, say)
     except KeyboardInterrupt:
@@ -316,12 +316,12 @@ def _stay(gateway: Server, engines: Sequence[Server], say: Say) -> None:
     running = list(engines)
     while running:
         if not gateway.is_running():
-            raise DemoFailed("the gateway ended")
+            raise DemoFailed("the gateway exited")
         for engine in [engine for engine in running if not engine.is_running()]:
             running.remove(engine)
-            say(f"the engine at {engine.url} has ended; {len(running)} left")
+            say(f"the engine at {engine.url} has exited; {len(running)} left")
         time.sleep(POLL_SECONDS)
-    raise DemoFailed("all engines have ended")
+    raise DemoFailed("all engines have exited")
 
 
 def _stop_all(engines: Sequence[Server], say: Say) -> None:

@@ -19,32 +19,37 @@ if TYPE_CHECKING:
 FAILED = 1
 INVALID = 2
 
-ConfigFile = Annotated[Path | None, typer.Option("-c", "--config", help="YAML file.", metavar="FILE")]
+ConfigFile = Annotated[Path | None, typer.Option("-c", "--config", help="Configuration file (YAML).", metavar="FILE")]
 BackendUrls = Annotated[
     list[str] | None,
     typer.Option(
-        "--backend", help="URL of a vLLM server, such as http://10.0.0.11:8000; once for each.", metavar="URL"
+        "--backend", help="URL of a vLLM server, such as http://10.0.0.11:8000; repeat for each backend.", metavar="URL"
     ),
 ]
-Host = Annotated[str | None, typer.Option(help="Address to listen on; overrides the file.")]
-Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks one.")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on; overrides server.host.")]
+Port = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 = any free port; overrides server.port.")
+]
 AdminPort = Annotated[
-    int | None, typer.Option(min=0, max=65535, help="Port of /metrics and /admin/*; 0 picks one; overrides the file.")
+    int | None,
+    typer.Option(
+        min=0, max=65535, help="Port of /metrics and /admin/*; 0 = any free port; overrides server.admin.port."
+    ),
 ]
 Packing = Annotated[
     Literal["auto", "none", "fp8", "int8", "int4"],
-    typer.Option(help="How weights are packed; auto = as config.json says."),
+    typer.Option(help="Quantization of the weights; auto = from config.json."),
 ]
-NoAdmin = Annotated[bool, typer.Option("--no-admin", help="Serve no /metrics and /admin/*.")]
+NoAdmin = Annotated[bool, typer.Option("--no-admin", help="Disable the admin port (/metrics and /admin/*).")]
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="An OpenAI-compatible gateway in front of vLLM servers.",
-    epilog="Exit codes: 0 fine, 1 failed, 2 invalid usage or configuration.",
+    epilog="Exit codes: 0 = success, 1 = failure, 2 = invalid usage or configuration.",
 )
-config_commands = typer.Typer(no_args_is_help=True, help="Look at the configuration.")
+config_commands = typer.Typer(no_args_is_help=True, help="Inspect the configuration.")
 app.add_typer(config_commands, name="config")
 
 
@@ -56,9 +61,11 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
-    """Options of the command itself."""
+    """Global options."""
 
 
 @app.command()
@@ -70,13 +77,13 @@ def serve(
     admin_port: AdminPort = None,
     no_admin: NoAdmin = False,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C. With --backend no file is needed."""
+    """Run the gateway until SIGTERM or Ctrl-C. With --backend, no configuration file is needed."""
     config = _load(file, backend, host, port, admin_port, no_admin)
     if is_open_to_all(config):
         with suppress(OSError):  # a terminal that is gone keeps nothing from being served
             typer.echo(
                 f"gateway: warning: auth.keys is empty and server.host is {config.server.host}: "
-                "whoever reaches this port can use the models",
+                "any client that can reach this port can use the models",
                 err=True,
             )
     from gateway import app as gateway_app
@@ -106,7 +113,7 @@ def why_not_serving(error: OSError, config: "Config") -> str:
     main, admin = config.server, config.server.admin
     if isinstance(error, socket.gaierror):
         hosts = f"server.host ({main.host})" + (f" and server.admin.host ({admin.host})" if admin else "")
-        return f"cannot serve: {error.strerror}: look at {hosts}"
+        return f"cannot serve: {error.strerror}: check {hosts}"
     tried = re.search(r"bind on address \('([^']*)', (\d+)", str(error))
     if error.errno is None or tried is None:
         return f"cannot serve: {error.strerror or error}"
@@ -117,7 +124,7 @@ def why_not_serving(error: OSError, config: "Config") -> str:
         ways.append("server.port (--port N)" if about_port else "server.host (--host ADDRESS)")
     if admin is not None and port == admin.port:
         ways.append("server.admin.port (--admin-port N)" if about_port else "server.admin.host")
-    return f"cannot listen at {address} port {port}: {os.strerror(error.errno)}: change {' or '.join(ways)}"
+    return f"cannot listen on {address} port {port}: {os.strerror(error.errno)}: change {' or '.join(ways)}"
 
 
 @app.command()
@@ -126,12 +133,12 @@ def check(
     backend: BackendUrls = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 if any backend cannot be reached or has a warning.")
+        bool, typer.Option("--strict", help="Exit with 1 if any backend is unreachable or has a warning.")
     ] = False,
 ) -> None:
-    """Validate the configuration, ask every backend once, and show what was found.
+    """Validate the configuration, query every backend once, and show what was found and what to fix.
 
-    Exits with 1 if no backend can be reached; with --strict, if any cannot or has a warning.
+    Exits with 1 if no backend is reachable; with --strict, if any backend is unreachable or has a warning.
     """
     config = _load(file, backend)
     import asyncio
@@ -149,27 +156,27 @@ def check(
 
         Console().print(checking.as_table(config, reports))
     if not any(report.reachable for report in reports):
-        _fail("no backend can be reached", FAILED)
+        _fail("no backend is reachable", FAILED)
     if strict and (faulty := [report.name for report in reports if report.warnings or not report.reachable]):
-        _fail(f"not as it should be: {', '.join(faulty)}", FAILED)
+        _fail(f"failed checks: {', '.join(faulty)}", FAILED)
 
 
 @app.command()
 def demo(
-    backends: Annotated[int, typer.Option(min=1, max=16, help="How many engines.")] = 2,
+    backends: Annotated[int, typer.Option(min=1, max=16, help="Number of engines.")] = 2,
     port: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=65535,
-            help="The gateway's port; admin gets the next.",
+            help="Port of the gateway; the admin port is the next one.",
             show_default="8080, or the next free pair",
         ),
     ] = None,
-    engine: Annotated[Literal["sim", "vllm"], typer.Option(help="Simulated engines, or real ones on the CPU.")] = "sim",
-    model: Annotated[Path | None, typer.Option(help="Folder of the model that real engines serve.")] = None,
+    engine: Annotated[Literal["sim", "vllm"], typer.Option(help="Simulated engines, or real vLLM on the CPU.")] = "sim",
+    model: Annotated[Path | None, typer.Option(help="Model folder for real engines (--engine vllm).")] = None,
 ) -> None:
-    """Start engines and a gateway, and print a first request to try. Ctrl-C stops everything."""
+    """Start engines and a gateway, and print an example request. Ctrl-C stops all of them."""
     from gateway.cli import demo as demonstration
 
     try:
@@ -180,11 +187,13 @@ def demo(
 
 @app.command()
 def prefixes(
-    url: Annotated[str, typer.Argument(help="Admin port of a running gateway.")] = "http://127.0.0.1:8081",
-    minutes: Annotated[float, typer.Option(min=0, help="Look at the last so many; 0 = all that is kept.")] = 0.0,
+    url: Annotated[str, typer.Argument(help="URL of the admin port of a running gateway.")] = "http://127.0.0.1:8081",
+    minutes: Annotated[
+        float, typer.Option(min=0, help="Length of the time window in minutes; 0 = all recorded data.")
+    ] = 0.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Show how much of the prompts is found in KV caches, and what keeps the rest from being found."""
+    """Show the KV cache hit rate of prompts and the causes of cache misses."""
     from gateway.cli.prefixes import AdminError, as_view, ask_admin
 
     try:
@@ -201,7 +210,7 @@ def prefixes(
     try:
         view = as_view(report)
     except (KeyError, TypeError, ValueError) as error:
-        _fail(f"{url}: not a report that this version can show ({error!r})", FAILED)
+        _fail(f"{url}: unsupported report format; use the version of the gateway ({error!r})", FAILED)
     Console().print(view)
 
 
@@ -210,38 +219,39 @@ def plan(
     model: Annotated[
         str, typer.Argument(help="A model's folder, its config.json, or the URL of a running backend.", metavar="MODEL")
     ],
-    gpu_memory_gib: Annotated[float | None, typer.Option(min=1, help="Memory of one GPU.")] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="How many GPUs there are.")] = 1,
+    gpu_memory_gib: Annotated[float | None, typer.Option(min=1, help="Memory of one GPU in GiB.")] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs.")] = 1,
     tensor_parallel_size: Annotated[
-        int | None, typer.Option(min=1, help="As vLLM's.", show_default="1, 2, 4 and 8 are compared")
+        int | None, typer.Option(min=1, help="As in vLLM.", show_default="1, 2, 4 and 8 are compared")
     ] = None,
-    gpu_memory_utilization: Annotated[float, typer.Option(min=0.01, max=1, help="As vLLM's.")] = 0.92,
-    max_model_len: Annotated[int | None, typer.Option(min=1, help="As vLLM's.", show_default="the model's")] = None,
-    dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="As vLLM's.")] = "auto",
-    kv_cache_dtype: Annotated[Literal["auto", "fp8", "bfloat16", "float16"], typer.Option(help="As vLLM's.")] = "auto",
+    gpu_memory_utilization: Annotated[float, typer.Option(min=0.01, max=1, help="As in vLLM.")] = 0.92,
+    max_model_len: Annotated[int | None, typer.Option(min=1, help="As in vLLM.", show_default="the model's")] = None,
+    dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="As in vLLM.")] = "auto",
+    kv_cache_dtype: Annotated[Literal["auto", "fp8", "bfloat16", "float16"], typer.Option(help="As in vLLM.")] = "auto",
     quantization: Packing = "auto",
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Requests that you expect at once.")] = None,
-    prompt_tokens: Annotated[int | None, typer.Option(min=0, help="Of a request.", show_default="1024")] = None,
-    output_tokens: Annotated[int | None, typer.Option(min=0, help="Of a request.", show_default="256")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Expected concurrent requests.")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(min=0, help="Per request.", show_default="1024")] = None,
+    output_tokens: Annotated[int | None, typer.Option(min=0, help="Per request.", show_default="256")] = None,
     shared_prefix_tokens: Annotated[
-        int, typer.Option(min=0, help="Beginning that all prompts share, such as a system prompt.")
+        int, typer.Option(min=0, help="Tokens at the start that all prompts share, such as a system prompt.")
     ] = 0,
-    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="What vLLM is started with, to check it.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="The value vLLM runs with, to check it.")] = None,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(min=1, help="As vLLM's.", show_default="vLLM's for such a GPU")
+        int | None, typer.Option(min=1, help="As in vLLM.", show_default="vLLM's default for the GPU")
     ] = None,
-    block_size: Annotated[int | None, typer.Option(min=1, help="As vLLM's.", show_default="16")] = None,
+    block_size: Annotated[int | None, typer.Option(min=1, help="As in vLLM.", show_default="16")] = None,
     reserve_gib: Annotated[
         float | None,
-        typer.Option(min=0, help="Memory of a GPU beside weights and KV cache.", show_default="an estimate"),
+        typer.Option(min=0, help="GPU memory in GiB needed beside weights and KV cache.", show_default="estimated"),
     ] = None,
     fields: Annotated[
-        list[str] | None, typer.Option("--set", help="A field that config.json lacks; again for more.", metavar="F=N")
+        list[str] | None,
+        typer.Option("--set", help="Value of a field that config.json lacks; repeatable.", metavar="F=N"),
     ] = None,
-    api_key: Annotated[str, typer.Option(help="Of a running backend.", envvar="VLLM_API_KEY")] = "",
+    api_key: Annotated[str, typer.Option(help="API key of the running backend.", envvar="VLLM_API_KEY")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what a model needs of a GPU's memory, how many requests fit at which length, and what to set."""
+    """Show the GPU memory that a model needs, how many requests fit by length, and which settings to use."""
     from gateway.plan.checkpoint import PlanError
     from gateway.plan.command import Asked, plan_model, plan_running
 
@@ -268,10 +278,10 @@ def plan(
 
 @app.command()
 def healthcheck(
-    url: Annotated[str, typer.Option(help="What must answer 200.")] = "http://127.0.0.1:8080/livez",
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait.")] = 2.0,
+    url: Annotated[str, typer.Option(help="URL that must return 200.")] = "http://127.0.0.1:8080/livez",
+    timeout: Annotated[float, typer.Option(min=0.1, help="Timeout in seconds.")] = 2.0,
 ) -> None:
-    """Exit with 0 if the URL answers 200, else with 1. For containers."""
+    """Exit with 0 if the URL returns 200, else with 1. For container health checks."""
     import http.client
     import urllib.error
     import urllib.request
@@ -286,7 +296,7 @@ def healthcheck(
     except (OSError, ValueError, http.client.HTTPException) as error:
         _fail(f"{url}: {error}", FAILED)
     if status != 200:
-        _fail(f"{url} answered {status}", FAILED)
+        _fail(f"{url} returned {status}", FAILED)
 
 
 @config_commands.command("schema")
@@ -334,7 +344,7 @@ def _load(
     no_admin: bool = False,
 ) -> "Config":
     if no_admin and admin_port is not None:
-        raise typer.BadParameter("give either --admin-port or --no-admin")
+        raise typer.BadParameter("--admin-port and --no-admin are mutually exclusive")
     from gateway.config import ConfigError
     from gateway.config_file import load
 

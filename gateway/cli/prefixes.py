@@ -20,10 +20,10 @@ _WIDTH = 64
 _ROWS = 8
 _SHARES = (
     ("hit", "found in a cache", "█", "green"),
-    ("behind_a_difference", "seen before, but behind a difference", "▒", "red"),
+    ("behind_a_difference", "seen before, but after a difference", "▒", "red"),
     ("other", "new, or evicted", "·", "dim"),
 )
-_NONE = "No cause found: nothing that many prompts share stands behind something that differs."
+_NONE = "No cause found: no shared text follows a part that differs between prompts."
 
 
 class AdminError(Exception):
@@ -42,13 +42,13 @@ def ask_admin(url: str, path: str) -> dict[str, Any]:
             told = _document(error.read(_MOST_BYTES)).get("error")
         if isinstance(told, str):
             raise AdminError(f"{url}: {told}") from None
-        raise AdminError(f"{whole} answered {error.code}: is this the admin port of a gateway?") from None
+        raise AdminError(f"{whole} returned {error.code}: is this the admin port of a gateway?") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise AdminError(f"{url} cannot be asked: {why}") from None
+        raise AdminError(f"{url} is unreachable: {why}") from None
     document = _document(body)
     if not document:
-        raise AdminError(f"{whole} did not answer as a gateway does: is this its admin port?")
+        raise AdminError(f"{whole} returned no gateway document: is this the admin port of a gateway?")
     return document
 
 
@@ -67,11 +67,11 @@ def as_view(report: Document) -> Group:
 
 def _parts(report: Document) -> Iterator[RenderableType]:
     yield from _totals(report)
-    yield _title("What keeps caches cold")
+    yield _title("Causes of cache misses")
     if not report["breakers"]:
         samples = report["samples"]
         yield Text(_NONE if samples["kept"] else "No requests yet.")
-        yield Text(f"Looked at {samples['kept']:,} prompts, for {samples['of_requests']:,} requests.", style="dim")
+        yield Text(f"Sampled {samples['kept']:,} prompts of {samples['of_requests']:,} requests.", style="dim")
     for number, breaker in enumerate(report["breakers"], start=1):
         yield from _breaker(number, breaker)
     if report["prefixes"]:
@@ -81,7 +81,7 @@ def _parts(report: Document) -> Iterator[RenderableType]:
         yield _title("By API key")
         yield _counts(report["clients"][:_ROWS], ("client",))
     if report["applications"]:
-        yield _title("By application (what prompts begin with)")
+        yield _title("By application (beginning of the prompt)")
         yield _counts(report["applications"][:_ROWS], ("id", "client", "name"))
 
 
@@ -117,15 +117,15 @@ def _breaker(number: int, breaker: Document) -> Iterator[RenderableType]:
     yield head
     who = ", ".join(client or "(no key)" for client in breaker["clients"])
     facts = (
-        f"About {breaker['requests']:,} requests of {who}, {_round(breaker['requests_per_hour'])} an hour; "
-        f"{breaker['variants']:,} variants in {breaker['samples']:,} prompts looked at; "
-        f"costs {breaker['saved_tokens_per_request']:,} tokens a request, {_round(saved)} an hour."
+        f"About {breaker['requests']:,} requests of {who}, {_round(breaker['requests_per_hour'])} per hour; "
+        f"{breaker['variants']:,} variants in {breaker['samples']:,} sampled prompts; "
+        f"costs {breaker['saved_tokens_per_request']:,} tokens per request, {_round(saved)} per hour."
     )
     yield _indented(Text(facts))
     yield _indented(_picture(breaker["picture"]))
     yield _indented(Text(breaker["advice"], "cyan"))
     if breaker["also"]:
-        yield _indented(Text(f"Further on there is also: {', '.join(breaker['also'])}.", "dim"))
+        yield _indented(Text(f"Also found later in the prompt: {', '.join(breaker['also'])}.", "dim"))
     for example in breaker.get("examples", ()):
         yield _indented(Text(f"  {example!r}", "dim"))
     yield Text("")
@@ -141,12 +141,12 @@ def _picture(runs: Sequence[Document]) -> Group:
     for width, run in zip(_cells([run["tokens"] for run in runs], _WIDTH), runs, strict=True):
         what = run["what"]
         if what == "shared":
-            mark, style, word = ("█", "yellow", "shared, but lost") if behind else ("█", "green", "shared")
+            mark, style, word = ("█", "yellow", "shared, not cacheable") if behind else ("█", "green", "shared")
         elif what in ("differs", "reordered"):
-            mark, style, word = "▒", "red", "differs" if what == "differs" else "in another order each time"
+            mark, style, word = "▒", "red", "differs" if what == "differs" else "in varying order"
             behind = True
         else:
-            mark, style, word = "·", "dim", "its own"
+            mark, style, word = "·", "dim", "unique"
         bar.append(mark * width, style)
         told.append("  " if told else "")
         told.append(f"{mark} ", style)
@@ -168,7 +168,7 @@ def _prefixes(prefixes: Sequence[Document]) -> Table:
     for entry in prefixes:
         table.add_row(
             entry["id"], f"{entry['tokens']:,}", f"{entry['bytes']:,}", f"{entry['requests']:,}",
-            f"{entry['saved_tokens']:,}", ", ".join(entry["backends"]) or "none now", repr(entry.get("text", ""))[1:-1],
+            f"{entry['saved_tokens']:,}", ", ".join(entry["backends"]) or "none", repr(entry.get("text", ""))[1:-1],
         )  # fmt: skip
     return table
 
@@ -194,7 +194,7 @@ def _numbers(row: Document) -> tuple[str, ...]:
     shown = "-" if told is None else f"{told:.1%}" + ("" if rate is not None else " (predicted)")
     return (
         f"{row['requests']:,}", f"{row['prompt_tokens']:,}", f"{row['predicted_hit_tokens']:,}",
-        "not told" if actual is None else f"{actual:,}", shown,
+        "not reported" if actual is None else f"{actual:,}", shown,
     )  # fmt: skip
 
 

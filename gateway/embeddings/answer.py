@@ -39,24 +39,24 @@ def read_vectors(body: bytes, items: int) -> Vectors:
     document = parse_answer(body, {b"{": 4 * items + 64, b"[": 2 * items + 64, b",": _MOST_NUMBERS + 8 * items})
     given = document.get("data") if type(document) is dict else None
     if type(given) is not list:
-        raise WrongAnswer("The backend's answer holds no list of embeddings.")
+        raise WrongAnswer("The backend's response contains no list of embeddings.")
     if len(given) != items:
-        raise WrongAnswer(f"The backend answered {len(given)} embeddings to {items} inputs.")
+        raise WrongAnswer(f"The backend returned {len(given)} embeddings for {items} inputs.")
     data: list[Any] = [None] * items
     for entry in given:
         index = entry.get("index") if type(entry) is dict else None
         if type(index) is not int or not 0 <= index < items or data[index] is not None:
-            raise WrongAnswer("The embeddings in the backend's answer are not numbered one by one.")
+            raise WrongAnswer("The embeddings in the backend's response have missing or duplicate indexes.")
         if type(entry.get("embedding")) not in (str, list) or not entry["embedding"]:
-            raise WrongAnswer(f"The backend's answer holds no embedding of input {index}.")
+            raise WrongAnswer(f"The backend's response contains no embedding for input {index}.")
         data[index] = entry
     lengths = {(type(entry["embedding"]), len(entry["embedding"])) for entry in data}
     if len(lengths) > 1:
-        raise WrongAnswer("The embeddings in the backend's answer are not all of one size.")
+        raise WrongAnswer("The embeddings in the backend's response differ in size.")
     usage = document.get("usage")
     tokens = usage.get("prompt_tokens") if type(usage) is dict else None
     if type(tokens) is not int or tokens < 0:
-        raise WrongAnswer("The backend's answer does not tell the tokens that it took.")
+        raise WrongAnswer("The backend's response reports no token usage.")
     return Vectors(document, data, tokens)
 
 

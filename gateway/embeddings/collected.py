@@ -70,7 +70,7 @@ class Collected:
 
     def _keep(self, data: bytes) -> None:
         if len(self._body) + len(data) > self._most_bytes:
-            self._give_up(WrongAnswer(f"The backend's answer is longer than {self._most_bytes} bytes."))
+            self._give_up(WrongAnswer(f"The backend's response exceeds the limit of {self._most_bytes} bytes."))
             return
         try:
             self._holding.add(len(data))

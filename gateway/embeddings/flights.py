@@ -157,8 +157,8 @@ class Flights:
             self._told(flight, record, started)
             self._failed(flight, error)
         except Exception as error:
-            self._log.exception("internal error", request_id=request.request_id, endpoint=request.endpoint)
-            self._failed(flight, InternalError(f"The gateway failed on this request ({type(error).__name__})."))
+            self._log.exception("internal_error", request_id=request.request_id, endpoint=request.endpoint)
+            self._failed(flight, InternalError(f"Internal error of the gateway ({type(error).__name__})."))
         return None
 
     def _failed(self, flight: Flight, error: GatewayError) -> None:

@@ -16,9 +16,9 @@ def parse_answer(body: bytes, most: Mapping[bytes, int]) -> Any:
         for mark, count in most.items():
             if body.count(mark) > count:
                 raise WrongAnswer(
-                    f"The backend's answer holds over {count} {mark.decode()!r}: more than was asked for."
+                    f"The backend's response contains over {count} {mark.decode()!r}: more than requested."
                 )
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise WrongAnswer(f"The backend's answer is not valid JSON: {error}.") from error
+        raise WrongAnswer(f"The backend's response is not valid JSON: {error}.") from error

@@ -35,7 +35,7 @@ def is_sound(vector: Any) -> bool:
 
 def _numbers(vector: list[Any]) -> list[Any]:
     if not set(map(type, vector)) <= {float, int}:
-        raise NotVectors("An embedding in the backend's answer is no list of numbers.")
+        raise NotVectors("An embedding in the backend's response is not a list of numbers.")
     return vector
 
 
@@ -43,7 +43,7 @@ def _floats_of(vector: str) -> bytes:
     try:
         floats = np.frombuffer(b64decode(vector, validate=True), "<f4").astype(np.float64)
     except (binascii.Error, ValueError) as error:
-        raise NotVectors("An embedding in the backend's answer is not base64 of 32-bit floats.") from error
+        raise NotVectors("An embedding in the backend's response is not base64 of 32-bit floats.") from error
     return orjson.dumps(floats, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -51,4 +51,4 @@ def _base64_of(vector: Any) -> str:
     try:
         return b64encode(np.array(vector, "<f4").tobytes()).decode()
     except (TypeError, ValueError) as error:
-        raise NotVectors("An embedding in the backend's answer is no list of numbers.") from error
+        raise NotVectors("An embedding in the backend's response is not a list of numbers.") from error

@@ -46,8 +46,8 @@ class Waiting(Generic[Who]):
         model, backlog = request.ask.model, self._backlog
         if backlog.is_full_for(request.ask.size_bytes, guarded=True):
             raise QueueFull(
-                f"The backends of model {model!r} are busy with other {self._busy} and {backlog.requests} requests are"
-                " waiting already. Retry after the time in the retry-after header.",
+                f"The queue is full: the backends for model {model!r} are busy with other {self._busy} and"
+                f" {backlog.requests} requests are waiting. Retry after the time in the retry-after header.",
                 retry_after_seconds=self._retry_after(model),
             )
 
@@ -59,14 +59,14 @@ class Waiting(Generic[Who]):
         """
         model, deadline, most = request.ask.model, request.ask.deadline_seconds, self._max_wait_seconds
         kind: type[WaitExpired | DeadlineUnmeetable] = WaitExpired
-        until = f"{most:g} s had passed"
+        until = f"the queue timeout of {most:g} s"
         if deadline is not None and deadline - since < most:
-            most, until, kind = deadline - since, "its deadline", DeadlineUnmeetable
+            most, until, kind = deadline - since, "this request's deadline", DeadlineUnmeetable
         try:
             async with asyncio.timeout(most) as timeout:
                 yield timeout
         except TimeoutError as error:
             raise kind(
-                f"The backends of model {model!r} were busy with other {self._busy} until {until}.",
+                f"The backends for model {model!r} were busy with other {self._busy} until {until}.",
                 retry_after_seconds=self._retry_after(model),
             ) from error

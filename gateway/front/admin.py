@@ -81,7 +81,7 @@ def _knows(names: Collection[str]) -> Middleware:
         for host in request.headers.getall("host", ()):
             if not is_own_host(host, names):
                 raise HostNotAllowed(
-                    f"The host {host[:256]!r} is not allowed here. Use an IP address, or add the name to"
+                    f"The host {host[:256]!r} is not allowed on the admin port. Use an IP address, or add the name to"
                     " server.admin.allowed_hosts."
                 )
         return await handler(request)
@@ -99,9 +99,9 @@ async def _body(request: web.Request) -> bytes:
         async with asyncio.timeout(_BODY_SECONDS):
             return await request.read()
     except TimeoutError as error:
-        raise RequestTimeout(f"The body did not arrive within {_BODY_SECONDS:g} s.") from error
+        raise RequestTimeout(f"Timeout: the request body did not arrive within {_BODY_SECONDS:g} s.") from error
     except web.HTTPRequestEntityTooLarge as error:
-        raise BodyTooLarge(f"The body is larger than {_MAX_BODY_BYTES} bytes, the most of a dry run.") from error
+        raise BodyTooLarge(f"The body exceeds {_MAX_BODY_BYTES} bytes, the limit for a dry run.") from error
 
 
 def as_json(document: Any, status: int = 200) -> web.Response:
@@ -133,13 +133,13 @@ def add_prefix_routes(app: web.Application, prepare: Callable[[float | None], Ma
 
     async def show(request: web.Request) -> web.Response:
         if prepare is None:
-            return as_json({"error": "The prefix report is switched off (prefix_report.enabled)."}, 404)
+            return as_json({"error": "The prefix report is disabled: set prefix_report.enabled to true."}, 404)
         try:
             minutes = float(request.query.get("minutes", "0"))
         except ValueError:
             minutes = -1.0
         if not 0 <= minutes < 1e6:
-            return as_json({"error": "minutes must be a number of at least 0."}, 400)
+            return as_json({"error": "The parameter minutes must be a number of at least 0."}, 400)
         async with one_at_a_time:
             document = await asyncio.to_thread(prepare(minutes * 60 or None), Breather())
         return as_json(document)

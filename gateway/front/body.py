@@ -68,7 +68,9 @@ class Body:
         self._dry_bytes = self._dry_bytes + wire_bytes if self._seen_bytes == self.size_bytes else 0
         self._seen_bytes = self.size_bytes
         if self._wire_bytes > _MAX_FRAMING_BYTES + 2 * self.size_bytes or self._dry_bytes > _MAX_DRY_BYTES:
-            raise InvalidRequest("The body has too many chunks, or too much in chunk extensions and trailers.")
+            raise InvalidRequest(
+                "Too much chunked-encoding overhead in the request body: send larger chunks without extensions."
+            )
 
     def take(self) -> bytes:
         """The whole body."""
@@ -98,12 +100,13 @@ class Body:
             self._window_seconds += passed
         self._looked_seconds = now
         if now - self._began_seconds > config.body_timeout_seconds:
-            raise RequestTimeout(f"The body took more than {config.body_timeout_seconds:g} s to arrive.")
+            raise RequestTimeout(f"Timeout: the request body took over {config.body_timeout_seconds:g} s to arrive.")
         window = now - self._window_seconds
         if window > config.body_grace_seconds:
             if self.size_bytes - self._window_bytes < window * config.body_min_bytes_per_second:
                 raise RequestTimeout(
-                    f"The body arrived at less than {config.body_min_bytes_per_second:g} bytes/s for {window:.0f} s."
+                    f"The request body was too slow: under {config.body_min_bytes_per_second:g} bytes/s for"
+                    f" {window:.0f} s."
                 )
             self._window_seconds, self._window_bytes = now, self.size_bytes
 
@@ -111,5 +114,5 @@ class Body:
 def too_large(limit_bytes: int) -> BodyTooLarge:
     """The error for a body over the limit of its route; 0 = the route takes none."""
     if not limit_bytes:
-        return BodyTooLarge("This URL takes no request body: send the request without one.")
-    return BodyTooLarge(f"The body is larger than {limit_bytes} bytes.")
+        return BodyTooLarge("This URL accepts no request body: send the request without one.")
+    return BodyTooLarge(f"The request body exceeds the limit of {limit_bytes} bytes.")

@@ -152,7 +152,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         elif self._phase is _Phase.IDLE and not self._pipelined and passed > config.keep_alive_seconds:
             self.close()
         elif self._phase is _Phase.HEAD and passed > config.header_timeout_seconds:
-            self._refuse(RequestTimeout(f"The head of the request took over {config.header_timeout_seconds:g} s."))
+            self._refuse(
+                RequestTimeout(f"Timeout: the request headers took over {config.header_timeout_seconds:g} s to arrive.")
+            )
         elif self._phase is _Phase.LINGER and passed > _LINGER_SECONDS:
             self.close()
 
@@ -199,7 +201,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._deaf = True
         self.blocked = False
         if self._incoming.upload is not None:
-            self._incoming.upload.end(InvalidRequest("The client left before its upload was complete."))
+            self._incoming.upload.end(InvalidRequest("The client disconnected before the upload was complete."))
         if self._task is not None:
             self._task.cancel()
         self._begun()
@@ -269,7 +271,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._parsing is _Phase.HEAD:
             self._head_bytes += len(data)
             if self._head_bytes > _MAX_HEAD_BYTES:
-                self._refuse(HeadersTooLarge(f"The head of the request is larger than {_MAX_HEAD_BYTES} bytes."))
+                self._refuse(HeadersTooLarge(f"The request headers exceed the limit of {_MAX_HEAD_BYTES} bytes."))
         elif self._parsing is _Phase.BODY and not self._deaf:
             try:
                 self._body.framed(len(data))
@@ -300,13 +302,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         """The request target, in one or more pieces."""
         self._incoming.path += url
         if len(self._incoming.path) > _MAX_LINE_BYTES:
-            raise HeadersTooLarge(f"The request line is longer than {_MAX_LINE_BYTES} bytes.")
+            raise HeadersTooLarge(f"The request line exceeds the limit of {_MAX_LINE_BYTES} bytes.")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header of the head, or a trailer: those are counted, and read nowhere."""
         self._headers.append((name, value))
         if len(self._headers) > MAX_HEADERS:
-            raise HeadersTooLarge(f"The request has over {MAX_HEADERS} headers and trailers.")
+            raise HeadersTooLarge(f"The request exceeds the limit of {MAX_HEADERS} headers and trailers.")
 
     def on_headers_complete(self) -> None:
         """The end of the head: refuse what can be refused before the body is read."""

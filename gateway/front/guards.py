@@ -29,7 +29,7 @@ def parse_body(body: bytes, limits: ServerConfig) -> Steps[dict[str, Any]]:
     if len(body) > 2 * most and body.count(b'"') > 2 * most:
         strings = yield from without_escapes(body)
         if strings.count(b'"') > 2 * most:
-            raise InvalidRequest(f"The body holds over {most} strings, the most accepted.")
+            raise InvalidRequest(f"The body exceeds the limit of {most} strings (server.max_json_strings).")
     pieces = strings.split(b'"')
     least = min(limits.max_json_depth, limits.max_json_containers)
     has_shape = len(body) > limits.max_json_values or body.count(b"{") + body.count(b"[") > least
@@ -57,7 +57,7 @@ def parse_body(body: bytes, limits: ServerConfig) -> Steps[dict[str, Any]]:
     if long:
         yield
     if may_repeat and layout is not None and (duplicate := _duplicate_key(layout)):
-        raise InvalidRequest(f"The key {duplicate!r} is there twice.", param=duplicate)
+        raise InvalidRequest(f"Duplicate key {duplicate!r}.", param=duplicate)
     refuse_fields(document)
     return document
 
@@ -66,14 +66,19 @@ def _check_shape(marks: bytes, limits: ServerConfig) -> None:
     """Bounds on objects, arrays, values and nesting."""
     containers = marks.count(b"{") + marks.count(b"[")
     if containers > limits.max_json_containers:
-        raise InvalidRequest(f"The body holds over {limits.max_json_containers} objects and arrays, the most accepted.")
+        raise InvalidRequest(
+            f"The body exceeds the limit of {limits.max_json_containers} objects and arrays"
+            " (server.max_json_containers)."
+        )
     if len(marks) > limits.max_json_values and marks.count(b",") > limits.max_json_values:
-        raise InvalidRequest(f"The body holds over {limits.max_json_values} values, the most accepted.")
+        raise InvalidRequest(f"The body exceeds the limit of {limits.max_json_values} values (server.max_json_values).")
     if containers > limits.max_json_depth:
         if marks.count(b"}") + marks.count(b"]") != containers:
-            raise InvalidRequest("The body is not valid JSON: it has more opening than closing brackets, or fewer.")
+            raise InvalidRequest("The body is not valid JSON: unbalanced brackets.")
         if _is_deeper(marks, limits.max_json_depth):
-            raise InvalidRequest(f"The body is nested more than {limits.max_json_depth} levels deep.")
+            raise InvalidRequest(
+                f"The body exceeds the limit of {limits.max_json_depth} nesting levels (server.max_json_depth)."
+            )
 
 
 def _is_deeper(marks: bytes, levels: int) -> bool:

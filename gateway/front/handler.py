@@ -92,7 +92,7 @@ class Handler:
         encoding = headers.get(b"content-encoding", b"identity")
         if encoding.lower() != b"identity":
             raise UnsupportedEncoding(
-                "Compressed request bodies are not accepted: send the body without Content-Encoding."
+                "Compressed request bodies are unsupported: send the body without Content-Encoding."
             )
         streamed, limit_bytes = route.kind is Kind.UPLOAD, route.max_body_bytes
         if limit_bytes is None:
@@ -133,8 +133,8 @@ class Handler:
         except GatewayError as error:
             self._fail(error, reply, record)
         except Exception as error:
-            self._log.exception("internal error", request_id=request_id, endpoint=route.endpoint)
-            self._fail(InternalError(f"The gateway failed on this request ({type(error).__name__})."), reply, record)
+            self._log.exception("internal_error", request_id=request_id, endpoint=route.endpoint)
+            self._fail(InternalError(f"Internal error of the gateway ({type(error).__name__})."), reply, record)
         finally:
             record.status = reply.status
             record.ended_seconds = self._clock()
@@ -233,7 +233,7 @@ class Handler:
         response_id = route.target.partition(b"?")[0].split(b"/")[3].decode()
         place = self._stored.find(response_id, self._reader.standing.owner(incoming.headers, incoming.key))
         if place is None:
-            raise ModelNotFound(f"Response {response_id!r} is not known here.", param="response_id")
+            raise ModelNotFound(f"Unknown response {response_id!r}.", param="response_id")
         return InferenceRequest(
             endpoint=route.endpoint,
             kind=Kind.LIGHT,

@@ -55,26 +55,28 @@ class Incoming:
             self.path = _origin_form(self.path)
         for name, value in headers:
             if len(value) > _MAX_VALUE_BYTES or len(name) > _MAX_VALUE_BYTES:
-                raise HeadersTooLarge(f"A header of the request is longer than {_MAX_VALUE_BYTES} bytes.")
+                raise HeadersTooLarge(f"A request header exceeds the limit of {_MAX_VALUE_BYTES} bytes.")
             name = name.lower()
             if name in known:
                 if name in kept and name not in _MAY_REPEAT:
-                    raise InvalidRequest(f"The header {name.decode()} is there twice.")
+                    raise InvalidRequest(f"Duplicate header {name.decode()}.")
                 kept[name] = value
             elif b"_" in name and name.replace(b"_", b"-") in known:
-                raise InvalidRequest("A header is spelled with _ for -, which others may take for the same.")
+                raise InvalidRequest(
+                    "Header names with underscores that collide with a known header are rejected: use hyphens."
+                )
         if version != "1.1":
             if version != "1.0":
-                raise InvalidRequest(f"HTTP/{version} is not spoken here; use HTTP/1.1.")
+                raise InvalidRequest(f"Unsupported HTTP version {version}; use HTTP/1.1.")
             self.http10 = True
         elif b"host" not in kept:
             raise InvalidRequest("The Host header is missing.")
         transfer = kept.get(b"transfer-encoding")
         if transfer is not None and (self.http10 or transfer.lower() != b"chunked"):
-            raise InvalidRequest("The only Transfer-Encoding accepted is chunked, in HTTP/1.1.")
+            raise InvalidRequest("Unsupported Transfer-Encoding: only chunked is accepted, and only in HTTP/1.1.")
         expect = kept.get(b"expect")
         if expect is not None and expect.lower() != b"100-continue":
-            raise InvalidRequest("The only Expect accepted is 100-continue.")
+            raise InvalidRequest("Unsupported Expect header: only 100-continue is accepted.")
 
 
 def _origin_form(target: bytes) -> bytes:
@@ -84,6 +86,6 @@ def _origin_form(target: bytes) -> bytes:
         return target
     authority = _AUTHORITY.match(rest)
     if authority is None:
-        raise InvalidRequest("The request target must be a path, or a URL of a host without a user name.")
+        raise InvalidRequest("Invalid request target: it must be a path, or a URL without a user name.")
     path = rest[authority.end() :]
     return path if path.startswith(b"/") else b"/" + path

@@ -23,7 +23,7 @@ def answer_local(
         if draining:
             raise Draining("The gateway is shutting down.")
         if not fleet.ready:
-            raise NoBackend("No backend can serve requests now.")
+            raise NoBackend("No backend is available.")
         reply.send(200, JSON, b"", b'{"status":"ready"}')
     elif route.local is Local.MODELS:
         reply.send(200, JSON, b"", orjson.dumps({"object": "list", "data": _cards(fleet, aliases)}))
@@ -31,7 +31,9 @@ def answer_local(
         name = unquote(path.partition(b"?")[0].decode("ascii")).removeprefix(_MODEL_PATH)
         found = next((card for card in _cards(fleet, aliases) if card["id"] == name), None)
         if found is None:
-            raise ModelNotFound(f"The model {name!r} does not exist here.", param="model")
+            raise ModelNotFound(
+                f"The model {name!r} does not exist. GET /v1/models lists the available models.", param="model"
+            )
         reply.send(200, JSON, b"", orjson.dumps(found))
 
 

@@ -68,7 +68,7 @@ def _check(name: str, text: str) -> None:
         remote = text != "" and text[:5].lower() != "data:"
     if remote:
         raise InvalidRequest(
-            f"The field {name!r} must hold a data: URL. Fetching media by URL is switched off here"
+            f"The field {name!r} must contain a data: URL. Fetching media by URL is disabled"
             " (server.allow_media_urls).",
             param=name,
         )

@@ -35,7 +35,7 @@ async def model_of(upload: Upload, only_model: str | None) -> str:
     if only_model is not None:
         return only_model
     raise InvalidRequest(
-        f"The form field `model` was not found in the first {_LOOK_BYTES} bytes: put it before the file.", param="model"
+        f"The form field `model` is missing in the first {_LOOK_BYTES} bytes: send it before the file.", param="model"
     )
 
 

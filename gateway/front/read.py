@@ -80,7 +80,7 @@ class Reader:
         changes: dict[str, Any] = {}
         model = _string(document, "model") or only_model()
         if model is None:
-            raise InvalidRequest("You must provide a model: GET /v1/models lists them.", param="model")
+            raise InvalidRequest("You must provide a model. GET /v1/models lists the available models.", param="model")
         if alias := self._aliases.get(model):
             changes["model"] = model = alias
         salt = _string(document, "cache_salt") or ""
@@ -154,8 +154,8 @@ class Reader:
         sequences = sequences_of(document)
         if sequences > self._limits.max_sequences:
             raise InvalidRequest(
-                f"This request asks for {sequences} sequences (n x prompts); at most {self._limits.max_sequences} are"
-                " accepted in one request.",
+                f"This request needs {sequences} sequences (n x prompts), which exceeds the limit of"
+                f" {self._limits.max_sequences} per request (server.max_sequences).",
                 param="n",
             )
         prompt = canonical_prompt(document, _PROMPT_FIELDS[route.endpoint])
@@ -210,7 +210,7 @@ class Reader:
             return None
         place = self._stored.find(previous, owner)
         if place is None:
-            raise ModelNotFound(f"Response {previous!r} is not known here.", param="previous_response_id")
+            raise ModelNotFound(f"Unknown response {previous!r}.", param="previous_response_id")
         return place.backend
 
     def _seed(self, model: str, salt: str) -> int:
@@ -251,7 +251,7 @@ def _string(document: dict[str, Any], name: str) -> str | None:
     if type(value) is not str:
         raise InvalidRequest(f"The field {name!r} must be a string.", param=name)
     if len(value) > 1024:
-        raise InvalidRequest(f"The field {name!r} is longer than 1024 characters.", param=name)
+        raise InvalidRequest(f"The field {name!r} exceeds the limit of 1024 characters.", param=name)
     return value
 
 

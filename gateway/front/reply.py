@@ -176,7 +176,7 @@ def _as_event(status: int, body: bytes, anthropic: bool) -> bytes:
         document = None
     if isinstance(document, dict) and document.get("error"):
         return orjson.dumps(document)  # on one line, whatever it was before
-    return render(BackendFault(f"The backend answered {status}, and not with a stream of events."), anthropic)
+    return render(BackendFault(f"The backend returned {status} without an event stream."), anthropic)
 
 
 def render(error: GatewayError, anthropic: bool = False) -> bytes:

@@ -102,10 +102,12 @@ def find_route(method: bytes, path: bytes) -> Route:
             max_body_bytes=_EMPTY_BODY_BYTES if match[2] else 0,
             streams=asked.get(b"stream") == b"true",
         )
-    shown = path[:200].decode("ascii", "replace") if path.startswith(b"/") else "a URL that is no path"
+    shown = path[:200].decode("ascii", "replace") if path.startswith(b"/") else "(not a path)"
     if path in _PATHS:
         allow = _PATHS[path].decode()
-        raise MethodNotAllowed(f"{shown} takes {allow}, not {method.decode('ascii', 'replace')}.", allow=allow)
+        raise MethodNotAllowed(
+            f"Method {method.decode('ascii', 'replace')} is not allowed for {shown}; use {allow}.", allow=allow
+        )
     raise RouteNotFound(f"Unknown request URL: {method.decode('ascii', 'replace')} {shown}.")
 
 
@@ -118,6 +120,6 @@ def _asked(query: bytes) -> dict[bytes, bytes]:
         if pattern is not None:
             if not pattern.fullmatch(value):
                 allowed = pattern.pattern.decode()
-                raise InvalidRequest(f"A query parameter is wrong: {name.decode()} must match {allowed}.")
+                raise InvalidRequest(f"Invalid query parameter {name.decode()}: it must match {allowed}.")
             asked[name] = value
     return asked

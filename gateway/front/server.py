@@ -130,7 +130,12 @@ class Server:
 
     async def _cut(self) -> None:
         for connection in list(self._connections):
-            connection.cut(Draining("The gateway shut down before this answer was complete.", retry_after_seconds=1.0))
+            connection.cut(
+                Draining(
+                    "The gateway shut down before this response was complete. Retry the request.",
+                    retry_after_seconds=1.0,
+                )
+            )
         self._everybody_left = asyncio.Event()
         if self._connections:
             with suppress(TimeoutError):

@@ -57,7 +57,7 @@ class Uploads:
         """Raises EndpointNotOffered if all of the model's backends have lately said so."""
         backends, since = self._fleet.serving(model), self._clock() - _REMEMBERED_SECONDS
         if backends and all(self._refused.get((each.name, endpoint), since) > since for each in backends):
-            raise EndpointNotOffered(f"The backends of model {model!r} do not offer this endpoint.")
+            raise EndpointNotOffered(f"The backends for model {model!r} do not support this endpoint.")
 
     @asynccontextmanager
     async def _turn(self, model: str, upload: Upload) -> AsyncIterator[None]:
@@ -93,7 +93,7 @@ class Uploads:
             if not isinstance(error, TimeoutError):
                 raise
             raise WaitExpired(
-                f"Too many uploads for model {model!r} are still arriving: no place within"
+                f"Queue timeout: too many uploads for model {model!r} are in progress, none completed within"
                 f" {self._max_wait_seconds:g} s. Retry later.",
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
             ) from error

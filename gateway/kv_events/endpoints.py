@@ -27,10 +27,10 @@ class Address(NamedTuple):
         """Take an endpoint apart. Raises ValueError for what cannot be reached from another machine."""
         scheme, separator, rest = endpoint.partition("://")
         if not separator or scheme != "tcp":
-            raise ValueError(f"{endpoint} cannot be reached over the network")
+            raise ValueError(f"{endpoint} is not a network endpoint (tcp://host:port)")
         host, _, port = rest.rpartition(":")
         if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError(f"{endpoint} has no port")
+            raise ValueError(f"{endpoint} has no valid port")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
     def __str__(self) -> str:
@@ -67,13 +67,13 @@ def plan(backend: Backend) -> Plan:
     if isinstance(config, KvEventsConfig):
         return Plan(tuple(_configured(config, backend, capacity)))
     if facts.kv_event_sources is None:
-        return Plan(problem="it has no /kv_event_sources")
+        return Plan(problem="the backend has no /kv_event_sources")
     if not facts.kv_event_sources:
-        return Plan(problem="it publishes none (vLLM: --kv-events-config)")
+        return Plan(problem="the backend publishes no KV events (vLLM: --kv-events-config)")
     sources, problems, ranks = list[Source](), list[str](), set[int]()
     for told in facts.kv_event_sources:
         if told.rank in ranks:
-            problems.append(f"it lists rank {told.rank} more than once")
+            problems.append(f"duplicate rank {told.rank} in /kv_event_sources")
             continue
         ranks.add(told.rank)
         try:
@@ -93,9 +93,9 @@ def plan(backend: Backend) -> Plan:
 def _told(source: KvEventSource, host: str, capacity: int | None) -> Source:
     """Raises ValueError with the reason why it cannot be read."""
     if source.publisher != "zmq":
-        raise ValueError(f"its publisher is {source.publisher or 'null'}, not zmq")
+        raise ValueError(f"unsupported publisher {source.publisher or 'null'}; only zmq is supported")
     if not source.endpoint:
-        raise ValueError("it does not tell its endpoint")
+        raise ValueError("/kv_event_sources does not contain the endpoint")
     endpoint = Address(host, Address.of(source.endpoint).port)
     return Source(source.rank, str(endpoint), None, source.topic, capacity_tokens=capacity)
 

@@ -29,12 +29,12 @@ async def _why_silent(endpoint: str, timeout_seconds: float) -> str | None:
                 with suppress(OSError):
                     await writer.wait_closed()
     except TimeoutError:
-        return f"no answer from {endpoint}"
+        return f"{endpoint}: timed out"
     except asyncio.IncompleteReadError:
-        return f"{endpoint} speaks no ZeroMQ"
+        return f"{endpoint} is not a ZeroMQ socket"
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         return f"{endpoint}: {reason.lower()}"
     if greeting[0] != 0xFF or greeting[-1] != 0x7F:
-        return f"{endpoint} speaks no ZeroMQ"
+        return f"{endpoint} is not a ZeroMQ socket"
     return None

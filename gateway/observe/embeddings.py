@@ -12,26 +12,28 @@ class EmbeddingMetrics:
 
     def __init__(self, metrics: Metrics) -> None:
         model = ("model",)
-        self.batch_items = Histogram(
-            "gateway_embedding_batch_items", "Inputs sent together in one batch.", model, _ITEMS
-        )
+        self.batch_items = Histogram("gateway_embedding_batch_items", "Inputs per embeddings batch.", model, _ITEMS)
         self.batch_tokens = Histogram(
-            "gateway_embedding_batch_tokens", "Tokens sent together in one batch, as estimated before.", model, _TOKENS
+            "gateway_embedding_batch_tokens", "Estimated tokens per embeddings batch.", model, _TOKENS
         )
         self.batch_wait = Histogram(
-            "gateway_embedding_batch_wait_seconds", "Time for which inputs waited for their batch to be sent.", model,
+            "gateway_embedding_batch_wait_seconds", "Time that inputs waited for their batch to be sent.", model,
             _WAIT,
         )  # fmt: skip
-        self.flushes = Counter("gateway_embedding_flushes_total", "Batches by why they were sent.", ("model", "reason"))
+        self.flushes = Counter(
+            "gateway_embedding_flushes_total", "Embeddings batches sent, by reason.", ("model", "reason")
+        )
         self.isolations = Counter(
             "gateway_embedding_isolations_total",
-            "Refused batches that were halved to find the input at fault.",
+            "Rejected embeddings batches that were split in half to isolate the invalid input.",
             model,
         )
-        self.splits = Counter("gateway_embedding_splits_total", "Lists of inputs or documents cut into pieces.", model)
+        self.splits = Counter(
+            "gateway_embedding_splits_total", "Lists of inputs or documents split into pieces.", model
+        )
         self.counted = Counter(
             "gateway_embedding_counted_total",
-            "Shared batches of texts for models with a tokenizer: counted by text, or why not.",
+            "Shared batches for models with a tokenizer, by result of the token count per text.",
             ("model", "result"),
         )
         self.inputs = Counter(
@@ -39,7 +41,9 @@ class EmbeddingMetrics:
             "Inputs for models whose embeddings may be cached: computed or cached.",
             ("model", "source"),
         )
-        self.evictions = Counter("gateway_embedding_cache_evictions_total", "Embeddings evicted from the cache.", ())
+        self.evictions = Counter(
+            "gateway_embedding_cache_evictions_total", "Cached embedding vectors evicted to free memory.", ()
+        )
         metrics.include(
             self.batch_items, self.batch_tokens, self.batch_wait, self.flushes, self.isolations, self.splits,
             self.counted, self.inputs, self.evictions,

@@ -148,32 +148,41 @@ class Metrics(Collector):
     def __init__(self) -> None:
         model = ("model",)
         self.requests = Counter(
-            "gateway_requests_total", "Requests by how they ended.", ("endpoint", "model", "backend", "outcome")
+            "gateway_requests_total", "Completed requests, by outcome.", ("endpoint", "model", "backend", "outcome")
         )
         self.duration = Histogram(
-            "gateway_request_duration_seconds", "From the last byte of the request to the last byte of the answer.",
+            "gateway_request_duration_seconds", "Time from the end of a request to the end of its response.",
             ("endpoint", "model"), _LONG,
         )  # fmt: skip
         self.first_byte = Histogram(
-            "gateway_time_to_first_token_seconds", "From the last byte of the request to the first event of a stream.",
+            "gateway_time_to_first_token_seconds", "Time from the end of a request to the first event of a stream.",
             model, _SHORT,
         )  # fmt: skip
         self.queue_wait = Histogram(
-            "gateway_queue_wait_seconds", "Time in the waiting line.", ("model", "class"), _SHORT
+            "gateway_queue_wait_seconds", "Time in the queue.", ("model", "class"), _SHORT
         )  # fmt: skip
         self.hit_tokens = Counter(
-            "gateway_prefix_hit_tokens_total", "Prompt tokens in the KV cache already, as predicted and as reported.",
+            "gateway_prefix_hit_tokens_total",
+            "Prompt tokens found in the KV cache, as predicted by the gateway and as reported by the backend.",
             ("backend", "kind"),
         )  # fmt: skip
         self.prompt_tokens = Counter("gateway_prompt_tokens_total", "Prompt tokens reported by backends.", model)
-        self.completion_tokens = Counter("gateway_completion_tokens_total", "Tokens generated.", model)
+        self.completion_tokens = Counter(
+            "gateway_completion_tokens_total", "Output tokens reported by backends.", model
+        )
         self.attempts = Counter(
-            "gateway_upstream_attempts_total", "Requests sent to a backend, by result.", ("backend", "result")
+            "gateway_upstream_attempts_total",
+            "Attempts to send a request to a backend, including retries, by result.",
+            ("backend", "result"),
         )
         self.limit_moves = Counter(
-            "gateway_limit_moves_total", "Moves of the adaptive limit of a backend.", ("backend", "reason")
+            "gateway_limit_moves_total",
+            "Changes of the adaptive concurrency limit of a backend, by reason.",
+            ("backend", "reason"),
         )
-        self.loop_lag = Histogram("gateway_event_loop_lag_seconds", "Delay of a timer on the event loop.", (), _LAG)
+        self.loop_lag = Histogram(
+            "gateway_event_loop_lag_seconds", "Delay of a periodic timer on the event loop.", (), _LAG
+        )
         self._live: list[Live] = [
             self.requests, self.duration, self.first_byte, self.queue_wait, self.hit_tokens,
             self.prompt_tokens, self.completion_tokens, self.attempts, self.limit_moves, self.loop_lag,

@@ -125,13 +125,13 @@ class BackendConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if self._receiver is not None:
-                self._fail(BackendProtocolError(f"The backend's answer is not valid HTTP: {error}."))
+                self._fail(BackendProtocolError(f"The backend's response is not valid HTTP: {error}."))
                 return
             self.abort()  # the answer was complete, what follows it is not ours
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > _MAX_HEAD_BYTES:
-                self._fail(BackendProtocolError("The head of the backend's answer is too large."))
+                self._fail(BackendProtocolError("The headers of the backend's response are too large."))
                 return
         receiver.flushed()
 
@@ -147,11 +147,11 @@ class BackendConnection(asyncio.Protocol):
             return
         reason = f"({error})" if error else "(closed)"
         if self.answered:
-            self._fail(AnswerBrokeOff(f"The backend's answer broke off {reason}."))
+            self._fail(AnswerBrokeOff(f"The backend closed the connection in the middle of the response {reason}."))
         elif self.exchanges > 1:
-            self._fail(ReusedConnectionClosed(f"The backend closed the connection before it answered {reason}."))
+            self._fail(ReusedConnectionClosed(f"The backend closed the connection before the response {reason}."))
         else:
-            self._fail(FreshConnectionClosed(f"The backend closed the connection before it answered {reason}."))
+            self._fail(FreshConnectionClosed(f"The backend closed the connection before the response {reason}."))
 
     def pause_writing(self) -> None:
         """The backend takes no more for now."""
@@ -179,7 +179,7 @@ class BackendConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """The first byte of an answer."""
         if self._receiver is None:
-            raise ValueError("bytes after the end of the answer")
+            raise ValueError("bytes after the end of the response")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header of the answer."""
@@ -209,7 +209,7 @@ class BackendConnection(asyncio.Protocol):
         was_read = self._body_bytes <= _SURELY_READ_BYTES or self._parser.get_status_code() < 400
         self._keep_alive = was_read and self._parser.should_keep_alive()
         if receiver is None:
-            raise ValueError("bytes after the end of the answer")
+            raise ValueError("bytes after the end of the response")
         receiver.end()
 
     @property

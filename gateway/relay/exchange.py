@@ -265,7 +265,7 @@ class Exchange:
             if events.failure:
                 self._gave_up(events.failure)
             elif not events.complete:
-                self.done.set_exception(StreamInterrupted("The backend's answer ended before it was complete."))
+                self.done.set_exception(StreamInterrupted("The backend's response ended before it was complete."))
             else:
                 if not sink.begun:
                     sink.begin(200, self._content_type, self._extra)
@@ -281,18 +281,18 @@ class Exchange:
         """The backend ended the stream with an error, or by aborting it."""
         aborted = ABORTED in event or _is_engine_death(event)
         if self._sink.begun:
-            error = StreamInterrupted(f"The backend gave the answer up: {_message(event)}")
+            error = StreamInterrupted(f"The backend aborted the response: {_message(event)}")
             error.answered = not aborted
             self.done.set_exception(error)
         elif aborted:
-            self.done.set_exception(BackendAborted("The backend aborted the answer."))
+            self.done.set_exception(BackendAborted("The backend aborted the response."))
         else:
-            self.done.set_exception(BackendFault(f"The backend answered with an error: {_message(event)}"))
+            self.done.set_exception(BackendFault(f"The backend returned an error: {_message(event)}"))
 
     def _finish_held(self, body: bytes) -> None:
         status = self._status
         if status < 400 and self._done_marker is not None and ABORTED in body:
-            self.done.set_exception(BackendAborted("The backend aborted the answer."))
+            self.done.set_exception(BackendAborted("The backend aborted the response."))
             return
         if status < 400:
             if self.on_opening is not None:
@@ -316,17 +316,17 @@ class Exchange:
 def _judge(status: int, body: bytes) -> BackendError | None:
     """What an error answer says of the backend; None = it says something of the request."""
     if status in (429, 503):
-        return BackendBusy(f"The backend answered {status}.")
+        return BackendBusy(f"The backend returned {status}.")
     if status >= 500:
         if _is_engine_death(body):
             return EngineDead("The backend's engine is dead.")
-        return BackendFault(f"The backend answered {status}.")
+        return BackendFault(f"The backend returned {status}.")
     if status == 404 and b"does not exist" in body:
-        return ModelMissing("The backend does not serve this model any more.")
+        return ModelMissing("The backend no longer serves this model.")
     if status in (401, 403):
-        return BackendRefusesKey("The backend does not accept the gateway's key: set its api_key in the configuration.")
+        return BackendRefusesKey("The backend rejected the gateway's API key: set its api_key in the configuration.")
     if status in (404, 405) and b'"error"' not in body:
-        return EndpointNotOffered("The backend of this model does not offer this endpoint.")
+        return EndpointNotOffered("The backend of this model does not support this endpoint.")
     return None
 
 
@@ -339,5 +339,5 @@ def _message(event: bytes) -> str:
     try:
         said = orjson.loads(event.partition(b"data: ")[2])["error"]["message"]
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        said = "it was aborted"
+        said = "no reason given"
     return str(said)[:500]

@@ -102,7 +102,7 @@ class Pool:
                 )
         except TimeoutError as error:
             raise ConnectFailed(
-                f"Backend {self.backend.name!r} did not accept a connection"
+                f"Timeout: backend {self.backend.name!r} did not accept a connection"
                 f" within {self._config.connect_timeout_seconds:g} s."
             ) from error
         except OSError as error:
@@ -111,5 +111,5 @@ class Pool:
                     "The gateway has reached its limit of open files. Retry later, or raise the nofile limit.",
                     retry_after_seconds=_RETRY_AFTER_SECONDS,
                 ) from error
-            raise ConnectFailed(f"Backend {self.backend.name!r} cannot be reached: {error}.") from error
+            raise ConnectFailed(f"Could not connect to backend {self.backend.name!r}: {error}.") from error
         return connection

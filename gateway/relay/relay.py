@@ -124,7 +124,7 @@ class Relay:
                 await connection.drained()
         except TimeoutError as error:
             seconds = self._config.idle_stream_timeout_seconds
-            raise FirstByteTimeout(f"The backend took nothing of the upload for {seconds:g} s.") from error
+            raise FirstByteTimeout(f"Timeout: the backend read no data of the upload for {seconds:g} s.") from error
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
@@ -159,7 +159,7 @@ class Relay:
         if exchange.streams and self._comment_seconds and not exchange.silent_seconds % self._comment_seconds:
             exchange.comment()
         config, silent = self._config, exchange.silent_seconds
-        first_byte, silence = config.first_byte_timeout_seconds, f"The backend sent nothing for {silent:g} s."
+        first_byte, silence = config.first_byte_timeout_seconds, f"The backend sent no data for {silent:g} s."
         if backend.health.gone and silent >= _GONE_SECONDS:
             exchange.give_up(FreshConnectionClosed(f"{silence} It refuses connections."))
         elif exchange.begun and silent >= config.idle_stream_timeout_seconds:

@@ -43,18 +43,18 @@ def read_scores(body: bytes, pairs: Pairs, part: range) -> Scores:
     document = parse_answer(body, most)
     given = document.get(_list_of(pairs)) if type(document) is dict else None
     if type(given) is not list:
-        raise WrongAnswer("The backend's answer holds no list of scores.")
+        raise WrongAnswer("The backend's response contains no list of scores.")
     wanted = wanted_of(pairs, len(part))
     if len(given) != wanted:
-        raise WrongAnswer(f"The backend answered {len(given)} scores where {wanted} were asked for.")
+        raise WrongAnswer(f"The backend returned {len(given)} scores where {wanted} were requested.")
     score_name, seen = _score_of(pairs), set()
     for entry in given:
         index = entry.get("index") if type(entry) is dict else None
         if type(index) is not int or not 0 <= index < len(part) or index in seen:
-            raise WrongAnswer("The scores in the backend's answer are not of the documents that were sent.")
+            raise WrongAnswer("The scores in the backend's response have missing or duplicate indexes.")
         score = entry.get(score_name)
         if type(score) not in (int, float) or not isfinite(score):
-            raise WrongAnswer(f"The backend's answer holds no score of document {index}.")
+            raise WrongAnswer(f"The backend's response contains no score for document {index}.")
         seen.add(index)
         entry["index"] = part.start + index
     size_bytes = sum(pairs.sizes_bytes[part.start : part.stop])
@@ -100,5 +100,5 @@ def _tokens_of(document: Any) -> int:
     usage = document.get("usage") if type(document) is dict else None
     tokens = usage.get("prompt_tokens") if type(usage) is dict else None
     if type(tokens) is not int or tokens < 0:
-        raise WrongAnswer("The backend's answer does not tell the tokens that it took.")
+        raise WrongAnswer("The backend's response reports no token usage.")
     return tokens

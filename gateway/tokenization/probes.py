@@ -87,8 +87,8 @@ PROBES: Final = (
     ),
 )
 _HINTS: Final = {
-    Feature.COMPLETION: "the backend has another tokenizer or another revision of it, or its mode is set by a flag",
-    Feature.CHAT: "the backend has another chat template, or one of the flags --chat-template,"
+    Feature.COMPLETION: "the backend uses a different tokenizer, tokenizer revision or tokenizer mode",
+    Feature.CHAT: "the backend uses a different chat template, or one of the flags --chat-template,"
     " --chat-template-content-format, --default-chat-template-kwargs",
 }
 
@@ -120,7 +120,7 @@ def compare(ours: Sequence[Tokens | None], theirs: Sequence[Tokens | None]) -> C
             unlike[probe.feature] = difference
     for feature in (Feature.COMPLETION, Feature.CHAT):
         if feature in unlike:
-            return Comparison(frozenset(), f"{feature}: {unlike[feature]}; perhaps {_HINTS[feature]}")
+            return Comparison(frozenset(), f"{feature}: {unlike[feature]}; possible cause: {_HINTS[feature]}")
     return Comparison(frozenset(told - unlike.keys()))
 
 
@@ -131,5 +131,5 @@ def _difference(ours: Tokens | None, theirs: Tokens | None) -> str:
         return ""
     for position, (our, their) in enumerate(zip(ours, theirs, strict=False)):
         if our != their:
-            return f"from token {position} on, {our} here and {their} there"
-    return f"{len(ours)} tokens here and {len(theirs)} there"
+            return f"different from token {position} on: gateway {our}, backend {their}"
+    return f"different length: gateway {len(ours)} tokens, backend {len(theirs)}"

@@ -86,7 +86,7 @@ class Tokenization:
         }
         if self._models and not all(map(find_spec, ("transformers", "jinja2"))):
             raise ConfigError(
-                f"models.{next(iter(self._models))}.tokenizer: needs packages that are not installed:"
+                f"models.{next(iter(self._models))}.tokenizer: requires packages that are not installed:"
                 " pip install 'vllm-batching-gateway[tokenizer]'"
             )
         self._fleet = fleet
@@ -230,7 +230,9 @@ class Tokenization:
                 counts, differs = await self._counts(process, model, backend)
                 verdict = Verdict("verified", differs, comparison.features, counts)
             else:
-                verdict = Verdict("refused", comparison.difference or "neither side renders any prompt")
+                verdict = Verdict(
+                    "refused", comparison.difference or "neither the gateway nor the backend renders any prompt"
+                )
         except CannotCompare as error:
             verdict = Verdict("refused", str(error))
         except (ControlError, ProcessEnded) as error:

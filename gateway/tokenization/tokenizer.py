@@ -56,7 +56,7 @@ class ModelTokenizer:
         """The packed ids of a request's prompt. Raises NotUnderstood, also where the template refuses it."""
         reading = read(endpoint, document, content_format)
         if unlike := reading.features.difference(features):
-            raise NotUnderstood(f"not told as the backends do: {', '.join(sorted(unlike))}")
+            raise NotUnderstood(f"not verified against the backends: {', '.join(sorted(unlike))}")
         text = self.render(reading)
         if not reading.add_special_tokens:
             return self.segments.tokens(text)

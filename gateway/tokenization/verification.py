@@ -53,9 +53,9 @@ async def counts_alike(model: str, backend: Backend, client: ControlClient, ours
                 raise
             return False, ""
         except (KeyError, TypeError):
-            return False, f"{EMBEDDINGS_PATH} answered without usage"
+            return False, f"{EMBEDDINGS_PATH} returned no usage"
         if theirs != count:
-            return False, f"{EMBEDDINGS_PATH} counts {theirs} tokens where {count} are counted here"
+            return False, f"{EMBEDDINGS_PATH} counts {theirs} tokens where the gateway counts {count}"
     return True, ""
 
 
@@ -74,7 +74,7 @@ async def _theirs(model: str, backend: Backend, client: ControlClient, probe: Pr
 def _checked(answer: Any) -> list[int]:
     tokens = answer.get("tokens") if isinstance(answer, dict) else None
     if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-        raise CannotCompare(f"{PATH} answered without a list of tokens")
+        raise CannotCompare(f"{PATH} returned no list of tokens")
     return tokens
 
 

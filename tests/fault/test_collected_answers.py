@@ -38,7 +38,7 @@ async def test_a_batch_whose_answer_does_not_end_is_aborted(backend: ScriptedBac
     async with running(backend) as under_test:
         answer = await under_test.ask(asked(TEXTS), target=EMBEDDINGS)
         assert (answer.status, answer.error["code"]) == (502, "wrong_backend_answer")
-        assert f"longer than {MIB + 3 * MIB // 2} bytes" in answer.error["message"]
+        assert f"limit of {MIB + 3 * MIB // 2} bytes" in answer.error["message"]
         await holds(lambda: backend.ledger[0].peer_left_at is not None, "the backend is told")
         assert not backend.ledger[0].played
         assert len(backend.ledger) == 1  # and no other backend is asked for the same

@@ -78,7 +78,7 @@ async def test_what_the_backend_refuses_then_is_the_last_event(backend: Scripted
         assert answer.status == 200
         assert not answer.complete
         error = orjson.loads(answer.events[-1].rpartition(b"data: ")[2])["error"]
-        assert "too long" in error["message"] or "answered 400" in error["message"]
+        assert "too long" in error["message"] or "returned 400" in error["message"]
     assert under_test.outcomes == {"completed": 1, "refused_by_backend": 1}
 
 
@@ -158,6 +158,6 @@ async def test_openais_sdk_reads_over_comments(backend: ScriptedBackend) -> None
 async def test_openais_sdk_raises_what_the_last_event_says(backend: ScriptedBackend) -> None:
     async with one_slot(backend, max_wait_seconds=0.3) as (under_test, _), sdk_of(under_test) as sdk:
         events = await sdk.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
-        with pytest.raises(openai.APIError, match="came free within") as raised:
+        with pytest.raises(openai.APIError, match="had free capacity within") as raised:
             await anext(aiter(events))
         assert raised.value.code == "queue_timeout"

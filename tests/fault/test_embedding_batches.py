@@ -152,7 +152,7 @@ async def test_requests_that_wait_for_a_batch_and_those_in_the_queue_are_counted
         await holds(lambda: backlog.requests == 2, "two wait for a batch")
         refused = await under_test.ask()
         assert (refused.status, refused.error["code"]) == (429, "queue_full")
-        assert "2 requests are waiting already" in refused.error["message"]
+        assert "2 requests are waiting" in refused.error["message"]
         refused = await under_test.ask(body("one more"), target=PATH)
         assert (refused.status, refused.error["code"]) == (429, "queue_full")
         for client in clients:

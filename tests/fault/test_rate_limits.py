@@ -38,7 +38,7 @@ async def test_requests_a_minute_are_limited_and_every_answer_tells_where_the_ke
         assert {answer.header("x-ratelimit-limit-requests") for answer in seen} == {"3"}
         refused = seen[-1]
         assert (refused.error["type"], refused.error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
-        assert "3 requests a minute" in refused.error["message"]
+        assert "3 requests per minute" in refused.error["message"]
         assert 15_000 < int(refused.header("retry-after-ms") or 0) <= 20_000
         assert refused.header("x-should-retry") is None
         assert len(backend.ledger) == 3

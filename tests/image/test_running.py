@@ -62,7 +62,7 @@ def test_check_fails_when_no_backend_answers(containers: Runtime, tmp_path: Path
     write_config(tmp_path, f"http://127.0.0.1:{port}")
     done = containers.run(["gateway", "check", "-c", "/etc/gateway/gateway.yaml"], tmp_path)
     assert done.returncode == 1
-    assert "no backend can be reached" in done.stderr
+    assert "no backend is reachable" in done.stderr
 
 
 def test_without_a_configuration_it_says_so_and_ends(containers: Runtime) -> None:

@@ -193,7 +193,7 @@ def test_the_backends_are_shown_with_what_is_known_and_running() -> None:
         assert each["models"] == ["m", "embeds"]
         assert (each["state"], each["limit"], each["kv_cache_tokens"]) == ("up", 4, 100_000)
         assert (each["prefix_trust"], each["tokenizers"], each["kv_events"]) == (1.0, {}, [])
-        assert "publishes none" in each["kv_events_problem"]
+        assert "publishes no KV events" in each["kv_events_problem"]
         assert each["in_flight"] == (held.seat.name == each["name"])
         assert each["kv_tokens_limit"] == 95_000
     assert shown[held.seat.name]["kv_tokens_reserved"] == 16 + 16 + 32  # of a chat template

@@ -139,7 +139,7 @@ def test_after_the_longest_wait_the_client_is_told_when_to_come_back() -> None:
         gate, loop = gate_of(here), asyncio.get_running_loop()
         with await gate.lease(ask()):
             began = loop.time()
-            with pytest.raises(WaitExpired, match="came free within 60 s") as expired:
+            with pytest.raises(WaitExpired, match="had free capacity within 60 s") as expired:
                 await gate.lease(ask())
             assert loop.time() - began == pytest.approx(MAX_WAIT_SECONDS)
             assert expired.value.retry_after_seconds is not None

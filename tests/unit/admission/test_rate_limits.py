@@ -54,7 +54,7 @@ def test_tokens_are_charged_by_what_is_expected_and_put_right_by_what_was_used()
     key = limits(clock, tokens_per_minute=6000)
     with key.charge(4000) as charge:
         error = refused(key, 2500)
-        assert "6000 tokens a minute, 2000 are left, and this request needs 2500" in error.message
+        assert "6000 tokens per minute reached for this API key: 2000 remain, this request needs 2500" in error.message
         assert error.retry_after_seconds == pytest.approx(5.0)
         charge.used_tokens = 1000
     used(key, 5000, 5000)
@@ -89,7 +89,7 @@ def test_so_many_may_run_at_once_however_they_end() -> None:
     first = key.charge(1)
     with key.charge(1):
         error = refused(key)
-        assert "2 requests running or waiting at once" in error.message
+        assert "limit of 2 requests (running and queued) reached" in error.message
         assert error.retry_after_seconds == 1.0
     with pytest.raises(ZeroDivisionError), key.charge(1):
         raise ZeroDivisionError

@@ -44,7 +44,7 @@ def test_a_pinned_request_goes_to_its_backend_alone() -> None:
 
 def test_a_request_that_no_backend_can_ever_run_is_refused() -> None:
     here = hall(2, 4)
-    with pytest.raises(InvalidRequest, match="runs more than 4") as error:
+    with pytest.raises(InvalidRequest, match="is 4\\. Send fewer") as error:
         here.placement.place(ask(sequences=5), 0.0)
     assert error.value.param == "n"
     assert bind(here, ask(sequences=4)).seat.name == "b"

@@ -76,7 +76,7 @@ def test_versions_from_the_floor_on_are_fine(version: str) -> None:
 
 def test_a_wrong_key_is_named() -> None:
     answers = answered(replace(GOOD, models=()))
-    answers.problems["/v1/models"] = ControlError("/v1/models answered 401", 401)
+    answers.problems["/v1/models"] = ControlError("/v1/models returned 401", 401)
     report = report_on(answers, "prefix")
     assert "set api_key" in report.warnings[0]
     assert report.routing == "none"
@@ -94,9 +94,9 @@ def test_where_the_numbers_come_from_is_said() -> None:
 @pytest.mark.parametrize(
     ("facts", "policy", "routing"),
     [
-        (replace(GOOD, prefix_caching=False), "prefix", "prefix: by load alone: prefix caching is off"),
-        (replace(GOOD, prefix_caching=None), "prefix", "prefix: assumed: /metrics does not tell"),
-        (GOOD, "round_robin", "round_robin: routing.policy says so"),
+        (replace(GOOD, prefix_caching=False), "prefix", "prefix: by load only: prefix caching is off"),
+        (replace(GOOD, prefix_caching=None), "prefix", "prefix: assumed: /metrics does not expose"),
+        (GOOD, "round_robin", "round_robin: set by routing.policy"),
     ],
 )
 def test_the_routing_follows_from_policy_and_cache(facts: Facts, policy: str, routing: str) -> None:
@@ -145,10 +145,10 @@ def test_how_the_cache_is_known_is_told_and_why_not_better() -> None:
         return report.knowledge, report.knowledge_because
 
     events = {"kv_event_sources": (ZMQ,)}
-    assert known() == ("own record", "it publishes none (vLLM: --kv-events-config)")
-    assert known(kv_event_sources=None) == ("own record", "it has no /kv_event_sources")
+    assert known() == ("own record", "the backend publishes no KV events (vLLM: --kv-events-config)")
+    assert known(kv_event_sources=None) == ("own record", "the backend has no /kv_event_sources")
     assert known(**events, unreachable="no answer") == ("own record", "no answer")
-    assert known(**events, tokenized="m") == ("exact blocks", "its KV events tell them")
+    assert known(**events, tokenized="m") == ("exact blocks", "reported by its KV events")
     corrected, advice = known(**events, tokenized="another")
     assert corrected == "own record, corrected by KV events"
     assert "models.<name>.tokenizer" in advice
@@ -160,8 +160,8 @@ def test_events_that_cannot_be_read_are_something_to_mend() -> None:
     answers = answered(replace(GOOD, kv_event_sources=(ZMQ,)))
     answers.events_unreachable = "tcp://h:5557: connection refused"
     [warning] = report_on(answers, "prefix").warnings
-    assert warning == "Its KV events cannot be read: tcp://h:5557: connection refused."
-    assert "ipc:///x cannot be reached" in warnings_about(
+    assert warning == "KV events cannot be read: tcp://h:5557: connection refused."
+    assert "ipc:///x is not a network endpoint" in warnings_about(
         replace(GOOD, kv_event_sources=(replace(ZMQ, endpoint="ipc:///x"),))
     )
 
@@ -204,7 +204,7 @@ async def test_a_fleet_is_examined_whatever_state_its_backends_are_in() -> None:
     assert reports[0].warnings == ("max_num_seqs is not visible: set max_in_flight to vLLM's --max-num-seqs.",)
     assert reports[1].models == ()
     assert any("list of models" in warning or "not a JSON object" in warning for warning in reports[1].warnings)
-    assert reports[2].routing_because == "no answer to /health in time"
+    assert reports[2].routing_because == "/health timed out"
     assert reports[3].routing_because == "connection refused"
 
 

@@ -45,7 +45,7 @@ def test_admin_goes_elsewhere_when_the_port_after_the_wanted_one_is_in_use() -> 
         chosen, admin = demo.choose_ports(port, lines.append)
     assert chosen == port
     assert admin not in (port, port + 1)
-    assert lines == [f"port {port + 1} cannot be used for admin: taking {admin}"]
+    assert lines == [f"port {port + 1} is unavailable for admin: using {admin}"]
 
 
 def test_the_last_port_of_all_can_be_asked_for() -> None:
@@ -70,7 +70,7 @@ def test_without_a_wish_the_next_free_pair_is_taken_and_said(in_use: list[int]) 
             stack.enter_context(taken(port + offset))
         assert demo.choose_ports(None, lines.append, first=port) == (port + 2, port + 3)
     [line] = lines
-    assert f"taking {port + 2} and {port + 3}" in line
+    assert f"using {port + 2} and {port + 3}" in line
     assert "make demo ARGS='--port N'" in line
 
 
@@ -139,7 +139,7 @@ def test_a_model_folder_needs_real_engines(tmp_path: Path) -> None:
 def test_an_engine_that_cannot_start_is_reported_with_its_log(tmp_path: Path) -> None:
     server = demo.Server("engine-1", "http://127.0.0.1:9", ["json.tool", "/missing"], "/health", tmp_path / "log")
     server.start()
-    with pytest.raises(demo.DemoFailed, match=r"engine-1 ended before it was ready(.|\n)*missing"):
+    with pytest.raises(demo.DemoFailed, match=r"engine-1 exited before it was ready(.|\n)*missing"):
         server.wait_ready()
     server.stop()
 

@@ -198,7 +198,7 @@ def test_a_port_in_use_is_told_with_what_changes_it(taken_option: str, other_opt
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        f"gateway: cannot listen at 127.0.0.1 port {port}: Address already in use: change {key} ({taken_option} N)"
+        f"gateway: cannot listen on 127.0.0.1 port {port}: Address already in use: change {key} ({taken_option} N)"
     )
 
 
@@ -214,7 +214,7 @@ def test_what_else_can_keep_it_from_listening_is_told_with_what_changes_it() -> 
     not_ours = why_not_serving(bind_error(errno.EADDRNOTAVAIL, "10.9.9.9", 80), config)
     assert not_ours.endswith("change server.host (--host ADDRESS)")
     unknown = why_not_serving(socket.gaierror(socket.EAI_NONAME, "Name or service not known"), config)
-    assert "look at server.host (10.9.9.9) and server.admin.host (127.0.0.1)" in unknown
+    assert "check server.host (10.9.9.9) and server.admin.host (127.0.0.1)" in unknown
     assert why_not_serving(OSError(errno.EMFILE, "Too many open files"), config) == "cannot serve: Too many open files"
 
 
@@ -239,7 +239,7 @@ def test_a_file_that_cannot_be_used_gives_2_and_no_traceback(tmp_path: Path, con
 def test_check_exits_with_1_when_no_backend_can_be_reached() -> None:
     result = gateway("check", "--backend", closed_url(), "--json")
     assert result.exit_code == 1
-    assert result.stderr == "gateway: no backend can be reached\n"
+    assert result.stderr == "gateway: no backend is reachable\n"
     [report] = json.loads(result.stdout)["backends"]
     assert report["reachable"] is False
     assert report["routing_because"] == "connection refused"
@@ -260,7 +260,7 @@ def test_a_strict_check_exits_with_1_if_any_backend_is_not_as_it_should_be(
     for bad in (closed_url(), answering):  # one that cannot be reached, one with a warning
         result = check(well, bad)
         assert result.exit_code == 1
-        assert result.stderr == "gateway: not as it should be: b1\n"
+        assert result.stderr == "gateway: failed checks: b1\n"
 
 
 def test_the_schema_describes_every_section() -> None:

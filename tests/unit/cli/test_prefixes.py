@@ -69,7 +69,7 @@ def test_no_cause_is_told_as_such() -> None:
     now = send(collected, [read(chat(system, f"Question {number}")) for number in range(8)])
     text = shown(collected.report(now))
     assert "No cause found" in text
-    assert "Looked at 8 prompts, for 8 requests." in text
+    assert "Sampled 8 prompts of 8 requests." in text
     assert "Most reused prefixes" in text
 
 
@@ -92,14 +92,14 @@ async def test_a_report_that_is_switched_off_is_told_in_a_line() -> None:
     async with admin_port(None) as url:
         result = await run(url)
     assert result.exit_code == 1
-    assert result.stderr == f"gateway: {url}: The prefix report is switched off (prefix_report.enabled).\n"
+    assert result.stderr == f"gateway: {url}: The prefix report is disabled: set prefix_report.enabled to true.\n"
 
 
 async def test_a_server_that_is_no_gateway_is_told_in_a_line() -> None:
     async with admin_listening(web.Application(), Listen(port=0)) as port:
         result = await run(f"http://127.0.0.1:{port}")
     assert result.exit_code == 1
-    assert result.stderr.endswith("answered 404: is this the admin port of a gateway?\n")
+    assert result.stderr.endswith("returned 404: is this the admin port of a gateway?\n")
     assert len(result.stderr.splitlines()) == 1
 
 
@@ -109,7 +109,7 @@ async def test_a_report_of_another_shape_is_told_in_a_line() -> None:
     async with admin_listening(served, Listen(port=0)) as port:
         result = await run(f"http://127.0.0.1:{port}")
     assert result.exit_code == 1
-    assert "not a report that this version can show" in result.stderr
+    assert "unsupported report format" in result.stderr
 
 
 async def _other(_: web.Request) -> web.Response:
@@ -132,9 +132,9 @@ def test_a_document_comes_back() -> None:
     ("status", "body", "told"),
     [
         (404, b'{"error": "It is switched off."}', "{url}: It is switched off."),
-        (404, b"404: Not Found", "{url}/x answered 404: is this the admin port of a gateway?"),
-        (200, b"<html>", "{url}/x did not answer as a gateway does: is this its admin port?"),
-        (200, b"[1]", "{url}/x did not answer as a gateway does: is this its admin port?"),
+        (404, b"404: Not Found", "{url}/x returned 404: is this the admin port of a gateway?"),
+        (200, b"<html>", "{url}/x returned no gateway document: is this the admin port of a gateway?"),
+        (200, b"[1]", "{url}/x returned no gateway document: is this the admin port of a gateway?"),
     ],
 )
 def test_other_answers_are_told_in_a_line(status: int, body: bytes, told: str) -> None:
@@ -145,7 +145,7 @@ def test_other_answers_are_told_in_a_line(status: int, body: bytes, told: str) -
 
 @pytest.mark.parametrize("url", ["nonsense", "http://127.0.0.1:99999", "ftp://127.0.0.1"])
 def test_what_is_no_url_is_told_in_a_line(url: str) -> None:
-    with pytest.raises(AdminError, match="cannot be asked"):
+    with pytest.raises(AdminError, match="is unreachable"):
         ask_admin(url, "/x")
 
 
@@ -153,5 +153,5 @@ def test_a_closed_port_is_told_in_a_line() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        with pytest.raises(AdminError, match=r"cannot be asked: .*refused"):
+        with pytest.raises(AdminError, match=r"is unreachable: .*refused"):
             ask_admin(url, "/x")

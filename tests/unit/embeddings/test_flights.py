@@ -76,7 +76,7 @@ def test_a_fault_of_the_gateway_is_told_to_everybody_and_logged_once() -> None:
         with structlog.testing.capture_logs() as events:
             wires = await scene.ask_all("a", "b")
         assert [wire.status for wire in wires] == [500, 500]
-        assert [event["event"] for event in events] == ["internal error"]
+        assert [event["event"] for event in events] == ["internal_error"]
         await scene.check_that_nothing_is_left()
 
     run(main())

@@ -22,7 +22,7 @@ def test_no_more_wait_than_may() -> None:
     here = waiting(max_requests=2, max_bytes=100)
     here.join("a", request(60))
     here.refuse_if_full(request(34))
-    with pytest.raises(QueueFull, match="1 requests are waiting already") as full:
+    with pytest.raises(QueueFull, match="1 requests are waiting") as full:
         here.refuse_if_full(request(35))  # one byte in sixteen is kept for the queue
     assert full.value.retry_after_seconds == 3.0
     here.join("b", request(1))

@@ -79,7 +79,7 @@ async def test_a_dry_run_tells_where_a_body_would_go(query: str, path: str) -> N
 
 async def test_a_dry_run_of_what_would_be_refused_says_why() -> None:
     async def route(body: bytes, path: str) -> dict[str, Any]:
-        raise ModelNotFound("The model 'x' does not exist here.", param="model")
+        raise ModelNotFound("The model 'x' does not exist.", param="model")
 
     app = admin_app(Metrics().snapshot, list, route, three_wait)
     async with (
@@ -222,12 +222,12 @@ async def test_reports_are_made_one_after_the_other() -> None:
 async def test_a_bad_number_of_minutes_is_refused() -> None:
     async with serving(lambda _: lambda _: {}) as url:
         for minutes in ("x", "-1", "nan", "inf"):
-            assert await ask(f"{url}?minutes={minutes}") == (400, {"error": "minutes must be a number of at least 0."})
+            assert await ask(f"{url}?minutes={minutes}") == (400, {"error": "The parameter minutes must be a number of at least 0."})
 
 
 async def test_it_says_that_it_is_switched_off() -> None:
     async with serving(None) as url:
-        assert await ask(url) == (404, {"error": "The prefix report is switched off (prefix_report.enabled)."})
+        assert await ask(url) == (404, {"error": "The prefix report is disabled: set prefix_report.enabled to true."})
 
 
 def test_work_is_interrupted_by_rests() -> None:

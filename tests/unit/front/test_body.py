@@ -50,7 +50,7 @@ def test_what_is_dropped_is_counted_no_more(pieces: list[bytes]) -> None:
 def test_a_body_over_its_limit_is_refused_before_it_is_kept() -> None:
     body, budget = body_of(limit_bytes=5)
     receive(body, b"hello")
-    with pytest.raises(BodyTooLarge, match="larger than 5 bytes"):
+    with pytest.raises(BodyTooLarge, match="limit of 5 bytes"):
         receive(body, b"!")
     assert budget.used_bytes == 5
 
@@ -81,7 +81,7 @@ def test_chunks_of_one_byte_are_refused_after_128_kibibytes_of_framing() -> None
         receive(body, b"x")
         body.framed(6)
     receive(body, b"x")
-    with pytest.raises(InvalidRequest, match="too many chunks"):
+    with pytest.raises(InvalidRequest, match="chunked-encoding overhead"):
         body.framed(6)
 
 
@@ -91,7 +91,7 @@ def test_framing_that_goes_on_without_body_is_refused_however_much_body_came_bef
     body.framed(10_000_000)
     for _ in range(32):
         body.framed(4096)
-    with pytest.raises(InvalidRequest, match="trailers"):
+    with pytest.raises(InvalidRequest, match="overhead"):
         body.framed(1)
 
 
@@ -109,7 +109,7 @@ def test_a_body_is_cut_once_a_window_brings_too_little_and_never_before(seconds:
         is_over = len(window) > 5
         is_slow = is_over and sum(window) < 1000 * len(window)
         if is_slow:
-            with pytest.raises(RequestTimeout, match="less than 1000 bytes/s for 6 s"):
+            with pytest.raises(RequestTimeout, match="under 1000 bytes/s for 6 s"):
                 body.look(float(now), CONFIG, held_back=False)
             return
         body.look(float(now), CONFIG, held_back=False)
@@ -132,7 +132,7 @@ def test_a_body_must_be_there_after_a_time_at_any_pace() -> None:
         body.arrived(100_000)
         body.look(float(now), CONFIG, held_back=False)
     body.arrived(100_000)
-    with pytest.raises(RequestTimeout, match="more than 60 s"):
+    with pytest.raises(RequestTimeout, match="over 60 s"):
         body.look(60.5, CONFIG, held_back=False)
 
 
@@ -143,5 +143,5 @@ def test_time_in_which_nothing_is_read_is_not_the_clients() -> None:
     for now in range(2, 200):
         body.look(float(now), CONFIG, held_back=True)
     body.look(203.0, CONFIG, held_back=False)
-    with pytest.raises(RequestTimeout, match="less than"):
+    with pytest.raises(RequestTimeout, match="under"):
         body.look(210.0, CONFIG, held_back=False)

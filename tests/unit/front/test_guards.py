@@ -98,7 +98,7 @@ def test_a_policy_key_is_never_there_twice_in_whatever_spelling(
     for _ in range(2):
         twin = f"{data.draw(spellings(key))}:{json.dumps(data.draw(VALUES))}"
         members.insert(data.draw(st.integers(0, len(members))), twin)
-    with pytest.raises(InvalidRequest, match="there twice") as refused:
+    with pytest.raises(InvalidRequest, match="Duplicate key") as refused:
         parse_body(("{" + ",".join(members) + "}").encode(), LIMITS)
     assert refused.value.param == key
 
@@ -116,7 +116,7 @@ def test_a_key_that_we_do_not_act_on_may_be_there_twice() -> None:
 
 @given(st.sampled_from(sorted(REFUSED)), st.data())
 def test_fields_that_act_for_somebody_else_are_refused_in_whatever_spelling(key: str, data: st.DataObject) -> None:
-    with pytest.raises(InvalidRequest, match="not accepted here") as refused:
+    with pytest.raises(InvalidRequest, match="Unsupported field") as refused:
         parse_body(f'{{"model": "m", {data.draw(spellings(key))}: 1}}'.encode(), LIMITS)
     assert refused.value.param == key
 
@@ -148,7 +148,7 @@ def test_the_limit_of_depth_is_exact_for_every_mix_of_brackets(deepest: int, ins
     if depth <= deepest:
         assert parse_body(body, limits(max_json_depth=deepest)) == json.loads(body)
     else:
-        with pytest.raises(InvalidRequest, match=f"more than {deepest} levels"):
+        with pytest.raises(InvalidRequest, match=f"limit of {deepest} nesting levels"):
             parse_body(body, limits(max_json_depth=deepest))
 
 
@@ -163,7 +163,7 @@ def test_the_limit_of_containers_is_exact(containers: int, accepted: bool) -> No
     if accepted:
         assert parse_body(body, limits(max_json_containers=containers))
     else:
-        with pytest.raises(InvalidRequest, match="over 3 objects and arrays"):
+        with pytest.raises(InvalidRequest, match="limit of 3 objects and arrays"):
             parse_body(body, limits(max_json_containers=containers))
 
 
@@ -173,7 +173,7 @@ def test_the_limit_of_strings_is_exact(strings: int, accepted: bool) -> None:
     if accepted:
         assert parse_body(body, limits(max_json_strings=strings))
     else:
-        with pytest.raises(InvalidRequest, match="over 2 strings"):
+        with pytest.raises(InvalidRequest, match="limit of 2 strings"):
             parse_body(body, limits(max_json_strings=strings))
 
 
@@ -182,7 +182,7 @@ def test_escaped_quotation_marks_are_text_of_which_there_may_be_any_number() -> 
     assert text.count('"') > 2 * LIMITS.max_json_strings
     document = {"model": "m", "messages": [{"role": "user", "content": text}]}
     assert parse_body(json.dumps(document).encode(), LIMITS) == document
-    with pytest.raises(InvalidRequest, match="'model' is there twice"):
+    with pytest.raises(InvalidRequest, match="Duplicate key 'model'"):
         parse_body(json.dumps(document)[:-1].encode() + b',"model":"m"}', LIMITS)
 
 
@@ -192,7 +192,7 @@ def test_the_limit_of_values_counts_commas(commas: int, accepted: bool) -> None:
     if accepted:
         assert parse_body(body, limits(max_json_values=commas))
     else:
-        with pytest.raises(InvalidRequest, match="over 8 values"):
+        with pytest.raises(InvalidRequest, match="limit of 8 values"):
             parse_body(body, limits(max_json_values=commas))
 
 

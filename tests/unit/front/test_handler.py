@@ -196,8 +196,8 @@ def test_a_fault_of_ours_is_answered_logged_and_recorded() -> None:
     with structlog.testing.capture_logs() as logs:
         wire = scene.run(Sent())
     assert wire.status == 500
-    assert orjson.loads(wire.body)["error"]["message"] == "The gateway failed on this request (ZeroDivisionError)."
-    assert [(log["event"], log["endpoint"]) for log in logs] == [("internal error", "chat")]
+    assert orjson.loads(wire.body)["error"]["message"] == "Internal error of the gateway (ZeroDivisionError)."
+    assert [(log["event"], log["endpoint"]) for log in logs] == [("internal_error", "chat")]
     assert scene.record.outcome == "internal_error"
 
 
@@ -338,7 +338,7 @@ def test_a_body_that_says_it_is_too_large_is_not_read(length: bytes, accepted: b
     if accepted:
         admit(sent, server={"max_body_bytes": 10})
     else:
-        with pytest.raises(BodyTooLarge, match="larger than 10 bytes"):
+        with pytest.raises(BodyTooLarge, match="limit of 10 bytes"):
             admit(sent, server={"max_body_bytes": 10})
 
 

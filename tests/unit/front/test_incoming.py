@@ -19,7 +19,7 @@ def test_headers_that_matter_are_kept_in_lower_case_and_all_others_are_dropped()
 
 @pytest.mark.parametrize("name", sorted(KNOWN_HEADERS - {b"traceparent", b"tracestate", b"expect"}))
 def test_a_header_that_decides_something_must_not_be_there_twice(name: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="there twice"):
+    with pytest.raises(InvalidRequest, match="Duplicate header"):
         take((name, b"chunked"), (name.title(), b"chunked"))
 
 
@@ -33,7 +33,7 @@ def test_unknown_headers_may_repeat() -> None:
 
 @pytest.mark.parametrize("version", ["0.9", "2.0", "1.2"])
 def test_only_http_1_is_spoken(version: str) -> None:
-    with pytest.raises(InvalidRequest, match="not spoken"):
+    with pytest.raises(InvalidRequest, match="Unsupported HTTP version"):
         take(version=version)
 
 
@@ -63,9 +63,9 @@ def test_the_only_expectation_is_100_continue() -> None:
 
 def test_a_header_of_8190_bytes_is_accepted_and_a_longer_one_is_not() -> None:
     take((b"x-a", b"x" * 8190))
-    with pytest.raises(HeadersTooLarge, match="longer than 8190"):
+    with pytest.raises(HeadersTooLarge, match="limit of 8190 bytes"):
         take((b"x-a", b"x" * 8191))
-    with pytest.raises(HeadersTooLarge, match="longer than 8190"):
+    with pytest.raises(HeadersTooLarge, match="limit of 8190 bytes"):
         take((b"x" * 8191, b""))
 
 
@@ -78,7 +78,7 @@ def test_two_requests_share_nothing() -> None:
 
 @pytest.mark.parametrize("name", [b"content_length", b"Transfer_Encoding", b"x_api_key"])
 def test_a_header_that_others_may_take_for_one_that_decides_is_refused(name: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="spelled with _"):
+    with pytest.raises(InvalidRequest, match="underscores"):
         take((name, b"1"))
     take((b"x_other", b"1"))
 

@@ -59,7 +59,7 @@ def test_a_field_with_a_similar_name_is_another_field(name: bytes) -> None:
 
 
 def test_the_name_of_the_file_is_no_field() -> None:
-    with pytest.raises(InvalidRequest, match="`model` was not found") as error:
+    with pytest.raises(InvalidRequest, match="`model` is missing") as error:
         find([FILE + END])
     assert error.value.param == "model"
 

@@ -67,7 +67,7 @@ def test_an_answer_that_is_no_stream_and_says_nothing_of_an_error_is_told_as_one
     reply.comment()
     reply.send(200, JSON, b"", body)
     error = orjson.loads(wire.body.partition(b"data: ")[2])["error"]
-    assert error["message"] == "The backend answered 200, and not with a stream of events."
+    assert error["message"] == "The backend returned 200 without an event stream."
     assert error["type"] == ("api_error" if anthropic else "upstream_error")
 
 
@@ -80,7 +80,7 @@ def test_of_a_long_answer_that_is_no_stream_nothing_is_passed_on_after_comments(
     reply.write(b"{}")
     reply.end()
     assert wire.sent == sent
-    assert b"not with a stream of events" in sent
+    assert b"without an event stream" in sent
     assert not reply.keep_alive
 
 

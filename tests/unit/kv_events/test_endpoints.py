@@ -46,15 +46,15 @@ def test_each_rank_has_its_own_ports_and_its_share_of_the_cache() -> None:
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        (replace(ZMQ, publisher="null"), "its publisher is null, not zmq"),
-        (replace(ZMQ, publisher=None), "its publisher is null, not zmq"),
-        (replace(ZMQ, endpoint=None), "it does not tell its endpoint"),
-        (replace(ZMQ, endpoint="ipc:///tmp/kv"), "ipc:///tmp/kv cannot be reached over the network"),
-        (replace(ZMQ, endpoint="inproc://kv"), "inproc://kv cannot be reached over the network"),
-        (replace(ZMQ, endpoint="tcp://*"), "tcp://* has no port"),
-        (replace(ZMQ, endpoint="tcp://*:0"), "tcp://*:0 has no port"),
-        (replace(ZMQ, endpoint="tcp://*:70000"), "tcp://*:70000 has no port"),
-        (replace(ZMQ, endpoint="5557"), "5557 cannot be reached over the network"),
+        (replace(ZMQ, publisher="null"), "unsupported publisher null; only zmq is supported"),
+        (replace(ZMQ, publisher=None), "unsupported publisher null; only zmq is supported"),
+        (replace(ZMQ, endpoint=None), "/kv_event_sources does not contain the endpoint"),
+        (replace(ZMQ, endpoint="ipc:///tmp/kv"), "ipc:///tmp/kv is not a network endpoint (tcp://host:port)"),
+        (replace(ZMQ, endpoint="inproc://kv"), "inproc://kv is not a network endpoint (tcp://host:port)"),
+        (replace(ZMQ, endpoint="tcp://*"), "tcp://* has no valid port"),
+        (replace(ZMQ, endpoint="tcp://*:0"), "tcp://*:0 has no valid port"),
+        (replace(ZMQ, endpoint="tcp://*:70000"), "tcp://*:70000 has no valid port"),
+        (replace(ZMQ, endpoint="5557"), "5557 is not a network endpoint (tcp://host:port)"),
     ],
 )
 def test_why_a_publisher_cannot_be_read_is_said(source: KvEventSource, why: str) -> None:
@@ -64,20 +64,20 @@ def test_why_a_publisher_cannot_be_read_is_said(source: KvEventSource, why: str)
 def test_a_replay_endpoint_that_cannot_be_reached_is_done_without() -> None:
     found = plan(backend(replace(ZMQ, replay_endpoint="ipc:///tmp/replay")))
     assert found.sources[0].replay is None
-    assert found.problem == "ipc:///tmp/replay cannot be reached over the network"
+    assert found.problem == "ipc:///tmp/replay is not a network endpoint (tcp://host:port)"
 
 
 def test_readable_ranks_are_read_though_others_are_not() -> None:
     found = plan(backend(ZMQ, KvEventSource(1, "zmq", "ipc:///x", None, "")))
     assert [source.rank for source in found.sources] == [0]
-    assert found.problem == "ipc:///x cannot be reached over the network"
+    assert found.problem == "ipc:///x is not a network endpoint (tcp://host:port)"
 
 
 def test_why_nothing_is_read_is_said() -> None:
     old = backend()
     old.learn(Facts(kv_event_sources=None))
-    assert plan(old) == Plan((), "it has no /kv_event_sources")
-    assert plan(backend()) == Plan((), "it publishes none (vLLM: --kv-events-config)")
+    assert plan(old) == Plan((), "the backend has no /kv_event_sources")
+    assert plan(backend()) == Plan((), "the backend publishes no KV events (vLLM: --kv-events-config)")
     assert plan(backend(ZMQ, kv_events="off")) == Plan((), "kv_events is off")
 
 
@@ -105,4 +105,4 @@ def test_an_address_is_shown_as_it_is_written() -> None:
 def test_a_rank_that_is_listed_twice_is_read_once() -> None:
     found = plan(backend(ZMQ, replace(ZMQ, endpoint="tcp://*:9999")))
     assert [source.endpoint for source in found.sources] == [plan(backend(ZMQ)).sources[0].endpoint]
-    assert found.problem == "it lists rank 0 more than once"
+    assert found.problem == "duplicate rank 0 in /kv_event_sources"

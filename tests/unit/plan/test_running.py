@@ -71,7 +71,7 @@ def test_what_a_backend_does_not_tell_is_said(changed: dict[str, str | None], wh
 
 
 def test_a_key_that_lacks_is_asked_for() -> None:
-    assert refusal(engine(**{"/v1/models": None}), 401).endswith("/v1/models answered 401: give --api-key")
+    assert refusal(engine(**{"/v1/models": None}), 401).endswith("/v1/models returned 401: give --api-key")
 
 
 def test_nobody_there_and_no_url_are_told() -> None:

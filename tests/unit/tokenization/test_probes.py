@@ -32,7 +32,9 @@ def test_the_same_tokens_make_every_feature_alike() -> None:
 def test_texts_and_plain_conversations_must_be_alike(feature: Feature) -> None:
     comparison = compare(told(), told({FIRST[feature]: [FIRST[feature], 1, 9, 3]}))
     assert not comparison.alike
-    assert comparison.difference.startswith(f"{feature}: from token 2 on, 2 here and 9 there; perhaps ")
+    assert comparison.difference.startswith(
+        f"{feature}: different from token 2 on: gateway 2, backend 9; possible cause: "
+    )
 
 
 @pytest.mark.parametrize("feature", sorted(set(Feature) - {Feature.COMPLETION, Feature.CHAT}))
@@ -43,7 +45,7 @@ def test_another_feature_that_differs_is_done_without(feature: Feature) -> None:
 
 def test_a_longer_prompt_is_another_one() -> None:
     comparison = compare(told(), told({0: [0, 1, 2, 3, 4]}))
-    assert "4 tokens here and 5 there" in comparison.difference
+    assert "gateway 4 tokens, backend 5" in comparison.difference
 
 
 def test_what_both_refuse_says_nothing_and_what_one_refuses_does() -> None:

@@ -93,7 +93,7 @@ async def test_a_backend_that_embeds_nothing_differs_in_nothing(answer: Answer |
 
 @pytest.mark.parametrize("document", [[], {}, {"usage": None}, {"usage": []}])
 async def test_an_answer_without_usage_is_no_count(document: object) -> None:
-    assert await counted_by(json_answer(document)) == (False, "/v1/embeddings answered without usage")
+    assert await counted_by(json_answer(document)) == (False, "/v1/embeddings returned no usage")
 
 
 @pytest.mark.parametrize("answer", [hang, json_answer({}, 503), json_answer({}, 429)])
