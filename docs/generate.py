@@ -40,8 +40,8 @@ def configuration() -> str:
             rows = list(_rows(section, schema, ""))
             sections.append(f"## `{shown}`\n\n{section['description']}\n\n" + _keys(rows))
     intro = (
-        "The file is YAML. `${NAME}` and `${NAME:-default}` in a value are replaced from the environment. A key that is"
-        " not listed here is refused. Only `backends` is required, and `gateway serve --backend URL` needs no file.\n"
+        "The file is YAML. `${NAME}` and `${NAME:-default}` in a value are replaced by environment variables. Unknown"
+        " keys are refused. Only `backends` is required; `gateway serve --backend URL` needs no file.\n"
         "`gateway config schema` prints the JSON Schema. A working example is `config/gateway.yaml`."
     )
     return page("Configuration", intro, *sections)
@@ -129,9 +129,8 @@ def metrics() -> str:
         for metric in gateway.metrics
     ]
     intro = (
-        "Served by `GET /metrics` on the admin port, in Prometheus' or OpenMetrics' format. Every name ends in its"
-        " unit. The label `model` is one of the models that backends serve, `unknown`, or `other` beyond a thousand of"
-        " them."
+        "Served by `GET /metrics` on the admin port, in Prometheus or OpenMetrics format. Every name ends in its unit."
+        " The label `model` is a model that a backend serves, `unknown`, or `other` beyond 1,000 models."
     )
     return page("Metrics", intro, table(("Name", "Type", "Labels", "Meaning"), rows))
 
@@ -158,24 +157,24 @@ def error_reference() -> str:
     head = ("Status", "Type", "Code", "Outcome", "Meaning")
     intro = (
         'The body is `{"error": {"message", "type", "param", "code"}}`; on `/v1/messages` it has Anthropic\'s shape.'
-        " *Outcome* is the label of `gateway_requests_total` and the field of the access log. Answers with 429, and"
-        " those with 503 that say when to come back, carry `retry-after` (seconds) and `retry-after-ms`. Where sending"
-        " the same request again cannot help, the answer has `x-should-retry: false`, which SDKs obey."
+        " *Outcome* is the label of `gateway_requests_total` and the field of the access log. 429 responses, and 503"
+        " responses with a known retry time, carry `retry-after` (seconds) and `retry-after-ms`. Errors that are not"
+        " retryable carry `x-should-retry: false`, which SDKs obey."
     )
     failures = (
-        "*Tried again*: whether the gateway sends the request to another backend by itself, as long as nothing of the"
-        " answer has reached the client and the retry budget allows it. *Counted*: whether the failure brings the"
-        " backend nearer to being ejected. What a backend itself answered with such a status is passed on as it is, if"
-        " it answered at all. A stream that has begun ends with the error as its last event and without its end marker."
+        "*Retried*: whether the gateway retries the request on another backend, if no data has reached the client and"
+        " the retry budget allows it. *Counted*: whether the failure counts toward ejecting the backend. An error"
+        " response of the backend itself is passed on unchanged. A stream that has begun ends with the error as its"
+        " last event and without its end marker."
     )
     return page(
         "Errors",
         intro,
-        "## Of the gateway",
+        "## Errors of the gateway",
         table(head, ours),
-        "## Of a backend",
+        "## Errors of backends",
         failures,
-        table((*head, "Tried again", "Counted"), theirs),
+        table((*head, "Retried", "Counted"), theirs),
     )
 
 

@@ -83,7 +83,7 @@ def read(endpoint: str, document: dict[str, Any], content_format: str) -> Readin
             return _completion(document)
         case "chat":
             return _chat(document, content_format)
-    raise NotUnderstood(f"{endpoint} is not rendered here")
+    raise NotUnderstood(f"the gateway does not render the endpoint {endpoint}")
 
 
 def _completion(document: dict[str, Any]) -> Reading:

@@ -42,7 +42,7 @@ def test_a_minutes_worth_of_requests_may_come_at_once_and_then_one_each_sixtieth
     for _ in range(6):
         used(key, 1, 1)
     error = refused(key)
-    assert "6 requests a minute" in error.message
+    assert "6 requests per minute" in error.message
     assert error.retry_after_seconds == pytest.approx(10.0)
     clock.now += 10.0
     used(key, 1, 1)
