@@ -154,7 +154,8 @@ class BackendConfig(Section):
         "auto", description="Size of the KV cache in tokens; auto = kv_cache_size_tokens of the backend's /metrics."
     )
     kv_events: Literal["auto", "off"] | KvEventsConfig = Field(
-        "auto", description="Source of KV events; auto (default) = /kv_event_sources, at the backend's own host."
+        "auto",
+        description="KV event source; auto (default) = /kv_event_sources, at the backend's own host; off = none.",
     )
     speed: float = Field(1.0, gt=0, description="Relative time for the same work: 2 = half as fast as the others.")
 
@@ -205,7 +206,7 @@ class RoutingConfig(Section):
         "prefix", description="prefix = lowest cost, considering cached prefixes; least_loaded; round_robin."
     )
     decode_weight: float = Field(
-        1.0, ge=0, description="Cost weight of decoding: 0 = TTFT only, 5 = end-to-end latency."
+        1.0, ge=0, description="Cost weight of decoding: 0 = TTFT only, 1 = balanced, 5 = end-to-end latency."
     )
     prefill_window_seconds: Seconds | None = Field(
         None,
