@@ -173,6 +173,22 @@ def test_a_bad_input_fails_each_who_asked_for_it_in_the_engines_own_words_and_no
     run(main())
 
 
+def test_a_refusal_is_about_the_whole_list_of_which_a_part_was_cached() -> None:
+    async def main() -> None:
+        scene = Scene("ab", cap=64, cache_bytes=MUCH)
+        await scene.ask("good")
+        for more in ([], [f"text {number}" for number in range(100)]):
+            given: list[Any] = ["good", BAD, *more]
+            wire = await scene.ask(given)
+            assert document_in(wire)["error"]["message"] == f"1 of {len(given)}"
+            assert wire.header(b"x-gateway-reused-inputs") is None
+            assert scene.records[-1].reused_inputs is None
+            assert scene.sent[-1].items == given
+        await scene.check_that_nothing_is_left()
+
+    run(main())
+
+
 def test_a_refusal_is_passed_on_and_not_kept() -> None:
     async def main() -> None:
         scene = Scene(cache_bytes=MUCH)
@@ -216,7 +232,7 @@ def test_only_what_must_have_the_same_vector_is_found(which: str) -> None:
             "isolation": [("a", {"isolation": name}) for name in ("", "ann", "bob")],
             "dimensions": [("a", {"fields": {"dimensions": size}}) for size in (4, 8)],
             "cache_salt": [("a", {"fields": {"cache_salt": salt}}) for salt in ("x", "y")],
-            "ids": [("0", {}), ([48], {}), ([0x30, 0], {})],
+            "ids": [("0", {}), ("0\0\0\0", {}), ([48], {}), ([0x30, 0], {})],
             "class": [("a", {}), ("a", {"batch": True})],
         }[which]
         for _ in range(2):
