@@ -222,7 +222,10 @@ async def test_reports_are_made_one_after_the_other() -> None:
 async def test_a_bad_number_of_minutes_is_refused() -> None:
     async with serving(lambda _: lambda _: {}) as url:
         for minutes in ("x", "-1", "nan", "inf"):
-            assert await ask(f"{url}?minutes={minutes}") == (400, {"error": "The parameter minutes must be a number of at least 0."})
+            assert await ask(f"{url}?minutes={minutes}") == (
+                400,
+                {"error": "The parameter minutes must be a number of at least 0."},
+            )
 
 
 async def test_it_says_that_it_is_switched_off() -> None:
