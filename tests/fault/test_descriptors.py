@@ -61,7 +61,7 @@ async def test_backends_stay_up_while_the_gateway_can_open_nothing_and_all_goes_
         assert under_test.state(backend) == "up"
         assert under_test.outcomes == {"out_of_descriptors": 7, "completed": 1}
         reasons = [event["reason"] for event in under_test.events if event["event"] == "backend_question_failed"]
-        assert reasons.count("the gateway has reached its limit of open files") == 1
+        assert reasons.count("the gateway has reached its limit of open files (nofile)") == 1
 
 
 @asynccontextmanager
