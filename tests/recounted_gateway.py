@@ -12,7 +12,8 @@ from typing import BinaryIO
 
 import structlog
 
-from gateway import app, cli
+from gateway import app
+from gateway.cli.main import main as gateway_command
 from gateway.config import Config
 from gateway.observe.line_writer import LineWriter
 from gateway.observe.metrics import Counter
@@ -66,7 +67,7 @@ class RecountedGateway(app.Gateway):
 def main() -> None:
     """The command `gateway`, which builds a gateway of this kind."""
     app.Gateway = RecountedGateway  # type: ignore[misc]
-    cli.main()
+    gateway_command()
 
 
 if __name__ == "__main__":
