@@ -24,6 +24,7 @@ from gateway.admission.placement import Knobs, Placement
 from gateway.admission.queue import Queue
 from gateway.backends.probe import Watch
 from gateway.backends.registry import Fleet
+from gateway.cache_state import CacheState
 from gateway.config import Config
 from gateway.descriptors import fitted, raise_limit
 from gateway.dispatch import Dispatcher
@@ -34,25 +35,24 @@ from gateway.embeddings.token_counts import TokenCounts
 from gateway.exact_prompts import ExactPrompts
 from gateway.front.admin import add_prefix_routes, admin_app, admin_listening, own_hosts
 from gateway.front.handler import Handler
-from gateway.front.read import Reader
+from gateway.front.read import RequestReader
 from gateway.front.server import Server
 from gateway.front.stored import StoredResponses
 from gateway.insights.report import Making, PrefixReport
-from gateway.knowledge import Knowledge
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
-from gateway.limit_moves import LimitMoves
+from gateway.limit_changes import LimitChanges
 from gateway.line_view import LineView
 from gateway.memory import MemoryBudget
 from gateway.observe.access_log import AccessLog
 from gateway.observe.embeddings import EmbeddingMetrics
-from gateway.observe.finished import Finished
 from gateway.observe.line_writer import LineWriter
 from gateway.observe.log import logging_to
 from gateway.observe.loop_lag import watch_lag
 from gateway.observe.metrics import Metrics
 from gateway.observe.prefix_hashes import PrefixHashes
 from gateway.observe.record import Record
+from gateway.observe.record_batches import RecordBatcher
 from gateway.observe.trust_log import TrustLog
 from gateway.overview import Overview
 from gateway.relay.relay import Relay
@@ -89,14 +89,14 @@ class Gateway:
         self.fleet = Fleet(
             config.backends, config.health, config.admission, clock=clock, random=random, supervisor=self.supervisor
         )
-        self.knowledge = Knowledge(config, self.fleet, lambda seat: self.placement.in_flight_tokens(seat))
-        self.knowledge.trust.on_change.append(TrustLog(self.knowledge.engine_of, clock).changed)
-        self.kv_events = KvEvents(self.knowledge, self.knowledge.seat_of, clock, self.supervisor)
+        self.cache_state = CacheState(config, self.fleet, lambda seat: self.placement.in_flight_tokens(seat))
+        self.cache_state.trust.on_change.append(TrustLog(self.cache_state.engine_of, clock).changed)
+        self.kv_events = KvEvents(self.cache_state, self.cache_state.seat_of, clock, self.supervisor)
         self.prefix_report = PrefixReport(
-            clock(), random, show_text=config.prefix_report.show_text, holders=self.knowledge.holders
+            clock(), random, show_text=config.prefix_report.show_text, holders=self.cache_state.holders
         )
         self.tokenization = Tokenization(config.models, self.fleet, clock, supervisor=self.supervisor)
-        self.exact_prompts = ExactPrompts(self.fleet, self.knowledge.exact, self.tokenization)
+        self.exact_prompts = ExactPrompts(self.fleet, self.cache_state.exact, self.tokenization)
         self.queue = Queue(config.admission.max_queued_requests, config.admission.max_queued_bytes)
         model = CostModel(config.routing.seconds_per_prefill_token, config.routing.decode_weight)
         self.calibrations = Calibrations(model, config.routing.prefill_window_seconds, self.fleet.family)
@@ -106,12 +106,12 @@ class Gateway:
         )  # fmt: skip
         self.gate = Gate(self.placement, self.queue, config.admission.max_wait_seconds, clock,
                          config.admission.comment_seconds)  # fmt: skip
-        self.limit_moves = LimitMoves(self.fleet, self.placement, self.gate, self.metrics.limit_moves, clock)
+        self.limit_changes = LimitChanges(self.fleet, self.placement, self.gate, self.metrics.limit_moves, clock)
         self.relay = Relay(self.fleet, config.upstream, clock, config.admission.comment_seconds,
                            supervisor=self.supervisor)  # fmt: skip
         self.watch = Watch(self.fleet, config.health, clock=clock, random=random, supervisor=self.supervisor)
         self.access_log = _access_log(config, log_out, clock)
-        self.finished = Finished(self.supervisor, *self._consumers())
+        self.finished = RecordBatcher(self.supervisor, *self._consumers())
         self.metrics.before_collecting = self.finished.settle
         dispatcher = Dispatcher(
             self.fleet, self.gate, self.relay, RetryBudget(config.upstream), self.metrics,
@@ -121,11 +121,11 @@ class Gateway:
         self.coalescer, self.spreader = self._batchers(dispatcher, new_id)
         stored = StoredResponses()
         salt_secret = config.auth.cache_salt_secret.encode() or secrets.token_bytes(32)
-        self.reader = Reader(
-            config, self.knowledge.estimates, stored, salt_secret, self.exact_prompts.wanted,
+        self.reader = RequestReader(
+            config, self.cache_state.estimates, stored, salt_secret, self.exact_prompts.wanted,
             self.prefix_report if config.prefix_report.enabled else None,
         )  # fmt: skip
-        dry_reader = Reader(config, self.knowledge.estimates, stored, salt_secret, self.exact_prompts.wanted)
+        dry_reader = RequestReader(config, self.cache_state.estimates, stored, salt_secret, self.exact_prompts.wanted)
         self.handler = Handler(
             config, self.fleet, dispatcher, self.coalescer, self.spreader, self.reader, stored, self.finished.add,
             clock, new_id, self.exact_prompts.complete, random,
@@ -135,10 +135,10 @@ class Gateway:
         self._listen_to_fleet()
         self._add_gauges()
 
-    def _add_views(self, dry_reader: Reader) -> None:
+    def _add_views(self, dry_reader: RequestReader) -> None:
         config = self.config
         self.overview = Overview(
-            config, self.fleet, self.placement, self.gate, self.queue, self.knowledge, self.kv_events,
+            config, self.fleet, self.placement, self.gate, self.queue, self.cache_state, self.kv_events,
             self.exact_prompts, self.tokenization, dry_reader, self.clock,
         )  # fmt: skip
         self.line_view = LineView(
@@ -148,10 +148,10 @@ class Gateway:
 
     def _listen_to_fleet(self) -> None:
         self.fleet.on_change += [
-            self.gate.fleet_changed, self.knowledge.follow_sizes, self.tokenization.look_again, self._follow_events,
+            self.gate.fleet_changed, self.cache_state.follow_sizes, self.tokenization.look_again, self._follow_events,
         ]  # fmt: skip
         self.fleet.on_restart += [
-            self.knowledge.forget, self.tokenization.forget, lambda backend: self.kv_events.restarted(backend.name),
+            self.cache_state.forget, self.tokenization.forget, lambda backend: self.kv_events.restarted(backend.name),
             lambda _: self.spreader.forget(),
         ]  # fmt: skip
 
@@ -174,7 +174,7 @@ class Gateway:
     def _policy(self) -> Policy:
         match self.config.routing.policy:
             case "prefix":
-                return PrefixPolicy(self.calibrations, self.knowledge.hits, self.knowledge.estimates, Affinity())
+                return PrefixPolicy(self.calibrations, self.cache_state.hits, self.cache_state.estimates, Affinity())
             case "least_loaded":
                 return LeastLoadedPolicy()
             case "round_robin":
@@ -182,11 +182,11 @@ class Gateway:
 
     def _consumers(self) -> list[Callable[[Record], None]]:
         def learn(record: Record) -> None:
-            self.knowledge.learn(record)
+            self.cache_state.learn(record)
             if record.ask is not None and record.usage is not None:
                 self.output_lengths.answered(record.ask, record.usage)
 
-        consumers: list[Callable[[Record], None]] = [learn, self.metrics.finished, self.limit_moves.finished]
+        consumers: list[Callable[[Record], None]] = [learn, self.metrics.finished, self.limit_changes.finished]
         if self.config.prefix_report.enabled:
             consumers.append(self.prefix_report.finished)
         if self.access_log is not None:
@@ -207,7 +207,7 @@ class Gateway:
             self.finished.settle()
             if turn % _SIZES_EVERY == 0:
                 with self.supervisor.guard("follow_sizes"):
-                    self.knowledge.follow_sizes()  # bytes per token have been learned
+                    self.cache_state.follow_sizes()  # bytes per token have been learned
 
     def _add_gauges(self) -> None:
         self.overview.add_gauges(self.metrics)

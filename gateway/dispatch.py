@@ -8,7 +8,7 @@ from gateway.backends.registry import Fleet
 from gateway.errors import BackendBusy, BackendError, ConnectFailed, ModelMissing, NoBackend, OutOfDescriptors
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
-from gateway.relay.exchange import Answer, Sink
+from gateway.relay.exchange import Sink, UpstreamResult
 from gateway.relay.relay import Relay
 from gateway.relay.retry import Attempts, RetryBudget
 from gateway.relay.usage import possible
@@ -18,7 +18,7 @@ from gateway.routing.explain import as_header
 _PAUSE_SECONDS = 1.0  # before the only backend there is is tried again
 
 
-class Receiver(Sink, Protocol):
+class ResponseTarget(Sink, Protocol):
     """Who is answered. `extra`: header lines that the answer gets from here."""
 
     extra: bytes
@@ -46,7 +46,7 @@ class Dispatcher:
         self._response_headers = response_headers
         self._holds = holds
 
-    async def dispatch(self, request: InferenceRequest, reply: Receiver, record: Record) -> Answer:
+    async def dispatch(self, request: InferenceRequest, reply: ResponseTarget, record: Record) -> UpstreamResult:
         """Answer the request through `reply`; `record` is filled in on the way.
 
         Raises a GatewayError if it cannot be answered; `reply.begun` then tells whether the client has part of an
@@ -99,7 +99,7 @@ class Dispatcher:
             return ""
         return f"x-gateway-explain: {as_header(verdicts).decode()}\r\n"
 
-    def _note(self, request: InferenceRequest, lease: Lease, reply: Receiver, record: Record, told: str) -> None:
+    def _note(self, request: InferenceRequest, lease: Lease, reply: ResponseTarget, record: Record, told: str) -> None:
         record.model, record.backend = request.ask.model, lease.backend  # which may have been unknown until now
         record.attempts += 1
         record.queue_seconds += lease.waited_seconds
@@ -111,7 +111,7 @@ class Dispatcher:
                 f"x-gateway-prefix-tokens: {lease.hit_tokens}\r\n{told}"
             ).encode()
 
-    def _succeeded(self, request: InferenceRequest, lease: Lease, answer: Answer, record: Record) -> None:
+    def _succeeded(self, request: InferenceRequest, lease: Lease, answer: UpstreamResult, record: Record) -> None:
         lease.answered = answer.status == 200
         self._fleet.succeeded(self._relay.backend(lease.backend), _tenant(request))
         self._metrics.attempts.add((lease.backend, "ok"))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gateway.admission.fairness import Tenant, Tenants
-from gateway.admission.line import Flow
+from gateway.admission.line import TenantQueue
 from gateway.admission.placement import Placement
 from gateway.admission.queue import Queue
 from gateway.observe.metrics import Labels, Metrics
@@ -66,7 +66,7 @@ class LineView:
         line, tenants = self._queue.line(model), self._queue.tenants(model)
         flows = {(flow.tenant.name, flow.batch): flow for flow in line.flows} if line is not None else {}
         shown = sorted(tenants, key=lambda one: (one.waiting, one.in_flight, one.seen_seconds), reverse=True)
-        rate = self._placement.prospects.drain_rate(model, now)
+        rate = self._placement.prospects.service_rate(model, now)
         told = []
         for tenant in shown[:_MOST_SHOWN]:
             told.append(self._tenant(model, tenants, tenant, flows, now))
@@ -81,7 +81,7 @@ class LineView:
         }
 
     def _tenant(
-        self, model: str, tenants: Tenants, tenant: Tenant, flows: dict[tuple[str, bool], Flow], now: float
+        self, model: str, tenants: Tenants, tenant: Tenant, flows: dict[tuple[str, bool], TenantQueue], now: float
     ) -> dict[str, Any]:
         return {
             "tenant": tenant.name,

@@ -4,26 +4,26 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gateway.admission.gate import Gate
-from gateway.admission.limiter import Move
+from gateway.admission.limiter import LimitChange
 from gateway.admission.placement import Placement
 from gateway.admission.queue import Queue
 from gateway.backends.backend import Backend
 from gateway.backends.registry import Fleet
+from gateway.cache_state import CacheState
 from gateway.config import Config
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.exact_prompts import ExactPrompts
 from gateway.front.guards import parse_body
 from gateway.front.incoming import Incoming
-from gateway.front.read import Reader
+from gateway.front.read import RequestReader
 from gateway.front.routes import Route, find_route
 from gateway.front.steps import in_turns
-from gateway.knowledge import Knowledge
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
 from gateway.observe.metrics import Labels, Metrics
 from gateway.request import Ask, Kind
 from gateway.routing.explain import as_document
-from gateway.routing.load import Load
+from gateway.routing.load import EngineLoad
 from gateway.routing.policy import LeastLoadedPolicy
 from gateway.routing.seat import Seat
 from gateway.tokenization.tokenization import Tokenization
@@ -42,11 +42,11 @@ class Overview:
         placement: Placement,
         gate: Gate,
         queue: Queue,
-        knowledge: Knowledge,
+        cache_state: CacheState,
         kv_events: KvEvents,
         exact_prompts: ExactPrompts,
         tokenization: Tokenization,
-        reader: Reader,
+        reader: RequestReader,
         clock: Callable[[], float],
     ) -> None:
         self._config = config
@@ -54,7 +54,7 @@ class Overview:
         self._placement = placement
         self._gate = gate
         self._queue = queue
-        self._knowledge = knowledge
+        self._cache_state = cache_state
         self._kv_events = kv_events
         self._tokenization = tokenization
         self._exact_prompts = exact_prompts
@@ -81,7 +81,7 @@ class Overview:
         add("gateway_backend_prefix_trust", "Share of predicted hits used for routing; 1 while confirmed.",
             _BACKEND, self._of_backends(self._trust))  # fmt: skip
         add("gateway_kv_events_followed", "KV event stream state: 1 = complete and current.", ("backend", "rank"),
-            lambda: self._streams(lambda stream: float(self._knowledge.exact.live(stream["seat"]))))  # fmt: skip
+            lambda: self._streams(lambda stream: float(self._cache_state.exact.live(stream["seat"]))))  # fmt: skip
         add("gateway_kv_events_blocks", "KV cache blocks on an engine, by its KV events.", ("backend", "rank"),
             lambda: self._streams(lambda stream: stream["resident_blocks"]))  # fmt: skip
         metrics.counter("gateway_kv_events_gaps_total", "Gaps in the sequence of KV events.", ("backend", "rank"),
@@ -105,7 +105,7 @@ class Overview:
     def _streams(self, read: Callable[[dict[str, Any]], float]) -> list[tuple[Labels, float]]:
         return [((each["backend"], str(each["rank"])), read(each)) for each in self._kv_events.status()]
 
-    def _of_loads(self, read: Callable[[Load], float]) -> Callable[[], Iterable[tuple[Labels, float]]]:
+    def _of_loads(self, read: Callable[[EngineLoad], float]) -> Callable[[], Iterable[tuple[Labels, float]]]:
         loads = self._placement.loads
         return lambda: [((b.name,), sum(map(read, loads(b.name)))) for b in self._fleet.backends]
 
@@ -120,14 +120,14 @@ class Overview:
         return int(self._config.admission.kv_headroom * (backend.kv_cache_tokens or 0))
 
     def _trust(self, backend: Backend) -> float:
-        return min(self._knowledge.trust.share(engine.index) for engine in self._fleet.engines(backend))
+        return min(self._cache_state.trust.share(engine.index) for engine in self._fleet.engines(backend))
 
     def backends(self) -> list[dict[str, Any]]:
         """What is known of each backend and what runs there."""
         now = self._clock()
         streams: dict[str, list[dict[str, Any]]] = {}
         for stream in self._kv_events.status():
-            used = self._knowledge.exact.live(stream["seat"])
+            used = self._cache_state.exact.live(stream["seat"])
             streams.setdefault(stream["backend"], []).append(stream | {"used": used})
         return [
             self._backend(backend, self._placement.loads(backend.name), now)
@@ -135,8 +135,8 @@ class Overview:
             for backend in self._fleet.backends
         ]
 
-    def _backend(self, backend: Backend, loads: list[Load], now: float) -> dict[str, Any]:
-        engines, index = self._fleet.engines(backend), self._knowledge.index
+    def _backend(self, backend: Backend, loads: list[EngineLoad], now: float) -> dict[str, Any]:
+        engines, index = self._fleet.engines(backend), self._cache_state.index
         return {
             "name": backend.name,
             "url": backend.config.url,
@@ -214,7 +214,7 @@ class Overview:
         return models[0].id if len(models) == 1 else None
 
 
-def _moved(move: Move | None, now: float) -> dict[str, Any] | None:
+def _moved(move: LimitChange | None, now: float) -> dict[str, Any] | None:
     if move is None:
         return None
     seconds = round(now - move.at_seconds, 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from gateway.observe.quiet import Quiet
+from gateway.observe.log_throttle import LogThrottle
 
 
 class Supervisor:
@@ -15,7 +15,7 @@ class Supervisor:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.faults: dict[str, int] = {}  # by task
-        self._quiet = Quiet(clock)
+        self._quiet = LogThrottle(clock)
         self._log = structlog.get_logger("gateway")
 
     def caught(self, task: str, error: Exception) -> None:

@@ -6,7 +6,7 @@ from gateway.admission.fairness import Tenants
 from gateway.admission.kv_ledger import KvLedger
 from gateway.admission.placement import Placement
 from gateway.admission.queue import Queue
-from gateway.routing.load import Load
+from gateway.routing.load import EngineLoad
 
 
 def mismatches(placement: Placement, queue: Queue) -> list[tuple[str, str]]:
@@ -20,7 +20,7 @@ def mismatches(placement: Placement, queue: Queue) -> list[tuple[str, str]]:
     return found
 
 
-def load_mismatches(load: Load) -> Iterator[str]:
+def load_mismatches(load: EngineLoad) -> Iterator[str]:
     """Sums of an engine's load that differ from those of its requests in flight."""
     works = load.works
     if load.in_flight != sum(work.sequences for work in works):

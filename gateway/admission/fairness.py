@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any
 
-from gateway.admission.turns import Turns
+from gateway.admission.turns import FairTurns
 from gateway.request import Ask
 
 _ACTIVE_SECONDS = 60.0
@@ -38,8 +38,8 @@ class FairClock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.waiting: Turns[Any] = Turns(_MOST_APART_TOKENS)
-        self.starving: Turns[Any] = Turns(_MOST_APART_TOKENS)  # of batch requests
+        self.waiting: FairTurns[Any] = FairTurns(_MOST_APART_TOKENS)
+        self.starving: FairTurns[Any] = FairTurns(_MOST_APART_TOKENS)  # of batch requests
 
     def start(self, share: Share) -> float:
         """When the share's next request starts. One that waited for its own best engine keeps its place."""

@@ -11,7 +11,7 @@ from gateway.admission.queue import Queue
 from gateway.admission.ticket import Ticket
 from gateway.errors import DeadlineUnmeetable, GatewayError, NoBackend, WaitExpired
 from gateway.request import Ask
-from gateway.routing.explain import Verdict
+from gateway.routing.explain import EngineVerdict
 
 _TICK_SECONDS = 0.05  # time alone opens backends too: slow starts grow, unseen prefills end, waiting requests starve
 
@@ -137,7 +137,7 @@ class Gate:
         """When a place may come free for one who is not in the model's line."""
         return self._placement.retry_after_seconds(model, self._clock())
 
-    def explain(self, ask: Ask, avoid: frozenset[str] = frozenset()) -> list[Verdict]:
+    def explain(self, ask: Ask, avoid: frozenset[str] = frozenset()) -> list[EngineVerdict]:
         """What each engine would mean for a request now, best first. Raises ModelNotFound or NoBackend."""
         return self._placement.explain(ask, self._clock(), avoid)
 

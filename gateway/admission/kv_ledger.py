@@ -8,7 +8,7 @@ O(stretches of the own prompt x log blocks), whatever else is in use.
 
 from collections.abc import Sequence
 
-from gateway.admission.kv_outlook import Course, Outlook
+from gateway.admission.kv_forecast import Growth, PeakForecast
 from gateway.request import Ask
 
 _GROWTH = 0.1  # of what is reserved for answers, when they become longer
@@ -19,7 +19,7 @@ _SMOOTHING = 0.2
 _OUTLOOK_SECONDS = 1e-3  # that one is good for, for each request in it: a thousandth of the time goes into them
 
 
-class _Stretch:
+class _RadixNode:
     """Consecutive blocks of one prompt, from block `start` to before block `end`.
 
     `users` says how many requests and later stretches lean on it, by the depth that they need; `below` has the later
@@ -29,14 +29,14 @@ class _Stretch:
 
     __slots__ = ("below", "creator", "end", "leans_on", "start", "tokens", "users")
 
-    def __init__(self, creator: Ask, start: int, end: int, tokens: int, leans_on: "_Stretch | None") -> None:
+    def __init__(self, creator: Ask, start: int, end: int, tokens: int, leans_on: "_RadixNode | None") -> None:
         self.creator = creator
         self.start = start
         self.end = end
         self.tokens = tokens
         self.leans_on = leans_on
         self.users: dict[int, int] = {end: 1}
-        self.below: dict[int, _Stretch] = {}
+        self.below: dict[int, _RadixNode] = {}
 
 
 class Reservation:
@@ -48,7 +48,7 @@ class Reservation:
 
     __slots__ = ("_depth", "_stretch", "ask", "came_tokens", "output_tokens", "own_tokens", "released")
 
-    def __init__(self, ask: Ask, own_tokens: int, output_tokens: int, stretch: _Stretch | None, depth: int) -> None:
+    def __init__(self, ask: Ask, own_tokens: int, output_tokens: int, stretch: _RadixNode | None, depth: int) -> None:
         self.ask = ask
         self.own_tokens = own_tokens
         self.output_tokens = output_tokens
@@ -85,9 +85,9 @@ class KvLedger:
         self.block_tokens = block_tokens
         self.shares = shares
         self.taken_tokens = 0
-        self._root = _Stretch(Ask(""), 0, 0, 0, None)
+        self._root = _RadixNode(Ask(""), 0, 0, 0, None)
         self._held: set[Reservation] = set()
-        self._outlook: Outlook | None = None  # until something is taken or given back
+        self._outlook: PeakForecast | None = None  # until something is taken or given back
         self._outlook_seconds = 0.0
         self._tokens_of_event = 1.0  # engines that are short of time to send put several into one
 
@@ -186,7 +186,7 @@ class KvLedger:
             if stretch is not None and stretch.below.get(first) is gone:
                 del stretch.below[first]
 
-    def outlook(self, now: float) -> Outlook:
+    def outlook(self, now: float) -> PeakForecast:
         """The most that will be in use at once, by how far answers are; a little older, the more of them there are."""
         outlook = self._outlook
         if outlook is None or now - self._outlook_seconds > _OUTLOOK_SECONDS * len(self._held):
@@ -198,7 +198,7 @@ class KvLedger:
                     courses.append(
                         self._course(alone, reservation.left_steps(self._tokens_of_event), reservation.ask.sequences)
                     )
-            outlook = self._outlook = Outlook(lasting, courses)
+            outlook = self._outlook = PeakForecast(lasting, courses)
             self._outlook_seconds = now
         return outlook
 
@@ -209,9 +209,9 @@ class KvLedger:
             return outlook.peak_tokens + needed  # nobody will see how far it is
         return outlook.peak_with(self._course(needed, output_tokens, ask.sequences))
 
-    def _course(self, final_tokens: int, left_steps: int, sequences: int) -> Course:
+    def _course(self, final_tokens: int, left_steps: int, sequences: int) -> Growth:
         """Of a request that has so many tokens in the end; blocks that are begun count as whole ones."""
-        return Course(left_steps, final_tokens - sequences * (left_steps - left_steps % self.block_tokens), sequences)
+        return Growth(left_steps, final_tokens - sequences * (left_steps - left_steps % self.block_tokens), sequences)
 
     def _keys(self, ask: Ask) -> Sequence[int]:
         return ask.keys if self.shares and ask.reads_cache else ()
@@ -219,7 +219,7 @@ class KvLedger:
     def _whole_blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens) * self.block_tokens
 
-    def _shared(self, keys: Sequence[int]) -> tuple[_Stretch, int]:
+    def _shared(self, keys: Sequence[int]) -> tuple[_RadixNode, int]:
         """The deepest stretch that the prompt has blocks in, and how many of its leading blocks are in use."""
         stretch, depth, count = self._root, 0, len(keys)
         while depth < count:
@@ -229,7 +229,7 @@ class KvLedger:
             stretch, depth = below, _alike(keys, below.creator.keys, depth, min(count, below.end))
         return stretch, depth
 
-    def _lean(self, ask: Ask, keys: Sequence[int], last: int) -> tuple[_Stretch, int]:
+    def _lean(self, ask: Ask, keys: Sequence[int], last: int) -> tuple[_RadixNode, int]:
         """Use the prompt's blocks, which have `last` tokens: the deepest stretch, and how many blocks."""
         stretch, depth = self._shared(keys)
         users = stretch.users
@@ -238,11 +238,11 @@ class KvLedger:
             return stretch, depth
         tokens = last - ask.tokens_of(depth)
         self.taken_tokens += tokens
-        new = _Stretch(ask, depth, len(keys), tokens, stretch)
+        new = _RadixNode(ask, depth, len(keys), tokens, stretch)
         stretch.below.setdefault(keys[depth], new)
         return new, len(keys)
 
-    def _cut(self, stretch: _Stretch, end: int) -> None:
+    def _cut(self, stretch: _RadixNode, end: int) -> None:
         """Nobody uses the stretch from there on."""
         measured = stretch.creator.tokens_of
         kept = min(stretch.tokens, measured(end) - measured(stretch.start))

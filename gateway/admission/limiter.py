@@ -28,7 +28,7 @@ _UNHEARD_LIVES = 2.0  # and as long as that many streams take
 _RISE, _SINK = 0.2, 0.05  # weights of slower and faster streams: the mean of an upper part
 
 
-class Reason(StrEnum):
+class LimitReason(StrEnum):
     """Why the limit moved."""
 
     PREEMPTIONS = "preemptions"
@@ -38,11 +38,11 @@ class Reason(StrEnum):
     RESTART = "restart"
 
 
-FALLS = frozenset((Reason.PREEMPTIONS, Reason.WAITING, Reason.INTER_TOKEN_LATENCY))
+FALLS = frozenset((LimitReason.PREEMPTIONS, LimitReason.WAITING, LimitReason.INTER_TOKEN_LATENCY))
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class EngineSample:
     """An engine's metrics at one moment, and the gateway's own counts of sequences in flight there and sent so far.
 
     `waiting`: for capacity alone, where the engine tells the reasons. `kv_usage`: from 0 to 1. `generation_tokens`: so
@@ -60,11 +60,11 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class LimitChange:
     """A change of the limit."""
 
     at_seconds: float
-    reason: Reason
+    reason: LimitReason
     before: int
     after: int
 
@@ -78,8 +78,8 @@ class Limiter:
         self._told: int | None = None
         self._start = DEFAULT_MAX_NUM_SEQS
         self.upper = self.limit = self._start
-        self.last_move: Move | None = None
-        self._last: Look | None = None
+        self.last_move: LimitChange | None = None
+        self._last: EngineSample | None = None
         self._settled_seconds: float | None = -math.inf  # since when the last fall has had its effect; None = not yet
         self._drained_seconds: float | None = None  # since when no more are in flight than the limit
         self._foreign = 0  # sequences of others, at the last fall
@@ -106,13 +106,13 @@ class Limiter:
         self._told, self._start, self.upper = told, start, start
         self.limit = start if untouched else min(self.limit, start)
 
-    def restarted(self, now: float) -> Move | None:
+    def restarted(self, now: float) -> LimitChange | None:
         """Another process answers: what was learned of the former one is void."""
         self._last, self._ceiling, self._probe = None, None, 1
         self._settled_seconds = now
         self._pace_seconds, self._streams = None, 0
         self.upper = self._start
-        return self._moved(self._start, Reason.RESTART, now)
+        return self._moved(self._start, LimitReason.RESTART, now)
 
     def lost(self) -> None:
         """The engine's metrics could not be read for a while."""
@@ -131,7 +131,7 @@ class Limiter:
         else:
             self._pace_seconds = pace + (_RISE if tpot_seconds > pace else _SINK) * (tpot_seconds - pace)
 
-    def observe(self, look: Look) -> Move | None:
+    def observe(self, look: EngineSample) -> LimitChange | None:
         """A look at the engine. At most one move, and none for the effects of what was sent before the last fall."""
         last, self._last = self._last, look
         if not self._adaptive or last is None:
@@ -145,7 +145,7 @@ class Limiter:
         signs = self._signs(evidence)
         return self._fall(evidence, signs) if signs else self._grow(evidence)
 
-    def _settle(self, look: Look) -> None:
+    def _settle(self, look: EngineSample) -> None:
         """Whether what was sent before the fall has ended, by the own count and by the engine's."""
         if look.in_flight > self.limit:
             return
@@ -155,42 +155,42 @@ class Limiter:
         if is_shown or look.at_seconds - self._drained_seconds >= _LATE_SECONDS:
             self._settled_seconds = look.at_seconds
 
-    def _signs(self, evidence: "_Evidence") -> list[Reason]:
+    def _signs(self, evidence: "_Evidence") -> list[LimitReason]:
         """Of overload, the gravest first."""
         if evidence.in_flight == 0:
             return []  # whatever it is, it is not ours
         signs = []
         if evidence.preemptions:
-            signs.append(Reason.PREEMPTIONS)
+            signs.append(LimitReason.PREEMPTIONS)
         if evidence.own_waiting > evidence.tolerated and evidence.generates:
-            signs.append(Reason.WAITING)
+            signs.append(LimitReason.WAITING)
         if self._objective is not None and self._streams >= _ENOUGH_STREAMS and self._pace > self._objective:
-            signs.append(Reason.INTER_TOKEN_LATENCY)
+            signs.append(LimitReason.INTER_TOKEN_LATENCY)
         return signs
 
-    def _fall(self, evidence: "_Evidence", signs: list[Reason]) -> Move | None:
+    def _fall(self, evidence: "_Evidence", signs: list[LimitReason]) -> LimitChange | None:
         targets = []
         for sign in signs:
-            if sign is Reason.PREEMPTIONS:
+            if sign is LimitReason.PREEMPTIONS:
                 targets.append(_FALL * evidence.ran)
-            elif sign is Reason.WAITING:
+            elif sign is LimitReason.WAITING:
                 targets.append(evidence.ran + evidence.tolerated / 2)
             elif self._objective is not None:
                 targets.append(evidence.in_flight * min(_LEAST_FALL, self._objective / self._pace))
         floor = max(1, self.upper // _FOREIGN_FLOOR) if evidence.foreign > evidence.tolerated else 1
         # What waits is a number: a limit far above what is in flight need not be halved again and again.
-        level = min(self.limit, evidence.in_flight) if Reason.WAITING in signs else self.limit
+        level = min(self.limit, evidence.in_flight) if LimitReason.WAITING in signs else self.limit
         after = min(self.limit - 1, max(math.ceil(level / 2), math.ceil(min(targets))))
         after = min(self.limit, max(floor, after))
         if after == self.limit:
             return None
-        ran = after if signs == [Reason.INTER_TOKEN_LATENCY] else evidence.ran  # too slowly, all of them
+        ran = after if signs == [LimitReason.INTER_TOKEN_LATENCY] else evidence.ran  # too slowly, all of them
         self._ceiling, self._probe = min(self.limit, max(after, ran)), 1
         self._pace_seconds, self._streams = None, 0
         self._settled_seconds, self._drained_seconds, self._foreign = None, None, evidence.foreign
         return self._moved(after, signs[0], evidence.at_seconds)
 
-    def _grow(self, evidence: "_Evidence") -> Move | None:
+    def _grow(self, evidence: "_Evidence") -> LimitChange | None:
         limit = self.limit
         unused = max(1, limit // _FULL) if limit >= _FEW else 0
         if evidence.in_flight < limit - unused or evidence.own_waiting > evidence.tolerated // 2:
@@ -206,7 +206,7 @@ class Limiter:
         if limit < self.upper < after:
             after = self.upper  # beyond it, only what has run counts
         self.upper = max(self.upper, after)
-        return self._moved(after, Reason.ROOM, evidence.at_seconds)
+        return self._moved(after, LimitReason.ROOM, evidence.at_seconds)
 
     def _may_be_slow(self, now: float) -> bool:
         if self._objective is None:
@@ -214,7 +214,7 @@ class Limiter:
         if self._streams >= _ENOUGH_STREAMS:
             return self._pace > _LEAST_FALL * self._objective
         last = self.last_move
-        if last is None or last.reason is not Reason.INTER_TOKEN_LATENCY:
+        if last is None or last.reason is not LimitReason.INTER_TOKEN_LATENCY:
             return False
         return now - last.at_seconds < max(_UNHEARD_SECONDS, _UNHEARD_LIVES * self._life_seconds)
 
@@ -235,18 +235,18 @@ class Limiter:
     def _pace(self) -> float:
         return self._pace_seconds or 0.0
 
-    def _moved(self, after: int, reason: Reason, now: float) -> Move | None:
+    def _moved(self, after: int, reason: LimitReason, now: float) -> LimitChange | None:
         before, self.limit = self.limit, after
         if before == after:
             return None
-        self.last_move = Move(now, reason, before, after)
+        self.last_move = LimitChange(now, reason, before, after)
         return self.last_move
 
 
 class _Evidence:
     """What two looks in a row tell. Of what comes and goes, only what both have seen counts."""
 
-    def __init__(self, last: Look, look: Look, step_seconds: float, limit: int) -> None:
+    def __init__(self, last: EngineSample, look: EngineSample, step_seconds: float, limit: int) -> None:
         self.at_seconds = look.at_seconds
         self.in_flight = look.in_flight
         self.running, self.waiting, self.kv_usage = look.running, look.waiting, look.kv_usage

@@ -25,7 +25,7 @@ _FURTHER = 4  # times as many are looked at then
 _LEAST_WINDOW = 8  # of a tenant's requests are put in order, however many tenants wait
 
 
-class Flow:
+class TenantQueue:
     """The waiting requests of one tenant and class, oldest first."""
 
     __slots__ = ("age", "batch", "number", "tenant", "tickets")
@@ -33,7 +33,7 @@ class Flow:
     def __init__(self, tenant: Tenant, number: int, *, batch: bool) -> None:
         self.tenant = tenant
         self.number = number  # of the line's flows, in the order in which they began to wait
-        self.age: tuple[float, int, Flow] | None = None  # its entry among those that do not starve
+        self.age: tuple[float, int, TenantQueue] | None = None  # its entry among those that do not starve
         self.batch = batch
         self.tickets: OrderedDict[Ticket, None] = OrderedDict()
 
@@ -69,18 +69,20 @@ class Order(NamedTuple):
     start: int = 0
 
 
-class Line:
+class ModelQueue:
     """One model's."""
 
     def __init__(self, tenants: Tenants, began_seconds: float) -> None:
         self.tenants = tenants
         self.began_seconds = began_seconds
         self.served = 0  # since then
-        self._flows: dict[tuple[str, bool], Flow] = {}
+        self._flows: dict[tuple[str, bool], TenantQueue] = {}
         self._aged = Share(1.0, 0.0)  # of the batch requests that starve
         self._aged_wait = False
         self._numbers = count()
-        self._ages: list[tuple[float, int, Flow]] = []  # of batch requests that do not starve: when the oldest came
+        self._ages: list[
+            tuple[float, int, TenantQueue]
+        ] = []  # of batch requests that do not starve: when the oldest came
         self._further = 0  # the place at which the next look that goes further begins
         self._further_seconds = -inf  # when the last one was made
 
@@ -92,7 +94,7 @@ class Line:
             yield from flow.tickets
 
     @property
-    def flows(self) -> Iterable[Flow]:
+    def flows(self) -> Iterable[TenantQueue]:
         """By tenant and class."""
         return self._flows.values()
 
@@ -102,7 +104,7 @@ class Line:
         flow = self._flows.get((ask.tenant, ask.batch))
         if flow is None:
             tenant = self.tenants.of(ask)
-            flow = self._flows[ask.tenant, ask.batch] = Flow(tenant, next(self._numbers), batch=ask.batch)
+            flow = self._flows[ask.tenant, ask.batch] = TenantQueue(tenant, next(self._numbers), batch=ask.batch)
             clock, share = self.tenants.clocks[ask.batch], tenant.shares[ask.batch]
             clock.wake(share)
             clock.waiting.join(share, flow.number, flow)
@@ -194,7 +196,7 @@ class Line:
         for start, number, weight, flow in clock.starving.after(clock.now):
             yield start, number, weight, iter(flow.parts(order, window)[0])
 
-    def _note_age(self, flow: Flow, starving_since_seconds: float = -inf) -> None:
+    def _note_age(self, flow: TenantQueue, starving_since_seconds: float = -inf) -> None:
         """Keep when a flow of batch requests begins to starve, or that it does."""
         share, starving = flow.tenant.shares[True], self.tenants.clocks[True].starving
         if flow.since_seconds < starving_since_seconds:
@@ -203,7 +205,7 @@ class Line:
             flow.age = flow.since_seconds, flow.number, flow
             insort(self._ages, flow.age)
 
-    def _forget_age(self, flow: Flow) -> None:
+    def _forget_age(self, flow: TenantQueue) -> None:
         if flow.age is None:
             self.tenants.clocks[True].starving.leave(flow.tenant.shares[True])
         else:
@@ -241,7 +243,7 @@ def _contenders(clock: FairClock, order: Order, count: int) -> Iterator[Contende
         yield start, number, weight, _tickets(flow, order, count)
 
 
-def _tickets(flow: Flow, order: Order, count: int) -> Iterator[Ticket]:
+def _tickets(flow: TenantQueue, order: Order, count: int) -> Iterator[Ticket]:
     """The first `count` in order, and if its weight gives it more of a look, the oldest of those after them."""
     if flow.batch and flow.since_seconds < order.starving_since_seconds:
         yield from flow.parts(order, count)[1]

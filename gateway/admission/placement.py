@@ -11,24 +11,24 @@ from itertools import compress
 from operator import attrgetter
 
 from gateway.admission.candidate import Candidate
-from gateway.admission.drain import Drain
-from gateway.admission.drain_rate import DrainRates
+from gateway.admission.capacity import Capacity
+from gateway.admission.engine_table import EngineTable
 from gateway.admission.fairness import Tenant, Tenants, expected_tokens
 from gateway.admission.kv_ledger import KvLedger, Reservation
 from gateway.admission.line import Order
 from gateway.admission.output_lengths import OutputLengths
-from gateway.admission.prospects import Prospects
 from gateway.admission.queue import Queue
-from gateway.admission.room import Room
-from gateway.admission.seating import Seating
+from gateway.admission.queue_scan import QueueScan
+from gateway.admission.service_rate import ServiceRates
 from gateway.admission.ticket import Ticket
+from gateway.admission.wait_estimate import WaitEstimator
 from gateway.admission.waiting_hits import WaitingHits
 from gateway.errors import GatewayError, NoBackend, QueueFull
 from gateway.request import Ask
 from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import prefill_seconds, step_seconds
-from gateway.routing.explain import Verdict
-from gateway.routing.load import Load, Work
+from gateway.routing.explain import EngineVerdict
+from gateway.routing.load import EngineLoad, Work
 from gateway.routing.policy import Policy
 from gateway.routing.seat import Option, Seat
 
@@ -77,11 +77,11 @@ class Placement:
         self._queue = queue
         self._calibrations = calibrations
         self._knobs = knobs
-        self._room = Room(calibrations, lengths, knobs.kv_headroom)
-        self.seating = Seating(serving, self._room)
+        self._room = Capacity(calibrations, lengths, knobs.kv_headroom)
+        self.seating = EngineTable(serving, self._room)
         self._seats, self._views = self.seating.seats, self.seating.views
-        self._drain_rates = DrainRates()
-        self.prospects = Prospects(queue, self._drain_rates)
+        self._service_rates = ServiceRates()
+        self.prospects = WaitEstimator(queue, self._service_rates)
         self._hits = WaitingHits(policy.hits)
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ class Placement:
         """Prompt tokens in flight on an engine."""
         return self._seats[seat].load.context_tokens if seat in self._seats else 0
 
-    def loads(self, backend: str) -> list[Load]:
+    def loads(self, backend: str) -> list[EngineLoad]:
         """What is in flight on each engine of a backend on which something was ever placed."""
         return [seat.load for seat in self._seats.values() if seat.name == backend]
 
@@ -201,7 +201,7 @@ class Placement:
             self._queue.serve(ticket, order)
             granted.append((ticket, self._bind(ticket.ask, option, now, ticket)))
 
-        Drain(
+        QueueScan(
             seats, ranking, is_open, self._room, self._knobs.starvation_seconds, self._policy.waits_for_best, bind,
             has_much, all_guarded,
         ).run(tickets, now)  # fmt: skip
@@ -267,7 +267,7 @@ class Placement:
         """A request that takes no slot goes where least runs."""
         return self._bind(ask, Option(min(seats, key=_in_flight), 0.0, 0.0, 0), now, ticket)
 
-    def explain(self, ask: Ask, now: float, avoid: frozenset[str] = frozenset()) -> list[Verdict]:
+    def explain(self, ask: Ask, now: float, avoid: frozenset[str] = frozenset()) -> list[EngineVerdict]:
         """What each engine would mean for a request now, best first. Changes nothing.
 
         Raises ModelNotFound or NoBackend.
@@ -276,14 +276,16 @@ class Placement:
         options = self._policy.options(ask, seats, now)
         parts = self._policy.parts(ask, options, now)
         verdicts = [
-            Verdict(option.seat, option.cost, option.hit_tokens, self._room.admits(option.seat, ask, now), its_parts)
+            EngineVerdict(
+                option.seat, option.cost, option.hit_tokens, self._room.admits(option.seat, ask, now), its_parts
+            )
             for option, its_parts in zip(options, parts, strict=True)
         ]
         return sorted(verdicts, key=lambda verdict: (verdict.cost, verdict.seat.load.in_flight, verdict.seat.placed))
 
     def retry_after_seconds(self, model: str, now: float) -> float:
         """When a place may come free for one who is not in the model's line."""
-        return self._drain_rates.seconds_for(model, self._queue.waiting(model) + 1, now)
+        return self._service_rates.seconds_for(model, self._queue.waiting(model) + 1, now)
 
     def first_token(self, binding: Binding, now: float) -> None:
         """The request's prefill is over."""
@@ -312,7 +314,7 @@ class Placement:
         binding.released = True
         ask, more = binding.ask, 0.0 if served_tokens is None else served_tokens - binding.charged_tokens
         self._queue.tenants(ask.model).released(binding.tenant, ask, binding.work.sequences, more)
-        self._drain_rates.left(ask.model, now)
+        self._service_rates.left(ask.model, now)
         work = binding.work
         binding.seat.load.finish(work, now)
         self._room.ledgers[binding.seat.index].release(binding.reservation)
@@ -363,7 +365,7 @@ _in_flight = attrgetter("load.in_flight")
 
 
 def choose(
-    options: Sequence[Option], ask: Ask, room: Room, now: float, waits_for_best: bool, guarded: bool
+    options: Sequence[Option], ask: Ask, room: Capacity, now: float, waits_for_best: bool, guarded: bool
 ) -> Option | None:
     """The cheapest option, if that admits the request; where nobody waits for the best, the cheapest that does."""
     best: Option | None = None

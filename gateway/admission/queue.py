@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from gateway.admission.backlog import Backlog
 from gateway.admission.fairness import Tenants
-from gateway.admission.line import Line, Order
+from gateway.admission.line import ModelQueue, Order
 from gateway.admission.ticket import Ticket
 from gateway.errors import QueueFull
 from gateway.request import Ask
@@ -17,7 +17,7 @@ class Queue:
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self.backlog = Backlog(max_requests, max_bytes)
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, ModelQueue] = {}
         self._tenants: dict[str, Tenants] = {}
         self._requests = 0
         self._bytes = 0
@@ -58,7 +58,7 @@ class Queue:
         """Models that somebody waits for."""
         return list(self._lines)
 
-    def line(self, model: str) -> Line | None:
+    def line(self, model: str) -> ModelQueue | None:
         """The line of a model that somebody waits for."""
         return self._lines.get(model)
 
@@ -78,7 +78,7 @@ class Queue:
         self.refuse_if_full(ask, ticket.arrived_seconds, retry_after_seconds)
         line = self._lines.get(ask.model)
         if line is None:
-            line = self._lines[ask.model] = Line(tenants, ticket.arrived_seconds)
+            line = self._lines[ask.model] = ModelQueue(tenants, ticket.arrived_seconds)
         line.join(ticket)
         self._requests += 1
         self._bytes += ask.size_bytes

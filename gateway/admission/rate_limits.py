@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from gateway.admission.drain_rate import DrainRate
+from gateway.admission.service_rate import ServiceRate
 from gateway.errors import RateLimited
 
 _HEADERS = ("limit", "remaining", "reset")
@@ -69,7 +69,7 @@ class KeyLimits:
         self.running = 0
         self._clock = clock
         self._most_running = key.max_concurrent_requests
-        self._ended = DrainRate()
+        self._ended = ServiceRate()
         self._requests = Bucket(key.requests_per_minute, now) if key.requests_per_minute else None
         self._tokens = Bucket(key.tokens_per_minute, now) if key.tokens_per_minute else None
 

@@ -7,14 +7,14 @@ from typing import Generic, Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Served(Protocol):
+class ServedShare(Protocol):
     """A share: what it was given ends at virtual time `end`."""
 
     end: float
     weight: float
 
 
-class Turns(Generic[T]):
+class FairTurns(Generic[T]):
     """Shares in the order of start-time fair queueing: a share starts where it ends, but lags `most_apart_tokens` by
     weight behind virtual time at most.
 
@@ -24,22 +24,22 @@ class Turns(Generic[T]):
 
     def __init__(self, most_apart_tokens: float) -> None:
         self._most_apart_tokens = most_apart_tokens
-        self._by_end: list[tuple[float, int, Served, T]] = []
-        self._lagging: list[tuple[float, int, Served, T]] = []  # by distance, which is below zero
-        self._entries: dict[Served, tuple[float, int, Served, T]] = {}
+        self._by_end: list[tuple[float, int, ServedShare, T]] = []
+        self._lagging: list[tuple[float, int, ServedShare, T]] = []  # by distance, which is below zero
+        self._entries: dict[ServedShare, tuple[float, int, ServedShare, T]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, share: Served) -> bool:
+    def __contains__(self, share: ServedShare) -> bool:
         return share in self._entries
 
-    def join(self, share: Served, number: int, what: T) -> None:
+    def join(self, share: ServedShare, number: int, what: T) -> None:
         """A share begins to wait; the number is its own."""
         entry = self._entries[share] = share.end, number, share, what
         insort(self._by_end, entry)
 
-    def leave(self, share: Served) -> None:
+    def leave(self, share: ServedShare) -> None:
         """It does not wait any more."""
         entry = self._entries.pop(share)
         for entries in (self._by_end, self._lagging):
@@ -47,7 +47,7 @@ class Turns(Generic[T]):
             if place < len(entries) and entries[place] is entry:
                 del entries[place]
 
-    def moved(self, share: Served) -> None:
+    def moved(self, share: ServedShare) -> None:
         """Its end or weight has changed."""
         _, number, _, what = self._entries[share]
         self.leave(share)

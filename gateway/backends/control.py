@@ -10,7 +10,7 @@ import orjson
 from yarl import URL
 
 from gateway.backends.backend import Backend
-from gateway.backends.health import NOBODY_THERE, Probe
+from gateway.backends.health import NOBODY_THERE, ProbeResult
 from gateway.backends.reasons import why
 from gateway.backends.telemetry import LineFilter, Scrape, read_scrape
 from gateway.descriptors import are_used_up
@@ -56,21 +56,21 @@ class ControlClient:
             await self._session.close()
             self._session = None
 
-    async def probe(self, backend: Backend, tell: Callable[[str], None] = lambda _: None) -> Probe:
+    async def probe(self, backend: Backend, tell: Callable[[str], None] = lambda _: None) -> ProbeResult:
         """Ask /health. Only the status counts. `tell` is called with the reason why there was none."""
         try:
             async with _explained(tell), self._get(backend, "/health", self._timeout_seconds) as response:
-                return Probe.UNWELL if response.status >= 500 else Probe.OK
+                return ProbeResult.UNWELL if response.status >= 500 else ProbeResult.OK
         except aiohttp.ClientConnectorCertificateError:
-            return Probe.TIMEOUT  # says nothing about the backend's process
+            return ProbeResult.TIMEOUT  # says nothing about the backend's process
         except aiohttp.ClientConnectorError as error:
             if are_used_up(error.os_error):
-                return Probe.UNSENT
+                return ProbeResult.UNSENT
             if isinstance(error, aiohttp.ClientConnectorDNSError):
-                return Probe.TIMEOUT
-            return Probe.REFUSED if error.os_error.errno in NOBODY_THERE else Probe.TIMEOUT
+                return ProbeResult.TIMEOUT
+            return ProbeResult.REFUSED if error.os_error.errno in NOBODY_THERE else ProbeResult.TIMEOUT
         except (TimeoutError, aiohttp.ClientError, OSError):
-            return Probe.TIMEOUT
+            return ProbeResult.TIMEOUT
 
     async def ask(self, backend: Backend, path: str, timeout_seconds: float | None = None) -> Any:
         """The JSON that a path answers with. Raises ControlError."""

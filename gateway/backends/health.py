@@ -35,7 +35,7 @@ MOST_DOUBLINGS = 16
 NOBODY_THERE = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})  # why a connection failed
 
 
-class Probe(enum.Enum):
+class ProbeResult(enum.Enum):
     """What one probe of /health came to."""
 
     OK = "ok"
@@ -46,10 +46,10 @@ class Probe(enum.Enum):
 
 
 PROBE_WORDS = {
-    Probe.TIMEOUT: "/health timed out",
-    Probe.REFUSED: "connection refused",
-    Probe.UNWELL: "/health reports an unhealthy engine",
-    Probe.UNSENT: "the gateway has reached its limit of open files (nofile)",
+    ProbeResult.TIMEOUT: "/health timed out",
+    ProbeResult.REFUSED: "connection refused",
+    ProbeResult.UNWELL: "/health reports an unhealthy engine",
+    ProbeResult.UNSENT: "the gateway has reached its limit of open files (nofile)",
 }
 
 
@@ -104,17 +104,17 @@ class Health:
         """Certainly unable to serve: it refuses connections, or probes and requests agree that its engine is dead."""
         return self.refused or (self._unwell and self._is_ejected and self._fatal)
 
-    def probed(self, probe: Probe, now: float) -> None:
+    def probed(self, probe: ProbeResult, now: float) -> None:
         """Count one probe of /health."""
         self.tick(now)
-        self.refused = probe is Probe.REFUSED
-        self._unwell = probe is Probe.UNWELL
-        if probe is Probe.OK:
+        self.refused = probe is ProbeResult.REFUSED
+        self._unwell = probe is ProbeResult.UNWELL
+        if probe is ProbeResult.OK:
             self._probed_well(now)
         else:
             self._rises = 0
             self._falls += 1
-            is_busy = probe is Probe.TIMEOUT and now - self.heard_at < self._grace_seconds
+            is_busy = probe is ProbeResult.TIMEOUT and now - self.heard_at < self._grace_seconds
             if self._verdict == "unknown" or (self._falls >= self._config.fall and not is_busy):
                 self._verdict = "down"
         self._settle()

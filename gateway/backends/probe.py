@@ -16,7 +16,7 @@ import structlog
 from gateway.backends import discovery
 from gateway.backends.backend import Backend, Facts
 from gateway.backends.control import ControlClient, ControlError
-from gateway.backends.health import PROBE_WORDS, Probe, State
+from gateway.backends.health import PROBE_WORDS, ProbeResult, State
 from gateway.backends.registry import Clock, Fleet
 from gateway.backends.telemetry import Scrape, with_scrape
 from gateway.config import HealthConfig
@@ -124,12 +124,12 @@ class BackendWatch:
         started = self._clock()
         reasons: list[str] = []
         probe = await self._client.probe(self._backend, reasons.append)
-        if probe is Probe.UNSENT:
+        if probe is ProbeResult.UNSENT:
             self._tell_reason("/health", PROBE_WORDS[probe])
             await asyncio.sleep(self._jittered(self._config.probe_interval_seconds))
             return
         self._tell_reason("/health", "")
-        answers = probe is Probe.OK
+        answers = probe is ProbeResult.OK
         health = self._backend.health
         if answers and (health.state != "up" or health.gone):
             await self._ask(
@@ -196,12 +196,12 @@ class BackendWatch:
             if path == discovery.SERVER_INFO_PATH:  # what a former process told holds no more
                 self._fleet.learned(self._backend, discovery.without_server_info(self._backend.facts))
 
-    def _pause_seconds(self, probe: Probe) -> float:
+    def _pause_seconds(self, probe: ProbeResult) -> float:
         """From the start of one probe to the next; shorter where the next one decides something."""
         state, interval = self._backend.health.state, self._config.probe_interval_seconds
-        if not self._fleet.ready and (state != "up" or probe is Probe.REFUSED):
+        if not self._fleet.ready and (state != "up" or probe is ProbeResult.REFUSED):
             interval = min(interval, EAGER_SECONDS)
-        elif (probe is Probe.REFUSED and state == "up") or (probe is Probe.OK and state == "down"):
+        elif (probe is ProbeResult.REFUSED and state == "up") or (probe is ProbeResult.OK and state == "down"):
             interval /= 4
         return self._jittered(interval)
 
@@ -216,7 +216,7 @@ class BackendWatch:
     def _jittered(self, seconds: float) -> float:
         return seconds * self._random.uniform(1 - JITTER, 1 + JITTER)
 
-    def _tell_state(self, probe: Probe) -> None:
+    def _tell_state(self, probe: ProbeResult) -> None:
         state, was, reason = self._backend.health.state, self._told_state, self._backend.probe_error
         if state != was:
             self._told_state = state

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
-from gateway.admission.limiter import Limiter, Look, Move
+from gateway.admission.limiter import EngineSample, LimitChange, Limiter
 from gateway.backends.backend import Backend, EngineRank, Facts, ModelCard, Telemetry
 from gateway.backends.blame import Peers
-from gateway.backends.health import NOBODY_THERE, PROBE_WORDS, Probe, State
+from gateway.backends.health import NOBODY_THERE, PROBE_WORDS, ProbeResult, State
 from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
 from gateway.errors import BackendError, ConnectFailed, EngineDead
 from gateway.supervisor import Supervisor
@@ -64,7 +64,7 @@ class Fleet:
         self.on_change: list[Callable[[], None]] = []
         self.on_restart: list[Callable[[Backend], None]] = []
         self.on_doubt: list[Callable[[Backend], None]] = []  # a closer look at this backend is wanted soon
-        self.on_limit: list[Callable[[Backend, Move], None]] = []  # its adaptive limit moved
+        self.on_limit: list[Callable[[Backend, LimitChange], None]] = []  # its adaptive limit moved
         self.sent_to: Callable[[Backend], Sent] = lambda _backend: Sent(0, 0)  # whoever places requests knows
         self.ready = False
         self._health = health
@@ -184,12 +184,12 @@ class Fleet:
             self._missing = {missing for missing in self._missing if missing[0] is not backend}
             self._rebuild()
 
-    def probed(self, backend: Backend, probe: Probe, reason: str = "") -> None:
+    def probed(self, backend: Backend, probe: ProbeResult, reason: str = "") -> None:
         """A probe of /health ended; `reason`: why there was no answer."""
         before = _view(backend)
-        backend.probe_error = None if probe is Probe.OK else reason or PROBE_WORDS[probe]
+        backend.probe_error = None if probe is ProbeResult.OK else reason or PROBE_WORDS[probe]
         backend.health.probed(probe, self._clock())
-        if probe is Probe.REFUSED:
+        if probe is ProbeResult.REFUSED:
             self._refused.add(backend)
         elif backend in self._refused:
             self._refused.remove(backend)
@@ -234,9 +234,9 @@ class Fleet:
                 backend.slow_since_seconds = None
             self._tell()
 
-    def _look(self, backend: Backend, telemetry: Telemetry) -> Look:
+    def _look(self, backend: Backend, telemetry: Telemetry) -> EngineSample:
         sent, capacity = self.sent_to(backend), telemetry.waiting_for_capacity
-        return Look(
+        return EngineSample(
             telemetry.at_seconds,
             running=telemetry.running,
             waiting=telemetry.waiting if capacity is None else capacity,
@@ -290,7 +290,7 @@ class Fleet:
         if must_tell:
             self._tell()
 
-    def _tell_limit(self, backend: Backend, move: Move) -> None:
+    def _tell_limit(self, backend: Backend, move: LimitChange) -> None:
         for tell in self.on_limit:
             with self._supervisor.guard("backend_limit"):
                 tell(backend, move)

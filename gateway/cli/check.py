@@ -16,7 +16,7 @@ from gateway.admission.limiter import DEFAULT_MAX_NUM_SEQS
 from gateway.backends import discovery
 from gateway.backends.backend import Backend, Facts
 from gateway.backends.control import ControlClient, ControlError
-from gateway.backends.health import PROBE_WORDS, Probe
+from gateway.backends.health import PROBE_WORDS, ProbeResult
 from gateway.backends.probe import SERVER_INFO_TIMEOUT_SECONDS
 from gateway.backends.telemetry import with_scrape
 from gateway.config import Config
@@ -30,7 +30,7 @@ CACHED_TOKENS_NOTE = (
     "vLLM does not expose whether --enable-prompt-tokens-details is set. Without it, usage.prompt_tokens_details is "
     "null in responses, and cache hits are predicted but not confirmed."
 )
-NOT_REACHED = (Probe.TIMEOUT, Probe.REFUSED)
+NOT_REACHED = (ProbeResult.TIMEOUT, ProbeResult.REFUSED)
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Answers:
     """What one backend answered; `problems` maps a path to why it did not."""
 
     backend: Backend
-    probe: Probe
+    probe: ProbeResult
     facts: Facts
     is_vllm: bool = False
     tokenized: frozenset[str] = frozenset()  # models whose prompts are tokenized here
@@ -204,7 +204,7 @@ def why_not_used(answers: Answers) -> str:
 
 def _routing(answers: Answers, policy: str) -> tuple[str, str]:
     facts = answers.facts
-    if answers.probe is not Probe.OK:
+    if answers.probe is not ProbeResult.OK:
         return "none", why_not_used(answers)
     if not facts.models:
         return "none", "/v1/models lists no model"
@@ -218,7 +218,7 @@ def _routing(answers: Answers, policy: str) -> tuple[str, str]:
 
 
 def _warnings(answers: Answers) -> list[str]:
-    if answers.probe is not Probe.OK:
+    if answers.probe is not ProbeResult.OK:
         return [f"{why_not_used(answers)}."]
     facts, problems, found = answers.facts, answers.problems, []
     if (error := problems.get(discovery.MODELS_PATH)) and error.status == 401:

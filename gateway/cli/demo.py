@@ -58,7 +58,7 @@ PATIENCE = Patience()
 VLLM_PATIENCE = Patience(ready_seconds=200.0, stop_seconds=25.0, log_lines=40)
 
 
-class Server:
+class ServerProcess:
     """A Python module that serves HTTP, as a process of its own.
 
     It writes errors to the log, and everything if it is quiet. Without a log path it writes where this command writes.
@@ -202,7 +202,7 @@ def _why_taken(port: int) -> str | None:
     return None
 
 
-def make_engines(count: int, kind: EngineKind, model: Path | None, logs: Path) -> tuple[list[Server], str]:
+def make_engines(count: int, kind: EngineKind, model: Path | None, logs: Path) -> tuple[list[ServerProcess], str]:
     """Engines that are not started yet, and the model they will serve. Raises DemoFailed."""
     if importlib.util.find_spec("loadtest") is None:
         raise DemoFailed(
@@ -218,12 +218,14 @@ def make_engines(count: int, kind: EngineKind, model: Path | None, logs: Path) -
         arguments = ["loadtest", "sim", "--host", HOST, "--port", str(port), "--model", MODEL_NAME]
         arguments += ["--max-num-seqs", str(MAX_NUM_SEQS)]
         engines.append(
-            Server(f"engine-{number}", f"http://{HOST}:{port}", arguments, "/health", logs / f"engine-{number}.log")
+            ServerProcess(
+                f"engine-{number}", f"http://{HOST}:{port}", arguments, "/health", logs / f"engine-{number}.log"
+            )
         )
     return engines, MODEL_NAME
 
 
-def _vllm_engines(count: int, model: Path, logs: Path) -> tuple[list[Server], str]:
+def _vllm_engines(count: int, model: Path, logs: Path) -> tuple[list[ServerProcess], str]:
     for needed in (VLLM_DIR / "bin/python", model / "config.json"):
         if not needed.exists():
             raise DemoFailed(f"{needed} is missing: `make demo ENGINE=vllm` installs vLLM and a model first")
@@ -232,7 +234,9 @@ def _vllm_engines(count: int, model: Path, logs: Path) -> tuple[list[Server], st
         arguments = ["loadtest.vllm_cpu.serve", "--model", str(model), "--venv", str(VLLM_DIR), "--port", str(port)]
         arguments += ["--max-num-seqs", str(MAX_NUM_SEQS), "--log", str(logs / f"engine-{number}.log")]
         name, errors = f"engine-{number}", logs / f"engine-{number}-errors.log"
-        engines.append(Server(name, f"http://{HOST}:{port}", arguments, "/health", errors, VLLM_PATIENCE, quiet=False))
+        engines.append(
+            ServerProcess(name, f"http://{HOST}:{port}", arguments, "/health", errors, VLLM_PATIENCE, quiet=False)
+        )
     return engines, model.name
 
 
@@ -299,7 +303,7 @@ def run(count: int, wanted_port: int | None, kind: EngineKind, model: Path | Non
             config = folder / "gateway.yaml"
             config.write_text(json.dumps(gateway_config([engine.url for engine in engines], port, admin_port)))
             arguments = ["gateway", "serve", "-c", str(config)]
-            gateway = Server("the gateway", f"http://{HOST}:{port}", arguments, "/readyz", None)
+            gateway = ServerProcess("the gateway", f"http://{HOST}:{port}", arguments, "/readyz", None)
             seen = f"http://{HOST}:{admin_port}/admin/backends"
             stack.callback(gateway.stop)
             say(f"starting the gateway at {gateway.url}")
@@ -312,7 +316,7 @@ def run(count: int, wanted_port: int | None, kind: EngineKind, model: Path | Non
         say("stopped")
 
 
-def _stay(gateway: Server, engines: Sequence[Server], say: Say) -> None:
+def _stay(gateway: ServerProcess, engines: Sequence[ServerProcess], say: Say) -> None:
     running = list(engines)
     while running:
         if not gateway.is_running():
@@ -324,7 +328,7 @@ def _stay(gateway: Server, engines: Sequence[Server], say: Say) -> None:
     raise DemoFailed("all engines have exited")
 
 
-def _stop_all(engines: Sequence[Server], say: Say) -> None:
+def _stop_all(engines: Sequence[ServerProcess], say: Say) -> None:
     say("stopping")
     for engine in engines:
         if engine.is_running():

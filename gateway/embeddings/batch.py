@@ -18,7 +18,7 @@ _TRUST_GAIN = 0.5
 _TRUST_REGROWS = 0.01
 
 
-class Reason(StrEnum):
+class BatchReason(StrEnum):
     """Why a batch was sent just then."""
 
     IDLE = "idle"  # nothing of its kind was under way
@@ -76,24 +76,24 @@ class Gathering:
         self._at = now
         self.lane.join(part, now)
 
-    def due(self, now: float, budget: Budget, around: Surroundings) -> Reason | None:
+    def due(self, now: float, budget: Budget, around: Surroundings) -> BatchReason | None:
         """Why to send a batch now; None = gather on."""
         lane = self.lane
         if not len(lane):
             self._held = None
             return None
         if lane.items >= budget.items or lane.tokens >= budget.tokens:
-            return Reason.FULL
+            return BatchReason.FULL
         if not self.in_flight:
-            return Reason.IDLE
+            return BatchReason.IDLE
         waited = now - lane.oldest_seconds
         if around.crowded:
             return None
         if waited >= budget.max_delay_seconds - _EARLY_SECONDS:
-            return Reason.DELAY
+            return BatchReason.DELAY
         if self.in_flight >= around.slots or self._is_worth_holding(now, around.overhead_seconds):
             return None
-        return Reason.SLOT
+        return BatchReason.SLOT
 
     def look_again_seconds(self, now: float, budget: Budget) -> float | None:
         """When `due` may change by time alone; None = never."""

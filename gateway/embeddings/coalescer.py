@@ -20,7 +20,7 @@ from gateway.embeddings.bulk import BulkShares
 from gateway.embeddings.cache import EmbeddingCache
 from gateway.embeddings.deliver import deliver
 from gateway.embeddings.flights import Flights
-from gateway.embeddings.group import Flight, Group, GroupKey
+from gateway.embeddings.group import BatchGroup, Flight, GroupKey
 from gateway.embeddings.member import ByItself, Member, Outcome, Refused, Served
 from gateway.embeddings.part import Part
 from gateway.embeddings.sizes import ModelSizes
@@ -32,7 +32,7 @@ from gateway.front.reply import Reply
 from gateway.memory import Holding, MemoryBudget
 from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.record import Record
-from gateway.relay.exchange import Answer
+from gateway.relay.exchange import UpstreamResult
 from gateway.request import EmbeddingInputs, InferenceRequest
 
 _FEW_ITEMS = 8  # a request of more, or of more tokens than the next, is bulk
@@ -76,7 +76,7 @@ class Coalescer:
         self._cache = cache
         self._flights = Flights(dispatcher, metrics, clock, new_id, token_counts, memory)
         self._flights.on_end = self._ended
-        self._groups: dict[GroupKey, Group] = {}
+        self._groups: dict[GroupKey, BatchGroup] = {}
         self._bulk = bulk
         self._sizes: dict[str, ModelSizes] = {}
         self._suspects = Suspects()
@@ -94,7 +94,7 @@ class Coalescer:
         """Requests, groups and batches that are there; nothing, when all is at rest."""
         return self._present + len(self._waiting) + len(self._groups) + len(self._flights)
 
-    async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+    async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
         """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with `inputs`."""
         inputs, engines = request.inputs, self._fleet.candidates(request.ask.model)
         assert inputs is not None
@@ -169,17 +169,17 @@ class Coalescer:
 
     def _group(
         self, request: InferenceRequest, inputs: EmbeddingInputs, sizes: ModelSizes, *, bulk: bool, suspect: bool
-    ) -> Group:
+    ) -> BatchGroup:
         """Those with whom it may share batches. Raises QueueFull if it would have to wait, and no more may."""
         key = GroupKey(request.ask.model, inputs.template, inputs.are_ids, inputs.isolation, request.ask.batch, suspect)
-        group = self._groups.get(key) or Group(key, sizes)
+        group = self._groups.get(key) or BatchGroup(key, sizes)
         if group.makes_wait(group.gathering(bulk=bulk), crowded=self._crowded(key.model) > 0):
             self._waiting.refuse_if_full(request)
         self._groups[key] = group
         return group
 
     @contextmanager
-    def _joined(self, group: Group, member: Member, *, bulk: bool) -> Iterator[None]:
+    def _joined(self, group: BatchGroup, member: Member, *, bulk: bool) -> Iterator[None]:
         """Have the member's parts sent while the block runs."""
         now, gathering = self._clock(), group.gathering(bulk=bulk)
         self._present += 1
@@ -200,12 +200,12 @@ class Coalescer:
 
     # When to send.
 
-    def _look_soon(self, group: Group) -> None:
+    def _look_soon(self, group: BatchGroup) -> None:
         """Look at the group at the end of this turn of the loop, once for all that come in it."""
         if group.look is None:
             group.look = asyncio.get_running_loop().call_soon(self._look, group)
 
-    def _look(self, group: Group) -> None:
+    def _look(self, group: BatchGroup) -> None:
         now, key = self._clock(), group.key
         group.looked()
         around = group.surroundings(crowded=self._crowded(key.model) > 0)
@@ -232,7 +232,7 @@ class Coalescer:
         flight.group.ended(flight)
         self._look_soon(flight.group)
 
-    def _with_bulk(self, model: str) -> Iterator[Group]:
+    def _with_bulk(self, model: str) -> Iterator[BatchGroup]:
         return (group for group in self._groups.values() if group.key.model == model and len(group.bulk.lane))
 
     def _next_bulk_items(self, model: str) -> int:
@@ -252,7 +252,7 @@ class Coalescer:
             finally:
                 member.tell_record()
 
-    async def _by_itself(self, member: Member, sizes: ModelSizes, reply: Reply, *, isolated: bool) -> Answer:
+    async def _by_itself(self, member: Member, sizes: ModelSizes, reply: Reply, *, isolated: bool) -> UpstreamResult:
         """Send the request as it came. `isolated`: a batch that it was part of was refused."""
         started, request, inputs, record = self._clock(), member.request, member.request.inputs, member.record
         assert inputs is not None
@@ -270,7 +270,7 @@ class Coalescer:
             self._suspects.add(member.client, self._clock())
         return answer
 
-    async def _deliver(self, member: Member, outcome: Refused | Served, reply: Reply) -> Answer:
+    async def _deliver(self, member: Member, outcome: Refused | Served, reply: Reply) -> UpstreamResult:
         if self._response_headers:
             usage = "" if isinstance(outcome, Refused) else f"x-gateway-usage: {_kind(outcome)}\r\n"
             if (reused := member.record.reused_inputs) is not None:
@@ -283,14 +283,14 @@ class Coalescer:
             ).encode()
         if isinstance(outcome, Refused):
             reply.send(outcome.status, outcome.content_type, outcome.extra, outcome.body)
-            return Answer(outcome.status, None, member.first_byte_seconds)
+            return UpstreamResult(outcome.status, None, member.first_byte_seconds)
         request_id, floats = member.request.request_id, member.inputs.wants_floats
         pieces = answer_pieces(request_id, outcome.document, outcome.data, outcome.tokens, floats=floats)
         member.record.prompt_tokens = outcome.tokens
         with Holding(self._memory) as holding:
             holding.add(size_of(outcome.data, floats=False))
             await deliver(reply, pieces, size_of(outcome.data, floats=floats))
-        return Answer(200, usage_of(outcome.tokens), member.first_byte_seconds)
+        return UpstreamResult(200, usage_of(outcome.tokens), member.first_byte_seconds)
 
 
 def _kind(outcome: Served) -> str:

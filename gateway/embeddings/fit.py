@@ -3,7 +3,7 @@
 _MEMORY = 64.0  # measurements
 
 
-class Fit:
+class LinearFit:
     """Learns two coefficients, neither below zero, from pairs of amounts and what they came to together.
 
     Starts from a guess that counts as one measurement at each of two points, so that it is never without an answer.

@@ -14,7 +14,7 @@ from gateway.embeddings.grouping import body_of
 from gateway.embeddings.member import ByItself, Member, Refused
 from gateway.embeddings.part import Part
 from gateway.embeddings.split import shares
-from gateway.embeddings.token_counts import Counting, TokenCounts, sums_by_part
+from gateway.embeddings.token_counts import BatchCounting, TokenCounts, sums_by_part
 from gateway.errors import BackendError, Draining, GatewayError, InternalError
 from gateway.memory import Holding, MemoryBudget
 from gateway.observe.embeddings import EmbeddingMetrics
@@ -212,7 +212,9 @@ class Flights:
         for part in flight.parts:
             part.owner.sent(record, started - part.joined_seconds)
 
-    async def _answered(self, flight: Flight, body: bytes, counting: Counting, record: Record, since: float) -> None:
+    async def _answered(
+        self, flight: Flight, body: bytes, counting: BatchCounting, record: Record, since: float
+    ) -> None:
         parts, seconds = flight.parts, self._clock() - since - record.queue_seconds
         vectors = read_vectors(body, flight.items)
         flight.group.sizes.answer_came(flight.items, len(body))

@@ -24,7 +24,7 @@ class GroupKey(NamedTuple):
 class Flight:
     """A batch under way. `present`: parts whose clients still wait. Without a task, its one client has it sent."""
 
-    group: "Group"
+    group: "BatchGroup"
     gathering: Gathering
     parts: list[Part]
     is_bulk: bool
@@ -38,7 +38,7 @@ class Flight:
         return sum(part.items for part in self.parts)
 
 
-class Group:
+class BatchGroup:
     """One such group, while any of it is there."""
 
     def __init__(self, key: GroupKey, sizes: ModelSizes) -> None:
@@ -50,7 +50,7 @@ class Group:
         self.timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<Group {self.key.model} {self.interactive!r} {self.bulk!r}>"
+        return f"<BatchGroup {self.key.model} {self.interactive!r} {self.bulk!r}>"
 
     @property
     def quiet(self) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from gateway.backends.backend import Backend, EngineRank
 from gateway.embeddings.bulk import BulkTaker
-from gateway.embeddings.fit import Fit
+from gateway.embeddings.fit import LinearFit
 from gateway.request import EmbeddingInputs, most_prompt_tokens
 
 _SLOTS_A_REPLICA = 4  # batches: some that the engine works on, and some that its API server reads or writes
@@ -27,8 +27,8 @@ class ModelSizes:
         self.total_limit = 1
         self.context_tokens: int | None = None
         self._item_answer_bytes = float(_ITEM_ANSWER_BYTES)
-        self._tokens = Fit(2.0, 0.25, 4.0, 400.0)  # of texts: for each, and for each byte
-        self._seconds = Fit(0.003, 0.0003, 1.0, 8.0)  # of a batch: for itself, and for each item
+        self._tokens = LinearFit(2.0, 0.25, 4.0, 400.0)  # of texts: for each, and for each byte
+        self._seconds = LinearFit(0.003, 0.0003, 1.0, 8.0)  # of a batch: for itself, and for each item
 
     def learn_engines(
         self, model: str, engines: Sequence[Backend | EngineRank], backends: Iterable[Backend], now: float

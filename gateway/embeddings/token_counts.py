@@ -25,11 +25,11 @@ class TokenCounts:
         self._tokenization = tokenization
         self._metrics = metrics
 
-    def counting(self, flight: Flight) -> "Counting":
+    def counting(self, flight: Flight) -> "BatchCounting":
         """Have a batch counted while the block runs, if it should and can be."""
         key = flight.group.key
         wanted = len(flight.parts) > 1 and not key.are_ids and self._tokenization.configured(key.model)
-        return Counting(self, flight, wanted=wanted)
+        return BatchCounting(self, flight, wanted=wanted)
 
     async def of_texts(self, flight: Flight) -> list[int] | NotCounted:
         """The tokens of each text, in bounded time."""
@@ -60,7 +60,7 @@ class TokenCounts:
         return None if result != "counted" or isinstance(counts, NotCounted) else counts
 
 
-class Counting:
+class BatchCounting:
     """One batch being counted; given up with its block."""
 
     def __init__(self, owner: TokenCounts, flight: Flight, *, wanted: bool) -> None:

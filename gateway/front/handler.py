@@ -27,14 +27,14 @@ from gateway.front.connection import ClientConnection
 from gateway.front.incoming import KNOWN_HEADERS, Incoming
 from gateway.front.local import answer_local
 from gateway.front.multipart import model_of
-from gateway.front.read import Reader, upstream_headers
+from gateway.front.read import RequestReader, upstream_headers
 from gateway.front.reply import Reply, error_headers
 from gateway.front.routes import Route, find_route
 from gateway.front.steps import SHORT_BYTES, at_once, in_turns
 from gateway.front.stored import Place, StoredResponses
 from gateway.front.uploads import Uploads
 from gateway.observe.record import Record
-from gateway.relay.exchange import Answer
+from gateway.relay.exchange import UpstreamResult
 from gateway.request import Ask, InferenceRequest, Kind
 from gateway.scoring.spreader import Spreader
 
@@ -54,7 +54,7 @@ class Handler:
         dispatcher: Dispatcher,
         coalescer: Coalescer,
         spreader: Spreader,
-        reader: Reader,
+        reader: RequestReader,
         stored: StoredResponses,
         finished: Callable[[Record], None],
         clock: Callable[[], float],
@@ -177,7 +177,7 @@ class Handler:
 
     async def _dispatch_within(
         self, limits: KeyLimits, incoming: Incoming, request: InferenceRequest, reply: Reply, record: Record
-    ) -> Answer:
+    ) -> UpstreamResult:
         """The same for a key with limits: what the request takes of them is put right when it has ended."""
         expected, most = self._reader.expected_tokens(request), limits.most_tokens
         if incoming.upload is not None and most is not None:
@@ -267,7 +267,7 @@ def _allowance(key: KeyConfig) -> Allowance:
     return Allowance(key.requests_per_minute, key.tokens_per_minute, key.max_concurrent_requests)
 
 
-def _used_tokens(answer: Answer, expected: int) -> int:
+def _used_tokens(answer: UpstreamResult, expected: int) -> int:
     """What an answered request has used: what the engine says, or what was expected, if it says nothing."""
     if answer.usage is not None and (tokens := answer.usage.prompt_tokens + answer.usage.completion_tokens):
         return tokens

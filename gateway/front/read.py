@@ -41,7 +41,7 @@ class PromptSamples(Protocol):
         """Keep a prompt: its canonical text message by message, and the names of the API key and the application."""
 
 
-class Reader:
+class RequestReader:
     """Reads JSON requests."""
 
     def __init__(

@@ -12,7 +12,7 @@ from gateway.errors import EndpointNotOffered, WaitExpired
 from gateway.front.reply import Reply
 from gateway.front.upload import Upload
 from gateway.observe.record import Record
-from gateway.relay.exchange import Answer
+from gateway.relay.exchange import UpstreamResult
 from gateway.request import InferenceRequest
 
 _SHARE = 4  # one of so many slots of a model may be held by an upload that still arrives
@@ -39,7 +39,7 @@ class Uploads:
         self._refused: dict[tuple[str, str], float] = {}  # by backend and endpoint: when it was last refused
         fleet.on_restart.append(self._forget)
 
-    async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+    async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
         """Answer the upload through `reply`, as the dispatcher does. Raises a GatewayError."""
         upload, model, endpoint = request.upload, request.ask.model, request.endpoint
         assert isinstance(upload, Upload)

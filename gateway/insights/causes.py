@@ -13,12 +13,18 @@ from typing import Any
 import numpy as np
 
 from gateway.insights.corpus import Corpus
-from gateway.insights.difference import Difference, Kind, Part, compare, kind_within, part_of
+from gateway.insights.difference import Difference, DifferenceKind, PromptPart, compare, kind_within, part_of
 from gateway.insights.families import LEAST_SAVING_BYTES, Family, core_flags
 
-ORDERS = (Kind.TOOL_ORDER, Kind.JSON_KEY_ORDER, Kind.TEXT_ORDER)
+ORDERS = (DifferenceKind.TOOL_ORDER, DifferenceKind.JSON_KEY_ORDER, DifferenceKind.TEXT_ORDER)
 _PAIRS = 48  # compared in a family
-MAY_BE_NATURAL = (Kind.WORDS, Kind.NAME, Kind.NUMBER, Kind.TEXT_ORDER, Kind.EXTRA_TEXT)
+MAY_BE_NATURAL = (
+    DifferenceKind.WORDS,
+    DifferenceKind.NAME,
+    DifferenceKind.NUMBER,
+    DifferenceKind.TEXT_ORDER,
+    DifferenceKind.EXTRA_TEXT,
+)
 _NOT_WRITTEN_BY_CLIENTS = ("(assistant)", "(tool)")
 
 _LEAST_SHARE = 0.01  # of all prompt tokens, that a cause has to cost
@@ -30,20 +36,22 @@ _MOST_SEGMENTS = 12
 _EXCERPT_BYTES = 60
 
 _ADVICE = {
-    Kind.TIMESTAMP: "Move the time behind the shared text (into the last user message), or round it to the day",
-    Kind.UUID: "Take the id out of the prompt, or move it behind the shared text",
-    Kind.ID: "Take the id out of the prompt, or move it behind the shared text",
-    Kind.EMAIL: "Move what is said of the user behind the shared text",
-    Kind.NAME: "Move what looks like a name behind the shared text, as into the first user message",
-    Kind.NUMBER: "Move the number behind the shared text",
-    Kind.WORDS: "Put the shared text first, and what is different in each request behind it",
-    Kind.EXTRA_TEXT: "Some prompts have text here that others lack: keep it in all, or move it behind the shared text;"
-    " if it is old turns that are cut off, cut many at a time and seldom",
-    Kind.TOOL_ORDER: "Send the tools in a fixed order, sorted by name for instance",
-    Kind.JSON_KEY_ORDER: "Write JSON with its keys in a fixed order (sort_keys=True)",
-    Kind.TEXT_ORDER: "Keep the documents, examples or lines in a fixed order, and put what is always there first",
-    Kind.CACHE_SALT: "Give requests that may share a cache the same cache_salt: it is different in prompts that are"
-    " the same",
+    DifferenceKind.TIMESTAMP: "Move the time behind the shared text (into the last user message), or round it"
+    " to the day",
+    DifferenceKind.UUID: "Take the id out of the prompt, or move it behind the shared text",
+    DifferenceKind.ID: "Take the id out of the prompt, or move it behind the shared text",
+    DifferenceKind.EMAIL: "Move what is said of the user behind the shared text",
+    DifferenceKind.NAME: "Move what looks like a name behind the shared text, as into the first user message",
+    DifferenceKind.NUMBER: "Move the number behind the shared text",
+    DifferenceKind.WORDS: "Put the shared text first, and what is different in each request behind it",
+    DifferenceKind.EXTRA_TEXT: "Some prompts have text here that others lack: keep it in all, or move it behind the"
+    " shared text; if it is old turns that are cut off, cut many at a time and seldom",
+    DifferenceKind.TOOL_ORDER: "Send the tools in a fixed order, sorted by name for instance",
+    DifferenceKind.JSON_KEY_ORDER: "Write JSON with its keys in a fixed order (sort_keys=True)",
+    DifferenceKind.TEXT_ORDER: "Keep the documents, examples or lines in a fixed order, and put what is always"
+    " there first",
+    DifferenceKind.CACHE_SALT: "Give requests that may share a cache the same cache_salt: it is different in prompts"
+    " that are the same",
 }
 
 
@@ -52,8 +60,8 @@ class Cause:
     """What differs in a family, and where. `shown_by` are pairs of members (by place) with their difference."""
 
     family: Family
-    kind: Kind
-    part: Part
+    kind: DifferenceKind
+    part: PromptPart
     position_bytes: int
     shown_by: tuple[tuple[int, int, Difference], ...]
 
@@ -69,9 +77,11 @@ def find_cause(corpus: Corpus, family: Family) -> Cause | None:
     if kind in ORDERS:
         position = min(each.start for _, _, each in alike)
     part = part_of(corpus.samples[family.members[alike[0][0]]].text, position)
-    if kind in MAY_BE_NATURAL and kind is not Kind.EXTRA_TEXT and not _is_written(corpus, family):
+    if kind in MAY_BE_NATURAL and kind is not DifferenceKind.EXTRA_TEXT and not _is_written(corpus, family):
         return None  # of a history that is cut, answers are a part
-    return Cause(family, kind, Part("cache_salt", 0) if kind is Kind.CACHE_SALT else part, position, alike)
+    return Cause(
+        family, kind, PromptPart("cache_salt", 0) if kind is DifferenceKind.CACHE_SALT else part, position, alike
+    )
 
 
 def _differences(corpus: Corpus, family: Family) -> list[tuple[int, int, Difference]]:
@@ -141,7 +151,9 @@ def _breaker(corpus: Corpus, causes: Sequence[Cause], scale: Scale) -> dict[str,
     requests = sum(sample.weight for sample in samples)
     per_hour = requests * 3600 / scale.seconds
     saved = round(_mean_saving_bytes(corpus, causes) * tokens_per_byte)
-    where = "the request's cache_salt" if kind is Kind.CACHE_SALT else f"{part.name}, byte {part.offset_bytes:,}"
+    where = (
+        "the request's cache_salt" if kind is DifferenceKind.CACHE_SALT else f"{part.name}, byte {part.offset_bytes:,}"
+    )
     document: dict[str, Any] = {
         "id": _id_of(corpus, family),
         "kind": kind.value,
@@ -211,7 +223,7 @@ def _picture(corpus: Corpus, cause: Cause, tokens_per_byte: float) -> list[dict[
     sizes = [len(corpus.samples[member].text) for member in family.members]
     member = int(np.argsort(sizes, kind="stable")[len(sizes) // 2])
     runs = [("shared", 0, position)] if position else []
-    if kind is Kind.CACHE_SALT:
+    if kind is DifferenceKind.CACHE_SALT:
         runs.append(("differs", 0, 0))
     for segment, start, end in _segments(corpus, family, member):
         begin, what = max(start, position), segment
@@ -226,7 +238,7 @@ def _picture(corpus: Corpus, cause: Cause, tokens_per_byte: float) -> list[dict[
     return [{"what": what, "tokens": round((end - start) * tokens_per_byte)} for what, start, end in runs]
 
 
-def _also(corpus: Corpus, family: Family, first: Kind) -> list[str]:
+def _also(corpus: Corpus, family: Family, first: DifferenceKind) -> list[str]:
     """Kinds of what differs further on, within the shared text."""
     text = corpus.samples[family.members[-1]].text
     later = [
@@ -247,6 +259,6 @@ def _examples(corpus: Corpus, cause: Cause) -> list[str]:
     return list(examples)[:4]
 
 
-def advice_on(kind: Kind, place: str, saved_tokens: int) -> str:
+def advice_on(kind: DifferenceKind, place: str, saved_tokens: int) -> str:
     """What to change, where, and what it brings."""
     return f"{_ADVICE[kind]}; it is in {place}. This saves about {saved_tokens:,} tokens of prefill a request."

@@ -17,7 +17,7 @@ _ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
 _OPENING = (b"system", b"instructions", b"tools", b"documents")
 
 
-class Kind(StrEnum):
+class DifferenceKind(StrEnum):
     """What differs between prompts that could share more."""
 
     TIMESTAMP = "timestamp"
@@ -43,18 +43,21 @@ _DATE = (
     rb"|" + _DAY + rb"\d{1,2} " + _MONTH + rb",? \d{4})"
 )
 _PATTERNS = (
-    (Kind.UUID, re.compile(rb"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)),
-    (Kind.TIMESTAMP, re.compile(_DATE + rb"(?:(?:t|,? | at |, at )" + _TIME + rb")?|\b" + _TIME, re.IGNORECASE)),
-    (Kind.EMAIL, re.compile(rb"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")),
-    (Kind.TIMESTAMP, re.compile(rb"(?<![\w.])1[5-9]\d{8}(?:\d{3}|\d{6}|\d{9})?(?:\.\d+)?(?![\w])")),
-    (Kind.ID, re.compile(rb"\b(?=[\w-]*\d)(?=[\w-]*[a-z])(?:[0-9a-f]{8,}|[\w-]{12,})\b", re.IGNORECASE)),
-    (Kind.NUMBER, re.compile(rb"(?<!\w)\d+(?:[.,]\d+)*(?!\w)")),
+    (DifferenceKind.UUID, re.compile(rb"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)),
+    (
+        DifferenceKind.TIMESTAMP,
+        re.compile(_DATE + rb"(?:(?:t|,? | at |, at )" + _TIME + rb")?|\b" + _TIME, re.IGNORECASE),
+    ),
+    (DifferenceKind.EMAIL, re.compile(rb"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")),
+    (DifferenceKind.TIMESTAMP, re.compile(rb"(?<![\w.])1[5-9]\d{8}(?:\d{3}|\d{6}|\d{9})?(?:\.\d+)?(?![\w])")),
+    (DifferenceKind.ID, re.compile(rb"\b(?=[\w-]*\d)(?=[\w-]*[a-z])(?:[0-9a-f]{8,}|[\w-]{12,})\b", re.IGNORECASE)),
+    (DifferenceKind.NUMBER, re.compile(rb"(?<!\w)\d+(?:[.,]\d+)*(?!\w)")),
 )
 _NAME = re.compile(rb"[A-Z][\w'-]+(?: [A-Z][\w'.-]*){0,2}")
 _WINDOW_BYTES = 96
 
 
-def token_at(text: bytes, position: int) -> tuple[Kind, int, int] | None:
+def token_at(text: bytes, position: int) -> tuple[DifferenceKind, int, int] | None:
     """The time, id or number that the position is in, or at the end of: its kind, start and end in bytes."""
     base = max(0, position - _WINDOW_BYTES)
     window, place = text[base : position + _WINDOW_BYTES], position - base
@@ -65,20 +68,20 @@ def token_at(text: bytes, position: int) -> tuple[Kind, int, int] | None:
     return None
 
 
-def kind_of_words(text: bytes) -> Kind:
+def kind_of_words(text: bytes) -> DifferenceKind:
     """Of a piece of text that no single token makes differ."""
     stripped = text.strip(b" \t\r\n,;:.!?\"'")
     if not stripped:
-        return Kind.EXTRA_TEXT
+        return DifferenceKind.EXTRA_TEXT
     if _NAME.fullmatch(stripped):
-        return Kind.NAME
-    return Kind.WORDS
+        return DifferenceKind.NAME
+    return DifferenceKind.WORDS
 
 
-def kind_within(text: bytes) -> Kind | None:
+def kind_within(text: bytes) -> DifferenceKind | None:
     """The first thing in a short piece of text that is known to differ from request to request."""
     for kind, pattern in _PATTERNS:
-        if kind is not Kind.NUMBER and pattern.search(text[:2048]):
+        if kind is not DifferenceKind.NUMBER and pattern.search(text[:2048]):
             return kind
     return None
 
@@ -87,13 +90,13 @@ def kind_within(text: bytes) -> Kind | None:
 class Difference:
     """The first difference of two prompts; the differing text is `[start, end)` of either."""
 
-    kind: Kind
+    kind: DifferenceKind
     start: int
     ends: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PromptPart:
     """A part of a prompt, and how far into it a position is."""
 
     name: str
@@ -122,7 +125,7 @@ def compare(corpus: Corpus, family: Family, one: int, other: int) -> Difference 
     first, second = family.members[one], family.members[other]
     texts = corpus.samples[first].text, corpus.samples[second].text
     if corpus.content[corpus.rows[first]] != corpus.content[corpus.rows[second]]:
-        return Difference(Kind.CACHE_SALT, 0, (0, 0))
+        return Difference(DifferenceKind.CACHE_SALT, 0, (0, 0))
     start = common_prefix(*texts)
     if start == min(map(len, texts)):
         return None
@@ -201,24 +204,24 @@ def _words(texts: tuple[bytes, bytes], start: int, common: list[tuple[int, int, 
         while texts[0][ends[0] : ends[0] + 1].isalnum() and ends[0] < again[0]:
             ends = ends[0] + 1, ends[1] + 1
     kinds = [kind_of_words(text[start:end]) for text, end in zip(texts, ends, strict=True)]
-    if Kind.EXTRA_TEXT in kinds:
-        return Difference(Kind.EXTRA_TEXT, start, ends)
-    return Difference(kinds[0] if kinds[0] is kinds[1] else Kind.WORDS, start, ends)
+    if DifferenceKind.EXTRA_TEXT in kinds:
+        return Difference(DifferenceKind.EXTRA_TEXT, start, ends)
+    return Difference(kinds[0] if kinds[0] is kinds[1] else DifferenceKind.WORDS, start, ends)
 
 
-def _order_kind(texts: tuple[bytes, bytes], start: int) -> Kind:
+def _order_kind(texts: tuple[bytes, bytes], start: int) -> DifferenceKind:
     """What was put in another order."""
     tools = [_tools(text) for text in texts]
     inside = part_of(texts[0], start).name == "tools"
     if inside and tools[0] is not None and tools[1] is not None:
         as_they_are = [sorted(map(orjson.dumps, each)) for each in tools if each is not None]
-        return Kind.TOOL_ORDER if as_they_are[0] == as_they_are[1] else Kind.JSON_KEY_ORDER
+        return DifferenceKind.TOOL_ORDER if as_they_are[0] == as_they_are[1] else DifferenceKind.JSON_KEY_ORDER
     if inside:
-        return Kind.TOOL_ORDER
+        return DifferenceKind.TOOL_ORDER
     following = [text[max(0, start - 128) : start + 512] for text in texts]
     if all(len(_JSON_MEMBER.findall(text)) >= 3 for text in following):
-        return Kind.JSON_KEY_ORDER
-    return Kind.TEXT_ORDER
+        return DifferenceKind.JSON_KEY_ORDER
+    return DifferenceKind.TEXT_ORDER
 
 
 def _tools(text: bytes) -> list[object] | None:
@@ -231,19 +234,19 @@ def _tools(text: bytes) -> list[object] | None:
     return tools if isinstance(tools, list) else None
 
 
-def part_of(text: bytes, position: int) -> Part:
+def part_of(text: bytes, position: int) -> PromptPart:
     """The part of a canonical prompt that a position is in."""
     turn = text.rfind(b"\x1e", 0, position + 1)
     if turn >= 0:
         number = text.count(b"\x1e", 0, turn)
         head = text[turn + 1 : turn + 40].partition(b"\x1f")[0].decode(errors="replace")
         role = head if head in _ROLES else "other"
-        return Part(f"messages[{number}] ({role})", max(0, position - turn - 2 - len(head)))
+        return PromptPart(f"messages[{number}] ({role})", max(0, position - turn - 2 - len(head)))
     if not text.startswith(b'[["'):
-        return Part("prompt", position)
+        return PromptPart("prompt", position)
     name, start = "opening", 0
     for field in _OPENING:
         at = text.find(b'["' + field + b'",', start, position + 1)
         if at >= 0:
             name, start = field.decode(), at + len(field) + 5  # behind the comma and the value's first mark
-    return Part(name, max(0, position - start))
+    return PromptPart(name, max(0, position - start))

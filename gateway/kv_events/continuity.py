@@ -9,7 +9,7 @@ from enum import Enum
 from xxhash import xxh3_64_intdigest
 
 
-class Place(Enum):
+class MessagePlace(Enum):
     """Where a live message stands."""
 
     NEXT = "next"
@@ -35,14 +35,14 @@ class Continuity:
         self.expected = sequence
         self._last_digest = None
 
-    def place(self, sequence: int) -> Place:
+    def place(self, sequence: int) -> MessagePlace:
         """Judge a live message; to be called once for each, in order."""
         last, self._last_live = self._last_live, sequence
         if last is not None and sequence <= last:
-            return Place.RESTARTED
+            return MessagePlace.RESTARTED
         if self.expected is None or sequence > self.expected:
-            return Place.AFTER_GAP
-        return Place.NEXT if sequence == self.expected else Place.REPEATED
+            return MessagePlace.AFTER_GAP
+        return MessagePlace.NEXT if sequence == self.expected else MessagePlace.REPEATED
 
     def took(self, sequence: int, payload: bytes) -> None:
         """The message was used."""

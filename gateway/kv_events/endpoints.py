@@ -50,26 +50,26 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReadingPlan:
     """What to read of a backend, and if that is less than everything, why."""
 
     sources: tuple[Source, ...] = ()
     problem: str | None = None
 
 
-def plan(backend: Backend) -> Plan:
+def plan(backend: Backend) -> ReadingPlan:
     """Where to read this backend's events, by its configuration and what it told."""
     config, facts = backend.config.kv_events, backend.facts
     tokens = backend.kv_cache_tokens
     capacity = tokens // facts.engines if tokens is not None else None
     if config == "off":
-        return Plan(problem="kv_events is off")
+        return ReadingPlan(problem="kv_events is off")
     if isinstance(config, KvEventsConfig):
-        return Plan(tuple(_configured(config, backend, capacity)))
+        return ReadingPlan(tuple(_configured(config, backend, capacity)))
     if facts.kv_event_sources is None:
-        return Plan(problem="the backend has no /kv_event_sources")
+        return ReadingPlan(problem="the backend has no /kv_event_sources")
     if not facts.kv_event_sources:
-        return Plan(problem="the backend publishes no KV events (vLLM: --kv-events-config)")
+        return ReadingPlan(problem="the backend publishes no KV events (vLLM: --kv-events-config)")
     sources, problems, ranks = list[Source](), list[str](), set[int]()
     for told in facts.kv_event_sources:
         if told.rank in ranks:
@@ -87,7 +87,7 @@ def plan(backend: Backend) -> Plan:
             problems.append(str(error))
             replay = None
         sources.append(replace(source, replay=replay))
-    return Plan(tuple(sources), "; ".join(dict.fromkeys(problems)) or None)
+    return ReadingPlan(tuple(sources), "; ".join(dict.fromkeys(problems)) or None)
 
 
 def _told(source: KvEventSource, host: str, capacity: int | None) -> Source:

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from gateway.kv_events.endpoints import Source
-from gateway.kv_events.reader import Reader, Update
+from gateway.kv_events.reader import EventReader, Update
 from gateway.supervisor import Supervisor
 
 
@@ -45,7 +45,7 @@ class KvEvents:
         self._sources: dict[str, dict[int, Source]] = {}  # backend -> seat -> source
         self._updates: deque[Update] = deque()
         self._waking = False
-        self._reader: Reader | None = None
+        self._reader: EventReader | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
@@ -85,7 +85,7 @@ class KvEvents:
 
     def _start(self) -> None:
         """Begin to read; with nothing to follow there is no thread."""
-        self._reader = Reader(self._deliver, lambda: len(self._updates), self._clock, self._supervisor)
+        self._reader = EventReader(self._deliver, lambda: len(self._updates), self._clock, self._supervisor)
         self._reader.start()
         for backend, sources in self._sources.items():
             for seat, source in sources.items():

@@ -45,7 +45,7 @@ class Update(NamedTuple):
     state: tuple[bool, bool] | None = None
 
 
-class Reader:
+class EventReader:
     """Reads from `start` to `stop`. `deliver` is called in the reader's thread, `pending` too."""
 
     def __init__(
@@ -175,7 +175,7 @@ class Reader:
 class _Followed:
     """A stream, the seat that it speaks of, and what was last told of it."""
 
-    def __init__(self, seat: int, backend: str, source: Source, reader: Reader) -> None:
+    def __init__(self, seat: int, backend: str, source: Source, reader: EventReader) -> None:
         self.stream = Stream(backend, source, reader._context, self, reader._clock)
         self._seat = seat
         self._reader = reader

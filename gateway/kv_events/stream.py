@@ -22,7 +22,7 @@ import structlog
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from gateway.kv_events.continuity import Continuity, Place
+from gateway.kv_events.continuity import Continuity, MessagePlace
 from gateway.kv_events.endpoints import Source
 from gateway.kv_events.ledger import Ledger
 from gateway.kv_events.replay import Replay
@@ -212,19 +212,19 @@ class Stream:
                 continue  # a subscription is to all topics that begin alike
             if self._connected:
                 self._live(sequence, payload)
-            elif self._continuity.place(sequence) is Place.NEXT:  # it came before the connection was lost
+            elif self._continuity.place(sequence) is MessagePlace.NEXT:  # it came before the connection was lost
                 self._take(sequence, payload)
             else:  # it overtook the news of its connection
                 self._now_connected((sequence, payload))
 
     def _live(self, sequence: int, payload: bytes) -> None:
         place = self._continuity.place(sequence)
-        if place is Place.NEXT:
+        if place is MessagePlace.NEXT:
             self._unsure = False
             self._take(sequence, payload)
-        elif place is Place.RESTARTED or self._unsure:
-            self._begin_anew((sequence, payload), proven=place is Place.RESTARTED)
-        elif place is Place.AFTER_GAP:
+        elif place is MessagePlace.RESTARTED or self._unsure:
+            self._begin_anew((sequence, payload), proven=place is MessagePlace.RESTARTED)
+        elif place is MessagePlace.AFTER_GAP:
             self.status.gaps += self._continuity.expected is not None
             self._held = sequence, payload
             if self._can_replay():

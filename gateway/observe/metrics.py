@@ -114,7 +114,7 @@ def _filled(
     return family
 
 
-class Samples(list[Sample]):
+class FamilySamples(list[Sample]):
     """Samples of a family, with pauses while they are gone through."""
 
     def __init__(self, samples: Iterable[Sample], breathe: Breathe) -> None:
@@ -127,7 +127,7 @@ class Samples(list[Sample]):
             self._breathe()
 
 
-class Snapshot(Collector):
+class MetricsSnapshot(Collector):
     """Metrics as they were at one moment; they are made ready and rendered in any thread, with pauses for others."""
 
     def __init__(self, frozen: Sequence[Frozen], breathe: Breathe) -> None:
@@ -138,7 +138,7 @@ class Snapshot(Collector):
         """Called by prometheus-client."""
         for family in self._frozen:
             metric = family(self._breathe)
-            metric.samples = Samples(metric.samples, self._breathe)
+            metric.samples = FamilySamples(metric.samples, self._breathe)
             yield metric
 
 
@@ -209,10 +209,10 @@ class Metrics(Collector):
         """Called by prometheus-client."""
         return self.snapshot(lambda: None).collect()
 
-    def snapshot(self, breathe: Breathe) -> Snapshot:
+    def snapshot(self, breathe: Breathe) -> MetricsSnapshot:
         """Everything as it is now. To be called on the event loop, unlike what becomes of it."""
         self.before_collecting()
-        return Snapshot([live.frozen() for live in self._live], breathe)
+        return MetricsSnapshot([live.frozen() for live in self._live], breathe)
 
     def finished(self, record: Record) -> None:
         """Count one request that ended."""

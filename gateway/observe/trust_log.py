@@ -5,7 +5,7 @@ from typing import Protocol
 
 import structlog
 
-from gateway.observe.quiet import Quiet
+from gateway.observe.log_throttle import LogThrottle
 
 
 class Engine(Protocol):
@@ -25,7 +25,7 @@ class TrustLog:
 
     def __init__(self, engine_of: Callable[[int], Engine | None], clock: Callable[[], float]) -> None:
         self._engine_of = engine_of
-        self._quiet = Quiet(clock)  # predictions may waver
+        self._quiet = LogThrottle(clock)  # predictions may waver
         self._fallen: set[int] = set()  # engines whose fall was told
         self._log = structlog.get_logger("gateway")
 

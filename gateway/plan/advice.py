@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from gateway.plan.memory import GIB, Fit, Settings, fit, longest_that_starts
 from gateway.plan.model_shape import ModelShape
-from gateway.plan.plan import Option, Plan, Workload
+from gateway.plan.plan import Plan, PlanOption, Workload
 from gateway.plan.weights import chosen
 
 _SPLITS = (1, 2, 4, 8, 16, 32, 64)
@@ -63,7 +63,7 @@ def concurrency_of(workload: Workload, replicas: int, slots: int) -> Iterator[st
         )
 
 
-def _concurrency(plan: Plan, choice: Option) -> Iterator[str]:
+def _concurrency(plan: Plan, choice: PlanOption) -> Iterator[str]:
     yield from concurrency_of(plan.workload, choice.replicas, choice.max_num_seqs)
     expected = plan.workload.concurrency
     if expected is None:

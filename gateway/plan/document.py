@@ -3,8 +3,8 @@
 import shlex
 from typing import Any
 
-from gateway.plan.memory import UTILIZATION, Fit, Pool, bytes_per_sequence, bytes_per_token, default_block_tokens
-from gateway.plan.plan import KV_HEADROOM, TENSOR_PARALLEL, Option, Plan, Workload, rows
+from gateway.plan.memory import UTILIZATION, BlockPool, Fit, bytes_per_sequence, bytes_per_token, default_block_tokens
+from gateway.plan.plan import KV_HEADROOM, TENSOR_PARALLEL, Plan, PlanOption, Workload, rows
 from gateway.plan.running import Running
 
 Document = dict[str, Any]
@@ -98,7 +98,7 @@ def _workload(workload: Workload) -> Document:
     }
 
 
-def _option(option: Option) -> Document:
+def _option(option: PlanOption) -> Document:
     return {
         **_fit(option.fit),
         "replicas": option.replicas,
@@ -124,14 +124,14 @@ def _fit(fit: Fit) -> Document:
     }
 
 
-def _lengths(pool: Pool, longest: int, workload: Workload, gpus: int | None) -> list[Document]:
+def _lengths(pool: BlockPool, longest: int, workload: Workload, gpus: int | None) -> list[Document]:
     return [
         {"tokens": row.tokens, "sequences": row.sequences, "kv_bytes": row.kv_bytes, "is_workload": row.is_workload}
         for row in rows(pool, longest, workload, gpus)
     ]
 
 
-def serve_command(plan: Plan, choice: Option, model: str, kv_cache_dtype: str, quantization: str) -> list[str]:
+def serve_command(plan: Plan, choice: PlanOption, model: str, kv_cache_dtype: str, quantization: str) -> list[str]:
     """The arguments of one backend."""
     settings, words = plan.settings, ["vllm", "serve", model]
     if choice.fit.tensor_parallel > 1:

@@ -67,7 +67,7 @@ class KvLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class BlockPool:
     """The blocks of one engine."""
 
     layout: KvLayout
@@ -157,11 +157,11 @@ class Fit:
         return self.budget_bytes - self.weight_bytes - self.reserve_bytes
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> BlockPool:
         """Blocks to hand out; vLLM keeps one to itself."""
         if self.kv_bytes <= 0 or not self.kv_layout.block_bytes:
-            return Pool(self.kv_layout, 0)
-        return Pool(self.kv_layout, max(0, self.kv_bytes // self.kv_layout.block_bytes - 1))
+            return BlockPool(self.kv_layout, 0)
+        return BlockPool(self.kv_layout, max(0, self.kv_bytes // self.kv_layout.block_bytes - 1))
 
     @property
     def weights_fit(self) -> bool:

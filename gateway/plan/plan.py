@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.plan.memory import GIB, Fit, Pool, Settings, fit, longest_that_starts
+from gateway.plan.memory import GIB, BlockPool, Fit, Settings, fit, longest_that_starts
 from gateway.plan.model_shape import ModelShape
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
@@ -41,7 +41,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class PlanOption:
     """One way to use the GPUs: so many backends, each on `fit.tensor_parallel` of them."""
 
     fit: Fit
@@ -78,8 +78,8 @@ class Plan:
     settings: Settings
     workload: Workload
     gpus: int
-    options: tuple[Option, ...]
-    choice: Option | None
+    options: tuple[PlanOption, ...]
+    choice: PlanOption | None
 
 
 def defaults(gpu_bytes: int) -> tuple[int, int]:
@@ -104,7 +104,7 @@ def startable_length(plan: Plan) -> int:
     return longest_that_starts(plan.shape, plan.settings, split) // _STEP_TOKENS * _STEP_TOKENS
 
 
-def choose(options: Sequence[Option], workload: Workload) -> Option | None:
+def choose(options: Sequence[PlanOption], workload: Workload) -> PlanOption | None:
     """The least split that will do, for GPUs that need not talk are faster.
 
     It does if it holds the expected concurrency; where none is told, if no other holds twice as much.
@@ -119,12 +119,12 @@ def choose(options: Sequence[Option], workload: Workload) -> Option | None:
     return enough[0] if enough else roomiest
 
 
-def recommended(pool: Pool, workload: Workload, most: int) -> int:
+def recommended(pool: BlockPool, workload: Workload, most: int) -> int:
     """max_num_seqs: what fits in the share of the KV cache that the gateway fills, and no more than `most`."""
     return max(1, min(most, pool.sequences(workload.tokens, workload.shared_prefix_tokens, KV_HEADROOM)))
 
 
-def rows(pool: Pool, max_length_tokens: int, workload: Workload, gpus: int | None) -> tuple[Row, ...]:
+def rows(pool: BlockPool, max_length_tokens: int, workload: Workload, gpus: int | None) -> tuple[Row, ...]:
     """Sequences that fit by their length, shortest first."""
     asked = min(workload.tokens, max_length_tokens)
     lengths = sorted({asked, max_length_tokens, *(size for size in _LENGTHS if size < max_length_tokens)})
@@ -139,9 +139,11 @@ def rows(pool: Pool, max_length_tokens: int, workload: Workload, gpus: int | Non
     )
 
 
-def _option(shape: ModelShape, settings: Settings, workload: Workload, replicas: int, tensor_parallel: int) -> Option:
+def _option(
+    shape: ModelShape, settings: Settings, workload: Workload, replicas: int, tensor_parallel: int
+) -> PlanOption:
     found = fit(shape, settings, tensor_parallel)
     if not found.kv_layout.groups:
-        return Option(found, replicas, settings.max_num_seqs, settings.max_num_seqs)
+        return PlanOption(found, replicas, settings.max_num_seqs, settings.max_num_seqs)
     held = found.pool.sequences(workload.tokens, workload.shared_prefix_tokens) if found.weights_fit else 0
-    return Option(found, replicas, held, recommended(found.pool, workload, settings.max_num_seqs))
+    return PlanOption(found, replicas, held, recommended(found.pool, workload, settings.max_num_seqs))

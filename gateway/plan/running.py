@@ -3,11 +3,11 @@
 import asyncio
 from dataclasses import dataclass
 
-from gateway.backends.health import Probe
+from gateway.backends.health import ProbeResult
 from gateway.cli.check import examine, why_not_used
 from gateway.config import ConfigError, parse
 from gateway.plan.checkpoint import PlanError
-from gateway.plan.memory import BLOCK_TOKENS, Group, KvLayout, Pool
+from gateway.plan.memory import BLOCK_TOKENS, BlockPool, Group, KvLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Running:
     engines: int
     kv_tokens: int  # of one engine
     max_num_seqs: int | None  # of one engine; None = it does not tell
-    pool: Pool
+    pool: BlockPool
 
 
 def ask_running(url: str, api_key: str = "") -> Running:
@@ -32,7 +32,7 @@ def ask_running(url: str, api_key: str = "") -> Running:
         raise PlanError(str(error).splitlines()[0]) from None
     [answers] = asyncio.run(examine(config))
     facts = answers.facts
-    if answers.probe is not Probe.OK:
+    if answers.probe is not ProbeResult.OK:
         raise PlanError(f"{url}: {why_not_used(answers)}")
     if not facts.models:
         why = next(
@@ -45,5 +45,5 @@ def ask_running(url: str, api_key: str = "") -> Running:
     if card.max_model_len is None:
         raise PlanError(f"{url}/v1/models does not tell max_model_len of {card.id}")
     block, tokens = facts.block_size_tokens or BLOCK_TOKENS, facts.kv_cache_tokens // facts.engines
-    pool = Pool(KvLayout(block, 0, (Group(None),)), tokens // block)
+    pool = BlockPool(KvLayout(block, 0, (Group(None),)), tokens // block)
     return Running(url, card.id, facts.version, card.max_model_len, facts.engines, tokens, facts.max_num_seqs, pool)

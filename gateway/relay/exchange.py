@@ -67,7 +67,7 @@ class Sink(Protocol):
 
 
 @dataclass(slots=True)
-class Answer:
+class UpstreamResult:
     """How a backend answered: status, what it counted, and when its first byte came (the loop's clock)."""
 
     status: int
@@ -98,7 +98,7 @@ class Exchange:
         done_marker: bytes | None,
         hides_usage: bool,
     ) -> None:
-        self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[UpstreamResult] = asyncio.get_running_loop().create_future()
         self.heard = False  # a byte came since the last look
         self.silent_seconds = 0.0
         self.streams = False  # the client asked for a stream of events
@@ -300,7 +300,7 @@ class Exchange:
             self._sink.send(status, self._content_type, self._extra, body)
             self.done.set_result(self._answer(read_usage(body[-_TAIL_BYTES:])))
             return
-        answer = Answer(status, None, self._first_byte_seconds, body, self._content_type, self._extra)
+        answer = UpstreamResult(status, None, self._first_byte_seconds, body, self._content_type, self._extra)
         if error := _judge(status, body):
             if not isinstance(error, BackendRefusesKey | EndpointNotOffered):
                 error.answer = answer
@@ -309,8 +309,8 @@ class Exchange:
             self._sink.send(status, self._content_type, self._extra, body)
             self.done.set_result(answer)
 
-    def _answer(self, usage: Usage | None) -> Answer:
-        return Answer(self._status, usage, self._first_byte_seconds, held_up=self._held_up)
+    def _answer(self, usage: Usage | None) -> UpstreamResult:
+        return UpstreamResult(self._status, usage, self._first_byte_seconds, held_up=self._held_up)
 
 
 def _judge(status: int, body: bytes) -> BackendError | None:

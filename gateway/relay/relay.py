@@ -10,7 +10,7 @@ from gateway.backends.registry import Fleet
 from gateway.config import UpstreamConfig
 from gateway.errors import FirstByteTimeout, FreshConnectionClosed, StreamStalled
 from gateway.relay.connection import BackendConnection
-from gateway.relay.exchange import Answer, Exchange, Sink
+from gateway.relay.exchange import Exchange, Sink, UpstreamResult
 from gateway.relay.pool import Pool
 from gateway.request import InferenceRequest, Kind
 from gateway.supervisor import Supervisor
@@ -57,7 +57,7 @@ class Relay:
         *,
         rank: int | None = None,
         fresh: bool = False,
-    ) -> Answer:
+    ) -> UpstreamResult:
         """Send the request and pass the answer on until its last byte. `rank` names one of the backend's engines.
 
         `first_token` is told when a stream begins, `came` how many tokens of it have come since it was last told; it
@@ -93,7 +93,7 @@ class Relay:
 
     async def _send_upload(
         self, head: bytes, request: InferenceRequest, connection: BackendConnection, exchange: Exchange
-    ) -> Answer:
+    ) -> UpstreamResult:
         """Pass an upload on piece by piece, as fast as the backend takes it, while its answer may already come."""
         upload = request.upload
         assert upload is not None

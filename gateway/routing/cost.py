@@ -9,7 +9,7 @@ cost = prefill ahead of it + its own uncached prefill, which also stalls the seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gateway.routing.load import Load
+from gateway.routing.load import EngineLoad
 
 _SMOOTHING = 0.5  # share of the fleet's mean batch in each backend's batch
 _CACHE = 1.0  # weight of the cache that the own prefill takes
@@ -59,7 +59,7 @@ class Terms(NamedTuple):
     room_rate: float
 
 
-def terms_of(model: CostModel, load: Load, slots: int, kv_cache_tokens: int | None, slowness: float) -> Terms:
+def terms_of(model: CostModel, load: EngineLoad, slots: int, kv_cache_tokens: int | None, slowness: float) -> Terms:
     """The terms of a backend with this load."""
     batch, context, decoding, weight = load.in_flight, load.context_tokens, load.decoding, model.decode_weight
     step = step_seconds(model, slowness, load)
@@ -90,7 +90,7 @@ def prefill_seconds(model: CostModel, slowness: float, prompt_tokens: int, hit_t
     return slowness * uncached * (model.b + model.e * (prompt_tokens - uncached / 2))
 
 
-def step_seconds(model: CostModel, slowness: float, load: Load) -> float:
+def step_seconds(model: CostModel, slowness: float, load: EngineLoad) -> float:
     """Time of an engine step without prefill."""
     return slowness * (model.a + model.c * load.decoding + model.d * load.context_tokens)
 

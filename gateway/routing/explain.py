@@ -9,7 +9,7 @@ from gateway.routing.seat import Seat
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class EngineVerdict:
     """What one engine would mean for a request. `parts` is None under policies that have no costs in seconds."""
 
     seat: Seat
@@ -24,7 +24,7 @@ class Verdict:
         return self.seat.name if self.seat.rank is None else f"{self.seat.name}#{self.seat.rank}"
 
 
-def as_header(verdicts: Sequence[Verdict]) -> bytes:
+def as_header(verdicts: Sequence[EngineVerdict]) -> bytes:
     """One line, best first: name;cost=ms;hit=tokens;open=0|1 and the cost's parts in milliseconds, where not zero."""
     told = []
     for verdict in verdicts:
@@ -37,7 +37,7 @@ def as_header(verdicts: Sequence[Verdict]) -> bytes:
     return ", ".join(told).encode("ascii", "replace")
 
 
-def as_document(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+def as_document(verdicts: Sequence[EngineVerdict]) -> list[dict[str, Any]]:
     """The same for a JSON answer; times in milliseconds."""
     return [
         {

@@ -3,21 +3,21 @@
 from collections.abc import Sequence
 
 from gateway.request import Ask
-from gateway.routing.coming import Coming
 from gateway.routing.exact_index import ExactIndex
+from gateway.routing.hit_accuracy import HitAccuracy
+from gateway.routing.pending_blocks import PendingBlocks
 from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.seat import Seat
-from gateway.routing.trust import Trust
 
 
 class Hits:
     """Reads the exact blocks where there are any, else the own record, as far as that is trusted."""
 
-    def __init__(self, index: PrefixIndex, trust: Trust, exact: ExactIndex | None = None) -> None:
+    def __init__(self, index: PrefixIndex, trust: HitAccuracy, exact: ExactIndex | None = None) -> None:
         self.index = index
         self._trust = trust
         self._exact = exact
-        self.coming = Coming()
+        self.coming = PendingBlocks()
 
     def of(self, ask: Ask, seats: Sequence[Seat]) -> list[int]:
         """Tokens, for each seat. An engine finds whole blocks only, and always computes the last token."""

@@ -2,8 +2,8 @@
 
 from gateway.request import Ask, Usage
 from gateway.routing.estimate import Estimates
+from gateway.routing.hit_accuracy import HitAccuracy
 from gateway.routing.prefix_index import PrefixIndex
-from gateway.routing.trust import Trust
 
 _WORTH_A_LOOK_TOKENS = 1024
 _SHARE_THAT_IS_GONE = 0.25
@@ -13,7 +13,7 @@ _MISSES = 2  # in a row: one may be a prompt that the engine evicted a little ea
 class Learning:
     """Corrects estimates, the prefix index and the trust in it from reported usage."""
 
-    def __init__(self, estimates: Estimates, index: PrefixIndex, trust: Trust) -> None:
+    def __init__(self, estimates: Estimates, index: PrefixIndex, trust: HitAccuracy) -> None:
         self._estimates = estimates
         self._index = index
         self._trust = trust

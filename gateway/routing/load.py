@@ -24,7 +24,7 @@ class Work:
     alone: bool = False  # no other request was in prefill with it
 
 
-class Load:
+class EngineLoad:
     """Requests in flight on one backend: those still in prefill, in order, and those decoding."""
 
     __slots__ = (
@@ -53,7 +53,7 @@ class Load:
         self.share_at = 0.0
 
     def __repr__(self) -> str:
-        return f"<Load {self.in_flight} in flight, {self.decoding} decoding, {self.context_tokens} tokens>"
+        return f"<EngineLoad {self.in_flight} in flight, {self.decoding} decoding, {self.context_tokens} tokens>"
 
     def start(self, work: Work, now: float) -> None:
         """A request is sent to the backend."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from gateway.routing.cost import CostModel, Terms, terms_of
-from gateway.routing.load import Load
+from gateway.routing.load import EngineLoad
 
 INTERRUPTED_STEPS = 20.0  # of decoding, for which a new request counts prefills to come at the rate of late
 LEAST_SHARE = 0.001
@@ -20,7 +20,7 @@ class Seat:
     index: int
     name: str  # of the backend
     rank: int | None = None
-    load: Load = field(default_factory=Load)
+    load: EngineLoad = field(default_factory=EngineLoad)
     cap: int = 256
     slots: int = 256  # the cap, less while the backend starts slowly
     kv_cache_tokens: int | None = None

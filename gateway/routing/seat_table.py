@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.routing.cost import CostModel, mean_stall_of
-from gateway.routing.load import MEMORY_SECONDS, Load
+from gateway.routing.load import MEMORY_SECONDS, EngineLoad
 from gateway.routing.seat import INTERRUPTED_STEPS, LEAST_SHARE, MOST_SHARE, Seat
 
 Floats = npt.NDArray[np.float64]
@@ -50,7 +50,7 @@ class SeatTable:
     def __init__(self) -> None:
         self._seats: Sequence[Seat] = ()
         self._model: CostModel | None = None
-        self._loads: list[Load] = []
+        self._loads: list[EngineLoad] = []
         self._changes: list[int] = []
         self._batches: list[int] = []
         self._array: Floats = np.zeros((0, 0))

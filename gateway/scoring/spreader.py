@@ -23,11 +23,11 @@ from gateway.front.reply import Reply
 from gateway.memory import Holding, MemoryBudget
 from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.record import Record
-from gateway.relay.exchange import Answer
+from gateway.relay.exchange import UpstreamResult
 from gateway.request import InferenceRequest, Pairs, Usage, most_prompt_tokens
 from gateway.scoring.counting import Counting, counting_of, probes
 from gateway.scoring.pairs import body_of, query_body, repeated_bytes
-from gateway.scoring.room import Room, Turns
+from gateway.scoring.piece_queue import PieceQueue, PieceTurns
 from gateway.scoring.scores import Scores, answer_pieces, most_bytes, read_scores, tokens_in
 from gateway.scoring.tasks import Tasks
 
@@ -45,7 +45,7 @@ class _Model:
     """What is known of one model. `counting` is None until backends have told."""
 
     sizes: ModelSizes
-    room: Room
+    room: PieceQueue
     counting: Counting | None = None
     tries: int = 0
     trying: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -143,7 +143,7 @@ class Spreader:
         for model in self._models.values():
             model.counting = None
 
-    async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+    async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
         """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with `pairs`."""
         pairs = request.pairs
         assert pairs is not None
@@ -169,7 +169,7 @@ class Spreader:
         model = self._models.get(name)
         if model is None:
             sizes = ModelSizes(self._bulk.of(name).joined(lambda: room.next_items, lambda: room.look_soon()))
-            room = Room(sizes, self._clock, lambda: self._follow(name, sizes))
+            room = PieceQueue(sizes, self._clock, lambda: self._follow(name, sizes))
             model = self._models[name] = _Model(sizes, room)
         self._follow(name, model.sizes)
         return model
@@ -243,7 +243,7 @@ class Spreader:
         finally:
             self._waiting.leave(job)
 
-    async def _pieces(self, job: _Job, model: _Model, turns: Turns, tasks: Tasks) -> None:
+    async def _pieces(self, job: _Job, model: _Model, turns: PieceTurns, tasks: Tasks) -> None:
         """Begin each piece when it is its turn, and one a turn of the loop: each writes a body."""
         if job.repeats_query:
             tasks.start(self._query(job))
@@ -256,7 +256,7 @@ class Spreader:
             number += 1
             await asyncio.sleep(0)
 
-    async def _piece(self, job: _Job, model: _Model, turns: Turns, number: int, part: Part) -> None:
+    async def _piece(self, job: _Job, model: _Model, turns: PieceTurns, number: int, part: Part) -> None:
         documents, started = range(part.start, part.start + part.items), self._clock()
         body, name = body_of(job.pairs, documents), str(part.start)
         waited = started - part.joined_seconds
@@ -304,7 +304,7 @@ class Spreader:
             raise _RefusedError
         return sink.body
 
-    async def _deliver(self, job: _Job, reply: Reply) -> Answer:
+    async def _deliver(self, job: _Job, reply: Reply) -> UpstreamResult:
         record = job.record
         if self._response_headers:
             reply.extra = (
@@ -316,4 +316,4 @@ class Spreader:
         record.prompt_tokens = tokens = max(0, tokens)
         written = answer_pieces(job.request.request_id, job.pairs, job.scores, tokens)
         await deliver(reply, written, sum(part.size_bytes for part in job.scores))
-        return Answer(200, Usage(tokens, 0), record.first_byte_seconds)
+        return UpstreamResult(200, Usage(tokens, 0), record.first_byte_seconds)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
-from gateway.tokenization.wire import LENGTH_BYTES, Answer, Question, framed, length_of, read_answer
+from gateway.tokenization.wire import LENGTH_BYTES, Question, TokenizerReply, framed, length_of, read_answer
 
 # What finds the modules of a process, its cache, and a hub behind a proxy. Nothing else of the environment is passed
 # on: it may hold the keys of clients and backends.
@@ -41,11 +41,11 @@ class TokenizerProcess:
         self._questions = process.stdin
         self._answers = process.stdout
         self._turns = asyncio.Semaphore(_IN_HAND)
-        self._asked: dict[int, tuple[asyncio.Future[Answer], asyncio.TimerHandle]] = {}
+        self._asked: dict[int, tuple[asyncio.Future[TokenizerReply], asyncio.TimerHandle]] = {}
         self._number = 0
         self._ended = False
 
-    async def ask(self, make: Callable[[int], Question], hung_seconds: float) -> Answer:
+    async def ask(self, make: Callable[[int], Question], hung_seconds: float) -> TokenizerReply:
         """The answer to the question that `make` makes of its number. Raises ProcessEnded.
 
         A caller that is cancelled leaves its question to be answered unheard. A process that takes longer than
@@ -63,7 +63,7 @@ class TokenizerProcess:
             self._turns.release()
             raise
         loop = asyncio.get_running_loop()
-        answered: asyncio.Future[Answer] = loop.create_future()
+        answered: asyncio.Future[TokenizerReply] = loop.create_future()
         self._asked[number] = answered, loop.call_later(hung_seconds, self._kill)
         self._questions.write(message)
         return await answered

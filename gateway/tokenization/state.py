@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 from gateway.tokenization.conversation import ContentFormat, Feature
 
 
-class Verdict(NamedTuple):
+class TokenizerVerdict(NamedTuple):
     """Whether a backend makes a model's tokens as they are made here.
 
     `counts`: it counts the tokens of texts that it embeds as they are counted here.
@@ -43,14 +43,14 @@ class ModelState:
     encoding: str = ""  # how its texts are encoded; empty = not loaded
     failure: str = ""
     content_format: ContentFormat = ContentFormat.STRING
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    verdicts: dict[str, TokenizerVerdict] = field(default_factory=dict)
     features: frozenset[Feature] = frozenset()  # what every verified backend does alike
 
-    def verdict(self, backend: str) -> Verdict:
+    def verdict(self, backend: str) -> TokenizerVerdict:
         """What is known of a backend."""
-        return self.verdicts.get(backend, Verdict())
+        return self.verdicts.get(backend, TokenizerVerdict())
 
-    def judged(self, backend: str, verdict: Verdict) -> None:
+    def judged(self, backend: str, verdict: TokenizerVerdict) -> None:
         """Remember what was seen of a backend."""
         self.verdicts[backend] = verdict
         verified = [each.features for each in self.verdicts.values() if each.state == "verified"]

@@ -24,9 +24,9 @@ from gateway.supervisor import Supervisor
 from gateway.tokenization.conversation import ContentFormat, Feature, decisive
 from gateway.tokenization.probes import EMBEDDED, Probe
 from gateway.tokenization.process import COMMAND, ProcessEnded, TokenizerProcess, running
-from gateway.tokenization.state import Counters, ModelState, Verdict
+from gateway.tokenization.state import Counters, ModelState, TokenizerVerdict
 from gateway.tokenization.verification import CannotCompare, best_format, compared, counts_alike
-from gateway.tokenization.wire import Answer, Count, Job, Load
+from gateway.tokenization.wire import Count, Job, LoadTokenizer, TokenizerReply
 
 HUNG_SECONDS: Final = 10.0
 LOAD_SECONDS: Final = 600.0  # a hub's files may have to be fetched
@@ -36,7 +36,7 @@ _NEEDED: Final = {"chat": Feature.CHAT, "completions": Feature.COMPLETION}
 log = structlog.get_logger("gateway")
 
 
-class Bounds(NamedTuple):
+class TokenizerLimits(NamedTuple):
     """How long and for how much things are done."""
 
     max_waiting: int = 32  # requests that wait for their tokens; more are routed by their bytes
@@ -51,7 +51,7 @@ class Bounds(NamedTuple):
     pause_seconds: float = 1.0  # without batches, after one that took too long
 
 
-DEFAULT_BOUNDS: Final = Bounds()
+DEFAULT_BOUNDS: Final = TokenizerLimits()
 
 
 class NotCounted(StrEnum):
@@ -76,7 +76,7 @@ class Tokenization:
         models: ModelsConfig,
         fleet: Fleet,
         clock: Callable[[], float],
-        bounds: Bounds = DEFAULT_BOUNDS,
+        bounds: TokenizerLimits = DEFAULT_BOUNDS,
         command: tuple[str, ...] = COMMAND,
         supervisor: Supervisor | None = None,
     ) -> None:
@@ -198,7 +198,7 @@ class Tokenization:
         self._lives[backend] = self._lives.get(backend, 0) + 1
         for model in self._models.values():
             if backend.name in model.verdicts:
-                model.judged(backend.name, Verdict())
+                model.judged(backend.name, TokenizerVerdict())
         self._look.set()
 
     def status(self) -> list[dict[str, Any]]:
@@ -209,12 +209,12 @@ class Tokenization:
         """The counters by name, for metrics."""
         return asdict(self.counters)
 
-    async def verify(self, model: str, backend: Backend) -> Verdict:
+    async def verify(self, model: str, backend: Backend) -> TokenizerVerdict:
         """Compare a model's tokens with this backend's, and remember what came of it."""
         state, life = self._models[model], self._lives.get(backend, 0)
         process, content_format = self._process, state.content_format
         if process is None or not state.encoding:
-            return Verdict()
+            return TokenizerVerdict()
 
         async def tell_ours(probe: Probe, content_format: ContentFormat) -> bytes | None:
             document = dict(probe.document)
@@ -228,17 +228,17 @@ class Tokenization:
             comparison = comparisons[content_format]
             if comparison.alike:
                 counts, differs = await self._counts(process, model, backend)
-                verdict = Verdict("verified", differs, comparison.features, counts)
+                verdict = TokenizerVerdict("verified", differs, comparison.features, counts)
             else:
-                verdict = Verdict(
+                verdict = TokenizerVerdict(
                     "refused", comparison.difference or "neither the gateway nor the backend renders any prompt"
                 )
         except CannotCompare as error:
-            verdict = Verdict("refused", str(error))
+            verdict = TokenizerVerdict("refused", str(error))
         except (ControlError, ProcessEnded) as error:
-            verdict = Verdict("pending", str(error))
+            verdict = TokenizerVerdict("pending", str(error))
         if life != self._lives.get(backend, 0) or process is not self._process:
-            return Verdict()  # it has restarted meanwhile
+            return TokenizerVerdict()  # it has restarted meanwhile
         if verdict.state == "verified":
             state.content_format = content_format
         self._tell(state, backend, verdict)
@@ -252,7 +252,7 @@ class Tokenization:
             return False, answer.reason
         return await counts_alike(model, backend, self._client, answer.counts)
 
-    def _tell(self, state: ModelState, backend: Backend, verdict: Verdict) -> None:
+    def _tell(self, state: ModelState, backend: Backend, verdict: TokenizerVerdict) -> None:
         if verdict == state.verdicts.get(backend.name):
             return
         about = {"model": state.name, "backend": backend.name}
@@ -275,13 +275,13 @@ class Tokenization:
         document: dict[str, Any],
         content_format: ContentFormat,
         features: frozenset[Feature],
-    ) -> Answer:
+    ) -> TokenizerReply:
         def job(number: int) -> Job:
             return Job(number, state.name, endpoint, decisive(document), content_format, list(features))
 
         return await process.ask(job, HUNG_SECONDS)
 
-    def _count(self, answer: Answer) -> None:
+    def _count(self, answer: TokenizerReply) -> None:
         counters = self.counters
         if answer.tokens is not None:
             counters.encoded += 1
@@ -339,7 +339,7 @@ class Tokenization:
         process = self._process
         if process is None:
             return False
-        answer = await process.ask(lambda number: Load(number, model.name, model.source), LOAD_SECONDS)
+        answer = await process.ask(lambda number: LoadTokenizer(number, model.name, model.source), LOAD_SECONDS)
         if answer.tokens is None:
             if answer.reason != model.failure:
                 log.error("tokenizer_not_loaded", model=model.name, tokenizer=model.source, reason=answer.reason)

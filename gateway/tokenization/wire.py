@@ -7,7 +7,7 @@ import msgspec
 LENGTH_BYTES: Final = 4
 
 
-class Load(msgspec.Struct, tag=True, frozen=True):
+class LoadTokenizer(msgspec.Struct, tag=True, frozen=True):
     """Make a model's tokenizer ready."""
 
     number: int
@@ -35,10 +35,10 @@ class Count(msgspec.Struct, tag=True, frozen=True):
     special: bool
 
 
-Question = Load | Job | Count
+Question = LoadTokenizer | Job | Count
 
 
-class Answer(msgspec.Struct, frozen=True):
+class TokenizerReply(msgspec.Struct, frozen=True):
     """What came of a question; without `tokens` (packed ids; none, but `counts`, for `Count`), `reason` says why."""
 
     number: int
@@ -51,7 +51,7 @@ class Answer(msgspec.Struct, frozen=True):
     counts: list[int] = []
 
 
-def framed(message: Question | Answer) -> bytes:
+def framed(message: Question | TokenizerReply) -> bytes:
     """A message as it is sent. Raises TypeError or OverflowError for what MessagePack cannot hold."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
@@ -68,6 +68,6 @@ def read_question(body: bytes) -> Question:
     return question
 
 
-def read_answer(body: bytes) -> Answer:
+def read_answer(body: bytes) -> TokenizerReply:
     """What the tokenizer process answered."""
-    return msgspec.msgpack.decode(body, type=Answer)
+    return msgspec.msgpack.decode(body, type=TokenizerReply)

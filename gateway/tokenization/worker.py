@@ -9,7 +9,17 @@ from typing import BinaryIO, Final
 
 from gateway.tokenization.conversation import NotUnderstood
 from gateway.tokenization.tokenizer import CannotLoad, ModelTokenizer
-from gateway.tokenization.wire import LENGTH_BYTES, Answer, Count, Job, Load, Question, framed, length_of, read_question
+from gateway.tokenization.wire import (
+    LENGTH_BYTES,
+    Count,
+    Job,
+    LoadTokenizer,
+    Question,
+    TokenizerReply,
+    framed,
+    length_of,
+    read_question,
+)
 
 CACHE_BYTES: Final = 67108864  # for each model
 
@@ -22,35 +32,39 @@ class Worker:
         self._clock = clock
         self._models: dict[str, ModelTokenizer] = {}
 
-    def answer(self, question: Question) -> Answer:
+    def answer(self, question: Question) -> TokenizerReply:
         """Load a tokenizer, or tell tokens."""
         started = self._clock()
         try:
-            if isinstance(question, Load):
+            if isinstance(question, LoadTokenizer):
                 self._models[question.model] = model = self._load(question.source, CACHE_BYTES)
                 told = "in segments" if model.segmented else "as a whole"
-                return Answer(question.number, b"", told, seconds=self._clock() - started)
+                return TokenizerReply(question.number, b"", told, seconds=self._clock() - started)
             if isinstance(question, Count):
                 return self._counts(question, started)
             return self._tokens(question, started)
         except (CannotLoad, NotUnderstood) as error:
-            return Answer(question.number, None, str(error), isinstance(error, CannotLoad), self._clock() - started)
+            return TokenizerReply(
+                question.number, None, str(error), isinstance(error, CannotLoad), self._clock() - started
+            )
         except Exception as error:  # one prompt's fault must not end the others' service
-            return Answer(question.number, None, f"{type(error).__name__}: {error}", True, self._clock() - started)
+            return TokenizerReply(
+                question.number, None, f"{type(error).__name__}: {error}", True, self._clock() - started
+            )
 
-    def _tokens(self, job: Job, started: float) -> Answer:
+    def _tokens(self, job: Job, started: float) -> TokenizerReply:
         model = self._model(job.model)
         segments = model.segments
         seen, cached = segments.seen, segments.cached
         tokens = model.tokens(job.endpoint, job.document, job.content_format, job.features)
         spent = self._clock() - started
-        return Answer(
+        return TokenizerReply(
             job.number, tokens, seconds=spent, segments=segments.seen - seen, cached_segments=segments.cached - cached
         )
 
-    def _counts(self, question: Count, started: float) -> Answer:
+    def _counts(self, question: Count, started: float) -> TokenizerReply:
         counts = self._model(question.model).counts(question.texts, special=question.special)
-        return Answer(question.number, b"", seconds=self._clock() - started, counts=counts)
+        return TokenizerReply(question.number, b"", seconds=self._clock() - started, counts=counts)
 
     def _model(self, name: str) -> ModelTokenizer:
         model = self._models.get(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.admission.limiter import Limiter, Look
+from gateway.admission.limiter import EngineSample, Limiter
 from gateway.routing.seat import Seat
 from loadtest.replay.engine import ReplayEngine
 from loadtest.replay.request import ReplayRequest
@@ -33,7 +33,7 @@ class ModelledBackend:
         if self.limiter is None:
             return False
         scheduler = engine.scheduler
-        look = Look(
+        look = EngineSample(
             at_seconds=now,
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,

@@ -16,11 +16,11 @@ from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel
 from gateway.routing.estimate import Estimates
 from gateway.routing.exact_index import ExactIndex
+from gateway.routing.hit_accuracy import HitAccuracy
 from gateway.routing.hits import Hits
 from gateway.routing.learning import Learning
 from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.routing.prefix_index import PrefixIndex
-from gateway.routing.trust import Trust
 from loadtest.replay.admission import GATEWAY, Admission
 from loadtest.replay.engine import ReplayEngine
 from loadtest.replay.fleet import fleet
@@ -69,7 +69,7 @@ class GatewayRouter:
         model = CostModel(routing.seconds_per_prefill_token, routing.decode_weight, scenario.max_num_batched_tokens)
         calibration = Calibrations(model, routing.prefill_window_seconds if admission.window else _NO_WINDOW_SECONDS)
         capacity = int(scenario.kv_tokens * routing.index_capacity_factor * _BYTES_PER_TOKEN)
-        index, trust = PrefixIndex([capacity] * scenario.engines), Trust()
+        index, trust = PrefixIndex([capacity] * scenario.engines), HitAccuracy()
         self._learning = Learning(self._estimates, index, trust)
         self._queue = Queue(_NO_BOUND, _NO_BOUND)
         cap = admission.cap(scenario.max_num_seqs)

@@ -15,7 +15,7 @@ from gateway.config import BackendConfig, Config, EmbeddingsConfig, KeyConfig, M
 from gateway.errors import InvalidRequest
 from gateway.exact_prompts import given_tokens
 from gateway.front.incoming import Incoming
-from gateway.front.read import Reader
+from gateway.front.read import RequestReader
 from gateway.front.routes import find_route
 from gateway.front.stored import StoredResponses
 from gateway.request import InferenceRequest
@@ -73,13 +73,13 @@ def measure(limits: ServerConfig, named: str = "") -> Iterator[Timing]:
     )
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)  # as the gateway has it
-    reader = Reader(config, Estimates(), StoredResponses(), b"secret", lambda _: True)
+    reader = RequestReader(config, Estimates(), StoredResponses(), b"secret", lambda _: True)
     for body in bodies():
         if named in body.name:
             yield _timing(body, reader, limits)
 
 
-def _timing(body: Body, reader: Reader, limits: ServerConfig) -> Timing:
+def _timing(body: Body, reader: RequestReader, limits: ServerConfig) -> Timing:
     data = body.make(limits)
     assert len(data) <= limits.max_body_bytes, (body.name, len(data))
     incoming = Incoming()

@@ -25,7 +25,7 @@ async def test_a_consumer_that_raises_keeps_no_line_and_no_count_of_a_request_ba
         def faulty(*_: Any) -> None:
             raise OverflowError
 
-        under_test.gateway.knowledge.learn = faulty  # type: ignore[method-assign]
+        under_test.gateway.cache_state.learn = faulty  # type: ignore[method-assign]
         await under_test.ask()
         await holds(lambda: len(under_test.log.getvalue().splitlines()) == 1, "its line")
         await under_test.ask()
@@ -44,7 +44,7 @@ async def test_a_fault_in_following_sizes_does_not_end_settling(
             raise RuntimeError
 
         with monkeypatch.context() as patched:
-            patched.setattr(under_test.gateway.knowledge, "follow_sizes", faulty)
+            patched.setattr(under_test.gateway.cache_state, "follow_sizes", faulty)
             await holds(lambda: "follow_sizes" in under_test.gateway.supervisor.faults, "the fault")
         await under_test.ask()
         await holds(lambda: len(under_test.log.getvalue().splitlines()) == 1, "its line")

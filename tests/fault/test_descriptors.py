@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 
 from gateway.backends.backend import Backend
-from gateway.backends.health import Probe
+from gateway.backends.health import ProbeResult
 from tests.clients import Client, chat, request
 from tests.fault.gateway_process import gateway_process
 from tests.fault.rig import QUICK, holds, running
@@ -34,12 +34,12 @@ def no_descriptor_left() -> Iterator[None]:
 async def test_backends_stay_up_while_the_gateway_can_open_nothing_and_all_goes_on_afterwards(
     backend: ScriptedBackend,
 ) -> None:
-    probes: list[Probe] = []
+    probes: list[ProbeResult] = []
     async with running(backend) as under_test, await under_test.client() as client:
         control = under_test.gateway.watch._client
         probe = control.probe
 
-        async def watched(one: Backend, tell: Callable[[str], None]) -> Probe:
+        async def watched(one: Backend, tell: Callable[[str], None]) -> ProbeResult:
             probes.append(await probe(one, tell))
             return probes[-1]
 
@@ -52,12 +52,12 @@ async def test_backends_stay_up_while_the_gateway_can_open_nothing_and_all_goes_
                 assert answer.header("retry-after")
             probes.clear()
             await holds(lambda: len(probes) >= 5, "more probes than take a backend down", 10)
-            assert set(probes) == {Probe.UNSENT}
+            assert set(probes) == {ProbeResult.UNSENT}
             assert under_test.state(backend) == "up"
         await client.send(request(chat()))
         assert (await client.answer()).status == 200
         probes.clear()
-        await holds(lambda: Probe.OK in probes, "probes are answered again")
+        await holds(lambda: ProbeResult.OK in probes, "probes are answered again")
         assert under_test.state(backend) == "up"
         assert under_test.outcomes == {"out_of_descriptors": 7, "completed": 1}
         reasons = [event["reason"] for event in under_test.events if event["event"] == "backend_question_failed"]

@@ -16,7 +16,7 @@ from gateway.backends.control import ControlClient
 from gateway.backends.registry import Fleet as Backends
 from gateway.config import BackendConfig, HealthConfig, ModelConfig, ModelsConfig
 from gateway.tokenization.conversation import Feature
-from gateway.tokenization.tokenization import Bounds, Tokenization
+from gateway.tokenization.tokenization import Tokenization, TokenizerLimits
 from gateway.tokenization.tokenizer import ModelTokenizer
 from tests.integration.conftest import engine_kind
 from tests.integration.fleet import CHAT_MODEL, MODELS, Fleet
@@ -49,7 +49,7 @@ async def tokenizing(fleet: Fleet, tokenizer: str) -> AsyncIterator[tuple[Tokeni
     async with (
         asyncio.timeout(DEADLINE_SECONDS),
         ControlClient(DEADLINE_SECONDS, time.monotonic) as client,
-        Tokenization(models, backends, time.monotonic, Bounds(wait_seconds=DEADLINE_SECONDS)) as tokenization,
+        Tokenization(models, backends, time.monotonic, TokenizerLimits(wait_seconds=DEADLINE_SECONDS)) as tokenization,
     ):
         while len(states(tokenization)) < len(configs):
             await asyncio.sleep(0.05)

@@ -12,7 +12,7 @@ from gateway.admission.output_lengths import OutputLengths
 from gateway.admission.placement import Knobs, Placement
 from gateway.admission.queue import Queue
 from gateway.backends.backend import Backend, Facts, ModelCard
-from gateway.backends.health import Probe
+from gateway.backends.health import ProbeResult
 from gateway.backends.registry import Fleet
 from gateway.config import BackendConfig, HealthConfig, UpstreamConfig
 from gateway.dispatch import Dispatcher
@@ -21,7 +21,7 @@ from gateway.errors import (
 )
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
-from gateway.relay.exchange import Answer
+from gateway.relay.exchange import UpstreamResult
 from gateway.relay.relay import Relay
 from gateway.relay.retry import RetryBudget
 from gateway.request import Ask, InferenceRequest, Kind, Usage
@@ -31,8 +31,8 @@ from gateway.routing.policy import RoundRobinPolicy
 from tests.unit.admission.virtual_time import turns
 from tests.unit.front.wires import FakeWire, reply_on
 
-Step = Answer | BackendError | str
-WELL = Answer(200, Usage(100, 7, 48), 1003.5)
+Step = UpstreamResult | BackendError | str
+WELL = UpstreamResult(200, Usage(100, 7, 48), 1003.5)
 
 
 def request(**ask: Any) -> InferenceRequest:
@@ -54,7 +54,7 @@ class Scene:
         self.fleet = Fleet(configs, health, clock=loop.time, random=Random(1))
         for backend in self.fleet.backends:
             self.fleet.learned(backend, Facts(models=(ModelCard("m"),)))
-            self.fleet.probed(backend, Probe.OK)
+            self.fleet.probed(backend, ProbeResult.OK)
         self.doubts: list[str] = []
         self.fleet.on_doubt.append(lambda backend: self.doubts.append(backend.name))
         queue, lengths, calibration = Queue(10, 1000), OutputLengths(), Calibrations(CostModel())
@@ -88,7 +88,7 @@ class Scene:
         *,
         rank: int | None = None,
         fresh: bool,
-    ) -> Answer:
+    ) -> UpstreamResult:
         self.sent.append(backend + ("!" if fresh else ""))
         self.ranks.append(rank)
         assert self.placement.seats[0].load.in_flight <= 1
@@ -104,12 +104,12 @@ class Scene:
             step = self.script.pop(0)
         if isinstance(step, BackendError):
             raise step
-        assert isinstance(step, Answer)
+        assert isinstance(step, UpstreamResult)
         return step
 
     # The test's side.
 
-    async def dispatch(self, what: InferenceRequest | None = None) -> Answer:
+    async def dispatch(self, what: InferenceRequest | None = None) -> UpstreamResult:
         return await self.dispatcher.dispatch(what or request(), self.reply, self.record)
 
     async def fails(self, kind: type[Exception], what: InferenceRequest | None = None) -> None:
@@ -120,7 +120,7 @@ class Scene:
     def check_that_nothing_is_left(self) -> None:
         assert self.gate.waiting == 0
         for seat in self.placement.seats:
-            assert repr(seat.load) == "<Load 0 in flight, 0 decoding, 0 tokens>"
+            assert repr(seat.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
             for ledger in self.placement.ledgers(seat.name):
                 assert repr(ledger) == "<KvLedger 0 tokens, 0 requests, 0 prefixes>"
 

@@ -1,6 +1,7 @@
 """The rules of the code, as code."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeGuard
@@ -31,7 +32,7 @@ LAYERS: dict[str, set[str]] = {
     "config": {"complaints"},
     "config_file": {"config"},
     "memory": {"errors"},
-    "supervisor": {"observe.quiet"},
+    "supervisor": {"observe.log_throttle"},
     "routing": {"request"},
     "admission": {"request", "errors", "routing"},
     "descriptors": {"config"},
@@ -120,7 +121,7 @@ LAYERS: dict[str, set[str]] = {
         "routing.token_blocks",
         "tokenization.tokenization",
     },
-    "knowledge": {
+    "cache_state": {
         "request",
         "config",
         "backends.backend",
@@ -129,14 +130,14 @@ LAYERS: dict[str, set[str]] = {
         "observe.record",
         "routing",
     },
-    "limit_moves": {
+    "limit_changes": {
         "admission.gate",
         "admission.limiter",
         "admission.placement",
         "backends.backend",
         "backends.registry",
         "observe.metrics",
-        "observe.quiet",
+        "observe.log_throttle",
         "observe.record",
     },
     "line_view": {
@@ -152,7 +153,7 @@ LAYERS: dict[str, set[str]] = {
         "errors",
         "config",
         "exact_prompts",
-        "knowledge",
+        "cache_state",
         "admission.gate",
         "admission.limiter",
         "admission.placement",
@@ -189,8 +190,8 @@ LAYERS: dict[str, set[str]] = {
 }
 # Decisions: values in, decisions out. They know no event loop, no clock, no chance, and no network.
 PURE_ADMISSION = (
-    "backlog.py", "candidate.py", "drain.py", "drain_rate.py", "kv_ledger.py", "limiter.py",
-    "output_lengths.py", "placement.py", "queue.py", "rate_limits.py", "room.py", "seating.py",
+    "backlog.py", "candidate.py", "queue_scan.py", "service_rate.py", "kv_ledger.py", "limiter.py",
+    "output_lengths.py", "placement.py", "queue.py", "rate_limits.py", "capacity.py", "engine_table.py",
     "turns.py",
 )  # fmt: skip
 PURE_EMBEDDINGS = (
@@ -294,6 +295,11 @@ def test_everything_public_says_what_it_is(path: Path) -> None:
     tree = TREES[path]
     assert ast.get_docstring(tree), "the module has no docstring"
     assert list(undocumented(tree.body)) == []
+
+
+def test_no_class_name_of_the_gateway_means_two_things() -> None:
+    defined = Counter(node.name for path in GATEWAY for node in ast.walk(TREES[path]) if isinstance(node, ast.ClassDef))
+    assert [name for name, times in defined.items() if times > 1] == []
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.backends.health import Probe
+from gateway.backends.health import ProbeResult
 from gateway.errors import (
     BackendAborted,
     BackendError,
@@ -49,11 +49,11 @@ def test_a_request_whose_only_backend_restarts_waits_for_it(failure: BackendErro
         [backend] = scene.fleet.backends
         task = asyncio.create_task(scene.dispatch())
         await turns(5)
-        scene.fleet.probed(backend, Probe.REFUSED)
+        scene.fleet.probed(backend, ProbeResult.REFUSED)
         await asyncio.sleep(30.0)
         assert scene.sent == ["a"]
         assert scene.gate.waiting == 1
-        scene.fleet.probed(backend, Probe.OK)
+        scene.fleet.probed(backend, ProbeResult.OK)
         assert await task is WELL
         scene.check_that_nothing_is_left()
 
@@ -73,9 +73,9 @@ def test_when_no_backend_is_left_the_request_is_refused() -> None:
     async def main() -> None:
         scene = Scene()
         for backend in scene.fleet.backends:
-            scene.fleet.probed(backend, Probe.REFUSED)
-            scene.fleet.probed(backend, Probe.REFUSED)
-            scene.fleet.probed(backend, Probe.REFUSED)
+            scene.fleet.probed(backend, ProbeResult.REFUSED)
+            scene.fleet.probed(backend, ProbeResult.REFUSED)
+            scene.fleet.probed(backend, ProbeResult.REFUSED)
         loop = asyncio.get_running_loop()
         began = loop.time()
         await scene.fails(NoBackend)

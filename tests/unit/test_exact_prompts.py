@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.backends.backend import Facts, ModelCard
-from gateway.backends.health import Probe
+from gateway.backends.health import ProbeResult
 from gateway.backends.registry import Fleet
 from gateway.config import BackendConfig, HealthConfig
 from gateway.exact_prompts import ExactPrompts, given_tokens
@@ -50,7 +50,7 @@ class Scene:
         cards = (ModelCard("m"),), (ModelCard("m"), ModelCard("poet", parent="m"))
         for backend, models, size in zip(self.fleet.backends, cards, sizes, strict=True):
             self.fleet.learned(backend, Facts(models=models, block_size_tokens=size))
-            self.fleet.probed(backend, Probe.OK)
+            self.fleet.probed(backend, ProbeResult.OK)
         self.exact = ExactIndex()
         self.exact.set_live(1, True)
         self.told = ToldTokens(tokens, accepted)

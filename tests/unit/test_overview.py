@@ -7,7 +7,7 @@ import pytest
 from gateway.admission.placement import Binding
 from gateway.app import Gateway
 from gateway.backends.backend import Facts, KvEventSource, ModelCard
-from gateway.backends.health import Probe
+from gateway.backends.health import ProbeResult
 from gateway.config import parse
 from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBackend, RouteNotFound
 from gateway.front.steps import at_once
@@ -36,8 +36,8 @@ class Scene:
             cards = (ModelCard("m"), ModelCard("embeds"))
             facts = Facts(version="0.33.0", models=cards, engines=count, kv_cache_tokens=100_000, kv_event_sources=())
             self.gateway.fleet.learned(backend, facts)
-            self.gateway.fleet.probed(backend, Probe.OK)
-            self.gateway.fleet.probed(backend, Probe.OK)
+            self.gateway.fleet.probed(backend, ProbeResult.OK)
+            self.gateway.fleet.probed(backend, ProbeResult.OK)
 
     def route(self, document: Any = CHAT, path: str = "") -> dict[str, Any]:
         body = document if isinstance(document, bytes) else orjson.dumps(document)
@@ -77,10 +77,10 @@ def test_a_dry_run_tells_what_each_engine_would_cost() -> None:
 
 def test_a_dry_run_sees_the_hit_and_changes_nothing() -> None:
     scene = Scene()
-    before, knowledge = scene.route(), scene.gateway.knowledge
+    before, cache_state = scene.route(), scene.gateway.cache_state
     assert scene.route() == before
-    assert knowledge.index.used_bytes(0) + knowledge.index.used_bytes(1) == 0
-    knowledge.hits.placed(scene.read(CHAT), scene.gateway.placement.seats[1])
+    assert cache_state.index.used_bytes(0) + cache_state.index.used_bytes(1) == 0
+    cache_state.hits.placed(scene.read(CHAT), scene.gateway.placement.seats[1])
     assert scene.gateway.prefix_report.report(scene.now)["samples"]["kept"] == 1  # that one was no dry run
     told = scene.route()
     assert [(each["backend"], each["hit_tokens"] > 1000) for each in told["backends"]] == [("b", True), ("a", False)]
@@ -92,8 +92,8 @@ def test_a_dry_run_of_token_ids_sees_the_engines_own_blocks() -> None:
     scene, ids = Scene(), list(range(100, 1000))
     keys = token_keys(packed(ids), 16, token_seed())
     for engine, blocks in enumerate((20, 40)):
-        scene.gateway.knowledge.changed(engine, keys[:blocks], (), 16 * blocks)
-        scene.gateway.knowledge.state(engine, True, True)
+        scene.gateway.cache_state.changed(engine, keys[:blocks], (), 16 * blocks)
+        scene.gateway.cache_state.state(engine, True, True)
     told = scene.route({"model": "m", "prompt": ids})
     assert (told["prompt_tokens"], told["chosen"]) == (900, "b")
     assert [each["hit_tokens"] for each in told["backends"]] == [640, 320]
@@ -176,7 +176,7 @@ def test_a_dry_run_finds_out_that_nobody_is_there() -> None:
     scene = Scene()
     for backend in (scene.a, scene.b):
         for _ in range(3):
-            scene.gateway.fleet.probed(backend, Probe.REFUSED)
+            scene.gateway.fleet.probed(backend, ProbeResult.REFUSED)
     with pytest.raises(NoBackend):
         scene.route()
 
@@ -213,9 +213,9 @@ def test_gauges_follow_what_runs() -> None:
     assert scene.gauge("gateway_backend_in_flight", name) == 0
     assert scene.gauge("gateway_backend_kv_tokens_reserved", name) == 0
     assert scene.gauge("gateway_backend_up", "a") == 1
-    scene.gateway.fleet.probed(scene.a, Probe.REFUSED)
-    scene.gateway.fleet.probed(scene.a, Probe.REFUSED)
-    scene.gateway.fleet.probed(scene.a, Probe.REFUSED)
+    scene.gateway.fleet.probed(scene.a, ProbeResult.REFUSED)
+    scene.gateway.fleet.probed(scene.a, ProbeResult.REFUSED)
+    scene.gateway.fleet.probed(scene.a, ProbeResult.REFUSED)
     assert scene.gauge("gateway_backend_up", "a") == 0
     assert scene.gauge("gateway_queued_requests", "m") == 0
     scene.gateway.fleet.learned(scene.b, Facts())
@@ -226,11 +226,11 @@ def test_gauges_follow_what_runs() -> None:
 
 def test_the_trust_in_a_backend_is_that_in_its_least_trusted_engine() -> None:
     scene = Scene(engines=2)
-    seat = scene.gateway.knowledge.seat_of("b", 1)
+    seat = scene.gateway.cache_state.seat_of("b", 1)
     assert seat is not None
     for _ in range(5):
-        scene.gateway.knowledge.trust.observed(seat, 1000, 100)
-    share = scene.gateway.knowledge.trust.share(seat)
+        scene.gateway.cache_state.trust.observed(seat, 1000, 100)
+    share = scene.gateway.cache_state.trust.share(seat)
     assert share < 0.5
     assert scene.gauge("gateway_backend_prefix_trust", "b") == share
     assert scene.gauge("gateway_backend_prefix_trust", "a") == 1.0

@@ -13,10 +13,10 @@ from gateway.routing.affinity import Affinity
 from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel
 from gateway.routing.estimate import Estimates
+from gateway.routing.hit_accuracy import HitAccuracy
 from gateway.routing.hits import Hits
 from gateway.routing.policy import PrefixPolicy
 from gateway.routing.prefix_index import PrefixIndex
-from gateway.routing.trust import Trust
 from tests.bench.deciding.traffic import MODEL, asks
 
 KV_CACHE_TOKENS = 430_000
@@ -51,7 +51,7 @@ class Busy:
         index = PrefixIndex([KV_CACHE_TOKENS * _BYTES_PER_TOKEN] * engines)
         calibration = Calibrations(CostModel(), None)
         fleet = {MODEL: [Engine(f"10.0.0.{number}:8000", number, cap) for number in range(engines)]}
-        policy = PrefixPolicy(calibration, Hits(index, Trust()), estimates, Affinity())
+        policy = PrefixPolicy(calibration, Hits(index, HitAccuracy()), estimates, Affinity())
         self.queue = Queue(_ENDLESS, _ENDLESS)
         self.placement = Placement(fleet.get, policy, self.queue, OutputLengths(), calibration, Knobs(scan=scan))
         self.held: list[Binding] = []

@@ -7,7 +7,7 @@ import orjson
 
 from gateway.config import BackendConfig, Config
 from gateway.front.incoming import Incoming
-from gateway.front.read import Reader
+from gateway.front.read import RequestReader
 from gateway.front.routes import find_route
 from gateway.front.steps import at_once
 from gateway.front.stored import StoredResponses
@@ -20,9 +20,11 @@ _SIZES_BYTES = (16_384, 28_672, 40_960, 53_248, 65_536)
 _PATH = b"/v1/chat/completions"
 
 
-def reader(estimates: Estimates) -> Reader:
+def reader(estimates: Estimates) -> RequestReader:
     """The gateway's, with its usual limits."""
-    return Reader(Config(backends=(BackendConfig(url="http://127.0.0.1:1"),)), estimates, StoredResponses(), b"salt")
+    return RequestReader(
+        Config(backends=(BackendConfig(url="http://127.0.0.1:1"),)), estimates, StoredResponses(), b"salt"
+    )
 
 
 def incoming(body: bytes) -> Incoming:
@@ -33,7 +35,7 @@ def incoming(body: bytes) -> Incoming:
     return made
 
 
-def read(through: Reader, made: Incoming) -> InferenceRequest:
+def read(through: RequestReader, made: Incoming) -> InferenceRequest:
     """What the gateway makes of it."""
     assert made.route is not None
     return at_once(through.read(made, made.route, "request-1", None, lambda: MODEL))

@@ -4,7 +4,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from gateway.admission.limiter import Limiter, Look
+from gateway.admission.limiter import EngineSample, Limiter
 from loadtest.engine.scheduler import Limits
 from loadtest.engine.sequence import SequenceState
 from loadtest.engine.step_time import PRESETS
@@ -55,7 +55,7 @@ class ClosedLoop:
         self._line: deque[int] = deque(range(crowd.users))
         self._in_flight = 0
         self._sent = 0
-        self._seen: deque[Look] = deque()  # what the engine's metrics will show
+        self._seen: deque[EngineSample] = deque()  # what the engine's metrics will show
 
     def run(self, warm_up_seconds: float, seconds: float) -> Course:
         """Until the time is over."""
@@ -95,7 +95,7 @@ class ClosedLoop:
         scheduler = self._engine.scheduler
         running, waiting = scheduler.num_running, scheduler.num_waiting
         usage = scheduler.pool.num_used / scheduler.pool.num_blocks
-        self._seen.append(Look(now, running, waiting, scheduler.counters.preemptions, usage, 0, 0))
+        self._seen.append(EngineSample(now, running, waiting, scheduler.counters.preemptions, usage, 0, 0))
         if len(self._seen) > self._crowd.late_looks:
             shown = self._seen.popleft()
             self._limiter.observe(replace(shown, at_seconds=now, in_flight=self._in_flight, sent=self._sent))

@@ -12,10 +12,10 @@ from gateway.routing.affinity import Affinity
 from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel
 from gateway.routing.estimate import Estimates
+from gateway.routing.hit_accuracy import HitAccuracy
 from gateway.routing.hits import Hits
 from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.routing.prefix_index import PrefixIndex
-from gateway.routing.trust import Trust
 
 POLICIES = ("prefix", "least_loaded", "round_robin")
 WINDOW_SECONDS = 0.1
@@ -63,7 +63,7 @@ class Hall:
 
 def policy_of(name: str, calibration: Calibrations, index: PrefixIndex, estimates: Estimates) -> Policy:
     if name == "prefix":
-        return PrefixPolicy(calibration, Hits(index, Trust()), estimates, Affinity())
+        return PrefixPolicy(calibration, Hits(index, HitAccuracy()), estimates, Affinity())
     return LeastLoadedPolicy() if name == "least_loaded" else RoundRobinPolicy()
 
 

@@ -57,7 +57,7 @@ class Scene:
         assert await self.client() == "a"
         assert self.gate.waiting == 0
         assert repr(self.gate) == "<Gate <Placement a 0/1; 0 waiting>>"
-        assert repr(self.here.placement.seats[0].load) == "<Load 0 in flight, 0 decoding, 0 tokens>"
+        assert repr(self.here.placement.seats[0].load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
         assert [repr(ledger) for ledger in self.here.placement.ledgers("a")] == [NOTHING_RESERVED]
         assert repr(self.here.queue) == "<Queue 0 waiting, 0 bytes: empty>"
 

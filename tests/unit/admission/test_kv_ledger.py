@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.admission.kv_ledger import KvLedger, Reservation, _Stretch
+from gateway.admission.kv_ledger import KvLedger, Reservation, _RadixNode
 from gateway.request import Ask
 from tests.recount import taken_tokens
 
@@ -31,7 +31,7 @@ def whole(tokens: int) -> int:
     return -(-tokens // BLOCK) * BLOCK
 
 
-def keys_of(stretch: _Stretch) -> list[int]:
+def keys_of(stretch: _RadixNode) -> list[int]:
     """The keys of it and of all that lean on it."""
     below = [key for each in stretch.below.values() for key in keys_of(each)]
     return [*stretch.creator.keys[stretch.start : stretch.end], *below]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.admission.limiter import DEFAULT_MAX_NUM_SEQS, FALLS, Limiter, Look, Move, Reason
-from gateway.admission.room import guarded_slots
+from gateway.admission.capacity import guarded_slots
+from gateway.admission.limiter import DEFAULT_MAX_NUM_SEQS, FALLS, EngineSample, LimitChange, Limiter, LimitReason
 
 LOOK_SECONDS = 2.0
 
@@ -19,15 +19,15 @@ class Site:
         self.limiter = limiter
         self.seats = seats
         self.foreign = 0
-        self.seen = Look(0.0, 0, 0, 0.0, 0.5, 0, 0)
+        self.seen = EngineSample(0.0, 0, 0, 0.0, 0.5, 0, 0)
         limiter.observe(self.seen)
 
-    def look(self, *, in_flight: int | None = None, preempted: int = 0, kv_usage: float = 0.5) -> Move | None:
+    def look(self, *, in_flight: int | None = None, preempted: int = 0, kv_usage: float = 0.5) -> LimitChange | None:
         """A look after two seconds; as many are in flight as may be, unless it is said."""
         own = self.limiter.limit if in_flight is None else in_flight
         there = own + self.foreign
         seen = self.seen
-        self.seen = Look(
+        self.seen = EngineSample(
             seen.at_seconds + LOOK_SECONDS,
             running=min(there, self.seats),
             waiting=max(0, there - self.seats),
@@ -38,7 +38,7 @@ class Site:
         )
         return self.limiter.observe(self.seen)
 
-    def looks(self, times: int) -> list[Move]:
+    def looks(self, times: int) -> list[LimitChange]:
         """The moves of so many looks."""
         return [move for _ in range(times) if (move := self.look())]
 
@@ -49,7 +49,7 @@ def bound(told: int | None, objective: float | None = None) -> Limiter:
     return limiter
 
 
-def reason_of(move: Move | None) -> Reason | None:
+def reason_of(move: LimitChange | None) -> LimitReason | None:
     return move and move.reason
 
 
@@ -81,13 +81,13 @@ def test_a_new_bound_leaves_a_limit_that_has_fallen() -> None:
 def test_new_preemptions_lower_it_below_what_ran() -> None:
     site = Site(bound(100))
     site.look()
-    assert site.look(preempted=1) == Move(4.0, Reason.PREEMPTIONS, 100, 90)
+    assert site.look(preempted=1) == LimitChange(4.0, LimitReason.PREEMPTIONS, 100, 90)
 
 
 def test_a_preemption_that_was_counted_before_the_first_look_is_no_sign() -> None:
     limiter = bound(100)
-    limiter.observe(Look(0.0, 100, 0, 50.0, 0.5, 100, 0))
-    assert limiter.observe(Look(2.0, 100, 0, 50.0, 0.5, 100, 0)) is None
+    limiter.observe(EngineSample(0.0, 100, 0, 50.0, 0.5, 100, 0))
+    assert limiter.observe(EngineSample(2.0, 100, 0, 50.0, 0.5, 100, 0)) is None
 
 
 def test_one_overload_is_punished_once_until_what_was_sent_has_ended() -> None:
@@ -95,13 +95,13 @@ def test_one_overload_is_punished_once_until_what_was_sent_has_ended() -> None:
     site.look()
     site.look(preempted=5)
     assert [site.look(in_flight=count, preempted=5) for count in (100, 97, 90)] == [None] * 3
-    assert reason_of(site.look(preempted=5)) is Reason.PREEMPTIONS
+    assert reason_of(site.look(preempted=5)) is LimitReason.PREEMPTIONS
 
 
 def test_requests_that_wait_inside_at_two_looks_lower_it_to_what_runs() -> None:
     site = Site(bound(100), seats=70)
     assert site.look() is None
-    assert reason_of(site.look()) is Reason.WAITING
+    assert reason_of(site.look()) is LimitReason.WAITING
     assert 70 <= site.limiter.limit <= 73
 
 
@@ -113,13 +113,13 @@ def test_no_fall_takes_more_than_half() -> None:
 def test_a_limit_far_above_what_is_in_flight_falls_to_half_of_that_at_once() -> None:
     site = Site(bound(256), seats=10)
     site.look(in_flight=60)
-    assert site.look(in_flight=60) == Move(4.0, Reason.WAITING, 256, 30)
+    assert site.look(in_flight=60) == LimitChange(4.0, LimitReason.WAITING, 256, 30)
 
 
 def test_few_requests_that_are_preempted_leave_room_for_many_that_are_not() -> None:
     site = Site(bound(256))
     site.look(in_flight=3)
-    assert site.look(in_flight=3, preempted=1) == Move(4.0, Reason.PREEMPTIONS, 256, 128)
+    assert site.look(in_flight=3, preempted=1) == LimitChange(4.0, LimitReason.PREEMPTIONS, 256, 128)
 
 
 def test_a_queue_seen_only_once_is_no_sign() -> None:
@@ -136,27 +136,27 @@ def test_a_few_may_wait() -> None:
 
 def test_an_engine_that_generates_nothing_has_those_wait_who_come_in_lists() -> None:
     limiter = bound(256)
-    look = Look(0.0, 40, 200, 0.0, 0.1, 240, 0, generation_tokens=7.0)
+    look = EngineSample(0.0, 40, 200, 0.0, 0.1, 240, 0, generation_tokens=7.0)
     for turn in range(5):
         assert limiter.observe(replace(look, at_seconds=2.0 * turn)) is None
     generating = replace(look, at_seconds=10.0, generation_tokens=8.0)
-    assert reason_of(limiter.observe(generating)) is Reason.WAITING
+    assert reason_of(limiter.observe(generating)) is LimitReason.WAITING
 
 
 def test_arrivals_that_wait_for_the_step_under_way_are_no_sign() -> None:
     limiter = bound(256)
     limiter.streamed(0.1, 1.0, 2.0)
-    look = Look(0.0, 245, 12, 0.0, 0.5, 256, 0)
+    look = EngineSample(0.0, 245, 12, 0.0, 0.5, 256, 0)
     for turn in range(5):  # 100 a second are sent, and each step takes a tenth of a second
         assert limiter.observe(replace(look, at_seconds=2.0 * turn, sent=200 * turn)) is None
-    assert reason_of(limiter.observe(replace(look, at_seconds=10.0, sent=800))) is Reason.WAITING
+    assert reason_of(limiter.observe(replace(look, at_seconds=10.0, sent=800))) is LimitReason.WAITING
 
 
 def test_slow_streams_lower_it_in_proportion() -> None:
     site = Site(bound(100, objective=0.05))
     site.look()
     stream(site.limiter, 0.0625, 3.0)
-    assert site.look() == Move(4.0, Reason.INTER_TOKEN_LATENCY, 100, 80)
+    assert site.look() == LimitChange(4.0, LimitReason.INTER_TOKEN_LATENCY, 100, 80)
 
 
 def test_a_few_slow_streams_are_not_enough() -> None:
@@ -184,7 +184,7 @@ def test_streams_of_the_former_limit_do_not_count_against_the_new_one() -> None:
     stream(site.limiter, 0.0625, 6.4)  # most of their time was before
     assert site.look() is None
     stream(site.limiter, 0.0625, 12.0)
-    assert reason_of(site.look()) is Reason.INTER_TOKEN_LATENCY
+    assert reason_of(site.look()) is LimitReason.INTER_TOKEN_LATENCY
 
 
 def test_it_does_not_grow_when_streams_are_about_as_slow_as_they_may_be() -> None:
@@ -202,11 +202,11 @@ def test_after_slow_streams_it_grows_when_others_were_fast_enough_or_none_has_to
     site.look()
     assert site.look() is None
     stream(site.limiter, 0.03, 9.0)
-    assert reason_of(site.look()) is Reason.ROOM
+    assert reason_of(site.look()) is LimitReason.ROOM
     stream(site.limiter, 0.3, 10.0, times=20)
     site.look()
     assert site.looks(14) == []
-    assert reason_of(site.look()) is Reason.ROOM
+    assert reason_of(site.look()) is LimitReason.ROOM
 
 
 def test_it_grows_by_an_eighth_when_it_is_full_and_clean() -> None:
@@ -221,21 +221,21 @@ def test_it_does_not_grow_when_places_are_free() -> None:
     site = Site(bound(100))
     site.limiter.limit = 50
     assert site.look(in_flight=43) is None
-    assert reason_of(site.look(in_flight=44)) is Reason.ROOM
+    assert reason_of(site.look(in_flight=44)) is LimitReason.ROOM
 
 
 def test_slots_that_are_kept_for_some_do_not_keep_it_from_growing() -> None:
     for limit in range(1, 300):
         site = Site(bound(1000))
         site.limiter.limit = limit
-        assert reason_of(site.look(in_flight=limit - guarded_slots(limit))) is Reason.ROOM
+        assert reason_of(site.look(in_flight=limit - guarded_slots(limit))) is LimitReason.ROOM
 
 
 def test_it_does_not_grow_when_the_kv_cache_is_nearly_full() -> None:
     site = Site(bound(100))
     site.limiter.limit = 50
     assert site.look(kv_usage=0.92) is None
-    assert reason_of(site.look(kv_usage=0.85)) is Reason.ROOM
+    assert reason_of(site.look(kv_usage=0.85)) is LimitReason.ROOM
 
 
 def test_a_level_that_was_too_much_is_approached_slowly_and_passed_in_growing_steps() -> None:
@@ -269,7 +269,7 @@ def test_counters_that_go_backwards_are_a_restart() -> None:
     assert site.limiter.upper > 256
     site.look(preempted=3)
     site.seen = replace(site.seen, preemptions=0.0)
-    assert reason_of(site.limiter.observe(replace(site.seen, at_seconds=100.0))) is Reason.RESTART
+    assert reason_of(site.limiter.observe(replace(site.seen, at_seconds=100.0))) is LimitReason.RESTART
     assert (site.limiter.limit, site.limiter.upper, site.limiter.pace_seconds) == (256, 256, None)
 
 
@@ -308,7 +308,7 @@ def test_looks_before_and_after_a_gap_are_not_compared() -> None:
     site.look()
     site.limiter.lost()
     assert site.look(preempted=7) is None
-    assert reason_of(site.look(preempted=1)) is Reason.PREEMPTIONS
+    assert reason_of(site.look(preempted=1)) is LimitReason.PREEMPTIONS
 
 
 @pytest.mark.parametrize("start", [8, 256])
@@ -337,7 +337,7 @@ class LimiterMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.preemptions = 0.0
         self.sent = 0
-        self.last: Look | None = None
+        self.last: EngineSample | None = None
         self.slow = 0
 
     @rule(
@@ -353,22 +353,22 @@ class LimiterMachine(RuleBasedStateMachine):
         self.preemptions += preempted
         self.sent += running // 10
         in_flight = math.ceil(self.limiter.limit * share)
-        look = Look(self.now, running, waiting, self.preemptions, usage, in_flight, self.sent)
+        look = EngineSample(self.now, running, waiting, self.preemptions, usage, in_flight, self.sent)
         before, had = self.limiter.limit, self.limiter.last_move
         move = self.limiter.observe(look)
         assert (move is None) == (self.limiter.limit == before)
         if move is None:
             assert self.limiter.last_move is had
         else:
-            assert move == Move(self.now, move.reason, before, self.limiter.limit)
+            assert move == LimitChange(self.now, move.reason, before, self.limiter.limit)
             assert self.last is not None
             self.judge(move, look, self.last)
         self.last = look
 
-    def judge(self, move: Move, look: Look, last: Look) -> None:
+    def judge(self, move: LimitChange, look: EngineSample, last: EngineSample) -> None:
         """Whether the looks explain the move."""
         if move.after > move.before:
-            assert move.reason is Reason.ROOM
+            assert move.reason is LimitReason.ROOM
             assert look.in_flight >= move.before - max(1, move.before // 8)
             assert look.preemptions == last.preemptions
             assert look.kv_usage <= 0.9
@@ -377,9 +377,9 @@ class LimiterMachine(RuleBasedStateMachine):
         assert move.reason in FALLS
         assert look.in_flight > 0
         assert move.after >= min(move.before, look.in_flight) // 2
-        if move.reason is Reason.PREEMPTIONS:
+        if move.reason is LimitReason.PREEMPTIONS:
             assert look.preemptions > last.preemptions
-        elif move.reason is Reason.WAITING:
+        elif move.reason is LimitReason.WAITING:
             assert min(look.waiting, last.waiting) > 2
         else:
             assert self.slow > 0
@@ -404,7 +404,7 @@ class LimiterMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.preemptions = 0.0
         self.now += LOOK_SECONDS
-        self.last = Look(self.now, 0, 0, 0.0, 0.0, 0, self.sent)
+        self.last = EngineSample(self.now, 0, 0, 0.0, 0.0, 0, self.sent)
         self.limiter.observe(self.last)
         assert self.limiter.limit == self.limiter.upper
         assert self.limiter.pace_seconds is None
@@ -418,12 +418,12 @@ class LimiterMachine(RuleBasedStateMachine):
             self.now += LOOK_SECONDS
             limit = limiter.limit
             limiter.streamed(0.001, self.now, self.now)
-            limiter.observe(Look(self.now, limit, 0, self.preemptions, 0.5, limit, self.sent))
+            limiter.observe(EngineSample(self.now, limit, 0, self.preemptions, 0.5, limit, self.sent))
             if limiter.limit >= limiter.upper:
                 break
         assert limiter.limit == limiter.upper
         limit = limiter.limit
-        self.last = Look(self.now, limit, 0, self.preemptions, 0.5, limit, self.sent)
+        self.last = EngineSample(self.now, limit, 0, self.preemptions, 0.5, limit, self.sent)
 
     @invariant()
     def stays_within_its_bounds(self) -> None:

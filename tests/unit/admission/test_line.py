@@ -1,7 +1,7 @@
 """Who comes first."""
 
 from gateway.admission.fairness import Tenants
-from gateway.admission.line import Line, Order
+from gateway.admission.line import ModelQueue, Order
 from gateway.admission.ticket import Ticket
 from tests.unit.admission.builders import ask
 
@@ -13,7 +13,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.tenants = Tenants()
-        self.line = Line(self.tenants, 0.0)
+        self.line = ModelQueue(self.tenants, 0.0)
         self.names: dict[Ticket, str] = {}
         self.now = NOW
 

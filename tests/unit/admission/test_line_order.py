@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.admission.fairness import Tenants
-from gateway.admission.line import Flow, Line, Order
+from gateway.admission.line import ModelQueue, Order, TenantQueue
 from gateway.admission.ticket import Ticket
 from tests.unit.admission.builders import ask
 
@@ -24,7 +24,7 @@ SCAN = 12
 Contender = tuple[float, float, list[Ticket]]  # start, weight, and those who wait, in order
 
 
-def order_by_looking_at_all(line: Line, order: Order) -> list[Ticket]:
+def order_by_looking_at_all(line: ModelQueue, order: Order) -> list[Ticket]:
     """Start-time fair queueing by its words: everybody's start is worked out at every look."""
     flows, tenants = list(line.flows), line.tenants
     window = order.scan if len(flows) == 1 else max(8, 2 * order.scan // max(1, len(flows)))
@@ -47,12 +47,12 @@ def order_by_looking_at_all(line: Line, order: Order) -> list[Ticket]:
     return first + merged(others, order.scan - len(first))
 
 
-def contender(tenants: Tenants, flow: Flow, tickets: list[Ticket]) -> Contender:
+def contender(tenants: Tenants, flow: TenantQueue, tickets: list[Ticket]) -> Contender:
     share, clock = flow.tenant.shares[flow.batch], tenants.clocks[flow.batch]
     return max(share.end, clock.now - MOST_APART_TOKENS / share.weight), share.weight, tickets
 
 
-def later(flow: Flow, order: Order, window: int) -> list[Ticket]:
+def later(flow: TenantQueue, order: Order, window: int) -> list[Ticket]:
     return flow.in_order(order, window) + list(flow.tickets)[window : order.scan]
 
 
@@ -77,7 +77,7 @@ class OrderMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.tenants = Tenants()
-        self.line = Line(self.tenants, 0.0)
+        self.line = ModelQueue(self.tenants, 0.0)
         self.now = 100.0
         self.turns = count()
         self.bound: list[Ticket] = []
@@ -177,7 +177,7 @@ def test_a_look_costs_no_more_where_thousands_of_tenants_wait(batch: bool, waite
     now, costs = 100.0, []
     for tenants_waiting in (100, 4000):
         tenants = Tenants()
-        line = Line(tenants, 0.0)
+        line = ModelQueue(tenants, 0.0)
         for number in range(tenants_waiting):
             wish = ask(tenant=f"t{number}", batch=batch)
             tenants.arrived(wish, now - waited)
@@ -191,7 +191,7 @@ def test_a_look_costs_no_more_where_thousands_of_tenants_wait(batch: bool, waite
 
 def test_tenants_that_wait_are_not_all_looked_at_for_each_that_comes() -> None:
     tenants = Tenants()
-    line = Line(tenants, 0.0)
+    line = ModelQueue(tenants, 0.0)
     calls = 0
     for number in range(4096):
         wish = ask(tenant=f"t{number}")

@@ -58,7 +58,7 @@ def test_what_was_taken_is_given_back_once() -> None:
     here.placement.release(first, 1.0)
     assert first.seat.load.in_flight == 1
     here.placement.release(second, 1.0)
-    assert repr(first.seat.load) == "<Load 0 in flight, 0 decoding, 0 tokens>"
+    assert repr(first.seat.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
 
 
 def test_a_first_token_after_the_release_changes_nothing() -> None:

@@ -1,15 +1,15 @@
 import pytest
 
+from gateway.admission.capacity import Capacity
 from gateway.admission.output_lengths import OutputLengths
 from gateway.admission.placement import choose
-from gateway.admission.room import Room
 from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel
 from gateway.routing.load import Work
 from gateway.routing.seat import Option, Seat
 from tests.unit.admission.builders import ask
 
-ROOM = Room(Calibrations(CostModel(), window_seconds=0.1), OutputLengths())
+ROOM = Capacity(Calibrations(CostModel(), window_seconds=0.1), OutputLengths())
 
 
 def option(name: str, cost: float, *, busy: int = 0, placed: int = 0) -> Option:

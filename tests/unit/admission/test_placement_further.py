@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.admission.drain import Drain
 from gateway.admission.placement import Binding
+from gateway.admission.queue_scan import QueueScan
 from gateway.admission.ticket import Ticket
 from gateway.request import Ask
 from tests.unit.admission.builders import POLICIES, Hall, ask, hall
@@ -92,13 +92,13 @@ def test_an_engine_that_is_as_busy_as_others_is_not_worth_asking_further() -> No
 def test_what_a_look_may_cost_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     here, _ = busy_hall("least_loaded", pinned=10 * FURTHER)
     looks: list[int] = []
-    run = Drain.run
+    run = QueueScan.run
 
-    def counted(self: Drain, tickets: Sequence[Ticket], now: float) -> None:
+    def counted(self: QueueScan, tickets: Sequence[Ticket], now: float) -> None:
         looks.append(len(tickets))
         run(self, tickets, now)
 
-    monkeypatch.setattr(Drain, "run", counted)
+    monkeypatch.setattr(QueueScan, "run", counted)
     for now in (1.0, 1.01, 1.04, 1.06, 1.07):
         here.now = now
         drain(here)

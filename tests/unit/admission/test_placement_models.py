@@ -7,8 +7,8 @@ import pytest
 from gateway.admission.placement import Binding
 from gateway.request import Usage
 from gateway.routing.cost import Parts
+from gateway.routing.hit_accuracy import HitAccuracy
 from gateway.routing.learning import Learning
-from gateway.routing.trust import Trust
 from tests.unit.admission.builders import Hall, ask, hall
 
 
@@ -28,7 +28,7 @@ def answer(here: Hall, model: str, first_token_seconds: float, output_tokens: in
     here.now += first_token_seconds
     here.placement.first_token(placed, here.now)
     here.placement.release(placed, here.now, answered=True)
-    Learning(here.estimates, here.index, Trust()).answered(placed.ask, 0, 0, Usage(1000, output_tokens))
+    Learning(here.estimates, here.index, HitAccuracy()).answered(placed.ask, 0, 0, Usage(1000, output_tokens))
 
 
 def cost(here: Hall, model: str) -> Parts:

@@ -214,7 +214,7 @@ class PlacementMachine(RuleBasedStateMachine):
         assert not self.waiting
         assert repr(self.here.queue) == "<Queue 0 waiting, 0 bytes: empty>"
         for seat in self.here.placement.seats:
-            assert repr(seat.load) == "<Load 0 in flight, 0 decoding, 0 tokens>"
+            assert repr(seat.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
             assert repr(self._ledger(seat)) == "<KvLedger 0 tokens, 0 requests, 0 prefixes>"
 
     # Helpers.

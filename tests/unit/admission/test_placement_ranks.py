@@ -83,7 +83,7 @@ def test_look_ups_take_nothing_from_any_engine() -> None:
         assert placed.seat.load.in_flight == 0
         here.placement.release(placed, 1.0)
     for seat in here.placement.seats:
-        assert repr(seat.load) == "<Load 0 in flight, 0 decoding, 0 tokens>"
+        assert repr(seat.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
         assert {ledger.taken_tokens for ledger in here.placement.ledgers(seat.name)} == {0}
 
 

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.fairness import Share
-from gateway.admission.turns import Turns
+from gateway.admission.turns import FairTurns
 
 APART = 100.0
 SHARES = st.lists(st.tuples(st.floats(0, 1000), st.sampled_from([0.5, 1.0, 3.0])), max_size=12)
@@ -12,7 +12,7 @@ SHARES = st.lists(st.tuples(st.floats(0, 1000), st.sampled_from([0.5, 1.0, 3.0])
 def test_shares_come_by_their_start_whatever_moves(
     given_shares: list[tuple[float, float]], passing: list[float], data: st.DataObject
 ) -> None:
-    turns, now = Turns[int](APART), 0.0
+    turns, now = FairTurns[int](APART), 0.0
     shares = [Share(weight, end) for end, weight in given_shares]
     for number, share in enumerate(shares):
         turns.join(share, number, number)

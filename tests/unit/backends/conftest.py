@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from gateway.backends.backend import Backend, Facts, ModelCard
-from gateway.backends.health import Probe
+from gateway.backends.health import ProbeResult
 from gateway.backends.registry import Fleet
 from gateway.config import BackendConfig, HealthConfig
 from gateway.errors import ConnectFailed
@@ -44,7 +44,7 @@ class Scene:
         found = self.fleet.serving(model)
         return "never listed" if found is None else "".join(backend.name for backend in found)
 
-    def probe(self, backend: Backend, probe: Probe, times: int = 1) -> None:
+    def probe(self, backend: Backend, probe: ProbeResult, times: int = 1) -> None:
         for _ in range(times):
             self.clock.now += 2.0
             self.fleet.probed(backend, probe)
@@ -63,7 +63,7 @@ def scene() -> MakeScene:
         if up:
             for backend in fleet.backends:
                 fleet.learned(backend, Facts(models=tuple(ModelCard(model) for model in models)))
-                fleet.probed(backend, Probe.OK)
+                fleet.probed(backend, ProbeResult.OK)
         fleet.on_change.append(lambda: made.changes.append({}))
         fleet.on_restart.append(lambda backend: made.restarts.append(backend.name))
         fleet.on_doubt.append(lambda backend: made.doubts.append(backend.name))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.backends.backend import Backend, EngineRank, Facts, ModelCard
-from gateway.backends.health import Probe
+from gateway.backends.health import ProbeResult
 from gateway.backends.registry import Fleet
 from gateway.config import BackendConfig, HealthConfig
 
@@ -131,7 +131,7 @@ def test_what_others_keep_of_a_backend_is_told_when_it_changes(before: Facts, af
 def test_an_unknown_model_has_no_engines_and_one_that_nobody_serves_now_has_none_left(scene: MakeScene) -> None:
     s = scene(1)
     assert s.fleet.candidates("other") is None
-    s.probe(s.fleet.backends[0], Probe.REFUSED, 3)
+    s.probe(s.fleet.backends[0], ProbeResult.REFUSED, 3)
     assert s.fleet.candidates("m") == []
 
 

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from gateway.backends.backend import Backend
 from gateway.backends.control import MAX_METRICS_BYTES, ControlClient, ControlError
-from gateway.backends.health import Probe
+from gateway.backends.health import ProbeResult
 from gateway.config import BackendConfig, HealthConfig
 
 from .scripted import Scripted, hang, json_answer, pour, text_answer
@@ -29,9 +29,10 @@ def closed_port() -> int:
 
 
 @pytest.mark.parametrize(
-    ("status", "probe"), [(200, Probe.OK), (404, Probe.OK), (503, Probe.UNWELL), (500, Probe.UNWELL)]
+    ("status", "probe"),
+    [(200, ProbeResult.OK), (404, ProbeResult.OK), (503, ProbeResult.UNWELL), (500, ProbeResult.UNWELL)],
 )
-async def test_a_probe_goes_by_the_status(status: int, probe: Probe) -> None:
+async def test_a_probe_goes_by_the_status(status: int, probe: ProbeResult) -> None:
     async with Scripted() as server, client() as asking:
         server.answers["/health"] = text_answer("", status)
         assert await asking.probe(backend(server.url)) is probe
@@ -40,13 +41,13 @@ async def test_a_probe_goes_by_the_status(status: int, probe: Probe) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 async def test_a_port_where_nothing_listens_refuses(host: str) -> None:
     async with client() as asking:
-        assert await asking.probe(backend(f"http://{host}:{closed_port()}")) is Probe.REFUSED
+        assert await asking.probe(backend(f"http://{host}:{closed_port()}")) is ProbeResult.REFUSED
 
 
 async def test_a_probe_without_an_answer_times_out() -> None:
     async with Scripted() as server, client(0.05) as asking:
         server.answers["/health"] = hang
-        assert await asking.probe(backend(server.url)) is Probe.TIMEOUT
+        assert await asking.probe(backend(server.url)) is ProbeResult.TIMEOUT
 
 
 async def test_a_full_backlog_times_out_and_does_not_refuse() -> None:
@@ -57,7 +58,7 @@ async def test_a_full_backlog_times_out_and_does_not_refuse() -> None:
             filler.setblocking(False)
             filler.connect_ex(full.getsockname())
         async with client(0.1) as asking:
-            assert await asking.probe(backend(f"http://127.0.0.1:{full.getsockname()[1]}")) is Probe.TIMEOUT
+            assert await asking.probe(backend(f"http://127.0.0.1:{full.getsockname()[1]}")) is ProbeResult.TIMEOUT
 
 
 @pytest.mark.parametrize("reply", [b"", b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70000])
@@ -71,7 +72,7 @@ async def test_what_is_not_http_is_no_good_probe(reply: bytes) -> None:
     server = await asyncio.start_server(speak, "127.0.0.1", 0)
     async with server, client() as asking:
         port = server.sockets[0].getsockname()[1]
-        assert await asking.probe(backend(f"http://127.0.0.1:{port}")) is Probe.TIMEOUT
+        assert await asking.probe(backend(f"http://127.0.0.1:{port}")) is ProbeResult.TIMEOUT
 
 
 async def test_questions_carry_the_backends_key_and_no_cookie() -> None:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.backends.blame import Peers
-from gateway.backends.health import JITTER, Health, Probe
+from gateway.backends.health import JITTER, Health, ProbeResult
 from gateway.config import HealthConfig
 
 CONFIG = HealthConfig()
@@ -19,7 +19,7 @@ def make(**changes: float) -> Health:
 
 def up(**changes: float) -> Health:
     health = make(**changes)
-    health.probed(Probe.OK, 0.0)
+    health.probed(ProbeResult.OK, 0.0)
     assert health.state == "up"
     return health
 
@@ -33,33 +33,33 @@ def eject(health: Health, now: float, fatal: bool = False) -> float:
 
 def test_one_good_probe_brings_up_a_backend_that_was_never_up() -> None:
     health = make()
-    health.probed(Probe.REFUSED, 0.0)
+    health.probed(ProbeResult.REFUSED, 0.0)
     assert health.state == "down"
-    health.probed(Probe.OK, 1.0)
+    health.probed(ProbeResult.OK, 1.0)
     assert health.state == "up"
 
 
 def test_only_fall_bad_probes_in_a_row_take_it_down() -> None:
     health = up()
     for now in (2.0, 4.0):
-        health.probed(Probe.UNWELL, now)
-    health.probed(Probe.OK, 6.0)
+        health.probed(ProbeResult.UNWELL, now)
+    health.probed(ProbeResult.OK, 6.0)
     for now in (8.0, 10.0):
-        health.probed(Probe.UNWELL, now)
+        health.probed(ProbeResult.UNWELL, now)
         assert health.state == "up"
-    health.probed(Probe.UNWELL, 12.0)
+    health.probed(ProbeResult.UNWELL, 12.0)
     assert health.state == "down"
 
 
 def test_only_rise_good_probes_in_a_row_bring_it_back() -> None:
     health = up()
     for now in range(3):
-        health.probed(Probe.TIMEOUT, 10.0 + now)
-    health.probed(Probe.OK, 20.0)
-    health.probed(Probe.TIMEOUT, 22.0)
-    health.probed(Probe.OK, 24.0)
+        health.probed(ProbeResult.TIMEOUT, 10.0 + now)
+    health.probed(ProbeResult.OK, 20.0)
+    health.probed(ProbeResult.TIMEOUT, 22.0)
+    health.probed(ProbeResult.OK, 24.0)
     assert health.state == "down"
-    health.probed(Probe.OK, 26.0)
+    health.probed(ProbeResult.OK, 26.0)
     assert health.state == "up"
 
 
@@ -67,16 +67,16 @@ def test_flowing_tokens_overrule_probes_that_time_out() -> None:
     health = up()
     for second in range(2, 60, 2):
         health.heard_at = second - 1.0
-        health.probed(Probe.TIMEOUT, float(second))
+        health.probed(ProbeResult.TIMEOUT, float(second))
         assert health.state == "up"
-    health.probed(Probe.TIMEOUT, 62.0)
+    health.probed(ProbeResult.TIMEOUT, 62.0)
     assert health.state == "up"
-    health.probed(Probe.TIMEOUT, 64.0)
+    health.probed(ProbeResult.TIMEOUT, 64.0)
     assert health.state == "down"
 
 
 def test_flowing_tokens_do_not_overrule_a_refused_connection_nor_an_unwell_engine() -> None:
-    for probe in (Probe.REFUSED, Probe.UNWELL):
+    for probe in (ProbeResult.REFUSED, ProbeResult.UNWELL):
         health = up()
         for second in (2.0, 4.0, 6.0):
             health.succeeded(second - 0.1)
@@ -115,16 +115,16 @@ def test_an_ejection_ends_by_time() -> None:
 def test_a_good_probe_ends_an_ejection_in_its_second_half_only() -> None:
     health = up()
     seconds = eject(health, 10.0)
-    health.probed(Probe.OK, 10.0 + seconds * 0.4)
+    health.probed(ProbeResult.OK, 10.0 + seconds * 0.4)
     assert health.state == "ejected"
-    health.probed(Probe.OK, 10.0 + seconds * 0.6)
+    health.probed(ProbeResult.OK, 10.0 + seconds * 0.6)
     assert health.state == "up"
 
 
 def test_a_good_probe_does_not_end_the_ejection_of_a_dead_engine() -> None:
     health = up()
     seconds = eject(health, 10.0, fatal=True)
-    health.probed(Probe.OK, 10.0 + seconds * 0.9)
+    health.probed(ProbeResult.OK, 10.0 + seconds * 0.9)
     assert health.state == "ejected"
 
 
@@ -247,11 +247,11 @@ class AnyHistory(RuleBasedStateMachine):
         self.now += seconds
         self.health.tick(self.now)
 
-    @rule(probe=st.sampled_from(Probe))
-    def probe(self, probe: Probe) -> None:
+    @rule(probe=st.sampled_from(ProbeResult))
+    def probe(self, probe: ProbeResult) -> None:
         before = self.health.state
         self.health.probed(probe, self.now)
-        good = probe is Probe.OK
+        good = probe is ProbeResult.OK
         self.good_in_a_row = self.good_in_a_row + 1 if good else 0
         self.bad_in_a_row = 0 if good else self.bad_in_a_row + 1
         if self.health.state == "down" and before == "up":

@@ -4,9 +4,9 @@ from random import Random
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.admission.limiter import Move, Reason
+from gateway.admission.limiter import LimitChange, LimitReason
 from gateway.backends.backend import Backend, Facts, ModelCard, Telemetry
-from gateway.backends.health import Probe
+from gateway.backends.health import ProbeResult
 from gateway.backends.registry import Fleet, Sent, eligible
 from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
 from gateway.errors import (
@@ -24,7 +24,7 @@ from .conftest import MakeScene, ManualClock, refused
 def test_a_model_that_no_backend_ever_listed_is_told_from_one_that_nobody_serves_now(scene: MakeScene) -> None:
     s = scene(1)
     assert s.serving("other") == "never listed"
-    s.probe(s.fleet.backends[0], Probe.REFUSED, 3)
+    s.probe(s.fleet.backends[0], ProbeResult.REFUSED, 3)
     assert s.serving() == ""
     assert not s.fleet.ready
 
@@ -33,7 +33,7 @@ def test_a_model_may_come_back_while_a_backend_listed_it_last_or_has_told_nothin
     s = scene(2)
     a, b = s.fleet.backends
     for backend in (a, b):
-        s.probe(backend, Probe.REFUSED, 3)
+        s.probe(backend, ProbeResult.REFUSED, 3)
     assert s.fleet.candidates("m") == []
     assert s.fleet.candidates("other") is None
     s.fleet.learned(a, Facts(models=(ModelCard("new"),)))
@@ -49,7 +49,7 @@ def test_nothing_is_ready_before_the_first_answer(scene: MakeScene) -> None:
     assert not s.fleet.ready
     assert s.serving() == "never listed"
     s.fleet.learned(s.fleet.backends[1], Facts(models=(ModelCard("m"),)))
-    s.fleet.probed(s.fleet.backends[1], Probe.OK)
+    s.fleet.probed(s.fleet.backends[1], ProbeResult.OK)
     assert s.fleet.ready
     assert s.serving() == "b"
 
@@ -59,7 +59,7 @@ def test_a_refusing_backend_is_left_out(scene: MakeScene) -> None:
     s.fleet.failed(s.fleet.backends[0], refused())
     assert s.serving() == "bcd"
     assert s.doubts == ["a"]  # a look at once tells whether somebody is there again
-    s.fleet.probed(s.fleet.backends[0], Probe.OK)
+    s.fleet.probed(s.fleet.backends[0], ProbeResult.OK)
     assert s.serving() == "abcd"
     for _ in range(5):
         s.fleet.failed(s.fleet.backends[0], refused())
@@ -128,7 +128,7 @@ def test_a_connection_that_times_out_is_not_a_refused_one(scene: MakeScene) -> N
 def test_traffic_goes_on_when_all_probes_time_out(scene: MakeScene) -> None:
     s = scene()
     for backend in s.fleet.backends:
-        s.probe(backend, Probe.TIMEOUT, 3)
+        s.probe(backend, ProbeResult.TIMEOUT, 3)
         assert s.fleet.ready
     assert s.serving() == "abcd"
     assert {backend.health.state for backend in s.fleet.backends} == {"down"}
@@ -137,16 +137,16 @@ def test_traffic_goes_on_when_all_probes_time_out(scene: MakeScene) -> None:
 def test_in_panic_the_refusing_ones_are_left_out_while_another_exists(scene: MakeScene) -> None:
     s = scene(3)
     a, b, c = s.fleet.backends
-    s.probe(a, Probe.REFUSED, 3)
-    s.probe(b, Probe.TIMEOUT, 3)
-    s.probe(c, Probe.UNWELL, 3)
+    s.probe(a, ProbeResult.REFUSED, 3)
+    s.probe(b, ProbeResult.TIMEOUT, 3)
+    s.probe(c, ProbeResult.UNWELL, 3)
     assert s.serving() == "bc"
 
 
 def test_an_engine_that_probes_and_requests_call_dead_gets_nothing(scene: MakeScene) -> None:
     s = scene(1)
     [a] = s.fleet.backends
-    s.probe(a, Probe.UNWELL, 3)
+    s.probe(a, ProbeResult.UNWELL, 3)
     assert s.serving() == "a"
     s.fleet.failed(a, EngineDead("dead"))
     assert s.serving() == ""
@@ -157,11 +157,11 @@ def test_all_die_and_return_without_help(scene: MakeScene) -> None:
     for backend in s.fleet.backends:
         for _ in range(5):
             s.fleet.failed(backend, refused())
-        s.probe(backend, Probe.REFUSED, 3)
+        s.probe(backend, ProbeResult.REFUSED, 3)
     assert s.serving() == ""
     s.clock.now += 60
     for backend in s.fleet.backends:
-        s.probe(backend, Probe.OK, 2)
+        s.probe(backend, ProbeResult.OK, 2)
     assert s.serving() == "abcd"
     assert s.restarts == ["a", "b", "c", "d"]
 
@@ -170,9 +170,9 @@ def test_the_first_to_return_starts_at_full_speed_and_the_next_slowly(scene: Mak
     s = scene(2)
     a, b = s.fleet.backends
     for backend in (a, b):
-        s.probe(backend, Probe.REFUSED, 3)
-    s.probe(a, Probe.OK, 2)
-    s.probe(b, Probe.OK, 2)
+        s.probe(backend, ProbeResult.REFUSED, 3)
+    s.probe(a, ProbeResult.OK, 2)
+    s.probe(b, ProbeResult.OK, 2)
     assert a.limit(s.clock.now) == a.cap == 256
     assert b.limit(s.clock.now) < 45
 
@@ -180,17 +180,17 @@ def test_the_first_to_return_starts_at_full_speed_and_the_next_slowly(scene: Mak
 def test_a_first_start_is_not_slow(scene: MakeScene) -> None:
     s = scene(2, up=False)
     for backend in s.fleet.backends:
-        s.probe(backend, Probe.REFUSED, 5)
+        s.probe(backend, ProbeResult.REFUSED, 5)
         s.fleet.learned(backend, Facts(models=(ModelCard("m"),)))
-        s.probe(backend, Probe.OK)
+        s.probe(backend, ProbeResult.OK)
         assert backend.limit(s.clock.now) == 256
 
 
 def test_a_limit_that_grows_is_told(scene: MakeScene) -> None:
     s = scene(2)
     a = s.fleet.backends[0]
-    s.probe(a, Probe.REFUSED, 3)
-    s.probe(a, Probe.OK, 2)
+    s.probe(a, ProbeResult.REFUSED, 3)
+    s.probe(a, ProbeResult.OK, 2)
     limits = []
     for _ in range(20):
         s.changes.clear()
@@ -206,7 +206,7 @@ def test_a_limit_that_grows_is_told(scene: MakeScene) -> None:
 def test_listeners_hear_only_of_changes(scene: MakeScene) -> None:
     s = scene()
     a = s.fleet.backends[0]
-    s.probe(a, Probe.OK, 10)
+    s.probe(a, ProbeResult.OK, 10)
     s.fleet.succeeded(a)
     s.fleet.failed(a, FreshConnectionClosed("closed"))
     s.fleet.tick(a)
@@ -244,7 +244,7 @@ def test_a_refused_connection_to_a_known_process_that_still_runs_is_no_restart(s
     facts = Facts("0.30.0", (ModelCard("m"),), process_start_seconds=1.0)
     s.fleet.learned(a, facts)
     s.fleet.failed(a, refused())
-    s.probe(a, Probe.OK)
+    s.probe(a, ProbeResult.OK)
     s.fleet.learned(a, facts)
     assert s.restarts == []
 
@@ -266,12 +266,12 @@ def overloaded(at: float, waiting: int, capacity: int | None = None) -> Telemetr
 def test_looks_at_an_engine_move_its_limit_and_those_who_listen_hear_of_it(scene: MakeScene) -> None:
     s = scene(1)
     [a] = s.fleet.backends
-    moves: list[tuple[str, Move]] = []
+    moves: list[tuple[str, LimitChange]] = []
     s.fleet.on_limit.append(lambda backend, move: moves.append((backend.name, move)))
     s.fleet.sent_to = lambda _: Sent(200, 1000)
     s.fleet.measured(a, overloaded(1.0, 136))
     s.fleet.measured(a, overloaded(3.0, 136))
-    assert moves == [("a", Move(3.0, Reason.WAITING, 256, 100))]
+    assert moves == [("a", LimitChange(3.0, LimitReason.WAITING, 256, 100))]
     assert (a.limit(3.0), a.cap) == (100, 256)
 
 
@@ -305,7 +305,7 @@ def test_a_restart_voids_what_the_limit_had_learned(scene: MakeScene) -> None:
     s.fleet.learned(a, replace(a.facts, process_start_seconds=2.0))
     assert a.limiter.limit == 256
     assert a.limiter.last_move is not None
-    assert a.limiter.last_move.reason is Reason.RESTART
+    assert a.limiter.last_move.reason is LimitReason.RESTART
 
 
 def test_the_limit_stays_where_the_configuration_says_so() -> None:
@@ -333,7 +333,7 @@ def test_models_are_listed_whatever_the_backends_health_with_the_shortest_contex
     s.fleet.learned(a, Facts(models=(ModelCard("m", max_model_len=8192), ModelCard("lora", parent="m"))))
     s.fleet.learned(b, Facts(models=(ModelCard("m", max_model_len=4096),)))
     for backend in (a, b):
-        s.probe(backend, Probe.REFUSED, 3)
+        s.probe(backend, ProbeResult.REFUSED, 3)
     assert [(card.id, card.max_model_len) for card in s.fleet.models()] == [("m", 4096), ("lora", None)]
 
 
@@ -407,8 +407,8 @@ class AnyFleet(RuleBasedStateMachine):
         facts = Facts(models=(ModelCard(model),), process_start_seconds=float(start))
         self.fleet.learned(self.fleet.backends[number], facts)
 
-    @rule(number=which, probe=st.sampled_from(Probe))
-    def probe(self, number: int, probe: Probe) -> None:
+    @rule(number=which, probe=st.sampled_from(ProbeResult))
+    def probe(self, number: int, probe: ProbeResult) -> None:
         self.fleet.probed(self.fleet.backends[number], probe)
 
     @rule(number=which, kind=st.sampled_from(["closed", "dead", "refused"]), times=st.integers(1, 6))
@@ -473,10 +473,10 @@ def test_a_relapse_that_nobody_ticked_before_still_changes_who_is_spared(scene: 
 def test_a_slow_start_ends_when_nobody_is_left_to_take_the_rest(scene: MakeScene) -> None:
     s = scene(2)
     a, b = s.fleet.backends
-    s.probe(a, Probe.REFUSED, 3)
-    s.probe(a, Probe.OK, 2)
+    s.probe(a, ProbeResult.REFUSED, 3)
+    s.probe(a, ProbeResult.OK, 2)
     assert a.limit(s.clock.now) < a.cap
-    s.probe(b, Probe.REFUSED, 3)
+    s.probe(b, ProbeResult.REFUSED, 3)
     assert a.limit(s.clock.now) == a.cap
 
 

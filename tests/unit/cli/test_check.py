@@ -9,7 +9,7 @@ from rich.console import Console
 
 from gateway.backends.backend import Backend, Facts, KvEventSource, ModelCard
 from gateway.backends.control import ControlError
-from gateway.backends.health import Probe
+from gateway.backends.health import ProbeResult
 from gateway.cli.check import Answers, Report, as_json, as_table, examine, fleet_warnings, report_on
 from gateway.config import BackendConfig, Config, HealthConfig, UpstreamConfig
 from tests.unit.backends.scripted import Scripted, hang, json_answer
@@ -28,7 +28,7 @@ GOOD = Facts(
 
 def answered(facts: Facts, name: str = "a", **settings: object) -> Answers:
     config = BackendConfig.model_validate({"url": "http://h:1", "name": name, **settings})
-    return Answers(Backend(0, config, HealthConfig(), Random(1)), Probe.OK, facts, is_vllm=True)
+    return Answers(Backend(0, config, HealthConfig(), Random(1)), ProbeResult.OK, facts, is_vllm=True)
 
 
 def config_for(*urls: str, **sections: object) -> Config:
@@ -106,9 +106,9 @@ def test_the_routing_follows_from_policy_and_cache(facts: Facts, policy: str, ro
 
 def test_no_number_is_made_up_for_a_backend_that_was_not_reached() -> None:
     silent = answered(Facts())
-    silent.probe = Probe.REFUSED
+    silent.probe = ProbeResult.REFUSED
     told = answered(Facts(), "b", max_in_flight=8, kv_cache_tokens=2000)
-    told.probe = Probe.REFUSED
+    told.probe = ProbeResult.REFUSED
     reports = [report_on(silent, "prefix"), report_on(told, "prefix")]
     assert [(report.cap, report.cap_from) for report in reports] == [(None, "unknown"), (8, "max_in_flight")]
     rows = {row.split("│")[1].strip(): [cell.strip() for cell in row.split("│")[2:4]] for row in shown(reports)}

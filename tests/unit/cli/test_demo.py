@@ -137,7 +137,9 @@ def test_a_model_folder_needs_real_engines(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_cannot_start_is_reported_with_its_log(tmp_path: Path) -> None:
-    server = demo.Server("engine-1", "http://127.0.0.1:9", ["json.tool", "/missing"], "/health", tmp_path / "log")
+    server = demo.ServerProcess(
+        "engine-1", "http://127.0.0.1:9", ["json.tool", "/missing"], "/health", tmp_path / "log"
+    )
     server.start()
     with pytest.raises(demo.DemoFailed, match=r"engine-1 exited before it was ready(.|\n)*missing"):
         server.wait_ready()

@@ -16,7 +16,7 @@ from gateway.admission.output_lengths import OutputLengths
 from gateway.admission.placement import Knobs, Placement
 from gateway.admission.queue import Queue
 from gateway.backends.backend import Backend, Facts, ModelCard
-from gateway.backends.health import Probe
+from gateway.backends.health import ProbeResult
 from gateway.backends.registry import Fleet
 from gateway.config import AdmissionConfig, BackendConfig, Config, EmbeddingsConfig, HealthConfig, UpstreamConfig
 from gateway.dispatch import Dispatcher
@@ -30,7 +30,7 @@ from gateway.memory import MemoryBudget
 from gateway.observe.embeddings import EmbeddingMetrics
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
-from gateway.relay.exchange import Answer, Sink
+from gateway.relay.exchange import Sink, UpstreamResult
 from gateway.relay.relay import Relay
 from gateway.relay.retry import RetryBudget
 from gateway.relay.usage import read_usage
@@ -109,7 +109,7 @@ class Scene:
             self.fleet.learned(
                 backend, Facts(models=(ModelCard("m", max_model_len=CONTEXT_TOKENS),), process_start_seconds=1.0)
             )
-            self.fleet.probed(backend, Probe.OK)
+            self.fleet.probed(backend, ProbeResult.OK)
         bounds = AdmissionConfig.model_validate(admission or {})
         self.queue = Queue(bounds.max_queued_requests, bounds.max_queued_bytes)
         lengths, calibration = OutputLengths(), Calibrations(CostModel())
@@ -160,7 +160,7 @@ class Scene:
         *,
         rank: int | None = None,
         fresh: bool,
-    ) -> Answer:
+    ) -> UpstreamResult:
         sent, weights = Sent(backend, request, self.clock()), self.weights
         self.sent.append(sent)
         count = min(self._cap, len(sent.items))
@@ -179,11 +179,11 @@ class Scene:
         if BAD in sent.items:
             body = refusal(sent.items)
             sink.send(400, b"application/json", b"", body)
-            return Answer(400, None, self.clock())
+            return UpstreamResult(400, None, self.clock())
         floats = sent.body.get("encoding_format") != "base64"
         body = fault if fault is not None else answer(request.request_id, sent.items, floats=floats, weights=weights)
         sink.send(200, b"application/json", b"", body)
-        return Answer(200, read_usage(body[-4096:]), self.clock())
+        return UpstreamResult(200, read_usage(body[-4096:]), self.clock())
 
     # The clients.
 
@@ -250,7 +250,7 @@ class Scene:
         assert repr(self.queue.backlog) == "<Backlog 0 requests, 0 bytes>"
         assert set(self._running.values()) <= {0}
         for seat in self.placement.seats:
-            assert repr(seat.load) == "<Load 0 in flight, 0 decoding, 0 tokens>"
+            assert repr(seat.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
         for sizes in self.coalescer._sizes.values():
             assert sizes.bulk.items == 0
 

@@ -10,10 +10,10 @@ import orjson
 import pytest
 
 from gateway.backends.backend import Facts, ModelCard
-from gateway.backends.health import Probe
+from gateway.backends.health import ProbeResult
 from gateway.errors import BackendFault
 from gateway.observe.record import Record
-from gateway.relay.exchange import Answer
+from gateway.relay.exchange import UpstreamResult
 from tests.unit.admission.virtual_time import run, turns
 from tests.unit.embeddings.scene import BAD, Scene, answer, expected, tokens, vectors_in
 from tests.unit.front.wires import FakeWire, reply_on
@@ -206,7 +206,7 @@ def test_failures_are_not_kept_and_the_backends_words_reach_only_the_client_whos
 
         def broken(_backend: str, _items: object) -> BackendFault:
             error = BackendFault("broken")
-            error.answer = Answer(500, None, None, body=b"about secret", content_type=b"application/json")
+            error.answer = UpstreamResult(500, None, None, body=b"about secret", content_type=b"application/json")
             return error
 
         scene.fault = broken
@@ -269,7 +269,7 @@ def test_what_is_known_is_answered_while_no_backend_is_up_but_not_for_models_tha
         await scene.ask("known")
         backend = scene.backend("a")
         for _ in range(3):
-            scene.fleet.probed(backend, Probe.REFUSED)
+            scene.fleet.probed(backend, ProbeResult.REFUSED)
         assert vectors_in(await scene.ask("known")) == expected(["known"])
         scene.fleet.learned(backend, replace(backend.facts, models=(ModelCard("other"),)))
         assert (await scene.ask("known")).status == 404

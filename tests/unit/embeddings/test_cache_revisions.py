@@ -4,7 +4,7 @@ from dataclasses import replace
 from random import Random
 
 from gateway.backends.backend import Facts, ModelCard
-from gateway.backends.health import Probe
+from gateway.backends.health import ProbeResult
 from gateway.backends.registry import Fleet
 from gateway.config import BackendConfig, HealthConfig
 from gateway.embeddings.cache import Revisions
@@ -19,7 +19,7 @@ def scene(*cards: ModelCard) -> tuple[Fleet, Revisions]:
     fleet.on_restart.append(revisions.restarted)
     for backend, card in zip(fleet.backends, cards, strict=False):
         fleet.learned(backend, Facts(models=(card,), process_start_seconds=1.0))
-        fleet.probed(backend, Probe.OK)
+        fleet.probed(backend, ProbeResult.OK)
     return fleet, revisions
 
 

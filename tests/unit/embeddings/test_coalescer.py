@@ -10,7 +10,7 @@ import pytest
 
 from gateway.errors import BackendFault, ConnectFailed, FreshConnectionClosed
 from gateway.observe.record import Record
-from gateway.relay.exchange import Answer
+from gateway.relay.exchange import UpstreamResult
 from tests.unit.admission.virtual_time import run, turns
 from tests.unit.embeddings.scene import BAD, Scene, answer, expected, refusal, vectors_in
 from tests.unit.front.wires import FakeWire, reply_on
@@ -221,7 +221,7 @@ def test_a_failure_that_cannot_be_tried_again_is_everybodys(error: Any) -> None:
     async def main() -> None:
         scene = Scene(admission={"hold_without_backend": False})
         scene.dispatcher._holds = False
-        error.answer = Answer(500, None, None, body=b"inputs of others", content_type=b"text/plain")
+        error.answer = UpstreamResult(500, None, None, body=b"inputs of others", content_type=b"text/plain")
         scene.fault = lambda _backend, _items: error
         wires = await scene.ask_all("a", "b", "c")
         assert [wire.status for wire in wires] == [502] * 3

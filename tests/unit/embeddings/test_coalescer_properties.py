@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import BackendError, BackendFault, FreshConnectionClosed, ReusedConnectionClosed
-from gateway.relay.exchange import Answer
+from gateway.relay.exchange import UpstreamResult
 from tests.unit.admission.virtual_time import run
 from tests.unit.embeddings.scene import BAD, Scene, expected, refusal, tokens, vectors_in
 from tests.unit.front.wires import FakeWire
@@ -69,7 +69,7 @@ class Faults:
                 return FreshConnectionClosed("gone")
             case "fault":
                 error = BackendFault("broken")
-                error.answer = Answer(500, None, None, body=b'{"error":{}}', content_type=b"application/json")
+                error.answer = UpstreamResult(500, None, None, body=b'{"error":{}}', content_type=b"application/json")
                 return error
             case "short":
                 return orjson.dumps({"data": [], "usage": {"prompt_tokens": 1}})

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.embeddings.fit import Fit
+from gateway.embeddings.fit import LinearFit
 
 
 def test_without_measurements_it_is_the_guess() -> None:
-    assert Fit(2.0, 0.25, 4.0, 400.0).coefficients == pytest.approx((2.0, 0.25))
+    assert LinearFit(2.0, 0.25, 4.0, 400.0).coefficients == pytest.approx((2.0, 0.25))
 
 
 def test_it_finds_what_measurements_lie_on() -> None:
-    fit = Fit(1.0, 1.0)
+    fit = LinearFit(1.0, 1.0)
     for number in range(800):
         fit.learn(1.0, number % 64 + 1, 0.003 + 0.0005 * (number % 64 + 1))
     assert fit.coefficients == pytest.approx((0.003, 0.0005), rel=0.2)
@@ -20,7 +20,7 @@ def test_it_finds_what_measurements_lie_on() -> None:
 
 
 def test_it_forgets() -> None:
-    fit = Fit(1.0, 1.0)
+    fit = LinearFit(1.0, 1.0)
     for overhead in (5.0, 1.0):
         for number in range(600):
             fit.learn(1.0, number % 8, overhead)
@@ -29,7 +29,7 @@ def test_it_forgets() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e6), st.floats(0, 1e6))))
 def test_it_never_tells_less_than_nothing(measured: list[tuple[float, float, float]]) -> None:
-    fit = Fit(2.0, 0.25, 4.0, 400.0)
+    fit = LinearFit(2.0, 0.25, 4.0, 400.0)
     for each in measured:
         fit.learn(*each)
     assert min(fit.coefficients) >= 0

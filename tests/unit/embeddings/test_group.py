@@ -1,7 +1,7 @@
 """Short requests and long lists of a group share its model's slots, and the short ones always find some."""
 
 from gateway.embeddings.batch import Budget
-from gateway.embeddings.group import Group, GroupKey
+from gateway.embeddings.group import BatchGroup, GroupKey
 from gateway.embeddings.part import Part
 from tests.unit.embeddings.test_sizes import sizes
 
@@ -9,8 +9,8 @@ BUDGET = Budget(64, 8192, 0.005)
 KEY = GroupKey("m", b"{", False, "", False)
 
 
-def group(cap: int = 64, short: int = 0, long: tuple[int, ...] = ()) -> Group:
-    made = Group(KEY, sizes(cap))
+def group(cap: int = 64, short: int = 0, long: tuple[int, ...] = ()) -> BatchGroup:
+    made = BatchGroup(KEY, sizes(cap))
     for _ in range(short):
         made.interactive.join(Part(None, 0, 1, 2, 8), 100.0)
     for items in long:

@@ -31,30 +31,30 @@ from gateway.errors import (
 from gateway.front.connection import ClientConnection
 from gateway.front.handler import Handler
 from gateway.front.incoming import Incoming
-from gateway.front.read import Reader
+from gateway.front.read import RequestReader
 from gateway.front.reply import Reply
 from gateway.front.stored import StoredResponses
 from gateway.front.upload import Upload
 from gateway.memory import Holding, MemoryBudget
 from gateway.observe.record import Record
-from gateway.relay.exchange import Answer
+from gateway.relay.exchange import UpstreamResult
 from gateway.request import InferenceRequest, Kind
 from gateway.routing.estimate import Estimates
 from gateway.scoring.spreader import Spreader
 from tests.unit.admission.virtual_time import run, turns
 from tests.unit.front.wires import Clock, FakeWire, Sent, fleet_of
 
-Story = Callable[[InferenceRequest, Reply, Record], Awaitable[Answer]]
+Story = Callable[[InferenceRequest, Reply, Record], Awaitable[UpstreamResult]]
 MULTIPART = {b"content-type": b'multipart/form-data; boundary="b"'}
 
 
-async def well(request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+async def well(request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
     """The backend `a` answers."""
     record.backend = "a"
     reply.send(200, b"application/json", b"", b'{"ok":true}')
     if request.on_opening is not None:
         request.on_opening(b'{"id":"resp_1"}')
-    return Answer(200, None, 95.0)
+    return UpstreamResult(200, None, 95.0)
 
 
 def upload_of() -> Upload:
@@ -77,7 +77,7 @@ class Scene:
             cast(Dispatcher, self),
             cast(Coalescer, self),
             cast(Spreader, self),
-            Reader(whole, Estimates(), stored, b"secret"),
+            RequestReader(whole, Estimates(), stored, b"secret"),
             stored,
             self.records.append,
             Clock(),
@@ -90,7 +90,7 @@ class Scene:
         self.completed.append(request)
         request.document = None
 
-    async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+    async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
         self.requests.append(request)
         return await self.story(request, reply, record)
 
@@ -120,9 +120,9 @@ def test_a_request_that_is_answered_is_recorded_as_completed() -> None:
 
 
 def test_an_error_answer_that_says_something_of_the_request_is_recorded_as_refused() -> None:
-    async def refuse(request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+    async def refuse(request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
         reply.send(400, b"application/json", b"", b"{}")
-        return Answer(400, None, None)
+        return UpstreamResult(400, None, None)
 
     scene = Scene(refuse)
     scene.run(Sent())
@@ -142,7 +142,7 @@ def test_a_sane_request_id_is_used_and_another_is_replaced(given: bytes, used: b
 
 
 def test_an_error_is_answered_and_recorded_by_its_outcome() -> None:
-    async def refuse(request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+    async def refuse(request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
         raise QueueFull("busy", retry_after_seconds=2.0)
 
     scene = Scene(refuse)
@@ -156,7 +156,7 @@ def test_an_error_is_answered_and_recorded_by_its_outcome() -> None:
 def test_many_who_are_refused_for_the_same_reason_are_not_told_to_come_back_at_the_same_time(
     refusal: type[GatewayError], spread: bool
 ) -> None:
-    async def refuse(request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+    async def refuse(request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
         raise refusal("busy", retry_after_seconds=2.0)
 
     scene = Scene(refuse)
@@ -165,9 +165,9 @@ def test_many_who_are_refused_for_the_same_reason_are_not_told_to_come_back_at_t
 
 
 def test_what_the_backend_said_is_passed_on_when_nothing_else_could_be_tried() -> None:
-    async def busy(request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+    async def busy(request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
         error = BackendBusy("busy")
-        error.answer = Answer(503, None, None, b'{"theirs":1}', b"application/json", b"retry-after: 9\r\n")
+        error.answer = UpstreamResult(503, None, None, b'{"theirs":1}', b"application/json", b"retry-after: 9\r\n")
         raise error
 
     scene = Scene(busy)
@@ -177,7 +177,7 @@ def test_what_the_backend_said_is_passed_on_when_nothing_else_could_be_tried() -
 
 
 def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
-    async def broken(request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+    async def broken(request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
         reply.begin(200, b"text/event-stream", b"")
         reply.write(b"data: 1\n\n")
         raise StreamInterrupted("broke off")
@@ -189,7 +189,7 @@ def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
 
 
 def test_a_fault_of_ours_is_answered_logged_and_recorded() -> None:
-    async def crash(request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+    async def crash(request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
         raise ZeroDivisionError("secret detail")
 
     scene = Scene(crash)
@@ -203,7 +203,7 @@ def test_a_fault_of_ours_is_answered_logged_and_recorded() -> None:
 
 @pytest.mark.parametrize(("was_cut", "outcome"), [(False, "client_gone"), (True, "cut_by_shutdown")])
 def test_a_request_that_is_cut_says_by_whom(was_cut: bool, outcome: str) -> None:
-    async def endless(request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+    async def endless(request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
         await asyncio.Event().wait()
         raise AssertionError
 

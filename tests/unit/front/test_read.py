@@ -5,7 +5,7 @@ import pytest
 
 from gateway.config import BackendConfig, Config, EmbeddingsConfig, KeyConfig, ModelsConfig, ServerConfig
 from gateway.errors import InvalidRequest, ModelNotFound
-from gateway.front.read import MEDIA_TOKENS, Reader, upstream_headers
+from gateway.front.read import MEDIA_TOKENS, RequestReader, upstream_headers
 from gateway.front.steps import at_once
 from gateway.front.stored import Place, StoredResponses
 from gateway.request import InferenceRequest, Kind
@@ -17,13 +17,13 @@ SHARED = KeyConfig(name="cat", key="cat")
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x" * 3000}]}
 
 
-def reader(stored: StoredResponses | None = None, **server: int) -> Reader:
+def reader(stored: StoredResponses | None = None, **server: int) -> RequestReader:
     config = Config(
         backends=(BackendConfig(url="http://10.0.0.1:8000"),),
         models=ModelsConfig(aliases={"gpt": "org/m"}),
         server=ServerConfig.model_validate(server),
     )
-    return Reader(config, Estimates(), stored or StoredResponses(), b"secret")
+    return RequestReader(config, Estimates(), stored or StoredResponses(), b"secret")
 
 
 def read(
@@ -32,7 +32,7 @@ def read(
     *,
     key: KeyConfig | None = None,
     only_model: str | None = None,
-    through: Reader | None = None,
+    through: RequestReader | None = None,
     headers: dict[bytes, bytes] | None = None,
 ) -> InferenceRequest:
     body = document if isinstance(document, bytes) else orjson.dumps(document)
@@ -272,7 +272,7 @@ def test_lists_of_documents_may_be_cut_where_that_is_on() -> None:
     assert read({"model": "m", "text_1": "q", "text_2": ["a"]}, b"/score").pairs is not None
     assert read(body, b"/pooling").pairs is None
     off = Config(backends=(BackendConfig(url="http://10.0.0.1:8000"),), embeddings=EmbeddingsConfig(coalesce=False))
-    through = Reader(off, Estimates(), StoredResponses(), b"secret")
+    through = RequestReader(off, Estimates(), StoredResponses(), b"secret")
     assert read(body, b"/v1/rerank", through=through).pairs is None
 
 

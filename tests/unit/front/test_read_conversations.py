@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import BackendConfig, Config
-from gateway.front.read import MEDIA_TOKENS, Reader
+from gateway.front.read import MEDIA_TOKENS, RequestReader
 from gateway.front.steps import at_once
 from gateway.front.stored import StoredResponses
 from gateway.request import Ask, Usage
 from gateway.routing.blocks import LONGEST_BYTES
 from gateway.routing.estimate import Estimates
+from gateway.routing.hit_accuracy import HitAccuracy
 from gateway.routing.hits import Hits
 from gateway.routing.learning import Learning
 from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.seat import Seat
-from gateway.routing.trust import Trust
 from tests.unit.front.wires import Sent
 
 BLOCK = 16
@@ -42,12 +42,12 @@ class Scene:
     """Three engines; each request is placed where the test says, and learned from when it is answered."""
 
     def __init__(self) -> None:
-        self.estimates, self.index, trust = Estimates(), PrefixIndex([1 << 30] * 3), Trust()
+        self.estimates, self.index, trust = Estimates(), PrefixIndex([1 << 30] * 3), HitAccuracy()
         self.hits = Hits(self.index, trust)
         self.learning = Learning(self.estimates, self.index, trust)
         self.seats = [Seat(number, "abc"[number], block_tokens=BLOCK) for number in range(3)]
         config = Config(backends=(BackendConfig(url="http://10.0.0.1:8000"),))
-        self.reader = Reader(config, self.estimates, StoredResponses(), b"secret")
+        self.reader = RequestReader(config, self.estimates, StoredResponses(), b"secret")
 
     def ask(self, *turns: Turn, path: bytes = b"/v1/chat/completions", **fields: Any) -> Ask:
         body = orjson.dumps({"model": "m"} | ({"messages": turns} if turns else {}) | fields)

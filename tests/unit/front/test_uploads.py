@@ -15,7 +15,7 @@ from gateway.front.upload import Upload
 from gateway.front.uploads import Uploads
 from gateway.memory import Holding, MemoryBudget
 from gateway.observe.record import Record
-from gateway.relay.exchange import Answer
+from gateway.relay.exchange import UpstreamResult
 from gateway.request import Ask, InferenceRequest, Kind
 from tests.unit.admission.virtual_time import run, turns
 from tests.unit.front.wires import Clock, FakeWire, fleet_of, reply_on
@@ -33,22 +33,22 @@ class Scene:
         self.error: Exception | None = None
         self.uploads = Uploads(self.fleet, cast(Dispatcher, self), 60.0, self.clock)
 
-    async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> Answer:
+    async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
         record.backend = "a"
         self.running.append(request.request_id)
         if self.error is not None:
             raise self.error
         await self.release.wait()
-        return Answer(200, None, None)
+        return UpstreamResult(200, None, None)
 
-    def send(self, name: str, upload: Upload, endpoint: str = "transcriptions") -> "asyncio.Task[Answer]":
+    def send(self, name: str, upload: Upload, endpoint: str = "transcriptions") -> "asyncio.Task[UpstreamResult]":
         request = InferenceRequest(endpoint, Kind.UPLOAD, b"POST", b"/", Ask("m"), name, upload=upload)
         record = Record(name, endpoint, 0.0)
         return asyncio.get_running_loop().create_task(
             self.uploads.dispatch(request, reply_on(FakeWire()), record), name=name
         )
 
-    def all_sent(self, uploads: list[Upload]) -> "list[asyncio.Task[Answer]]":
+    def all_sent(self, uploads: list[Upload]) -> "list[asyncio.Task[UpstreamResult]]":
         return [self.send(str(number), upload) for number, upload in enumerate(uploads)]
 
 

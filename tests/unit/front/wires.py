@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from gateway.backends.backend import Facts, ModelCard
-from gateway.backends.health import Probe
+from gateway.backends.health import ProbeResult
 from gateway.backends.registry import Fleet
 from gateway.config import BackendConfig, HealthConfig
 from gateway.front.incoming import Incoming
@@ -68,9 +68,9 @@ def fleet_of(*models: ModelCard, up: bool = True) -> Fleet:
     fleet = Fleet([config], HealthConfig(), clock=Clock(), random=Random(1))
     fleet.learned(fleet.backends[0], Facts(models=models or (ModelCard("m"),)))
     if up:
-        fleet.probed(fleet.backends[0], Probe.OK)
+        fleet.probed(fleet.backends[0], ProbeResult.OK)
     else:
-        fleet.probed(fleet.backends[0], Probe.REFUSED)
+        fleet.probed(fleet.backends[0], ProbeResult.REFUSED)
     return fleet
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from gateway.insights.causes import Cause, Scale, advice_on, breakers, find_cause
 from gateway.insights.corpus import build
-from gateway.insights.difference import Kind
+from gateway.insights.difference import DifferenceKind
 from gateway.insights.families import find_families
 from gateway.insights.samples import Sample
 from tests.unit.insights.traffic import Document, Prose, chat, read, uuid
@@ -31,7 +31,11 @@ def test_what_most_pairs_show_is_the_cause() -> None:
     documents = [chat(f"It is 09:{minute}.\n{system}", "Hi") for minute in range(10, 30)]
     documents[4] = chat(f"It is late.\n{system}", "Hi")
     (cause,) = causes(documents)
-    assert (cause.kind, cause.part.name, cause.part.offset_bytes) == (Kind.TIMESTAMP, "messages[0] (system)", 6)
+    assert (cause.kind, cause.part.name, cause.part.offset_bytes) == (
+        DifferenceKind.TIMESTAMP,
+        "messages[0] (system)",
+        6,
+    )
     assert len(cause.shown_by) == 17
 
 
@@ -57,13 +61,13 @@ def test_a_time_before_them_is() -> None:
     for number, document in enumerate(documents):
         document["messages"][0]["content"] = f"Now 2026-03-14 10:{number + 10}\n{system}"
     (cause,) = causes(documents)
-    assert cause.kind is Kind.TIMESTAMP
+    assert cause.kind is DifferenceKind.TIMESTAMP
 
 
 def test_files_that_users_paste_are() -> None:
     file, system = PROSE.text(3000), PROSE.text(1000)
     (cause,) = causes([chat(system, f"{PROSE.sentence()}\n{file}") for _ in range(12)])
-    assert (cause.kind, cause.part.name) == (Kind.WORDS, "messages[1] (user)")
+    assert (cause.kind, cause.part.name) == (DifferenceKind.WORDS, "messages[1] (user)")
 
 
 def told(texts: list[str], scale: Scale = HOUR, weight: int = 10, model: str = "m") -> Document:
@@ -137,8 +141,8 @@ def test_differing_text_is_shown_only_if_that_is_wanted(show: bool) -> None:
     assert found.get("examples") == (["100", "101", "102", "103"] if show else None)
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_every_kind_has_an_advice(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", DifferenceKind)
+def test_every_kind_has_an_advice(kind: DifferenceKind) -> None:
     told = advice_on(kind, "tools, byte 12", 1234)
     assert "it is in tools, byte 12" in told or "It is in tools, byte 12" in told
     assert "1,234 tokens" in told

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.kv_events.continuity import Continuity, Place
+from gateway.kv_events.continuity import Continuity, MessagePlace
 
 
 def after(*live: int, begun: int = 0) -> Continuity:
@@ -14,22 +14,32 @@ def after(*live: int, begun: int = 0) -> Continuity:
 
 @pytest.mark.parametrize(
     ("sequence", "place"),
-    [(3, Place.NEXT), (4, Place.AFTER_GAP), (900, Place.AFTER_GAP), (2, Place.RESTARTED), (0, Place.RESTARTED)],
+    [
+        (3, MessagePlace.NEXT),
+        (4, MessagePlace.AFTER_GAP),
+        (900, MessagePlace.AFTER_GAP),
+        (2, MessagePlace.RESTARTED),
+        (0, MessagePlace.RESTARTED),
+    ],
 )
-def test_a_live_message_is_judged_by_the_one_before(sequence: int, place: Place) -> None:
+def test_a_live_message_is_judged_by_the_one_before(sequence: int, place: MessagePlace) -> None:
     assert after(0, 1, 2).place(sequence) is place
 
 
 def test_the_first_message_of_all_comes_after_a_gap() -> None:
-    assert Continuity().place(0) is Place.AFTER_GAP
+    assert Continuity().place(0) is MessagePlace.AFTER_GAP
 
 
 def test_a_live_message_that_a_replay_brought_before_is_no_restart() -> None:
     continuity = after(0)
     for sequence in (1, 2, 3):  # replayed
         continuity.took(sequence, b"")
-    assert [continuity.place(sequence) for sequence in (2, 3, 4)] == [Place.REPEATED, Place.REPEATED, Place.NEXT]
-    assert continuity.place(3) is Place.RESTARTED
+    assert [continuity.place(sequence) for sequence in (2, 3, 4)] == [
+        MessagePlace.REPEATED,
+        MessagePlace.REPEATED,
+        MessagePlace.NEXT,
+    ]
+    assert continuity.place(3) is MessagePlace.RESTARTED
 
 
 def test_only_the_same_message_proves_the_same_process() -> None:
@@ -47,4 +57,4 @@ def test_where_nothing_was_used_nothing_can_be_proved() -> None:
     assert (continuity.expected, continuity.proves(6, b"")) == (7, False)
     continuity.reset()
     assert (continuity.expected, continuity.can_prove) == (None, False)
-    assert continuity.place(0) is Place.AFTER_GAP
+    assert continuity.place(0) is MessagePlace.AFTER_GAP

@@ -5,7 +5,7 @@ import pytest
 
 from gateway.backends.backend import Backend, Facts, KvEventSource
 from gateway.config import BackendConfig, HealthConfig
-from gateway.kv_events.endpoints import Address, Plan, Source, plan
+from gateway.kv_events.endpoints import Address, ReadingPlan, Source, plan
 
 ZMQ = KvEventSource(0, "zmq", "tcp://*:5557", "tcp://*:5657", "kv")
 
@@ -58,7 +58,7 @@ def test_each_rank_has_its_own_ports_and_its_share_of_the_cache() -> None:
     ],
 )
 def test_why_a_publisher_cannot_be_read_is_said(source: KvEventSource, why: str) -> None:
-    assert plan(backend(source)) == Plan((), why)
+    assert plan(backend(source)) == ReadingPlan((), why)
 
 
 def test_a_replay_endpoint_that_cannot_be_reached_is_done_without() -> None:
@@ -76,9 +76,9 @@ def test_readable_ranks_are_read_though_others_are_not() -> None:
 def test_why_nothing_is_read_is_said() -> None:
     old = backend()
     old.learn(Facts(kv_event_sources=None))
-    assert plan(old) == Plan((), "the backend has no /kv_event_sources")
-    assert plan(backend()) == Plan((), "the backend publishes no KV events (vLLM: --kv-events-config)")
-    assert plan(backend(ZMQ, kv_events="off")) == Plan((), "kv_events is off")
+    assert plan(old) == ReadingPlan((), "the backend has no /kv_event_sources")
+    assert plan(backend()) == ReadingPlan((), "the backend publishes no KV events (vLLM: --kv-events-config)")
+    assert plan(backend(ZMQ, kv_events="off")) == ReadingPlan((), "kv_events is off")
 
 
 def test_configured_endpoints_go_before_told_ones() -> None:

@@ -7,7 +7,7 @@ import zmq
 
 from gateway.kv_events import reader as module
 from gateway.kv_events.endpoints import Source
-from gateway.kv_events.reader import Reader, Update
+from gateway.kv_events.reader import EventReader, Update
 from gateway.kv_events.stream import Stream
 from gateway.supervisor import Supervisor
 from tests.unit.kv_events.following import prompt
@@ -52,14 +52,14 @@ def inbox() -> Inbox:
 
 
 @pytest.fixture
-def reader(inbox: Inbox) -> Iterator[Reader]:
-    reader = Reader(inbox.deliver, lambda: inbox.pending, time.monotonic)
+def reader(inbox: Inbox) -> Iterator[EventReader]:
+    reader = EventReader(inbox.deliver, lambda: inbox.pending, time.monotonic)
     reader.start()
     yield reader
     reader.stop()
 
 
-def test_a_large_change_comes_in_pieces_and_before_the_state(reader: Reader, inbox: Inbox) -> None:
+def test_a_large_change_comes_in_pieces_and_before_the_state(reader: EventReader, inbox: Inbox) -> None:
     with Publisher() as publisher:
         publisher.publish(stored(range(3000), range(12000), None, 4))
         reader.follow(0, "a", source_of(publisher))
@@ -69,7 +69,7 @@ def test_a_large_change_comes_in_pieces_and_before_the_state(reader: Reader, inb
         assert {update.resident_tokens for update in inbox.updates} == {12000}
 
 
-def test_of_a_seat_that_is_forgotten_nothing_is_known(reader: Reader, inbox: Inbox) -> None:
+def test_of_a_seat_that_is_forgotten_nothing_is_known(reader: EventReader, inbox: Inbox) -> None:
     with Publisher() as publisher:
         publisher.publish(*Cache().serve(prompt(0)))
         reader.follow(0, "a", source_of(publisher))
@@ -84,7 +84,7 @@ def test_of_a_seat_that_is_forgotten_nothing_is_known(reader: Reader, inbox: Inb
     assert reader.statuses() == {}
 
 
-def test_another_source_for_a_seat_takes_the_place_of_the_first(reader: Reader, inbox: Inbox) -> None:
+def test_another_source_for_a_seat_takes_the_place_of_the_first(reader: EventReader, inbox: Inbox) -> None:
     with Publisher() as first, Publisher() as second:
         first.publish(*Cache().serve(prompt(0)))
         second.publish(*Cache().serve(prompt(1, blocks=7)))
@@ -96,7 +96,7 @@ def test_another_source_for_a_seat_takes_the_place_of_the_first(reader: Reader, 
 
 
 def test_the_end_of_the_reader_tells_that_nothing_is_known(inbox: Inbox) -> None:
-    reader = Reader(inbox.deliver, lambda: 0, time.monotonic)
+    reader = EventReader(inbox.deliver, lambda: 0, time.monotonic)
     reader.start()
     with Publisher() as publisher:
         publisher.publish(*Cache().serve(prompt(0)))
@@ -107,7 +107,7 @@ def test_the_end_of_the_reader_tells_that_nothing_is_known(inbox: Inbox) -> None
     assert inbox.held() == set()
 
 
-def test_the_reader_waits_for_a_loop_that_is_behind(reader: Reader, inbox: Inbox) -> None:
+def test_the_reader_waits_for_a_loop_that_is_behind(reader: EventReader, inbox: Inbox) -> None:
     cache = Cache()
     with Publisher() as publisher:
         reader.follow(0, "a", source_of(publisher))
@@ -122,7 +122,7 @@ def test_the_reader_waits_for_a_loop_that_is_behind(reader: Reader, inbox: Inbox
 
 
 def test_a_fault_in_one_stream_leaves_the_others_alone(
-    reader: Reader, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+    reader: EventReader, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REOPEN_SECONDS", 0.05)
     faults = iter([RuntimeError("a fault"), zmq.ZMQError(1)])
@@ -143,7 +143,9 @@ def test_a_fault_in_one_stream_leaves_the_others_alone(
     assert len(inbox.held(0)) == len(inbox.held(1)) == 5
 
 
-def test_a_port_that_is_taken_is_tried_again(reader: Reader, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_taken_is_tried_again(
+    reader: EventReader, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "REOPEN_SECONDS", 0.05)
     with Publisher() as holder:
         source = Source(0, holder.endpoint, None, bind=True)
@@ -163,7 +165,7 @@ def test_a_fault_outside_the_streams_does_not_end_the_reader() -> None:
             raise fault
         inbox.deliver(updates)
 
-    reader = Reader(deliver, lambda: 0, time.monotonic, supervisor)
+    reader = EventReader(deliver, lambda: 0, time.monotonic, supervisor)
     reader.start()
     try:
         with Publisher() as publisher:

@@ -5,7 +5,7 @@ import yaml
 
 from gateway.config import parse
 from gateway.plan.document import gateway_file, plan_document, running_document, serve_command, shell
-from gateway.plan.memory import Group, KvLayout, Pool
+from gateway.plan.memory import BlockPool, Group, KvLayout
 from gateway.plan.model_shape import read_shape
 from gateway.plan.plan import make_plan
 from gateway.plan.running import Running
@@ -63,7 +63,7 @@ def test_what_is_assumed_is_listed() -> None:
 
 
 def test_a_running_backends_engines_share_its_cap() -> None:
-    pool = Pool(KvLayout(16, 0, (Group(None),)), 6250)
+    pool = BlockPool(KvLayout(16, 0, (Group(None),)), 6250)
     running = Running("http://h:1", "m", "0.33.0", 8192, 2, 100_000, None, pool)
     found = running_document(running, workload(), [], 92)
     assert found["max_num_seqs"] == 92

@@ -4,9 +4,9 @@ import pytest
 
 from gateway.plan.memory import (
     GIB,
+    BlockPool,
     Group,
     KvLayout,
-    Pool,
     assumed_reserve,
     bytes_per_sequence,
     bytes_per_token,
@@ -198,7 +198,7 @@ def test_a_window_is_held_with_what_is_being_read_when_the_engine_starts() -> No
 
 
 def test_a_shared_prefix_is_counted_once() -> None:
-    pool = Pool(WHOLE, 1000)
+    pool = BlockPool(WHOLE, 1000)
     assert pool.sequences(320) == 50
     assert pool.sequences(320, 160) == (1000 - 10) // 10
     assert pool.sequences(320, 168) == (1000 - 10) // 10  # half a block is not shared
@@ -211,9 +211,9 @@ def test_a_shared_prefix_behind_a_window_saves_nothing_there() -> None:
 
 
 def test_less_than_all_blocks_may_be_used() -> None:
-    assert Pool(WHOLE, 1000).sequences(160, share=0.95) == 95
-    assert Pool(WHOLE, 0).sequences(160) == 0
-    assert Pool(KvLayout(16, 0, ()), 1000).sequences(160) == 0
+    assert BlockPool(WHOLE, 1000).sequences(160, share=0.95) == 95
+    assert BlockPool(WHOLE, 0).sequences(160) == 0
+    assert BlockPool(KvLayout(16, 0, ()), 1000).sequences(160) == 0
 
 
 def test_of_a_window_a_sequence_stores_no_more_than_the_window() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from gateway.plan.document import plan_document, running_document
-from gateway.plan.memory import Group, KvLayout, Pool
+from gateway.plan.memory import BlockPool, Group, KvLayout
 from gateway.plan.model_shape import read_shape
 from gateway.plan.plan import make_plan
 from gateway.plan.running import Running
@@ -86,7 +86,7 @@ def test_nothing_is_wider_than_the_terminal() -> None:
 
 
 def test_a_running_backend_is_told_by_what_it_says() -> None:
-    pool = Pool(KvLayout(16, 0, (Group(None),)), 6250)
+    pool = BlockPool(KvLayout(16, 0, (Group(None),)), 6250)
     running = Running("http://h:1", "m", "0.33.0", 8192, 2, 100_000, 64, pool)
     told = shown(as_running_view(running_document(running, workload(), ["careful"], 64)))
     assert "m at http://h:1, vLLM 0.33.0, max_model_len 8,192" in told

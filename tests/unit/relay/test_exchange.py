@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.errors import AnswerBrokeOff, BackendError, FirstByteTimeout, StreamStalled
-from gateway.relay.exchange import Answer, Exchange
+from gateway.relay.exchange import Exchange, UpstreamResult
 from gateway.request import Usage
 from tests.unit.relay.peers import FakeSink, connected
 
@@ -46,7 +46,7 @@ class Scene:
         self.exchange.flushed()
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> UpstreamResult:
         return self.exchange.done.result()
 
     @property

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.health import Probe
+from gateway.backends.health import ProbeResult
 from gateway.backends.registry import Fleet
 from gateway.config import UpstreamConfig
 from gateway.errors import BackendError, ConnectFailed, RequestTimeout
 from gateway.relay.connection import BackendConnection
-from gateway.relay.exchange import Answer
+from gateway.relay.exchange import UpstreamResult
 from gateway.relay.pool import Pool
 from gateway.relay.relay import Relay
 from gateway.request import Ask, InferenceRequest, Kind
@@ -54,7 +54,7 @@ class Scene:
 
         monkeypatch.setattr(Pool, "_connect", connect)
 
-    def send(self, what: InferenceRequest | None = None, *, fresh: bool = False) -> "asyncio.Task[Answer]":
+    def send(self, what: InferenceRequest | None = None, *, fresh: bool = False) -> "asyncio.Task[UpstreamResult]":
         return self.loop.create_task(
             self.relay.send(what or request(), "a", self.sink, lambda: None, lambda _: 1000, fresh=fresh)
         )
@@ -338,7 +338,7 @@ def test_a_silent_connection_to_a_backend_that_refuses_others_is_given_up(monkey
         async with scene.relay.watching():
             task = scene.send()
             await turns(2)
-            scene.fleet.probed(scene.fleet.backends[0], Probe.REFUSED)
+            scene.fleet.probed(scene.fleet.backends[0], ProbeResult.REFUSED)
             began = scene.loop.time()
             with pytest.raises(BackendError, match="refuses connections"):
                 await task

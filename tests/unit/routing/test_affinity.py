@@ -5,12 +5,12 @@ from gateway.routing.affinity import Affinity
 from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel
 from gateway.routing.estimate import Estimates
+from gateway.routing.hit_accuracy import HitAccuracy
 from gateway.routing.hits import Hits
 from gateway.routing.load import Work
 from gateway.routing.policy import PrefixPolicy
 from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.seat import Option, Seat
-from gateway.routing.trust import Trust
 
 KEYS, EDGES = (1, 2), (1600, 16_000)
 
@@ -21,7 +21,7 @@ class Scene:
     def __init__(self) -> None:
         self.index = PrefixIndex([1 << 30] * 3)
         self.seats = [Seat(number, "abc"[number]) for number in range(3)]
-        self.policy = PrefixPolicy(Calibrations(CostModel()), Hits(self.index, Trust()), Estimates(), Affinity())
+        self.policy = PrefixPolicy(Calibrations(CostModel()), Hits(self.index, HitAccuracy()), Estimates(), Affinity())
         self.hinted_at("c")
 
     def hinted_at(self, name: str) -> None:

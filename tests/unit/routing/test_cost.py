@@ -11,15 +11,15 @@ from gateway.routing.cost import (
     step_seconds,
     terms_of,
 )
-from gateway.routing.load import Load, Work
+from gateway.routing.load import EngineLoad, Work
 
 MODEL = CostModel()
 
 
 def load_of(
     decoding: int = 0, in_prefill: int = 0, tokens_each: int = 1000, prefill_seconds_each: float = 0.03
-) -> Load:
-    load = Load()
+) -> EngineLoad:
+    load = EngineLoad()
     for number in range(decoding + in_prefill):
         work = Work(1, tokens_each, prefill_seconds_each, observable=True)
         load.start(work, 0.0)
@@ -29,7 +29,7 @@ def load_of(
 
 
 def cost(
-    load: Load | None = None,
+    load: EngineLoad | None = None,
     *,
     model: CostModel = MODEL,
     slots: int = 256,
@@ -40,7 +40,7 @@ def cost(
     output: float = 200.0,
     mean_batch: float = 0.0,
 ) -> float:
-    load = load or Load()
+    load = load or EngineLoad()
     own, uncached = prefill_seconds(model, slowness, prompt, hit), prompt - min(hit, prompt - 1)
     chunks, ahead = -(-uncached // model.max_batched_tokens), load.prefill_ahead_seconds(0.0)
     terms = terms_of(model, load, slots, kv, slowness)
@@ -97,7 +97,7 @@ def test_at_least_one_token_is_computed_however_much_is_held(prompt: int) -> Non
     ],
     ids=["fewer decoding", "no prefill ahead", "less prefill ahead", "less context"],
 )
-def test_a_less_loaded_backend_costs_less(better: Load, worse: Load) -> None:
+def test_a_less_loaded_backend_costs_less(better: EngineLoad, worse: EngineLoad) -> None:
     assert cost(better) < cost(worse)
 
 
@@ -132,7 +132,7 @@ def test_with_a_decode_weight_of_zero_only_the_time_to_the_first_token_counts() 
 
 
 def test_a_step_without_prefill_takes_longer_with_each_sequence_and_each_token_of_context() -> None:
-    assert step_seconds(MODEL, 1.0, Load()) == MODEL.a
+    assert step_seconds(MODEL, 1.0, EngineLoad()) == MODEL.a
     assert step_seconds(MODEL, 2.0, load_of(decoding=3)) == pytest.approx(2 * (MODEL.a + 3 * MODEL.c + 3000 * MODEL.d))
 
 

@@ -1,13 +1,13 @@
 import pytest
 
 from gateway.routing.cost import Parts
-from gateway.routing.explain import Verdict, as_document, as_header
+from gateway.routing.explain import EngineVerdict, as_document, as_header
 from gateway.routing.load import Work
 from gateway.routing.seat import Seat
 
 PARTS = Parts(ahead=0.01, prefill=0.0205, cache=0.0, stall=0.0, steps=0.008, slowdown=0.0, slot=0.0, memory=1.5)
-BEST = Verdict(Seat(0, "a"), 1.5385, 496, True, PARTS)
-RANKED = Verdict(Seat(1, "b", rank=3), 12.0, 0, False, None)
+BEST = EngineVerdict(Seat(0, "a"), 1.5385, 496, True, PARTS)
+RANKED = EngineVerdict(Seat(1, "b", rank=3), 12.0, 0, False, None)
 
 
 def test_a_header_line_has_each_engine_best_first_with_what_counts() -> None:
@@ -19,7 +19,7 @@ def test_a_header_line_has_each_engine_best_first_with_what_counts() -> None:
 
 @pytest.mark.parametrize("name", ["b\u00fc", "\u540d"])
 def test_a_name_that_no_header_can_hold_is_replaced(name: str) -> None:
-    assert as_header([Verdict(Seat(0, name), 1.0, 0, True, None)]).isascii()
+    assert as_header([EngineVerdict(Seat(0, name), 1.0, 0, True, None)]).isascii()
 
 
 def test_a_document_says_the_same_in_milliseconds() -> None:

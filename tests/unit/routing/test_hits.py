@@ -4,10 +4,10 @@ from hypothesis import strategies as st
 
 from gateway.request import Ask
 from gateway.routing.exact_index import ExactIndex
+from gateway.routing.hit_accuracy import HitAccuracy
 from gateway.routing.hits import Hits
 from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.seat import Seat
-from gateway.routing.trust import Trust
 
 KEYS = tuple(range(11, 21))
 EDGES = tuple(range(400, 4001, 400))  # 4 bytes a token
@@ -18,7 +18,7 @@ class Scene:
     """Two engines that tell nothing, and a third that tells what it holds."""
 
     def __init__(self) -> None:
-        self.index, self.trust, self.exact = PrefixIndex([1 << 30] * 3), Trust(), ExactIndex()
+        self.index, self.trust, self.exact = PrefixIndex([1 << 30] * 3), HitAccuracy(), ExactIndex()
         self.hits = Hits(self.index, self.trust, self.exact)
         self.seats = [Seat(number, "abc"[number]) for number in range(3)]
 

@@ -4,9 +4,9 @@ import pytest
 
 from gateway.request import Ask, Usage
 from gateway.routing.estimate import Estimates
+from gateway.routing.hit_accuracy import HitAccuracy
 from gateway.routing.learning import Learning
 from gateway.routing.prefix_index import PrefixIndex
-from gateway.routing.trust import Trust
 
 OLD, NEW = (1, 2, 3), (7, 8)
 OLD_EDGES, NEW_EDGES = (128, 256, 384), (4000, 8000)
@@ -25,7 +25,7 @@ def index() -> PrefixIndex:
 def answered(index: PrefixIndex, predicted: int, cached: int | None) -> Estimates:
     """Twice, because once may be chance."""
     estimates = Estimates()
-    learning = Learning(estimates, index, Trust())
+    learning = Learning(estimates, index, HitAccuracy())
     for _ in range(2):
         learning.answered(ASK, 0, predicted, Usage(2000, 30, cached))
     return estimates
@@ -47,7 +47,7 @@ def test_a_large_hit_that_did_not_happen_wipes_the_backends_record_but_keeps_thi
 
 
 def test_one_that_did_not_happen_between_those_that_did_is_taken_for_an_early_eviction(index: PrefixIndex) -> None:
-    learning = Learning(Estimates(), index, Trust())
+    learning = Learning(Estimates(), index, HitAccuracy())
     for cached in (0, 1024, 0, 1024, 0):
         learning.answered(ASK, 0, 1024, Usage(2000, 30, cached))
     assert index.depths(OLD) == [3, 3]
@@ -72,7 +72,7 @@ class Scene:
     """One engine that was sent the prompt."""
 
     def __init__(self) -> None:
-        self.estimates, self.index, self.trust = Estimates(), PrefixIndex([1 << 30]), Trust()
+        self.estimates, self.index, self.trust = Estimates(), PrefixIndex([1 << 30]), HitAccuracy()
         self.learning = Learning(self.estimates, self.index, self.trust)
         self.index.record(0, NEW, NEW_EDGES)
 

@@ -3,7 +3,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.routing.load import Load, Work
+from gateway.routing.load import EngineLoad, Work
 
 
 def work(seconds: float = 1.0, *, sequences: int = 1, observable: bool = True) -> Work:
@@ -15,7 +15,7 @@ class LoadMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.load = Load()
+        self.load = EngineLoad()
         self.now = 0.0
         self.running: list[Work] = []
         self.in_prefill: list[Work] = []
@@ -66,7 +66,7 @@ class LoadMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for left in self.running:
             self.load.finish(left, self.now)
-        assert repr(self.load) == "<Load 0 in flight, 0 decoding, 0 tokens>"
+        assert repr(self.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
         assert self.load.prefill_ahead_seconds(self.now) == 0.0
 
 
@@ -75,7 +75,7 @@ TestLoadMachine.settings = settings(max_examples=80, stateful_step_count=30, dea
 
 
 def test_prefill_ahead_is_the_sum_less_what_has_passed_of_the_oldest() -> None:
-    load = Load()
+    load = EngineLoad()
     load.start(work(2.0), 10.0)
     load.start(work(3.0), 11.0)
     assert load.prefill_ahead_seconds(11.0) == pytest.approx(4.0)
@@ -83,7 +83,7 @@ def test_prefill_ahead_is_the_sum_less_what_has_passed_of_the_oldest() -> None:
 
 
 def test_a_streamed_prefill_counts_as_running_until_its_first_token_though_it_takes_longer_than_predicted() -> None:
-    load = Load()
+    load = EngineLoad()
     load.start(work(2.0), 0.0)
     load.start(work(3.0), 0.0)
     assert load.prefill_ahead_seconds(50.0) == pytest.approx(3.0)
@@ -91,7 +91,7 @@ def test_a_streamed_prefill_counts_as_running_until_its_first_token_though_it_ta
 
 
 def test_a_first_token_moves_a_request_from_prefill_to_decode_once() -> None:
-    load = Load()
+    load = EngineLoad()
     first = work(2.0, sequences=3)
     load.start(first, 0.0)
     load.start(work(3.0), 0.0)
@@ -103,7 +103,7 @@ def test_a_first_token_moves_a_request_from_prefill_to_decode_once() -> None:
 
 
 def test_prefills_that_are_not_seen_end_one_after_another_when_they_were_predicted_to() -> None:
-    load = Load()
+    load = EngineLoad()
     first, second = work(2.0, observable=False), work(3.0, observable=False)
     load.start(first, 0.0)
     load.start(second, 0.0)
@@ -118,7 +118,7 @@ def test_prefills_that_are_not_seen_end_one_after_another_when_they_were_predict
 
 
 def test_a_request_that_is_aborted_in_prefill_leaves_nothing() -> None:
-    load = Load()
+    load = EngineLoad()
     aborted, other = work(2.0), work(3.0)
     load.start(aborted, 0.0)
     load.start(other, 0.0)
@@ -128,7 +128,7 @@ def test_a_request_that_is_aborted_in_prefill_leaves_nothing() -> None:
 
 
 def test_a_request_is_alone_in_prefill_only_if_nobody_else_ever_was_with_it() -> None:
-    load = Load()
+    load = EngineLoad()
     first, second, third = work(), work(), work()
     load.start(first, 1.0)
     assert (first.alone, first.started_seconds) == (True, 1.0)
@@ -142,7 +142,7 @@ def test_a_request_is_alone_in_prefill_only_if_nobody_else_ever_was_with_it() ->
 
 
 def test_only_the_first_call_of_first_token_tells_that_it_counted() -> None:
-    load, started = Load(), work()
+    load, started = EngineLoad(), work()
     load.start(started, 0.0)
     assert load.prefilling
     assert load.first_token(started, 1.0) is True

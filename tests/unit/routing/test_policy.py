@@ -6,12 +6,12 @@ from gateway.routing.affinity import WORTH, Affinity
 from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel, prefill_seconds
 from gateway.routing.estimate import Estimates
+from gateway.routing.hit_accuracy import HitAccuracy
 from gateway.routing.hits import Hits
 from gateway.routing.load import Work
 from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.seat import Option, Seat
-from gateway.routing.trust import Trust
 
 KEYS = tuple(range(1, 6))  # 2 KiB of prompt, at 4 bytes a token
 EDGES = (256, 512, 1024, 1536, 2048)
@@ -35,7 +35,7 @@ def busy(seat: Seat, requests: int) -> None:
 
 def prefix_policy(count: int = 3) -> tuple[PrefixPolicy, PrefixIndex]:
     index = PrefixIndex([1 << 30] * count)
-    return PrefixPolicy(Calibrations(CostModel()), Hits(index, Trust()), Estimates(), Affinity()), index
+    return PrefixPolicy(Calibrations(CostModel()), Hits(index, HitAccuracy()), Estimates(), Affinity()), index
 
 
 def cheapest(policy: Policy, ask: Ask, among: list[Seat]) -> str:

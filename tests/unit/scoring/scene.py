@@ -11,7 +11,7 @@ from gateway.config import AdmissionConfig, EmbeddingsConfig, UpstreamConfig
 from gateway.dispatch import Dispatcher
 from gateway.errors import BackendError, GatewayError
 from gateway.observe.record import Record
-from gateway.relay.exchange import Answer, Sink
+from gateway.relay.exchange import Sink, UpstreamResult
 from gateway.relay.relay import Relay
 from gateway.relay.retry import RetryBudget
 from gateway.relay.usage import read_usage
@@ -87,7 +87,7 @@ class Scene:
         *,
         rank: int | None = None,
         fresh: bool,
-    ) -> Answer:
+    ) -> UpstreamResult:
         sent = Sent(backend, request, self.clock(), orjson.loads(request.body))
         self.sent.append(sent)
         count = len(sent.documents)
@@ -105,7 +105,7 @@ class Scene:
             raise fault
         status, body = (200, fault) if fault is not None else engine.answer(sent.body, request.request_id, self.kind)
         sink.send(status, b"application/json", b"", body)
-        return Answer(status, read_usage(body[-4096:]) if status == 200 else None, self.clock())
+        return UpstreamResult(status, read_usage(body[-4096:]) if status == 200 else None, self.clock())
 
     # The clients.
 
@@ -154,7 +154,7 @@ class Scene:
         assert repr(self.below.queue.backlog) == "<Backlog 0 requests, 0 bytes>"
         assert self.below.gate.waiting == 0
         for seat in self.below.placement.seats:
-            assert repr(seat.load) == "<Load 0 in flight, 0 decoding, 0 tokens>"
+            assert repr(seat.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
 
 
 def texts(count: int, words: int = 1) -> list[str]:

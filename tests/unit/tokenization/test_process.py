@@ -9,7 +9,7 @@ import pytest
 
 from gateway.tokenization.conversation import Feature
 from gateway.tokenization.process import ProcessEnded, TokenizerProcess, running
-from gateway.tokenization.wire import Job, Load
+from gateway.tokenization.wire import Job, LoadTokenizer
 from tests.unit.tokenization.fake_worker import COMMAND, DIES, HANGS
 
 EVERY = [feature.value for feature in Feature]
@@ -25,7 +25,7 @@ def ids(text: str) -> bytes:
 
 
 async def load(process: TokenizerProcess) -> None:
-    assert (await process.ask(lambda number: Load(number, "m", "x"), PATIENT_SECONDS)).tokens == b""
+    assert (await process.ask(lambda number: LoadTokenizer(number, "m", "x"), PATIENT_SECONDS)).tokens == b""
 
 
 async def test_many_questions_at_once_get_their_own_answers() -> None:
@@ -77,7 +77,7 @@ async def test_a_question_that_cannot_be_sent_takes_no_turn() -> None:
         await load(process)
         for _ in range(5):
             with pytest.raises(OverflowError):
-                await process.ask(lambda number: Load(number << 70, "m", "x"), PATIENT_SECONDS)
+                await process.ask(lambda number: LoadTokenizer(number << 70, "m", "x"), PATIENT_SECONDS)
         assert (await process.ask(completion("x"), PATIENT_SECONDS)).tokens == ids("x")
         listening.cancel()
 

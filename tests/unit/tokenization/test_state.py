@@ -1,9 +1,9 @@
 from gateway.tokenization.conversation import Feature
-from gateway.tokenization.state import ModelState, Verdict
+from gateway.tokenization.state import ModelState, TokenizerVerdict
 
 
-def verified(*features: Feature, counts: bool = False) -> Verdict:
-    return Verdict("verified", "", frozenset(features), counts)
+def verified(*features: Feature, counts: bool = False) -> TokenizerVerdict:
+    return TokenizerVerdict("verified", "", frozenset(features), counts)
 
 
 def test_what_can_be_told_is_what_every_verified_backend_does_alike() -> None:
@@ -12,9 +12,9 @@ def test_what_can_be_told_is_what_every_verified_backend_does_alike() -> None:
     assert model.features == {Feature.CHAT, Feature.TOOLS}
     model.judged("b", verified(Feature.CHAT, Feature.PARTS))
     assert model.features == {Feature.CHAT}
-    model.judged("b", Verdict("refused", "why"))
+    model.judged("b", TokenizerVerdict("refused", "why"))
     assert model.features == {Feature.CHAT, Feature.TOOLS}
-    model.judged("a", Verdict())
+    model.judged("a", TokenizerVerdict())
     assert model.features == frozenset()
 
 
@@ -28,7 +28,7 @@ def test_with_the_tokenizer_all_that_was_seen_of_it_is_gone() -> None:
 def test_an_operator_is_told_each_backends_state_and_reason() -> None:
     model = ModelState("m", "/models/m", encoding="in segments")
     model.judged("a", verified(Feature.TOOLS, Feature.CHAT, counts=True))
-    model.judged("b", Verdict("refused", "from token 0 on"))
+    model.judged("b", TokenizerVerdict("refused", "from token 0 on"))
     assert model.told() == {
         "model": "m",
         "tokenizer": "/models/m",

@@ -13,14 +13,14 @@ from gateway.backends.backend import Facts, ModelCard
 from gateway.backends.registry import Fleet
 from gateway.config import BackendConfig, ConfigError, HealthConfig, ModelConfig, ModelsConfig
 from gateway.tokenization import tokenization as module
-from gateway.tokenization.tokenization import Bounds, Tokenization
+from gateway.tokenization.tokenization import Tokenization, TokenizerLimits
 from tests.unit.backends.scripted import Scripted, json_answer
 from tests.unit.tokenization.backends import tokenizes
 from tests.unit.tokenization.fake_worker import COMMAND, DIES, HANGS, letters_of
 
 MODELS = ModelsConfig(m=ModelConfig(tokenizer="x"))
 DEADLINE_SECONDS = 30.0
-PATIENT = Bounds(wait_seconds=DEADLINE_SECONDS, retry_seconds=0.02, restart_seconds=0.02)
+PATIENT = TokenizerLimits(wait_seconds=DEADLINE_SECONDS, retry_seconds=0.02, restart_seconds=0.02)
 HASTY = PATIENT._replace(wait_seconds=0.05, max_waiting=3)
 PROMPT = {"prompt": "Hi", "max_tokens": 5}
 
@@ -35,7 +35,7 @@ def fleet_of(*servers: Scripted) -> Fleet:
 
 @asynccontextmanager
 async def tokenizing(
-    *answers: Any, models: ModelsConfig = MODELS, bounds: Bounds = PATIENT
+    *answers: Any, models: ModelsConfig = MODELS, bounds: TokenizerLimits = PATIENT
 ) -> AsyncIterator[tuple[Tokenization, Fleet]]:
     """The tokenization of a fleet whose backends answer /tokenize as told."""
     async with AsyncExitStack() as stack, asyncio.timeout(DEADLINE_SECONDS):

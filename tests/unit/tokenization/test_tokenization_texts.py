@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.backends.backend import Facts, ModelCard
-from gateway.tokenization.tokenization import Bounds, NotCounted, Tokenization
+from gateway.tokenization.tokenization import NotCounted, Tokenization, TokenizerLimits
 from tests.unit.backends.scripted import Answer, Scripted
 from tests.unit.tokenization.backends import embeds, tokenizes
 from tests.unit.tokenization.fake_worker import COMMAND, DIES, HANGS, SLOW_SECONDS
@@ -21,7 +21,7 @@ HASTY_BATCHES = PATIENT_BATCHES._replace(batch_wait_seconds=0.05, pause_seconds=
 
 
 @asynccontextmanager
-async def counting(*answers: Answer, bounds: Bounds = PATIENT_BATCHES) -> AsyncIterator[Tokenization]:
+async def counting(*answers: Answer, bounds: TokenizerLimits = PATIENT_BATCHES) -> AsyncIterator[Tokenization]:
     """The tokenization of a fleet whose backends tokenize, and embed as told."""
     async with AsyncExitStack() as stack, asyncio.timeout(DEADLINE_SECONDS):
         servers = [await stack.enter_async_context(Scripted()) for _ in answers]

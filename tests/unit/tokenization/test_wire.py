@@ -2,11 +2,11 @@ import pytest
 
 from gateway.tokenization.wire import (
     LENGTH_BYTES,
-    Answer,
     Count,
     Job,
-    Load,
+    LoadTokenizer,
     Question,
+    TokenizerReply,
     framed,
     length_of,
     read_answer,
@@ -17,7 +17,7 @@ from gateway.tokenization.wire import (
 @pytest.mark.parametrize(
     "question",
     [
-        Load(1, "m", "/models/m"),
+        LoadTokenizer(1, "m", "/models/m"),
         Job(2, "m", "chat", {"messages": [{"role": "user", "content": "ž"}], "n": None, "x": 1.5}, "string", ["chat"]),
         Count(3, "m", ["ž", ""], False),
     ],
@@ -29,7 +29,7 @@ def test_a_question_arrives_as_it_was_sent(question: Question) -> None:
 
 
 def test_an_answer_arrives_as_it_was_sent() -> None:
-    answer = Answer(3, b"\x00\x01", seconds=0.5, segments=4, cached_segments=3, counts=[2, 0])
+    answer = TokenizerReply(3, b"\x00\x01", seconds=0.5, segments=4, cached_segments=3, counts=[2, 0])
     assert read_answer(framed(answer)[LENGTH_BYTES:]) == answer
 
 

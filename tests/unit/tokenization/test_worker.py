@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from gateway.tokenization.conversation import Feature
-from gateway.tokenization.wire import LENGTH_BYTES, Answer, Count, Job, Load, Question, framed, length_of, read_answer
+from gateway.tokenization.wire import (
+    LENGTH_BYTES,
+    Count,
+    Job,
+    LoadTokenizer,
+    Question,
+    TokenizerReply,
+    framed,
+    length_of,
+    read_answer,
+)
 from gateway.tokenization.worker import Worker, serve
 from tests.unit.tokenization.fake_worker import Letters
 
@@ -26,7 +36,7 @@ class Ticks:
 
 def worker() -> Worker:
     made = Worker(Letters, Ticks())  # type: ignore[arg-type]
-    assert made.answer(Load(1, "m", "somewhere")).tokens is not None
+    assert made.answer(LoadTokenizer(1, "m", "somewhere")).tokens is not None
     return made
 
 
@@ -34,7 +44,7 @@ def completion(number: int, prompt: str, model: str = "m") -> Job:
     return Job(number, model, "completions", {"prompt": prompt}, "string", EVERY)
 
 
-def answers_in(stream: bytes) -> list[Answer]:
+def answers_in(stream: bytes) -> list[TokenizerReply]:
     found = []
     while stream:
         end = LENGTH_BYTES + length_of(stream[:LENGTH_BYTES])
@@ -44,14 +54,14 @@ def answers_in(stream: bytes) -> list[Answer]:
 
 
 def test_a_prompts_tokens_come_with_what_they_cost() -> None:
-    expected = Answer(7, array("I", map(ord, "Hi")).tobytes(), seconds=1.0, segments=2, cached_segments=1)
+    expected = TokenizerReply(7, array("I", map(ord, "Hi")).tobytes(), seconds=1.0, segments=2, cached_segments=1)
     assert worker().answer(completion(7, "Hi")) == expected
 
 
 @pytest.mark.parametrize(("special", "counts"), [(True, [4, 2]), (False, [2, 0])])
 def test_the_tokens_of_texts_are_counted(special: bool, counts: list[int]) -> None:
     answer = worker().answer(Count(7, "m", ["Hi", ""], special))
-    assert answer == Answer(7, b"", seconds=1.0, counts=counts)
+    assert answer == TokenizerReply(7, b"", seconds=1.0, counts=counts)
 
 
 @pytest.mark.parametrize(
@@ -71,13 +81,13 @@ def test_a_prompt_that_cannot_be_told_is_answered_too(job: Question, reason: str
 
 
 def test_a_tokenizer_that_is_not_there_is_an_answer_too() -> None:
-    answer = Worker(Letters, Ticks()).answer(Load(1, "m", "missing"))  # type: ignore[arg-type]
+    answer = Worker(Letters, Ticks()).answer(LoadTokenizer(1, "m", "missing"))  # type: ignore[arg-type]
     assert (answer.tokens, answer.reason, answer.failed) == (None, "missing cannot be loaded", True)
 
 
 @pytest.mark.parametrize("rest", [b"", b"\x05", b"\x05\x00\x00"])
 def test_questions_are_answered_in_turn_until_they_end(rest: bytes) -> None:
-    questions = b"".join(map(framed, (Load(1, "m", "x"), completion(2, "a"), completion(3, "b"))))
+    questions = b"".join(map(framed, (LoadTokenizer(1, "m", "x"), completion(2, "a"), completion(3, "b"))))
     sink = io.BytesIO()
     serve(io.BytesIO(questions + rest), sink, Worker(Letters, Ticks()))  # type: ignore[arg-type]
     assert [answer.number for answer in answers_in(sink.getvalue())] == [1, 2, 3]
@@ -85,7 +95,7 @@ def test_questions_are_answered_in_turn_until_they_end(rest: bytes) -> None:
 
 def test_the_process_tells_a_real_tokenizers_tokens_and_heeds_no_signal(folder: str) -> None:
     document: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
-    load, job = framed(Load(1, "m", folder)), framed(Job(2, "m", "chat", document, "string", EVERY))
+    load, job = framed(LoadTokenizer(1, "m", folder)), framed(Job(2, "m", "chat", document, "string", EVERY))
     command = [sys.executable, "-m", "gateway.tokenization.worker"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None

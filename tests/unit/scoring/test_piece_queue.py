@@ -6,21 +6,21 @@ from collections.abc import Callable
 from gateway.embeddings.bulk import BulkSlots
 from gateway.embeddings.part import Part
 from gateway.embeddings.sizes import ModelSizes
-from gateway.scoring.room import Room
+from gateway.scoring.piece_queue import PieceQueue
 from tests.unit.admission.virtual_time import run, turns
 
 
-def room_of(slots: int, follow: Callable[[ModelSizes], None] = lambda _: None) -> tuple[Room, ModelSizes]:
+def room_of(slots: int, follow: Callable[[ModelSizes], None] = lambda _: None) -> tuple[PieceQueue, ModelSizes]:
     sizes = ModelSizes(BulkSlots().joined(lambda: room.next_items, lambda: room.look()))
     sizes.total_limit = slots
-    room = Room(sizes, asyncio.get_running_loop().time, lambda: follow(sizes))
+    room = PieceQueue(sizes, asyncio.get_running_loop().time, lambda: follow(sizes))
     return room, sizes
 
 
 class Pieces:
     """Pieces that stay until they are told to go."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: PieceQueue) -> None:
         self.room = room
         self.inside: list[str] = []
         self.tasks: dict[str, asyncio.Task[None]] = {}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 _SECONDS = 60.0
 
 
-class Quiet:
+class LogThrottle:
     """Tells of each thing once a minute at most; metrics tell the rest."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -7,9 +7,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.admission.drain import Drain
+from gateway.admission.capacity import Capacity
 from gateway.admission.output_lengths import OutputLengths
-from gateway.admission.room import Room
+from gateway.admission.queue_scan import QueueScan
 from gateway.admission.ticket import Ticket
 from gateway.request import Ask
 from gateway.routing.calibration import Calibrations
@@ -40,7 +40,7 @@ def look_through(
     for row, column in closed:
         if row < len(asks) and column < len(among):
             ranking.close(column, row)
-    room = Room(Calibrations(model, 0.1), OutputLengths())
+    room = Capacity(Calibrations(model, 0.1), OutputLengths())
     bound: list[tuple[int, int]] = []
     tickets = [
         Ticket(Ask("m", prompt_tokens=prompt, output_tokens=int(output)), NOW - waited, frozenset(), 0.0)
@@ -53,7 +53,7 @@ def look_through(
         among[column].load.start(work, NOW)
 
     is_open = [room.is_open(seat, "m", NOW) for seat in among]
-    Drain(among, ranking, is_open, room, STARVATION_SECONDS, True, bind).run(tickets, NOW)
+    QueueScan(among, ranking, is_open, room, STARVATION_SECONDS, True, bind).run(tickets, NOW)
     return bound
 
 

@@ -1,8 +1,8 @@
-from gateway.routing.silence import PATIENCE_SECONDS, Silence
+from gateway.routing.stale_events import PATIENCE_SECONDS, StaleEventDetector
 
 
 def test_an_engine_is_silent_after_it_was_waited_for_in_vain() -> None:
-    silence = Silence()
+    silence = StaleEventDetector()
     silence.answered(0, 100.0)
     silence.answered(0, 102.0)  # the first one counts
     assert silence.fallen(100.0 + PATIENCE_SECONDS) == []
@@ -13,7 +13,7 @@ def test_an_engine_is_silent_after_it_was_waited_for_in_vain() -> None:
 
 
 def test_who_is_heard_in_time_does_not_fall_silent() -> None:
-    silence = Silence()
+    silence = StaleEventDetector()
     for engine in (0, 1):
         silence.answered(engine, 100.0)
     assert not silence.heard(0)
@@ -22,7 +22,7 @@ def test_who_is_heard_in_time_does_not_fall_silent() -> None:
 
 
 def test_who_is_heard_again_is_not_silent_any_more() -> None:
-    silence = Silence()
+    silence = StaleEventDetector()
     silence.answered(0, 100.0)
     assert silence.fallen(200.0) == [0]
     assert silence.heard(0)

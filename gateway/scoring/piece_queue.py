@@ -9,10 +9,10 @@ from gateway.embeddings.part import Part
 from gateway.embeddings.sizes import ModelSizes
 
 
-class Turns:
+class PieceTurns:
     """The pieces of one list: iterating gives each when its slots are taken; `ended` gives them back."""
 
-    def __init__(self, room: "Room", pieces: int) -> None:
+    def __init__(self, room: "PieceQueue", pieces: int) -> None:
         self._room = room
         self._due: asyncio.Queue[Part] = asyncio.Queue()
         self._left = pieces
@@ -41,7 +41,7 @@ class Turns:
             self._room.give_back(sum(part.items for part in held))
 
 
-class Room:
+class PieceQueue:
     """Owner of the pieces of one model that wait to be sent, or are under way.
 
     `follow` brings the sizes up to date. What engines may be given now counts, not what they could be given: a piece
@@ -55,7 +55,7 @@ class Room:
         self._lane = Lane()
 
     def __repr__(self) -> str:
-        return f"<Room {self._sizes.bulk!r}, {self._lane!r}>"
+        return f"<PieceQueue {self._sizes.bulk!r}, {self._lane!r}>"
 
     @property
     def busy(self) -> int:
@@ -68,9 +68,9 @@ class Room:
         return self._lane.next_items
 
     @contextmanager
-    def turns(self, parts: Sequence[Part]) -> Iterator[Turns]:
+    def turns(self, parts: Sequence[Part]) -> Iterator[PieceTurns]:
         """Have the pieces of one list wait for their turns; with the block, all that they wait for or hold ends."""
-        turns, now = Turns(self, len(parts)), self._clock()
+        turns, now = PieceTurns(self, len(parts)), self._clock()
         for part in parts:
             part.owner = turns
             self._lane.join(part, now)

@@ -1,13 +1,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.coming import LIFE_SECONDS, Coming
+from gateway.routing.pending_blocks import LIFE_SECONDS, PendingBlocks
 
 KEYS = (11, 12, 13, 14)
 
 
-def expecting(*engines: int) -> Coming:
-    coming = Coming()
+def expecting(*engines: int) -> PendingBlocks:
+    coming = PendingBlocks()
     for engine in engines:
         coming.expect(engine, KEYS)
     return coming
@@ -41,7 +41,7 @@ def test_nothing_is_on_its_way_to_an_engine_whose_cache_is_gone() -> None:
 
 @given(begins=st.floats(0, 1e6), steps=st.lists(st.floats(0.01, 2 * LIFE_SECONDS), max_size=20))
 def test_what_is_never_told_is_given_up_after_a_while(begins: float, steps: list[float]) -> None:
-    coming, now = Coming(), begins
+    coming, now = PendingBlocks(), begins
     coming.age(begins)
     coming.expect(0, KEYS)
     for step in steps:

@@ -11,7 +11,7 @@ _LOW = 0.5
 _LEAST = 0.1  # share: what is predicted must stay large enough to be confirmed
 
 
-class Trust:
+class HitAccuracy:
     """Share of the predicted hit tokens that each engine has lately confirmed.
 
     `on_change` hears of falls and rises: the engine, its share, and whether predictions hold there.

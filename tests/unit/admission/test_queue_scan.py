@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.admission.drain import Drain
+from gateway.admission.capacity import Capacity
 from gateway.admission.output_lengths import OutputLengths
-from gateway.admission.room import Room
+from gateway.admission.queue_scan import QueueScan
 from gateway.admission.ticket import Ticket
 from gateway.request import Ask
 from gateway.routing.calibration import Calibrations
@@ -15,7 +15,7 @@ from gateway.routing.load import Work
 from gateway.routing.seat import Seat
 
 NOW, STARVATION_SECONDS = 100.0, 30.0
-ROOM = Room(Calibrations(CostModel(), window_seconds=0.1), OutputLengths())
+ROOM = Capacity(Calibrations(CostModel(), window_seconds=0.1), OutputLengths())
 
 
 class Written:
@@ -80,7 +80,7 @@ class Scene:
         """`much`: the rows of those who have much."""
         is_open = [ROOM.is_open(seat, "m", NOW, guarded=all_guarded) for seat in self.seats]
         has_much = (lambda ticket: str(self.tickets.index(ticket)) in much) if much else None
-        Drain(
+        QueueScan(
             self.seats, self.ranking, is_open, ROOM, STARVATION_SECONDS, waits_for_best, self.bind, has_much,
             all_guarded,
         ).run(self.tickets, NOW)  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 LIFE_SECONDS = 5.0  # what was not told after this to twice this never will be: the request failed
 
 
-class Coming:
+class PendingBlocks:
     """Keys of `routing.token_blocks`, by engine, until events tell of them."""
 
     def __init__(self) -> None:

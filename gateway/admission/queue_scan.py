@@ -8,14 +8,14 @@ and if none has room, the emptiest takes nothing else until it has.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gateway.admission.room import Room
+from gateway.admission.capacity import Capacity
 from gateway.admission.ticket import Ticket
 from gateway.routing.ranking import Ranking
 from gateway.routing.seat import Seat
 
 
 @dataclass(slots=True)
-class Drain:
+class QueueScan:
     """A pass over tickets in fair order; `is_open` has a flag for each seat, kept up to date.
 
     `bind` is told of ticket, seat, and seconds of prefill there. `has_much` tells from whom the last slots are kept;
@@ -25,7 +25,7 @@ class Drain:
     seats: Sequence[Seat]
     ranking: Ranking
     is_open: list[bool]
-    room: Room
+    room: Capacity
     starvation_seconds: float
     waits_for_best: bool
     bind: Callable[[Ticket, int, float], None]

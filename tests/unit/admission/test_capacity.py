@@ -1,7 +1,7 @@
 import pytest
 
+from gateway.admission.capacity import Capacity
 from gateway.admission.output_lengths import OutputLengths
-from gateway.admission.room import Room
 from gateway.request import Ask
 from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel
@@ -9,8 +9,8 @@ from gateway.routing.load import Work
 from gateway.routing.seat import Seat
 
 
-def room() -> Room:
-    return Room(Calibrations(CostModel(), window_seconds=0.1), OutputLengths())
+def room() -> Capacity:
+    return Capacity(Calibrations(CostModel(), window_seconds=0.1), OutputLengths())
 
 
 ROOM = room()  # in which nothing is reserved

@@ -3,7 +3,7 @@
 PATIENCE_SECONDS = 3.0  # events follow an answer by tens of milliseconds
 
 
-class Silence:
+class StaleEventDetector:
     """Who is waited for, since when. Times are those at which requests ended."""
 
     def __init__(self) -> None:

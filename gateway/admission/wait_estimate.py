@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from gateway.admission.drain_rate import DrainRates
 from gateway.admission.queue import Queue
+from gateway.admission.service_rate import ServiceRates
 from gateway.admission.ticket import Ticket
 from gateway.errors import DeadlineUnmeetable
 from gateway.request import Ask
@@ -12,10 +12,10 @@ _ENOUGH_SERVED = 16  # of those who have waited since the line began: fewer tell
 _DOUBT = 2.0  # nobody is sent away for a wait that is less than so much too long
 
 
-class Prospects:
+class WaitEstimator:
     """Looks at the line and at how fast it moves."""
 
-    def __init__(self, queue: Queue, rates: DrainRates) -> None:
+    def __init__(self, queue: Queue, rates: ServiceRates) -> None:
         self._queue = queue
         self._rates = rates
 
@@ -32,7 +32,7 @@ class Prospects:
         by_line = places * (now - line.began_seconds) / line.served
         return min(by_line, self._rates.seconds_for(ask.model, places, now))
 
-    def drain_rate(self, model: str, now: float) -> float | None:
+    def service_rate(self, model: str, now: float) -> float | None:
         """Requests a second that give their place back; None = not known yet."""
         return self._rates.per_second(model, now)
 

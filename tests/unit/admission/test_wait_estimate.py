@@ -37,7 +37,7 @@ def test_the_wait_is_told_by_how_many_come_before_and_how_fast_they_are_served()
     line = Moving()
     assert line.wait("a") == pytest.approx(31, rel=0.05)
     assert line.wait("b") == pytest.approx(2, rel=0.05)
-    assert line.here.placement.prospects.drain_rate("m", line.here.now) == pytest.approx(1.0, rel=0.1)
+    assert line.here.placement.prospects.service_rate("m", line.here.now) == pytest.approx(1.0, rel=0.1)
 
 
 def test_while_few_have_waited_nothing_is_told_and_nobody_refused() -> None:

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 
-class Course(NamedTuple):
+class Growth(NamedTuple):
     """A request that runs: steps until it ends, tokens it has now (more, if in doubt), and those it gets in a step."""
 
     left_steps: int
@@ -20,12 +20,12 @@ class Course(NamedTuple):
     growth_tokens: int
 
 
-class Outlook:
+class PeakForecast:
     """The peak to come, if `base_tokens` stay taken as long as anything runs."""
 
     __slots__ = ("_after", "_before", "_growth", "_left", "_present", "base_tokens", "peak_tokens")
 
-    def __init__(self, base_tokens: int, courses: Iterable[Course]) -> None:
+    def __init__(self, base_tokens: int, courses: Iterable[Growth]) -> None:
         lasting = sorted(courses, reverse=True)
         self.base_tokens = base_tokens
         self._left = [-course.left_steps for course in lasting]
@@ -42,9 +42,9 @@ class Outlook:
         self.peak_tokens = self._before[-1]
 
     def __repr__(self) -> str:
-        return f"<Outlook {self.peak_tokens} tokens at most, {self.base_tokens} of them lasting>"
+        return f"<PeakForecast {self.peak_tokens} tokens at most, {self.base_tokens} of them lasting>"
 
-    def peak_with(self, course: Course) -> int:
+    def peak_with(self, course: Growth) -> int:
         """The peak if this request began now."""
         left, growth = course.left_steps, course.growth_tokens
         # Several sequences of one request are reckoned as one that grows and others that are there from the beginning.

@@ -1,7 +1,7 @@
 from structlog.testing import capture_logs
 
-from gateway.observe.finished import Finished
 from gateway.observe.record import Record
+from gateway.observe.record_batches import RecordBatcher
 from gateway.supervisor import Supervisor
 
 SUPERVISOR = Supervisor(lambda: 0.0)
@@ -14,7 +14,7 @@ def record(number: int) -> Record:
 def test_every_consumer_gets_every_record_once_and_in_order() -> None:
     first: list[Record] = []
     second: list[Record] = []
-    finished = Finished(SUPERVISOR, first.append, second.append)
+    finished = RecordBatcher(SUPERVISOR, first.append, second.append)
     records = [record(number) for number in range(200)]
     for each in records:
         finished.add(each)
@@ -25,7 +25,7 @@ def test_every_consumer_gets_every_record_once_and_in_order() -> None:
 
 def test_records_wait_until_there_are_64_or_somebody_asks() -> None:
     seen: list[Record] = []
-    finished = Finished(SUPERVISOR, seen.append)
+    finished = RecordBatcher(SUPERVISOR, seen.append)
     for number in range(63):
         finished.add(record(number))
     assert seen == []
@@ -45,7 +45,7 @@ def test_what_one_consumer_raises_keeps_no_record_from_the_others() -> None:
         seen.append(each)
 
     later: list[Record] = []
-    finished = Finished(supervisor, faulty, later.append)
+    finished = RecordBatcher(supervisor, faulty, later.append)
     records = [record(number) for number in range(3)]
     for each in records:
         finished.add(each)

@@ -2,17 +2,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.trust import Trust
+from gateway.routing.hit_accuracy import HitAccuracy
 
 
-def trust_that_tells() -> tuple[Trust, list[tuple[int, bool]]]:
+def trust_that_tells() -> tuple[HitAccuracy, list[tuple[int, bool]]]:
     """What it tells: the engine, and whether predictions hold there again."""
-    trust, told = Trust(), list[tuple[int, bool]]()
+    trust, told = HitAccuracy(), list[tuple[int, bool]]()
     trust.on_change.append(lambda seat, _, holds: told.append((seat, holds)))
     return trust, told
 
 
-def observe(trust: Trust, times: int, actual: int, predicted: int = 1000, seat: int = 0) -> None:
+def observe(trust: HitAccuracy, times: int, actual: int, predicted: int = 1000, seat: int = 0) -> None:
     for _ in range(times):
         trust.observed(seat, predicted, actual)
 

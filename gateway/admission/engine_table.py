@@ -3,17 +3,17 @@
 from collections.abc import Callable, Sequence
 
 from gateway.admission.candidate import Candidate
-from gateway.admission.room import Room
+from gateway.admission.capacity import Capacity
 from gateway.errors import InvalidRequest, ModelNotFound, NoBackend
 from gateway.request import Ask
 from gateway.routing.seat import Seat
 
 
-class Seating:
+class EngineTable:
     """Owner of the seats: `seats` by number, every one that was ever considered; `views` by model, until the fleet
     changes."""
 
-    def __init__(self, serving: Callable[[str], Sequence[Candidate] | None], room: Room) -> None:
+    def __init__(self, serving: Callable[[str], Sequence[Candidate] | None], room: Capacity) -> None:
         self.seats: dict[int, Seat] = {}
         self.views: dict[str, list[Seat]] = {}
         self._serving = serving

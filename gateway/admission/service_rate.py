@@ -6,7 +6,7 @@ _MEMORY_SECONDS = 10.0
 _UNKNOWN_SECONDS = 1.0  # answers take seconds, so nobody should be back in a tenth
 
 
-class DrainRate:
+class ServiceRate:
     """Mean time between two requests leaving, over the last ten seconds or so: they often leave in bursts."""
 
     __slots__ = ("_count", "_last", "_seconds")
@@ -40,17 +40,17 @@ class DrainRate:
         return max(self._seconds / self._count, if_now)
 
 
-class DrainRates:
+class ServiceRates:
     """The rate of each model's line."""
 
     def __init__(self) -> None:
-        self._rates: dict[str, DrainRate] = {}
+        self._rates: dict[str, ServiceRate] = {}
 
     def left(self, model: str, now: float) -> None:
         """A request for this model gave its place back."""
         rate = self._rates.get(model)
         if rate is None:
-            rate = self._rates[model] = DrainRate()
+            rate = self._rates[model] = ServiceRate()
         rate.left(now)
 
     def seconds_for(self, model: str, places: int, now: float) -> float:

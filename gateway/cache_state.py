@@ -12,17 +12,17 @@ from gateway.observe.record import Record
 from gateway.request import Ask, Usage
 from gateway.routing.estimate import Estimates
 from gateway.routing.exact_index import ExactIndex
+from gateway.routing.hit_accuracy import HitAccuracy
 from gateway.routing.hits import Hits
 from gateway.routing.learning import Learning
 from gateway.routing.prefix_index import BLOCK_MEMORY_BYTES, PrefixIndex
-from gateway.routing.silence import Silence
-from gateway.routing.trust import Trust
+from gateway.routing.stale_events import StaleEventDetector
 
 _UNKNOWN_KV_TOKENS = 2_000_000  # too large a record costs little, too small a one much
 _START_BYTES_PER_TOKEN = 4.0
 
 
-class Knowledge:
+class CacheState:
     """Owner of the own record, of the engines' view, and of the trust in predictions."""
 
     def __init__(self, config: Config, fleet: Fleet, in_flight_tokens: Callable[[int], int]) -> None:
@@ -33,9 +33,9 @@ class Knowledge:
         self.estimates = Estimates(_START_BYTES_PER_TOKEN)
         self.index = PrefixIndex([self._record_bytes(backend) for backend in fleet.backends], max_blocks)
         self.exact = ExactIndex()
-        self._silence = Silence()
+        self._silence = StaleEventDetector()
         self._whole: set[int] = set()  # engines of which all that they hold is known, if their events still arrive
-        self.trust = Trust()
+        self.trust = HitAccuracy()
         self.hits = Hits(self.index, self.trust, self.exact)
         self._learning = Learning(self.estimates, self.index, self.trust)
         self.follow_sizes()

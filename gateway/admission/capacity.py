@@ -16,7 +16,7 @@ _FEW_SLOTS = 4  # of fewer, one would be too much to keep
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Capacity:
     """Judges seats. `kv_headroom`: share of the KV cache that is filled. `ledgers`: by the number of the seat."""
 
     calibrations: Calibrations

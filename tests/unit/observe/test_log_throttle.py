@@ -1,4 +1,4 @@
-from gateway.observe.quiet import Quiet
+from gateway.observe.log_throttle import LogThrottle
 
 
 class Clock:
@@ -10,7 +10,7 @@ class Clock:
 
 def test_a_thing_is_told_of_once_a_minute_whatever_is_told_of_others() -> None:
     clock = Clock()
-    quiet = Quiet(clock)
+    quiet = LogThrottle(clock)
     assert quiet.tells("a")
     clock.now += 59.0
     assert not quiet.tells("a")

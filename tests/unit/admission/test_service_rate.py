@@ -2,25 +2,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.drain_rate import DrainRate, DrainRates
+from gateway.admission.service_rate import ServiceRate, ServiceRates
 
 
 def test_before_two_have_left_it_is_a_second() -> None:
-    rate = DrainRate()
+    rate = ServiceRate()
     assert rate.seconds_for(10, 5.0) == 1.0
     rate.left(5.0)
     assert rate.seconds_for(10, 5.0) == 1.0
 
 
 def test_steady_departures_a_second_apart_free_ten_places_in_ten_seconds() -> None:
-    rate = DrainRate()
+    rate = ServiceRate()
     for now in range(20):
         rate.left(float(now))
     assert rate.seconds_for(10, 19.0) == pytest.approx(10.0)
 
 
 def test_a_change_of_pace_is_followed_smoothly() -> None:
-    rate = DrainRate()
+    rate = ServiceRate()
     rate.left(0.0)
     rate.left(1.0)
     rate.left(3.0)
@@ -31,7 +31,7 @@ def test_a_change_of_pace_is_followed_smoothly() -> None:
 
 
 def test_those_who_leave_in_bursts_leave_no_faster_than_they_do_over_time() -> None:
-    rate = DrainRate()
+    rate = ServiceRate()
     for second in range(30):
         for _ in range(64):
             rate.left(float(second))
@@ -39,7 +39,7 @@ def test_those_who_leave_in_bursts_leave_no_faster_than_they_do_over_time() -> N
 
 
 def test_each_model_has_a_rate_of_its_own() -> None:
-    rates = DrainRates()
+    rates = ServiceRates()
     for now in range(20):
         rates.left("slow", float(now))
         for _ in range(10):
@@ -50,7 +50,7 @@ def test_each_model_has_a_rate_of_its_own() -> None:
 
 
 def test_silence_makes_the_expected_wait_longer() -> None:
-    rate = DrainRate()
+    rate = ServiceRate()
     rate.left(0.0)
     rate.left(0.5)
     assert rate.seconds_for(1, 0.5) == pytest.approx(0.5)
@@ -61,7 +61,7 @@ def test_silence_makes_the_expected_wait_longer() -> None:
 def test_the_answer_is_always_between_a_tenth_of_a_second_and_a_minute(
     gaps: list[float], places: int, later: float
 ) -> None:
-    rate, now = DrainRate(), 0.0
+    rate, now = ServiceRate(), 0.0
     for gap in gaps:
         now += gap
         rate.left(now)
@@ -70,7 +70,7 @@ def test_the_answer_is_always_between_a_tenth_of_a_second_and_a_minute(
 
 @given(gaps=st.lists(st.floats(0.001, 10), min_size=2, max_size=50))
 def test_the_estimate_stays_between_the_shortest_and_the_longest_gap(gaps: list[float]) -> None:
-    rate, now = DrainRate(), 0.0
+    rate, now = ServiceRate(), 0.0
     rate.left(now)
     for gap in gaps:
         now += gap
@@ -80,7 +80,7 @@ def test_the_estimate_stays_between_the_shortest_and_the_longest_gap(gaps: list[
 
 
 def test_a_rate_is_told_once_it_is_known() -> None:
-    rates = DrainRates()
+    rates = ServiceRates()
     rates.left("m", 0.0)
     assert rates.per_second("m", 0.0) is None
     rates.left("m", 0.5)

@@ -5,18 +5,18 @@ from collections.abc import Callable
 import structlog
 
 from gateway.admission.gate import Gate
-from gateway.admission.limiter import Move
+from gateway.admission.limiter import LimitChange
 from gateway.admission.placement import Placement
 from gateway.backends.backend import Backend
 from gateway.backends.registry import Fleet, Sent
+from gateway.observe.log_throttle import LogThrottle
 from gateway.observe.metrics import Counter
-from gateway.observe.quiet import Quiet
 from gateway.observe.record import Record
 
 _TOKENS_OF_A_PACE = 8  # shorter streams tell little
 
 
-class LimitMoves:
+class LimitChanges:
     """Listens to the fleet, and to requests that have ended."""
 
     def __init__(
@@ -26,7 +26,7 @@ class LimitMoves:
         self._placement = placement
         self._gate = gate
         self._count = count
-        self._quiet = Quiet(clock)
+        self._quiet = LogThrottle(clock)
         self._log = structlog.get_logger("gateway")
         fleet.sent_to = self._sent_to
         fleet.on_limit.append(self._moved)
@@ -45,7 +45,7 @@ class LimitMoves:
     def _sent_to(self, backend: Backend) -> Sent:
         return Sent(*self._placement.sent_to(backend.name))
 
-    def _moved(self, backend: Backend, move: Move) -> None:
+    def _moved(self, backend: Backend, move: LimitChange) -> None:
         self._gate.limits_moved()
         self._count.add((backend.name, move.reason.value))
         if move.after <= move.before and self._quiet.tells(backend.name):

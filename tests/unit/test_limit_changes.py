@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 from gateway.admission.placement import Binding
 from gateway.app import Gateway
 from gateway.backends.backend import Backend, Facts, ModelCard, Telemetry
-from gateway.backends.health import Probe
+from gateway.backends.health import ProbeResult
 from gateway.config import parse
 from gateway.observe.record import Record
 from gateway.request import Ask, Usage
@@ -26,7 +26,7 @@ class Scene:
         self.gateway = Gateway(config, None, clock=lambda: self.now)
         self.fleet = self.gateway.fleet
         self.fleet.learned(self.backend, Facts(models=(ModelCard("m"),), max_num_seqs=16))
-        self.fleet.probed(self.backend, Probe.OK)
+        self.fleet.probed(self.backend, ProbeResult.OK)
 
     @property
     def backend(self) -> Backend:

@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.kv_outlook import Course, Outlook
+from gateway.admission.kv_forecast import Growth, PeakForecast
 
-courses = st.builds(Course, st.integers(0, 40), st.integers(0, 200), st.integers(1, 3))
+courses = st.builds(Growth, st.integers(0, 40), st.integers(0, 200), st.integers(1, 3))
 
 
-def stepped(base_tokens: int, running: list[Course]) -> int:
+def stepped(base_tokens: int, running: list[Growth]) -> int:
     """The most that is taken at any step; who has its last token holds all until the step is over."""
     return max(
         base_tokens
@@ -18,15 +18,15 @@ def stepped(base_tokens: int, running: list[Course]) -> int:
 
 
 @given(base=st.integers(0, 100), running=st.lists(courses, max_size=12))
-def test_the_peak_is_that_of_stepping_all_to_their_ends(base: int, running: list[Course]) -> None:
-    assert Outlook(base, running).peak_tokens == stepped(base, running)
+def test_the_peak_is_that_of_stepping_all_to_their_ends(base: int, running: list[Growth]) -> None:
+    assert PeakForecast(base, running).peak_tokens == stepped(base, running)
 
 
 @given(base=st.integers(0, 100), running=st.lists(courses, max_size=12), newcomer=courses)
 def test_a_newcomer_of_one_sequence_is_reckoned_exactly_and_one_of_several_safely(
-    base: int, running: list[Course], newcomer: Course
+    base: int, running: list[Growth], newcomer: Growth
 ) -> None:
-    peak, true = Outlook(base, running).peak_with(newcomer), stepped(base, [*running, newcomer])
+    peak, true = PeakForecast(base, running).peak_with(newcomer), stepped(base, [*running, newcomer])
     if newcomer.growth_tokens == 1:
         assert peak == true
     assert (
@@ -35,7 +35,7 @@ def test_a_newcomer_of_one_sequence_is_reckoned_exactly_and_one_of_several_safel
 
 
 def test_who_began_together_needs_the_sum_and_who_is_at_different_places_does_not() -> None:
-    together = [Course(100, 0, 1)] * 4
-    assert Outlook(0, together).peak_tokens == 400
-    apart = [Course(100 - done, done, 1) for done in (0, 25, 50, 75)]
-    assert Outlook(0, apart).peak_tokens == 250
+    together = [Growth(100, 0, 1)] * 4
+    assert PeakForecast(0, together).peak_tokens == 400
+    apart = [Growth(100 - done, done, 1) for done in (0, 25, 50, 75)]
+    assert PeakForecast(0, apart).peak_tokens == 250

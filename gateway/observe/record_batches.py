@@ -8,7 +8,7 @@ from gateway.supervisor import Supervisor
 _BATCH = 64
 
 
-class Finished:
+class RecordBatcher:
     """Collects records and hands each to every consumer, 64 at a time or when asked to."""
 
     def __init__(self, supervisor: Supervisor, *consumers: Callable[[Record], None]) -> None:
