@@ -409,14 +409,16 @@ class ClientConnection(asyncio.BufferedProtocol):
             if incoming.upload is not None:
                 incoming.upload.close()
             reply, self.reply = self.reply, None
-            if self._transport is None:
-                pass
-            elif reply is None or not reply.complete:
-                self._transport.close()
-            elif not reply.keep_alive:
-                self._linger(incoming)
-            else:
-                self._next()
+            if self._transport is not None:
+                self._go_on(self._transport, incoming, reply)
+
+    def _go_on(self, transport: asyncio.Transport, incoming: Incoming, reply: Reply | None) -> None:
+        if reply is None or not reply.complete:
+            transport.close()
+        elif not reply.keep_alive:
+            self._linger(incoming)
+        else:
+            self._next()
 
     def _linger(self, incoming: Incoming) -> None:
         """Close after a refusal only once the client had time to read it: unread bytes would reset the connection."""

@@ -75,7 +75,7 @@ class Server:
             self._everybody_left.set()
 
     def may_begin(self, connection: ClientConnection) -> bool:
-        """Whether its next answer may begin now; if not, it is told to proceed once those before it have begun."""
+        """Whether its next answer may begin now; if not, it is told to proceed, in order, as others have begun."""
         if self._beginning < _BEGIN_AT_ONCE:
             self._beginning += 1
             return True
@@ -85,9 +85,8 @@ class Server:
     def begun(self) -> None:
         """An answer that might begin has done so, or never will."""
         self._beginning -= 1
-        if not self._beginning:
-            while self._put_off and self._beginning < _BEGIN_AT_ONCE:
-                self._put_off.popleft().proceed()
+        while self._put_off and self._beginning < _BEGIN_AT_ONCE:
+            self._put_off.popleft().proceed()
 
     # Starting and stopping.
 

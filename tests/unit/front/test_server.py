@@ -166,6 +166,30 @@ async def test_of_many_requests_that_come_at_once_some_begin_in_each_turn_of_the
         assert max(began.values()) <= 64
 
 
+class Turns:
+    """A connection that always has another request to begin."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.begun = 0
+
+    def proceed(self) -> None:
+        self.begun += self.server.may_begin(cast(ClientConnection, self))
+
+
+async def test_a_request_that_is_put_off_is_not_overtaken_by_clients_that_go_on_at_once() -> None:
+    async with serving() as (server, _):
+        busy, late = Turns(server), Turns(server)
+        while server.may_begin(cast(ClientConnection, busy)):
+            pass
+        late.proceed()
+        assert late.begun == 0
+        for _turn in range(3):
+            server.begun()  # and is answered at once
+            busy.proceed()
+        assert late.begun == 1
+
+
 async def test_slow_clients_are_looked_after() -> None:
     async with serving(keep_alive_seconds=0.05) as (server, _), client(server) as (reader, _):
         assert await reader.read() == b""
