@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from gateway.cli.demo import free_ports
 from loadtest.compare.killed_figures import figures
 from loadtest.compare.killed_load import KilledLoad
 from loadtest.compare.killed_run import observe
@@ -18,7 +19,7 @@ from loadtest.compare.peer import Peer, Setting
 from loadtest.compare.proxy import ProxyFailed, started
 from loadtest.servers.engines import Engines
 from loadtest.servers.serving import NotServing
-from loadtest.vllm_cpu.process import VllmFailed, free_ports
+from loadtest.vllm_cpu.process import VllmFailed
 from loadtest.workloads.body import Endpoint
 
 

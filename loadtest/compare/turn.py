@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 from rich.console import Console
 
+from gateway.cli.demo import free_ports
 from loadtest.compare.added import added_latency
 from loadtest.compare.fleet import Fleet
 from loadtest.compare.options import CompareOptions
@@ -30,7 +31,6 @@ from loadtest.drive.target import Target, TargetError
 from loadtest.report.files import write_results
 from loadtest.report.schema import Results
 from loadtest.report.statistics import value_of
-from loadtest.vllm_cpu.process import free_ports
 from loadtest.workloads.spec import WorkloadKind, WorkloadSpec
 
 _REQUESTS, _REQUEST_USERS = 600, 16

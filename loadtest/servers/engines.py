@@ -14,12 +14,13 @@ from typing import Protocol
 
 import aiohttp
 
+from gateway.cli.demo import free_ports
 from loadtest.drive import counted
 from loadtest.drive.pages import page_values
 from loadtest.drive.target import counters
 from loadtest.servers.procs import bound_to
 from loadtest.servers.simulated import SimulatedProcess
-from loadtest.vllm_cpu.process import VllmOptions, VllmProcess, free_ports
+from loadtest.vllm_cpu.process import VllmOptions, VllmProcess
 
 _IDLE_SECONDS = 60.0
 _POLL_SECONDS = 0.02

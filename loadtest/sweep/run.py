@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from gateway.cli.demo import free_ports
 from loadtest.checkpoint.document import failed
 from loadtest.checkpoint.keep import Checkpoints, Site
 from loadtest.checkpoint.markdown import check_line
@@ -26,7 +27,6 @@ from loadtest.sweep.search import Round, best, rounds
 from loadtest.sweep.server import Launch, Server, ServerFailed, engine, gateway
 from loadtest.sweep.space import Configuration, Space, fixed_flags, gpus_of
 from loadtest.sweep.store import Cell, Failure, Store
-from loadtest.vllm_cpu.process import free_ports
 
 
 @dataclass(frozen=True, slots=True)

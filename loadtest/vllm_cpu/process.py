@@ -3,16 +3,14 @@
 import json
 import os
 import re
-import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import SystemRandom
 from types import TracebackType
 from typing import Self
 
+from gateway.cli.demo import free_ports
 from loadtest.servers.process_group import ProcessGroup
 from loadtest.servers.serving import NotServing, wait_until_serving
 
@@ -22,7 +20,6 @@ STOP_GRACE_SECONDS = 15.0
 PROGRESS_SECONDS = 5.0
 LOG_TAIL_LINES = 25
 LOGGED_ERRORS = 5
-CHOSEN_PORTS = range(20_000, 32_000)
 
 # An exception's own line in vLLM's log, such as: (EngineCore pid=7) ERROR 11-21 12:00:00 [core.py:9] OSError: no room
 ERROR_LINE = re.compile(r".* ERROR [^\]]*\] \S*(?:Error|Exception|Interrupt)\b")
@@ -103,23 +100,6 @@ def environment(options: VllmOptions, inherited: dict[str, str]) -> dict[str, st
         "TORCHDYNAMO_DISABLE": "1",  # compiling what `logprobs` needs holds the whole engine up for 17 s
     }
     return {**inherited, **ours, **options.environment}
-
-
-def free_ports(count: int) -> list[int]:
-    """Distinct ports that were free a moment ago.
-
-    Not of the range that outgoing connections use: such a port may be taken before a slow starter binds it.
-    """
-    ports: list[int] = []
-    with ExitStack() as held:
-        while len(ports) < count:
-            candidate = SystemRandom().choice(CHOSEN_PORTS)
-            try:
-                held.enter_context(socket.socket()).bind(("", candidate))
-            except OSError:
-                continue
-            ports.append(candidate)
-    return ports
 
 
 def with_ports(options: VllmOptions) -> VllmOptions:

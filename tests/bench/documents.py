@@ -14,8 +14,8 @@ from urllib.request import ProxyHandler, Request, build_opener
 import typer
 import yaml
 
+from gateway.cli.demo import free_ports
 from loadtest.servers.procs import running
-from loadtest.vllm_cpu.process import free_ports
 from tests.integration.processes import wait_until_serving
 
 _MODEL = "ranks"

@@ -22,10 +22,10 @@ import typer
 import uvloop
 import zmq
 
+from gateway.cli.demo import free_ports
 from gateway.kv_events.endpoints import Source
 from gateway.kv_events.feed import KvEvents
 from gateway.routing.exact_index import ExactIndex
-from loadtest.vllm_cpu.process import free_ports
 
 BLOCK_TOKENS = 16
 STEP_TOKENS = 8192

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
+from gateway.cli.demo import free_ports
 from loadtest.servers.serving import wait_until_serving
-from loadtest.vllm_cpu.process import free_ports
 from tests.clients import Answer, Client, request
 from tests.scripted import ScriptedBackend
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loadtest.vllm_cpu.process import free_ports
+from gateway.cli.demo import free_ports
 from tests.image.build import IMAGE
 from tests.image.container import Container, Image, Runtime, unpacked
 from tests.integration.processes import stopped_at_exit, wait_until_serving

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from loadtest.vllm_cpu.process import VllmOptions, VllmProcess, free_ports
+from gateway.cli.demo import free_ports
+from loadtest.vllm_cpu.process import VllmOptions, VllmProcess
 from tests.integration.processes import stopped_at_exit, wait_until_serving
 
 CHAT_MODEL = "tiny"

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 from openai import AsyncOpenAI
 
+from gateway.cli.demo import free_ports
 from loadtest.servers.serving import serves
-from loadtest.vllm_cpu.process import free_ports
 from tests.integration.fleet import Fleet
 from tests.integration.processes import stopped_at_exit, wait_until_serving
 from tests.recounted_gateway import LOGGED, MODULE, VIOLATIONS

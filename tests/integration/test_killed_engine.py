@@ -10,6 +10,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 import orjson
 import pytest
 
+from gateway.cli.demo import free_ports
 from loadtest.compare.killed_fates import Fate, fate_of
 from loadtest.compare.killed_figures import figures
 from loadtest.compare.killed_load import KilledLoad
@@ -20,7 +21,6 @@ from loadtest.compare.peer import Setting
 from loadtest.compare.proxy import started
 from loadtest.drive.record import ERROR_OBJECT
 from loadtest.servers.engines import EngineOptions, Engines, Kind, running_engines
-from loadtest.vllm_cpu.process import free_ports
 from loadtest.workloads.body import Endpoint
 
 pytestmark = pytest.mark.timeout(180)

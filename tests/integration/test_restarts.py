@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI
 
-from loadtest.vllm_cpu.process import free_ports
+from gateway.cli.demo import free_ports
 from tests.integration.conftest import engine_kind
 from tests.integration.fleet import CHAT_FLAGS, simulated_engine
 from tests.integration.gateway_process import running_gateway

@@ -187,6 +187,20 @@ def test_the_whole_demonstration_runs_and_one_signal_stops_all_of_it(number: sig
     assert not any(demo.answers(f"{url}/health") for url in urls)
 
 
+def test_chosen_ports_cannot_be_taken_by_outgoing_connections() -> None:
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(port < first_ephemeral for port in demo.free_ports(50))
+
+
+def test_a_port_that_is_in_use_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    [port] = demo.free_ports(1)
+    other = port + 1 if port + 1 in demo.CHOSEN_PORTS else port - 1
+    monkeypatch.setattr(demo, "CHOSEN_PORTS", (port, other))
+    with socket.socket() as held:
+        held.bind(("", port))
+        assert demo.free_ports(1) == [other]
+
+
 def free_ports_in_a_row(count: int) -> int:
     """The first of some free ports that follow one another."""
     while True:

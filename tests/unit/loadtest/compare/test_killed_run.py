@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from gateway.cli.demo import free_ports
 from loadtest.compare.killed_load import KilledLoad
 from loadtest.compare.killed_run import observe
 from loadtest.compare.killed_schema import Fault
 from loadtest.servers.engines import EngineOptions, Engines, Kind
 from loadtest.servers.serving import NotServing, serves
 from loadtest.servers.simulated import SimulatedProcess
-from loadtest.vllm_cpu.process import free_ports
 from loadtest.workloads.body import Endpoint
 
 LOAD = KilledLoad(rate_per_second=6.0, seconds=3.0, max_tokens=8)

@@ -7,9 +7,9 @@ import asyncio
 import aiohttp
 import pytest
 
+from gateway.cli.demo import free_ports
 from loadtest.compare.killed_watch import Reached, Watch, back_in_share_seconds, reached
 from loadtest.engine import EngineConfig, SimulatedEngine
-from loadtest.vllm_cpu.process import free_ports
 from tests.unit.loadtest.compare.killed_turns import steadily
 
 PAGE = """\

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.cli.demo import free_ports
 from loadtest.compare.peer import Peer, Setting
 from loadtest.compare.proxy import ProxyFailed, ask, started
 from loadtest.compare.spending import Spending, others_share
-from loadtest.vllm_cpu.process import free_ports
 from loadtest.workloads.body import Endpoint
 
 # Refuses twice before it answers well, as a proxy does that has not looked at its backends yet.

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.cli.demo import free_ports
 from loadtest.drive.fleet import Fleet, Tick
 from loadtest.drive.plan import Plan
 from loadtest.servers.simulated import SimulatedProcess
-from loadtest.vllm_cpu.process import free_ports
 
 _STREAMS = 1500
 _SUCCEEDED = re.compile(r"^vllm:request_success_total\{.*\} (\S+)$", re.MULTILINE)

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from gateway.cli.demo import free_ports
 from loadtest.engine import EngineConfig, SimulatedEngine
 from loadtest.servers.serving import NotServing, serves, wait_until_serving
-from loadtest.vllm_cpu.process import free_ports
 
 
 async def test_a_server_serves_when_it_answers_200() -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.cli.demo import free_ports
 from loadtest.servers.serving import NotServing, serves
 from loadtest.servers.simulated import SimulatedProcess
-from loadtest.vllm_cpu.process import free_ports
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """VllmProcess against a stand-in engine: what it starts, when it is ready, and that nothing outlives it."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -9,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.vllm_cpu import process
+from gateway.cli.demo import free_ports
 from loadtest.vllm_cpu.process import (
     VllmFailed,
     VllmOptions,
     VllmProcess,
     command_line,
     environment,
-    free_ports,
     logged_errors,
     with_ports,
 )
@@ -189,20 +187,6 @@ def test_chosen_ports_are_kept_and_missing_ones_are_filled_in(tmp_path: Path) ->
     assert filled.port == 8123
     assert len({filled.port, filled.kv_events_port, filled.kv_replay_port} - {0}) == 3
     assert len(set(free_ports(8))) == 8
-
-
-def test_chosen_ports_cannot_be_taken_by_outgoing_connections() -> None:
-    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert all(port < first_ephemeral for port in free_ports(50))
-
-
-def test_a_port_that_is_in_use_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    [port] = free_ports(1)
-    other = port + 1 if port + 1 in process.CHOSEN_PORTS else port - 1
-    monkeypatch.setattr(process, "CHOSEN_PORTS", (port, other))
-    with socket.socket() as taken:
-        taken.bind(("", port))
-        assert free_ports(1) == [other]
 
 
 def test_the_exceptions_of_engine_processes_are_found_in_the_log() -> None:
