@@ -18,52 +18,40 @@ from typing import BinaryIO, TextIO
 import structlog
 import uvloop
 
-from gateway.admission.gate import Gate
-from gateway.admission.output_lengths import OutputLengths
-from gateway.admission.placement import Knobs, Placement
-from gateway.admission.queue import Queue
+from gateway.admin_views import LineView, Overview
+from gateway.backends.fleet import Fleet
 from gateway.backends.probe import Watch
-from gateway.backends.registry import Fleet
-from gateway.cache_state import CacheState
 from gateway.config import Config
-from gateway.descriptors import fitted, raise_limit
 from gateway.dispatch import Dispatcher
-from gateway.embeddings.bulk import BulkShares
+from gateway.embeddings.batches import TokenCounts
 from gateway.embeddings.cache import cache_as_configured
 from gateway.embeddings.coalescer import Coalescer
-from gateway.embeddings.token_counts import TokenCounts
-from gateway.exact_prompts import ExactPrompts
+from gateway.embeddings.rerank import Spreader
+from gateway.embeddings.sizes import BulkShares
+from gateway.feedback import CacheState, LimitChanges, TrustLog
 from gateway.front.admin import add_prefix_routes, admin_app, admin_listening, own_hosts
-from gateway.front.handler import Handler
-from gateway.front.read import RequestReader
+from gateway.front.handler import Handler, request_ids
+from gateway.front.read import RequestReader, StoredResponses
 from gateway.front.server import Server
-from gateway.front.stored import StoredResponses
 from gateway.insights.report import Making, PrefixReport
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
-from gateway.limit_changes import LimitChanges
-from gateway.line_view import LineView
-from gateway.memory import MemoryBudget
-from gateway.observe.access_log import AccessLog
-from gateway.observe.embeddings import EmbeddingMetrics
-from gateway.observe.line_writer import LineWriter
-from gateway.observe.log import logging_to
-from gateway.observe.loop_lag import watch_lag
-from gateway.observe.metrics import Metrics
-from gateway.observe.prefix_hashes import PrefixHashes
-from gateway.observe.record import Record
-from gateway.observe.record_batches import RecordBatcher
-from gateway.observe.trust_log import TrustLog
-from gateway.overview import Overview
+from gateway.observe.access_log import AccessLog, PrefixHashes
+from gateway.observe.log import LineWriter, logging_to
+from gateway.observe.metrics import EmbeddingMetrics, Metrics, watch_lag
+from gateway.observe.record import Record, RecordBatcher
 from gateway.relay.relay import Relay
 from gateway.relay.retry import RetryBudget
-from gateway.request_ids import request_ids
-from gateway.routing.affinity import Affinity
-from gateway.routing.calibration import Calibrations
+from gateway.resources import MemoryBudget, fitted, raise_limit
 from gateway.routing.cost import CostModel
-from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
-from gateway.scoring.spreader import Spreader
+from gateway.routing.estimates import Calibrations
+from gateway.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
+from gateway.scheduling.leases import Gate
+from gateway.scheduling.output_length import OutputLengths
+from gateway.scheduling.scheduler import Knobs, Placement
+from gateway.scheduling.wait_queue import Queue
 from gateway.supervisor import Supervisor
+from gateway.tokenization.exact_prompts import ExactPrompts
 from gateway.tokenization.tokenization import Tokenization
 
 _SETTLE_SECONDS = 0.1

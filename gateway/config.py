@@ -6,9 +6,7 @@ from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-
-from gateway.complaints import complaints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 _MOST_SECONDS = 1e8  # three years: timers take no more
 Seconds = Annotated[float, Field(gt=0, le=_MOST_SECONDS)]
@@ -368,7 +366,6 @@ class KeyConfig(Section):
 
     @property
     def digest(self) -> bytes:
-        """The key's SHA-256."""
         return bytes.fromhex(self.key_sha256) or hashlib.sha256(self.key.encode()).digest()
 
 
@@ -433,7 +430,6 @@ class ModelsConfig(Section):
 
     @property
     def by_name(self) -> dict[str, ModelConfig]:
-        """The sections of single models."""
         return self.__pydantic_extra__ or {}
 
 
@@ -477,13 +473,3 @@ class Config(Section):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"duplicate backend name {twice[0]!r}; backend names must be unique")
         return self
-
-
-def parse(document: Any) -> Config:
-    """Check a parsed document. Raises ConfigError with one line for each thing that is wrong."""
-    if not isinstance(document, dict):
-        raise ConfigError("the configuration must be a mapping with a key `backends`")
-    try:
-        return Config.model_validate(document)
-    except ValidationError as error:
-        raise ConfigError("\n".join(complaints(error))) from error

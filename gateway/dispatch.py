@@ -3,17 +3,17 @@
 import asyncio
 from typing import Protocol
 
-from gateway.admission.gate import Gate, Lease
-from gateway.backends.registry import Fleet
+from gateway.backends.fleet import Fleet
 from gateway.errors import BackendBusy, BackendError, ConnectFailed, ModelMissing, NoBackend, OutOfDescriptors
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
-from gateway.relay.exchange import Sink, UpstreamResult
 from gateway.relay.relay import Relay
 from gateway.relay.retry import Attempts, RetryBudget
-from gateway.relay.usage import possible
+from gateway.relay.sse import possible
+from gateway.relay.upstream import Sink, UpstreamResult
 from gateway.request import SEVERAL_TENANTS, InferenceRequest
-from gateway.routing.explain import as_header
+from gateway.routing.policy import as_header
+from gateway.scheduling.leases import Gate, Lease
 
 _PAUSE_SECONDS = 1.0  # before the only backend there is is tried again
 

@@ -106,7 +106,6 @@ class EmbeddingInputs:
     isolation: str = ""
 
     def only(self, places: list[int]) -> "EmbeddingInputs":
-        """Those in these places."""
         items: Any = [self.items[place] for place in places]
         sizes = [self.sizes_bytes[place] for place in places]
         return EmbeddingInputs(items, self.are_ids, sizes, self.template, self.wants_floats, self.isolation)
@@ -151,8 +150,7 @@ def most_prompt_tokens(prompts: int, size_bytes: int) -> int:
 class BodyStream(Protocol):
     """A body that is sent on while it arrives."""
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        """Its pieces."""
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
 
     def close(self) -> None:
         """End it: the rest is not needed."""

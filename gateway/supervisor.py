@@ -1,13 +1,33 @@
-"""Background work that outlives its faults: an exception is counted and logged, and the work goes on."""
+"""Background work that outlives its faults: an exception is counted and logged, and the work goes on.
+
+Log lines about the same thing are throttled.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Awaitable, Callable, Hashable
 from types import TracebackType
 from typing import Any
 
 import structlog
 
-from gateway.observe.log_throttle import LogThrottle
+_SECONDS = 60.0
+
+
+class LogThrottle:
+    """Tells of each thing once a minute at most; metrics tell the rest."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._told_seconds: dict[Hashable, float] = {}
+
+    def tells(self, thing: Hashable) -> bool:
+        """Whether it is time to tell of it; if so, it counts as told."""
+        now = self._clock()
+        if now - self._told_seconds.get(thing, -math.inf) < _SECONDS:
+            return False
+        self._told_seconds[thing] = now
+        return True
 
 
 class Supervisor:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from gateway.admission.fairness import Tenants
-from gateway.admission.kv_ledger import KvLedger
-from gateway.admission.placement import Placement
-from gateway.admission.queue import Queue
-from gateway.routing.load import EngineLoad
+from gateway.routing.engine_load import EngineLoad
+from gateway.scheduling.fair_share import Tenants
+from gateway.scheduling.kv_reservations import KvLedger
+from gateway.scheduling.scheduler import Placement
+from gateway.scheduling.wait_queue import Queue
 
 
 def mismatches(placement: Placement, queue: Queue) -> list[tuple[str, str]]:

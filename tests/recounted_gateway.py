@@ -15,7 +15,7 @@ import structlog
 from gateway import app
 from gateway.cli.main import main as gateway_command
 from gateway.config import Config
-from gateway.observe.line_writer import LineWriter
+from gateway.observe.log import LineWriter
 from gateway.observe.metrics import Counter
 from tests.recount import mismatches
 

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
-from gateway.admission.limiter import Limiter
+from gateway.backends.concurrency_limit import Limiter
 from gateway.backends.health import Health
 from gateway.config import BackendConfig, HealthConfig
 
@@ -186,12 +186,10 @@ class EngineRank:
 
     @property
     def name(self) -> str:
-        """The backend's."""
         return self.backend.name
 
     @property
     def speed(self) -> float:
-        """The backend's."""
         return self.backend.speed
 
     @property
@@ -207,12 +205,10 @@ class EngineRank:
 
     @property
     def block_tokens(self) -> int:
-        """The backend's."""
         return self.backend.block_tokens
 
     @property
     def caches_prefixes(self) -> bool:
-        """The backend's."""
         return self.backend.caches_prefixes
 
     def limit(self, now_seconds: float) -> int:

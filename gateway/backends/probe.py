@@ -13,12 +13,12 @@ from typing import Any, Self
 
 import structlog
 
-from gateway.backends import discovery
+from gateway.backends import vllm_api
 from gateway.backends.backend import Backend, Facts
-from gateway.backends.control import ControlClient, ControlError
+from gateway.backends.fleet import Clock, Fleet
 from gateway.backends.health import PROBE_WORDS, ProbeResult, State
-from gateway.backends.registry import Clock, Fleet
-from gateway.backends.telemetry import Scrape, with_scrape
+from gateway.backends.vllm_api import ControlClient, ControlError
+from gateway.backends.vllm_metrics import Scrape, with_scrape
 from gateway.config import HealthConfig
 from gateway.supervisor import Supervisor
 
@@ -27,7 +27,7 @@ EAGER_SECONDS = 0.2  # between probes while no backend at all can serve
 FASTEST_SECONDS = 0.2  # however often a closer look is wanted
 STALE_INTERVALS = 3  # telemetry older than this many probe intervals is dropped
 SERVER_INFO_TIMEOUT_SECONDS = 15.0  # the first call makes the server collect its environment
-_INDISPENSABLE = ("/health", discovery.MODELS_PATH)
+_INDISPENSABLE = ("/health", vllm_api.MODELS_PATH)
 
 log = structlog.get_logger()
 
@@ -120,7 +120,6 @@ class BackendWatch:
         self._scrape_wanted.set()
 
     async def probe(self) -> None:
-        """Probe /health, then rest."""
         started = self._clock()
         reasons: list[str] = []
         probe = await self._client.probe(self._backend, reasons.append)
@@ -133,7 +132,7 @@ class BackendWatch:
         health = self._backend.health
         if answers and (health.state != "up" or health.gone):
             await self._ask(
-                discovery.MODELS_PATH, discovery.with_models
+                vllm_api.MODELS_PATH, vllm_api.with_models
             )  # before it gets a request for a model of the past
         if answers and not self._answers:
             self.ask_again()
@@ -152,13 +151,13 @@ class BackendWatch:
         if not self._answers:
             return
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._ask(discovery.MODELS_PATH, discovery.with_models))
-            group.create_task(self._ask(discovery.VERSION_PATH, discovery.with_version))
-            group.create_task(self._ask(discovery.KV_EVENT_SOURCES_PATH, discovery.with_kv_event_sources))
+            group.create_task(self._ask(vllm_api.MODELS_PATH, vllm_api.with_models))
+            group.create_task(self._ask(vllm_api.VERSION_PATH, vllm_api.with_version))
+            group.create_task(self._ask(vllm_api.KV_EVENT_SOURCES_PATH, vllm_api.with_kv_event_sources))
             if not self._server_info_asked:  # its answer stays the same as long as the process lives
                 self._server_info_asked = True
                 group.create_task(
-                    self._ask(discovery.SERVER_INFO_PATH, discovery.with_server_info, SERVER_INFO_TIMEOUT_SECONDS)
+                    self._ask(vllm_api.SERVER_INFO_PATH, vllm_api.with_server_info, SERVER_INFO_TIMEOUT_SECONDS)
                 )
         await asyncio.sleep(FASTEST_SECONDS)
 
@@ -187,14 +186,14 @@ class BackendWatch:
         try:
             document = await self._client.ask(self._backend, path, timeout_seconds)
             self._fleet.learned(self._backend, take(self._backend.facts, document))
-            if path == discovery.MODELS_PATH:
+            if path == vllm_api.MODELS_PATH:
                 self._fleet.list_read(self._backend)
             self._tell_reason(path, "")
         except (ControlError, ValueError) as error:
-            is_optional = isinstance(error, ControlError) and error.status == 404 and path != discovery.MODELS_PATH
+            is_optional = isinstance(error, ControlError) and error.status == 404 and path != vllm_api.MODELS_PATH
             self._tell_reason(path, "" if is_optional else str(error))
-            if path == discovery.SERVER_INFO_PATH:  # what a former process told holds no more
-                self._fleet.learned(self._backend, discovery.without_server_info(self._backend.facts))
+            if path == vllm_api.SERVER_INFO_PATH:  # what a former process told holds no more
+                self._fleet.learned(self._backend, vllm_api.without_server_info(self._backend.facts))
 
     def _pause_seconds(self, probe: ProbeResult) -> float:
         """From the start of one probe to the next; shorter where the next one decides something."""

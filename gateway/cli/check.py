@@ -12,16 +12,16 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from gateway.admission.limiter import DEFAULT_MAX_NUM_SEQS
-from gateway.backends import discovery
+from gateway.backends import vllm_api
 from gateway.backends.backend import Backend, Facts
-from gateway.backends.control import ControlClient, ControlError
+from gateway.backends.concurrency_limit import DEFAULT_MAX_NUM_SEQS
 from gateway.backends.health import PROBE_WORDS, ProbeResult
 from gateway.backends.probe import SERVER_INFO_TIMEOUT_SECONDS
-from gateway.backends.telemetry import with_scrape
+from gateway.backends.vllm_api import ControlClient, ControlError
+from gateway.backends.vllm_metrics import with_scrape
 from gateway.config import Config
 from gateway.kv_events import endpoints
-from gateway.kv_events.reach import why_unreachable
+from gateway.kv_events.endpoints import why_unreachable
 
 SECURITY_FLOOR = (0, 22)  # older versions of vLLM have published holes that a request can reach
 BACKEND_KEEP_ALIVE_SECONDS = 5.0  # VLLM_HTTP_TIMEOUT_KEEP_ALIVE's default
@@ -89,10 +89,10 @@ async def _examine(
     if probe in NOT_REACHED:
         return found
     await asyncio.gather(
-        _learn(client, found, discovery.MODELS_PATH, discovery.with_models),
-        _learn(client, found, discovery.VERSION_PATH, discovery.with_version),
-        _learn(client, found, discovery.KV_EVENT_SOURCES_PATH, discovery.with_kv_event_sources),
-        _learn(client, found, discovery.SERVER_INFO_PATH, discovery.with_server_info, SERVER_INFO_TIMEOUT_SECONDS),
+        _learn(client, found, vllm_api.MODELS_PATH, vllm_api.with_models),
+        _learn(client, found, vllm_api.VERSION_PATH, vllm_api.with_version),
+        _learn(client, found, vllm_api.KV_EVENT_SOURCES_PATH, vllm_api.with_kv_event_sources),
+        _learn(client, found, vllm_api.SERVER_INFO_PATH, vllm_api.with_server_info, SERVER_INFO_TIMEOUT_SECONDS),
         _scrape(client, found),
     )
     backend.learn(found.facts)
@@ -221,7 +221,7 @@ def _warnings(answers: Answers) -> list[str]:
     if answers.probe is not ProbeResult.OK:
         return [f"{why_not_used(answers)}."]
     facts, problems, found = answers.facts, answers.problems, []
-    if (error := problems.get(discovery.MODELS_PATH)) and error.status == 401:
+    if (error := problems.get(vllm_api.MODELS_PATH)) and error.status == 401:
         found.append("/v1/models returned 401: set api_key to the key that vLLM was started with.")
     elif error:
         found.append(f"{error}.")

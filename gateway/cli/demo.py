@@ -84,7 +84,6 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; returns at once."""
         with ExitStack() as stack:
             log: IO[bytes] | None = stack.enter_context(self._log_path.open("wb")) if self._log_path else None
             # A session of its own: Ctrl-C reaches this command alone, which then stops things in order.
@@ -112,7 +111,6 @@ class ServerProcess:
             time.sleep(POLL_SECONDS)
 
     def is_running(self) -> bool:
-        """Whether its process is alive."""
         return self._process is not None and self._process.poll() is None
 
     def terminate(self) -> None:

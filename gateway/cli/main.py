@@ -64,8 +64,7 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
-) -> None:
-    """Global options."""
+) -> None: ...
 
 
 @app.command()
@@ -361,7 +360,6 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def main() -> None:
-    """Entry point of the command."""
     try:
         app()
     except KeyboardInterrupt:

@@ -61,7 +61,6 @@ def _document(body: bytes) -> dict[str, Any]:
 
 
 def as_view(report: Document) -> Group:
-    """Everything of the report."""
     return Group(*_parts(report))
 
 
@@ -199,7 +198,6 @@ def _numbers(row: Document) -> tuple[str, ...]:
 
 
 def _round(number: int) -> str:
-    """Three digits that matter."""
     for size, unit in ((1_000_000_000, " billion"), (1_000_000, " million")):
         if number >= size:
             return f"{number / size:.3g}{unit}"

@@ -16,14 +16,11 @@ from typing import Any, Generic, TypeVar
 import orjson
 
 from gateway.backends.backend import Backend
-from gateway.backends.registry import Fleet
+from gateway.backends.fleet import Fleet
 from gateway.config import Config
-from gateway.embeddings.answer import Vectors
-from gateway.embeddings.member import ByItself, Member, Outcome, Refused, Served
-from gateway.embeddings.part import Part
-from gateway.embeddings.split import shares
-from gateway.embeddings.vectors import is_sound
-from gateway.observe.embeddings import EmbeddingMetrics
+from gateway.embeddings.members import ByItself, Member, Outcome, Part, Refused, Served
+from gateway.embeddings.wire import Vectors, is_sound, shares
+from gateway.observe.metrics import EmbeddingMetrics
 from gateway.observe.record import Record
 from gateway.request import EmbeddingInputs, InferenceRequest
 

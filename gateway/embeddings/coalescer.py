@@ -9,31 +9,24 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
-from gateway.admission.backlog import Backlog
 from gateway.backends.backend import Backend, EngineRank
-from gateway.backends.registry import Fleet
+from gateway.backends.fleet import Fleet
 from gateway.config import EmbeddingsConfig
 from gateway.dispatch import Dispatcher
-from gateway.embeddings.answer import answer_pieces, size_of, usage_of
-from gateway.embeddings.batch import Budget
-from gateway.embeddings.bulk import BulkShares
+from gateway.embeddings.batches import Flights, Suspects, TokenCounts, network_of
+from gateway.embeddings.batching import BatchGroup, Budget, Flight, GroupKey
 from gateway.embeddings.cache import EmbeddingCache
-from gateway.embeddings.deliver import deliver
-from gateway.embeddings.flights import Flights
-from gateway.embeddings.group import BatchGroup, Flight, GroupKey
-from gateway.embeddings.member import ByItself, Member, Outcome, Refused, Served
-from gateway.embeddings.part import Part
-from gateway.embeddings.sizes import ModelSizes
-from gateway.embeddings.split import pieces
-from gateway.embeddings.suspects import Suspects, network_of
-from gateway.embeddings.token_counts import TokenCounts
-from gateway.embeddings.waiting import Waiting
+from gateway.embeddings.delivery import deliver
+from gateway.embeddings.members import ByItself, Member, Outcome, Part, Refused, Served, Waiting
+from gateway.embeddings.sizes import BulkShares, ModelSizes
+from gateway.embeddings.wire import answer_pieces, pieces, size_of, usage_of
 from gateway.front.reply import Reply
-from gateway.memory import Holding, MemoryBudget
-from gateway.observe.embeddings import EmbeddingMetrics
+from gateway.observe.metrics import EmbeddingMetrics
 from gateway.observe.record import Record
-from gateway.relay.exchange import UpstreamResult
+from gateway.relay.upstream import UpstreamResult
 from gateway.request import EmbeddingInputs, InferenceRequest
+from gateway.resources import Holding, MemoryBudget
+from gateway.scheduling.backlog import Backlog
 
 _FEW_ITEMS = 8  # a request of more, or of more tokens than the next, is bulk
 _FEW_TOKENS = 1024

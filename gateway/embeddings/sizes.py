@@ -1,11 +1,129 @@
-"""What is known of a model's embeddings: sizes of its backends, tokens of its texts, time that its batches take."""
+"""What is known of a model's embeddings: backends, tokens of its texts, seconds of its batches, slots for long lists.
 
-from collections.abc import Iterable, Sequence
+Seconds are fitted by a line through recent measurements, y = a * u + b * v, by least squares that forget.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 
 from gateway.backends.backend import Backend, EngineRank
-from gateway.embeddings.bulk import BulkTaker
-from gateway.embeddings.fit import LinearFit
 from gateway.request import EmbeddingInputs, most_prompt_tokens
+
+_MEMORY = 64.0  # measurements
+
+
+class LinearFit:
+    """Learns two coefficients, neither below zero, from pairs of amounts and what they came to together.
+
+    Starts from a guess that counts as one measurement at each of two points, so that it is never without an answer.
+    """
+
+    __slots__ = ("_uu", "_uv", "_uy", "_vv", "_vy")
+
+    def __init__(self, a: float, b: float, u: float = 1.0, v: float = 1.0) -> None:
+        self._uu, self._uv, self._vv = u * u, 0.0, v * v
+        self._uy, self._vy = a * u * u, b * v * v
+
+    def learn(self, u: float, v: float, y: float) -> None:
+        keep = 1.0 - 1.0 / _MEMORY
+        self._uu = self._uu * keep + u * u
+        self._uv = self._uv * keep + u * v
+        self._vv = self._vv * keep + v * v
+        self._uy = self._uy * keep + u * y
+        self._vy = self._vy * keep + v * y
+
+    @property
+    def coefficients(self) -> tuple[float, float]:
+        determinant = self._uu * self._vv - self._uv * self._uv
+        if determinant > 1e-9 * self._uu * self._vv:
+            a = (self._uy * self._vv - self._vy * self._uv) / determinant
+            b = (self._vy * self._uu - self._uy * self._uv) / determinant
+            if a >= 0 and b >= 0:
+                return a, b
+            return (0.0, self._vy / self._vv) if a < b else (self._uy / self._uu, 0.0)
+        total = self._uu + self._vv  # everything lies on one line through the origin: both share what it came to
+        shared = (self._uy + self._vy) / (total + 2 * self._uv)
+        return shared, shared
+
+    def at(self, u: float, v: float) -> float:
+        a, b = self.coefficients
+        return a * u + b * v
+
+
+class BulkSlots:
+    """One model's slots that long lists have taken."""
+
+    def __init__(self) -> None:
+        self.taken_items = 0
+        self._takers: list[BulkTaker] = []
+        self._last: BulkTaker | None = None
+
+    def __repr__(self) -> str:
+        return f"<BulkSlots {self.taken_items} taken by {len(self._takers)} kinds>"
+
+    def joined(self, next_items: Callable[[], int], look: Callable[[], None]) -> "BulkTaker":
+        """One more kind of lists. `next_items`: slots for which it waits; `look` is called when slots come free."""
+        taker = BulkTaker(self, next_items, look)
+        self._takers.append(taker)
+        return taker
+
+    def taken(self, by: "BulkTaker", items: int) -> None:
+        self.taken_items += items
+        self._last = by
+
+    def given_back(self, by: "BulkTaker", items: int) -> None:
+        """Slots come free: the others look first."""
+        self.taken_items -= items
+        for taker in self._takers:
+            if taker is not by:
+                taker.look()
+        by.look()
+
+    def kept_from(self, taker: "BulkTaker") -> int:
+        """Slots that are left to others that wait, because it is their turn."""
+        return sum(other.next_items() for other in self._takers if other is not taker) if self._last is taker else 0
+
+
+class BulkTaker:
+    """What one kind of lists takes of them."""
+
+    def __init__(self, slots: BulkSlots, next_items: Callable[[], int], look: Callable[[], None]) -> None:
+        self.items = 0
+        self.next_items = next_items
+        self.look = look
+        self._slots = slots
+
+    def __repr__(self) -> str:
+        return f"<BulkTaker {self.items} of {self._slots!r}>"
+
+    def left(self, share_items: int) -> int | None:
+        """How much of such a share may be taken now; None = any amount, because nothing is taken."""
+        slots = self._slots
+        return share_items - slots.taken_items - slots.kept_from(self) if slots.taken_items else None
+
+    def may_take(self, items: int, share_items: int) -> bool:
+        """Whether so many may be taken now."""
+        left = self.left(share_items)
+        return left is None or items <= left
+
+    def take(self, items: int) -> None:
+        self.items += items
+        self._slots.taken(self, items)
+
+    def give_back(self, items: int) -> None:
+        self.items -= items
+        self._slots.given_back(self, items)
+
+
+class BulkShares:
+    """Owner of the slots that long lists have taken of each model."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, BulkSlots] = {}
+
+    def of(self, model: str) -> BulkSlots:
+        """Those of a model that is served."""
+        return self._models.setdefault(model, BulkSlots())
+
 
 _SLOTS_A_REPLICA = 4  # batches: some that the engine works on, and some that its API server reads or writes
 _NEAR_THE_LIMIT = 0.8  # of the context: an estimate above this may be a text that is refused

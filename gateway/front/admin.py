@@ -105,7 +105,6 @@ async def _body(request: web.Request) -> bytes:
 
 
 def as_json(document: Any, status: int = 200) -> web.Response:
-    """An answer to an operator."""
     return web.Response(body=orjson.dumps(document), status=status, content_type="application/json")
 
 

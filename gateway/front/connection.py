@@ -1,25 +1,55 @@
 """A client's HTTP/1.1 connection: bytes to requests, one at a time, with a bound on everything a client chooses.
 
 llhttp (through httptools) finds the messages and refuses malformed ones. What the gateway does not act on is dropped
-here and never travels further: no client header, path or framing reaches a backend as it came.
+here: no client header, path or framing reaches a backend as it came. Offers to upgrade the protocol (HTTP/2) are not
+taken up; llhttp leaves the body of such a request to the other protocol, so a second parser reads it.
 """
 
 import asyncio
 import enum
 import socket
 from collections import deque
+from collections.abc import Mapping
 from typing import Protocol, cast
 
 import httptools
 
 from gateway.config import ServerConfig
 from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest, RequestTimeout
-from gateway.front.body import Body
-from gateway.front.incoming import MAX_HEADERS, Incoming
-from gateway.front.offer import body_parser, has_body
+from gateway.front.http_request import MAX_HEADERS, Body, Incoming
 from gateway.front.reply import Reply
-from gateway.front.upload import Upload
-from gateway.memory import Holding, MemoryBudget
+from gateway.front.uploads import Upload
+from gateway.resources import Holding, MemoryBudget
+
+
+class BodyReceiver(Protocol):
+    """What takes the body."""
+
+    def on_body(self, data: bytes) -> None: ...
+
+    def on_message_complete(self) -> None: ...
+
+
+class _BodyOnly:
+    """The callbacks of a parser whose head is made up."""
+
+    def __init__(self, receiver: BodyReceiver) -> None:
+        self.on_body = receiver.on_body
+        self.on_message_complete = receiver.on_message_complete
+
+
+def has_body(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a body follows a head with these fields."""
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip(b"0") != b""
+
+
+def body_parser(receiver: BodyReceiver, headers: Mapping[bytes, bytes]) -> httptools.HttpRequestParser:
+    """A parser that stands behind such a head. The connection ends with the request."""
+    parser = httptools.HttpRequestParser(_BodyOnly(receiver))
+    name = b"transfer-encoding" if b"transfer-encoding" in headers else b"content-length"
+    parser.feed_data(b"POST / HTTP/1.1\r\nconnection: close\r\n%b: %b\r\n\r\n" % (name, headers[name]))
+    return parser
+
 
 _MAX_LINE_BYTES = 8190
 _MAX_HEAD_BYTES = 65536
@@ -42,8 +72,7 @@ class Host(Protocol):
     def connected(self, connection: "ClientConnection") -> bool:
         """A client connected; False = there are too many."""
 
-    def disconnected(self, connection: "ClientConnection") -> None:
-        """It is gone."""
+    def disconnected(self, connection: "ClientConnection") -> None: ...
 
     def admit(self, incoming: Incoming) -> bool:
         """Judge a head before its body is read: sets `max_body_bytes`, or raises. True = the body is streamed."""
@@ -54,8 +83,7 @@ class Host(Protocol):
     def begun(self) -> None:
         """An answer that might begin has done so, or never will."""
 
-    async def serve(self, incoming: Incoming, connection: "ClientConnection") -> None:
-        """Answer a request through `connection.reply`."""
+    async def serve(self, incoming: Incoming, connection: "ClientConnection") -> None: ...
 
 
 class _Phase(enum.Enum):
@@ -104,7 +132,6 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def answering(self) -> bool:
-        """A request is being answered."""
         return self._task is not None
 
     @property
@@ -114,7 +141,6 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def gone(self) -> bool:
-        """The client has left."""
         return self._transport is None
 
     def write(self, data: bytes) -> bool:
@@ -189,7 +215,6 @@ class ClientConnection(asyncio.BufferedProtocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client connected."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         if not self._host.connected(self):
@@ -210,11 +235,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._host.disconnected(self)
 
     def pause_writing(self) -> None:
-        """The client's buffer is full."""
         self.blocked = True
 
     def resume_writing(self) -> None:
-        """The client's buffer has emptied."""
         self.blocked = False
         if self.reply is not None and self.reply.on_room is not None:
             self.reply.on_room()
@@ -226,7 +249,6 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._next()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        """Where to read to."""
         return self._host.read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -333,7 +355,6 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._ready(incoming)
 
     def on_body(self, data: bytes) -> None:
-        """Body bytes."""
         self._body.arrived(len(data))
         if self._incoming.upload is not None:
             self._incoming.upload.feed(data)
@@ -341,7 +362,6 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._body.keep(data)
 
     def on_message_complete(self) -> None:
-        """The request is complete."""
         incoming = self._incoming
         if not self._body.size_bytes and has_body(incoming.headers) and self._parser.should_upgrade():
             return  # its body is still to come

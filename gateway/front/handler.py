@@ -1,19 +1,23 @@
-"""From one HTTP request to one answer: route, key, body, dispatch; and exactly one recorded outcome."""
+"""One HTTP request to one answer: route, key, body, dispatch; and exactly one recorded outcome."""
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+import secrets
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from random import Random
+from urllib.parse import unquote
 
+import orjson
 import structlog
 
-from gateway.admission.rate_limits import Allowance, KeyLimits
-from gateway.backends.registry import Fleet
+from gateway.backends.fleet import Fleet
 from gateway.config import Config, KeyConfig
 from gateway.dispatch import Dispatcher
 from gateway.embeddings.coalescer import Coalescer
+from gateway.embeddings.rerank import Spreader
 from gateway.errors import (
     BackendError,
+    Draining,
     GatewayError,
     InternalError,
     InvalidRequest,
@@ -21,22 +25,53 @@ from gateway.errors import (
     NoBackend,
     UnsupportedEncoding,
 )
-from gateway.front.auth import Keys
-from gateway.front.body import too_large
 from gateway.front.connection import ClientConnection
-from gateway.front.incoming import KNOWN_HEADERS, Incoming
-from gateway.front.local import answer_local
-from gateway.front.multipart import model_of
-from gateway.front.read import RequestReader, upstream_headers
-from gateway.front.reply import Reply, error_headers
-from gateway.front.routes import Route, find_route
-from gateway.front.steps import SHORT_BYTES, at_once, in_turns
-from gateway.front.stored import Place, StoredResponses
-from gateway.front.uploads import Uploads
+from gateway.front.http_request import KNOWN_HEADERS, Incoming, too_large
+from gateway.front.json_body import SHORT_BYTES, at_once, in_turns
+from gateway.front.rate_limits import Allowance, KeyLimits, Keys
+from gateway.front.read import Place, RequestReader, StoredResponses, upstream_headers
+from gateway.front.reply import JSON, Reply, error_headers
+from gateway.front.routes import Local, Route, find_route
+from gateway.front.uploads import Uploads, model_of
 from gateway.observe.record import Record
-from gateway.relay.exchange import UpstreamResult
+from gateway.relay.upstream import UpstreamResult
 from gateway.request import Ask, InferenceRequest, Kind
-from gateway.scoring.spreader import Spreader
+
+_MODEL_PATH = "/v1/models/"
+
+
+def answer_local(
+    route: Route, path: bytes, fleet: Fleet, aliases: Mapping[str, str], draining: bool, reply: Reply
+) -> None:
+    """Answer through `reply`. Raises ModelNotFound, NoBackend or Draining."""
+    if route.local is Local.LIVE:
+        reply.send(200, JSON, b"", b'{"status":"alive"}')
+    elif route.local is Local.READY:
+        if draining:
+            raise Draining("The gateway is shutting down.")
+        if not fleet.ready:
+            raise NoBackend("No backend is available.")
+        reply.send(200, JSON, b"", b'{"status":"ready"}')
+    elif route.local is Local.MODELS:
+        reply.send(200, JSON, b"", orjson.dumps({"object": "list", "data": _cards(fleet, aliases)}))
+    else:
+        name = unquote(path.partition(b"?")[0].decode("ascii")).removeprefix(_MODEL_PATH)
+        found = next((card for card in _cards(fleet, aliases) if card["id"] == name), None)
+        if found is None:
+            raise ModelNotFound(
+                f"The model {name!r} does not exist. GET /v1/models lists the available models.", param="model"
+            )
+        reply.send(200, JSON, b"", orjson.dumps(found))
+
+
+def _cards(fleet: Fleet, aliases: Mapping[str, str]) -> list[dict[str, object]]:
+    """The backends' model cards as they gave them, and one for each alias of a model that is there."""
+    cards = {
+        card.id: {"object": "model", "owned_by": "vllm"} | dict(card.raw) | {"id": card.id} for card in fleet.models()
+    }
+    named = [cards[model] | {"id": alias} for alias, model in aliases.items() if model in cards and alias not in cards]
+    return [*cards.values(), *named]
+
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _NO_BODY = Route("unknown")
@@ -284,3 +319,15 @@ def _content_type(incoming: Incoming) -> bytes:
     if not re.fullmatch(rb'multipart/form-data; *boundary="?[A-Za-z0-9\'()+_,./:=? -]{1,128}"?', value):
         raise InvalidRequest("Content-Type must be multipart/form-data with a boundary.")
     return value
+
+
+_BYTES = 12
+_AT_ONCE = 256
+
+
+def request_ids() -> Iterator[str]:
+    """Random names: none tells anything of another. The kernel is asked once for many, because each call costs."""
+    while True:
+        block = secrets.token_hex(_BYTES * _AT_ONCE)
+        for start in range(0, len(block), 2 * _BYTES):
+            yield block[start : start + 2 * _BYTES]

@@ -1,28 +1,136 @@
-"""From bytes to a checked request: the few fields that the gateway acts on, everything else untouched."""
+"""Bytes to a checked request: the few fields that the gateway acts on, its tenant and class, and stored responses."""
 
 import hashlib
 import hmac
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 from gateway.config import Config, KeyConfig
-from gateway.embeddings.grouping import inputs_of as embedding_inputs_of
+from gateway.embeddings.rerank_wire import pairs_of, scored_bytes
+from gateway.embeddings.wire import inputs_of as embedding_inputs_of
 from gateway.errors import InvalidRequest, ModelNotFound
-from gateway.front.guards import parse_body
-from gateway.front.incoming import Incoming
-from gateway.front.media import refuse_remote_media
-from gateway.front.rewrite import with_fields
+from gateway.front.http_request import Incoming
+from gateway.front.json_body import SHORT_BYTES, Steps, parse_body, refuse_remote_media, with_fields
 from gateway.front.routes import Route
-from gateway.front.standing import Standing
-from gateway.front.steps import SHORT_BYTES, Steps
-from gateway.front.stored import StoredResponses
 from gateway.request import Ask, InferenceRequest, Kind
-from gateway.routing.blocks import prefix_keys, seed
-from gateway.routing.estimate import Estimates
-from gateway.routing.prompt import Prompt, canonical_prompt, inputs_of, sequences_of
-from gateway.scoring.pairs import pairs_of, scored_bytes
+from gateway.routing.estimates import Estimates
+from gateway.routing.prompt_blocks import Prompt, canonical_prompt, inputs_of, prefix_keys, seed, sequences_of
+
+_SANE_NAME = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]{0,126}[\x21-\x7e])?")
+_POSITIVE = re.compile(rb"(?=[0-9.]*[1-9])[0-9]{1,12}(?:\.[0-9]{1,9})?")
+_CLASSES = (b"interactive", b"batch")
+# How long a client waits for an answer, in seconds, as SDKs tell it: OpenAI's and Anthropic's for Python, for Node.
+_SDK_TIMEOUTS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
+
+
+class Standing:
+    """Fills in what the waiting line needs to know of a request.
+
+    `tenant_header`: empty = none. `comment_seconds`: streams that wait send something this often; 0 = nothing.
+    """
+
+    def __init__(self, tenant_header: str = "", comment_seconds: float = 0.0) -> None:
+        self._tenant_header = tenant_header.lower().encode()
+        self._comment_seconds = comment_seconds
+
+    def owner(self, headers: Mapping[bytes, bytes], key: KeyConfig | None) -> tuple[str, str]:
+        """The API key's name and the tenant: what a client stores belongs to both."""
+        return key.name if key is not None else "", self._tenant(headers, key)
+
+    def give(self, ask: Ask, incoming: Incoming, key: KeyConfig | None) -> None:
+        """Set tenant, weight, class and deadline. Raises InvalidRequest for a class or deadline that is none."""
+        headers = incoming.headers
+        if key is not None:
+            ask.weight, ask.batch = key.weight, key.priority == "batch"
+        ask.tenant = self._tenant(headers, key)
+        priority = headers.get(b"x-gateway-priority")
+        if priority is not None:
+            ask.batch = _is_batch(priority) or ask.batch  # a client lowers itself, and never rises above its key
+        patient_after = self._comment_seconds if ask.streams else 0.0
+        ask.deadline_seconds = _deadline(headers, incoming.arrived_seconds, patient_after)
+
+    def _tenant(self, headers: Mapping[bytes, bytes], key: KeyConfig | None) -> str:
+        told = headers.get(self._tenant_header, b"").strip() if self._tenant_header else b""
+        return _name(told) if told else key.name if key is not None else ""
+
+
+def _name(told: bytes) -> str:
+    """A tenant's name as the proxy told it; what is too long or not plain text is told apart by its hash."""
+    if _SANE_NAME.fullmatch(told):
+        return told.decode()
+    return f"sha256-{hashlib.sha256(told).hexdigest()[:16]}"
+
+
+def _is_batch(priority: bytes) -> bool:
+    told = priority.strip().lower()
+    if told not in _CLASSES:
+        raise InvalidRequest("The header X-Gateway-Priority must be interactive or batch.")
+    return told == b"batch"
+
+
+def _deadline(headers: dict[bytes, bytes], arrived_seconds: float, patient_after_seconds: float) -> float | None:
+    """When the answer must have begun, if the client says so.
+
+    An SDK's time-out is for the time in which nothing comes, so that a comment before it is over makes it patient.
+    """
+    told = headers.get(b"x-gateway-deadline-ms")
+    if told is not None:
+        if not _POSITIVE.fullmatch(told.strip()):
+            raise InvalidRequest("The header X-Gateway-Deadline-Ms must be a positive number of milliseconds.")
+        return arrived_seconds + float(told) / 1000
+    for name in _SDK_TIMEOUTS:
+        told = headers.get(name)
+        if told is not None and (seconds := _seconds(told)) is not None:
+            return None if 0 < patient_after_seconds < seconds else arrived_seconds + seconds
+    return None
+
+
+def _seconds(told: bytes) -> float | None:
+    """A time-out that an SDK tells; what is no positive number says nothing."""
+    try:
+        seconds = float(told)
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < math.inf else None
+
+
+_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,128})"')
+_OPENING_BYTES = 512
+_MAX_RESPONSES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a response is stored: the backend's name and its model. `owner` is the API key's name and the tenant."""
+
+    backend: str
+    model: str
+    owner: tuple[str, str]
+
+
+class StoredResponses:
+    """The most recent responses."""
+
+    def __init__(self) -> None:
+        self._places: OrderedDict[str, Place] = OrderedDict()
+
+    def remember(self, opening: bytes, place: Place) -> None:
+        """Note the response whose first bytes these are. An id stays with the client that had it first."""
+        if match := _ID.search(opening[:_OPENING_BYTES]):
+            self._places.setdefault(match[1].decode(), place)
+            if len(self._places) > _MAX_RESPONSES:
+                self._places.popitem(last=False)
+
+    def find(self, response_id: str, owner: tuple[str, str]) -> Place | None:
+        """Where this client's response is; None if it is not known, or another client's."""
+        place = self._places.get(response_id)
+        return place if place is not None and place.owner == owner else None
+
 
 MEDIA_TOKENS = 1000  # what an image, a sound or a file is taken for; how many it has is the model's secret
 _UPLOAD_BYTES_A_TOKEN = 64  # Whisper makes 50 tokens of a second of speech, for which 3 KB are a low bit rate
@@ -178,7 +286,6 @@ class RequestReader:
         return ask
 
     def _measured(self, prompt: Prompt, model: str, salt: str) -> Ask:
-        """The prompt's blocks and size."""
         keys, edges, ends = prefix_keys(prompt.pieces, self._seed(model, salt))
         size, turn, turn_end = sum(map(len, prompt.pieces)) + prompt.more_bytes, 0, 0
         if 0 < prompt.answer < len(ends):

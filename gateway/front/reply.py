@@ -20,8 +20,7 @@ class Wire(Protocol):
     blocked: bool
 
     @property
-    def address(self) -> str:
-        """The client's network address."""
+    def address(self) -> str: ...
 
     def write(self, data: bytes) -> bool:
         """Send bytes; dropped when the client is gone. True = its buffer is full."""
@@ -67,7 +66,6 @@ class Reply:
 
     @property
     def address(self) -> str:
-        """The client's network address."""
         return self._wire.address
 
     @property
@@ -76,7 +74,6 @@ class Reply:
         return self._wire.blocked
 
     def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None:
-        """A whole response at once."""
         if self._opened:
             self._break_off(_as_event(status, body, self._anthropic))
             return
@@ -123,7 +120,6 @@ class Reply:
         return self._wire.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self) -> None:
-        """The body is complete."""
         self.complete = True
         if self._chunked:
             self._wire.write(b"0\r\n\r\n")
@@ -164,7 +160,6 @@ class _Nowhere:
     blocked = False
 
     def write(self, data: bytes) -> bool:  # noqa: ARG002
-        """Drop it."""
         return False
 
 

@@ -10,7 +10,7 @@ from gateway.config import ServerConfig
 from gateway.errors import Draining
 from gateway.front.connection import ClientConnection
 from gateway.front.handler import Handler
-from gateway.memory import MemoryBudget
+from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor
 
 _LOOK_SECONDS = 1.0
@@ -52,13 +52,11 @@ class Server:
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 
     @property
     def answering(self) -> int:
-        """Clients that are being answered."""
         return sum(connection.answering for connection in self._connections)
 
     # What connections call.
@@ -69,7 +67,6 @@ class Server:
         return len(self._connections) <= self.config.max_connections
 
     def disconnected(self, connection: ClientConnection) -> None:
-        """A client is gone."""
         self._connections.discard(connection)
         if not self._connections:
             self._everybody_left.set()

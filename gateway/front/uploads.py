@@ -1,19 +1,121 @@
-"""Audio uploads on their way to a backend: few at a time while they still arrive, and none where none is offered."""
+"""Audio uploads: a body that is passed on while it arrives, how many may hold a slot, and the model in the form."""
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from itertools import islice
 
 from gateway.backends.backend import Backend
-from gateway.backends.registry import Fleet
+from gateway.backends.fleet import Fleet
 from gateway.dispatch import Dispatcher
-from gateway.errors import EndpointNotOffered, WaitExpired
+from gateway.errors import EndpointNotOffered, GatewayError, InvalidRequest, WaitExpired
 from gateway.front.reply import Reply
-from gateway.front.upload import Upload
 from gateway.observe.record import Record
-from gateway.relay.exchange import UpstreamResult
+from gateway.relay.upstream import UpstreamResult
 from gateway.request import InferenceRequest
+from gateway.resources import Holding
+
+_HELD_BYTES = 1048576
+_PIECE_BYTES = 65536
+
+
+class Upload:
+    """Pieces of a body, in order; what waits here is reserved in `holding`.
+
+    `read_more(False)` is called when as much waits as may, `read_more(True)` later.
+    """
+
+    def __init__(self, read_more: Callable[[bool], None], holding: Holding) -> None:
+        self.on_end: Callable[[], None] | None = None  # called when nothing more will arrive
+        self.ended = False  # nothing more will arrive
+        self.held_bytes = 0
+        self._read_more = read_more
+        self._holding = holding
+        self._pieces: deque[bytes] = deque()
+        self.came_bytes = 0
+        self._last = bytearray()  # behind the pieces: small chunks are joined here
+        self._closed = False
+        self._error: GatewayError | None = None
+        self._arrival = asyncio.Event()
+
+    def feed(self, data: bytes) -> None:
+        if self._closed:
+            return
+        self._hold(len(data))
+        self.came_bytes += len(data)
+        self._last += data
+        if len(self._last) >= _PIECE_BYTES:
+            self._pieces.append(bytes(self._last))
+            self._last.clear()
+        self._arrival.set()
+        if self.held_bytes >= _HELD_BYTES:
+            self._read_more(False)
+
+    def end(self, error: GatewayError | None = None) -> None:
+        """The body is complete, or will never be."""
+        self.ended = True
+        self._error = error
+        self._arrival.set()
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end()
+
+    def close(self) -> None:
+        """Discard what waits and what still arrives: the rest is not needed. Idempotent."""
+        self._closed = True
+        self._pieces.clear()
+        self._last.clear()
+        self._let_go(self.held_bytes)
+        self._arrival.set()
+
+    def put_back(self, pieces: list[bytes]) -> None:
+        """Pieces that were looked at and are to be passed on first. Raises MemoryFull."""
+        if self._closed:
+            return
+        self._hold(sum(map(len, pieces)))
+        self._pieces.extendleft(reversed(pieces))
+        self._arrival.set()
+
+    async def collected(self) -> None:
+        """Wait until the body is complete, or as much of it has arrived as may wait here."""
+        while not (self.ended or self._closed) and self.held_bytes < _HELD_BYTES:
+            self._arrival.clear()
+            await self._arrival.wait()
+        if self._error is not None:
+            raise self._error
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not (self._pieces or self._last):
+            if self._closed:
+                raise StopAsyncIteration
+            if self._error is not None:
+                raise self._error
+            if self.ended:
+                raise StopAsyncIteration
+            self._arrival.clear()
+            await self._arrival.wait()
+        if self._pieces:
+            piece = self._pieces.popleft()
+        else:
+            piece = bytes(self._last)
+            self._last.clear()
+        self._let_go(len(piece))
+        if self.held_bytes < _HELD_BYTES:
+            self._read_more(True)
+        return piece
+
+    def _hold(self, size_bytes: int) -> None:
+        self._holding.add(size_bytes)
+        self.held_bytes += size_bytes
+
+    def _let_go(self, size_bytes: int) -> None:
+        self._holding.shrink(size_bytes)
+        self.held_bytes -= size_bytes
+
 
 _SHARE = 4  # one of so many slots of a model may be held by an upload that still arrives
 _REMEMBERED_SECONDS = 60.0
@@ -120,3 +222,75 @@ class Uploads:
     def _forget(self, backend: Backend) -> None:
         for key in [key for key in self._refused if key[0] == backend.name]:
             del self._refused[key]
+
+
+_LOOK_BYTES = 1048576
+_FIELD = b"\ncontent-disposition:"
+# No form that a client library writes has longer lines or more of them; so no upload makes the search slow.
+_LINE_BYTES = 1024
+_HEADERS = 8
+_FIELDS = 100
+_PART_BYTES = (_HEADERS + 3) * _LINE_BYTES
+
+
+async def model_of(upload: Upload, only_model: str | None) -> str:
+    """The form field `model`. What was read to find it is put back. Raises InvalidRequest."""
+    pieces: list[bytes] = []
+    size = looked_at = 0
+    found = None
+    async for piece in upload:
+        pieces.append(piece)
+        size += len(piece)
+        if size >= 2 * looked_at:  # pieces may be of one byte: each byte is looked at twice, not thousands of times
+            found = _model_in(b"".join(pieces), max(0, looked_at - _PART_BYTES))
+            looked_at = size
+        if found or size > _LOOK_BYTES:
+            break
+    found = found or _model_in(b"".join(pieces), max(0, looked_at - _PART_BYTES))
+    upload.put_back(pieces)
+    if found:
+        return found.decode("utf-8", "replace")
+    if only_model is not None:
+        return only_model
+    raise InvalidRequest(
+        f"The form field `model` is missing in the first {_LOOK_BYTES} bytes: send it before the file.", param="model"
+    )
+
+
+def _model_in(data: bytes, start: int) -> bytes | None:
+    """The value of the first field of that name, if all of it is there. Headers before `start` are not looked at."""
+    lower = data.lower()
+    looked, at = 0, lower.find(_FIELD, start)
+    while at >= 0 and looked < _FIELDS:
+        header = lower[at + 1 : at + 1 + _LINE_BYTES].partition(b"\n")[0]
+        if header.endswith(b"\r") and _names_model(header):
+            looked += 1
+            if value := _value(data, at + 1 + len(header) + 1):
+                return value
+        at = lower.find(_FIELD, at + 1)
+    return None
+
+
+def _names_model(header: bytes) -> bool:
+    """Whether the first parameter `name` of the header, in lower case, is `model`."""
+    for parameter in header.rstrip(b"\r").split(b";")[1:]:
+        name, _, value = parameter.strip(b" \t").partition(b"=")
+        if name == b"name":
+            return value in (b"model", b'"model"')
+    return False
+
+
+def _value(data: bytes, start: int) -> bytes | None:
+    """The one line after the headers that begin there."""
+    for line, after in islice(_lines(data, start), _HEADERS + 1):
+        if not line:
+            value, _ = next(_lines(data, after), (b"", 0))
+            return value
+    return None
+
+
+def _lines(data: bytes, start: int) -> Iterator[tuple[bytes, int]]:
+    """Lines and where the next one begins, up to a line that is too long or not complete."""
+    while (end := data.find(b"\r\n", start, start + _LINE_BYTES)) >= 0:
+        yield data[start:end], end + 2
+        start = end + 2

@@ -147,7 +147,6 @@ class Reuse:
     backends: set[str] = field(default_factory=set)
 
     def plus(self, other: "Reuse") -> "Reuse":
-        """Both together."""
         return Reuse(
             self.size_bytes, self.tokens, self.parent, self.requests + other.requests,
             self.saved_tokens + other.saved_tokens, self.backends | other.backends,

@@ -1,12 +1,15 @@
-"""Where a backend's KV events are to be read. Pure.
+"""Where a backend's KV events are published, and whether something that speaks ZeroMQ answers there.
 
-A backend tells its publishers in /kv_event_sources. vLLM's publisher listens if its endpoint has a wildcard, and
-connects otherwise; its answer does not tell a `tcp://*:0` that was resolved to the node's address from an address to
-connect to. Both are read at the reported port of the backend's own host, and nowhere else: an answer can never make
+A backend names its publishers in /kv_event_sources. vLLM's publisher listens if its endpoint has a wildcard, and
+connects otherwise; its answer does not distinguish a resolved `tcp://*:0` from an address
+to connect to. Both are read at the reported port of the backend's own host, and nowhere else: an answer can never make
 the gateway connect to another machine. A publisher that connects needs `kv_events: {endpoint: ..., bind: true}`.
 """
 
+import asyncio
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -101,7 +104,6 @@ def _told(source: KvEventSource, host: str, capacity: int | None) -> Source:
 
 
 def _replay(source: KvEventSource, host: str) -> str | None:
-    """Raises ValueError likewise."""
     return str(Address(host, Address.of(source.replay_endpoint).port)) if source.replay_endpoint else None
 
 
@@ -125,3 +127,37 @@ def _configured(config: KvEventsConfig, backend: Backend, capacity: int | None) 
 
 def _reachable(address: Address, host: str) -> Address:
     return address._replace(host=host) if address.host in WILDCARDS else address
+
+
+_SIGNATURE_BYTES = 10  # 0xff, eight bytes of any value, 0x7f: each side of a ZMTP connection sends it at once
+
+
+async def why_unreachable(source: Source, timeout_seconds: float) -> str | None:
+    """Why a source's events or missed events cannot be read; None = they can, as far as can be seen."""
+    endpoints = [] if source.bind else [source.endpoint]
+    endpoints += [source.replay] if source.replay else []
+    reasons = await asyncio.gather(*(_why_silent(endpoint, timeout_seconds) for endpoint in endpoints))
+    return next((reason for reason in reasons if reason), None)
+
+
+async def _why_silent(endpoint: str, timeout_seconds: float) -> str | None:
+    address = Address.of(endpoint)
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            try:
+                greeting = await reader.readexactly(_SIGNATURE_BYTES)
+            finally:
+                writer.close()
+                with suppress(OSError):
+                    await writer.wait_closed()
+    except TimeoutError:
+        return f"{endpoint}: timed out"
+    except asyncio.IncompleteReadError:
+        return f"{endpoint} is not a ZeroMQ socket"
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        return f"{endpoint}: {reason.lower()}"
+    if greeting[0] != 0xFF or greeting[-1] != 0x7F:
+        return f"{endpoint} is not a ZeroMQ socket"
+    return None

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from gateway.kv_events.wire import BlockHash, Cleared, Event, Removed, Stored
-from gateway.routing.token_blocks import TOKEN_BYTES, packed, token_keys, token_seed
+from gateway.routing.exact_index import TOKEN_BYTES, packed, token_keys, token_seed
 
 FULL_ATTENTION = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})  # None: not told
 GPU = frozenset({None, "GPU"})
@@ -65,7 +65,6 @@ class Ledger:
 
     @property
     def resident_blocks(self) -> int:
-        """Distinct blocks held."""
         return self._blocks
 
     @property
@@ -86,7 +85,6 @@ class Ledger:
         return len(self._changes) + len(self._dropped) + self._cleared + (self._blocks != self._blocks_taken)
 
     def apply(self, event: Event) -> None:
-        """Follow one event."""
         if isinstance(event, Stored):
             self._stored(event)
         elif isinstance(event, Removed):
@@ -96,7 +94,6 @@ class Ledger:
             self.clear()
 
     def clear(self) -> None:
-        """The engine holds nothing."""
         self.drop()
         self._cleared = True
 

@@ -15,8 +15,7 @@ import structlog
 import zmq
 
 from gateway.kv_events.endpoints import Source
-from gateway.kv_events.status import Status
-from gateway.kv_events.stream import Stream
+from gateway.kv_events.stream import Status, Stream
 from gateway.supervisor import Supervisor
 
 HANDLER_SECONDS = 0.01  # a handler's time before others have their turn
@@ -72,7 +71,6 @@ class EventReader:
     # From the loop's thread.
 
     def start(self) -> None:
-        """Begin to read."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -102,7 +100,6 @@ class EventReader:
         self._command(lambda: self._with(seat, resize))
 
     def statuses(self) -> dict[int, Status]:
-        """By seat."""
         return {seat: followed.stream.snapshot() for seat, followed in list(self._followed.items())}
 
     def _command(self, command: Callable[[], None]) -> None:
@@ -204,7 +201,6 @@ class _Followed:
         self._reopen_at = self._clock() + REOPEN_SECONDS
 
     def tick(self) -> None:
-        """Time has passed."""
         if self._reopen_at is not None and self._clock() >= self._reopen_at:
             self._reopen_at = None
             self.run(self.stream.open)
@@ -255,7 +251,6 @@ class _Followed:
         self._reader._poller.register(socket, zmq.POLLIN)
 
     def ignore(self, socket: Socket) -> None:
-        """No longer."""
         if self._reader._handlers.pop(socket, None) is not None:
             self._reader._poller.unregister(socket)
 

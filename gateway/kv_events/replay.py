@@ -1,13 +1,17 @@
 """One request for messages that were missed, and what comes of it.
 
-vLLM answers from a buffer of its last messages, then sends an end marker. Its socket drops silently what a slow
-receiver has no room for, so an answer can have holes, or no end; it is then asked for again from there. Each request
-has a connection of its own: what is late for one is never taken for an answer to the next.
+vLLM numbers its messages from 0 in each process. It answers a request for missed messages from a buffer of its last
+ones, then sends an end marker. Its socket silently drops what a slow receiver cannot take, so an answer can have holes,
+or no end; it is then requested again from there. Each request has a connection of its own, so that a late answer is
+never taken for the answer to the next. Missed messages come a second time as live ones, which is no restart: only a
+live number that is not above the live number before it is one.
 """
 
 from collections.abc import Iterator
+from enum import Enum
 
 import zmq
+from xxhash import xxh3_64_intdigest
 
 from gateway.kv_events.wire import END_OF_REPLAY, MAX_PAYLOAD_BYTES, SEQUENCE_BYTES
 
@@ -54,3 +58,56 @@ class Replay:
     def close(self) -> None:
         """What has not arrived yet is dropped."""
         self.socket.close()
+
+
+class MessagePlace(Enum):
+    """Where a live message stands."""
+
+    NEXT = "next"
+    REPEATED = "repeated"  # was already had by a replay
+    AFTER_GAP = "after_gap"
+    RESTARTED = "restarted"  # another process counts
+
+
+class Continuity:
+    """The numbers of one publisher. `expected` None = nothing was received or asked for yet."""
+
+    def __init__(self) -> None:
+        self.expected: int | None = None
+        self._last_live: int | None = None
+        self._last_digest: int | None = None
+
+    def reset(self) -> None:
+        """Another process counts, or nothing is known."""
+        self.expected = self._last_live = self._last_digest = None
+
+    def begin(self, sequence: int) -> None:
+        """Go on with this number, whatever was before it."""
+        self.expected = sequence
+        self._last_digest = None
+
+    def place(self, sequence: int) -> MessagePlace:
+        """Judge a live message; to be called once for each, in order."""
+        last, self._last_live = self._last_live, sequence
+        if last is not None and sequence <= last:
+            return MessagePlace.RESTARTED
+        if self.expected is None or sequence > self.expected:
+            return MessagePlace.AFTER_GAP
+        return MessagePlace.NEXT if sequence == self.expected else MessagePlace.REPEATED
+
+    def took(self, sequence: int, payload: bytes) -> None:
+        self.expected = sequence + 1
+        self._last_digest = xxh3_64_intdigest(payload)
+
+    @property
+    def can_prove(self) -> bool:
+        """Whether a message was used whose repetition proves that the same process still speaks."""
+        return self._last_digest is not None
+
+    def proves(self, sequence: int, payload: bytes) -> bool:
+        """Whether this is the last message that was used, again."""
+        return (
+            self.expected is not None
+            and sequence == self.expected - 1
+            and xxh3_64_intdigest(payload) == self._last_digest
+        )

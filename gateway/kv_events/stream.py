@@ -1,33 +1,61 @@
-"""One engine's events: subscribing, noticing what was missed, and asking for it again.
+"""One engine's events: subscribing, noticing gaps, and requesting what was missed.
 
 A stream is `live` when it has everything since it began. It is `whole` when it began with an empty cache, or what it
 began with is gone by now: after a reset, or when what is known fills the cache.
 
-- First contact: everything that the publisher still has is asked for. If that reaches back to its first message, the
-  cache is known whole; else what is left of it is taken, and blocks stored before stay unknown until they come again.
-- A gap: what is missing is asked for. If the publisher no longer has it, all that was known is dropped and what is left
-  is taken. Live messages wait in the socket meanwhile.
-- A new connection: the last message that was used is asked for again. If it comes back the same, nothing was lost but
-  what follows it; else another process answers, and everything begins anew.
+- First contact: everything that the publisher still has is requested. If that reaches back to its first message, the
+  cache is known whole; otherwise the rest is used, and blocks stored before stay unknown until they come again.
+- A gap: what is missing is requested. If the publisher no longer has it, all that was known is dropped and the rest is
+  used. Live messages wait in the socket meanwhile.
+- A new connection: the last message that was used is requested again. If it comes back the same, nothing was lost but
+  what follows it; otherwise another process answers, and everything begins anew.
 - Without a replay endpoint, a gap or a restart drops all that was known.
 
 All methods run in the reader's thread.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, Protocol
 
 import structlog
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from gateway.kv_events.continuity import Continuity, MessagePlace
 from gateway.kv_events.endpoints import Source
 from gateway.kv_events.ledger import Ledger
-from gateway.kv_events.replay import Replay
-from gateway.kv_events.status import Status
+from gateway.kv_events.replay import Continuity, MessagePlace, Replay
 from gateway.kv_events.wire import MAX_PAYLOAD_BYTES, Cleared, read_batch, read_frames
+
+State = Literal["connecting", "repairing", "live", "lost"]
+
+
+@dataclass(slots=True)
+class Status:
+    """One engine's stream. Counts are since it was first followed."""
+
+    backend: str
+    rank: int
+    state: State = "connecting"
+    whole: bool = False  # all that the engine holds is known
+    last_event_at: float | None = None  # on the clock that the stream was given
+    events: int = 0
+    messages: int = 0
+    gaps: int = 0
+    repairs: int = 0  # times that all missed messages were had again
+    restarts: int = 0
+    lost_views: int = 0  # times that what was known had to be dropped
+    malformed: int = 0
+    ignored_events: int = 0  # of other media, or of layers that prove no prefix
+    resident_blocks: int = 0
+    orphans: int = 0  # blocks whose prefix is not known
+    block_tokens: int = 0
+
+    def told(self, seat: int, now: float) -> dict[str, Any]:
+        fields = asdict(self)
+        at = fields.pop("last_event_at")
+        return {"seat": seat, **fields, "last_event_seconds": None if at is None else now - at}
+
 
 REPLAY_PATIENCE_SECONDS = 3.0  # until the first message; vLLM looks for requests ten times a second
 REPLAY_PAUSE_SECONDS = 1.0  # until the next one, or the end marker
@@ -57,8 +85,7 @@ class Turn(Protocol):
     def hear(self, socket: "zmq.Socket[bytes]", handle: Callable[[], None]) -> None:
         """Call `handle` whenever something can be received."""
 
-    def ignore(self, socket: "zmq.Socket[bytes]") -> None:
-        """No longer."""
+    def ignore(self, socket: "zmq.Socket[bytes]") -> None: ...
 
     def may_go_on(self) -> bool:
         """False = the handler has had its time; it is called again soon."""
@@ -145,7 +172,6 @@ class Stream:
             self._forget_process()
 
     def tick(self) -> None:
-        """Time has passed."""
         unconnected = self._subscription is not None and not self._connected and not self.source.bind
         if unconnected and self._clock() - self._unconnected_since > REOPEN_SECONDS:
             self._close_sockets()
@@ -383,7 +409,6 @@ class Stream:
             self._settle()
 
     def _replay_failed(self) -> None:
-        """Do without for a while."""
         log.warning("kv_events_replay_failed", backend=self.status.backend, endpoint=self.source.replay)
         self._replay_rests_until = self._clock() + REPLAY_REST_SECONDS
         self._unsure = self._replay is not None and self._replay.proving

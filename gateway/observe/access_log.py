@@ -1,15 +1,39 @@
-"""One JSON line a request, written by a thread of its own so that a stuck reader never stops the event loop."""
+"""One JSON line a request in the access log, with salted hashes of the prompt's prefix blocks.
+
+The hashes show which prompts begin alike, and nothing else of them.
+"""
 
 import json
 from collections.abc import Callable
+from hashlib import blake2b, sha256
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import orjson
 
-from gateway.observe.line_writer import LineWriter
-from gateway.observe.prefix_hashes import PrefixHashes
+from gateway.observe.log import LineWriter
 from gateway.observe.record import Record
+from gateway.request import Ask
+
+_HASH_BYTES = 8
+
+
+class PrefixHashes:
+    """Hashes with one salt. Without its secret nobody can tell whether a prompt that they guess was among them."""
+
+    def __init__(self, secret: bytes) -> None:
+        key = sha256(b"access log\0" + secret).digest()  # the same secret makes other salts too
+        self._salted = blake2b(key=key, digest_size=_HASH_BYTES)
+
+    def of(self, ask: Ask) -> dict[str, Any]:
+        """The prompt's size in bytes, where its blocks end, and the hash of all that is before each end."""
+        return {"bytes": ask.prompt_size, "ends": ask.edges, "hashes": [self._hash(key) for key in ask.keys]}
+
+    def _hash(self, key: int) -> str:
+        hashed = self._salted.copy()  # half the cost of salting it again
+        hashed.update(key.to_bytes(8, "little"))
+        return hashed.hexdigest()
+
 
 _OFFSET_SECONDS = 1.0  # how long an offset between the clocks is used
 
@@ -32,11 +56,9 @@ class AccessLog:
 
     @property
     def dropped(self) -> int:
-        """Lines that were not written."""
         return self._writer.dropped
 
     def add(self, record: Record) -> None:
-        """Log one request."""
         if record.ended_seconds - self._looked_seconds > _OFFSET_SECONDS:
             self._look_at_clocks()
         self._writer.write(line_of(record, self._offset_seconds, self._prefixes))

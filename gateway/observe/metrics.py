@@ -1,5 +1,6 @@
 """Metrics. Counting is plain arithmetic on the hot path; prometheus-client renders it when it is scraped."""
 
+import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -31,7 +32,6 @@ class Live:
         raise NotImplementedError
 
     def family(self) -> Metric:
-        """As Prometheus wants it."""
         return self.frozen()(lambda: None)
 
 
@@ -43,11 +43,9 @@ class Counter(Live):
         self.values: dict[Labels, float] = {}
 
     def add(self, labels: Labels, amount: float = 1.0) -> None:
-        """Count."""
         self.values[labels] = self.values.get(labels, 0.0) + amount
 
     def frozen(self) -> Frozen:
-        """The sums now."""
         family = CounterMetricFamily(self.name, self.documentation, labels=self.labels)
         return partial(_filled, family, [*self.values.items()])
 
@@ -60,7 +58,6 @@ class Histogram(Live):
         self.values: dict[Labels, tuple[list[int], list[float]]] = {}
 
     def observe(self, labels: Labels, value: float) -> None:
-        """Count one value."""
         known = self.values.get(labels)
         if known is None:
             known = self.values[labels] = ([0] * (len(self.bounds) + 1), [0.0])
@@ -68,7 +65,6 @@ class Histogram(Live):
         known[1][0] += value
 
     def frozen(self) -> Frozen:
-        """The counts now."""
         return partial(self._family, [(labels, [*counts], total[0]) for labels, (counts, total) in self.values.items()])
 
     def _family(self, values: list[tuple[Labels, list[int], float]], breathe: Breathe) -> Metric:
@@ -101,7 +97,6 @@ class Scraped(Live):
         self._kind, self._read = kind, read
 
     def frozen(self) -> Frozen:
-        """What is read now."""
         return partial(_filled, self._kind(self.name, self.documentation, labels=self.labels), [*self._read()])
 
 
@@ -135,7 +130,6 @@ class MetricsSnapshot(Collector):
         self._breathe = breathe
 
     def collect(self) -> Iterable[Metric]:
-        """Called by prometheus-client."""
         for family in self._frozen:
             metric = family(self._breathe)
             metric.samples = FamilySamples(metric.samples, self._breathe)
@@ -206,7 +200,6 @@ class Metrics(Collector):
         return iter(self._live)
 
     def collect(self) -> Iterable[Metric]:
-        """Called by prometheus-client."""
         return self.snapshot(lambda: None).collect()
 
     def snapshot(self, breathe: Breathe) -> MetricsSnapshot:
@@ -215,7 +208,6 @@ class Metrics(Collector):
         return MetricsSnapshot([live.frozen() for live in self._live], breathe)
 
     def finished(self, record: Record) -> None:
-        """Count one request that ended."""
         model = self._capped(record.model)
         self.requests.add((record.endpoint, model, record.backend, record.outcome))
         if record.model:
@@ -239,3 +231,63 @@ class Metrics(Collector):
             return "other"
         self._models.add(model)
         return model
+
+
+_ITEMS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+_TOKENS = (16.0, 64.0, 256.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0)
+_WAIT = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
+
+
+class EmbeddingMetrics:
+    """Counts batches. Only models that backends serve become labels."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        model = ("model",)
+        self.batch_items = Histogram("gateway_embedding_batch_items", "Inputs per embeddings batch.", model, _ITEMS)
+        self.batch_tokens = Histogram(
+            "gateway_embedding_batch_tokens", "Estimated tokens per embeddings batch.", model, _TOKENS
+        )
+        self.batch_wait = Histogram(
+            "gateway_embedding_batch_wait_seconds", "Time that inputs waited for their batch to be sent.", model,
+            _WAIT,
+        )  # fmt: skip
+        self.flushes = Counter(
+            "gateway_embedding_flushes_total", "Embeddings batches sent, by reason.", ("model", "reason")
+        )
+        self.isolations = Counter(
+            "gateway_embedding_isolations_total",
+            "Rejected embeddings batches that were split in half to isolate the invalid input.",
+            model,
+        )
+        self.splits = Counter(
+            "gateway_embedding_splits_total", "Lists of inputs or documents split into pieces.", model
+        )
+        self.counted = Counter(
+            "gateway_embedding_counted_total",
+            "Shared batches for models with a tokenizer, by result of the token count per text.",
+            ("model", "result"),
+        )
+        self.inputs = Counter(
+            "gateway_embedding_inputs_total",
+            "Inputs for models whose embeddings may be cached: computed or cached.",
+            ("model", "source"),
+        )
+        self.evictions = Counter(
+            "gateway_embedding_cache_evictions_total", "Cached embedding vectors evicted to free memory.", ()
+        )
+        metrics.include(
+            self.batch_items, self.batch_tokens, self.batch_wait, self.flushes, self.isolations, self.splits,
+            self.counted, self.inputs, self.evictions,
+        )  # fmt: skip
+
+
+_EVERY_SECONDS = 0.1
+
+
+async def watch_lag(histogram: Histogram) -> None:
+    """Sample the delay of a timer until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _EVERY_SECONDS
+        await asyncio.sleep(_EVERY_SECONDS)
+        histogram.observe((), max(0.0, loop.time() - due))

@@ -88,7 +88,6 @@ def default_block_tokens(shape: ModelShape) -> int:
 
 
 def layout(shape: ModelShape, tensor_parallel: int, value_bytes: float, block_tokens: int) -> KvLayout:
-    """The layout on each GPU."""
     if shape.stored is None:
         return KvLayout(block_tokens, 0, ())
     layers_in_group, counts = _group(shape.attention)
@@ -182,7 +181,6 @@ class Fit:
 
 
 def fit(shape: ModelShape, settings: Settings, tensor_parallel: int) -> Fit:
-    """Work out one engine."""
     kv_layout = layout(shape, tensor_parallel, settings.kv_value_bytes, settings.block_tokens)
     weights = weight_bytes(shape, settings)
     return Fit(
@@ -199,7 +197,6 @@ def fit(shape: ModelShape, settings: Settings, tensor_parallel: int) -> Fit:
 
 
 def weight_bytes(shape: ModelShape, settings: Settings) -> int:
-    """The whole model's."""
     if settings.weight_bytes is not None:
         return settings.weight_bytes
     return shape.parameters.bytes(shape.dtype_bytes, settings.quantization)

@@ -119,7 +119,6 @@ class ModelShape:
 
     @property
     def dtype_bytes(self) -> int:
-        """Bytes of one unquantized value."""
         return DTYPE_BYTES[self.dtype]
 
     def splits(self, tensor_parallel: int) -> bool:

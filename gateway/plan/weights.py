@@ -40,7 +40,6 @@ def chosen(name: str, found: Quantization | None) -> Quantization | None:
 
 
 def read_quantization(section: Any) -> Quantization | None:
-    """The section `quantization_config` of config.json."""
     if not isinstance(section, dict):
         return None
     method = str(section.get("quant_method") or section.get("quant_algo") or "unknown").lower()
@@ -96,11 +95,9 @@ class Parameters:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return self.embeddings + self.linear + self.experts
 
     def bytes(self, dtype_bytes: int, quantization: Quantization | None) -> int:
-        """What they take in memory."""
         plain = float(dtype_bytes)
         packed = quantization.bits / 8 if quantization is not None and quantization.known else plain
         linear = plain if quantization is not None and quantization.experts_only else packed

@@ -1,18 +1,24 @@
-"""One connection to a backend: writes a request, finds where the answer begins and ends, hands its bytes on."""
+"""Connections to one backend: writing a request, finding where the answer begins and ends, pooling idle ones."""
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import Protocol, cast
 
 import httptools
 
+from gateway.backends.backend import Backend
+from gateway.config import UpstreamConfig
 from gateway.errors import (
     AnswerBrokeOff,
     BackendError,
     BackendProtocolError,
+    ConnectFailed,
     FreshConnectionClosed,
+    OutOfDescriptors,
     ReusedConnectionClosed,
 )
+from gateway.resources import are_used_up
 
 _MAX_HEAD_BYTES = 65536
 _MAX_HEADERS = 100
@@ -24,20 +30,16 @@ _SURELY_READ_BYTES = 65536  # of a larger body, a backend that refuses it may le
 class Receiver(Protocol):
     """Takes one answer. Calls come in this order; `flushed` ends every batch of bytes that arrived together."""
 
-    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """The final status and headers."""
+    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None: ...
 
-    def body(self, data: bytes) -> None:
-        """Body bytes, without their framing."""
+    def body(self, data: bytes) -> None: ...
 
-    def end(self) -> None:
-        """The answer is complete."""
+    def end(self) -> None: ...
 
     def flushed(self) -> None:
         """What arrived together has been handed on."""
 
-    def failed(self, error: BackendError) -> None:
-        """The answer broke off."""
+    def failed(self, error: BackendError) -> None: ...
 
 
 class BackendConnection(asyncio.Protocol):
@@ -103,7 +105,6 @@ class BackendConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Take what comes again."""
         if self._paused and self.transport is not None and not self.transport.is_closing():
             self._paused = False
             self.transport.resume_reading()
@@ -111,11 +112,9 @@ class BackendConnection(asyncio.Protocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is open."""
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of an answer."""
         receiver = self._receiver
         if receiver is None:
             self.abort()  # bytes that nobody asked for: the next answer could not be told from them
@@ -158,7 +157,6 @@ class BackendConnection(asyncio.Protocol):
         self._room = asyncio.get_running_loop().create_future()
 
     def resume_writing(self) -> None:
-        """The backend takes more."""
         room, self._room = self._room, None
         if room is not None and not room.done():
             room.set_result(None)
@@ -182,7 +180,6 @@ class BackendConnection(asyncio.Protocol):
             raise ValueError("bytes after the end of the response")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header of the answer."""
         self._headers.append((name, value))
         if len(self._headers) > _MAX_HEADERS:
             raise ValueError("too many headers")
@@ -197,7 +194,6 @@ class BackendConnection(asyncio.Protocol):
         self._headers = []
 
     def on_body(self, data: bytes) -> None:
-        """Body bytes."""
         if self._receiver is not None:
             self._receiver.body(data)
 
@@ -214,7 +210,6 @@ class BackendConnection(asyncio.Protocol):
 
     @property
     def busy(self) -> bool:
-        """An answer is under way."""
         return self._receiver is not None
 
     @property
@@ -242,15 +237,116 @@ class _Rest:
         self._connection.abort()
 
     def end(self) -> None:
-        """The end of the framing."""
         self._ended = True
 
     def flushed(self) -> None:
-        """Give the connection back."""
         if self._ended:
             self._late.cancel()
             self._keep(self._connection)
 
     def failed(self, error: BackendError) -> None:  # noqa: ARG002
-        """The connection broke; nobody minds."""
         self._late.cancel()
+
+
+_RETRY_AFTER_SECONDS = 1.0
+
+
+class Pool:
+    """Owner of a backend's connections."""
+
+    def __init__(self, backend: Backend, config: UpstreamConfig, clock: Callable[[], float]) -> None:
+        self.backend = backend
+        self._config = config
+        self._clock = clock
+        self._idle: list[BackendConnection] = []
+        self._tls = ssl.create_default_context() if backend.origin.tls else None
+        self._heads: dict[tuple[bytes, bytes], bytes] = {}
+        self.open = 0  # in use
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.backend.name} {self.open} in use, {len(self._idle)} idle>"
+
+    def request_head(self, method: bytes, target: bytes) -> bytes:
+        """The constant first lines of a request to this backend."""
+        head = self._heads.get((method, target))
+        if head is None:
+            key = self.backend.api_key
+            authorization = b"authorization: Bearer " + key.encode() + b"\r\n" if key else b""
+            host = self.backend.origin.host_header
+            head = b"%b %b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\n%b" % (
+                method,
+                target,
+                host,
+                authorization,
+            )
+            if len(self._heads) < 256:  # targets with an id in them must not pile up
+                self._heads[method, target] = head
+        return head
+
+    async def take(self, *, fresh: bool = False) -> BackendConnection:
+        """A usable connection; `fresh` = not one that was used before. Raises ConnectFailed or OutOfDescriptors."""
+        if not fresh:
+            now = self._clock()
+            while self._idle:
+                connection = self._idle.pop()
+                if self._still_good(connection, now):
+                    self.open += 1
+                    return connection
+                connection.abort()
+        connection = await self._connect()
+        self.open += 1
+        return connection
+
+    def give_back(self, connection: BackendConnection, *, answered: bool = False) -> None:
+        """After an exchange: keep the connection if its answer was complete, else close it.
+
+        `answered`: the client has its whole answer, so only the end of its framing can be missing.
+        """
+        self.open -= 1
+        if answered and connection.busy:
+            connection.finish(self._keep)
+        else:
+            self._keep(connection)
+
+    def _keep(self, connection: BackendConnection) -> None:
+        if not connection.reusable:
+            connection.abort()
+            return
+        connection.resume_reading()  # a slow client may have paused it
+        idle = self._idle
+        now = connection.idle_since = self._clock()
+        idle.append(connection)
+        while idle and now - idle[0].idle_since >= self._config.keep_alive_seconds:
+            idle.pop(0).abort()
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().abort()
+
+    def _still_good(self, connection: BackendConnection, now: float) -> bool:
+        return (
+            connection.usable
+            and now - connection.idle_since < self._config.keep_alive_seconds
+            and now - connection.made_at < self._config.max_connection_age_seconds
+        )
+
+    async def _connect(self) -> BackendConnection:
+        origin, loop = self.backend.origin, asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_seconds):
+                _, connection = await loop.create_connection(
+                    lambda: BackendConnection(self._clock()), origin.host, origin.port, ssl=self._tls
+                )
+        except TimeoutError as error:
+            raise ConnectFailed(
+                f"Timeout: backend {self.backend.name!r} did not accept a connection"
+                f" within {self._config.connect_timeout_seconds:g} s."
+            ) from error
+        except OSError as error:
+            if are_used_up(error):
+                raise OutOfDescriptors(
+                    "The gateway has reached its limit of open files. Retry later, or raise the nofile limit.",
+                    retry_after_seconds=_RETRY_AFTER_SECONDS,
+                ) from error
+            raise ConnectFailed(f"Could not connect to backend {self.backend.name!r}: {error}.") from error
+        return connection

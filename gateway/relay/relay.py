@@ -6,12 +6,11 @@ from contextlib import asynccontextmanager, suppress
 from math import ceil
 
 from gateway.backends.backend import Backend
-from gateway.backends.registry import Fleet
+from gateway.backends.fleet import Fleet
 from gateway.config import UpstreamConfig
 from gateway.errors import FirstByteTimeout, FreshConnectionClosed, StreamStalled
-from gateway.relay.connection import BackendConnection
-from gateway.relay.exchange import Exchange, Sink, UpstreamResult
-from gateway.relay.pool import Pool
+from gateway.relay.connection import BackendConnection, Pool
+from gateway.relay.upstream import Exchange, Sink, UpstreamResult
 from gateway.request import InferenceRequest, Kind
 from gateway.supervisor import Supervisor
 
@@ -44,7 +43,6 @@ class Relay:
         return len(self._under_way)
 
     def backend(self, name: str) -> Backend:
-        """The backend of that name."""
         return self._pools[name].backend
 
     async def send(

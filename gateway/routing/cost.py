@@ -9,7 +9,7 @@ cost = prefill ahead of it + its own uncached prefill, which also stalls the seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gateway.routing.load import EngineLoad
+from gateway.routing.engine_load import EngineLoad
 
 _SMOOTHING = 0.5  # share of the fleet's mean batch in each backend's batch
 _CACHE = 1.0  # weight of the cache that the own prefill takes
@@ -155,3 +155,71 @@ def placement_seconds(
     )
     lacking = prompt_tokens - room + output_tokens * room_by_output
     return cost + output_tokens * room_rate * lacking if lacking > 0 else cost
+
+
+INTERRUPTED_STEPS = 20.0  # of decoding, for which a new request counts prefills to come at the rate of late
+LEAST_SHARE = 0.001
+MOST_SHARE = 0.9
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """An engine: its number, its load, and its sizes at this moment, which `resize` changes.
+
+    Of a backend that runs several engines (data parallel) each has a seat; `rank` tells which it is.
+    """
+
+    index: int
+    name: str  # of the backend
+    rank: int | None = None
+    load: EngineLoad = field(default_factory=EngineLoad)
+    cap: int = 256
+    slots: int = 256  # the cap, less while the backend starts slowly
+    kv_cache_tokens: int | None = None
+    block_tokens: int = 16
+    caches_prefixes: bool = True
+    slowness: float = 1.0  # the root of its configured relative time: full weight would overload the fast ones
+    placed: int = 0
+    _terms: Terms | None = None
+    _model: CostModel | None = None
+    _changes: int = -1
+
+    def resize(self, slots: int, kv_cache_tokens: int | None) -> None:
+        """Follow its sizes. What was made of others is void, as when the load changes."""
+        if slots != self.slots or kv_cache_tokens != self.kv_cache_tokens:
+            self.slots, self.kv_cache_tokens = slots, kv_cache_tokens
+            self.load.changes += 1
+
+    def ahead_seconds(self, model: CostModel, now: float) -> float:
+        """Prefill sent there before, and that by which later ones will interrupt a new request's decoding."""
+        return self.ahead_and_terms(model, now)[0]
+
+    def ahead_and_terms(self, model: CostModel, now: float) -> tuple[float, Terms]:
+        """`ahead_seconds` and `terms`, together for half the cost: placing a request asks this of every engine."""
+        load = self.load
+        ahead = load.prefill_ahead_seconds(now) if load.pending else 0.0  # first: it may change the load
+        terms = self._terms
+        if terms is None or self._changes != load.changes or self._model is not model:
+            terms = self.terms(model)
+        if load.recent_share >= LEAST_SHARE:
+            share = min(MOST_SHARE, load.prefill_share(now))
+            ahead += INTERRUPTED_STEPS * model.decode_weight * terms.step * share / (1 - share)
+        return ahead, terms
+
+    def terms(self, model: CostModel) -> Terms:
+        """What it contributes to the cost of every request now."""
+        terms, load = self._terms, self.load
+        if terms is None or self._changes != load.changes or self._model is not model:
+            self._model, self._changes = model, load.changes
+            self._terms = terms = terms_of(model, load, self.slots, self.kv_cache_tokens, self.slowness)
+        return terms
+
+
+@dataclass(slots=True)
+class Option:
+    """What one seat means for one request: cost in seconds, its own prefill, and predicted hit."""
+
+    seat: Seat
+    cost: float
+    prefill_seconds: float
+    hit_tokens: int

@@ -1,12 +1,16 @@
-"""Which engine holds which prefix blocks, as the engines themselves say.
+"""Which engine holds which prefix blocks, by its own KV events; keys are chained xxh3 hashes over token ids.
 
 Unlike the gateway's own record, engines may evict a block before its successors, so a chain can have holes: a prefix
-ends at the first block that is missing, whatever follows.
+ends at the first missing block. A tokenized prompt and an engine's events give the same keys. An engine's own block
+hashes depend on its version and settings and are not used.
 
-The keys are spread over many small dicts: growing one dict of a million keys would hold up the event loop for 80 ms.
+The keys are spread over many small dicts: growing one dict of a million keys would stop the event loop for 80 ms.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
+
+from xxhash import xxh3_64_intdigest
 
 SHARDS = 256  # a power of two
 
@@ -80,3 +84,27 @@ def _assign(depths: list[int], mask: int, depth: int) -> None:
         bit = mask & -mask
         depths[bit.bit_length() - 1] = depth
         mask ^= bit
+
+
+TOKEN_BYTES = 4
+
+
+def token_seed(lora: str | None = None, salt: str | None = None) -> int:
+    """The chain's start: what besides its tokens decides which KV cache blocks a prompt can use."""
+    lora, salt = lora or "", salt or ""
+    return xxh3_64_intdigest(f"{len(lora)}:{lora}{len(salt)}:{salt}".encode("utf-8", "surrogatepass"))
+
+
+def packed(token_ids: Sequence[int]) -> bytes:
+    """Token ids as 32-bit words. Raises OverflowError for what is no token id."""
+    return array("I", token_ids).tobytes()
+
+
+def token_keys(token_bytes: bytes, block_tokens: int, chain: int) -> tuple[int, ...]:
+    """Keys of the full blocks of `packed` token ids; `chain` is a `token_seed` or the key of the block before."""
+    width = block_tokens * TOKEN_BYTES
+    keys = []
+    for start in range(0, len(token_bytes) - width + 1, width):
+        chain = xxh3_64_intdigest(token_bytes[start : start + width], chain)
+        keys.append(chain)
+    return tuple(keys)

@@ -1,19 +1,45 @@
-"""Routing policies: given one request and the engines that could take it, what would each cost?"""
+"""Routing policies: what one request would cost on each eligible engine, hints by clients, and explanations."""
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from gateway.request import Ask
-from gateway.routing.affinity import WORTH, Affinity
-from gateway.routing.calibration import Calibrations
-from gateway.routing.cost import Parts, cost_parts, mean_stall_of, placement_seconds, prefill_seconds
-from gateway.routing.estimate import Estimates
-from gateway.routing.hits import Hits
-from gateway.routing.matrix import CostMatrix, Hit
-from gateway.routing.ranking import OneByOne, Ranking
-from gateway.routing.seat import Option, Seat
-from gateway.routing.seat_table import SeatTable
+from gateway.routing.cache_view import Hits
+from gateway.routing.cost import Option, Parts, Seat, cost_parts, mean_stall_of, placement_seconds, prefill_seconds
+from gateway.routing.cost_matrix import CostMatrix, Hit, OneByOne, Ranking, SeatTable
+from gateway.routing.estimates import Calibrations, Estimates
+
+_MAX_HINTS = 65536
+WORTH = 0.2  # of the request's own prefill there: less than another prefill ahead
+
+
+class Affinity:
+    """Remembers where each hint was last sent."""
+
+    def __init__(self) -> None:
+        self._last: OrderedDict[int, int] = OrderedDict()
+
+    def favour(self, hint: int, options: Sequence[Option]) -> None:
+        """Make the engine that had the hint last a little cheaper, if none is known to hold more of the prompt."""
+        at = self.favoured(hint, [option.seat for option in options], [option.hit_tokens for option in options])
+        if at is not None:
+            options[at].cost -= WORTH * options[at].prefill_seconds
+
+    def favoured(self, hint: int, seats: Sequence[Seat], hit_tokens: Sequence[float]) -> int | None:
+        """The place of that engine among these."""
+        index = self._last.get(hint)
+        at = next((at for at, seat in enumerate(seats) if seat.index == index), None)
+        return at if at is not None and hit_tokens[at] == max(hit_tokens) else None
+
+    def placed(self, hint: int, seat: Seat) -> None:
+        """A request with this hint was sent there."""
+        self._last[hint] = seat.index
+        self._last.move_to_end(hint)
+        if len(self._last) > _MAX_HINTS:
+            self._last.popitem(last=False)
 
 
 class Policy(Protocol):
@@ -53,7 +79,6 @@ class PrefixPolicy:
         self._table = SeatTable()
 
     def options(self, ask: Ask, seats: Sequence[Seat], now: float) -> list[Option]:
-        """Costs by `routing.cost`."""
         hits, output = self._hits.of(ask, seats), self.output_tokens(ask)
         tokens, model, options = ask.prompt_tokens, self._calibrations.of(ask.model).model, []
         stall = mean_stall_of(model, sum([seat.load.in_flight for seat in seats]), len(seats))
@@ -98,7 +123,6 @@ class PrefixPolicy:
         return matrix
 
     def output_tokens(self, ask: Ask) -> float:
-        """The answer's expected length."""
         return self._estimates.expected_output_tokens(ask.model, ask.output_tokens)
 
     def placed(self, ask: Ask, option: Option) -> None:
@@ -123,11 +147,9 @@ class OneAtATime(ABC):
         return [0] * len(seats)
 
     def parts(self, ask: Ask, options: Sequence[Option], now: float) -> list[None]:  # noqa: ARG002
-        """Costs are not in seconds."""
         return [None] * len(options)
 
     def ranking(self, asks: Sequence[Ask], hits: Sequence[Hit], seats: Sequence[Seat], now: float) -> OneByOne:  # noqa: ARG002
-        """By the options of each."""
         return OneByOne(asks, seats, lambda ask, seats: self.options(ask, seats, now))
 
 
@@ -138,8 +160,7 @@ class LeastLoadedPolicy(OneAtATime):
         """Cost is the share of slots taken."""
         return [Option(seat, seat.load.in_flight / seat.slots, 0.0, 0) for seat in seats]
 
-    def placed(self, ask: Ask, option: Option) -> None:
-        """Nothing is remembered."""
+    def placed(self, ask: Ask, option: Option) -> None: ...
 
 
 class RoundRobinPolicy(OneAtATime):
@@ -154,5 +175,52 @@ class RoundRobinPolicy(OneAtATime):
         return [Option(seat, (seat.index - self._last - 1) % turns, 0.0, 0) for seat in seats]
 
     def placed(self, ask: Ask, option: Option) -> None:  # noqa: ARG002
-        """The turn passes on."""
         self._last = option.seat.index
+
+
+@dataclass(frozen=True, slots=True)
+class EngineVerdict:
+    """What one engine would mean for a request. `parts` is None under policies that have no costs in seconds."""
+
+    seat: Seat
+    cost: float
+    hit_tokens: int
+    is_open: bool
+    parts: Parts | None
+
+    @property
+    def name(self) -> str:
+        """The backend, and which of its engines, if it has several."""
+        return self.seat.name if self.seat.rank is None else f"{self.seat.name}#{self.seat.rank}"
+
+
+def as_header(verdicts: Sequence[EngineVerdict]) -> bytes:
+    """One line, best first: name;cost=ms;hit=tokens;open=0|1 and the cost's parts in milliseconds, where not zero."""
+    told = []
+    for verdict in verdicts:
+        scale = 1.0 if verdict.parts is None else 1000.0
+        fields = [verdict.name, f"cost={verdict.cost * scale:.4g}", f"hit={verdict.hit_tokens}"]
+        fields.append(f"open={int(verdict.is_open)}")
+        if verdict.parts is not None:
+            fields += [f"{name}={seconds * 1000:.4g}" for name, seconds in verdict.parts._asdict().items() if seconds]
+        told.append(";".join(fields))
+    return ", ".join(told).encode("ascii", "replace")
+
+
+def as_document(verdicts: Sequence[EngineVerdict]) -> list[dict[str, Any]]:
+    """The same for a JSON answer; times in milliseconds."""
+    return [
+        {
+            "backend": verdict.seat.name,
+            "rank": verdict.seat.rank,
+            "open": verdict.is_open,
+            "in_flight": verdict.seat.load.in_flight,
+            "hit_tokens": verdict.hit_tokens,
+            "cost": round(verdict.cost * 1000, 4) if verdict.parts is not None else verdict.cost,
+            "cost_parts_ms": {
+                name: round(seconds * 1000, 4)
+                for name, seconds in (verdict.parts._asdict() if verdict.parts is not None else {}).items()
+            },
+        }
+        for verdict in verdicts
+    ]

@@ -41,7 +41,6 @@ class PrefixIndex:
         return self._used_bytes[backend]
 
     def blocks(self, backend: int) -> int:
-        """Blocks in a backend's record."""
         return len(self._records[backend])
 
     def resize(self, backend: int, capacity_bytes: int) -> None:
@@ -132,7 +131,6 @@ class PrefixIndex:
             self._drop(key, 1 << backend)
 
     def wipe(self, backend: int) -> None:
-        """The backend's cache is gone."""
         self.shrink(backend, 0)
 
     def _evict(self, backend: int) -> None:

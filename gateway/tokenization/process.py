@@ -1,4 +1,7 @@
-"""One life of the tokenizer process, as the gateway sees it: questions go in, answers come back, until it ends."""
+"""One life of the tokenizer process, as the gateway sees it: questions go in, answers come back, until it ends.
+
+On the wire: length, then MessagePack.
+"""
 
 import asyncio
 import os
@@ -6,9 +9,75 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
-from gateway.tokenization.wire import LENGTH_BYTES, Question, TokenizerReply, framed, length_of, read_answer
+import msgspec
+
+LENGTH_BYTES: Final = 4
+
+
+class LoadTokenizer(msgspec.Struct, tag=True, frozen=True):
+    """Make a model's tokenizer ready."""
+
+    number: int
+    model: str
+    source: str
+
+
+class Job(msgspec.Struct, tag=True, frozen=True):
+    """Tell a prompt's tokens. `features` are those that may be rendered: another one makes the answer unknown."""
+
+    number: int
+    model: str
+    endpoint: str
+    document: dict[str, Any]
+    content_format: str
+    features: list[str]
+
+
+class Count(msgspec.Struct, tag=True, frozen=True):
+    """Count the tokens of several texts, each by itself. `special`: with the special tokens that the model adds."""
+
+    number: int
+    model: str
+    texts: list[str]
+    special: bool
+
+
+Question = LoadTokenizer | Job | Count
+
+
+class TokenizerReply(msgspec.Struct, frozen=True):
+    """What came of a question; without `tokens` (packed ids; none, but `counts`, for `Count`), `reason` says why."""
+
+    number: int
+    tokens: bytes | None = None
+    reason: str = ""
+    failed: bool = False  # by a fault, not because the prompt is none that can be told exactly
+    seconds: float = 0.0
+    segments: int = 0
+    cached_segments: int = 0
+    counts: list[int] = []
+
+
+def framed(message: Question | TokenizerReply) -> bytes:
+    """A message as it is sent. Raises TypeError or OverflowError for what MessagePack cannot hold."""
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+def length_of(prefix: bytes) -> int:
+    return int.from_bytes(prefix, "little")
+
+
+def read_question(body: bytes) -> Question:
+    question: Question = msgspec.msgpack.decode(body, type=Question)
+    return question
+
+
+def read_answer(body: bytes) -> TokenizerReply:
+    return msgspec.msgpack.decode(body, type=TokenizerReply)
+
 
 # What finds the modules of a process, its cache, and a hub behind a proxy. Nothing else of the environment is passed
 # on: it may hold the keys of clients and backends.

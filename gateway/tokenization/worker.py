@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import BinaryIO, Final
 
 from gateway.tokenization.conversation import NotUnderstood
-from gateway.tokenization.tokenizer import CannotLoad, ModelTokenizer
-from gateway.tokenization.wire import (
+from gateway.tokenization.process import (
     LENGTH_BYTES,
     Count,
     Job,
@@ -20,6 +19,7 @@ from gateway.tokenization.wire import (
     length_of,
     read_question,
 )
+from gateway.tokenization.tokenizer import CannotLoad, ModelTokenizer
 
 CACHE_BYTES: Final = 67108864  # for each model
 
@@ -74,7 +74,6 @@ class Worker:
 
 
 def serve(questions: BinaryIO, answers: BinaryIO, worker: Worker) -> None:
-    """Answer until the questions end."""
     while len(prefix := questions.read(LENGTH_BYTES)) == LENGTH_BYTES:
         body = questions.read(length_of(prefix))
         answers.write(framed(worker.answer(read_question(body))))

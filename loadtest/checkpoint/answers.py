@@ -55,7 +55,6 @@ class Said:
 
     @property
     def usage(self) -> str:
-        """As it is shown."""
         return f"{self.prompt_tokens} + {self.completion_tokens} tokens"
 
 
@@ -69,7 +68,6 @@ class Embedded:
 
 
 async def ask(session: aiohttp.ClientSession, url: str, question: Question, *, stream: bool = False) -> Said:
-    """Raises nothing."""
     try:
         status, body, backend = await post(session, url + question.endpoint.path, question.body(stream=stream))
     except Unreachable as why:
@@ -104,7 +102,6 @@ def streamed(body: bytes, backend: str | None = None) -> Said:
 
 
 async def embed(session: aiohttp.ClientSession, url: str, model: str) -> Embedded:
-    """Raises nothing."""
     asked = {"model": model, "input": list(TEXTS), "encoding_format": "float"}
     try:
         status, body, _ = await post(session, url + Endpoint.EMBEDDINGS.path, asked)

@@ -34,7 +34,6 @@ class Unreachable(Exception):
 
 
 async def get(session: aiohttp.ClientSession, url: str) -> tuple[int, bytes]:
-    """Status and body. Raises Unreachable."""
     try:
         async with session.get(url, allow_redirects=False) as response:
             return response.status, await response.read()

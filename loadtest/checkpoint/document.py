@@ -212,5 +212,4 @@ class Checkpoint(_Part):
 
 
 def failed(checks: list[Check]) -> list[Check]:
-    """Those that did."""
     return [check for check in checks if check.status is Status.FAILED]

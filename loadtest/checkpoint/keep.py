@@ -123,7 +123,6 @@ def _without_users(server: Server) -> Server:
 
 
 def write(made: Checkpoint, folder: Path) -> list[Path]:
-    """Both files."""
     document, page = folder / JSON_NAME, folder / MARKDOWN_NAME
     document.write_text(made.model_dump_json(indent=2) + "\n", encoding="utf-8")
     page.write_text(markdown(made), encoding="utf-8")
@@ -143,7 +142,6 @@ def workload_of(plan: Plan, records: Sequence[Record]) -> Workload:
 
 
 def summary_of(results: Results) -> Summary:
-    """The figures that people quote."""
     rates, latency = results.steady or results.overall, results.latency
 
     return Summary(

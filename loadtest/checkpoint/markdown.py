@@ -12,7 +12,6 @@ _LONGEST_CELL = 160
 
 
 def markdown(made: Checkpoint) -> str:
-    """The whole page."""
     parts = [
         f"# Checkpoint {made.id}: {'passed' if made.passed else 'FAILED'}",
         f"{made.started_at} to {made.ended_at}",
@@ -86,7 +85,6 @@ def _server(server: Server) -> Iterator[str]:
 
 
 def _told(labels: dict[str, str]) -> list[str]:
-    """The labels that say something."""
     return [f"{name}={value}" for name, value in labels.items() if value not in ("None", "", "False")]
 
 

@@ -11,8 +11,8 @@ import aiohttp
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.config import ConfigError, parse
-from gateway.config_file import substitute
+from gateway.config import ConfigError
+from gateway.config_file import parse, substitute
 from loadtest.checkpoint import processes, redaction
 from loadtest.checkpoint.asking import Unreachable, get, get_object, get_text, parsed
 from loadtest.checkpoint.document import ModelCard, ModelFiles, Role, Server

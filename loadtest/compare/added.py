@@ -38,7 +38,6 @@ async def added_latency(engines: Sequence[str], proxy: str, endpoint: Endpoint, 
 
 
 def added_of(pairs: Sequence[tuple[float, float]]) -> Added | None:
-    """Of (without, with) in seconds."""
     if not pairs:
         return None
     differences = sorted((with_proxy - without) * 1e3 for without, with_proxy in pairs)

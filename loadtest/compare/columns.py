@@ -208,5 +208,4 @@ def ratio(comparison: Comparison, other: str, column: Column) -> Cell | None:
 
 
 def has_figures(turns: Sequence[Turn]) -> list[Figures]:
-    """Of those that have any."""
     return [turn.figures for turn in turns if turn.figures is not None]

@@ -29,7 +29,6 @@ class Fleet:
 
     @property
     def pages(self) -> dict[str, str]:
-        """Their metrics, by name."""
         return {f"engine-{number}": f"{url}/metrics" for number, url in enumerate(self.urls, 1)}
 
     def settle(self) -> None:

@@ -53,7 +53,6 @@ def fate_of(record: Record, moments: Moments) -> Fate:
 
 
 def fates(records: Sequence[Record], moments: Moments) -> dict[Fate, int]:
-    """How many have each fate."""
     found = Counter(fate_of(record, moments) for record in records)
     return {fate: found[fate] for fate in Fate}
 

@@ -31,7 +31,6 @@ class KilledLoad:
         return self.seconds / 6
 
     def outage(self, engine: int, fault: Fault) -> Outage:
-        """When that engine goes."""
         return Outage(engine, fault, self.seconds / 3, self.seconds * 2 / 3, self.patience_seconds / 5)
 
     def plan(self, url: str, endpoint: Endpoint, model: str, seed: int) -> Plan:
@@ -51,7 +50,6 @@ class KilledLoad:
         )  # fmt: skip
 
     def told(self) -> str:
-        """In words."""
         return (
             f"{self.rate_per_second:g} requests/s for {self.seconds:g} s, Poisson, half of them streams, "
             f"{self.prefix_tokens} + {self.tail_tokens} prompt tokens, about {self.max_tokens} output tokens; "

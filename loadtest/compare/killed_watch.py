@@ -95,14 +95,12 @@ class Watch:
         self.seen = Reached()
 
     async def look(self) -> None:
-        """Once, now."""
         async with self._one_at_a_time:
             counts = await asyncio.gather(*map(self._reached, self._urls))
             self.seen.at.append(self._clock())
             self.seen.counts.append(tuple(counts))
 
     async def go_on(self) -> None:
-        """Until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(_EVERY_SECONDS)

@@ -120,12 +120,10 @@ class CompareOptions(BaseModel):
 
     @property
     def backend_urls(self) -> tuple[str, ...]:
-        """Of servers that run already."""
         return tuple(base_url(url.strip()) for url in (self.backends or "").split(",") if url.strip())
 
     @property
     def engine_options(self) -> EngineOptions:
-        """Of those that are started."""
         by_default = _REAL_MODEL if self.engine is Kind.VLLM else _SIMULATED_MODEL
         return EngineOptions(
             self.engine,
@@ -138,7 +136,6 @@ class CompareOptions(BaseModel):
 
     @property
     def killed_load(self) -> KilledLoad:
-        """Under which engines go."""
         return usual(self.engine, self.killed_seconds)
 
     @property

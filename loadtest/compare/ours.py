@@ -26,7 +26,6 @@ def ours(config: Path | None = None) -> Peer:
 
 
 def configuration(setting: Setting, config: Path | None = None) -> dict[str, Any]:
-    """What it is started with."""
     told: dict[str, Any] = {} if config is None else yaml.safe_load(config.read_text(encoding="utf-8")) or {}
     server = {
         **told.get("server", {}),

@@ -64,7 +64,6 @@ def compare(
 def compared(
     where: Environment, setup: Setup, arms: Sequence[ArmTold], turns: list[Turn], killed: Killed | None = None
 ) -> Comparison:
-    """What the turns come to."""
     reasons = reasons_of(turns) + (failures(killed, OURS) if killed else [])
     if not turns and not (killed and killed.turns):
         reasons.append("nothing was measured")

@@ -155,7 +155,6 @@ def short(plan: Plan, *, stream: bool, users: int, requests: int, tokens: int) -
 
 
 def figures(results: Results, records: Sequence[Record], engines: list[str], spending: Spending) -> Figures:
-    """What a run comes to."""
     latency, requests = results.latency, results.requests
     by_engine = counted.of_each(results.metrics_delta, engines)
     ttft, e2e = latency.ttft_from_intended, latency.e2e_from_intended

@@ -30,7 +30,6 @@ def preemptions(counters: Mapping[str, float]) -> float:
 
 
 def served(counters: Mapping[str, float]) -> float:
-    """Requests that ended well."""
     return total(counters, "vllm:request_success_total")
 
 

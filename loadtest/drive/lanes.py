@@ -34,7 +34,6 @@ class Lanes:
     seed: int
 
     def of(self, index: int) -> Lane:
-        """The lane of that arrival."""
         if len(self.lanes) == 1:
             return self.lanes[0]
         return random.Random(f"{self.seed}-part-{index}").choices(self.lanes, self.shares)[0]

@@ -257,7 +257,6 @@ class RunOptions(BaseModel):
 
     @property
     def engine_urls(self) -> dict[str, str]:
-        """Of --backends, by name."""
         return {name: base_url(url) for name, url in pages_of(self.backends or "").items()}
 
     @property

@@ -116,7 +116,6 @@ class Plan(BaseModel):
         return 0.0, (first - slot) / (first - last) * self.ramp_seconds
 
     def body_maker(self) -> BodyMaker:
-        """Makes this run's request bodies."""
         return BodyMaker(
             endpoint=self.endpoint,
             model=self.model,

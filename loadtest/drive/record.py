@@ -64,7 +64,6 @@ class Record:
 
     @property
     def ok(self) -> bool:
-        """Whether the answer came whole."""
         return self.outcome == OK
 
     @property

@@ -74,7 +74,6 @@ def measured(
 
 
 def title(plan: Plan) -> str:
-    """The run in a line."""
     bounds = [f"{plan.requests} {'sessions' if plan.keeps_text else 'requests'}"] if plan.requests else []
     bounds += [f"{plan.duration_seconds:g} s"] if plan.duration_seconds else []
     until = f" · {' or '.join(bounds)}" if bounds else ""

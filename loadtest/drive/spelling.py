@@ -106,7 +106,6 @@ def slo_of(text: str | None) -> dict[str, float]:
 
 
 def bounds_of(text: str, option: str) -> tuple[int, int]:
-    """N, or LOW:HIGH."""
     low, _, high = text.partition(":")
     try:
         bounds = int(low), int(high or low)
@@ -134,7 +133,6 @@ def shares_of(text: str) -> list[tuple[str, float]]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The value of --extra-body."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:

@@ -17,7 +17,6 @@ class StopSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def asked(self) -> bool:
-        """Whether a signal has come."""
         return self._asked
 
     def __enter__(self) -> Self:

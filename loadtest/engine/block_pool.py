@@ -29,7 +29,6 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """Blocks somebody refers to."""
         return self.num_blocks - len(self._free)
 
     @property

@@ -15,5 +15,4 @@ class CacheObserver(Protocol):
     def on_removed(self, key: int) -> None:
         """One block with that key was overwritten; another may hold the same."""
 
-    def on_cleared(self) -> None:
-        """Nothing is cached any more."""
+    def on_cleared(self) -> None: ...

@@ -84,7 +84,6 @@ class EngineRanks:
             rank.scheduler.reset_prefix_cache()
 
     def close(self) -> None:
-        """Stop the timers."""
         for rank in self.ranks:
             rank.close()
 

@@ -60,7 +60,6 @@ class EngineLoop:
 
     @property
     def num_requests(self) -> int:
-        """Sequences that have not ended."""
         return len(self._running)
 
     @property
@@ -103,7 +102,6 @@ class EngineLoop:
             self._arm()
 
     def close(self) -> None:
-        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

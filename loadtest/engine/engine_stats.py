@@ -56,7 +56,6 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value, `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
@@ -84,7 +83,6 @@ class EngineStats:
         self.finished = {"stop": 0, "length": 0, "abort": 0, "error": 0, "repetition": 0}
 
     def on_step(self, step: Step, done: Committed) -> None:
-        """A step was committed."""
         self.iteration_tokens.observe(step.decode_sequences + sum(tokens for _, tokens in step.prefills))
         if step.decode_sequences:
             self.inter_token_latency.observe(step.duration_seconds, step.decode_sequences)
@@ -98,11 +96,9 @@ class EngineStats:
             self.n.observe(answers)
 
     def on_aborted(self) -> None:
-        """A request was aborted."""
         self.finished["abort"] += 1
 
     def on_finished(self, sequence: SequenceState, reason: str) -> None:
-        """A request ended by itself."""
         self.finished[reason] += 1
         decode = sequence.finished_seconds - sequence.first_token_seconds
         self.e2e_latency.observe(sequence.finished_seconds - sequence.arrived_seconds)

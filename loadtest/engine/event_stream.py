@@ -22,7 +22,6 @@ class EventStream:
         self._request: web.BaseRequest | None = None
 
     async def open(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Send the headers."""
         self._response.enable_chunked_encoding()
         await self._response.prepare(request)
         self._request = request
@@ -51,7 +50,6 @@ class EventStream:
             await self._request.writer.drain()
 
     async def close(self) -> None:
-        """End the body."""
         await self._response.write_eof()
 
     def break_off(self, by: str) -> None:

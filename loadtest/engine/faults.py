@@ -70,7 +70,6 @@ class Faults:
 
     @classmethod
     def none(cls) -> "Faults":
-        """A healthy server."""
         return cls(ServerFaults())
 
     def replace(self, faults: ServerFaults) -> None:
@@ -80,7 +79,6 @@ class Faults:
 
     @property
     def engine_dead(self) -> bool:
-        """Whether generation fails with EngineDeadError."""
         return self.current.engine_dead
 
     @property

@@ -36,7 +36,6 @@ class Generation:
         entry.cached_tokens = sum(choice.sequence.cached_tokens for choice in self.choices)
 
     def on_tokens(self, generated_tokens: int, finished: bool) -> None:
-        """One answer is complete."""
         if finished:
             self._entry.output_tokens += generated_tokens
             self._unfinished -= 1
@@ -44,7 +43,6 @@ class Generation:
                 self._finished.set()
 
     def on_failure(self, failure: Exception) -> None:
-        """There will be no answer."""
         self._failure = failure
         self._finished.set()
 
@@ -62,5 +60,4 @@ class Generation:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens of all answers."""
         return sum(choice.sequence.output_tokens for choice in self.choices)

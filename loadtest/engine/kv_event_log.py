@@ -61,5 +61,4 @@ class KvEventLog:
         self._events.append(BlockRemoved([self._hash(key)], MEDIUM, GROUP))
 
     def on_cleared(self) -> None:
-        """Nothing is cached any more."""
         self._events.append(AllBlocksCleared())

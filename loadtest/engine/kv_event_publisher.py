@@ -158,5 +158,4 @@ class KvEventPublishers:
         self._context.term()
 
     def sources(self) -> dict[str, dict[str, Any]]:
-        """The answer of /kv_event_sources."""
         return {str(rank): publisher.source() for rank, publisher in enumerate(self.by_rank)}

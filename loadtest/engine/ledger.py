@@ -78,7 +78,6 @@ class Ledger:
 
     @property
     def keeps_entries(self) -> bool:
-        """Whether entries are kept."""
         return self._keep > 0
 
     def begin(
@@ -100,7 +99,6 @@ class Ledger:
         return entry
 
     def end(self, entry: Entry, ending: Ending) -> None:
-        """A request ended."""
         if entry.struck:
             ending = Ending.FAILED
         entry.ending = ending
@@ -118,7 +116,6 @@ class Ledger:
         self.endings = dict.fromkeys(Ending, 0)
 
     def as_json(self) -> dict[str, Any]:
-        """Counts and entries."""
         return {
             "total": self.total,
             "in_flight": self.in_flight,

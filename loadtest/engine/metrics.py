@@ -20,7 +20,6 @@ Sample: TypeAlias = tuple[Mapping[str, str], float]
 
 
 def render(service: "Service") -> bytes:
-    """The page, now."""
     registry = CollectorRegistry()
     registry.register(_ProcessCollector(service.started_unix_seconds))
     registry.register(_EngineCollector(service))
@@ -35,7 +34,6 @@ class _ProcessCollector(Collector):
         self._process = ProcessCollector(registry=None)
 
     def collect(self) -> Iterable[Metric]:
-        """All families."""
         for family in self._process.collect():
             if family.name == "process_start_time_seconds":
                 yield GaugeMetricFamily(family.name, family.documentation, value=self._started_unix_seconds)
@@ -51,7 +49,6 @@ class _EngineCollector(Collector):
         self._ranks = list(enumerate(service.engine.ranks))
 
     def collect(self) -> Iterable[Metric]:
-        """All families, in vLLM's order."""
         yield from self._gauges()
         yield from self._counters()
         yield from self._histograms()

@@ -95,12 +95,10 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Sequences in the batch."""
         return len(self.decoding) + len(self.prefilling)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the queue."""
         return len(self.waiting) - self._aborted_in_queue
 
     def fits(self, tokens: int) -> bool:

@@ -69,7 +69,6 @@ class SimulatedEngine:
 
     @property
     def url(self) -> str:
-        """The base URL."""
         return f"http://{self.config.host}:{self.port}"
 
     async def __aenter__(self) -> "SimulatedEngine":

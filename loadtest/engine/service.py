@@ -41,7 +41,6 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        """The `system_fingerprint` of answers."""
         ranks = f"-dp{self.config.data_parallel_size}" if self.config.data_parallel_size > 1 else ""
         return f"vllm-{self.config.version}{ranks}-{namespace(self.config.model) & 0xFFFFFFFF:08x}"
 
@@ -51,7 +50,6 @@ class Service:
         return self.faults.model or self.config.model
 
     def new_id(self) -> str:
-        """16 random hexadecimal digits."""
         return f"{self.random.getrandbits(64):016x}"
 
     def request_id(self, request: web.BaseRequest) -> str:

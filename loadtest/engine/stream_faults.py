@@ -24,7 +24,6 @@ class StreamFaults:
         self._struck = False
 
     def close(self) -> None:
-        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
 

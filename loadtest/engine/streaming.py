@@ -18,8 +18,7 @@ from loadtest.engine.stream_faults import StreamFaults
 class EventWriter(Protocol):
     """Renders the events of one endpoint."""
 
-    def opening(self) -> Sequence[bytes]:
-        """Events before the first token."""
+    def opening(self) -> Sequence[bytes]: ...
 
     def tokens(self, choice: Choice, start: int, stop: int, last: bool) -> Sequence[bytes]:
         """Events for an answer's tokens from `start` up to `stop`."""
@@ -133,7 +132,6 @@ class StreamedGeneration:
             self._faults.after_send(sum(other.sent for other in self._sinks), self.fail)
 
     def _finish(self, events: list[bytes]) -> None:
-        """The last answer has ended."""
         script = self._entry.script
         if script and script.die_after_finish:
             self._stream.write(*events)

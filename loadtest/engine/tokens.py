@@ -25,11 +25,9 @@ class TokenisedText:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens there are."""
         return len(self.packed) // BYTES_PER_TOKEN
 
     def ids(self) -> list[int]:
-        """The token ids."""
         return array("I", self.packed).tolist()
 
     def text(self) -> str:
@@ -38,7 +36,6 @@ class TokenisedText:
 
 
 def tokenise(text: str) -> TokenisedText:
-    """The tokens of a text."""
     raw = text.encode("utf-8", "surrogatepass")
     if b"<|im_" not in raw:
         return TokenisedText(_pad(raw))
@@ -51,7 +48,6 @@ def from_ids(ids: Sequence[int]) -> TokenisedText:
 
 
 def detokenise(packed: bytes) -> str:
-    """The text of packed tokens."""
     return packed.replace(b"\0", b"").decode("utf-8", "replace")
 
 

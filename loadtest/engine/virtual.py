@@ -20,7 +20,6 @@ class VirtualEngine:
         return self._step_ends_seconds if self._step else None
 
     def submit(self, sequence: SequenceState) -> None:
-        """A request arrives now."""
         sequence.arrived_seconds = self.now_seconds
         self.scheduler.add(sequence)
 

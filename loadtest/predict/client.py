@@ -118,7 +118,6 @@ def client_seconds(judged: Sequence[Logged], run: ClientRun) -> float:
 
 
 def measured_by_client(run: ClientRun) -> Side:
-    """The client's figures."""
     return Side(
         ttft_seconds=[one.first - one.at for one in run.sent if one.first is not None],
         e2e_seconds=[one.end - one.at for one in run.sent],

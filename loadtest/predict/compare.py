@@ -36,19 +36,16 @@ class Line:
 
     @property
     def difference(self) -> float:
-        """Predicted less measured."""
         if self.points:
             return (self.predicted - self.measured) * 100
         return self.predicted / self.measured - 1 if self.measured else 0.0
 
     @property
     def difference_told(self) -> str:
-        """The same in words."""
         return f"{self.difference:+.1f} points" if self.points else f"{self.difference:+.1%}"
 
 
 def compared(measured: Side, predicted: Side) -> list[Line]:
-    """Every figure that both have."""
     lines: list[Line] = []
     for name, ours, theirs in (
         ("TTFT", measured.ttft_seconds, predicted.ttft_seconds),

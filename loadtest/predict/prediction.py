@@ -69,7 +69,6 @@ def _predicted(answers: Sequence[ReplayRequest], streamed: Sequence[bool], overh
 
 
 def _measured(judged: Sequence[Logged]) -> Side:
-    """By the gateway."""
     return Side(
         ttft_seconds=[first for request in judged if (first := request.first_seconds) is not None],
         e2e_seconds=[request.duration_seconds for request in judged],

@@ -17,7 +17,6 @@ _HEAD = ("", "measured", "predicted", "difference")
 
 
 def table(prediction: Prediction) -> Table:
-    """For the terminal."""
     shown = Table(box=SIMPLE_HEAD)
     for number, name in enumerate(_HEAD):
         shown.add_column(name, justify="right" if number else "left")
@@ -56,7 +55,6 @@ def markdown(prediction: Prediction, scenario: Scenario) -> str:
 
 
 def document(prediction: Prediction, scenario: Scenario, command: str) -> dict[str, Any]:
-    """Everything, for a file."""
     fits, told = verdict(prediction.lines)
     return {
         "command": command,

@@ -86,7 +86,6 @@ class Kept:
         return self._read().get(_name(trace, scenario))
 
     def put(self, trace: Trace, scenario: Scenario, rate: float) -> None:
-        """Remember it."""
         known = self._read() | {_name(trace, scenario): rate}
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.admission.limiter import EngineSample, Limiter
-from gateway.routing.seat import Seat
+from gateway.backends.concurrency_limit import EngineSample, Limiter
+from gateway.routing.cost import Seat
 from loadtest.replay.engine import ReplayEngine
 from loadtest.replay.request import ReplayRequest
 

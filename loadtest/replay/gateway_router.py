@@ -5,22 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gateway.admission.output_lengths import OutputLengths
-from gateway.admission.placement import Binding, Knobs, Placement
-from gateway.admission.queue import Queue
-from gateway.admission.ticket import Ticket
 from gateway.config import AdmissionConfig, HealthConfig, RoutingConfig
 from gateway.request import Ask, Usage
-from gateway.routing.affinity import Affinity
-from gateway.routing.calibration import Calibrations
+from gateway.routing.cache_view import HitAccuracy, Hits
 from gateway.routing.cost import CostModel
-from gateway.routing.estimate import Estimates
+from gateway.routing.estimates import Calibrations, Estimates, Learning
 from gateway.routing.exact_index import ExactIndex
-from gateway.routing.hit_accuracy import HitAccuracy
-from gateway.routing.hits import Hits
-from gateway.routing.learning import Learning
-from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
+from gateway.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.routing.prefix_index import PrefixIndex
+from gateway.scheduling.output_length import OutputLengths
+from gateway.scheduling.scheduler import Binding, Knobs, Placement
+from gateway.scheduling.wait_queue import Queue, Ticket
 from loadtest.replay.admission import GATEWAY, Admission
 from loadtest.replay.engine import ReplayEngine
 from loadtest.replay.fleet import fleet
@@ -95,7 +90,6 @@ class GatewayRouter:
 
     @property
     def waiting(self) -> int:
-        """Requests in the gateway's line."""
         return len(self._tickets)
 
     def arrived(self, request: ReplayRequest, now: float) -> list[Sending]:

@@ -57,7 +57,6 @@ class Workers:
         return self._pool.map(find_capacity, [self._trace] * len(scenarios), scenarios)
 
     def outcomes(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
-        """As they come."""
         if self._pool is None:
             yield from (_outcome(self._trace, cell) for cell in cells)
             return

@@ -18,7 +18,6 @@ class Lengths:
     misjudged: float = 0.0
 
     def output_tokens(self, recorded: int) -> int:
-        """How long an answer is."""
         return max(1, round(recorded * self.output_times))
 
     def max_tokens(self, output_tokens: int) -> int | None:

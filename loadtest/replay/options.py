@@ -80,7 +80,6 @@ Out = Annotated[
 
 
 def listed(text: str, parse: Callable[[str], _T], name: str) -> list[_T]:
-    """Values between commas. Raises ValueError."""
     try:
         values = [parse(part.strip()) for part in text.split(",")]
     except ValueError:
@@ -117,7 +116,6 @@ class Slow:
 
 
 def slow(text: str) -> Slow:
-    """FACTOR:COUNT. Raises ValueError."""
     factor, colon, count = text.partition(":")
     try:
         parsed = Slow(float(factor), int(count) if colon else 1)

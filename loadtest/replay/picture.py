@@ -26,7 +26,6 @@ _STYLES = "".join(f".p{place} {{ color: hsl({hue} 62% 45%); }}\n" for place, hue
 
 
 def page(results: GridResults) -> str:
-    """The whole page."""
     plots = Plots()
     heading = f"Replay of {results.trace.name}"
     rates = ", ".join(f"{rate:.2f}/s with {engines} engines" for engines, rate in results.capacities.items())

@@ -29,16 +29,13 @@ class GridResults:
 
     @property
     def fleets(self) -> list[int]:
-        """Numbers of engines."""
         return sorted({outcome.cell.scenario.engines for outcome in self.outcomes})
 
     @property
     def loads(self) -> list[float]:
-        """Shares of capacity."""
         return sorted({outcome.cell.load for outcome in self.outcomes})
 
     def of(self, engines: int, load: float, policy: str) -> list[Figures]:
-        """Figures of all seeds."""
         return [
             outcome.figures
             for outcome in self.outcomes
@@ -65,7 +62,6 @@ class GridResults:
         return ratios(pairs) if pairs else None
 
     def document(self) -> dict[str, Any]:
-        """Everything, for a file."""
         return {
             "command": self.command,
             "trace": {"name": self.trace.name, "rows": len(self.trace.rows), "block_tokens": self.trace.block_tokens},

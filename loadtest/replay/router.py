@@ -24,14 +24,11 @@ class Router(Protocol):
     def waiting(self) -> int:
         """Requests that were not sent yet."""
 
-    def arrived(self, request: ReplayRequest, now: float) -> list[Sending]:
-        """A request came in."""
+    def arrived(self, request: ReplayRequest, now: float) -> list[Sending]: ...
 
-    def first_token(self, request: ReplayRequest, now: float) -> None:
-        """Its prefill is over."""
+    def first_token(self, request: ReplayRequest, now: float) -> None: ...
 
-    def finished(self, request: ReplayRequest, now: float) -> None:
-        """Its answer is whole."""
+    def finished(self, request: ReplayRequest, now: float) -> None: ...
 
     def scraped(self, now: float) -> None:
         """It is time to look at the engines' metrics."""
@@ -61,11 +58,9 @@ class PushRouter:
 
     @property
     def waiting(self) -> int:
-        """Nobody waits here."""
         return 0
 
     def arrived(self, request: ReplayRequest, now: float) -> list[Sending]:  # noqa: ARG002
-        """Chosen now, sent now."""
         index = self._rule.choose(request, self._engines)
         view = self._engines[index]
         view.in_flight += 1
@@ -74,17 +69,13 @@ class PushRouter:
         return [(request, index)]
 
     def first_token(self, request: ReplayRequest, now: float) -> None:  # noqa: ARG002
-        """Its prefill counts no more."""
         self._engines[request.engine].prefill_tokens -= self._uncached.pop(request)
 
     def finished(self, request: ReplayRequest, now: float) -> None:  # noqa: ARG002
-        """It counts no more."""
         self._engines[request.engine].in_flight -= 1
         self._rule.released(request)
 
-    def scraped(self, now: float) -> None:
-        """Never asked."""
+    def scraped(self, now: float) -> None: ...
 
     def settle(self, now: float, *, is_look: bool) -> list[Sending]:  # noqa: ARG002
-        """Nobody waits here."""
         return []

@@ -52,7 +52,6 @@ class Scenario:
         return PRESETS[self.preset]
 
     def limits(self, block_tokens: int) -> Limits:
-        """The sizes of every engine."""
         return Limits(
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,

@@ -20,7 +20,6 @@ _LOOK_SECONDS = 0.05  # how often the gateway looks through its line though noth
 
 
 def engines_of(scenario: Scenario, block_tokens: int) -> list[ReplayEngine]:
-    """The scenario's engines."""
     limits = scenario.limits(block_tokens)
     return [ReplayEngine(limits, _slowed(scenario.step_time, speed)) for speed in scenario.speeds()]
 
@@ -61,7 +60,6 @@ class Simulation:
         self.left = len(requests)
 
     def run(self) -> None:
-        """Until every request is answered."""
         events, arrivals = self._events, self._arrivals
         while self.left:
             engine_event = min(events)

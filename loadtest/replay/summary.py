@@ -50,7 +50,6 @@ class Figures:
 
     @property
     def violations(self) -> float:
-        """Share that broke a bound."""
         return 1.0 - self.goodput
 
 

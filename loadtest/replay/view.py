@@ -18,7 +18,6 @@ class EngineView:
 
     @property
     def waiting(self) -> int:
-        """Requests in the engine's queue."""
         return self._scheduler.num_waiting
 
     @property

@@ -31,7 +31,6 @@ def backlog(first: float, last: float, levels: list[Level], stalls: Sequence[Sta
 
 
 def mean_between(levels: list[Level], start: float, end: float) -> float:
-    """The time-weighted mean in flight."""
     inside = [level for level in levels if start < level.start < end]
     cut = [Level(start, _at(levels, start)), *inside]
     return mean([*cut, Level(end, cut[-1].in_flight)])

@@ -78,7 +78,6 @@ def _charts(before: Saved, after: Saved) -> list[Chart]:
 
 
 def _over_time(before: Results, after: Results) -> Iterator[Chart]:
-    """Both from their starts on."""
     for name, title in _OVER_TIME:
         lines = _lines(before, after, name)
         values = [value for line in lines for _, value in line.points if value is not None]

@@ -17,7 +17,6 @@ def made_rows(found: Diff) -> list[list[str]]:
 
 
 def figure_rows(pair: Pair) -> Iterator[tuple[Change, list[str]]]:
-    """Each figure that both have."""
     for change in pair.changes:
         figures = [told_spread(change.figure, spread) for spread in (change.before, change.after)]
         yield change, [title_of(change.figure), *figures, told_change(change), change.significance]

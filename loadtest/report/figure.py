@@ -24,5 +24,4 @@ def number(value: float | None) -> str:
 
 
 def percent(ratio: float | None) -> str:
-    """A ratio as a percentage."""
     return "-" if ratio is None else f"{ratio:.1%}"

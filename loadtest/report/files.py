@@ -55,7 +55,6 @@ def write_results(results: Results, records: Sequence[Record], folder: Path) -> 
 
 
 def write_page(results: Results, records: Sequence[Record], folder: Path) -> Path:
-    """The run's page alone."""
     (written,) = _write(folder, {"report.html": page(results, records)})
     return written
 

@@ -71,7 +71,6 @@ def junit_of_series(series: Series, checkpoints: Mapping[str, Sequence[Check]] |
 
 
 def junit(suites: Sequence[Suite]) -> str:
-    """The file."""
     root = Element("testsuites")
     for name, checks in suites:
         failures, skipped = (sum(check.passed is outcome for check in checks) for outcome in (False, None))

@@ -31,7 +31,6 @@ class Recent:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start."""
         return self._elapsed
 
     def take(self, tick: Tick) -> None:
@@ -85,7 +84,6 @@ class Progress:
             self._live.stop()
 
     def take(self, tick: Tick) -> None:
-        """News from the run."""
         self._recent.take(tick)
         if self._live is not None:
             self._live.update(self._table(), refresh=True)

@@ -57,7 +57,6 @@ def tokens_over_time(results: Results) -> Chart | None:
 
 
 def endings_over_time(results: Results) -> Chart | None:
-    """Requests by how they ended."""
     buckets, width = results.timeline, _width(results.timeline)
     if not buckets:
         return None

@@ -19,7 +19,6 @@ from loadtest.report.verdict import loop_lag_limit
 
 
 def page(results: Results, records: Sequence[Record]) -> str:
-    """The whole page."""
     plots = Plots()
     charts = plots.figures(pictures(results, records))
     return document(

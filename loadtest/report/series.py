@@ -84,7 +84,6 @@ class Ran:
 
     @property
     def folder(self) -> str:
-        """What its files are in."""
         return folder_of(self.target, self.load, self.repetition)
 
 

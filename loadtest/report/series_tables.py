@@ -50,7 +50,6 @@ def tables(series: Series, *, compact: bool = False) -> list[Table]:
 
 
 def run_line(folder: str, results: Results) -> str:
-    """A run in a line."""
     rates, latency = results.steady or results.overall, results.latency
     ttft, e2e = latency.ttft_from_intended, latency.e2e_from_intended
     verdict = results.verdict
@@ -151,5 +150,4 @@ def _close(name: str, spread: Spread | None) -> str:
 
 
 def told_figure(name: str, value: float) -> str:
-    """A figure with its unit."""
     return _UNITS.get(name, milliseconds if UNITS[name] == "ms" else number)(value)

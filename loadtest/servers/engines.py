@@ -53,12 +53,10 @@ class EngineOptions:
 
     @property
     def model(self) -> str:
-        """The served model's name."""
         return self.model_dir.name
 
     @property
     def speeds(self) -> tuple[float, ...]:
-        """Relative times of the engines."""
         return (*([1.0] * (self.count - 1)), self.slow)
 
 
@@ -66,18 +64,14 @@ class Process(Protocol):
     """One engine's process."""
 
     @property
-    def url(self) -> str:
-        """Where it serves."""
+    def url(self) -> str: ...
 
     @property
-    def pid(self) -> int:
-        """The first of its processes."""
+    def pid(self) -> int: ...
 
-    def start(self) -> None:
-        """Start it; returns at once."""
+    def start(self) -> None: ...
 
-    def wait_ready(self) -> None:
-        """Return once it serves."""
+    def wait_ready(self) -> None: ...
 
     def stop(self) -> None:
         """Stop it and whatever it started; start() starts it again at the same address."""
@@ -113,7 +107,6 @@ class Engines:
 
     @property
     def urls(self) -> list[str]:
-        """Where they serve."""
         return [process.url for process in self.processes]
 
     @property
@@ -140,7 +133,6 @@ class Engines:
                 await _reset(session, self.urls[number], reset_running_requests="true")
 
     async def start_counting(self) -> None:
-        """Counters start at zero here."""
         self._before = await self._read()
         self._lost = [{} for _ in self.processes]
 
@@ -153,7 +145,6 @@ class Engines:
         self._before[number] = {}
 
     async def counted(self) -> Counted:
-        """What was counted since."""
         deltas = [
             {name: value - before.get(name, 0.0) + lost.get(name, 0.0) for name, value in now.items()}
             for now, before, lost in zip(await self._read(), self._before, self._lost, strict=True)
@@ -175,7 +166,6 @@ class Engines:
             self.processes[number].start()
 
     def stop(self) -> None:
-        """Stop all of them."""
         for process in self.processes:
             process.stop()
 

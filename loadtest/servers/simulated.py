@@ -24,7 +24,6 @@ class SimulatedProcess:
 
     @property
     def pid(self) -> int:
-        """The process."""
         return self._started().pid
 
     def start(self) -> None:

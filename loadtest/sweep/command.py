@@ -69,7 +69,6 @@ class _PlanLoader(yaml.SafeLoader):
 
 
 def read_plan(file: Path) -> Plan:
-    """Raises PlanError, OSError."""
     try:
         document = yaml.load(file.read_text(encoding="utf-8"), Loader=_PlanLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -25,7 +25,6 @@ class Judged:
 
     @property
     def fits(self) -> bool:
-        """Whether nothing stands against it."""
         return not self.complaints
 
     @property

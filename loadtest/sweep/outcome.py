@@ -63,7 +63,6 @@ class Outcome(_Part):
     left_out: dict[str, str] = Field(description="Why configurations were not tried.")
 
     def of(self, workload: str, through: Way) -> list[Entry]:
-        """Under that workload, that way."""
         return [entry for entry in self.entries if (entry.workload, entry.through) == (workload, through)]
 
 

@@ -42,7 +42,6 @@ class Pace:
 
 
 def told_seconds(seconds: float) -> str:
-    """Roughly, for people."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from gateway.complaints import complaints
+from gateway.config_file import complaints
 from loadtest.drive.options import DEFAULT_DURATION_SECONDS, RunOptions
 
 Scalar = bool | int | float | str | None

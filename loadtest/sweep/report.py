@@ -82,7 +82,6 @@ def _unsure(won: Winner) -> str:
 
 
 def markdown(found: Outcome, plan: Plan, pictures: dict[str, str]) -> str:
-    """The page."""
     bounds = [f"{told_name(name)} at most {bound:g} s" for name, bound in plan.objective.bounds.items()]
     aim = f"Most {told_name(plan.objective.maximise.value)}{' with ' if bounds else ''}{' and '.join(bounds)}."
     parts = ["# Sweep", aim]

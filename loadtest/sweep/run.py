@@ -77,7 +77,6 @@ class Sweep:
         return found
 
     def failures(self, stage: Stage, way: Way) -> dict[Configuration, Failure]:
-        """Why those that failed did."""
         found = {}
         for configuration in stage.configurations:
             for cell in self._cells(configuration, stage, way):
@@ -87,12 +86,10 @@ class Sweep:
         return found
 
     def runs(self, stage: Stage, way: Way, configuration: Configuration) -> list[Results]:
-        """Its repetitions that have ended."""
         results = (self.store.results(cell) for cell in self._cells(configuration, stage, way))
         return [found for found in results if found is not None]
 
     def gpus(self, configuration: Configuration) -> int:
-        """How many its server takes."""
         chosen = {flag: value for flag, value in configuration.flags if value is not None}
         return gpus_of(fixed_flags(self.plan) | chosen)
 

@@ -51,12 +51,10 @@ class Launch:
 
     @property
     def url(self) -> str:
-        """Where it serves."""
         return f"http://{_HOST}:{self.port}"
 
 
 def engine(plan: Plan, configuration: Configuration, port: int) -> Launch:
-    """The server of a configuration."""
     serve, arguments, ours = plan.serve, configuration.arguments(), dict(os.environ)
     if serve.vllm_cpu is not None:
         own = serve.vllm_cpu
@@ -90,7 +88,6 @@ def told_command(plan: Plan, configuration: Configuration) -> list[str]:
 
 
 def gateway(plan: Plan, backend_url: str, port: int) -> Launch:
-    """The gateway before it."""
     command = [sys.executable, "-m", "gateway", "serve", "--backend", backend_url, "--host", _HOST, "--port", str(port)]
     command += ["--admin-port", "0"]
     if plan.gateway_config is not None:

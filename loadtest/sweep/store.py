@@ -60,7 +60,6 @@ class Store:
         return self.folder / "runs" / f"{name}-{_digest([self._served, flags])}"
 
     def run_folder(self, cell: Cell) -> Path:
-        """Where one run is kept."""
         of = [cell.workload.run, self._gateway if cell.way == "gateway" else ""]
         load = f"{cell.workload.name}-{cell.way}-{_digest(of)}"
         return self.folder_of(cell.configuration) / load / f"{cell.share:.4g}-r{cell.repetition + 1}"

@@ -52,7 +52,6 @@ class VllmOptions:
 
     @property
     def model_name(self) -> str:
-        """The name clients ask for."""
         return self.served_model_name or self.model_dir.name
 
 
@@ -129,7 +128,6 @@ class VllmProcess:
 
     @property
     def url(self) -> str:
-        """Where it serves HTTP."""
         return f"http://{self.options.host}:{self.options.port}"
 
     @property

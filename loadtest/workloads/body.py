@@ -44,7 +44,6 @@ class BodyMaker:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self, prompt: Prompt) -> bytes:
-        """The body of one request."""
         fields: dict[str, Any] = {"model": self.model}
         if self.endpoint is Endpoint.EMBEDDINGS:
             fields["input"] = list(prompt.inputs) if len(prompt.inputs) > 1 else prompt.prefix + prompt.tail

@@ -106,7 +106,6 @@ class PromptSource(Source):
         self._rounds = _Rounds(spec.seed, groups) if spec.kind is WorkloadKind.PREFIX_REPETITION else None
 
     def turns(self, index: int) -> Sequence[Turn]:
-        """One turn."""
         return (Turn(self.prompt(index)),)
 
     def prompt(self, index: int) -> Prompt:

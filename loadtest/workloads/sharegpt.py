@@ -28,7 +28,6 @@ class ShareGptSource(Source):
     """Single questions with made-up words, of lengths that spread as people's do."""
 
     def turns(self, index: int) -> Sequence[Turn]:
-        """One turn."""
         rng = random.Random(f"{self.spec.seed}-request-{index}")
         prompt_tokens = _lognormal(rng, _PROMPT_MEDIAN, _PROMPT_DEVIATION, _LONGEST_PROMPT)
         answer_tokens = _lognormal(rng, _ANSWER_MEDIAN, _ANSWER_DEVIATION, _LONGEST - prompt_tokens)

@@ -42,7 +42,6 @@ class TextsSource(Source):
     """Requests of several texts each. Small lists are as likely as large ones: numbers are even in their logarithm."""
 
     def turns(self, index: int) -> Sequence[Turn]:
-        """One request."""
         spec = self.spec
         low, high = spec.inputs
         rng = random.Random(f"{spec.seed}-request-{index}")

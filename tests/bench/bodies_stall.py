@@ -13,13 +13,12 @@ from itertools import islice, repeat
 
 from gateway.config import BackendConfig, Config, EmbeddingsConfig, KeyConfig, ModelsConfig, ServerConfig
 from gateway.errors import InvalidRequest
-from gateway.exact_prompts import given_tokens
-from gateway.front.incoming import Incoming
-from gateway.front.read import RequestReader
+from gateway.front.http_request import Incoming
+from gateway.front.read import RequestReader, StoredResponses
 from gateway.front.routes import find_route
-from gateway.front.stored import StoredResponses
 from gateway.request import InferenceRequest
-from gateway.routing.estimate import Estimates
+from gateway.routing.estimates import Estimates
+from gateway.tokenization.exact_prompts import given_tokens
 
 HEAD = "| body | endpoint | MiB | longest step ms | all ms | steps |\n|---|---|--:|--:|--:|---|"
 LIMIT_MS = 50.0

@@ -24,7 +24,7 @@ from zlib import crc32
 import orjson
 import uvloop
 
-from tests.unit.scoring.engine import answer as scores_of
+from tests.unit.embeddings.rerank_engine import answer as scores_of
 
 MODELS = ("fine", "slow", "endless", "huge", "absurd")
 TAG = re.compile(rb"tag-[0-9a-z]{8}")

@@ -11,9 +11,9 @@ import orjson
 from prometheus_client import CollectorRegistry, generate_latest
 from structlog.testing import capture_logs
 
-from gateway.config import parse
+from gateway.config_file import parse
 from gateway.front.connection import ClientConnection
-from gateway.front.incoming import Incoming
+from gateway.front.http_request import Incoming
 from tests.clients import Answer, Client, chat, request
 from tests.recounted_gateway import RecountedGateway
 from tests.scripted import ScriptedBackend
@@ -111,7 +111,7 @@ class UnderTest:
             "waiting": gateway.gate.waiting, "relayed": len(gateway.relay),
             "answering": gateway.server.answering, "clients": len(gateway.server._connections),
             "connections in use": sum(pool.open for pool in gateway.relay._pools.values()),
-            "held bytes": gateway.memory.used_bytes,
+            "held bytes": gateway.resources.used_bytes,
             "coalesced": gateway.coalescer.busy, "spread": gateway.spreader.busy,
             "unanswered": self.accepted - sum(self.outcomes.values()),
         }  # fmt: skip

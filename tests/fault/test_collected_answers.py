@@ -13,7 +13,7 @@ from tests.clients import Answer
 from tests.fault.rig import UnderTest, holds, running
 from tests.scripted import MODEL, ScriptedBackend
 from tests.scripts import Step, drained, head, whole
-from tests.unit.scoring import engine
+from tests.unit.embeddings import rerank_engine as engine
 
 if TYPE_CHECKING:
     from tests.scripted import Connection

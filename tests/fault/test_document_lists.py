@@ -10,7 +10,7 @@ from tests.clients import Client, request
 from tests.fault.rig import UnderTest, holds, running
 from tests.scripted import ScriptedBackend
 from tests.scripts import hang, reset, whole
-from tests.unit.scoring import engine
+from tests.unit.embeddings import rerank_engine as engine
 
 if TYPE_CHECKING:
     from tests.scripted import Connection

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.front.steps import Steps
+from gateway.front.json_body import Steps
 from gateway.request import InferenceRequest
 from tests.clients import chat
 from tests.fault.rig import running

@@ -10,12 +10,12 @@ import aiohttp
 import pytest
 
 from gateway.backends.backend import Backend, Facts
-from gateway.backends.discovery import KV_EVENT_SOURCES_PATH, with_kv_event_sources
+from gateway.backends.vllm_api import KV_EVENT_SOURCES_PATH, with_kv_event_sources
 from gateway.cli.demo import free_ports
 from gateway.config import BackendConfig, HealthConfig
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
-from gateway.routing.token_blocks import packed, token_keys, token_seed
+from gateway.routing.exact_index import packed, token_keys, token_seed
 from loadtest.vllm_cpu.process import VllmOptions, VllmProcess
 from tests.integration.conftest import engine_kind
 from tests.integration.fleet import CHAT_MODEL, MODELS, print_progress, simulated_engine

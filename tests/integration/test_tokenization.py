@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gateway.backends.backend import Backend, Facts, ModelCard
-from gateway.backends.control import ControlClient
-from gateway.backends.registry import Fleet as Backends
+from gateway.backends.fleet import Fleet as Backends
+from gateway.backends.vllm_api import ControlClient
 from gateway.config import BackendConfig, HealthConfig, ModelConfig, ModelsConfig
 from gateway.tokenization.conversation import Feature
 from gateway.tokenization.tokenization import Tokenization, TokenizerLimits

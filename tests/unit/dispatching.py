@@ -7,13 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.admission.gate import Gate
-from gateway.admission.output_lengths import OutputLengths
-from gateway.admission.placement import Knobs, Placement
-from gateway.admission.queue import Queue
 from gateway.backends.backend import Backend, Facts, ModelCard
+from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
-from gateway.backends.registry import Fleet
 from gateway.config import BackendConfig, HealthConfig, UpstreamConfig
 from gateway.dispatch import Dispatcher
 from gateway.errors import (
@@ -21,15 +17,19 @@ from gateway.errors import (
 )
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
-from gateway.relay.exchange import UpstreamResult
 from gateway.relay.relay import Relay
 from gateway.relay.retry import RetryBudget
+from gateway.relay.upstream import UpstreamResult
 from gateway.request import Ask, InferenceRequest, Kind, Usage
-from gateway.routing.calibration import Calibrations
 from gateway.routing.cost import CostModel
+from gateway.routing.estimates import Calibrations
 from gateway.routing.policy import RoundRobinPolicy
-from tests.unit.admission.virtual_time import turns
+from gateway.scheduling.leases import Gate
+from gateway.scheduling.output_length import OutputLengths
+from gateway.scheduling.scheduler import Knobs, Placement
+from gateway.scheduling.wait_queue import Queue
 from tests.unit.front.wires import FakeWire, reply_on
+from tests.unit.scheduling.virtual_time import turns
 
 Step = UpstreamResult | BackendError | str
 WELL = UpstreamResult(200, Usage(100, 7, 48), 1003.5)

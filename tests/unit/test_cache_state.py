@@ -6,15 +6,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.backends.backend import Facts, ModelCard
-from gateway.backends.registry import Fleet
-from gateway.cache_state import CacheState
+from gateway.backends.fleet import Fleet
 from gateway.config import BackendConfig, Config, HealthConfig, RoutingConfig
+from gateway.feedback import CacheState, TrustLog
 from gateway.observe.record import Record
-from gateway.observe.trust_log import TrustLog
 from gateway.request import Ask, Usage
-from gateway.routing.blocks import prefix_keys, seed
-from gateway.routing.seat import Seat
-from gateway.routing.token_blocks import packed, token_keys, token_seed
+from gateway.routing.cost import Seat
+from gateway.routing.exact_index import packed, token_keys, token_seed
+from gateway.routing.prompt_blocks import prefix_keys, seed
 
 BLOCK_TOKENS = 16
 KV_TOKENS = 10_000

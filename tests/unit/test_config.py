@@ -7,7 +7,8 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from gateway.config import BackendConfig, Config, ConfigError, KvEventsConfig, parse
+from gateway.config import BackendConfig, Config, ConfigError, KvEventsConfig
+from gateway.config_file import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 BACKENDS = [{"url": "http://10.0.0.1:8000"}]

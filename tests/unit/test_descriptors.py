@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import parse
-from gateway.descriptors import are_used_up, fitted, raise_limit
+from gateway.config_file import parse
+from gateway.resources import are_used_up, fitted, raise_limit
 
 
 @contextmanager

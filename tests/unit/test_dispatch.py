@@ -20,8 +20,8 @@ from gateway.errors import (
 )
 from gateway.observe.record import Record
 from gateway.request import SEVERAL_TENANTS
-from tests.unit.admission.virtual_time import run, turns
 from tests.unit.dispatching import WELL, Scene, Step, request
+from tests.unit.scheduling.virtual_time import run, turns
 
 
 def test_a_request_that_goes_well_is_written_down() -> None:

@@ -12,8 +12,8 @@ from gateway.errors import (
     FreshConnectionClosed,
     NoBackend,
 )
-from tests.unit.admission.virtual_time import run, turns
 from tests.unit.dispatching import WELL, Scene
+from tests.unit.scheduling.virtual_time import run, turns
 
 
 def test_backends_that_cannot_be_reached_are_tried_every_second_until_one_can_be() -> None:

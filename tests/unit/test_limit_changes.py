@@ -3,13 +3,13 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.admission.placement import Binding
 from gateway.app import Gateway
 from gateway.backends.backend import Backend, Facts, ModelCard, Telemetry
 from gateway.backends.health import ProbeResult
-from gateway.config import parse
+from gateway.config_file import parse
 from gateway.observe.record import Record
 from gateway.request import Ask, Usage
+from gateway.scheduling.scheduler import Binding
 
 WISH = Ask("m", prompt_tokens=1, output_tokens=1)
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import MemoryFull
-from gateway.memory import Holding, MemoryBudget
+from gateway.resources import Holding, MemoryBudget
 
 
 def test_what_exceeds_the_budget_is_refused_and_reserves_nothing() -> None:

@@ -5,14 +5,13 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.admission.placement import Binding
-from gateway.admission.queue import Queue
-from gateway.admission.ticket import Ticket
-from gateway.config import parse
-from gateway.routing.load import Work
+from gateway.config_file import parse
+from gateway.routing.engine_load import Work
+from gateway.scheduling.scheduler import Binding
+from gateway.scheduling.wait_queue import Queue, Ticket
 from tests.recount import mismatches
 from tests.recounted_gateway import LOGGED, VIOLATIONS, RecountedGateway
-from tests.unit.admission.builders import Hall, ask, hall
+from tests.unit.scheduling.builders import Hall, ask, hall
 
 
 class Scene:

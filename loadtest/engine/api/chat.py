@@ -182,7 +182,6 @@ class ChatEvents:
         return (self._head + b'],"usage":%b,"system_fingerprint":%b}\n\n' % (counts, fingerprint),)
 
     def done(self) -> Sequence[bytes]:
-        """The final marker."""
         return (b"data: [DONE]\n\n",)
 
     def _usage(self, tokens: int) -> bytes:

@@ -15,7 +15,6 @@ from loadtest.engine.vectors import unit_vector
 
 
 async def embeddings(service: Service, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:
-    """One vector for each input."""
     return await _vectors(service, request, entry, "embd", "embedding", "embedding")
 
 

@@ -76,7 +76,6 @@ def invalid(location: str, kind: str, message: str, value: object) -> ApiError:
 
 
 def missing(field: str, body: Mapping[str, Any]) -> ApiError:
-    """A required field is absent."""
     return invalid(f"body.{field}", "missing", "Field required", dict(body))
 
 
@@ -101,7 +100,6 @@ def too_long(prompt_tokens: int, max_model_len: int) -> ApiError:
 
 
 def not_found() -> ApiError:
-    """No such route."""
     return ApiError(404, body={"detail": "Not Found"})
 
 
@@ -126,5 +124,4 @@ def rank_out_of_range(rank: int, size: int) -> ApiError:
 
 
 def engine_dead() -> ApiError:
-    """The engine process is gone."""
     return ApiError(500, _ENGINE_DEAD, "InternalServerError")

@@ -16,7 +16,6 @@ COMMON_HEADERS: Final = MappingProxyType({"Server": "uvicorn", "Vary": "Origin"}
 
 
 def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    """An answer in JSON."""
     return web.Response(
         body=orjson.dumps(value),
         status=status,
@@ -26,7 +25,6 @@ def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = 
 
 
 def empty_answer(status: int = 200) -> web.Response:
-    """An answer without a body."""
     return web.Response(status=status, headers=COMMON_HEADERS)
 
 
@@ -41,7 +39,6 @@ def error_answer(error: ApiError, path: str) -> web.Response:
 
 
 async def read_json(request: web.BaseRequest) -> Body:
-    """The request's JSON object."""
     if request.content_type != "application/json":
         raise ApiError(
             400, "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed", "Bad Request"

@@ -20,7 +20,6 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 
 
 async def messages(service: Service, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:
-    """Answer a conversation."""
     body = await read_json(request)
     if body.get("max_tokens") is None:
         raise missing("max_tokens", body)
@@ -127,7 +126,6 @@ class MessageEvents:
         return (_event({"type": "message_delta", "delta": delta, "usage": _usage(self._choice)}),)
 
     def done(self) -> Sequence[bytes]:
-        """The final marker."""
         return (_event({"type": "message_stop"}),)
 
 

@@ -24,12 +24,10 @@ async def health(service: Service, request: web.BaseRequest, entry: Entry) -> we
 
 
 async def version(service: Service, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:  # noqa: ARG001
-    """The version that is imitated."""
     return json_answer({"version": service.config.version})
 
 
 async def load(service: Service, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:  # noqa: ARG001
-    """Inference requests under way."""
     return json_answer({"server_load": service.server_load})
 
 
@@ -78,7 +76,6 @@ def _card(service: Service, name: str, root: str, parent: str | None, max_model_
 
 
 async def metrics(service: Service, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:  # noqa: ARG001
-    """The Prometheus page."""
     faults = service.faults.current
     await asyncio.sleep(faults.metrics_delay_seconds)
     if faults.metrics_status is not None:
@@ -120,7 +117,6 @@ async def reset_prefix_cache(service: Service, request: web.BaseRequest, entry: 
 
 
 async def server_info(service: Service, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:  # noqa: ARG001
-    """The configuration, `max_num_seqs` included."""
     limits = service.config.limits
     scheduler = {
         "max_num_seqs": limits.max_num_seqs,

@@ -52,7 +52,6 @@ class ResponseEvents:
         return ()
 
     def done(self) -> Sequence[bytes]:
-        """The complete response."""
         self.final = response_object(*self._fields, self._choice.sequence.output_tokens)
         return (self._event("response.completed", {"response": self.final}),)
 

@@ -48,7 +48,6 @@ async def create_response(service: Service, request: web.BaseRequest, entry: Ent
 
 
 async def get_response(service: Service, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:  # noqa: ARG001
-    """A stored response."""
     return json_answer(_stored(service, request.path.split("/")[3])["response"])
 
 

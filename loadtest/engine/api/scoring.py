@@ -16,7 +16,6 @@ _PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), 
 
 
 async def score(service: Service, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:
-    """How similar each pair is."""
     body = await read_json(request)
     left, right = _read_pairs(body)
     scores, tokens = await _scores(service, request, entry, body, left, right)
@@ -33,7 +32,6 @@ async def score(service: Service, request: web.BaseRequest, entry: Entry) -> web
 
 
 async def rerank(service: Service, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:
-    """The documents, most relevant first."""
     body = await read_json(request)
     query, documents = _texts(body, "query"), _texts(body, "documents")
     top = body.get("top_n") or len(documents)

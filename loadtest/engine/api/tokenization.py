@@ -37,7 +37,6 @@ async def tokenize(service: Service, request: web.BaseRequest, entry: Entry) -> 
 
 
 async def detokenize(service: Service, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:  # noqa: ARG001
-    """The text of tokens."""
     body = await read_json(request)
     service.check_model(body.get("model"))
     tokens = body.get("tokens")

@@ -40,5 +40,4 @@ class BoundedLoadRing:
                 return index
         return self._ring[start][1]
 
-    def released(self, request: ReplayRequest) -> None:
-        """Nothing is kept."""
+    def released(self, request: ReplayRequest) -> None: ...

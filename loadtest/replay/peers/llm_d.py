@@ -51,8 +51,7 @@ class WeightedScores:
         best = max(sums)
         return self._rng.choice([index for index, total in enumerate(sums) if total == best])
 
-    def released(self, request: ReplayRequest) -> None:
-        """Nothing is kept."""
+    def released(self, request: ReplayRequest) -> None: ...
 
 
 def default_profile(rng: random.Random) -> WeightedScores:

@@ -21,5 +21,4 @@ class LMetric:
         least = min(products)
         return self._rng.choice([index for index, product in enumerate(products) if product == least])
 
-    def released(self, request: ReplayRequest) -> None:
-        """Nothing is kept."""
+    def released(self, request: ReplayRequest) -> None: ...

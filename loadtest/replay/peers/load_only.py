@@ -16,12 +16,10 @@ class RoundRobin:
         self._turn = -1
 
     def choose(self, request: ReplayRequest, engines: Sequence[EngineView]) -> int:  # noqa: ARG002
-        """The next one."""
         self._turn = (self._turn + 1) % len(engines)
         return self._turn
 
-    def released(self, request: ReplayRequest) -> None:
-        """Nothing is kept."""
+    def released(self, request: ReplayRequest) -> None: ...
 
 
 class LeastInFlight:
@@ -31,12 +29,10 @@ class LeastInFlight:
         self._rng = rng
 
     def choose(self, request: ReplayRequest, engines: Sequence[EngineView]) -> int:  # noqa: ARG002
-        """The emptiest one."""
         least = min(view.in_flight for view in engines)
         return self._rng.choice([view.index for view in engines if view.in_flight == least])
 
-    def released(self, request: ReplayRequest) -> None:
-        """Nothing is kept."""
+    def released(self, request: ReplayRequest) -> None: ...
 
 
 class PowerOfTwoChoices:
@@ -50,5 +46,4 @@ class PowerOfTwoChoices:
         drawn = self._rng.sample(range(len(engines)), min(2, len(engines)))
         return min(drawn, key=lambda index: engines[index].in_flight)
 
-    def released(self, request: ReplayRequest) -> None:
-        """Nothing is kept."""
+    def released(self, request: ReplayRequest) -> None: ...

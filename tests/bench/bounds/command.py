@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.demo import free_ports
-from gateway.config import parse
+from gateway.config_file import parse
 from tests.bench.bounds.cases import CASES, MEBIBYTE, Answered, Case, Target
 from tests.bench.bounds.livez import asking
 from tests.bench.gateway_process import GatewayFailed, engine_process, serving, wait_until_ready

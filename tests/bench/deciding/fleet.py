@@ -5,18 +5,15 @@ from dataclasses import dataclass
 from itertools import cycle
 from random import Random
 
-from gateway.admission.output_lengths import OutputLengths
-from gateway.admission.placement import Binding, Knobs, Placement
-from gateway.admission.queue import Queue
 from gateway.request import Ask
-from gateway.routing.affinity import Affinity
-from gateway.routing.calibration import Calibrations
+from gateway.routing.cache_view import HitAccuracy, Hits
 from gateway.routing.cost import CostModel
-from gateway.routing.estimate import Estimates
-from gateway.routing.hit_accuracy import HitAccuracy
-from gateway.routing.hits import Hits
-from gateway.routing.policy import PrefixPolicy
+from gateway.routing.estimates import Calibrations, Estimates
+from gateway.routing.policy import Affinity, PrefixPolicy
 from gateway.routing.prefix_index import PrefixIndex
+from gateway.scheduling.output_length import OutputLengths
+from gateway.scheduling.scheduler import Binding, Knobs, Placement
+from gateway.scheduling.wait_queue import Queue
 from tests.bench.deciding.traffic import MODEL, asks
 
 KV_CACHE_TOKENS = 430_000

@@ -10,17 +10,15 @@ from itertools import cycle
 from statistics import median
 from typing import Any, TypeVar
 
-from gateway.admission.placement import Binding
-from gateway.admission.ticket import Ticket
 from gateway.config import ServerConfig
 from gateway.errors import NoBackend
-from gateway.front.guards import parse_body
-from gateway.front.incoming import Incoming
-from gateway.front.steps import at_once
+from gateway.front.http_request import Incoming
+from gateway.front.json_body import at_once, parse_body
 from gateway.request import Ask
-from gateway.routing.blocks import prefix_keys, seed
-from gateway.routing.estimate import Estimates
-from gateway.routing.prompt import canonical_prompt
+from gateway.routing.estimates import Estimates
+from gateway.routing.prompt_blocks import canonical_prompt, prefix_keys, seed
+from gateway.scheduling.scheduler import Binding
+from gateway.scheduling.wait_queue import Ticket
 from loadtest.report.statistics import percentile
 from tests.bench.deciding.fleet import Busy
 from tests.bench.deciding.results import Timing

@@ -6,13 +6,12 @@ from itertools import islice
 import orjson
 
 from gateway.config import BackendConfig, Config
-from gateway.front.incoming import Incoming
-from gateway.front.read import RequestReader
+from gateway.front.http_request import Incoming
+from gateway.front.json_body import at_once
+from gateway.front.read import RequestReader, StoredResponses
 from gateway.front.routes import find_route
-from gateway.front.steps import at_once
-from gateway.front.stored import StoredResponses
 from gateway.request import Ask, InferenceRequest
-from gateway.routing.estimate import Estimates
+from gateway.routing.estimates import Estimates
 from tests.bench.bodies import chats
 
 MODEL = "mock"

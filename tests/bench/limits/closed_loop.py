@@ -4,7 +4,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from gateway.admission.limiter import EngineSample, Limiter
+from gateway.backends.concurrency_limit import EngineSample, Limiter
 from loadtest.engine.scheduler import Limits
 from loadtest.engine.sequence import SequenceState
 from loadtest.engine.step_time import PRESETS

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
-from gateway.admission.limiter import Limiter
+from gateway.backends.concurrency_limit import Limiter
 from tests.bench.limits.closed_loop import ClosedLoop, Course, Crowd, static
 
 STATIC = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)

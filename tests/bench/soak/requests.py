@@ -8,7 +8,7 @@ from random import Random
 import orjson
 
 from tests.bench.mock_engine import EVENTS, vector_of
-from tests.unit.scoring.engine import score
+from tests.unit.embeddings.rerank_engine import score
 
 CONVERSATIONS = 200
 TENANTS = 5_000

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from gateway.backends.backend import Backend, Facts, ModelCard
+from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
-from gateway.backends.registry import Fleet
 from gateway.config import BackendConfig, HealthConfig
 from gateway.errors import ConnectFailed
 

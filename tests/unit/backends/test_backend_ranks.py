@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.backends.backend import Backend, EngineRank, Facts, ModelCard
+from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
-from gateway.backends.registry import Fleet
 from gateway.config import BackendConfig, HealthConfig
 
 from .conftest import MakeScene, Scene

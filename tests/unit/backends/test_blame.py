@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends.blame import Blame, Peers
+from gateway.backends.health import Blame, Peers
 
 LATELY, PATIENCE = 30.0, 6.0
 ALONE = Peers(-math.inf, -math.inf)

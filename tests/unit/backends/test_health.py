@@ -4,8 +4,7 @@ from random import Random
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.backends.blame import Peers
-from gateway.backends.health import JITTER, Health, ProbeResult
+from gateway.backends.health import JITTER, Health, Peers, ProbeResult
 from gateway.config import HealthConfig
 
 CONFIG = HealthConfig()

@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 from random import Random
 
 from gateway.backends.backend import Facts
+from gateway.backends.fleet import Fleet
 from gateway.backends.probe import Watch
-from gateway.backends.registry import Fleet
 from gateway.config import BackendConfig, HealthConfig
 from gateway.errors import EngineDead
 

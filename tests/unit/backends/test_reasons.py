@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 from aiohttp.client_reqrep import ConnectionKey
 
-from gateway.backends.reasons import why
+from gateway.backends.fleet import why
 
 KEY = ConnectionKey("10.0.0.1", 8000, False, True, None, None, None)
 

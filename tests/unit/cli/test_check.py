@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from gateway.backends.backend import Backend, Facts, KvEventSource, ModelCard
-from gateway.backends.control import ControlError
 from gateway.backends.health import ProbeResult
+from gateway.backends.vllm_api import ControlError
 from gateway.cli.check import Answers, Report, as_json, as_table, examine, fleet_warnings, report_on
 from gateway.config import BackendConfig, Config, HealthConfig, UpstreamConfig
 from tests.unit.backends.scripted import Scripted, hang, json_answer
-from tests.unit.backends.test_control import closed_port
+from tests.unit.backends.test_vllm_api import closed_port
 
 GOOD = Facts(
     version="0.32.0",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import demo
-from gateway.config import parse
+from gateway.config_file import parse
 
 
 @contextmanager

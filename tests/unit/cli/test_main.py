@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from gateway import __version__
 from gateway.cli.main import app, is_open_to_all, why_not_serving
-from gateway.config import Config, parse
-from gateway.config_file import load
+from gateway.config import Config
+from gateway.config_file import load, parse
 from tests.unit import pages as web
 
 EXAMPLES = Path(__file__).parents[3] / "config"

@@ -11,37 +11,36 @@ from typing import Any, cast
 import numpy as np
 import orjson
 
-from gateway.admission.gate import Gate
-from gateway.admission.output_lengths import OutputLengths
-from gateway.admission.placement import Knobs, Placement
-from gateway.admission.queue import Queue
 from gateway.backends.backend import Backend, Facts, ModelCard
+from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
-from gateway.backends.registry import Fleet
 from gateway.config import AdmissionConfig, BackendConfig, Config, EmbeddingsConfig, HealthConfig, UpstreamConfig
 from gateway.dispatch import Dispatcher
-from gateway.embeddings.bulk import BulkShares
+from gateway.embeddings.batches import TokenCounts
 from gateway.embeddings.cache import cache_as_configured
 from gateway.embeddings.coalescer import Coalescer
-from gateway.embeddings.grouping import inputs_of
-from gateway.embeddings.token_counts import TokenCounts
+from gateway.embeddings.sizes import BulkShares
+from gateway.embeddings.wire import inputs_of
 from gateway.errors import BackendError, GatewayError
-from gateway.memory import MemoryBudget
-from gateway.observe.embeddings import EmbeddingMetrics
-from gateway.observe.metrics import Metrics
+from gateway.observe.metrics import EmbeddingMetrics, Metrics
 from gateway.observe.record import Record
-from gateway.relay.exchange import Sink, UpstreamResult
 from gateway.relay.relay import Relay
 from gateway.relay.retry import RetryBudget
-from gateway.relay.usage import read_usage
+from gateway.relay.sse import read_usage
+from gateway.relay.upstream import Sink, UpstreamResult
 from gateway.request import Ask, InferenceRequest, Kind
-from gateway.routing.calibration import Calibrations
+from gateway.resources import MemoryBudget
 from gateway.routing.cost import CostModel
+from gateway.routing.estimates import Calibrations
 from gateway.routing.policy import LeastLoadedPolicy
+from gateway.scheduling.leases import Gate
+from gateway.scheduling.output_length import OutputLengths
+from gateway.scheduling.scheduler import Knobs, Placement
+from gateway.scheduling.wait_queue import Queue
 from gateway.tokenization.tokenization import Tokenization
-from tests.unit.admission.virtual_time import turns
 from tests.unit.embeddings.words import Words
 from tests.unit.front.wires import FakeWire, reply_on
+from tests.unit.scheduling.virtual_time import turns
 
 BAD = "bad"  # a text that engines refuse
 CONTEXT_TOKENS = 256

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.embeddings.answer import answer_pieces, read_vectors, size_of, usage_of
+from gateway.embeddings.wire import answer_pieces, read_vectors, size_of, usage_of
 from gateway.errors import WrongAnswer
 
 RECORDINGS = Path(__file__).parents[2] / "contract" / "recordings"

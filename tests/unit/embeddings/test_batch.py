@@ -1,7 +1,7 @@
 """When a batch is due."""
 
-from gateway.embeddings.batch import BatchReason, Budget, Gathering, Surroundings
-from gateway.embeddings.part import Part
+from gateway.embeddings.batching import BatchReason, Budget, Gathering, Surroundings
+from gateway.embeddings.members import Part
 
 BUDGET = Budget(items=8, tokens=100, max_delay_seconds=0.005)
 CALM = Surroundings(slots=2)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.embeddings.bulk import BulkShares, BulkSlots, BulkTaker
+from gateway.embeddings.sizes import BulkShares, BulkSlots, BulkTaker
 
 SHARE = 48
 

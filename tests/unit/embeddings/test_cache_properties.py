@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import BackendError, BackendFault, ReusedConnectionClosed
-from tests.unit.admission.virtual_time import run
 from tests.unit.embeddings.scene import BAD, Scene, refusal, tokens, vector, vectors_in
 from tests.unit.front.wires import FakeWire
+from tests.unit.scheduling.virtual_time import run
 
 _FAULTS = ("none", "none", "none", "none", "none", "reused", "fault", "short")
 

@@ -13,10 +13,10 @@ from gateway.backends.backend import Facts, ModelCard
 from gateway.backends.health import ProbeResult
 from gateway.errors import BackendFault
 from gateway.observe.record import Record
-from gateway.relay.exchange import UpstreamResult
-from tests.unit.admission.virtual_time import run, turns
+from gateway.relay.upstream import UpstreamResult
 from tests.unit.embeddings.scene import BAD, Scene, answer, expected, tokens, vectors_in
 from tests.unit.front.wires import FakeWire, reply_on
+from tests.unit.scheduling.virtual_time import run, turns
 
 MUCH = 1_000_000
 

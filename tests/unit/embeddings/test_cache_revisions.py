@@ -4,8 +4,8 @@ from dataclasses import replace
 from random import Random
 
 from gateway.backends.backend import Facts, ModelCard
+from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
-from gateway.backends.registry import Fleet
 from gateway.config import BackendConfig, HealthConfig
 from gateway.embeddings.cache import Revisions
 

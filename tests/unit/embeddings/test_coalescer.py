@@ -10,10 +10,10 @@ import pytest
 
 from gateway.errors import BackendFault, ConnectFailed, FreshConnectionClosed
 from gateway.observe.record import Record
-from gateway.relay.exchange import UpstreamResult
-from tests.unit.admission.virtual_time import run, turns
+from gateway.relay.upstream import UpstreamResult
 from tests.unit.embeddings.scene import BAD, Scene, answer, expected, refusal, vectors_in
 from tests.unit.front.wires import FakeWire, reply_on
+from tests.unit.scheduling.virtual_time import run, turns
 
 
 def test_a_lone_request_goes_at_once_and_as_it_came() -> None:

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import BackendError, BackendFault, FreshConnectionClosed, ReusedConnectionClosed
-from gateway.relay.exchange import UpstreamResult
-from tests.unit.admission.virtual_time import run
+from gateway.relay.upstream import UpstreamResult
 from tests.unit.embeddings.scene import BAD, Scene, expected, refusal, tokens, vectors_in
 from tests.unit.front.wires import FakeWire
+from tests.unit.scheduling.virtual_time import run
 
 _FAULTS = ("none", "none", "none", "none", "none", "none", "reused", "fresh", "fault", "short")
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.embeddings.collected import Collected
+from gateway.embeddings.delivery import Collected
 from gateway.errors import BackendFault, GatewayError, MemoryFull, WrongAnswer
-from gateway.memory import Holding, MemoryBudget
-from tests.unit.admission.virtual_time import run
+from gateway.resources import Holding, MemoryBudget
+from tests.unit.scheduling.virtual_time import run
 
 
 def collected(most_bytes: int = 100, limit_bytes: int = 1000) -> tuple[Collected, MemoryBudget]:

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Iterator
 
-from gateway.embeddings.deliver import deliver
-from tests.unit.admission.virtual_time import run, turns
+from gateway.embeddings.delivery import deliver
 from tests.unit.front.wires import FakeWire, reply_on
+from tests.unit.scheduling.virtual_time import run, turns
 
 
 def test_a_short_answer_goes_at_once() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.embeddings.fair import Lane
-from gateway.embeddings.part import Part
+from gateway.embeddings.batching import Lane
+from gateway.embeddings.members import Part
 
 
 def part(tokens: int = 8, tenant: str = "", items: int = 1, **options: object) -> Part:

@@ -10,8 +10,8 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.admission.virtual_time import run, turns
 from tests.unit.embeddings.scene import BAD, Item, Scene, answer, expected, refusal, vectors_in
+from tests.unit.scheduling.virtual_time import run, turns
 
 
 def test_a_batch_of_one_tenant_stands_in_line_as_that_tenant() -> None:

@@ -1,8 +1,7 @@
 """Short requests and long lists of a group share its model's slots, and the short ones always find some."""
 
-from gateway.embeddings.batch import Budget
-from gateway.embeddings.group import BatchGroup, GroupKey
-from gateway.embeddings.part import Part
+from gateway.embeddings.batching import BatchGroup, Budget, GroupKey
+from gateway.embeddings.members import Part
 from tests.unit.embeddings.test_sizes import sizes
 
 BUDGET = Budget(64, 8192, 0.005)

@@ -1,13 +1,11 @@
 """A request gathers what comes of its parts; what comes first decides."""
 
-from gateway.embeddings.answer import Vectors
-from gateway.embeddings.grouping import inputs_of
-from gateway.embeddings.member import ByItself, Member, Refused, Served
-from gateway.embeddings.part import Part
+from gateway.embeddings.members import ByItself, Member, Part, Refused, Served
+from gateway.embeddings.wire import Vectors, inputs_of
 from gateway.errors import BackendBusy
 from gateway.observe.record import Record
 from gateway.request import Ask, InferenceRequest, Kind
-from tests.unit.admission.virtual_time import run
+from tests.unit.scheduling.virtual_time import run
 
 
 def member(*lengths: int) -> Member:

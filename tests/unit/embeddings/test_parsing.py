@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.embeddings.parsing import parse_answer
+from gateway.embeddings.wire import parse_answer
 from gateway.errors import WrongAnswer
 
 MIB = 1048576

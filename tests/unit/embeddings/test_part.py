@@ -1,6 +1,6 @@
 """A part is what it is, and not what it looks like."""
 
-from gateway.embeddings.part import Part
+from gateway.embeddings.members import Part
 
 
 def test_parts_of_the_same_looks_are_two() -> None:

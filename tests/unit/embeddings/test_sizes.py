@@ -4,9 +4,8 @@ from random import Random
 
 from gateway.backends.backend import Backend, Facts, ModelCard
 from gateway.config import BackendConfig, HealthConfig
-from gateway.embeddings.bulk import BulkSlots
-from gateway.embeddings.grouping import inputs_of
-from gateway.embeddings.sizes import ModelSizes
+from gateway.embeddings.sizes import BulkSlots, ModelSizes
+from gateway.embeddings.wire import inputs_of
 from gateway.request import EmbeddingInputs
 
 

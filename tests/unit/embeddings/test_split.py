@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.embeddings.split import pieces, shares
+from gateway.embeddings.wire import pieces, shares
 
 
 @given(

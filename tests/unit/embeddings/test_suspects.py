@@ -1,6 +1,6 @@
 """Who has spoilt a batch is kept apart for a while."""
 
-from gateway.embeddings.suspects import Suspects, network_of
+from gateway.embeddings.batches import Suspects, network_of
 
 
 def test_it_lasts_for_a_while_and_begins_anew_with_each_time() -> None:

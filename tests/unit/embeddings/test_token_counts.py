@@ -7,13 +7,12 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.embeddings.bulk import BulkSlots
-from gateway.embeddings.sizes import ModelSizes
+from gateway.embeddings.sizes import BulkSlots, ModelSizes
 from gateway.errors import BackendFault
 from gateway.tokenization.tokenization import NotCounted
-from tests.unit.admission.virtual_time import run, turns
 from tests.unit.embeddings.scene import BAD, CONTEXT_TOKENS, Scene, answer, expected, refusal, tokens, vectors_in
 from tests.unit.front.wires import FakeWire
+from tests.unit.scheduling.virtual_time import run, turns
 
 TEXTS = ["one", "two words", "three words here", "and four of them"]
 

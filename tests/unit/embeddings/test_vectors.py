@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.embeddings.vectors import NotVectors, as_base64, as_floats, is_sound
+from gateway.embeddings.wire import NotVectors, as_base64, as_floats, is_sound
 
 RECORDINGS = Path(__file__).parents[2] / "contract" / "recordings"
 FLOATS = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=16)

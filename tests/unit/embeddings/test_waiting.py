@@ -2,11 +2,11 @@ import asyncio
 
 import pytest
 
-from gateway.admission.backlog import Backlog
-from gateway.embeddings.waiting import Waiting
+from gateway.embeddings.members import Waiting
 from gateway.errors import DeadlineUnmeetable, QueueFull, WaitExpired
 from gateway.request import Ask, InferenceRequest, Kind
-from tests.unit.admission.virtual_time import run
+from gateway.scheduling.backlog import Backlog
+from tests.unit.scheduling.virtual_time import run
 
 
 def waiting(max_requests: int = 100, max_bytes: int = 1000, most_seconds: float = 5.0) -> Waiting[str]:

@@ -7,10 +7,10 @@ from typing import Any, cast
 from gateway.config import ServerConfig
 from gateway.errors import GatewayError
 from gateway.front.connection import ClientConnection
-from gateway.front.incoming import KNOWN_HEADERS, Incoming
+from gateway.front.http_request import KNOWN_HEADERS, Incoming
 from gateway.front.reply import JSON, Reply
-from gateway.memory import MemoryBudget
-from tests.unit.admission.virtual_time import run, turns
+from gateway.resources import MemoryBudget
+from tests.unit.scheduling.virtual_time import run, turns
 
 GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"

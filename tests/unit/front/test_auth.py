@@ -4,7 +4,7 @@ import pytest
 
 from gateway.config import KeyConfig
 from gateway.errors import Unauthorized
-from gateway.front.auth import Keys
+from gateway.front.rate_limits import Keys
 
 ANN = KeyConfig(name="ann", key="secret-a")
 BOB = KeyConfig(name="bob", key_sha256=hashlib.sha256(b"secret-b").hexdigest())

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import Draining, Unauthorized
-from gateway.front.incoming import Incoming
+from gateway.front.http_request import Incoming
 from gateway.front.reply import Reply
-from tests.unit.admission.virtual_time import turns
 from tests.unit.front.clients import CHUNKED, GET, POST, Scene, hang, play, wait_for
+from tests.unit.scheduling.virtual_time import turns
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gateway.front.incoming import Incoming
+from gateway.front.http_request import Incoming
 from gateway.front.reply import JSON, Reply
-from tests.unit.admission.virtual_time import turns
 from tests.unit.front.clients import GET, POST, UPLOAD, Scene, hang, play
+from tests.unit.scheduling.virtual_time import turns
 
 # Slow clients.
 

@@ -7,9 +7,7 @@ import pytest
 
 from gateway.config import ServerConfig
 from gateway.errors import InvalidRequest
-from gateway.front.fields import ACTED_ON, REFUSED, refuse_fields
-from gateway.front.guards import parse_body
-from gateway.front.steps import at_once
+from gateway.front.json_body import ACTED_ON, REFUSED, at_once, parse_body, refuse_fields
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "fields.md"
 ROW = re.compile(r"\| `(\w+)` \| ([a-z ]+) \| (.+) \|")

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.config import ServerConfig
 from gateway.errors import InvalidRequest
-from gateway.front import guards
-from gateway.front.fields import ACTED_ON, REFUSED
-from gateway.front.steps import at_once
+from gateway.front import json_body
+from gateway.front.json_body import ACTED_ON, REFUSED, at_once
 
 LIMITS = ServerConfig()
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -31,7 +30,7 @@ DOCUMENTS = st.dictionaries(KEYS, VALUES, max_size=5)
 
 
 def parse_body(body: bytes, limits: ServerConfig) -> dict[str, Any]:
-    return at_once(guards.parse_body(body, limits))
+    return at_once(json_body.parse_body(body, limits))
 
 
 def limits(**changed: int) -> ServerConfig:

@@ -10,10 +10,11 @@ import pytest
 import structlog
 
 from gateway.backends.backend import ModelCard
-from gateway.backends.registry import Fleet
+from gateway.backends.fleet import Fleet
 from gateway.config import BackendConfig, Config
 from gateway.dispatch import Dispatcher
 from gateway.embeddings.coalescer import Coalescer
+from gateway.embeddings.rerank import Spreader
 from gateway.errors import (
     BackendBusy,
     BodyTooLarge,
@@ -30,19 +31,17 @@ from gateway.errors import (
 )
 from gateway.front.connection import ClientConnection
 from gateway.front.handler import Handler
-from gateway.front.incoming import Incoming
-from gateway.front.read import RequestReader
+from gateway.front.http_request import Incoming
+from gateway.front.read import RequestReader, StoredResponses
 from gateway.front.reply import Reply
-from gateway.front.stored import StoredResponses
-from gateway.front.upload import Upload
-from gateway.memory import Holding, MemoryBudget
+from gateway.front.uploads import Upload
 from gateway.observe.record import Record
-from gateway.relay.exchange import UpstreamResult
+from gateway.relay.upstream import UpstreamResult
 from gateway.request import InferenceRequest, Kind
-from gateway.routing.estimate import Estimates
-from gateway.scoring.spreader import Spreader
-from tests.unit.admission.virtual_time import run, turns
+from gateway.resources import Holding, MemoryBudget
+from gateway.routing.estimates import Estimates
 from tests.unit.front.wires import Clock, FakeWire, Sent, fleet_of
+from tests.unit.scheduling.virtual_time import run, turns
 
 Story = Callable[[InferenceRequest, Reply, Record], Awaitable[UpstreamResult]]
 MULTIPART = {b"content-type": b'multipart/form-data; boundary="b"'}

@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.errors import HeadersTooLarge, InvalidRequest
-from gateway.front.incoming import KNOWN_HEADERS, Incoming
+from gateway.front.http_request import KNOWN_HEADERS, Incoming
 
 HOST = (b"Host", b"x")
 

@@ -5,9 +5,9 @@ import orjson
 import pytest
 
 from gateway.backends.backend import ModelCard
-from gateway.backends.registry import Fleet
+from gateway.backends.fleet import Fleet
 from gateway.errors import Draining, ModelNotFound, NoBackend
-from gateway.front.local import answer_local
+from gateway.front.handler import answer_local
 from gateway.front.routes import find_route
 from tests.unit.front.wires import FakeWire, fleet_of, reply_on
 

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import InvalidRequest
-from gateway.front.multipart import model_of
-from gateway.front.upload import Upload
-from gateway.memory import Holding, MemoryBudget
-from tests.unit.admission.virtual_time import run
+from gateway.front.uploads import Upload, model_of
+from gateway.resources import Holding, MemoryBudget
+from tests.unit.scheduling.virtual_time import run
 
 FILE = (
     b'--b\r\nContent-Disposition: form-data; name="file"; filename="model"\r\nContent-Type: audio/wav\r\n\r\nRIFF\r\n'

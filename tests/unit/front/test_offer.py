@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.front.offer import body_parser, has_body
+from gateway.front.connection import body_parser, has_body
 
 
 class Taken:

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.front import quotes
-from gateway.front.quotes import Layout, spelled_out
-from gateway.front.steps import at_once
+from gateway.front import json_body
+from gateway.front.json_body import Layout, at_once, spelled_out
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
     ["\\", "\\\\", '"', '\\"', '"\\', "\n", "{", "}]", ":", ",", "\\" * 4096, "\\" * 4097, '"' * 3]
@@ -27,7 +26,7 @@ BODIES = st.builds(
 
 
 def layout_of(body: bytes) -> Layout:
-    return at_once(quotes.layout_of(body))
+    return at_once(json_body.layout_of(body))
 
 
 def scanned(body: bytes) -> list[bytes]:
@@ -56,7 +55,7 @@ def test_pieces_are_outside_and_inside_of_strings_by_turns(body: bytes) -> None:
 
 @given(BODIES, st.integers(1, 9))
 def test_without_escapes_each_mark_begins_or_ends_a_string(body: bytes, step_bytes: int) -> None:
-    plain = at_once(quotes.without_escapes(body, step_bytes))
+    plain = at_once(json_body.without_escapes(body, step_bytes))
     assert len(plain) == len(body)
     assert plain.split(b'"') == [piece.replace(b"\\\\", b"\\n") for piece in scanned(body)]
     assert plain.count(b"\\") == body.count(b"\\") - body.count(b"\\\\")

@@ -5,11 +5,10 @@ import pytest
 
 from gateway.config import BackendConfig, Config, EmbeddingsConfig, KeyConfig, ModelsConfig, ServerConfig
 from gateway.errors import InvalidRequest, ModelNotFound
-from gateway.front.read import MEDIA_TOKENS, RequestReader, upstream_headers
-from gateway.front.steps import at_once
-from gateway.front.stored import Place, StoredResponses
+from gateway.front.json_body import at_once
+from gateway.front.read import MEDIA_TOKENS, Place, RequestReader, StoredResponses, upstream_headers
 from gateway.request import InferenceRequest, Kind
-from gateway.routing.estimate import Estimates
+from gateway.routing.estimates import Estimates
 from tests.unit.front.wires import Sent
 
 ISOLATED, OTHER = (KeyConfig(name=name, key=name, isolate_cache=True) for name in ("ann", "bob"))

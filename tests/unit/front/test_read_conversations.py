@@ -8,17 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import BackendConfig, Config
-from gateway.front.read import MEDIA_TOKENS, RequestReader
-from gateway.front.steps import at_once
-from gateway.front.stored import StoredResponses
+from gateway.front.json_body import at_once
+from gateway.front.read import MEDIA_TOKENS, RequestReader, StoredResponses
 from gateway.request import Ask, Usage
-from gateway.routing.blocks import LONGEST_BYTES
-from gateway.routing.estimate import Estimates
-from gateway.routing.hit_accuracy import HitAccuracy
-from gateway.routing.hits import Hits
-from gateway.routing.learning import Learning
+from gateway.routing.cache_view import HitAccuracy, Hits
+from gateway.routing.cost import Seat
+from gateway.routing.estimates import Estimates, Learning
 from gateway.routing.prefix_index import PrefixIndex
-from gateway.routing.seat import Seat
+from gateway.routing.prompt_blocks import LONGEST_BYTES
 from tests.unit.front.wires import Sent
 
 BLOCK = 16

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.front.rewrite import with_fields
-from gateway.front.steps import at_once
+from gateway.front.json_body import at_once, with_fields
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
     ["model", "stream_options", '"model":"x"', "}", '{"', "\\", '\\"', "cache_salt"]

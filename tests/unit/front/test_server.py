@@ -9,10 +9,10 @@ from typing import Any, cast
 from gateway.config import ServerConfig
 from gateway.front.connection import ClientConnection
 from gateway.front.handler import Handler
-from gateway.front.incoming import KNOWN_HEADERS, Incoming
+from gateway.front.http_request import KNOWN_HEADERS, Incoming
 from gateway.front.reply import Reply
 from gateway.front.server import Server
-from gateway.memory import MemoryBudget
+from gateway.resources import MemoryBudget
 
 GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 

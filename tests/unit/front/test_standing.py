@@ -2,7 +2,7 @@ import pytest
 
 from gateway.config import KeyConfig
 from gateway.errors import InvalidRequest
-from gateway.front.standing import Standing
+from gateway.front.read import Standing
 from gateway.request import Ask
 from tests.unit.front.wires import Sent
 

@@ -1,4 +1,4 @@
-from gateway.front.stored import Place, StoredResponses
+from gateway.front.read import Place, StoredResponses
 
 ANN, BOB = ("ann", "ann"), ("bob", "bob")
 PLACE = Place("a", "m", ANN)

@@ -4,9 +4,9 @@ from collections.abc import Callable
 import pytest
 
 from gateway.errors import InvalidRequest
-from gateway.front.upload import Upload
-from gateway.memory import Holding, MemoryBudget
-from tests.unit.admission.virtual_time import run, turns
+from gateway.front.uploads import Upload
+from gateway.resources import Holding, MemoryBudget
+from tests.unit.scheduling.virtual_time import run, turns
 
 
 def upload_of(read_more: Callable[[bool], None] = lambda _: None) -> Upload:

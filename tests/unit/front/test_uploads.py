@@ -7,18 +7,17 @@ from typing import cast
 import pytest
 
 from gateway.backends.backend import ModelCard
-from gateway.backends.registry import Fleet
+from gateway.backends.fleet import Fleet
 from gateway.dispatch import Dispatcher
 from gateway.errors import EndpointNotOffered, WaitExpired
 from gateway.front.reply import Reply
-from gateway.front.upload import Upload
-from gateway.front.uploads import Uploads
-from gateway.memory import Holding, MemoryBudget
+from gateway.front.uploads import Upload, Uploads
 from gateway.observe.record import Record
-from gateway.relay.exchange import UpstreamResult
+from gateway.relay.upstream import UpstreamResult
 from gateway.request import Ask, InferenceRequest, Kind
-from tests.unit.admission.virtual_time import run, turns
+from gateway.resources import Holding, MemoryBudget
 from tests.unit.front.wires import Clock, FakeWire, fleet_of, reply_on
+from tests.unit.scheduling.virtual_time import run, turns
 
 
 class Scene:

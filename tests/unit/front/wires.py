@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from random import Random
 
 from gateway.backends.backend import Facts, ModelCard
+from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
-from gateway.backends.registry import Fleet
 from gateway.config import BackendConfig, HealthConfig
-from gateway.front.incoming import Incoming
+from gateway.front.http_request import Incoming
 from gateway.front.reply import Reply
 from gateway.front.routes import find_route
 

@@ -1,4 +1,4 @@
-from gateway.insights.hottest import applications, clients, counts, hottest, identity, merged_rows
+from gateway.insights.report import applications, clients, counts, hottest, identity, merged_rows
 from gateway.insights.samples import OTHERS, Epoch, Reuse, Sample
 
 

@@ -10,8 +10,7 @@ from uuid import UUID
 from gateway.insights.report import PrefixReport
 from gateway.observe.record import Record
 from gateway.request import Ask, Usage
-from gateway.routing.blocks import prefix_keys, seed
-from gateway.routing.prompt import canonical_prompt
+from gateway.routing.prompt_blocks import canonical_prompt, prefix_keys, seed
 
 Document = dict[str, Any]
 BYTES_PER_TOKEN = 4

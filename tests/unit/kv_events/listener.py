@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.kv_events.endpoints import Source
 from gateway.kv_events.feed import KvEvents
-from gateway.routing.exact_index import ExactIndex
-from gateway.routing.token_blocks import packed, token_keys, token_seed
+from gateway.routing.exact_index import ExactIndex, packed, token_keys, token_seed
 from tests.unit.kv_events.publisher import Publisher
 
 DEADLINE_SECONDS = 10.0

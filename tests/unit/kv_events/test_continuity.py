@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.kv_events.continuity import Continuity, MessagePlace
+from gateway.kv_events.replay import Continuity, MessagePlace
 
 
 def after(*live: int, begun: int = 0) -> Continuity:

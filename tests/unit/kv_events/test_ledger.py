@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from gateway.kv_events import ledger as module
 from gateway.kv_events.ledger import Ledger
 from gateway.kv_events.wire import Cleared, Removed, Stored
-from gateway.routing.token_blocks import packed, token_keys, token_seed
+from gateway.routing.exact_index import packed, token_keys, token_seed
 from tests.unit.kv_events.publisher import Cache, digest
 
 SIZE = 4

@@ -8,8 +8,7 @@ import pytest
 
 from gateway.kv_events.ledger import Ledger
 from gateway.kv_events.wire import read_batch, read_frames
-from gateway.routing.exact_index import ExactIndex
-from gateway.routing.token_blocks import packed, token_keys, token_seed
+from gateway.routing.exact_index import ExactIndex, packed, token_keys, token_seed
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "contract" / "recordings"
 

@@ -2,9 +2,8 @@ import asyncio
 
 import pytest
 
-from gateway.kv_events.endpoints import Source
-from gateway.kv_events.reach import why_unreachable
-from tests.unit.backends.test_control import closed_port
+from gateway.kv_events.endpoints import Source, why_unreachable
+from tests.unit.backends.test_vllm_api import closed_port
 from tests.unit.kv_events.listener import source_of
 from tests.unit.kv_events.publisher import Publisher
 

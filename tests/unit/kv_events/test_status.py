@@ -1,4 +1,4 @@
-from gateway.kv_events.status import Status
+from gateway.kv_events.stream import Status
 
 
 def test_a_status_tells_how_long_ago_the_last_event_was() -> None:

@@ -4,8 +4,7 @@ import threading
 
 import orjson
 
-from gateway.observe.access_log import AccessLog, line_of
-from gateway.observe.prefix_hashes import PrefixHashes
+from gateway.observe.access_log import AccessLog, PrefixHashes, line_of
 from gateway.observe.record import Record
 from gateway.request import Ask
 

@@ -2,8 +2,7 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.observe.embeddings import EmbeddingMetrics
-from gateway.observe.metrics import Metrics
+from gateway.observe.metrics import EmbeddingMetrics, Metrics
 
 
 def test_what_is_counted_is_shown() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.observe.line_writer import MAX_HELD_BYTES, LineWriter
+from gateway.observe.log import MAX_HELD_BYTES, LineWriter
 
 
 class Sink(io.BytesIO):

@@ -2,9 +2,8 @@ import asyncio
 
 import pytest
 
-from gateway.observe.loop_lag import watch_lag
-from gateway.observe.metrics import Histogram
-from tests.unit.admission.virtual_time import VirtualLoop, run
+from gateway.observe.metrics import Histogram, watch_lag
+from tests.unit.scheduling.virtual_time import VirtualLoop, run
 
 
 def lag() -> Histogram:

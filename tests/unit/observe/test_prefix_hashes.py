@@ -1,6 +1,6 @@
-from gateway.observe.prefix_hashes import PrefixHashes
+from gateway.observe.access_log import PrefixHashes
 from gateway.request import Ask
-from gateway.routing.blocks import prefix_keys, seed
+from gateway.routing.prompt_blocks import prefix_keys, seed
 
 
 def asked(*pieces: bytes) -> Ask:

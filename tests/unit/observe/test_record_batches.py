@@ -1,7 +1,6 @@
 from structlog.testing import capture_logs
 
-from gateway.observe.record import Record
-from gateway.observe.record_batches import RecordBatcher
+from gateway.observe.record import Record, RecordBatcher
 from gateway.supervisor import Supervisor
 
 SUPERVISOR = Supervisor(lambda: 0.0)

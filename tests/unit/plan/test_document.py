@@ -3,12 +3,11 @@ from itertools import pairwise
 import orjson
 import yaml
 
-from gateway.config import parse
-from gateway.plan.document import gateway_file, plan_document, running_document, serve_command, shell
+from gateway.config_file import parse
+from gateway.plan.command import Running, gateway_file, plan_document, running_document, serve_command, shell
 from gateway.plan.memory import BlockPool, Group, KvLayout
 from gateway.plan.model_shape import read_shape
 from gateway.plan.plan import make_plan
-from gateway.plan.running import Running
 from tests.unit.plan.models import GEMMA3_27B, LLAMA_8B, LLAMA_70B, MINILM, Config, settings, workload
 
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 
 from gateway.plan.checkpoint import PlanError
-from gateway.plan.running import ask_running
+from gateway.plan.command import ask_running
 from tests.unit import pages
 
 MODELS = json.dumps({"data": [{"id": "lora", "parent": "m"}, {"id": "m", "max_model_len": 8192}]})

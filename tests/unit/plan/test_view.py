@@ -3,11 +3,10 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from gateway.plan.document import plan_document, running_document
+from gateway.plan.command import Running, plan_document, running_document
 from gateway.plan.memory import BlockPool, Group, KvLayout
 from gateway.plan.model_shape import read_shape
 from gateway.plan.plan import make_plan
-from gateway.plan.running import Running
 from gateway.plan.view import as_running_view, as_view
 from tests.unit.plan.models import DEEPSEEK_V3, GEMMA3_27B, LLAMA_8B, LLAMA_70B, MINILM, Config, settings, workload
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.relay.connection import BackendConnection
-from tests.unit.admission.virtual_time import run, turns
 from tests.unit.relay.peers import FakeReceiver, FakeTransport, connected
+from tests.unit.scheduling.virtual_time import run, turns
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 5\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n"

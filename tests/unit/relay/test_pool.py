@@ -8,10 +8,9 @@ import pytest
 from gateway.backends.backend import Backend
 from gateway.config import BackendConfig, HealthConfig, UpstreamConfig
 from gateway.errors import ConnectFailed
-from gateway.relay.connection import BackendConnection
-from gateway.relay.pool import Pool
-from tests.unit.admission.virtual_time import run
+from gateway.relay.connection import BackendConnection, Pool
 from tests.unit.relay.peers import FakeReceiver, FakeTransport, connected
+from tests.unit.scheduling.virtual_time import run
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 

@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
+from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
-from gateway.backends.registry import Fleet
 from gateway.config import UpstreamConfig
 from gateway.errors import BackendError, ConnectFailed, RequestTimeout
-from gateway.relay.connection import BackendConnection
-from gateway.relay.exchange import UpstreamResult
-from gateway.relay.pool import Pool
+from gateway.relay.connection import BackendConnection, Pool
 from gateway.relay.relay import Relay
+from gateway.relay.upstream import UpstreamResult
 from gateway.request import Ask, InferenceRequest, Kind
-from tests.unit.admission.virtual_time import run, turns
 from tests.unit.front.wires import fleet_of
 from tests.unit.relay.peers import FakeSink, FakeTransport, connected
+from tests.unit.scheduling.virtual_time import run, turns
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

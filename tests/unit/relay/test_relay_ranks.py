@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from gateway.backends.backend import Facts, ModelCard
-from gateway.backends.registry import Fleet
+from gateway.backends.fleet import Fleet
 from gateway.config import BackendConfig, HealthConfig, UpstreamConfig
 from gateway.relay.relay import Relay
 from gateway.request import Ask, InferenceRequest, Kind

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.relay.usage import possible, read_stream_usage, read_usage
+from gateway.relay.sse import possible, read_stream_usage, read_usage
 from gateway.request import Ask, Usage
 
 COUNTS = st.integers(0, 10**9)

@@ -2,9 +2,8 @@
 
 from hypothesis import strategies as st
 
-from gateway.routing.cost import CostModel
-from gateway.routing.load import Work
-from gateway.routing.seat import Seat
+from gateway.routing.cost import CostModel, Seat
+from gateway.routing.engine_load import Work
 
 NOW = 5.0
 AskedFor = tuple[int, float, list[int]]  # prompt tokens, output tokens, hits

@@ -1,16 +1,12 @@
 import pytest
 
 from gateway.request import Ask
-from gateway.routing.affinity import Affinity
-from gateway.routing.calibration import Calibrations
-from gateway.routing.cost import CostModel
-from gateway.routing.estimate import Estimates
-from gateway.routing.hit_accuracy import HitAccuracy
-from gateway.routing.hits import Hits
-from gateway.routing.load import Work
-from gateway.routing.policy import PrefixPolicy
+from gateway.routing.cache_view import HitAccuracy, Hits
+from gateway.routing.cost import CostModel, Option, Seat
+from gateway.routing.engine_load import Work
+from gateway.routing.estimates import Calibrations, Estimates
+from gateway.routing.policy import Affinity, PrefixPolicy
 from gateway.routing.prefix_index import PrefixIndex
-from gateway.routing.seat import Option, Seat
 
 KEYS, EDGES = (1, 2), (1600, 16_000)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.blocks import LONGEST_BYTES, prefix_keys, seed
+from gateway.routing.prompt_blocks import LONGEST_BYTES, prefix_keys, seed
 
 CHAIN = seed("m", "")
 PIECES = st.lists(st.integers(0, 3000), max_size=6)

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.calibration import Calibration, Calibrations
 from gateway.routing.cost import CostModel, prefill_seconds
+from gateway.routing.estimates import Calibration, Calibrations
 
 START = 28e-6
 

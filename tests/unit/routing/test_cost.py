@@ -11,7 +11,7 @@ from gateway.routing.cost import (
     step_seconds,
     terms_of,
 )
-from gateway.routing.load import EngineLoad, Work
+from gateway.routing.engine_load import EngineLoad, Work
 
 MODEL = CostModel()
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.hit_accuracy import HitAccuracy
+from gateway.routing.cache_view import HitAccuracy
 
 
 def trust_that_tells() -> tuple[HitAccuracy, list[tuple[int, bool]]]:

@@ -3,9 +3,8 @@ from dataclasses import replace
 import pytest
 
 from gateway.request import Ask, Usage
-from gateway.routing.estimate import Estimates
-from gateway.routing.hit_accuracy import HitAccuracy
-from gateway.routing.learning import Learning
+from gateway.routing.cache_view import HitAccuracy
+from gateway.routing.estimates import Estimates, Learning
 from gateway.routing.prefix_index import PrefixIndex
 
 OLD, NEW = (1, 2, 3), (7, 8)

@@ -2,16 +2,12 @@ import numpy as np
 import pytest
 
 from gateway.request import Ask
-from gateway.routing.affinity import WORTH, Affinity
-from gateway.routing.calibration import Calibrations
-from gateway.routing.cost import CostModel, prefill_seconds
-from gateway.routing.estimate import Estimates
-from gateway.routing.hit_accuracy import HitAccuracy
-from gateway.routing.hits import Hits
-from gateway.routing.load import Work
-from gateway.routing.policy import LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
+from gateway.routing.cache_view import HitAccuracy, Hits
+from gateway.routing.cost import CostModel, Option, Seat, prefill_seconds
+from gateway.routing.engine_load import Work
+from gateway.routing.estimates import Calibrations, Estimates
+from gateway.routing.policy import WORTH, Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.routing.prefix_index import PrefixIndex
-from gateway.routing.seat import Option, Seat
 
 KEYS = tuple(range(1, 6))  # 2 KiB of prompt, at 4 bytes a token
 EDGES = (256, 512, 1024, 1536, 2048)

@@ -5,8 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.blocks import LONGEST_BYTES, prefix_keys, seed
-from gateway.routing.prompt import Prompt, canonical_prompt, inputs_of, sequences_of
+from gateway.routing.prompt_blocks import (
+    LONGEST_BYTES,
+    Prompt,
+    canonical_prompt,
+    inputs_of,
+    prefix_keys,
+    seed,
+    sequences_of,
+)
 
 TURN = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": st.text(max_size=20)})
 TURNS = st.lists(TURN, min_size=1, max_size=4)

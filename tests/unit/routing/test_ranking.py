@@ -1,10 +1,10 @@
 from collections.abc import Sequence
 
 from gateway.request import Ask
-from gateway.routing.load import Work
+from gateway.routing.cost import Option, Seat
+from gateway.routing.cost_matrix import OneByOne
+from gateway.routing.engine_load import Work
 from gateway.routing.policy import LeastLoadedPolicy
-from gateway.routing.ranking import OneByOne
-from gateway.routing.seat import Option, Seat
 
 
 def busy(seat: Seat, requests: int) -> None:

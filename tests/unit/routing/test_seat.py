@@ -1,6 +1,5 @@
-from gateway.routing.cost import CostModel, terms_of
-from gateway.routing.load import Work
-from gateway.routing.seat import Seat
+from gateway.routing.cost import CostModel, Seat, terms_of
+from gateway.routing.engine_load import Work
 
 MODEL = CostModel()
 

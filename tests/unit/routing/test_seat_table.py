@@ -5,11 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.cost import CostModel
-from gateway.routing.load import Work
-from gateway.routing.matrix import CostMatrix
-from gateway.routing.seat import Seat
-from gateway.routing.seat_table import Columns, SeatTable, column_of
+from gateway.routing.cost import CostModel, Seat
+from gateway.routing.cost_matrix import Columns, CostMatrix, SeatTable, column_of
+from gateway.routing.engine_load import Work
 from tests.unit.routing.crowds import MODELS, NOW, WORKS, seats
 
 CHANGES = st.sampled_from(["start", "first token", "finish", "sizes", "model", "fleet", "time"])

@@ -1,4 +1,4 @@
-from gateway.routing.stale_events import PATIENCE_SECONDS, StaleEventDetector
+from gateway.routing.cache_view import PATIENCE_SECONDS, StaleEventDetector
 
 
 def test_an_engine_is_silent_after_it_was_waited_for_in_vain() -> None:

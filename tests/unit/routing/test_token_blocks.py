@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.routing.token_blocks import packed, token_keys, token_seed
+from gateway.routing.exact_index import packed, token_keys, token_seed
 
 SEED = token_seed()
 PROMPT = list(range(100, 140))

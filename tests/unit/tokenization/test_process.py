@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.tokenization.conversation import Feature
-from gateway.tokenization.process import ProcessEnded, TokenizerProcess, running
-from gateway.tokenization.wire import Job, LoadTokenizer
+from gateway.tokenization.process import Job, LoadTokenizer, ProcessEnded, TokenizerProcess, running
 from tests.unit.tokenization.fake_worker import COMMAND, DIES, HANGS
 
 EVERY = [feature.value for feature in Feature]

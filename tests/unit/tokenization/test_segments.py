@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tokenization.segments import AddedToken, Segments, cut_marks
+from gateway.tokenization.tokenizer import AddedToken, Segments, cut_marks
 
 
 class Letters:

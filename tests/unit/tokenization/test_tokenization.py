@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.backends.backend import Facts, ModelCard
-from gateway.backends.registry import Fleet
+from gateway.backends.fleet import Fleet
 from gateway.config import BackendConfig, ConfigError, HealthConfig, ModelConfig, ModelsConfig
 from gateway.tokenization import tokenization as module
 from gateway.tokenization.tokenization import Tokenization, TokenizerLimits

@@ -5,11 +5,18 @@ from random import Random
 import pytest
 
 from gateway.backends.backend import Backend
-from gateway.backends.control import ControlClient, ControlError
+from gateway.backends.vllm_api import ControlClient, ControlError
 from gateway.config import BackendConfig, HealthConfig
 from gateway.tokenization.conversation import ContentFormat, Feature
-from gateway.tokenization.probes import EMBEDDED, Comparison, Probe
-from gateway.tokenization.verification import CannotCompare, best_format, compared, counts_alike
+from gateway.tokenization.verification import (
+    EMBEDDED,
+    CannotCompare,
+    Comparison,
+    Probe,
+    best_format,
+    compared,
+    counts_alike,
+)
 from tests.unit.backends.scripted import Answer, Scripted, hang, json_answer
 from tests.unit.tokenization.backends import embeds, tokenizes
 from tests.unit.tokenization.fake_worker import letters_of

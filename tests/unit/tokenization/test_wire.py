@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.tokenization.wire import (
+from gateway.tokenization.process import (
     LENGTH_BYTES,
     Count,
     Job,

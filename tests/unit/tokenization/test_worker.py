@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.tokenization.conversation import Feature
-from gateway.tokenization.wire import (
+from gateway.tokenization.process import (
     LENGTH_BYTES,
     Count,
     Job,

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 import zmq
 
-from gateway.backends.discovery import read_kv_event_sources
+from gateway.backends.vllm_api import read_kv_event_sources
 from loadtest.engine import EngineConfig, Limits, SimulatedEngine
 from loadtest.engine.config import KvEventsConfig
 from loadtest.engine.kv_event_log import long_hash

@@ -1,0 +1,323 @@
+"""What operators see of the running gateway: gauges, the backends, the queue, and dry runs of routing decisions."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from gateway.backends.backend import Backend
+from gateway.backends.concurrency_limit import LimitChange
+from gateway.backends.fleet import Fleet
+from gateway.config import Config
+from gateway.errors import InvalidRequest, ModelNotFound
+from gateway.feedback import CacheState
+from gateway.front.http_request import Incoming
+from gateway.front.json_body import in_turns, parse_body
+from gateway.front.read import RequestReader
+from gateway.front.routes import Route, find_route
+from gateway.kv_events.endpoints import plan
+from gateway.kv_events.feed import KvEvents
+from gateway.observe.metrics import Labels, Metrics
+from gateway.request import Ask, Kind
+from gateway.routing.cost import Seat
+from gateway.routing.engine_load import EngineLoad
+from gateway.routing.policy import LeastLoadedPolicy, as_document
+from gateway.scheduling.fair_share import Tenant, Tenants
+from gateway.scheduling.leases import Gate
+from gateway.scheduling.scheduler import Placement
+from gateway.scheduling.wait_queue import Queue, TenantQueue
+from gateway.tokenization.exact_prompts import ExactPrompts
+from gateway.tokenization.tokenization import Tokenization
+
+_BACKEND: Labels = ("backend",)
+_RESULTS = ("encoded", "unknown", "late", "busy", "too_long", "failed")  # of a wish for a prompt's tokens
+
+
+class Overview:
+    """Reads the owners of state; changes nothing."""
+
+    def __init__(
+        self,
+        config: Config,
+        fleet: Fleet,
+        placement: Placement,
+        gate: Gate,
+        queue: Queue,
+        cache_state: CacheState,
+        kv_events: KvEvents,
+        exact_prompts: ExactPrompts,
+        tokenization: Tokenization,
+        reader: RequestReader,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._placement = placement
+        self._gate = gate
+        self._queue = queue
+        self._cache_state = cache_state
+        self._kv_events = kv_events
+        self._tokenization = tokenization
+        self._exact_prompts = exact_prompts
+        self._reader = reader
+        self._clock = clock
+
+    def add_gauges(self, metrics: Metrics) -> None:
+        """Values that are read when metrics are scraped."""
+        add = metrics.gauge
+        add(
+            "gateway_backend_in_flight",
+            "Sequences in flight on a backend.",
+            _BACKEND,
+            self._of_loads(lambda load: load.in_flight),
+        )
+        add("gateway_backend_in_flight_limit", "Current limit of sequences in flight on a backend.", _BACKEND,
+            self._of_backends(lambda backend: backend.limit(self._clock())))  # fmt: skip
+        add("gateway_backend_kv_tokens_reserved", "KV cache tokens reserved for requests in flight.", _BACKEND,
+            self._of_backends(self._kv_tokens_reserved))  # fmt: skip
+        add("gateway_backend_kv_tokens_limit", "Limit of reserved KV cache tokens on a backend.", _BACKEND,
+            self._of_backends(self._kv_tokens_limit))  # fmt: skip
+        add("gateway_backend_up", "Backend health: 1 = up, 0 = down, ejected or unknown.", _BACKEND,
+            self._of_backends(lambda backend: float(backend.health.state == "up")))  # fmt: skip
+        add("gateway_backend_prefix_trust", "Share of predicted hits used for routing; 1 while confirmed.",
+            _BACKEND, self._of_backends(self._trust))  # fmt: skip
+        add("gateway_kv_events_followed", "KV event stream state: 1 = complete and current.", ("backend", "rank"),
+            lambda: self._streams(lambda stream: float(self._cache_state.exact.live(stream["seat"]))))  # fmt: skip
+        add("gateway_kv_events_blocks", "KV cache blocks on an engine, by its KV events.", ("backend", "rank"),
+            lambda: self._streams(lambda stream: stream["resident_blocks"]))  # fmt: skip
+        metrics.counter("gateway_kv_events_gaps_total", "Gaps in the sequence of KV events.", ("backend", "rank"),
+                        lambda: self._streams(lambda stream: stream["gaps"]))  # fmt: skip
+        metrics.counter("gateway_tokenizer_prompts_total", "Tokenization attempts by result.", ("result",),
+                        self._tokenizer_results)  # fmt: skip
+        add("gateway_queued_requests", "Requests waiting in the queue, by model.", ("model",),
+            self._queued)  # fmt: skip
+
+    def _queued(self) -> list[tuple[Labels, float]]:
+        """By model; those together that no backend has told of, for which requests may be held."""
+        counts: list[tuple[Labels, float]] = [
+            ((card.id,), self._queue.waiting(card.id)) for card in self._fleet.models()
+        ]
+        unknown = len(self._queue) - sum(count for _, count in counts)
+        return [*counts, (("unknown",), unknown)] if unknown else counts
+
+    def _tokenizer_results(self) -> list[tuple[Labels, float]]:
+        return [((name,), value) for name, value in self._tokenization.totals().items() if name in _RESULTS]
+
+    def _streams(self, read: Callable[[dict[str, Any]], float]) -> list[tuple[Labels, float]]:
+        return [((each["backend"], str(each["rank"])), read(each)) for each in self._kv_events.status()]
+
+    def _of_loads(self, read: Callable[[EngineLoad], float]) -> Callable[[], Iterable[tuple[Labels, float]]]:
+        loads = self._placement.loads
+        return lambda: [((b.name,), sum(map(read, loads(b.name)))) for b in self._fleet.backends]
+
+    def _of_backends(self, read: Callable[[Backend], float]) -> Callable[[], Iterable[tuple[Labels, float]]]:
+        return lambda: [((backend.name,), read(backend)) for backend in self._fleet.backends]
+
+    def _kv_tokens_reserved(self, backend: Backend) -> int:
+        return sum(ledger.taken_tokens for ledger in self._placement.ledgers(backend.name))
+
+    def _kv_tokens_limit(self, backend: Backend) -> int:
+        """0 where the size of the cache is not known, so that there is no limit."""
+        return int(self._config.admission.kv_headroom * (backend.kv_cache_tokens or 0))
+
+    def _trust(self, backend: Backend) -> float:
+        return min(self._cache_state.trust.share(engine.index) for engine in self._fleet.engines(backend))
+
+    def backends(self) -> list[dict[str, Any]]:
+        """What is known of each backend and what runs there."""
+        now = self._clock()
+        streams: dict[str, list[dict[str, Any]]] = {}
+        for stream in self._kv_events.status():
+            used = self._cache_state.exact.live(stream["seat"])
+            streams.setdefault(stream["backend"], []).append(stream | {"used": used})
+        return [
+            self._backend(backend, self._placement.loads(backend.name), now)
+            | {"kv_events": streams.get(backend.name, []), "kv_events_problem": plan(backend).problem}
+            for backend in self._fleet.backends
+        ]
+
+    def _backend(self, backend: Backend, loads: list[EngineLoad], now: float) -> dict[str, Any]:
+        engines, index = self._fleet.engines(backend), self._cache_state.index
+        return {
+            "name": backend.name,
+            "url": backend.config.url,
+            "state": backend.health.state,
+            "probe_error": backend.probe_error,
+            "version": backend.facts.version,
+            "models": [card.id for card in backend.facts.models],
+            "engines": len(engines),
+            "in_flight": sum(load.in_flight for load in loads),
+            "limit": backend.limit(now),
+            "limit_upper": backend.cap,
+            "limit_moved": _moved(backend.limiter.last_move, now),
+            "kv_cache_tokens": backend.kv_cache_tokens,
+            "kv_tokens_reserved": self._kv_tokens_reserved(backend),
+            "kv_tokens_limit": self._kv_tokens_limit(backend) or None,
+            "prefix_record_bytes": sum(index.used_bytes(engine.index) for engine in engines),
+            "prefix_trust": self._trust(backend),
+            "tokenizers": {
+                told["model"]: told["backends"][backend.name]
+                for told in self._tokenization.status()
+                if backend.name in told["backends"]
+            },
+        }
+
+    async def route(self, body: bytes, path: str) -> dict[str, Any]:
+        """Where a request with this body would go now. Nothing is sent and nothing is remembered.
+
+        `path` is the endpoint, or empty: then the body's fields tell. Raises a GatewayError where the request would.
+        """
+        incoming, route = await self._as_request(body, path)
+        request = await in_turns(self._reader.read(incoming, route, "dry-run", None, self._only_model))
+        await self._exact_prompts.complete(request)
+        ask = request.ask
+        if self._fleet.candidates(ask.model) is None:
+            raise ModelNotFound(
+                f"The model {ask.model!r} does not exist. GET /v1/models lists the available models.", param="model"
+            )
+        verdicts = self._gate.explain(ask)
+        is_open = [verdict for verdict in verdicts if verdict.is_open]
+        chosen = verdicts[0] if self._placement.waits_for_best or not is_open else is_open[0]
+        return {
+            "model": ask.model,
+            "policy": self._config.routing.policy,
+            "prompt_tokens": ask.prompt_tokens,
+            "prefix_blocks": len(ask.keys),
+            "chosen": chosen.name,
+            "waits": not chosen.is_open or self._queue.waiting(ask.model) > 0,
+            "queued_requests": self._queue.waiting(ask.model),
+            "backends": as_document(verdicts),
+            "other_policies": self._others(ask, [verdict.seat for verdict in is_open]),
+        }
+
+    async def _as_request(self, body: bytes, path: str) -> tuple[Incoming, Route]:
+        if not path:
+            document = await in_turns(parse_body(body, self._config.server))
+            path = "/v1/chat/completions" if "messages" in document else "/v1/completions"
+        incoming = Incoming()
+        incoming.body = body
+        route = find_route(b"POST", path.encode())
+        if route.kind not in (Kind.GENERATE, Kind.POOL):
+            raise InvalidRequest(
+                f"Requests to {path} are not routed by their body, so a dry run is unsupported.", param="path"
+            )
+        return incoming, route
+
+    def _others(self, ask: Ask, open_seats: list[Seat]) -> dict[str, str | None]:
+        """The open engine that `least_loaded` would choose; None if no engine is open."""
+        if not open_seats:
+            return {"least_loaded": None}
+        least = min(LeastLoadedPolicy().options(ask, open_seats, 0.0), key=lambda option: option.cost).seat
+        return {"least_loaded": least.name}
+
+    def _only_model(self) -> str | None:
+        models = self._fleet.models()
+        return models[0].id if len(models) == 1 else None
+
+
+def _moved(move: LimitChange | None, now: float) -> dict[str, Any] | None:
+    if move is None:
+        return None
+    seconds = round(now - move.at_seconds, 1)
+    return {"reason": move.reason.value, "before": move.before, "after": move.after, "seconds_ago": seconds}
+
+
+_MOST_LABELS = 100  # names of tenants in metrics; those of keys first
+_MOST_SHOWN = 100  # tenants of a model in the answer
+_OTHER = "other"
+
+
+class LineView:
+    """Reads the queue; changes nothing. `names`: of tenants that are known from the start."""
+
+    def __init__(
+        self, queue: Queue, placement: Placement, models: Callable[[], Sequence[str]], names: Iterable[str],
+        clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self._queue = queue
+        self._placement = placement
+        self._models = models
+        self._labels = set(list(names)[:_MOST_LABELS])
+        self._clock = clock
+
+    def add_gauges(self, metrics: Metrics) -> None:
+        """Values that are read when metrics are scraped."""
+        metrics.gauge(
+            "gateway_queued_requests_by_tenant",
+            "Requests waiting in the queue, by tenant; other = tenants beyond the first 100, none = no tenant name.",
+            ("model", "tenant", "class"),
+            self._counts,
+        )
+
+    async def document(self) -> dict[str, Any]:
+        """The line of each model, live. A long line takes long to look through, so others run between tenants."""
+        now = self._clock()
+        shown = dict.fromkeys((*self._models(), *self._queue.models()))
+        return {"waiting": len(self._queue), "models": [await self._model(model, now) for model in shown]}
+
+    def _counts(self) -> list[tuple[Labels, float]]:
+        counts: dict[Labels, float] = {}
+        known = set(self._models())
+        for model in self._queue.models():
+            line = self._queue.line(model)
+            for flow in line.flows if line is not None else ():
+                labels = (model if model in known else "unknown", self._label(flow.tenant.name), _class(flow.batch))
+                counts[labels] = counts.get(labels, 0.0) + len(flow.tickets)
+        return list(counts.items())
+
+    def _label(self, tenant: str) -> str:
+        """The tenant's name, as long as not too many have had one."""
+        if tenant not in self._labels:
+            if len(self._labels) >= _MOST_LABELS:
+                return _OTHER
+            self._labels.add(tenant)
+        return tenant
+
+    async def _model(self, model: str, now: float) -> dict[str, Any]:
+        line, tenants = self._queue.line(model), self._queue.tenants(model)
+        flows = {(flow.tenant.name, flow.batch): flow for flow in line.flows} if line is not None else {}
+        shown = sorted(tenants, key=lambda one: (one.waiting, one.in_flight, one.seen_seconds), reverse=True)
+        rate = self._placement.prospects.service_rate(model, now)
+        told = []
+        for tenant in shown[:_MOST_SHOWN]:
+            told.append(self._tenant(model, tenants, tenant, flows, now))
+            await asyncio.sleep(0)
+        return {
+            "model": model,
+            "waiting": tenants.waiting,
+            "in_flight": tenants.in_flight,
+            "line_seconds": now - line.began_seconds if line is not None else 0.0,
+            "drain_requests_per_second": rate,
+            "tenants": told,
+        }
+
+    def _tenant(
+        self, model: str, tenants: Tenants, tenant: Tenant, flows: dict[tuple[str, bool], TenantQueue], now: float
+    ) -> dict[str, Any]:
+        return {
+            "tenant": tenant.name,
+            "weight": tenant.weight,
+            "in_flight": tenant.in_flight,
+            "served_tokens": round(tenant.served_tokens),
+            "classes": [
+                {
+                    "class": _class(batch),
+                    "waiting": 0 if flow is None else len(flow.tickets),
+                    "oldest_wait_seconds": 0.0 if flow is None else now - flow.since_seconds,
+                    "tokens_ahead": round(_ahead(tenants, tenant, batch)) if flow is not None else 0,
+                    "expected_wait_seconds": self._placement.prospects.wait_seconds(
+                        Ask(model, tenant=tenant.name, weight=tenant.weight, batch=batch), now
+                    ),
+                }
+                for batch, flow in ((batch, flows.get((tenant.name, batch))) for batch in (False, True))
+                if flow is not None or not batch
+            ],
+        }
+
+
+def _ahead(tenants: Tenants, tenant: Tenant, batch: bool) -> float:
+    """Tokens that it was served more than others by weight; below 0 while it holds out for its best engine."""
+    return (tenant.shares[batch].end - tenants.clocks[batch].now) * tenant.weight
+
+
+def _class(batch: bool) -> str:
+    return "batch" if batch else "interactive"

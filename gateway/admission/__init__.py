@@ -1,1 +1,0 @@
-"""May a request enter, when, and which backend is bound to it."""

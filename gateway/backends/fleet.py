@@ -1,0 +1,375 @@
+"""The fleet: the one owner of the backends' state, and of which backend may serve which model now.
+
+Reads are lookups in a snapshot that is replaced whenever evidence changes it. Evidence comes from the relay (requests)
+and from the probe (/health, /v1/models, /metrics).
+"""
+
+import math
+import os
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import NamedTuple
+
+import aiohttp
+
+from gateway.backends.backend import Backend, EngineRank, Facts, ModelCard, Telemetry
+from gateway.backends.concurrency_limit import EngineSample, LimitChange, Limiter
+from gateway.backends.health import NOBODY_THERE, PROBE_WORDS, Peers, ProbeResult, State
+from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
+from gateway.errors import BackendError, ConnectFailed, EngineDead
+from gateway.supervisor import Supervisor
+
+Clock = Callable[[], float]
+
+
+def eligible(backends: Sequence[Backend], max_ejected: float) -> tuple[Backend, ...]:
+    """Those of a model's backends that may be given requests: none of those that are certainly gone.
+
+    Ejections beyond the share `max_ejected` are not carried out, the one that ends first being spared first.
+    If that leaves nobody, all the others are used: probes alone must not stop the traffic.
+    """
+    usable = {backend for backend in backends if backend.health.state == "up" and not backend.health.gone}
+    ejected = [backend for backend in backends if backend.health.state == "ejected"]
+    too_many = max(0, len(ejected) - int(len(backends) * max_ejected))
+    sparable = [backend for backend in ejected if not backend.health.gone]
+    sparable.sort(key=lambda backend: backend.health.ejected_until)
+    usable.update(sparable[:too_many])
+    if usable:
+        return tuple(backend for backend in backends if backend in usable)
+    return tuple(backend for backend in backends if not backend.health.gone)
+
+
+class Sent(NamedTuple):
+    """What the gateway itself has sent to a backend: sequences in flight, and all so far."""
+
+    in_flight: int
+    total: int
+
+
+class Fleet:
+    """All backends. Synchronous methods only, called from one event loop."""
+
+    def __init__(
+        self,
+        backends: Sequence[BackendConfig],
+        health: HealthConfig,
+        admission: AdmissionConfig | None = None,
+        *,
+        clock: Clock,
+        random: Random,
+        supervisor: Supervisor | None = None,
+    ) -> None:
+        admission = admission or AdmissionConfig()
+        self.backends = tuple(
+            Backend(index, config, health, random, _limiter(admission)) for index, config in enumerate(backends)
+        )
+        self.on_change: list[Callable[[], None]] = []
+        self.on_restart: list[Callable[[Backend], None]] = []
+        self.on_doubt: list[Callable[[Backend], None]] = []  # a closer look at this backend is wanted soon
+        self.on_limit: list[Callable[[Backend, LimitChange], None]] = []  # its adaptive limit moved
+        self.sent_to: Callable[[Backend], Sent] = lambda _backend: Sent(0, 0)  # whoever places requests knows
+        self.ready = False
+        self._health = health
+        self._clock = clock
+        self._supervisor = supervisor or Supervisor(clock)
+        self._serving: dict[str, tuple[Backend, ...]] = {}
+        self._families: dict[str, str] = {}
+        self._ranks: dict[tuple[Backend, int], EngineRank] = {}
+        self._missing: set[tuple[Backend, str]] = set()  # said to have no such model since its list was read
+        self._refused: set[Backend] = set()  # refused a connection since the last probe that got through
+
+    def serving(self, model: str) -> tuple[Backend, ...] | None:
+        """The backends that may be given a request for this model now; None = no backend ever listed it."""
+        return self._serving.get(model)
+
+    def candidates(self, model: str) -> list[Backend | EngineRank] | None:
+        """The engines of these; None only if no backend can have it: one that has not told its models yet may."""
+        if serving := self._serving.get(model):
+            return [engine for backend in serving for engine in self.engines(backend)]
+        may_come = any(backend.lists(model) or not backend.facts.models for backend in self.backends)
+        return [] if may_come else None
+
+    def family(self, model: str) -> str:
+        """The model whose engines a model runs on: itself, the base of an adapter, or its first name of several."""
+        return self._families.get(model, model)
+
+    def families(self) -> list[str]:
+        """Those of all models, each once."""
+        return list(dict.fromkeys(self._families.values()))
+
+    def engines(self, backend: Backend) -> Sequence[Backend | EngineRank]:
+        """Each engine that a backend runs; itself, if that is one. An engine keeps its number for good."""
+        if backend.facts.engines == 1:
+            return (backend,)
+        return [self.engine(backend, rank) for rank in range(backend.facts.engines)]
+
+    def engine(self, backend: Backend, rank: int) -> Backend | EngineRank:
+        if backend.facts.engines == 1:
+            return backend
+        known = self._ranks.get((backend, rank))
+        if known is None:
+            known = EngineRank(backend, rank, len(self.backends) + len(self._ranks))
+            self._ranks[backend, rank] = known
+        return known
+
+    def recovery_seconds(self) -> float:
+        """When a backend may be back, for a client that found none: an ejection's end, or enough good probes."""
+        now = self._clock()
+        probes = self._health.rise * self._health.probe_interval_seconds
+        waits = [b.health.ejected_until - now if b.health.state == "ejected" else probes for b in self.backends]
+        return max(0.5, min(waits))
+
+    def models(self) -> tuple[ModelCard, ...]:
+        """What the backends last said they serve; of several cards for a model, the one with the shortest context."""
+        cards: dict[str, ModelCard] = {}
+        for backend in self.backends:
+            for card in backend.facts.models:
+                known = cards.setdefault(card.id, card)
+                if (card.max_model_len or math.inf) < (known.max_model_len or math.inf):
+                    cards[card.id] = card
+        return tuple(cards.values())
+
+    def adapter(self, model: str) -> str | None:
+        """The model's name, if it is a LoRA adapter of another."""
+        cards = [card for backend in self._serving.get(model, ()) for card in backend.facts.models if card.id == model]
+        return model if any(card.parent for card in cards) else None
+
+    def succeeded(self, backend: Backend, tenant: str | None = None) -> None:
+        """A request was answered; `tenant`: whose it was, if that is known."""
+        health = backend.health
+        gone = health.gone
+        health.succeeded(self._clock(), tenant)
+        if health.gone != gone:
+            self._rebuild()
+
+    def failed(self, backend: Backend, error: BackendError, tenant: str | None = None) -> None:
+        """A request failed. Errors that are not the backend's fault are not counted; `tenant` as in `succeeded`."""
+        if not error.counts_as_failure:
+            return
+        refused = isinstance(error, ConnectFailed) and _nobody_was_there(error.__cause__)
+        if refused:
+            self._refused.add(backend)
+        before = _view(backend)
+        if error.answered:
+            backend.health.erred(self._clock(), tenant, self._peers(backend))
+        else:
+            backend.health.failed(self._clock(), fatal=isinstance(error, EngineDead), refused=refused)
+        self._judged(backend, before)
+        after = _view(backend)
+        if (after.state, after.gone) != (before.state, before.gone):
+            self._doubt(backend)
+
+    def _peers(self, backend: Backend) -> Peers:
+        """What the other backends of the same models did with requests."""
+        models = {card.id for card in backend.facts.models}
+        peers = [
+            other.health.blame
+            for other in self.backends
+            if other is not backend and any(card.id in models for card in other.facts.models)
+        ]
+        return Peers(
+            max((peer.served_seconds for peer in peers), default=-math.inf),
+            max((peer.erred_seconds for peer in peers), default=-math.inf),
+        )
+
+    def model_missing(self, backend: Backend, model: str) -> None:
+        """A backend answered that it lacks a model that it listed: others are used until it lists its models again."""
+        if backend.lists(model):
+            self._missing.add((backend, model))
+            self._rebuild()
+            self._doubt(backend)
+
+    def list_read(self, backend: Backend) -> None:
+        """The backend has listed its models again; what it listed is learned next."""
+        if any(missing[0] is backend for missing in self._missing):
+            self._missing = {missing for missing in self._missing if missing[0] is not backend}
+            self._rebuild()
+
+    def probed(self, backend: Backend, probe: ProbeResult, reason: str = "") -> None:
+        """A probe of /health ended; `reason`: why there was no answer."""
+        before = _view(backend)
+        backend.probe_error = None if probe is ProbeResult.OK else reason or PROBE_WORDS[probe]
+        backend.health.probed(probe, self._clock())
+        if probe is ProbeResult.REFUSED:
+            self._refused.add(backend)
+        elif backend in self._refused:
+            self._refused.remove(backend)
+            backend.health.restarted()
+            # Where the process's start is known, the next scrape tells whether it is another process.
+            if before.ever_up and backend.facts.process_start_seconds is None:
+                self._restarted(backend)
+        self._judged(backend, before)
+
+    def learned(self, backend: Backend, facts: Facts) -> None:
+        """The backend told something new about itself."""
+        old, sizes = backend.facts, _sizes(backend)
+        if facts == old:
+            return
+        backend.learn(facts)
+        if _changed(old.process_start_seconds, facts.process_start_seconds) or _changed(old.version, facts.version):
+            backend.health.restarted()
+            self._restarted(backend)
+        else:
+            self._rebuild(must_tell=sizes != _sizes(backend))
+
+    def measured(self, backend: Backend, telemetry: Telemetry | None) -> None:
+        """The backend's load was read; None = what was known is too old to be used."""
+        old, backend.telemetry = backend.telemetry, telemetry
+        knows_start = backend.facts.process_start_seconds is not None
+        if old and telemetry and not knows_start and telemetry.prefix_queries_tokens < old.prefix_queries_tokens:
+            self._restarted(backend)  # a counter went back to zero
+        elif telemetry is None:
+            backend.limiter.lost()
+        elif move := backend.limiter.observe(self._look(backend, telemetry)):
+            self._tell_limit(backend, move)
+
+    def tick(self, backend: Backend) -> None:
+        """Time has passed: end an ejection that is over, tell of a limit that has grown."""
+        now = self._clock()
+        before = _view(backend)
+        backend.health.tick(now)
+        self._judged(backend, before)
+        since = backend.slow_since_seconds
+        if since is not None:
+            if now - since >= backend.slow_start_seconds:
+                backend.slow_since_seconds = None
+            self._tell()
+
+    def _look(self, backend: Backend, telemetry: Telemetry) -> EngineSample:
+        sent, capacity = self.sent_to(backend), telemetry.waiting_for_capacity
+        return EngineSample(
+            telemetry.at_seconds,
+            running=telemetry.running,
+            waiting=telemetry.waiting if capacity is None else capacity,
+            preemptions=telemetry.preemptions,
+            kv_usage=telemetry.kv_usage,
+            in_flight=sent.in_flight,
+            sent=sent.total,
+            generation_tokens=telemetry.generation_tokens,
+        )
+
+    def _judged(self, backend: Backend, before: "_View") -> None:
+        after = _view(backend)
+        if after == before:
+            return
+        if after.state == "up" and before.state in ("down", "ejected") and before.ever_up:
+            self._start_slowly(backend)
+        self._rebuild()
+
+    def _restarted(self, backend: Backend) -> None:
+        backend.telemetry = None
+        if move := backend.limiter.restarted(self._clock()):
+            self._tell_limit(backend, move)
+        self._start_slowly(backend)
+        for tell in self.on_restart:  # before on_change, which may place requests
+            with self._supervisor.guard("backend_restart"):
+                tell(backend)
+        self._rebuild(must_tell=True)
+
+    def _start_slowly(self, backend: Backend) -> None:
+        if backend.slow_start_seconds > 0:
+            backend.slow_since_seconds = self._clock()
+
+    def _rebuild(self, must_tell: bool = False) -> None:
+        listing: dict[str, list[Backend]] = {model: [] for model in self._serving}
+        for backend in self.backends:
+            for card in backend.facts.models:
+                listing.setdefault(card.id, []).append(backend)
+        for model in {model for _, model in self._missing}:
+            listed = listing.get(model, [])
+            listing[model] = [backend for backend in listed if (backend, model) not in self._missing] or listed
+        self._families = _families(self.backends)
+        serving = {model: eligible(backends, self._health.max_ejected) for model, backends in listing.items()}
+        for alone in serving.values():
+            if all(backend.slow_since_seconds is not None for backend in alone):
+                for backend in alone:  # nobody else could take what they are spared
+                    backend.slow_since_seconds = None
+        if serving != self._serving:
+            self._serving = serving
+            self.ready = any(serving.values())
+            must_tell = True
+        if must_tell:
+            self._tell()
+
+    def _tell_limit(self, backend: Backend, move: LimitChange) -> None:
+        for tell in self.on_limit:
+            with self._supervisor.guard("backend_limit"):
+                tell(backend, move)
+
+    def _tell(self) -> None:
+        """What a listener raises reaches neither the others nor the request in which the fleet changed."""
+        for tell in self.on_change:
+            with self._supervisor.guard("fleet_change"):
+                tell()
+
+    def _doubt(self, backend: Backend) -> None:
+        for tell in self.on_doubt:
+            with self._supervisor.guard("backend_doubt"):
+                tell(backend)
+
+
+def _families(backends: Sequence[Backend]) -> dict[str, str]:
+    families: dict[str, str] = {}
+    for backend in backends:
+        by_root: dict[str, str] = {}
+        for card in backend.facts.models:
+            families.setdefault(card.id, card.parent or by_root.setdefault(card.root or card.id, card.id))
+    return families
+
+
+class _View(NamedTuple):
+    """What of a backend's health decides where requests go."""
+
+    state: State
+    gone: bool
+    ever_up: bool
+    ejected_until: float  # decides who is spared
+
+
+def _view(backend: Backend) -> _View:
+    health = backend.health
+    return _View(health.state, health.gone, health.ever_up, health.ejected_until)
+
+
+def _limiter(config: AdmissionConfig) -> Limiter:
+    return Limiter(adaptive=config.adaptive, itl_objective_seconds=config.itl_objective_seconds)
+
+
+def _sizes(backend: Backend) -> tuple[object, ...]:
+    """What others read of a backend only when they are told to."""
+    facts = backend.facts
+    sizes = backend.cap, backend.kv_cache_tokens, facts.engines, backend.block_tokens, backend.caches_prefixes
+    return *sizes, facts.kv_event_sources
+
+
+def _nobody_was_there(cause: BaseException | None) -> bool:
+    return isinstance(cause, ConnectionRefusedError) or (isinstance(cause, OSError) and cause.errno in NOBODY_THERE)
+
+
+def _changed(old: object, new: object) -> bool:
+    return old is not None and new is not None and old != new
+
+
+def why(error: BaseException) -> str:
+    """A short reason, without the backend's address."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        cause = error.certificate_error
+    match cause:
+        case ssl.SSLCertVerificationError():
+            return f"TLS: {cause.verify_message.rstrip('.')}"
+        case ssl.SSLError():
+            return f"TLS: {(getattr(cause, 'reason', None) or str(cause)).lower().replace('_', ' ')}"
+        case socket.gaierror():
+            return f"host name not resolved: {(cause.strerror or str(cause)).lower()}"
+        case TimeoutError():
+            return "timed out"
+        case aiohttp.ServerDisconnectedError():
+            return "connection closed without a response"
+        case aiohttp.ClientResponseError():
+            return f"the response is not HTTP: {cause.message.splitlines()[0] if cause.message else cause.status}"
+        case OSError() if cause.errno is not None and cause.errno > 0:
+            return os.strerror(cause.errno).lower()
+    return str(cause) or type(cause).__name__

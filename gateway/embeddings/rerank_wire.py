@@ -1,0 +1,223 @@
+"""Rerank and score requests on the wire: which may be cut, how their tokens count, reading and writing answers.
+
+A request may be cut if each of its fields acts on each document by itself. Any other request is sent on as it is.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+from math import isfinite
+from typing import Any
+
+import orjson
+
+from gateway.embeddings.wire import common_fields, parse_answer
+from gateway.errors import WrongAnswer
+from gateway.request import Pairs, most_prompt_tokens
+
+_COMMON: dict[str, type] = {
+    "model": str,
+    "user": str,
+    "truncate_prompt_tokens": int,
+    "truncation_side": str,
+    "padding": str,
+    "max_tokens_per_query": int,
+    "max_tokens_per_doc": int,
+    "use_activation": bool,
+    "instruction": str,
+    "chat_template_kwargs": dict,
+    "priority": int,
+    "cache_salt": str,
+    "return_documents": bool,
+}
+_BYTES_A_CHARACTER = 3  # where not all of them are ASCII
+MOST_DOCUMENTS = 16384  # longer lists are sent on as they are
+_RERANK = (("query", "documents"),)
+_SCORE = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+
+
+def pairs_of(endpoint: str, document: dict[str, Any], model: str) -> Pairs | None:
+    """The pairs of a rerank or score request of several documents, if it may be cut between any two; else None.
+
+    `model` is the name that backends use.
+    """
+    ranks = endpoint == "rerank"
+    names = next((pair for pair in (_RERANK if ranks else _SCORE) if pair[0] in document and pair[1] in document), None)
+    if names is None:
+        return None
+    queries, documents, top_n = document[names[0]], document[names[1]], document.get("top_n", 0)
+    if not _are_texts(documents) or len(documents) > MOST_DOCUMENTS or type(top_n) is not int or top_n < 0:
+        return None
+    if type(queries) is not str and (ranks or not _are_texts(queries) or len(queries) not in (1, len(documents))):
+        return None
+    fields = common_fields(document, _COMMON, (*names, "top_n") if ranks else names)
+    if fields is None:
+        return None
+    partners = list(map(_size, [queries] if type(queries) is str else queries))
+    if len(partners) == 1:
+        partners *= len(documents)  # measured once: a client chooses the length of both
+    sizes = [a + b for a, b in zip(partners, map(_size, documents), strict=True)]
+    return Pairs(names, queries, documents, sizes, fields | {"model": model}, ranks, top_n)
+
+
+def body_of(pairs: Pairs, part: range) -> bytes:
+    """The body that asks for these documents alone. What is not among the best of a part is not among those of all."""
+    queries = pairs.queries if pairs.share_query else pairs.queries[part.start : part.stop]
+    asked = pairs.fields | dict(zip(pairs.names, (queries, pairs.documents[part.start : part.stop]), strict=True))
+    wanted = wanted_of(pairs, len(part))
+    return orjson.dumps(asked if wanted == len(part) else asked | {"top_n": wanted})
+
+
+def scored_bytes(document: dict[str, Any], size_bytes: int, documents: int) -> int:
+    """About how many bytes a model scores: most models read the one query again with each document."""
+    for name, _ in _RERANK + _SCORE:
+        query = document.get(name)
+        if type(query) is list and len(query) == 1:
+            query = query[0]
+        if type(query) is str:
+            return size_bytes + max(0, documents - 1) * len(query) * (1 if query.isascii() else _BYTES_A_CHARACTER)
+    return size_bytes
+
+
+def repeated_bytes(pairs: Pairs) -> int:
+    """What the body of each piece repeats: everything but documents, and but queries that are one for each."""
+    return len(body_of(pairs, range(0)))
+
+
+def wanted_of(pairs: Pairs, documents: int) -> int:
+    """How many of so many documents are to be answered."""
+    return pairs.top_n if 0 < pairs.top_n < documents else documents
+
+
+def query_body(pairs: Pairs) -> bytes:
+    """The body that asks for the query scored against itself, cut short by the rules for queries on both sides."""
+    fields = {name: value for name, value in pairs.fields.items() if name != "max_tokens_per_doc"}
+    if "max_tokens_per_query" in fields:
+        fields["max_tokens_per_doc"] = fields["max_tokens_per_query"]
+    query = pairs.queries if type(pairs.queries) is str else pairs.queries[0]
+    return orjson.dumps(fields | {pairs.names[0]: query, pairs.names[1]: [query]})
+
+
+def _are_texts(value: Any) -> bool:
+    return type(value) is list and set(map(type, value)) == {str}
+
+
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+class Counting(StrEnum):
+    """What a model has to be given for several documents."""
+
+    PAIRS = "pairs"  # query and document together, for each document: cross-encoders
+    QUERY_ONCE = "query_once"  # the query once, and each document: embeddings that are compared afterwards
+    UNKNOWN = "unknown"  # perhaps all documents in one prompt, where each one's score depends on the others
+
+
+def probes(model: str, pairs: Pairs) -> tuple[bytes, bytes]:
+    """Bodies that ask for a text against itself, once and twice, in the form that these pairs have."""
+    once, twice = (
+        orjson.dumps({"model": model, pairs.names[0]: "x", pairs.names[1]: ["x"] * count}) for count in (1, 2)
+    )
+    return once, twice
+
+
+def counting_of(once_tokens: int, twice_tokens: int) -> Counting:
+    """What the tokens of the two probes tell."""
+    if twice_tokens == 2 * once_tokens:
+        return Counting.PAIRS
+    if 2 * twice_tokens == 3 * once_tokens:
+        return Counting.QUERY_ONCE
+    return Counting.UNKNOWN
+
+
+_ENTRIES_AT_ONCE = 64
+_MOST_BYTES = 33554432  # of the answer to a piece
+_ENTRY_BYTES = 4096  # of an entry, besides the document in it
+_ESCAPED = 6  # times the bytes of a text, at most, when JSON escapes it
+_REST_BYTES = 1048576
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a backend answered of some documents: entries in the order of the client's answer, by the client's count."""
+
+    document: dict[str, Any]  # the answer, with nothing where its entries were
+    entries: list[dict[str, Any]]
+    prompt_tokens: int
+    size_bytes: int
+
+
+def most_bytes(documents: int, size_bytes: int) -> int:
+    """Bytes that the answer to so many documents of this size may have: it may repeat them."""
+    return min(_MOST_BYTES, _REST_BYTES + documents * _ENTRY_BYTES + _ESCAPED * size_bytes)
+
+
+def read_scores(body: bytes, pairs: Pairs, part: range) -> Scores:
+    """An answer that holds the scores of this part of the documents. Raises WrongAnswer for any other."""
+    texts = pairs.documents[part.start : part.stop]
+    marks = ((b"{", 8), (b"[", 8), (b",", 64))
+    most = {mark: each * len(texts) + 64 + sum(text.count(mark.decode()) for text in texts) for mark, each in marks}
+    document = parse_answer(body, most)
+    given = document.get(_list_of(pairs)) if type(document) is dict else None
+    if type(given) is not list:
+        raise WrongAnswer("The backend's response contains no list of scores.")
+    wanted = wanted_of(pairs, len(part))
+    if len(given) != wanted:
+        raise WrongAnswer(f"The backend returned {len(given)} scores where {wanted} were requested.")
+    score_name, seen = _score_of(pairs), set()
+    for entry in given:
+        index = entry.get("index") if type(entry) is dict else None
+        if type(index) is not int or not 0 <= index < len(part) or index in seen:
+            raise WrongAnswer("The scores in the backend's response have missing or duplicate indexes.")
+        score = entry.get(score_name)
+        if type(score) not in (int, float) or not isfinite(score):
+            raise WrongAnswer(f"The backend's response contains no score for document {index}.")
+        seen.add(index)
+        entry["index"] = part.start + index
+    size_bytes = sum(pairs.sizes_bytes[part.start : part.stop])
+    tokens = min(_tokens_of(document), most_prompt_tokens(len(part), size_bytes))
+    given.sort(key=lambda entry: (-entry[score_name] if pairs.ranks else 0, entry["index"]))
+    return Scores({**document, _list_of(pairs): None}, given, tokens, len(body))
+
+
+def tokens_in(body: bytes) -> int:
+    """The tokens that an answer to some pair tells of. Raises WrongAnswer."""
+    return _tokens_of(parse_answer(body, {b"{": 64, b"[": 64, b",": 1024}))
+
+
+def answer_pieces(request_id: str, pairs: Pairs, parts: list[Scores], tokens: int) -> Iterator[bytes]:
+    """The answer to the client, as one backend would have written it. `parts` are in the order of the documents."""
+    entries = list(chain.from_iterable(part.entries for part in parts))
+    if pairs.ranks:
+        name = _score_of(pairs)
+        entries.sort(key=lambda entry: -entry[name])  # stable, as vLLM's: of equals the first document comes first
+    del entries[wanted_of(pairs, len(entries)) if pairs.ranks else len(entries) :]
+    document = parts[0].document
+    usage = {**document["usage"], "prompt_tokens": tokens, "total_tokens": tokens}
+    whole = {"id": None, **document} | {"id": f"score-{request_id}", "usage": usage}
+    names = list(whole)
+    place = names.index(_list_of(pairs))
+    before, after = ({name: whole[name] for name in part} for part in (names[:place], names[place + 1 :]))
+    yield b'%b,"%b":[' % (orjson.dumps(before)[:-1], names[place].encode())
+    for start in range(0, len(entries), _ENTRIES_AT_ONCE):
+        written = orjson.dumps(entries[start : start + _ENTRIES_AT_ONCE])[1:-1]
+        yield b"," + written if start else written
+    yield b"]," + orjson.dumps(after)[1:] if after else b"]}"
+
+
+def _list_of(pairs: Pairs) -> str:
+    return "results" if pairs.ranks else "data"
+
+
+def _score_of(pairs: Pairs) -> str:
+    return "relevance_score" if pairs.ranks else "score"
+
+
+def _tokens_of(document: Any) -> int:
+    usage = document.get("usage") if type(document) is dict else None
+    tokens = usage.get("prompt_tokens") if type(usage) is dict else None
+    if type(tokens) is not int or tokens < 0:
+        raise WrongAnswer("The backend's response reports no token usage.")
+    return tokens

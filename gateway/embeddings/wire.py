@@ -1,0 +1,290 @@
+"""Embeddings on the wire: which requests may share a batch, cutting lists, reading answers, writing each client's own.
+
+Only what provably acts on each input by itself may share a batch: each such field, with a value of its type, is part of
+what requests must have in common. A request with any other field is sent on as it is. Backends are asked for base64;
+clients get the encoding they asked for, to the last bit. Floats are written as vLLM does: each 32-bit float as the
+shortest decimal of the 64-bit float of the same value. Parsing time is bounded: a parser takes 100 times as long for
+values as for long strings.
+"""
+
+import binascii
+from base64 import b64decode, b64encode
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from gateway.errors import WrongAnswer
+from gateway.request import EmbeddingInputs, Usage
+
+
+class NotVectors(ValueError):
+    """What should be vectors is not."""
+
+
+def as_floats(vectors: list[Any]) -> list[Any]:
+    """Each vector as a list of numbers, ready to be written by orjson. Raises NotVectors."""
+    return [orjson.Fragment(_floats_of(vector)) if type(vector) is str else _numbers(vector) for vector in vectors]
+
+
+def as_base64(vectors: list[Any]) -> list[Any]:
+    """Each vector in base64. Raises NotVectors."""
+    return [vector if type(vector) is str else _base64_of(vector) for vector in vectors]
+
+
+def is_sound(vector: Any) -> bool:
+    """Whether it is base64 of numbers, each of them finite."""
+    try:
+        return type(vector) is str and bool(np.isfinite(np.frombuffer(b64decode(vector, validate=True), "<f4")).all())
+    except (binascii.Error, ValueError):
+        return False
+
+
+def _numbers(vector: list[Any]) -> list[Any]:
+    if not set(map(type, vector)) <= {float, int}:
+        raise NotVectors("An embedding in the backend's response is not a list of numbers.")
+    return vector
+
+
+def _floats_of(vector: str) -> bytes:
+    try:
+        floats = np.frombuffer(b64decode(vector, validate=True), "<f4").astype(np.float64)
+    except (binascii.Error, ValueError) as error:
+        raise NotVectors("An embedding in the backend's response is not base64 of 32-bit floats.") from error
+    return orjson.dumps(floats, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _base64_of(vector: Any) -> str:
+    try:
+        return b64encode(np.array(vector, "<f4").tobytes()).decode()
+    except (TypeError, ValueError) as error:
+        raise NotVectors("An embedding in the backend's response is not a list of numbers.") from error
+
+
+MOST_INPUTS = 2048  # OpenAI's limit; longer lists are sent on as they are
+_COMMON: dict[str, type] = {
+    "model": str,
+    "dimensions": int,
+    "truncate_prompt_tokens": int,
+    "truncation_side": str,
+    "add_special_tokens": bool,
+    "use_activation": bool,
+    "priority": int,
+    "cache_salt": str,
+}
+_OWN = frozenset(("input", "user", "encoding_format"))  # may differ between the requests of a batch
+_ID_BYTES = 4  # an id stands for about as many bytes of text
+
+
+def inputs_of(document: dict[str, Any], model: str, isolation: str = "") -> EmbeddingInputs | None:
+    """The inputs of a request, if they can be told apart from those of others in one batch; else None.
+
+    `model` is the name that backends use.
+    """
+    common = common_fields(document, _COMMON, _OWN)
+    if common is None:
+        return None
+    wanted, user = document.get("encoding_format"), document.get("user")
+    if (wanted is not None and wanted not in ("float", "base64")) or not isinstance(user, str | None):
+        return None
+    read = _read(document.get("input"))
+    if read is None:
+        return None
+    items, are_ids, sizes = read
+    template = orjson.dumps(common | {"model": model, "encoding_format": "base64"}, option=orjson.OPT_SORT_KEYS)
+    return EmbeddingInputs(items, are_ids, sizes, template[:-1] + b',"input":', wanted != "base64", isolation)
+
+
+def common_fields(document: dict[str, Any], kinds: dict[str, type], own: Collection[str]) -> dict[str, Any] | None:
+    """The fields besides its `own`, where each is known and has a value of its kind; else None. Null is no value."""
+    common: dict[str, Any] = {}
+    for name, value in document.items():
+        kind = kinds.get(name)
+        if kind is not None:
+            if type(value) is kind:
+                common[name] = value
+            elif value is not None:
+                return None
+        elif name not in own:
+            return None
+    return common
+
+
+def body_of(template: bytes, items: list[str] | list[list[int]]) -> bytes:
+    """The body that asks for these inputs together."""
+    return b"%b%b}" % (template, orjson.dumps(items))
+
+
+def _read(value: Any) -> tuple[list[str] | list[list[int]], bool, list[int]] | None:
+    """The inputs as a list, whether they are token ids, and the size of each; None = not of one clear kind."""
+    if type(value) is str:
+        return [value], False, [_size(value)]
+    if type(value) is not list or not value:
+        return None
+    kinds = set(map(type, value))
+    if kinds == {int}:
+        return ([value], True, [_ID_BYTES * len(value)]) if _are_ids(value) else None
+    if len(value) > MOST_INPUTS:
+        return None
+    if kinds == {str}:
+        return value, False, list(map(_size, value))
+    if kinds == {list} and all(each and set(map(type, each)) == {int} and _are_ids(each) for each in value):
+        return value, True, [_ID_BYTES * len(each) for each in value]
+    return None
+
+
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _are_ids(values: list[int]) -> bool:
+    return min(values) >= 0 and max(values) < 1 << 31
+
+
+def pieces(tokens: Sequence[int], max_items: int, max_tokens: int, replicas: int = 1) -> list[range]:
+    """Ranges of inputs that each keep to the budget, in order; one, if all keep to it together.
+
+    A list that has to be cut is cut into at least as many pieces as there are replicas, if it has as many inputs. An
+    input over the budget is a piece of its own.
+    """
+    count, total = len(tokens), sum(tokens)
+    if count <= max_items and (total <= max_tokens or count == 1):
+        return [range(count)]
+    wanted = max(-(-count // max_items), -(-total // max_tokens), min(replicas, count))
+    fair_items, fair_tokens = min(max_items, -(-count // wanted)), min(max_tokens, -(-total // wanted))
+    cut: list[range] = []
+    start = filled = 0
+    for number, needed in enumerate(tokens):
+        over = filled + needed > max_tokens or number - start >= fair_items or filled >= fair_tokens
+        if number > start and over:
+            cut.append(range(start, number))
+            start, filled = number, 0
+        filled += needed
+    cut.append(range(start, count))
+    return cut
+
+
+def shares(total: int, weights: Sequence[float]) -> list[int]:
+    """Whole numbers that add up to `total`, in proportion to the weights (largest remainders)."""
+    whole = sum(weights)
+    if not whole:
+        weights, whole = [1.0] * len(weights), float(len(weights))
+    exact = [total * weight / whole for weight in weights]
+    parts = [int(each) for each in exact]
+    by_rest = sorted(range(len(parts)), key=lambda number: parts[number] - exact[number])
+    for number in by_rest[: total - sum(parts)]:
+        parts[number] += 1
+    return parts
+
+
+_SHORT_BYTES = 1048576  # parsed within 25 ms, whatever it holds
+
+
+def parse_answer(body: bytes, most: Mapping[bytes, int]) -> Any:
+    """The document. Raises WrongAnswer if it is none, or a long one in which one of these marks is more often."""
+    if len(body) > _SHORT_BYTES:
+        for mark, count in most.items():
+            if body.count(mark) > count:
+                raise WrongAnswer(
+                    f"The backend's response contains over {count} {mark.decode()!r}: more than requested."
+                )
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise WrongAnswer(f"The backend's response is not valid JSON: {error}.") from error
+
+
+_PIECE_BYTES = 131072
+_FLOAT_BYTES, _BASE64_BYTES = 21, 6  # of one number
+_MOST_BYTES = 16777216  # of the answer to a batch: parsed within 50 ms
+_MOST_NUMBERS = 500_000  # of vectors that came as lists of numbers
+_ITEM_BYTES = 524288
+_REST_BYTES = 1048576
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """What a backend answered: one entry of `data` for each input, in the order of the inputs."""
+
+    document: dict[str, Any]  # the rest of the answer
+    data: list[dict[str, Any]]
+    prompt_tokens: int
+    counts: Sequence[int] | None = None  # tokens of each input, where they were counted
+
+
+def most_bytes(items: int) -> int:
+    """Bytes that the answer to so many inputs may have."""
+    return min(_MOST_BYTES, _REST_BYTES + items * _ITEM_BYTES)
+
+
+def read_vectors(body: bytes, items: int) -> Vectors:
+    """An answer that holds a vector for each of so many inputs. Raises WrongAnswer for any other."""
+    document = parse_answer(body, {b"{": 4 * items + 64, b"[": 2 * items + 64, b",": _MOST_NUMBERS + 8 * items})
+    given = document.get("data") if type(document) is dict else None
+    if type(given) is not list:
+        raise WrongAnswer("The backend's response contains no list of embeddings.")
+    if len(given) != items:
+        raise WrongAnswer(f"The backend returned {len(given)} embeddings for {items} inputs.")
+    data: list[Any] = [None] * items
+    for entry in given:
+        index = entry.get("index") if type(entry) is dict else None
+        if type(index) is not int or not 0 <= index < items or data[index] is not None:
+            raise WrongAnswer("The embeddings in the backend's response have missing or duplicate indexes.")
+        if type(entry.get("embedding")) not in (str, list) or not entry["embedding"]:
+            raise WrongAnswer(f"The backend's response contains no embedding for input {index}.")
+        data[index] = entry
+    lengths = {(type(entry["embedding"]), len(entry["embedding"])) for entry in data}
+    if len(lengths) > 1:
+        raise WrongAnswer("The embeddings in the backend's response differ in size.")
+    usage = document.get("usage")
+    tokens = usage.get("prompt_tokens") if type(usage) is dict else None
+    if type(tokens) is not int or tokens < 0:
+        raise WrongAnswer("The backend's response reports no token usage.")
+    return Vectors(document, data, tokens)
+
+
+def answer_pieces(
+    request_id: str, document: dict[str, Any], data: list[dict[str, Any]], tokens: int, *, floats: bool
+) -> Iterator[bytes]:
+    """The answer to one client, as the backend would have written it, in pieces of some 100 KB at most.
+
+    `document` is what a backend answered to all. Raises WrongAnswer.
+    """
+    usage = {**document["usage"], "prompt_tokens": tokens, "total_tokens": tokens}
+    whole = {**document, "id": f"embd-{request_id}", "data": None, "usage": usage}
+    names = list(whole)
+    place = names.index("data")
+    before, after = ({name: whole[name] for name in part} for part in (names[:place], names[place + 1 :]))
+    yield orjson.dumps(before)[:-1] + (b',"data":[' if before else b'"data":[')
+    step = max(1, _PIECE_BYTES // _size_of(data[0], floats=floats))
+    for start in range(0, len(data), step):
+        entries = data[start : start + step]
+        try:
+            vectors = (as_floats if floats else as_base64)([entry["embedding"] for entry in entries])
+        except NotVectors as error:
+            raise WrongAnswer(str(error)) from error
+        own = [
+            {**entry, "index": index, "embedding": vector}
+            for index, (entry, vector) in enumerate(zip(entries, vectors, strict=True), start)
+        ]
+        written = orjson.dumps(own)[1:-1]
+        yield b"," + written if start else written
+    yield b"]," + orjson.dumps(after)[1:]
+
+
+def size_of(data: list[dict[str, Any]], *, floats: bool) -> int:
+    """About how many bytes the answer to one client has."""
+    return len(data) * _size_of(data[0], floats=floats)
+
+
+def _size_of(entry: dict[str, Any], *, floats: bool) -> int:
+    vector = entry["embedding"]
+    count = len(vector) * 3 // 16 if type(vector) is str else len(vector)
+    return max(1, count * (_FLOAT_BYTES if floats else _BASE64_BYTES))
+
+
+def usage_of(tokens: int) -> Usage:
+    """The same usage, as the gateway counts it."""
+    return Usage(tokens, 0)

@@ -1,0 +1,239 @@
+"""A stream of server-sent events on its way through, and the token counts in it.
+
+Only whole events are passed on, so that a stream can be ended cleanly at any time. Counts are read without parsing the
+rest, and limited to what is possible.
+"""
+
+import re
+from typing import Any
+
+import orjson
+
+from gateway.request import Ask, Usage, most_prompt_tokens
+
+_MAX_PARTIAL_BYTES = 131072
+_KEPT_BYTES = 4096  # of a longer event, until its end: usage stands there, and must not be cut in two
+_DONE = b"data: [DONE]\n\n"
+EVENT_END = re.compile(rb"(\r?\n\r?\n)")  # JSON holds no line ends, so either spelling is found safely
+_HAS_USAGE = re.compile(rb'"usage"\s*:\s*\{')  # and not null, which some engines put into every event
+_ERROR = b'data: {"error"'
+ABORTED = b'"finish_reason":"abort"'  # an engine that is shutting down ends its answers like this, as if complete
+
+
+class EventStream:
+    """Cuts a byte stream at event ends, remembers where usage was, and whether the end marker came.
+
+    `done_marker` is how a line starts that only a complete answer holds; without one, the end of the body is the end.
+    `failure` is the event with which the backend gave the answer up, if it did: that event and all that follows, even
+    an end marker, are not passed on.
+    """
+
+    __slots__ = (
+        "_done_marker", "_hides_usage", "_last", "_partial", "_previous", "_within", "ended", "failure", "usage_first",
+        "usage_last",
+    )  # fmt: skip
+
+    def __init__(self, done_marker: bytes | None, hides_usage: bool) -> None:
+        self._done_marker = done_marker
+        self._hides_usage = hides_usage
+        self._partial = bytearray()
+        self._previous = b""
+        self._last = b""
+        self._within = False  # the beginning of an event was passed on, but not its end
+        self.ended = False  # the last event was [DONE]: the answer is complete, though its framing may not be
+        self.failure = b""
+        self.usage_first = b""
+        self.usage_last = b""
+
+    def take(self, data: bytes) -> bytes:
+        """Bytes that may be passed on now: up to the last event end, less what the client did not ask for.
+
+        An event that is too long to be kept is passed on in pieces, of which the first and the last are remembered.
+        """
+        was_within = self._within
+        if self._partial or not data.endswith(b"\n\n"):
+            data = self._cut(data)
+            if not data:
+                return b""
+        if self.failure or self._gives_up(data):
+            data = self._up_to_failure(data)
+        if not (was_within and self._within):
+            self._previous, self._last = self._last, data if len(data) <= _KEPT_BYTES else self._marker_in(data)
+        if data.endswith(_DONE):
+            self.ended = self._done_marker is not None
+        if b'"usage"' in data and _HAS_USAGE.search(data):
+            self.usage_last = data
+            if not self.usage_first:
+                self.usage_first = data
+            if self._hides_usage:
+                return _without_usage(data)
+        return data
+
+    @property
+    def complete(self) -> bool:
+        """The answer's end marker was seen."""
+        marker = self._done_marker
+        if marker is None:
+            return True
+        if self._within:
+            return False
+        return bool(self._marker_in(self._last) or self._marker_in(self._previous))
+
+    def _marker_in(self, data: bytes) -> bytes:
+        """The end marker if a line starts with it; all that has to be remembered of much data."""
+        marker = self._done_marker
+        if marker is None:
+            return b""
+        bare = marker.replace(b": ", b":", 1)  # the space is optional
+        return marker if _has_line(data, marker) or _has_line(data, bare) else b""
+
+    def _gives_up(self, data: bytes) -> bool:
+        """Whether the engine gave up. Without an end marker, as in responses, events repeat what the request said."""
+        return _ERROR in data or (ABORTED in data and self._done_marker is not None)
+
+    def _up_to_failure(self, data: bytes) -> bytes:
+        if self.failure:
+            return b""
+        pieces = EVENT_END.split(data)
+        for number, event in enumerate(pieces):
+            if self._gives_up(event):
+                self.failure = event
+                return b"".join(pieces[:number])
+        return data
+
+    def _cut(self, data: bytes) -> bytes:
+        partial = self._partial
+        start = max(0, len(partial) - 3)
+        partial += data
+        bare, with_returns = partial.rfind(b"\n\n", start), partial.rfind(b"\n\r\n", start)
+        end = max(bare + 2 if bare >= 0 else 0, with_returns + 3 if with_returns >= 0 else 0)
+        if end:
+            self._within = False
+        elif len(partial) > _MAX_PARTIAL_BYTES:
+            self._within = True
+            end = len(partial) - _KEPT_BYTES
+        else:
+            return b""
+        whole = bytes(partial[:end])
+        del partial[:end]
+        return whole
+
+
+def document_of(event: bytes) -> dict[str, Any] | None:
+    """The object that an event holds; None if it holds none."""
+    try:
+        document = orjson.loads(b"\n".join(line[5:] for line in event.splitlines() if line.startswith(b"data:")))
+    except orjson.JSONDecodeError:
+        return None
+    return document if type(document) is dict else None
+
+
+def _has_line(data: bytes, start: bytes) -> bool:
+    """Whether a line starts so; the same bytes inside a line are text that a model wrote."""
+    return data.startswith(start) or b"\n" + start in data
+
+
+def _without_usage(data: bytes) -> bytes:
+    """Events less the usage that their client did not ask for. Those that hold nothing else are dropped."""
+    pieces = EVENT_END.split(data)  # events and, after each, its end
+    for at in range(0, len(pieces) - 1, 2):
+        event = pieces[at]
+        if b'"usage"' in event and _HAS_USAGE.search(event):
+            pieces[at] = _stripped(event)
+            if not pieces[at]:
+                pieces[at + 1] = b""
+    return b"".join(pieces)
+
+
+def _stripped(event: bytes) -> bytes:
+    document = document_of(event)
+    if document is None or document.pop("usage", None) is None:
+        return event
+    if not document.get("choices"):
+        return b""
+    others = [line for line in event.splitlines() if not line.startswith(b"data:")]
+    return (b"\r\n" if b"\r\n" in event else b"\n").join([*others, b"data: " + orjson.dumps(document)])
+
+
+_USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+_UNKNOWN_CONTEXT_TOKENS = 1048576  # of a model whose backend does not state it
+_MOST_TRIES = 8  # places in a piece that look like usage, from the last one on
+
+
+def read_usage(tail: bytes) -> Usage | None:
+    """The last usage in the end of a plain answer.
+
+    Understands OpenAI's names, of chat and of responses, and Anthropic's.
+    """
+    return _usage(_last_usage(tail))
+
+
+def read_stream_usage(*pieces: bytes) -> Usage | None:
+    """The usage in these pieces of a stream; later events count over earlier ones.
+
+    What a request has brought along (tools, metadata) may be named so too: only the places count where engines put it.
+    """
+    merged: dict[str, Any] = {}
+    for piece in pieces:
+        for event in EVENT_END.split(piece):
+            if b'"usage"' not in event:
+                continue
+            document = document_of(event)
+            if document is None:
+                merged |= _last_usage(event)  # part of an event that was too long
+                continue
+            for holder in (document, document.get("response"), document.get("message")):
+                if type(holder) is dict and type(found := holder.get("usage")) is dict:
+                    merged |= found
+    return _usage(merged)
+
+
+def possible(usage: Usage, ask: Ask, context_tokens: int | None) -> Usage:
+    """The usage itself, if the request could have used so much; else as much of it as the request could have.
+
+    `context_tokens` is the most that the model takes in one sequence, prompt and answer; None = not known.
+    """
+    most = (context_tokens or _UNKNOWN_CONTEXT_TOKENS) * max(1, ask.sequences)
+    most_prompt = most
+    if ask.learnable_bytes and ask.pinned is None:  # the prompt is text, and all in the request
+        most_prompt = min(most, most_prompt_tokens(ask.sequences, ask.size_bytes))
+    prompt, completion, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
+    if prompt <= most_prompt and completion <= most and (cached is None or cached <= prompt):
+        return usage
+    prompt = min(prompt, most_prompt)
+    return Usage(prompt, min(completion, most), None if cached is None else min(cached, prompt))
+
+
+def _last_usage(piece: bytes) -> dict[str, Any]:
+    """The last object in a piece that is named so; other values of that name are passed over."""
+    end = len(piece)
+    for _ in range(_MOST_TRIES):
+        place = piece.rfind(b'"usage"', 0, end)
+        if place < 0:
+            break
+        match = _USAGE.match(piece, place)
+        if match is not None:
+            try:
+                found = orjson.loads(match[1])
+            except orjson.JSONDecodeError:
+                found = {}
+            if found:
+                return dict(found)
+        end = place
+    return {}
+
+
+def _usage(found: dict[str, Any]) -> Usage | None:
+    if not found:
+        return None
+    details = found.get("prompt_tokens_details") or found.get("input_tokens_details")
+    cached = details.get("cached_tokens") if type(details) is dict else found.get("cache_read_input_tokens")
+    return Usage(
+        _count(found.get("prompt_tokens", found.get("input_tokens"))),
+        _count(found.get("completion_tokens", found.get("output_tokens"))),
+        cached if type(cached) is int and cached >= 0 else None,
+    )
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and value > 0 else 0

@@ -1,0 +1,116 @@
+"""What the process may use: open files, and one memory budget for bodies, uploads, queued requests and answers."""
+
+import errno
+import os
+import resource
+import socket
+
+import structlog
+
+from gateway.config import Config
+from gateway.errors import MemoryFull
+
+_NONE_LEFT = frozenset({errno.EMFILE, errno.ENFILE})
+_RESERVED = 32  # standard streams, listeners, the event loop, the admin port
+_PER_BACKEND = 16  # probes, questions, KV events, idle connections
+
+
+def raise_limit() -> int:
+    """Raise the soft limit of this process to the hard limit. Returns the limit that holds then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):
+            return soft
+    return hard
+
+
+def fitted(config: Config, limit: int) -> Config:
+    """The configuration with no more client connections than this limit allows.
+
+    Each client may need a second descriptor, for the connection to a backend.
+    """
+    wanted = config.server.max_connections
+    most = max(1, (limit - _RESERVED - _PER_BACKEND * len(config.backends)) // 2)
+    if limit == resource.RLIM_INFINITY or wanted <= most:
+        return config
+    structlog.get_logger("gateway").warning(
+        "max_connections_lowered", max_connections=most, configured=wanted, nofile_limit=limit
+    )
+    return config.model_copy(update={"server": config.server.model_copy(update={"max_connections": most})})
+
+
+def are_used_up(error: BaseException | None) -> bool:
+    """Whether a connection failed because this process or machine has no descriptor left."""
+    if isinstance(error, socket.gaierror):
+        return _none_opens()  # the resolver opens files and sockets, and does not say why it failed
+    return isinstance(error, OSError) and error.errno in _NONE_LEFT
+
+
+def _none_opens() -> bool:
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno in _NONE_LEFT
+    return False
+
+
+_RETRY_AFTER_SECONDS = 1.0
+
+
+class MemoryBudget:
+    """Counts the bytes that all requests hold together, and refuses to go over the limit."""
+
+    __slots__ = ("limit_bytes", "used_bytes")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<MemoryBudget {self.used_bytes} of {self.limit_bytes} bytes>"
+
+    def take(self, size_bytes: int) -> None:
+        """Reserve bytes. Raises MemoryFull, and reserves nothing, if they exceed the limit."""
+        used_bytes = self.used_bytes + size_bytes
+        if used_bytes > self.limit_bytes:
+            raise MemoryFull(
+                f"Memory budget exceeded: {self.used_bytes} of {self.limit_bytes} bytes are in use, and"
+                f" {size_bytes} more are needed. Retry later, or raise server.memory_budget_bytes.",
+                retry_after_seconds=_RETRY_AFTER_SECONDS,
+            )
+        self.used_bytes = used_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        self.used_bytes -= size_bytes
+
+
+class Holding:
+    """The bytes that one holder has reserved. A `with` block, or `release`, gives all of them back."""
+
+    __slots__ = ("_budget", "size_bytes")
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
+        self.size_bytes = 0
+
+    def add(self, size_bytes: int) -> None:
+        self._budget.take(size_bytes)
+        self.size_bytes += size_bytes
+
+    def shrink(self, size_bytes: int) -> None:
+        """Give a part back, at most what is held: after `release` this does nothing."""
+        size_bytes = min(size_bytes, self.size_bytes)
+        self._budget.give_back(size_bytes)
+        self.size_bytes -= size_bytes
+
+    def release(self) -> None:
+        self._budget.give_back(self.size_bytes)
+        self.size_bytes = 0
+
+    def __enter__(self) -> "Holding":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

@@ -1,0 +1,334 @@
+"""The costs of all waiting requests on all engines at once: `cost.placement_seconds`, vectorised.
+
+During a scan of the queue some requests are bound and others keep waiting for an engine; both make one engine dearer
+for all that follow. Long runs of requests that keep waiting are found at once (`skip`). `EngineTable` of the scheduler
+has a row an engine; the matrix has a column for each.
+"""
+
+from collections.abc import Callable, Sequence
+from math import exp
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.request import Ask
+from gateway.routing.cost import INTERRUPTED_STEPS, LEAST_SHARE, MOST_SHARE, CostModel, Option, Seat, mean_stall_of
+from gateway.routing.engine_load import MEMORY_SECONDS, EngineLoad
+
+Floats = npt.NDArray[np.float64]
+
+_TIE = 1e-9  # seconds that a sequence in flight is worth: it decides between equal costs only
+_FINE_TIE = 1e-14  # the same for a request that was placed there before
+
+
+class Column(NamedTuple):
+    """Of one engine: its `Terms`, of which those that are multiplied with the same are one."""
+
+    by_prompt: float  # for each token of output and of prompt
+    waits: float  # in any case; it decides between equal costs, too
+    by_output: float  # for each token of output
+    slowness: float
+    step: float
+    stall: float
+    room_tokens: float
+    room_by_output: float
+    room_rate: float
+    recent: float  # share of the time that went into prefill lately
+    interruption: float  # seconds that are worth a recent share of a half
+
+
+class Columns(NamedTuple):
+    """The same of all engines, with what is ahead on each now."""
+
+    of_output: Floats  # by_prompt, waits and by_output
+    slowness: Floats
+    step: Floats
+    stall: Floats
+    room: tuple[Floats, Floats, Floats]  # tokens, by output, and rate
+    mean_stall: float
+
+
+class SeatTable:
+    """Works out anew only what has changed since the last look."""
+
+    def __init__(self) -> None:
+        self._seats: Sequence[Seat] = ()
+        self._model: CostModel | None = None
+        self._loads: list[EngineLoad] = []
+        self._changes: list[int] = []
+        self._batches: list[int] = []
+        self._array: Floats = np.zeros((0, 0))
+        self._rows: tuple[Floats, ...] = ()
+        self._seconds = 0.0
+
+    def look(self, seats: Sequence[Seat], model: CostModel, now: float) -> Columns:
+        """Good until the next look. Engines whose sizes have changed count as changed loads."""
+        if seats is not self._seats or model is not self._model:
+            self._begin(seats, model)
+        array, changes, ahead = self._array, self._changes, [0.0] * len(seats)
+        *_, recent, interruption = rows = self._rows
+        recent *= exp((self._seconds - now) / MEMORY_SECONDS)
+        self._seconds = now
+        for at, load in enumerate(self._loads):
+            if load.pending:
+                ahead[at] = load.prefill_ahead_seconds(now)  # first: it may change the load
+            if load.changes != changes[at]:
+                changes[at], self._batches[at] = load.changes, load.in_flight
+                array[:, at] = column_of(seats[at], model, now)
+        of_output = array[:3].copy()
+        share = np.minimum(recent, MOST_SHARE)
+        of_output[1] += ahead + interruption * share / (1 - share)
+        mean_stall = mean_stall_of(model, sum(self._batches), len(seats))
+        return Columns(of_output, rows[3], rows[4], rows[5], (rows[6], rows[7], rows[8]), mean_stall)
+
+    def _begin(self, seats: Sequence[Seat], model: CostModel) -> None:
+        self._seats, self._model, self._loads = seats, model, [seat.load for seat in seats]
+        self._changes, self._batches = [-1] * len(seats), [0] * len(seats)
+        self._array = np.zeros((len(Column._fields), len(seats)))
+        self._rows = tuple(self._array)
+
+
+def column_of(seat: Seat, model: CostModel, now: float) -> Column:
+    """What it adds to the cost of every request, but for the prefill that is ahead."""
+    slowness, step, waits, stall, slowdown, by_prompt, slot, room, room_by_output, room_rate = seat.terms(model)
+    load = seat.load
+    made = (  # no call of Column itself, which takes as long as all else here
+        by_prompt, waits + _TIE * load.in_flight + _FINE_TIE * seat.placed, slowdown + slot,
+        slowness, step, stall, room, room_by_output, room_rate,
+        load.prefill_share(now) if load.recent_share >= LEAST_SHARE else 0.0,
+        INTERRUPTED_STEPS * model.decode_weight * step,
+    )  # fmt: skip
+    return tuple.__new__(Column, made)
+
+
+Hit = Floats  # predicted hit tokens of one request, for each engine; less than its prompt has
+
+_INFINITE = float("inf")
+_ROUNDS = 4
+_MOST_ROWS = 64  # weighed against one another at once
+_ROWS = np.arange(_MOST_ROWS)
+_BEFORE = np.tri(_MOST_ROWS, k=-1)  # sums, for each row, all rows before it
+
+
+class CostMatrix:
+    """Rows are requests, columns are engines."""
+
+    def __init__(
+        self,
+        model: CostModel,
+        prompt_tokens: Sequence[int],
+        output_tokens: Sequence[float],
+        hits: Sequence[Hit],
+        seats: Sequence[Seat],
+        now: float,
+        table: SeatTable | None = None,
+    ) -> None:
+        self._model = model
+        self._seats = seats
+        self._now = now
+        requests: Floats = np.array((prompt_tokens, output_tokens), dtype=np.float64)
+        prompt, output = self._prompt, self._output = requests[0], requests[1]
+        self._most_prompt, self._most_output = max(prompt_tokens, default=0), max(output_tokens, default=0.0)
+        self._of_requests: Floats = np.empty((3, len(prompt)))
+        np.multiply(output, prompt, out=self._of_requests[0])
+        self._of_requests[1], self._of_requests[2] = 1.0, output
+        columns = (table or SeatTable()).look(seats, model, now)
+        shape = (len(prompt), len(seats))
+        uncached: Floats = np.concatenate(hits).reshape(shape) if hits else np.zeros(shape)
+        np.subtract(prompt[:, None], uncached, out=uncached)
+        self._prefill_seconds: Floats = uncached * (-0.5 * model.e)
+        self._prefill_seconds += (model.b + model.e * prompt)[:, None]
+        self._prefill_seconds *= uncached
+        self._prefill_seconds *= columns.slowness
+        self._chunks: Floats | None = None  # engine steps of each prefill, where any may take more than one
+        if self._most_prompt > model.max_batched_tokens:
+            uncached /= model.max_batched_tokens
+            self._chunks = np.ceil(uncached, out=uncached)
+        self._mean_stall = columns.mean_stall
+        self.cost: Floats = self._cost(slice(None), columns.of_output, columns.step, columns.stall)
+        room, room_by_output, room_rate = columns.room
+        if (room - self._most_output * room_by_output).min(initial=_INFINITE) < self._most_prompt:
+            self._add_memory(self.cost, room, room_by_output, room_rate)
+        self._favours: list[tuple[int, int, float]] = []
+        self._held: Floats = np.zeros(len(seats))  # seconds of prefill that others hold out for
+        self._stale: list[int] = []
+
+    def best(self, row: int) -> int | None:
+        """The cheapest engine for a request; None if all are closed to it."""
+        if self._stale:
+            self._renew()
+        column = int((self.cost[row] + self._held).argmin())
+        return column if self.cost[row, column] < _INFINITE else None
+
+    def skip(self, row: int, is_open: Sequence[bool]) -> int:
+        """The first request from `row` on that may be bound, after letting those before it hold out for their best.
+
+        First all are taken to hold out for what is best for them now; then for what is best with that counted; and so
+        on, which is right for some more of them each time.
+        """
+        if self._stale:
+            self._renew()
+        count = _MOST_ROWS
+        while count == _MOST_ROWS and row < len(self.cost):
+            count = self._skip_some(self.cost[row : row + _MOST_ROWS] + self._held, row, is_open)
+            row += count
+        return row
+
+    def _skip_some(self, cost: Floats, row: int, is_open: Sequence[bool]) -> int:
+        opens, prefill, best = np.array(is_open), self._prefill_seconds[row:], cost.argmin(axis=1)
+        count = 0
+        for _ in range(_ROUNDS):
+            # Whoever is best off at an open engine stays so, whatever those before hold out for: all else is before.
+            at_open = opens[best].argmax()
+            if opens[best[at_open]]:
+                cost, best = cost[: at_open + 1], best[: at_open + 1]
+            rows, holds = _ROWS[: len(best)], np.zeros(cost.shape)
+            holds[rows, best] = prefill[rows, best]
+            held = _BEFORE[: len(best), : len(best)] @ holds
+            then_best = (cost + held).argmin(axis=1)
+            # Right up to the first that is not as it was taken to be; nothing matters beyond the first that is open.
+            is_settled = then_best == best
+            matters = opens[then_best] | np.isinf(cost[rows, then_best])
+            end = int(matters.argmax()) if matters.any() else len(best)
+            count = end if is_settled[:end].all() else int(is_settled.argmin())
+            if count == end:
+                break
+            best = then_best
+        if count:
+            self._held += held[count - 1] + holds[count - 1]
+        return count
+
+    def by_cost(self, row: int) -> list[int]:
+        """The engines that are not closed to a request, cheapest first."""
+        if self._stale:
+            self._renew()
+        costs = self.cost[row] + self._held
+        return [column for column in np.argsort(costs, kind="stable").tolist() if costs[column] < _INFINITE]
+
+    def prefill(self, row: int, column: int) -> float:
+        """Seconds of the request's own prefill there."""
+        return float(self._prefill_seconds[row, column])
+
+    def hold_out(self, row: int, column: int) -> None:
+        """A request waits for this engine: its prefill counts there for all that come after."""
+        self._held[column] += self._prefill_seconds[row, column]
+
+    def bound(self, column: int) -> None:
+        """A request was bound to this engine, whose load has changed."""
+        self._stale.append(column)
+
+    def _renew(self) -> None:
+        """Work out anew what engines cost to which requests were bound. Mostly that is not asked for any more."""
+        for column in self._stale:
+            seat = self._seats[column]
+            ahead = seat.ahead_seconds(self._model, self._now)  # first: it may change the load
+            by_prompt, waits, by_output, _, step, stall, *room, _, _ = column_of(seat, self._model, self._now)
+            cost = self._cost(column, np.array((by_prompt, waits + ahead, by_output)), step, stall)
+            if room[0] - self._most_output * room[1] < self._most_prompt:
+                self._add_memory(cost, *room)
+            cost[np.isinf(self.cost[:, column])] = _INFINITE
+            self.cost[:, column] = cost
+            for favour in self._favours:
+                if favour[1] == column:
+                    self._discount(*favour)
+        self._stale.clear()
+
+    def favour(self, row: int, column: int, share: float) -> None:
+        """This engine is cheaper for the request by a share of its prefill there."""
+        self._favours.append((row, column, share))
+        self._discount(row, column, share)
+
+    def _discount(self, row: int, column: int, share: float) -> None:
+        self.cost[row, column] -= share * self._prefill_seconds[row, column]
+
+    def close(self, column: int, row: int | None = None) -> None:
+        """Nobody more is bound there; or not this request."""
+        if row is None:
+            self.cost[:, column] = _INFINITE
+        else:
+            self.cost[row, column] = _INFINITE
+
+    def _cost(self, columns: slice | int, of_output: Floats, step: Any, stall: Any) -> Floats:
+        """`placement_seconds` on these engines, or one, but for the time until there is room.
+
+        Products of requests and engines are those of matrices.
+        """
+        cost: Floats = self._prefill_seconds[:, columns] * (stall + self._mean_stall)
+        if self._chunks is None:
+            of_output[1] += step
+        else:
+            cost += step * self._chunks[:, columns]
+        cost += self._of_requests.T @ of_output
+        return cost
+
+    def _add_memory(self, cost: Floats, room: Any, room_by_output: Any, room_rate: Any) -> None:
+        """The time until there is room."""
+        lacking = np.add.outer(self._prompt, -room) + np.multiply.outer(self._output, room_by_output)
+        np.maximum(lacking, 0.0, out=lacking)
+        cost += (self._output * (lacking * room_rate).T).T
+
+
+class Ranking(Protocol):
+    """Rows are requests, columns are engines."""
+
+    def best(self, row: int) -> int | None:
+        """The best engine for a request; None if all are closed to it."""
+
+    def skip(self, row: int, is_open: Sequence[bool]) -> int:
+        """The first request from `row` on to look at; those before it hold out for their best."""
+
+    def by_cost(self, row: int) -> Sequence[int]:
+        """The engines that are not closed to a request, best first."""
+
+    def prefill(self, row: int, column: int) -> float:
+        """Seconds of the request's own prefill there."""
+
+    def hold_out(self, row: int, column: int) -> None:
+        """The request waits for this engine, which all that come after have to reckon with."""
+
+    def bound(self, column: int) -> None:
+        """A request was bound to this engine, whose load has changed."""
+
+    def close(self, column: int, row: int | None = None) -> None:
+        """Nobody more is bound there; or not this request."""
+
+
+class OneByOne:
+    """The ranking of a policy that looks at one request at a time."""
+
+    def __init__(
+        self, asks: Sequence[Ask], seats: Sequence[Seat], options: Callable[[Ask, Sequence[Seat]], list[Option]]
+    ) -> None:
+        self._asks = asks
+        self._seats = seats
+        self._options = options
+        self._closed: set[tuple[int | None, int]] = set()
+
+    def best(self, row: int) -> int | None:
+        order = self.by_cost(row)
+        return order[0] if order else None
+
+    def skip(self, row: int, is_open: Sequence[bool]) -> int:  # noqa: ARG002
+        return row
+
+    def by_cost(self, row: int) -> list[int]:
+        options = self._options(self._asks[row], self._seats)
+
+        def rank(column: int) -> tuple[float, int, int]:
+            return options[column].cost, self._seats[column].load.in_flight, self._seats[column].placed
+
+        places = [at for at in range(len(options)) if not self._closed & {(None, at), (row, at)}]
+        return sorted(places, key=rank)
+
+    def prefill(self, row: int, column: int) -> float:  # noqa: ARG002
+        return 0.0
+
+    def hold_out(self, row: int, column: int) -> None:
+        """Nobody holds out under these policies."""
+
+    def bound(self, column: int) -> None:
+        """Loads are read anew each time."""
+
+    def close(self, column: int, row: int | None = None) -> None:
+        self._closed.add((row, column))

@@ -1,0 +1,253 @@
+"""A prompt as prefix blocks: its canonical bytes, and their chained xxh3 hashes.
+
+The bytes are the same for every JSON spelling of a request. Blocks end at the end of every message and at growing steps
+between, so two prompts share their first k keys exactly when they share the seed and the bytes before the k-th edge.
+Steps grow with their position, from 256 bytes to 4 KiB: text that diverges inside a message costs at most an eighth of
+the hit (or 256 bytes), and a 200 KB prompt has a hundred keys. What is shared by whole messages (a system prompt, the
+turns before) is found to its last byte.
+"""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import orjson
+from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
+
+_SIZES = ((256, 4096), (512, 8192), (1024, 16384), (2048, 32768), (4096, 2097152))
+LONGEST_BYTES = _SIZES[-1][1]
+
+
+def _spans() -> tuple[tuple[int, int], ...]:
+    spans, start = [], 0
+    for size, end in _SIZES:
+        spans += [(at, at + size) for at in range(start, end, size)]
+        start = end
+    return tuple(spans)
+
+
+_SPANS = _spans()
+_EDGES = tuple(end for _, end in _SPANS)
+
+
+def seed(*parts: str) -> int:
+    """The chain's start: everything outside the prompt that changes its KV cache (model, LoRA, cache salt, tenant)."""
+    return xxh3_64_intdigest("\0".join(f"{len(part)}:{part}" for part in parts).encode())
+
+
+class Blocks(NamedTuple):
+    """Keys of a prompt's blocks, its length in bytes up to the end of each, and how many there are up to the end of
+    each piece."""
+
+    keys: tuple[int, ...]
+    edges: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+def prefix_keys(pieces: Sequence[bytes], chain: int) -> Blocks:
+    """The prompt's blocks.
+
+    `pieces` are its messages, `chain` is a `seed`. Text beyond 2 MiB has no key.
+    """
+    keys: list[int] = []
+    edges: list[int] = []
+    ends: list[int] = []
+    digest, position = xxh3_64_intdigest, 0
+    sizes = iter(_SIZES)
+    step, until = next(sizes)
+    for piece in pieces:
+        length = len(piece)
+        if position + length > LONGEST_BYTES:
+            piece, length = piece[: LONGEST_BYTES - position], LONGEST_BYTES - position
+        if position == 0:  # the usual case of one long message costs no arithmetic
+            full = bisect_right(_EDGES, length)
+            for start, end in _SPANS[:full]:
+                chain = digest(piece[start:end], chain)
+                keys.append(chain)
+            edges += _EDGES[:full]
+            at = edges[-1] if full else 0
+        else:
+            at = 0
+            while True:
+                while position + at >= until:
+                    step, until = next(sizes, (step, LONGEST_BYTES))
+                if length - at <= step:
+                    break
+                chain = digest(piece[at : at + step], chain)
+                at += step
+                keys.append(chain)
+                edges.append(position + at)
+        if at < length:
+            chain = digest(piece[at:] if at else piece, chain)
+            keys.append(chain)
+            edges.append(position + length)
+        ends.append(len(keys))
+        position += length
+        if position >= LONGEST_BYTES:
+            break
+    return Blocks(tuple(keys), tuple(edges), tuple(ends))
+
+
+# What a chat template or the tokenization is given besides the turns, in the order in which templates use it.
+_OPENING = (
+    "system", "instructions", "tools", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort",
+    "reasoning", "add_special_tokens", "add_generation_prompt", "continue_final_message", "truncate_prompt_tokens",
+    "mm_processor_kwargs", "media_io_kwargs", "previous_response_id", "previous_input_messages",
+)  # fmt: skip
+_NOT_MESSAGES = frozenset((*_OPENING, "tool_choice"))
+_TEXT_PARTS = frozenset(("text", "input_text", "output_text"))
+_TURN_FIELDS = frozenset(("role", "content"))
+_LEAST_BYTES = 512  # what a turn or part takes at least of the room for blocks: there are 4096 of them at most
+_MOST_SHOWN = 4096  # items of a prompt that is neither text nor token ids
+
+
+class Prompt(NamedTuple):
+    """The prompt's canonical bytes, message by message.
+
+    `media`: images, sounds and files, which stand there by their digest. `answer`: the piece that is the last
+    answer which the conversation already has, or -1. `token_ids`: what the client gave in place of text, four bytes
+    each. `more_bytes`: size of what is left out: prompts after the first, where there are several, and text beyond the
+    last prefix block, each character counted as one byte.
+    """
+
+    pieces: list[bytes]
+    media: int = 0
+    answer: int = -1
+    token_ids: list[int] | None = None
+    more_bytes: int = 0
+
+    @property
+    def text(self) -> bytes:
+        return b"".join(self.pieces)
+
+
+def canonical_prompt(document: dict[str, Any], field: str | None = None) -> Prompt:
+    """System text and tools first, as chat templates put them, then the turns.
+
+    A longer conversation begins with the pieces of a shorter one. Of a list of prompts the first one speaks for all.
+    The turns or the text are in `field`, whatever other fields the document has; None = in the first there is.
+    """
+    if field is None:
+        has_turns = type(document.get("messages")) is list
+        field = "messages" if has_turns else "prompt" if document.get("prompt") else "input"
+    given = document.get(field)
+    prompt = _turns(given) if field == "messages" and type(given) is list else _text(given)
+    if _NOT_MESSAGES.isdisjoint(document):
+        return prompt
+    given = [(key, document[key]) for key in _OPENING if key in document and document[key] not in (None, "", [], {})]
+    opening = [(key, value[:LONGEST_BYTES] if type(value) is str else value) for key, value in given]
+    if document.get("tool_choice") == "none":
+        opening.append(("tool_choice", "none"))
+    if not opening:
+        return prompt
+    answer = prompt.answer + 1 if prompt.answer >= 0 else -1
+    return prompt._replace(pieces=[orjson.dumps(opening), *prompt.pieces], answer=answer)
+
+
+def _turns(messages: list[Any]) -> Prompt:
+    pieces: list[bytes] = []
+    media, answer, more, room = 0, -1, 0, LONGEST_BYTES
+    for message in messages:
+        if type(message) is not dict:
+            continue
+        role, content = message.get("role"), message.get("content")
+        if room <= 0:
+            size, its_media = _size(message)
+            media += its_media
+            more += size
+            continue
+        if type(role) is not str:
+            role = None
+        elif role == "assistant":
+            answer = len(pieces)
+        if type(content) is str and len(content) <= room and len(message) == 2:
+            piece = f"\x1e{role}\x1f{content}".encode()
+        else:
+            text, its_media, its_more = _content(content, room)
+            others = {key: value for key, value in message.items() if key not in _TURN_FIELDS and value is not None}
+            extra = orjson.dumps(others, option=orjson.OPT_SORT_KEYS) if others else b""
+            piece = f"\x1e{role}\x1f{text}".encode() + extra
+            media += its_media
+            more += its_more
+        pieces.append(piece)
+        room -= max(len(piece), _LEAST_BYTES)
+    return Prompt(pieces, media, answer, more_bytes=more)
+
+
+def _content(content: Any, room: int) -> tuple[str, int, int]:
+    """The text of a turn's content as far as there is room, how many of its parts are something else, and the size of
+    the rest of the text. What is neither text nor a part is for the backend to refuse."""
+    if type(content) is str:
+        return content[:room], 0, len(content[room:])
+    if type(content) is not list:
+        return ("" if content is None else orjson.dumps(content).decode()), 0, 0
+    texts, media, more = [], 0, 0
+    for part in content:
+        if type(part) is str:
+            text = part
+        elif type(part) is not dict:
+            continue
+        elif part.get("type") in _TEXT_PARTS and type(part.get("text")) is str:
+            text = part["text"]
+        else:
+            text = f"\x1d{xxh3_64_hexdigest(orjson.dumps(part))}" if room > 0 else ""
+            media += 1
+        if room <= 0:
+            more += len(text)
+            continue
+        if len(text) > room:
+            more += len(text) - room
+            text = text[:room]
+        texts.append(text)
+        room -= max(len(text), _LEAST_BYTES)
+    return "\x1c".join(texts), media, more  # templates put something, or nothing, between: never what one text has
+
+
+def _size(message: dict[str, Any]) -> tuple[int, int]:
+    """About how many bytes a turn has, and how many of its parts are no text."""
+    text, media, more = _content(message.get("content"), 0)
+    others = {key: value for key, value in message.items() if key not in _TURN_FIELDS} if len(message) > 2 else None
+    return len(text) + more + (len(orjson.dumps(others)) if others else 0), media
+
+
+def _text(prompt: Any) -> Prompt:
+    if type(prompt) is not list or not prompt or type(prompt[0]) is int:
+        return _one(prompt)
+    if type(prompt[0]) is dict:
+        return _turns(prompt)
+    more = [each for each in prompt[1:] if type(each) in (str, list)]
+    first = _one(prompt[0])
+    size = sum(len(each) * (1 if type(each) is str else 4) for each in more)
+    return first._replace(more_bytes=first.more_bytes + size)
+
+
+def _one(prompt: Any) -> Prompt:
+    if type(prompt) is str:
+        return Prompt([prompt[:LONGEST_BYTES].encode()], more_bytes=max(0, len(prompt) - LONGEST_BYTES))
+    if type(prompt) is list and prompt:
+        try:
+            return Prompt([array("I", prompt).tobytes()], token_ids=prompt)
+        except (TypeError, OverflowError):
+            prompt = prompt[:_MOST_SHOWN]  # not token ids: the backend will say so
+    return Prompt([orjson.dumps(prompt)[1:-1]])
+
+
+def sequences_of(document: dict[str, Any]) -> int:
+    """How many sequences the engine runs at once for this: `n` (or `best_of`) times the number of prompts."""
+    prompts = document.get("prompt")
+    count = len(prompts) if type(prompts) is list and prompts and type(prompts[0]) is not int else 1
+    return count * max(_positive(document.get("n")), _positive(document.get("best_of")))
+
+
+def inputs_of(document: dict[str, Any]) -> int:
+    """How many sequences a pooling request makes: inputs, or documents to be scored."""
+    for key in ("input", "documents", "items", "text_2", "data_2", "queries"):
+        value = document.get(key)
+        if type(value) is list and value and type(value[0]) is not int:
+            return len(value)
+    return 1
+
+
+def _positive(value: Any) -> int:
+    return value if type(value) is int and value > 0 else 1

@@ -1,0 +1,1 @@
+"""When a request may go to which engine: the queue, fair shares, capacity and leases."""

@@ -1,0 +1,440 @@
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gateway.backends.concurrency_limit import (
+    DEFAULT_MAX_NUM_SEQS,
+    FALLS,
+    EngineSample,
+    LimitChange,
+    Limiter,
+    LimitReason,
+)
+from gateway.scheduling.capacity import guarded_slots
+
+LOOK_SECONDS = 2.0
+
+
+class Site:
+    """A limiter and an engine that holds so many sequences; everybody wants more."""
+
+    def __init__(self, limiter: Limiter, seats: int = 10_000) -> None:
+        self.limiter = limiter
+        self.seats = seats
+        self.foreign = 0
+        self.seen = EngineSample(0.0, 0, 0, 0.0, 0.5, 0, 0)
+        limiter.observe(self.seen)
+
+    def look(self, *, in_flight: int | None = None, preempted: int = 0, kv_usage: float = 0.5) -> LimitChange | None:
+        """A look after two seconds; as many are in flight as may be, unless it is said."""
+        own = self.limiter.limit if in_flight is None else in_flight
+        there = own + self.foreign
+        seen = self.seen
+        self.seen = EngineSample(
+            seen.at_seconds + LOOK_SECONDS,
+            running=min(there, self.seats),
+            waiting=max(0, there - self.seats),
+            preemptions=seen.preemptions + preempted,
+            kv_usage=kv_usage,
+            in_flight=own,
+            sent=seen.sent,
+        )
+        return self.limiter.observe(self.seen)
+
+    def looks(self, times: int) -> list[LimitChange]:
+        """The moves of so many looks."""
+        return [move for _ in range(times) if (move := self.look())]
+
+
+def bound(told: int | None, objective: float | None = None) -> Limiter:
+    limiter = Limiter(itl_objective_seconds=objective)
+    limiter.bind(told, 1)
+    return limiter
+
+
+def reason_of(move: LimitChange | None) -> LimitReason | None:
+    return move and move.reason
+
+
+def stream(limiter: Limiter, tpot: float, at: float, times: int = 8) -> None:
+    for _ in range(times):
+        limiter.streamed(tpot, at - 1.0, at)
+
+
+def test_it_starts_at_the_bound_that_was_told_or_at_vllms_default() -> None:
+    limiter = Limiter()
+    assert (limiter.limit, limiter.upper) == (DEFAULT_MAX_NUM_SEQS, DEFAULT_MAX_NUM_SEQS)
+    limiter.bind(64, 1)
+    assert (limiter.limit, limiter.upper) == (64, 64)
+    limiter.bind(None, 4)
+    assert (limiter.limit, limiter.upper) == (1024, 1024)
+
+
+def test_a_new_bound_leaves_a_limit_that_has_fallen() -> None:
+    site = Site(bound(100), seats=40)
+    site.looks(3)
+    fallen = site.limiter.limit
+    assert fallen < 100
+    site.limiter.bind(200, 1)
+    assert (site.limiter.limit, site.limiter.upper) == (fallen, 200)
+    site.limiter.bind(2, 1)
+    assert (site.limiter.limit, site.limiter.upper) == (2, 2)
+
+
+def test_new_preemptions_lower_it_below_what_ran() -> None:
+    site = Site(bound(100))
+    site.look()
+    assert site.look(preempted=1) == LimitChange(4.0, LimitReason.PREEMPTIONS, 100, 90)
+
+
+def test_a_preemption_that_was_counted_before_the_first_look_is_no_sign() -> None:
+    limiter = bound(100)
+    limiter.observe(EngineSample(0.0, 100, 0, 50.0, 0.5, 100, 0))
+    assert limiter.observe(EngineSample(2.0, 100, 0, 50.0, 0.5, 100, 0)) is None
+
+
+def test_one_overload_is_punished_once_until_what_was_sent_has_ended() -> None:
+    site = Site(bound(100))
+    site.look()
+    site.look(preempted=5)
+    assert [site.look(in_flight=count, preempted=5) for count in (100, 97, 90)] == [None] * 3
+    assert reason_of(site.look(preempted=5)) is LimitReason.PREEMPTIONS
+
+
+def test_requests_that_wait_inside_at_two_looks_lower_it_to_what_runs() -> None:
+    site = Site(bound(100), seats=70)
+    assert site.look() is None
+    assert reason_of(site.look()) is LimitReason.WAITING
+    assert 70 <= site.limiter.limit <= 73
+
+
+def test_no_fall_takes_more_than_half() -> None:
+    site = Site(bound(256), seats=30)
+    assert [move.after for move in site.looks(2)] == [128]
+
+
+def test_a_limit_far_above_what_is_in_flight_falls_to_half_of_that_at_once() -> None:
+    site = Site(bound(256), seats=10)
+    site.look(in_flight=60)
+    assert site.look(in_flight=60) == LimitChange(4.0, LimitReason.WAITING, 256, 30)
+
+
+def test_few_requests_that_are_preempted_leave_room_for_many_that_are_not() -> None:
+    site = Site(bound(256))
+    site.look(in_flight=3)
+    assert site.look(in_flight=3, preempted=1) == LimitChange(4.0, LimitReason.PREEMPTIONS, 256, 128)
+
+
+def test_a_queue_seen_only_once_is_no_sign() -> None:
+    site = Site(bound(100), seats=70)
+    for seats in (70, 1000, 70, 1000, 70):
+        site.seats = seats
+        assert site.look() is None
+
+
+def test_a_few_may_wait() -> None:
+    site = Site(bound(64), seats=61)
+    assert site.looks(10) == []
+
+
+def test_an_engine_that_generates_nothing_has_those_wait_who_come_in_lists() -> None:
+    limiter = bound(256)
+    look = EngineSample(0.0, 40, 200, 0.0, 0.1, 240, 0, generation_tokens=7.0)
+    for turn in range(5):
+        assert limiter.observe(replace(look, at_seconds=2.0 * turn)) is None
+    generating = replace(look, at_seconds=10.0, generation_tokens=8.0)
+    assert reason_of(limiter.observe(generating)) is LimitReason.WAITING
+
+
+def test_arrivals_that_wait_for_the_step_under_way_are_no_sign() -> None:
+    limiter = bound(256)
+    limiter.streamed(0.1, 1.0, 2.0)
+    look = EngineSample(0.0, 245, 12, 0.0, 0.5, 256, 0)
+    for turn in range(5):  # 100 a second are sent, and each step takes a tenth of a second
+        assert limiter.observe(replace(look, at_seconds=2.0 * turn, sent=200 * turn)) is None
+    assert reason_of(limiter.observe(replace(look, at_seconds=10.0, sent=800))) is LimitReason.WAITING
+
+
+def test_slow_streams_lower_it_in_proportion() -> None:
+    site = Site(bound(100, objective=0.05))
+    site.look()
+    stream(site.limiter, 0.0625, 3.0)
+    assert site.look() == LimitChange(4.0, LimitReason.INTER_TOKEN_LATENCY, 100, 80)
+
+
+def test_a_few_slow_streams_are_not_enough() -> None:
+    site = Site(bound(100, objective=0.05))
+    site.look()
+    stream(site.limiter, 1.0, 3.0, times=7)
+    assert site.look() is None
+
+
+def test_the_pace_is_that_of_the_slower_streams() -> None:
+    limiter = bound(100)
+    for turn in range(1000):
+        limiter.streamed(0.02 if turn % 2 else 0.06, 1.0, 2.0)
+    assert limiter.pace_seconds is not None
+    assert 0.045 < limiter.pace_seconds < 0.06
+
+
+def test_streams_of_the_former_limit_do_not_count_against_the_new_one() -> None:
+    site = Site(bound(100, objective=0.05))
+    site.look()
+    stream(site.limiter, 0.0625, 3.0)
+    site.look()
+    stream(site.limiter, 0.0625, 5.0)  # not settled: 100 are still in flight
+    site.look(in_flight=80)
+    stream(site.limiter, 0.0625, 6.4)  # most of their time was before
+    assert site.look() is None
+    stream(site.limiter, 0.0625, 12.0)
+    assert reason_of(site.look()) is LimitReason.INTER_TOKEN_LATENCY
+
+
+def test_it_does_not_grow_when_streams_are_about_as_slow_as_they_may_be() -> None:
+    site = Site(bound(100, objective=0.05))
+    site.limiter.limit = 50
+    stream(site.limiter, 0.049, 1.0)
+    assert site.looks(5) == []
+
+
+def test_after_slow_streams_it_grows_when_others_were_fast_enough_or_none_has_told_for_a_while() -> None:
+    site = Site(bound(100, objective=0.05))
+    site.look()
+    stream(site.limiter, 0.0625, 3.0)
+    site.look()
+    site.look()
+    assert site.look() is None
+    stream(site.limiter, 0.03, 9.0)
+    assert reason_of(site.look()) is LimitReason.ROOM
+    stream(site.limiter, 0.3, 10.0, times=20)
+    site.look()
+    assert site.looks(14) == []
+    assert reason_of(site.look()) is LimitReason.ROOM
+
+
+def test_it_grows_by_an_eighth_when_it_is_full_and_clean() -> None:
+    site = Site(bound(100))
+    site.limiter.limit = 8
+    assert [move.after for move in site.looks(40)][:4] == [9, 10, 11, 12]
+    assert site.limiter.limit == 100
+    assert site.looks(5) == []
+
+
+def test_it_does_not_grow_when_places_are_free() -> None:
+    site = Site(bound(100))
+    site.limiter.limit = 50
+    assert site.look(in_flight=43) is None
+    assert reason_of(site.look(in_flight=44)) is LimitReason.ROOM
+
+
+def test_slots_that_are_kept_for_some_do_not_keep_it_from_growing() -> None:
+    for limit in range(1, 300):
+        site = Site(bound(1000))
+        site.limiter.limit = limit
+        assert reason_of(site.look(in_flight=limit - guarded_slots(limit))) is LimitReason.ROOM
+
+
+def test_it_does_not_grow_when_the_kv_cache_is_nearly_full() -> None:
+    site = Site(bound(100))
+    site.limiter.limit = 50
+    assert site.look(kv_usage=0.92) is None
+    assert reason_of(site.look(kv_usage=0.85)) is LimitReason.ROOM
+
+
+def test_a_level_that_was_too_much_is_approached_slowly_and_passed_in_growing_steps() -> None:
+    site = Site(bound(200))
+    site.limiter.limit = 100
+    site.look(in_flight=50)
+    site.look(preempted=1)
+    assert [move.after for move in site.looks(7)] == [93, 95, 97, 98, 99, 100]
+    moves = site.looks(40)
+    assert [move.after for move in moves[:4]] == [101, 103, 107, 115]
+    held = [late.at_seconds - early.at_seconds for early, late in pairwise(moves[:4])]
+    assert held == [6.0, 6.0, 6.0]
+
+
+def test_the_upper_bound_is_learned_where_nobody_told_it() -> None:
+    site = Site(bound(None), seats=600)
+    site.looks(60)
+    assert 590 <= site.limiter.limit <= 615
+    assert site.limiter.upper >= 600
+
+
+def test_a_bound_that_is_learned_does_not_grow_while_anybody_waits_inside() -> None:
+    site = Site(bound(None), seats=254)
+    assert site.looks(20) == []
+    assert site.limiter.upper == 256
+
+
+def test_counters_that_go_backwards_are_a_restart() -> None:
+    site = Site(bound(None), seats=600)
+    site.looks(30)
+    assert site.limiter.upper > 256
+    site.look(preempted=3)
+    site.seen = replace(site.seen, preemptions=0.0)
+    assert reason_of(site.limiter.observe(replace(site.seen, at_seconds=100.0))) is LimitReason.RESTART
+    assert (site.limiter.limit, site.limiter.upper, site.limiter.pace_seconds) == (256, 256, None)
+
+
+def test_traffic_of_others_alone_moves_nothing() -> None:
+    site = Site(bound(64), seats=64)
+    site.foreign = 500
+    assert [site.look(in_flight=0, preempted=1) for _ in range(10)] == [None] * 10
+
+
+def test_beside_the_traffic_of_others_a_part_is_left() -> None:
+    site = Site(bound(256), seats=256)
+    site.foreign = 4000
+    for _ in range(100):
+        site.look(preempted=1)
+    assert site.limiter.limit == 8
+
+
+def test_it_falls_to_one_where_no_more_fits() -> None:
+    site = Site(bound(256))
+    site.look()
+    for _ in range(100):
+        site.look(preempted=1)
+    assert site.limiter.limit == 1
+
+
+def test_one_that_is_not_adaptive_stays_at_the_bound() -> None:
+    limiter = Limiter(adaptive=False)
+    limiter.bind(100, 1)
+    site = Site(limiter, seats=10)
+    assert [site.look(preempted=1) for _ in range(10)] == [None] * 10
+    assert limiter.limit == 100
+
+
+def test_looks_before_and_after_a_gap_are_not_compared() -> None:
+    site = Site(bound(100))
+    site.look()
+    site.limiter.lost()
+    assert site.look(preempted=7) is None
+    assert reason_of(site.look(preempted=1)) is LimitReason.PREEMPTIONS
+
+
+@pytest.mark.parametrize("start", [8, 256])
+@pytest.mark.parametrize("seats", [3, 20, 64, 200])
+def test_it_settles_where_a_few_wait_wherever_it_started(start: int, seats: int) -> None:
+    site = Site(bound(256), seats)
+    site.limiter.limit = start
+    site.looks(300)
+    for _ in range(50):
+        site.look()
+        assert site.seen.waiting <= 6
+        assert site.seen.running >= 0.98 * min(seats, 256)
+
+
+class LimiterMachine(RuleBasedStateMachine):
+    """Whatever an engine, its other clients and the gateway's own do."""
+
+    @initialize(
+        told=st.none() | st.integers(1, 600),
+        engines=st.integers(1, 4),
+        objective=st.none() | st.floats(0.01, 0.2),
+    )
+    def begin(self, told: int | None, engines: int, objective: float | None) -> None:
+        self.limiter = Limiter(itl_objective_seconds=objective)
+        self.limiter.bind(told, engines)
+        self.now = 0.0
+        self.preemptions = 0.0
+        self.sent = 0
+        self.last: EngineSample | None = None
+        self.slow = 0
+
+    @rule(
+        running=st.integers(0, 2000),
+        waiting=st.integers(0, 2000),
+        preempted=st.integers(0, 3),
+        usage=st.floats(0, 1),
+        share=st.sampled_from([0.0, 0.3, 0.8, 0.95, 1.0, 1.3]),
+        seconds=st.floats(0, 30),
+    )
+    def look(self, running: int, waiting: int, preempted: int, usage: float, share: float, seconds: float) -> None:
+        self.now += seconds
+        self.preemptions += preempted
+        self.sent += running // 10
+        in_flight = math.ceil(self.limiter.limit * share)
+        look = EngineSample(self.now, running, waiting, self.preemptions, usage, in_flight, self.sent)
+        before, had = self.limiter.limit, self.limiter.last_move
+        move = self.limiter.observe(look)
+        assert (move is None) == (self.limiter.limit == before)
+        if move is None:
+            assert self.limiter.last_move is had
+        else:
+            assert move == LimitChange(self.now, move.reason, before, self.limiter.limit)
+            assert self.last is not None
+            self.judge(move, look, self.last)
+        self.last = look
+
+    def judge(self, move: LimitChange, look: EngineSample, last: EngineSample) -> None:
+        """Whether the looks explain the move."""
+        if move.after > move.before:
+            assert move.reason is LimitReason.ROOM
+            assert look.in_flight >= move.before - max(1, move.before // 8)
+            assert look.preemptions == last.preemptions
+            assert look.kv_usage <= 0.9
+            assert move.after <= move.before + max(1, move.before // 8)
+            return
+        assert move.reason in FALLS
+        assert look.in_flight > 0
+        assert move.after >= min(move.before, look.in_flight) // 2
+        if move.reason is LimitReason.PREEMPTIONS:
+            assert look.preemptions > last.preemptions
+        elif move.reason is LimitReason.WAITING:
+            assert min(look.waiting, last.waiting) > 2
+        else:
+            assert self.slow > 0
+
+    @rule(tpot=st.floats(0.001, 1), lived=st.floats(0.1, 60), times=st.integers(1, 10))
+    def streams(self, tpot: float, lived: float, times: int) -> None:
+        for _ in range(times):
+            self.limiter.streamed(tpot, self.now - lived, self.now)
+        self.slow += times
+
+    @rule(told=st.none() | st.integers(1, 600), engines=st.integers(1, 4))
+    def bind(self, told: int | None, engines: int) -> None:
+        self.limiter.bind(told, engines)
+
+    @rule()
+    def lose(self) -> None:
+        self.limiter.lost()
+        self.last = None
+
+    @precondition(lambda self: self.last is not None and self.preemptions > 0)
+    @rule()
+    def restart(self) -> None:
+        self.preemptions = 0.0
+        self.now += LOOK_SECONDS
+        self.last = EngineSample(self.now, 0, 0, 0.0, 0.0, 0, self.sent)
+        self.limiter.observe(self.last)
+        assert self.limiter.limit == self.limiter.upper
+        assert self.limiter.pace_seconds is None
+
+    @precondition(lambda self: self.last is not None)
+    @rule()
+    def recovers(self) -> None:
+        """Full and clean for long enough, any limit is back at its bound."""
+        limiter = self.limiter
+        for _ in range(2000):
+            self.now += LOOK_SECONDS
+            limit = limiter.limit
+            limiter.streamed(0.001, self.now, self.now)
+            limiter.observe(EngineSample(self.now, limit, 0, self.preemptions, 0.5, limit, self.sent))
+            if limiter.limit >= limiter.upper:
+                break
+        assert limiter.limit == limiter.upper
+        limit = limiter.limit
+        self.last = EngineSample(self.now, limit, 0, self.preemptions, 0.5, limit, self.sent)
+
+    @invariant()
+    def stays_within_its_bounds(self) -> None:
+        assert 1 <= self.limiter.limit <= self.limiter.upper
+
+
+TestLimiterMachine = LimiterMachine.TestCase

@@ -1,0 +1,123 @@
+from pathlib import Path
+
+import pytest
+
+from gateway.backends.vllm_metrics import MAX_LINES, LineFilter, Scrape, read_scrape
+
+RECORDINGS = Path(__file__).parents[2] / "contract/recordings"
+
+
+def scrape(page: bytes, piece_bytes: int = 1000) -> Scrape:
+    lines = LineFilter()
+    for start in range(0, len(page), piece_bytes):
+        lines.feed(page[start : start + piece_bytes])
+    return read_scrape(lines.finish(), 5.0)
+
+
+def rank(number: int, running: float, queries: float, tokens: str = "100") -> str:
+    labels = f'engine="{number}",model_name="m"'
+    return (
+        f"vllm:num_requests_running{{{labels}}} {running}\n"
+        f"vllm:prefix_cache_queries_total{{{labels}}} {queries}\n"
+        f"vllm:kv_cache_usage_perc{{{labels}}} 0.{number}\n"
+        f'vllm:cache_config_info{{block_size="16",engine="{number}",kv_cache_size_tokens="{tokens}"}} 1.0\n'
+    )
+
+
+@pytest.mark.parametrize("piece_bytes", [7, 1000, 10**6])
+def test_a_page_of_vllm_is_read_whatever_pieces_it_comes_in(piece_bytes: int) -> None:
+    found = scrape((RECORDINGS / "metrics_two_running.txt").read_bytes(), piece_bytes)
+    assert found.telemetry is not None
+    assert found.telemetry.running == 2
+    assert found.telemetry.waiting == 0
+    assert found.telemetry.waiting_for_capacity == 0
+    assert found.telemetry.generation_tokens is not None
+    assert found.telemetry.generation_tokens > 0
+    assert 0 < found.telemetry.kv_usage < 1
+    assert found.telemetry.prefix_queries_tokens >= found.telemetry.prefix_hits_tokens > 0
+    assert found.telemetry.at_seconds == 5.0
+    assert (found.block_size_tokens, found.kv_cache_tokens, found.prefix_caching) == (32, 524288, True)
+    assert found.process_start_seconds is not None
+    assert found.process_start_seconds > 1.7e9
+    assert found.engines == 1
+
+
+def test_waiting_requests_are_counted_once() -> None:
+    found = scrape((RECORDINGS / "metrics_one_waiting.txt").read_bytes())
+    assert found.telemetry is not None
+    assert found.telemetry.waiting == 1
+
+
+def test_those_who_wait_for_capacity_are_told_from_those_who_are_deferred() -> None:
+    page = "".join(
+        rank(number, 3, 10)
+        + f'vllm:num_requests_waiting_by_reason{{engine="{number}",model_name="m",reason="capacity"}} {2 + number}\n'
+        f'vllm:num_requests_waiting_by_reason{{engine="{number}",model_name="m",reason="deferred"}} 40\n'
+        for number in range(2)
+    )
+    found = scrape(page.encode())
+    assert found.telemetry is not None
+    assert found.telemetry.waiting_for_capacity == 5
+    assert found.telemetry.waiting == 0
+
+
+def test_an_engine_that_does_not_tell_why_requests_wait_is_known_as_such() -> None:
+    found = scrape(rank(0, 3, 10).encode())
+    assert found.telemetry is not None
+    assert found.telemetry.waiting_for_capacity is None
+    assert found.telemetry.generation_tokens is None
+
+
+def test_data_parallel_ranks_are_summed() -> None:
+    found = scrape((rank(0, 3, 10) + rank(1, 4, 20)).encode())
+    assert found.telemetry is not None
+    assert (found.telemetry.running, found.telemetry.prefix_queries_tokens, found.telemetry.kv_usage) == (7, 30, 0.1)
+    assert (found.engines, found.kv_cache_tokens) == (2, 200)
+
+
+def test_kv_tokens_fall_back_to_blocks_times_block_size() -> None:
+    page = b'vllm:cache_config_info{block_size="16",kv_cache_size_tokens="None",num_gpu_blocks="10"} 1.0\n'
+    assert scrape(page).kv_cache_tokens == 160
+
+
+def test_an_encoders_only_block_is_no_kv_cache() -> None:
+    page = b'vllm:cache_config_info{block_size="128",kv_cache_size_tokens="None",num_gpu_blocks="1"} 1.0\n'
+    assert scrape(page).kv_cache_tokens is None
+
+
+def test_unset_settings_are_unknown() -> None:
+    page = b'vllm:cache_config_info{block_size="None",num_gpu_blocks="None",enable_prefix_caching="False"} 1.0\n'
+    found = scrape(page)
+    assert (found.block_size_tokens, found.kv_cache_tokens, found.prefix_caching) == (None, None, False)
+
+
+def test_a_page_of_another_server_has_no_telemetry() -> None:
+    assert scrape(b"go_goroutines 7\nprocess_start_time_seconds 5\n") == Scrape(process_start_seconds=5.0)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        b'vllm:num_requests_running{engine="0" 3',
+        b"vllm:num_requests_running{\xff\x00} x",
+        b"process_start_time_seconds  ",
+    ],
+)
+def test_garbage_is_refused(page: bytes) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        scrape(page)
+
+
+def test_numbers_that_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        scrape(b'vllm:num_requests_running{engine="0"} NaN\n')
+
+
+def test_neither_an_endless_line_nor_endless_lines_are_kept() -> None:
+    lines = LineFilter()
+    for _ in range(100):
+        lines.feed(b"vllm:num_requests_running{" + b"x" * 10000)
+    lines.feed(b'\nvllm:num_requests_running{engine="0"} 1.0\n' * 5000)
+    text = lines.finish()
+    assert len(text.splitlines()) == MAX_LINES
+    assert "xx" not in text

@@ -1,0 +1,91 @@
+"""A fleet in memory, and placement over it, under a clock that the test turns."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gateway.request import Ask
+from gateway.routing.cache_view import HitAccuracy, Hits
+from gateway.routing.cost import CostModel
+from gateway.routing.engine_load import Candidate
+from gateway.routing.estimates import Calibrations, Estimates
+from gateway.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
+from gateway.routing.prefix_index import PrefixIndex
+from gateway.scheduling.output_length import OutputLengths
+from gateway.scheduling.scheduler import Knobs, Placement
+from gateway.scheduling.wait_queue import Queue
+
+POLICIES = ("prefix", "least_loaded", "round_robin")
+WINDOW_SECONDS = 0.1
+STARVATION_SECONDS = 30.0
+
+
+@dataclass
+class Site:
+    """A backend as placement sees it; `slots` is its limit now."""
+
+    name: str
+    index: int
+    cap: int = 4
+    slots: int = 4
+    kv_cache_tokens: int | None = None
+    speed: float = 1.0
+    caches_prefixes: bool = True
+    rank: int | None = None
+    block_tokens: int = 16
+
+    def limit(self, now_seconds: float) -> int:
+        return self.slots
+
+
+@dataclass
+class Hall:
+    """Backends and a placement over them. `serving` says who serves which model; call `changed` after editing it."""
+
+    sites: list[Site]
+    placement: Placement
+    queue: Queue
+    index: PrefixIndex
+    estimates: Estimates
+    lengths: OutputLengths
+    calibration: Calibrations
+    serving: dict[str, Sequence[Site]] = field(default_factory=dict)
+    now: float = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def changed(self) -> None:
+        self.placement.refresh()
+
+
+def policy_of(name: str, calibration: Calibrations, index: PrefixIndex, estimates: Estimates) -> Policy:
+    if name == "prefix":
+        return PrefixPolicy(calibration, Hits(index, HitAccuracy()), estimates, Affinity())
+    return LeastLoadedPolicy() if name == "least_loaded" else RoundRobinPolicy()
+
+
+def hall(
+    *slots: int,
+    policy: str = "least_loaded",
+    kv: int | None = None,
+    max_requests: int = 100,
+    max_bytes: int = 10_000,
+    scan: int = 64,
+    aging: float = 0.05,
+    holds: bool = True,
+) -> Hall:
+    """A backend of that many slots each: a, b, c, ... all serve the model `m`."""
+    sites = [Site("abcdefgh"[number], number, count, count, kv) for number, count in enumerate(slots or (4,))]
+    index, estimates, lengths = PrefixIndex([1 << 30] * len(sites)), Estimates(), OutputLengths()
+    queue = Queue(max_requests, max_bytes)
+    serving: dict[str, Sequence[Site]] = {"m": sites}
+    knobs = Knobs(aging=aging, scan=scan, starvation_seconds=STARVATION_SECONDS, hold_without_backend=holds)
+    calibration = Calibrations(CostModel(), WINDOW_SECONDS)
+    find: Callable[[str], Sequence[Candidate] | None] = serving.get
+    placement = Placement(find, policy_of(policy, calibration, index, estimates), queue, lengths, calibration, knobs)
+    return Hall(sites, placement, queue, index, estimates, lengths, calibration, serving)
+
+
+def ask(**fields: object) -> Ask:
+    """A small streamed request to the model `m`."""
+    return Ask(**({"model": "m", "prompt_tokens": 100, "streams": True, "size_bytes": 10} | fields))  # type: ignore[arg-type]

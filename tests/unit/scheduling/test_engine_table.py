@@ -1,0 +1,88 @@
+"""Which engines may take a request."""
+
+import pytest
+
+from gateway.errors import InvalidRequest, ModelNotFound, NoBackend
+from gateway.request import Ask
+from gateway.scheduling.wait_queue import Ticket
+from tests.unit.scheduling.builders import ask, hall
+from tests.unit.scheduling.test_scheduler import bind, drain, wait
+
+
+def test_an_unknown_model_is_not_found() -> None:
+    with pytest.raises(ModelNotFound, match="'other' does not exist") as error:
+        hall(1).placement.place(Ask("other"), 0.0)
+    assert error.value.param == "model"
+
+
+def test_a_model_without_a_backend_that_is_up_is_unavailable_with_a_hint() -> None:
+    here = hall(1, holds=False)
+    here.serving["m"] = []
+    with pytest.raises(NoBackend) as error:
+        here.placement.place(ask(), 0.0)
+    assert error.value.retry_after_seconds == 2.0
+
+
+def test_a_retry_avoids_the_backend_that_failed() -> None:
+    here = hall(4, 4)
+    assert bind(here, avoid=frozenset("a")).seat.name == "b"
+
+
+def test_a_retry_takes_a_backend_that_failed_when_there_is_no_other() -> None:
+    here = hall(4)
+    assert bind(here, avoid=frozenset("a")).seat.name == "a"
+
+
+def test_a_pinned_request_goes_to_its_backend_alone() -> None:
+    here = hall(4, 4)
+    assert bind(here, ask(pinned="b")).seat.name == "b"
+    assert bind(here, ask(pinned="b"), avoid=frozenset("b")).seat.name == "b"
+    assert isinstance(here.placement.place(ask(pinned="z"), 0.0), Ticket)
+    with pytest.raises(NoBackend):
+        hall(4, holds=False).placement.place(ask(pinned="z"), 0.0)
+
+
+def test_a_request_that_no_backend_can_ever_run_is_refused() -> None:
+    here = hall(2, 4)
+    with pytest.raises(InvalidRequest, match="is 4\\. Send fewer") as error:
+        here.placement.place(ask(sequences=5), 0.0)
+    assert error.value.param == "n"
+    assert bind(here, ask(sequences=4)).seat.name == "b"
+
+
+def test_a_limit_that_grew_is_seen_after_a_refresh() -> None:
+    here = hall(4)
+    here.sites[0].slots = 1
+    here.changed()
+    bind(here)
+    ticket = wait(here)
+    here.sites[0].slots = 2
+    here.changed()
+    assert drain(here) == {ticket: "a"}
+
+
+def test_a_limit_that_moves_voids_what_was_made_of_it_and_one_that_does_not_voids_nothing() -> None:
+    here = hall(4, 4)
+    bind(here, ask())
+    [seat, _] = here.placement.seats
+    before = seat.load.changes
+    here.placement.seating.follow_limits(here.now)
+    assert (seat.slots, seat.load.changes) == (4, before)
+    here.sites[0].slots = 2
+    here.placement.seating.follow_limits(here.now)
+    assert seat.slots == 2
+    assert seat.load.changes > before
+
+
+def test_a_model_is_served_while_a_backend_of_it_is_there() -> None:
+    here = hall(1)
+    seating = here.placement.seating
+    assert seating.is_served(ask(), 0.0)
+    assert not seating.is_served(ask(pinned="z"), 0.0)
+    assert not seating.is_served(ask(model="other"), 0.0)
+    assert seating.may_be_served("m", 0.0)
+    assert seating.may_be_served("other", 0.0)  # it never will be, which those who wait for it are to be told
+    here.serving["m"] = []
+    here.changed()
+    assert not seating.is_served(ask(), 0.0)
+    assert not seating.may_be_served("m", 0.0)

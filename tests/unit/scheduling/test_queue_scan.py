@@ -1,0 +1,169 @@
+"""One look through the line, with a ranking that the test writes down."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from gateway.request import Ask
+from gateway.routing.cost import CostModel, Seat
+from gateway.routing.engine_load import Work
+from gateway.routing.estimates import Calibrations
+from gateway.scheduling.capacity import Capacity
+from gateway.scheduling.output_length import OutputLengths
+from gateway.scheduling.queue_scan import QueueScan
+from gateway.scheduling.wait_queue import Ticket
+
+NOW, STARVATION_SECONDS = 100.0, 30.0
+ROOM = Capacity(Calibrations(CostModel(), window_seconds=0.1), OutputLengths())
+
+
+class Written:
+    """A ranking that never changes but for what is closed; notes what it is told."""
+
+    def __init__(self, *orders: str) -> None:
+        self.orders = [[ord(name) - ord("a") for name in order] for order in orders]
+        self.told: list[str] = []
+        self.closed: set[tuple[int | None, int]] = set()
+
+    def best(self, row: int) -> int | None:
+        return next(iter(self.by_cost(row)), None)
+
+    def skip(self, row: int, is_open: Sequence[bool]) -> int:
+        return row
+
+    def by_cost(self, row: int) -> Sequence[int]:
+        return [at for at in self.orders[row] if not self.closed & {(None, at), (row, at)}]
+
+    def prefill(self, row: int, column: int) -> float:
+        return row + column / 10
+
+    def hold_out(self, row: int, column: int) -> None:
+        self.told.append(f"{row} holds out for {'abc'[column]}")
+
+    def bound(self, column: int) -> None:
+        self.told.append(f"bound to {'abc'[column]}")
+
+    def close(self, column: int, row: int | None = None) -> None:
+        self.told.append(f"{'abc'[column]} closed")
+        self.closed.add((row, column))
+
+
+class Scene:
+    """Engines of so many free slots each, of two; requests that arrived so many seconds ago."""
+
+    def __init__(
+        self, ranking: Written, *free: int, waited: Sequence[float] | None = None, slots: int = 2, **wish: int
+    ) -> None:
+        self.ranking = ranking
+        self.seats = [Seat(number, "abc"[number], cap=slots, slots=slots) for number in range(len(free))]
+        for seat, count in zip(self.seats, free, strict=True):
+            for _ in range(slots - count):
+                self.take(seat)
+        waited = waited or [1.0] * len(ranking.orders)
+        asks = [Ask("m", **(wish if row == 0 else {})) for row in range(len(waited))]  # type: ignore[arg-type]
+        self.tickets = [Ticket(ask, NOW - ago, frozenset(), 0.0) for ask, ago in zip(asks, waited, strict=True)]
+        self.bound: list[str] = []
+
+    def take(self, seat: Seat, sequences: int = 1) -> None:
+        work = Work(sequences, 100, 0.0, observable=True)
+        seat.load.start(work, NOW)
+        seat.load.first_token(work, NOW)
+
+    def bind(self, ticket: Ticket, column: int, prefill_seconds: float) -> None:
+        row = self.tickets.index(ticket)
+        assert prefill_seconds == row + column / 10
+        self.bound.append(f"{row} to {'abc'[column]}")
+        self.take(self.seats[column], ticket.ask.sequences)
+
+    def run(self, *, waits_for_best: bool = True, much: str = "", all_guarded: bool = False) -> list[str]:
+        """`much`: the rows of those who have much."""
+        is_open = [ROOM.is_open(seat, "m", NOW, guarded=all_guarded) for seat in self.seats]
+        has_much = (lambda ticket: str(self.tickets.index(ticket)) in much) if much else None
+        QueueScan(
+            self.seats, self.ranking, is_open, ROOM, STARVATION_SECONDS, waits_for_best, self.bind, has_much,
+            all_guarded,
+        ).run(self.tickets, NOW)  # fmt: skip
+        assert is_open == [
+            ROOM.is_open(seat, "m", NOW, guarded=all_guarded) and (None, column) not in self.ranking.closed
+            for column, seat in enumerate(self.seats)
+        ]
+        return self.bound
+
+
+def test_who_finds_his_best_engine_open_is_bound_there_and_the_others_reckon_with_it() -> None:
+    scene = Scene(Written("ab", "ab"), 2, 2)
+    assert scene.run() == ["0 to a", "1 to a"]
+    assert scene.ranking.told == ["bound to a", "bound to a"]
+
+
+def test_who_finds_it_taken_holds_out_and_others_overtake() -> None:
+    scene = Scene(Written("ab", "ba"), 0, 1)
+    assert scene.run() == ["1 to b"]
+    assert scene.ranking.told == ["0 holds out for a", "bound to b"]
+
+
+def test_when_the_last_engine_closes_nobody_else_is_looked_at() -> None:
+    scene = Scene(Written("ab", "ab", "ba"), 1, 0)
+    assert scene.run() == ["0 to a"]
+    assert scene.ranking.told == ["bound to a"]
+
+
+def test_one_that_does_not_fit_blocks_nobody() -> None:
+    scene = Scene(Written("ab", "ab", "ba"), 1, 1, sequences=2)
+    assert scene.run() == ["1 to a", "2 to b"]
+    assert scene.ranking.told == ["bound to a", "bound to b"]
+
+
+def test_one_to_whom_all_engines_are_closed_is_passed_over() -> None:
+    assert Scene(Written("", "a"), 1).run() == ["1 to a"]
+
+
+def test_one_who_starves_takes_any_engine_that_has_room() -> None:
+    scene = Scene(Written("acb", "ab"), 0, 1, 1, waited=[STARVATION_SECONDS + 1, 1.0])
+    assert scene.run() == ["0 to c"]
+    assert scene.ranking.told == ["bound to c", "1 holds out for a"]
+
+
+def test_at_the_starvation_time_exactly_one_still_waits() -> None:
+    assert Scene(Written("ab"), 0, 1, waited=[STARVATION_SECONDS]).run() == []
+
+
+def test_one_who_starves_and_finds_no_room_keeps_the_emptiest_engine_for_himself() -> None:
+    scene = Scene(Written("ab", "ba", "ab"), 1, 1, waited=[STARVATION_SECONDS + 1, 1.0, 1.0], sequences=2)
+    assert scene.run() == ["1 to b"]
+    assert scene.ranking.told == ["a closed", "bound to b"]
+
+
+def test_a_second_who_starves_keeps_another() -> None:
+    waited = [STARVATION_SECONDS + 2, STARVATION_SECONDS + 1, 1.0]
+    scene = Scene(Written("ab", "ab", "ab"), 0, 0, waited=waited)
+    assert scene.run() == []
+    assert scene.ranking.told == ["a closed", "b closed"]
+
+
+@pytest.mark.parametrize("waited", [1.0, STARVATION_SECONDS + 1])
+def test_where_nobody_waits_for_the_best_each_takes_the_first_engine_with_room(waited: float) -> None:
+    scene = Scene(Written("abc", "abc", "abc"), 0, 1, 1, waited=[waited] * 3)
+    assert scene.run(waits_for_best=False) == ["0 to b", "1 to c"]
+
+
+def test_who_has_much_holds_out_for_an_engine_whose_last_slots_are_kept_from_him() -> None:
+    scene = Scene(Written("ab", "ab", "ab"), 1, 0, slots=4)
+    assert scene.run(much="0") == ["1 to a"]
+    assert scene.ranking.told[0] == "0 holds out for a"
+
+
+@pytest.mark.parametrize("waits_for_best", [True, False])
+def test_where_more_is_free_he_is_bound_like_anybody(waits_for_best: bool) -> None:
+    assert Scene(Written("a", "a"), 2, slots=4).run(much="01", waits_for_best=waits_for_best) == ["0 to a"]
+
+
+def test_who_has_much_and_starves_keeps_an_engine_from_his_like_and_from_nobody_else() -> None:
+    scene = Scene(Written("a", "ab", "ab", "ab"), 1, 1, slots=4, waited=[31.0, 1.0, 31.0, 31.0])
+    assert scene.run(much="03") == ["1 to a", "2 to b"]
+    assert scene.ranking.told == ["bound to a", "bound to b"]
+
+
+def test_where_all_have_much_engines_with_the_last_slots_alone_count_as_closed() -> None:
+    scene = Scene(Written("ab", "ba"), 1, 2, slots=4)
+    assert scene.run(all_guarded=True) == ["1 to b"]

@@ -1,0 +1,75 @@
+"""Looking at many at once finds what looking at one after another finds."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.request import Ask
+from gateway.routing.cost import CostModel, Seat
+from gateway.routing.cost_matrix import CostMatrix
+from gateway.routing.engine_load import Work
+from gateway.routing.estimates import Calibrations
+from gateway.scheduling.capacity import Capacity
+from gateway.scheduling.output_length import OutputLengths
+from gateway.scheduling.queue_scan import QueueScan
+from gateway.scheduling.wait_queue import Ticket
+from tests.unit.routing.crowds import ASKS, MODELS, NOW, AskedFor, seats
+
+STARVATION_SECONDS = 30.0
+WAITS = st.sampled_from([0.0, 1.0, 31.0])
+
+
+class OneAfterAnother(CostMatrix):
+    """The same costs, without short cuts."""
+
+    def skip(self, row: int, is_open: Sequence[bool]) -> int:
+        return row
+
+
+def look_through(
+    matrix: type[CostMatrix], model: CostModel, asks: list[AskedFor], waits: list[float], closed: set[tuple[int, int]],
+    among: list[Seat],
+) -> list[tuple[int, int]]:  # fmt: skip
+    """Who is bound where."""
+    hits = [np.array(hits[: len(among)], dtype=np.float64) for _, _, hits in asks]
+    ranking = matrix(model, [ask[0] for ask in asks], [ask[1] for ask in asks], hits, among, NOW)
+    for row, column in closed:
+        if row < len(asks) and column < len(among):
+            ranking.close(column, row)
+    room = Capacity(Calibrations(model, 0.1), OutputLengths())
+    bound: list[tuple[int, int]] = []
+    tickets = [
+        Ticket(Ask("m", prompt_tokens=prompt, output_tokens=int(output)), NOW - waited, frozenset(), 0.0)
+        for (prompt, output, _), waited in zip(asks, waits, strict=False)
+    ]
+
+    def bind(ticket: Ticket, column: int, prefill_seconds: float) -> None:
+        bound.append((tickets.index(ticket), column))
+        work = Work(1, ticket.ask.prompt_tokens, prefill_seconds, observable=True)
+        among[column].load.start(work, NOW)
+
+    is_open = [room.is_open(seat, "m", NOW) for seat in among]
+    QueueScan(among, ranking, is_open, room, STARVATION_SECONDS, True, bind).run(tickets, NOW)
+    return bound
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    model=MODELS,
+    asks=st.lists(ASKS, min_size=1, max_size=20),
+    again=st.integers(1, 6),
+    waits=st.lists(WAITS, min_size=120, max_size=120).map(lambda waits: sorted(waits, reverse=True)),
+    closed=st.sets(st.tuples(st.integers(0, 119), st.integers(0, 4)), max_size=20),
+    among=seats(),
+)
+def test_skipping_those_who_hold_out_changes_nothing_for_anybody(
+    model: CostModel, asks: list[AskedFor], again: int, waits: list[float], closed: set[tuple[int, int]],
+    among: list[Seat],
+) -> None:  # fmt: skip
+    asks = asks * again
+    slowly = look_through(OneAfterAnother, model, asks, waits, closed, deepcopy(among))
+    assert look_through(CostMatrix, model, asks, waits, closed, deepcopy(among)) == slowly
+    assert len({row for row, _ in slowly}) == len(slowly)

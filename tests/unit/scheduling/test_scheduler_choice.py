@@ -1,0 +1,51 @@
+import pytest
+
+from gateway.routing.cost import CostModel, Option, Seat
+from gateway.routing.engine_load import Work
+from gateway.routing.estimates import Calibrations
+from gateway.scheduling.capacity import Capacity
+from gateway.scheduling.output_length import OutputLengths
+from gateway.scheduling.scheduler import choose
+from tests.unit.scheduling.builders import ask
+
+ROOM = Capacity(Calibrations(CostModel(), window_seconds=0.1), OutputLengths())
+
+
+def option(name: str, cost: float, *, busy: int = 0, placed: int = 0) -> Option:
+    """An engine of sixteen slots."""
+    seat = Seat("abc".index(name), name, cap=16, slots=16, placed=placed)
+    work = Work(1, 10, 0.0, True)
+    for _ in range(busy):
+        seat.load.start(work, 0.0)
+        seat.load.first_token(work, 0.0)
+    return Option(seat, cost, 0.0, 0)
+
+
+def chosen(*options: Option, waits_for_best: bool = True, guarded: bool = False) -> str | None:
+    found = choose(options, ask(), ROOM, 0.0, waits_for_best, guarded)
+    return found.seat.name if found is not None else None
+
+
+def test_the_cheapest_is_taken_and_where_it_is_full_none() -> None:
+    assert chosen(option("a", 2.0), option("b", 1.0)) == "b"
+    assert chosen(option("a", 2.0), option("b", 1.0, busy=16)) is None
+
+
+def test_who_does_not_wait_for_the_best_takes_what_has_room() -> None:
+    assert chosen(option("a", 2.0), option("b", 1.0, busy=16), waits_for_best=False) == "a"
+    assert chosen(option("b", 1.0, busy=16), waits_for_best=False) is None
+
+
+def test_of_equals_the_quieter_then_the_less_often_chosen_is_taken() -> None:
+    assert chosen(option("a", 1.0, busy=2), option("b", 1.0, busy=1)) == "b"
+    assert chosen(option("a", 1.0, placed=3), option("b", 1.0, placed=2)) == "b"
+
+
+@pytest.mark.parametrize("waits_for_best", [True, False])
+def test_the_last_slot_is_not_for_those_it_is_kept_from(waits_for_best: bool) -> None:
+    assert chosen(option("a", 1.0, busy=15), waits_for_best=waits_for_best) == "a"
+    assert chosen(option("a", 1.0, busy=15), waits_for_best=waits_for_best, guarded=True) is None
+
+
+def test_nobody_has_nothing_to_choose() -> None:
+    assert chosen() is None

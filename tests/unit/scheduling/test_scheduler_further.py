@@ -1,0 +1,105 @@
+"""When those who are looked at first hold out for busy engines, idle ones are offered to those behind them."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from gateway.request import Ask
+from gateway.scheduling.queue_scan import QueueScan
+from gateway.scheduling.scheduler import Binding
+from gateway.scheduling.wait_queue import Ticket
+from tests.unit.scheduling.builders import POLICIES, Hall, ask, hall
+
+SCAN = 4
+FURTHER = 4 * SCAN  # are looked at then
+KEYS = tuple(range(1, 42))
+EDGES = tuple(range(2500, 102_501, 2500))
+
+
+def wait(here: Hall, wish: Ask) -> Ticket:
+    placed = here.placement.place(wish, here.now)
+    assert isinstance(placed, Ticket)
+    return placed
+
+
+def drain(here: Hall) -> dict[Ticket, str]:
+    return {
+        ticket: bound.seat.name for ticket, bound in here.placement.drain("m", here.now) if isinstance(bound, Binding)
+    }
+
+
+def busy_hall(policy: str = "prefix", pinned: int = 0) -> tuple[Hall, Binding]:
+    """Backend a is busy, b is idle; so many wait for a, whatever happens. Returns what runs on a, too."""
+    here = hall(1, 1, policy=policy, scan=SCAN, max_bytes=1 << 30, max_requests=1000)
+    running = here.placement.place(ask(pinned="a"), here.now)
+    assert isinstance(running, Binding)
+    for _ in range(pinned):
+        wait(here, ask(pinned="a"))
+    return here, running
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_idle_engine_is_offered_to_those_behind_the_first(policy: str) -> None:
+    here, _ = busy_hall(policy, pinned=SCAN)
+    last = wait(here, ask())
+    assert drain(here) == {last: "b"}
+
+
+def test_when_so_many_hold_out_for_one_engine_that_another_is_better_it_is_used() -> None:
+    here, _ = busy_hall()
+    here.index.record(0, KEYS, EDGES)
+    tickets = [
+        wait(
+            here,
+            ask(
+                keys=(*KEYS, more), edges=(*EDGES, 125_000), prompt_size=125_000, prompt_tokens=34_000, output_tokens=1
+            ),
+        )
+        for more in range(100, 100 + FURTHER)
+    ]
+    [(ticket, seat)] = drain(here).items()
+    assert seat == "b"
+    assert tickets.index(ticket) > SCAN
+
+
+def test_all_are_asked_after_a_while_however_many_wait() -> None:
+    here, _ = busy_hall(pinned=3 * FURTHER)
+    last = wait(here, ask())
+    for _ in range(3):
+        assert drain(here) == {}
+        here.now += 0.06
+    [(ticket, binding)] = here.placement.drain("m", here.now)
+    assert ticket is last
+    assert isinstance(binding, Binding)
+    here.placement.release(binding, here.now)
+    last = wait(here, ask())
+    for _ in range(4):  # once more from the first on
+        here.now += 0.06
+        granted = drain(here)
+    assert granted == {last: "b"}
+
+
+def test_an_engine_that_is_as_busy_as_others_is_not_worth_asking_further() -> None:
+    here = hall(1, 2, policy="least_loaded", scan=SCAN, max_bytes=1 << 30)
+    for name in "ab":
+        here.placement.place(ask(pinned=name), here.now)
+    for _ in range(SCAN):
+        wait(here, ask(pinned="a"))
+    wait(here, ask())
+    assert drain(here) == {}
+
+
+def test_what_a_look_may_cost_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, _ = busy_hall("least_loaded", pinned=10 * FURTHER)
+    looks: list[int] = []
+    run = QueueScan.run
+
+    def counted(self: QueueScan, tickets: Sequence[Ticket], now: float) -> None:
+        looks.append(len(tickets))
+        run(self, tickets, now)
+
+    monkeypatch.setattr(QueueScan, "run", counted)
+    for now in (1.0, 1.01, 1.04, 1.06, 1.07):
+        here.now = now
+        drain(here)
+    assert looks == [SCAN, FURTHER, SCAN, SCAN, SCAN, FURTHER, SCAN]

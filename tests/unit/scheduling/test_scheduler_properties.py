@@ -1,0 +1,304 @@
+"""Arrivals, departures, lost backends and slow starts in any order never break what placement promises."""
+
+from itertools import count
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from gateway.errors import InvalidRequest, ModelNotFound, NoBackend, QueueFull
+from gateway.request import Ask
+from gateway.routing.cost import Seat
+from gateway.scheduling.kv_reservations import KvLedger
+from gateway.scheduling.scheduler import Binding
+from gateway.scheduling.wait_queue import Order, Ticket
+from tests.recount import mismatches, taken_tokens
+from tests.unit.scheduling.builders import POLICIES, STARVATION_SECONDS, WINDOW_SECONDS, Hall, Site, hall
+
+CAPS = (2, 4, 6, 3, 3)  # of a, b, c, and of the two engines of d
+MAX_REQUESTS, MAX_BYTES, SCAN = 12, 120, 8
+OLDEST = Order(SCAN, float("-inf"), by_turn=False)
+KV_HEADROOM = 0.95
+SERVES = {"m": (0, 1, 2), "o": (1, 2, 3, 4)}
+NAMES = "abcd"
+
+ASKS = st.builds(
+    Ask,
+    model=st.sampled_from([*SERVES, "unknown"]),
+    keys=st.sampled_from([(), (1, 2, 3), tuple(range(1, 40)), (7, 8, 9)]),
+    edges=st.just(tuple(range(100, 4000, 100))),
+    prompt_size=st.just(4000),
+    prompt_tokens=st.sampled_from([1, 200, 1000, 8000]),
+    sequences=st.integers(0, 7),
+    divisible=st.booleans(),
+    output_tokens=st.sampled_from([None, 0, 50]),
+    streams=st.booleans(),
+    size_bytes=st.integers(0, 40),
+    pinned=st.sampled_from([None, None, None, None, None, "a", "c", "d"]),
+    rank=st.sampled_from([None, None, None, 0, 1, 7]),
+    hint=st.sampled_from([0, 0, 5, 6]),
+)
+
+
+class PlacementMachine(RuleBasedStateMachine):
+    """Four backends of different size, one of them with two engines; two models.
+
+    After every event the line is looked through, as the gate does.
+    """
+
+    @initialize(policy=st.sampled_from(POLICIES), kv=st.sampled_from([None, 9000]), holds=st.booleans())
+    def begin(self, policy: str, kv: int | None, holds: bool) -> None:
+        self.here: Hall = hall(
+            *CAPS, policy=policy, kv=kv, max_requests=MAX_REQUESTS, max_bytes=MAX_BYTES, scan=SCAN, holds=holds
+        )
+        self.holds = holds
+        for rank, site in enumerate(self.here.sites[3:]):
+            site.name, site.rank = "d", rank
+        self.policy = policy
+        self.up = {site.name for site in self.here.sites}
+        self.numbers = count()
+        self.waiting: dict[Ticket, int] = {}
+        self.bound: dict[int, Binding] = {}
+        self.wishes: dict[int, Ask] = {}
+        self.ended: dict[int, str] = {}
+        self._fleet_changed()
+
+    # What happens.
+
+    @rule(wish=ASKS, avoid=st.frozensets(st.sampled_from(NAMES), max_size=4))
+    def arrive(self, wish: Ask, avoid: frozenset[str]) -> None:
+        number = next(self.numbers)
+        self.wishes[number] = wish
+        full = len(self.waiting) == MAX_REQUESTS or self._queued_bytes() + wish.size_bytes > MAX_BYTES
+        try:
+            placed = self.here.placement.place(wish, self.here.now, avoid)
+        except (ModelNotFound, NoBackend, InvalidRequest, QueueFull) as refusal:
+            self.ended[number] = type(refusal).__name__
+            self._check_refusal(type(refusal), wish, full)
+            return
+        if isinstance(placed, Ticket):
+            assert not full
+            self.waiting[placed] = number
+        else:
+            self._check_binding(number, placed, avoid)
+            assert placed.waited_seconds == 0.0
+            assert wish.sequences == 0 or not self._waiting_for(wish.model)
+        self._drain()
+
+    @rule(data=st.data())
+    def first_token(self, data: st.DataObject) -> None:
+        if self.bound:
+            number = data.draw(st.sampled_from(sorted(self.bound)))
+            self.here.placement.first_token(self.bound[number], self.here.now)
+            self._drain()
+
+    @rule(data=st.data(), twice=st.booleans())
+    def end(self, data: st.DataObject, twice: bool) -> None:
+        if self.bound:
+            number = data.draw(st.sampled_from(sorted(self.bound)))
+            binding = self.bound.pop(number)
+            for _ in range(1 + twice):
+                self.here.placement.release(binding, self.here.now)
+            self.ended[number] = "released"
+            self._drain()
+
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        if self.waiting:
+            ticket = data.draw(st.sampled_from(list(self.waiting)))
+            assert self.here.queue.leave(ticket)
+            self.ended[self.waiting.pop(ticket)] = "withdrawn"
+            self._drain()
+
+    @rule(seconds=st.sampled_from([0.01, 0.2, 5.0, STARVATION_SECONDS + 1]))
+    def pass_time(self, seconds: float) -> None:
+        self.here.now += seconds
+        self._drain()
+
+    @rule(name=st.sampled_from(NAMES))
+    def backend_goes_or_comes(self, name: str) -> None:
+        self.up ^= {name}
+        self._fleet_changed()
+        self._drain()
+
+    @rule(index=st.integers(0, len(CAPS) - 1), share=st.sampled_from([0.0, 0.5, 1.0]))
+    def limit_changes(self, index: int, share: float) -> None:
+        site = self.here.sites[index]
+        site.slots = max(1, int(site.cap * share))
+        self._fleet_changed()
+        self._drain()
+
+    @rule(model=st.sampled_from([*SERVES]))
+    def ask_why(self, model: str) -> None:
+        """It changes nothing; what must hold is checked after it as after everything."""
+        if not self._serving(model):
+            return
+        seats = self.here.placement.seats
+        placed = [seat.placed for seat in seats]
+        verdicts = self.here.placement.explain(Ask(model, prompt_tokens=500), self.here.now)
+        assert [verdict.cost for verdict in verdicts] == sorted(verdict.cost for verdict in verdicts)
+        assert {verdict.seat.index for verdict in verdicts} == {site.index for site in self._serving(model)}
+        assert [seat.placed for seat in seats] == placed
+
+    # What must hold.
+
+    @invariant()
+    def every_request_is_in_exactly_one_place(self) -> None:
+        places = [*self.waiting.values(), *self.bound, *self.ended]
+        assert sorted(places) == sorted(self.wishes)
+        assert set(self.here.queue) == set(self.waiting)
+        assert len(self.here.queue) <= MAX_REQUESTS
+        assert self._queued_bytes() <= MAX_BYTES
+
+    @invariant()
+    def what_is_taken_is_what_is_bound(self) -> None:
+        for seat in self.here.placement.seats:
+            here = [binding.work for binding in self.bound.values() if binding.seat is seat]
+            assert seat.load.in_flight == sum(work.sequences for work in here)
+            ledger = self._ledger(seat)
+            assert ledger.taken_tokens == taken_tokens(ledger) >= 0
+            assert len(ledger) == len(here)
+            assert 0 <= seat.load.decoding <= seat.load.in_flight
+
+    @invariant()
+    def every_sum_is_that_of_a_recount(self) -> None:
+        assert mismatches(self.here.placement, self.here.queue) == []
+
+    @invariant()
+    def nobody_waits_for_a_model_that_nobody_serves_unless_held(self) -> None:
+        assert self.holds or all(self._allowed(ticket.ask, ticket.avoid) for ticket in self.waiting)
+
+    @invariant()
+    def nobody_who_takes_no_slot_waits_while_somebody_serves(self) -> None:
+        for ticket in self.waiting:
+            assert ticket.ask.sequences or not self._allowed(ticket.ask, ticket.avoid)
+
+    @invariant()
+    def one_who_starves_waits_only_for_backends_that_are_closed_or_kept_for_another_who_starves(self) -> None:
+        for model in SERVES:
+            oldest = self.here.queue.in_order(model, OLDEST)
+            starving = [ticket for ticket in oldest if self.here.now - ticket.arrived_seconds > STARVATION_SECONDS]
+            shut_out = [ticket for ticket in starving if not self._admitting(ticket)]
+            must_go = starving if self.policy == "prefix" else oldest
+            open_seats = {seat.index for ticket in must_go for seat in self._admitting(ticket)}
+            assert len(open_seats) <= len(shut_out)
+
+    @invariant()
+    def nobody_holds_out_while_every_backend_would_take_him(self) -> None:
+        for model in SERVES:
+            oldest = self.here.queue.in_order(model, OLDEST)
+            if all(self.here.now - ticket.arrived_seconds <= STARVATION_SECONDS for ticket in oldest):
+                for ticket in oldest:
+                    allowed = self._allowed(ticket.ask, ticket.avoid)
+                    assert not allowed or len(self._admitting(ticket)) < len(allowed)
+
+    def teardown(self) -> None:
+        """When everything works again, everybody who waits is served, and then nothing is left."""
+        if not hasattr(self, "here"):
+            return
+        self.up = {site.name for site in self.here.sites}
+        for site in self.here.sites:
+            site.slots = site.cap
+        self._fleet_changed()
+        for ticket in [ticket for ticket in self.waiting if not self._allowed(ticket.ask, ticket.avoid)]:
+            self.here.queue.leave(ticket)  # pinned to one that will never serve
+            del self.waiting[ticket]
+        for _ in range(3 * MAX_REQUESTS):
+            self.here.now += STARVATION_SECONDS
+            self._drain()
+            for number, binding in list(self.bound.items()):
+                self.here.placement.release(binding, self.here.now)
+                self.ended[number] = "released"
+                del self.bound[number]
+        assert not self.waiting
+        assert repr(self.here.queue) == "<Queue 0 waiting, 0 bytes: empty>"
+        for seat in self.here.placement.seats:
+            assert repr(seat.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
+            assert repr(self._ledger(seat)) == "<KvLedger 0 tokens, 0 requests, 0 prefixes>"
+
+    # Helpers.
+
+    def _check_refusal(self, kind: type[Exception], wish: Ask, full: bool) -> None:
+        assert full or kind is not QueueFull
+        assert (kind is ModelNotFound) == (wish.model == "unknown")
+        if kind is InvalidRequest:
+            assert wish.sequences > 1
+            assert not wish.divisible
+
+    def _fleet_changed(self) -> None:
+        for model, indexes in SERVES.items():
+            self.here.serving[model] = [self.here.sites[i] for i in indexes if self.here.sites[i].name in self.up]
+        self.here.changed()
+
+    def _serving(self, model: str) -> list[Site]:
+        return list(self.here.serving.get(model, ()))
+
+    def _waiting_for(self, model: str) -> bool:
+        return any(ticket.ask.model == model for ticket in self.waiting)
+
+    def _queued_bytes(self) -> int:
+        return sum(ticket.ask.size_bytes for ticket in self.waiting)
+
+    def _drain(self) -> None:
+        for model in self.here.queue.models():
+            for ticket, granted in self.here.placement.drain(model, self.here.now):
+                number = self.waiting.pop(ticket)
+                if isinstance(granted, Binding):
+                    assert granted.waited_seconds == self.here.now - ticket.arrived_seconds
+                    self._check_binding(number, granted, ticket.avoid)
+                elif isinstance(granted, InvalidRequest):
+                    allowed = self._allowed(ticket.ask, ticket.avoid)
+                    assert not any(self._is_large_enough(site, ticket.ask) for site in allowed)
+                    self.ended[number] = "InvalidRequest"
+                else:
+                    assert isinstance(granted, NoBackend)
+                    assert not self.holds
+                    assert not self._allowed(ticket.ask, ticket.avoid)
+                    self.ended[number] = "NoBackend"
+
+    def _check_binding(self, number: int, binding: Binding, avoid: frozenset[str]) -> None:
+        wish = self.wishes[number]
+        seat, site = binding.seat, self.here.sites[binding.seat.index]
+        assert site in self._allowed(wish, avoid)
+        assert binding.work.sequences == (min(wish.sequences, site.cap) if wish.divisible else wish.sequences)
+        if wish.sequences:
+            assert seat.load.in_flight <= site.cap
+            alone = seat.load.in_flight == binding.work.sequences
+            assert seat.load.in_flight <= site.slots or alone
+            ledger, limit = self._ledger(seat), KV_HEADROOM * (site.kv_cache_tokens or 1 << 40)
+            assert alone or min(ledger.taken_tokens, ledger.outlook(self.here.now).peak_tokens) <= limit
+        self.bound[number] = binding
+
+    def _allowed(self, wish: Ask, avoid: frozenset[str]) -> list[Site]:
+        sites = [site for site in self._serving(wish.model) if wish.pinned in (None, site.name)]
+        sites = [site for site in sites if self._is_large_enough(site, wish)] or sites
+        if wish.pinned is None:
+            sites = [site for site in sites if site.name not in avoid] or sites
+        return [site for site in sites if wish.rank is not None and site.rank == wish.rank] or sites
+
+    def _is_large_enough(self, site: Site, wish: Ask) -> bool:
+        return wish.divisible or wish.sequences <= site.cap
+
+    def _admitting(self, ticket: Ticket) -> list[Seat]:
+        """The backends that could take a waiting request now."""
+        allowed = {site.index for site in self._allowed(ticket.ask, ticket.avoid)}
+        return [seat for seat in self.here.placement.seats if seat.index in allowed and self._admits(seat, ticket.ask)]
+
+    def _ledger(self, seat: Seat) -> KvLedger:
+        return self.here.placement._room.ledgers[seat.index]
+
+    def _admits(self, seat: Seat, wish: Ask) -> bool:
+        site, load = self.here.sites[seat.index], seat.load
+        wanted = min(wish.sequences, site.cap) if wish.divisible else wish.sequences
+        if load.in_flight == 0 and wanted > site.slots:
+            return wanted <= site.cap
+        output = self.here.lengths.expected(wish.model, wish.tenant, wish.output_tokens)
+        ledger = self._ledger(seat)
+        needed = min(ledger.taken_tokens + ledger.needed(wish, output), ledger.peak_with(wish, output, self.here.now))
+        fits = site.kv_cache_tokens is None or load.in_flight == 0 or needed <= KV_HEADROOM * site.kv_cache_tokens
+        has_slots = load.in_flight + wanted <= site.slots
+        return has_slots and fits and load.prefill_ahead_seconds(self.here.now) <= WINDOW_SECONDS
+
+
+TestPlacementMachine = PlacementMachine.TestCase
+TestPlacementMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,134 @@
+"""Backends that run several engines (data parallel), each with a seat of its own."""
+
+import pytest
+
+from gateway.request import Ask
+from gateway.scheduling.scheduler import Binding
+from gateway.scheduling.wait_queue import Ticket
+from tests.unit.scheduling.builders import POLICIES, Hall, Site, ask, hall
+
+KEYS, EDGES = (1, 2, 3), (1000, 2000, 4000)
+LONG = {"keys": KEYS, "edges": EDGES, "prompt_size": 8000, "prompt_tokens": 2000}
+
+
+def ranked(policy: str = "prefix", plain: int = 1) -> Hall:
+    """Backend `a` of one engine, and `d` of two."""
+    here = hall(*[4] * plain, 4, 4, policy=policy)
+    for rank, site in enumerate(here.sites[plain:]):
+        site.name, site.rank = "d", rank
+    return here
+
+
+def bind(here: Hall, wish: Ask | None = None, avoid: frozenset[str] = frozenset()) -> Binding:
+    placed = here.placement.place(wish or ask(), here.now, avoid)
+    assert isinstance(placed, Binding)
+    here.placement.first_token(placed, here.now)
+    return placed
+
+
+def where(binding: Binding) -> tuple[str, int | None]:
+    return binding.seat.name, binding.seat.rank
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_each_engine_of_a_backend_is_a_place_of_its_own(policy: str) -> None:
+    here = ranked(policy)
+    assert {where(bind(here)) for _ in range(3)} == {("a", None), ("d", 0), ("d", 1)}
+    assert [load.in_flight for load in here.placement.loads("d")] == [1, 1]
+
+
+def test_a_prompt_goes_to_the_engine_that_holds_it_not_just_to_its_backend() -> None:
+    here = ranked()
+    here.index.record(2, KEYS, EDGES)
+    placed = bind(here, ask(**LONG))
+    assert where(placed) == ("d", 1)
+    assert placed.hit_tokens == 992
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_engine_that_the_client_asks_for_is_taken(policy: str, rank: int) -> None:
+    here = ranked(policy)
+    for _ in range(3):
+        assert where(bind(here, ask(rank=rank))) == ("d", rank)
+
+
+def test_a_rank_that_nobody_has_is_ignored() -> None:
+    assert where(bind(ranked(), ask(rank=7))) == ("a", None)
+    assert where(bind(hall(4, 4), ask(rank=0))) == ("a", None)
+
+
+def test_a_retry_avoids_all_engines_of_the_backend_that_failed() -> None:
+    here = ranked()
+    assert {where(bind(here, avoid=frozenset("d"))) for _ in range(4)} == {("a", None)}
+    assert {where(bind(here, avoid=frozenset("a"))) for _ in range(4)} == {("d", 0), ("d", 1)}
+
+
+def test_a_retry_that_asks_for_a_rank_still_avoids_the_backend_that_failed() -> None:
+    assert where(bind(ranked(), ask(rank=1), frozenset("d"))) == ("a", None)
+    assert where(bind(ranked(plain=0), ask(rank=1), frozenset("d"))) == ("d", 1)
+
+
+def test_a_pinned_request_may_go_to_any_engine_of_its_backend_or_to_the_one_it_asks_for() -> None:
+    here = ranked()
+    assert {where(bind(here, ask(pinned="d"))) for _ in range(2)} == {("d", 0), ("d", 1)}
+    assert where(bind(here, ask(pinned="d", rank=1))) == ("d", 1)
+    assert where(bind(here, ask(pinned="a", rank=1))) == ("a", None)
+
+
+def test_look_ups_take_nothing_from_any_engine() -> None:
+    here = ranked()
+    for wish in (ask(sequences=0, pinned="d"), ask(sequences=0, pinned="d", rank=1), ask(sequences=0)):
+        placed = bind(here, wish)
+        assert placed.seat.load.in_flight == 0
+        here.placement.release(placed, 1.0)
+    for seat in here.placement.seats:
+        assert repr(seat.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
+        assert {ledger.taken_tokens for ledger in here.placement.ledgers(seat.name)} == {0}
+
+
+def test_one_who_waits_for_an_engine_is_not_given_another_of_the_same_backend() -> None:
+    here = ranked("least_loaded")
+    running = [bind(here, ask(rank=1)) for _ in range(4)]
+    ticket = here.placement.place(ask(rank=1), 0.0)
+    assert isinstance(ticket, Ticket)
+    assert here.placement.drain("m", 0.0) == []
+    here.placement.release(running[0], 0.0)
+    [(granted, bound)] = here.placement.drain("m", 0.0)
+    assert granted is ticket
+    assert isinstance(bound, Binding)
+    assert where(bound) == ("d", 1)
+
+
+def test_a_backend_that_turns_out_to_run_two_engines_keeps_count_of_what_it_was_given_before() -> None:
+    here = hall(4)
+    before = [bind(here) for _ in range(3)]
+    engines = [Site("a", 1 + rank, 2, 2, rank=rank) for rank in range(2)]
+    here.index.resize(2, 1 << 30)
+    here.serving["m"] = engines
+    here.changed()
+    after = [bind(here) for _ in range(3)]
+    assert [where(binding) for binding in after] == [("a", 0), ("a", 1), ("a", 0)]
+    assert sum(load.in_flight for load in here.placement.loads("a")) == 6
+    for binding in [*before, *after]:
+        here.placement.first_token(binding, 1.0)
+        here.placement.release(binding, 1.0)
+    assert [load.in_flight for load in here.placement.loads("a")] == [0, 0, 0]
+
+
+def test_one_who_waited_for_the_backend_is_given_one_of_its_engines() -> None:
+    here = hall(1, policy="prefix")
+    running = bind(here)
+    ticket = here.placement.place(ask(**LONG), 0.0)
+    assert isinstance(ticket, Ticket)
+    here.index.resize(2, 1 << 30)
+    here.index.record(2, KEYS, EDGES)
+    here.serving["m"] = [Site("a", 1 + rank, 2, 2, rank=rank) for rank in range(2)]
+    here.changed()
+    [(granted, bound)] = here.placement.drain("m", 0.0)
+    assert granted is ticket
+    assert isinstance(bound, Binding)
+    assert (where(bound), bound.hit_tokens) == (("a", 1), 992)
+    here.placement.release(running, 1.0)
+    here.placement.release(bound, 1.0)
+    assert [load.in_flight for load in here.placement.loads("a")] == [0, 0, 0]

@@ -1,0 +1,255 @@
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.app import Gateway
+from gateway.backends.backend import Facts, KvEventSource, ModelCard
+from gateway.backends.health import ProbeResult
+from gateway.config_file import parse
+from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBackend, RouteNotFound
+from gateway.front.json_body import at_once
+from gateway.request import Ask
+from gateway.routing.exact_index import packed, token_keys, token_seed
+from gateway.scheduling.scheduler import Binding
+from tests.unit.front.wires import Sent
+
+TEXT = "x" * 4096
+CHAT = {"model": "m", "messages": [{"role": "system", "content": TEXT}, {"role": "user", "content": "Hi"}]}
+NOBODY = Ask("m", sequences=1, prompt_tokens=10, output_tokens=10)
+
+
+class Scene:
+    """A gateway that is put together and not started; backends a and b are up. b may run two engines."""
+
+    def __init__(self, policy: str = "prefix", engines: int = 1, max_in_flight: int = 4) -> None:
+        backends = [
+            {"url": f"http://10.0.0.{number}:1", "name": "ab"[number], "max_in_flight": max_in_flight}
+            for number in range(2)
+        ]
+        self.now = 1000.0
+        config = parse({"backends": backends, "routing": {"policy": policy}})
+        self.gateway = Gateway(config, None, clock=lambda: self.now)
+        self.a, self.b = self.gateway.fleet.backends
+        for backend, count in ((self.a, 1), (self.b, engines)):
+            cards = (ModelCard("m"), ModelCard("embeds"))
+            facts = Facts(version="0.33.0", models=cards, engines=count, kv_cache_tokens=100_000, kv_event_sources=())
+            self.gateway.fleet.learned(backend, facts)
+            self.gateway.fleet.probed(backend, ProbeResult.OK)
+            self.gateway.fleet.probed(backend, ProbeResult.OK)
+
+    def route(self, document: Any = CHAT, path: str = "") -> dict[str, Any]:
+        body = document if isinstance(document, bytes) else orjson.dumps(document)
+        return asyncio.run(self.gateway.overview.route(body, path))
+
+    def read(self, document: Any) -> Ask:
+        """What the gateway makes of a chat request that a client sends."""
+        incoming = Sent(b"/v1/chat/completions", orjson.dumps(document)).incoming()
+        assert incoming.route is not None
+        return at_once(self.gateway.reader.read(incoming, incoming.route, "id", None, lambda: None)).ask
+
+    def place(self, ask: Ask = NOBODY) -> Binding:
+        placed = self.gateway.placement.place(ask, self.now)
+        assert isinstance(placed, Binding)
+        return placed
+
+    def gauge(self, name: str, *labels: str) -> float:
+        [found] = [live for live in self.gateway.metrics if live.name == name]
+        values = {tuple(sample.labels.values()): sample.value for sample in found.family().samples}
+        return float(values[labels])
+
+
+def test_a_dry_run_tells_what_each_engine_would_cost() -> None:
+    scene = Scene(engines=2)
+    told = scene.route()
+    assert (told["model"], told["policy"], told["queued_requests"], told["waits"]) == ("m", "prefix", 0, False)
+    assert told["prefix_blocks"] > 10
+    assert told["prompt_tokens"] == pytest.approx(len(TEXT) / 4, rel=0.05)
+    assert sorted((each["backend"], each["rank"]) for each in told["backends"]) in ([("a", None), ("b", 0), ("b", 1)],)
+    assert [each["cost"] for each in told["backends"]] == sorted(each["cost"] for each in told["backends"])
+    for each in told["backends"]:
+        assert (each["open"], each["in_flight"], each["hit_tokens"]) == (True, 0, 0)
+        assert sum(each["cost_parts_ms"].values()) == pytest.approx(each["cost"], abs=0.001)
+    first = told["backends"][0]
+    assert told["chosen"] == (first["backend"] if first["rank"] is None else f"{first['backend']}#{first['rank']}")
+
+
+def test_a_dry_run_sees_the_hit_and_changes_nothing() -> None:
+    scene = Scene()
+    before, cache_state = scene.route(), scene.gateway.cache_state
+    assert scene.route() == before
+    assert cache_state.index.used_bytes(0) + cache_state.index.used_bytes(1) == 0
+    cache_state.hits.placed(scene.read(CHAT), scene.gateway.placement.seats[1])
+    assert scene.gateway.prefix_report.report(scene.now)["samples"]["kept"] == 1  # that one was no dry run
+    told = scene.route()
+    assert [(each["backend"], each["hit_tokens"] > 1000) for each in told["backends"]] == [("b", True), ("a", False)]
+    assert told["chosen"] == "b"
+    assert scene.route() == told
+
+
+def test_a_dry_run_of_token_ids_sees_the_engines_own_blocks() -> None:
+    scene, ids = Scene(), list(range(100, 1000))
+    keys = token_keys(packed(ids), 16, token_seed())
+    for engine, blocks in enumerate((20, 40)):
+        scene.gateway.cache_state.changed(engine, keys[:blocks], (), 16 * blocks)
+        scene.gateway.cache_state.state(engine, True, True)
+    told = scene.route({"model": "m", "prompt": ids})
+    assert (told["prompt_tokens"], told["chosen"]) == (900, "b")
+    assert [each["hit_tokens"] for each in told["backends"]] == [640, 320]
+
+
+def test_the_other_policy_chooses_among_what_is_open() -> None:
+    scene = Scene(max_in_flight=1)
+    assert scene.route()["other_policies"] == {"least_loaded": "a"}
+    held = scene.place()
+    free = "b" if held.seat.name == "a" else "a"
+    assert scene.route()["other_policies"] == {"least_loaded": free}
+    scene.place()
+    told = scene.route()
+    assert told["other_policies"] == {"least_loaded": None}
+    assert told["waits"]
+
+
+@pytest.mark.parametrize("policy", ["least_loaded", "round_robin"])
+def test_a_policy_that_waits_for_nobody_chooses_the_first_that_is_open(policy: str) -> None:
+    scene = Scene(policy, max_in_flight=1)
+    if policy == "round_robin":
+        scene.gateway.placement.release(scene.place(), scene.now)
+    held = scene.place().seat.name
+    if policy == "round_robin":
+        scene.gateway.placement.release(scene.place(), scene.now)  # the turn is with the one that is taken
+    told = scene.route()
+    assert told["policy"] == policy
+    assert (told["chosen"], told["waits"]) == ("a" if held == "b" else "b", False)
+    assert all(each["cost_parts_ms"] == {} for each in told["backends"])
+
+
+def test_one_who_waits_for_the_best_is_told_so() -> None:
+    scene = Scene(max_in_flight=1)
+    short = CHAT | {"max_tokens": 1}
+    held = scene.place(scene.read(short))
+    scene.gateway.placement.first_token(held, scene.now)
+    told = scene.route(short)
+    assert (told["chosen"], told["backends"][0]["open"], told["waits"]) == (held.seat.name, False, True)
+
+
+@pytest.mark.parametrize(
+    ("document", "path", "hashes"),
+    [
+        ({"model": "m", "prompt": TEXT}, "", True),
+        ({"model": "m", "input": TEXT}, "/v1/responses", True),
+        (CHAT | {"max_tokens": 5}, "/v1/messages", True),
+        ({"model": "embeds", "input": [TEXT, TEXT]}, "/v1/embeddings", False),
+        ({"model": "embeds", "query": TEXT, "documents": [TEXT]}, "/v1/rerank", False),
+    ],
+    ids=["completions", "responses", "messages", "embeddings", "rerank"],
+)
+def test_every_endpoint_that_is_routed_by_its_body_can_be_tried(document: Any, path: str, hashes: bool) -> None:
+    told = Scene().route(document, path)
+    assert len(told["backends"]) == 2
+    assert (told["prefix_blocks"] > 0) == hashes
+
+
+@pytest.mark.parametrize(
+    ("document", "path", "error"),
+    [
+        (b"{", "", InvalidRequest),
+        (b"{", "/v1/chat/completions", InvalidRequest),
+        (b"[]", "", InvalidRequest),
+        (b"", "", InvalidRequest),
+        (CHAT | {"model": "nobody"}, "", ModelNotFound),
+        ({"messages": []}, "", InvalidRequest),  # two models, and none is named
+        (CHAT | {"n": -1}, "", InvalidRequest),
+        (CHAT, "/v1/nothing", RouteNotFound),
+        (CHAT, "/tokenize", InvalidRequest),
+    ],
+)
+def test_what_a_request_would_be_refused_for_a_dry_run_is_refused_for(
+    document: Any, path: str, error: type[GatewayError]
+) -> None:
+    with pytest.raises(error):
+        Scene().route(document, path)
+
+
+def test_a_dry_run_finds_out_that_nobody_is_there() -> None:
+    scene = Scene()
+    for backend in (scene.a, scene.b):
+        for _ in range(3):
+            scene.gateway.fleet.probed(backend, ProbeResult.REFUSED)
+    with pytest.raises(NoBackend):
+        scene.route()
+
+
+def test_the_backends_are_shown_with_what_is_known_and_running() -> None:
+    scene = Scene(engines=2)
+    held = scene.place()
+    shown = {each["name"]: each for each in scene.gateway.overview.backends()}
+    assert set(shown) == {"a", "b"}
+    assert (shown["a"]["engines"], shown["b"]["engines"]) == (1, 2)
+    for each in shown.values():
+        assert each["version"] == "0.33.0"
+        assert each["url"] == next(b.config.url for b in (scene.a, scene.b) if b.name == each["name"])
+        assert each["models"] == ["m", "embeds"]
+        assert (each["state"], each["limit"], each["kv_cache_tokens"]) == ("up", 4, 100_000)
+        assert (each["prefix_trust"], each["tokenizers"], each["kv_events"]) == (1.0, {}, [])
+        assert "publishes no KV events" in each["kv_events_problem"]
+        assert each["in_flight"] == (held.seat.name == each["name"])
+        assert each["kv_tokens_limit"] == 95_000
+    assert shown[held.seat.name]["kv_tokens_reserved"] == 16 + 16 + 32  # of a chat template
+    assert orjson.dumps(scene.gateway.overview.backends())
+
+
+def test_gauges_follow_what_runs() -> None:
+    scene = Scene()
+    held = scene.place()
+    name, other = held.seat.name, "a" if held.seat.name == "b" else "b"
+    assert scene.gauge("gateway_backend_in_flight", name) == 1
+    assert scene.gauge("gateway_backend_in_flight", other) == 0
+    assert scene.gauge("gateway_backend_kv_tokens_reserved", name) == 16 + 16 + 32  # of a chat template
+    assert scene.gauge("gateway_backend_in_flight_limit", other) == 4
+    assert scene.gauge("gateway_backend_kv_tokens_limit", other) == 95_000
+    scene.gateway.placement.release(held, scene.now)
+    assert scene.gauge("gateway_backend_in_flight", name) == 0
+    assert scene.gauge("gateway_backend_kv_tokens_reserved", name) == 0
+    assert scene.gauge("gateway_backend_up", "a") == 1
+    scene.gateway.fleet.probed(scene.a, ProbeResult.REFUSED)
+    scene.gateway.fleet.probed(scene.a, ProbeResult.REFUSED)
+    scene.gateway.fleet.probed(scene.a, ProbeResult.REFUSED)
+    assert scene.gauge("gateway_backend_up", "a") == 0
+    assert scene.gauge("gateway_queued_requests", "m") == 0
+    scene.gateway.fleet.learned(scene.b, Facts())
+    scene.gateway.placement.place(Ask("not told of yet"), scene.now)
+    assert scene.gauge("gateway_queued_requests", "unknown") == 1
+    assert scene.gauge("gateway_tokenizer_prompts_total", "encoded") == 0
+
+
+def test_the_trust_in_a_backend_is_that_in_its_least_trusted_engine() -> None:
+    scene = Scene(engines=2)
+    seat = scene.gateway.cache_state.seat_of("b", 1)
+    assert seat is not None
+    for _ in range(5):
+        scene.gateway.cache_state.trust.observed(seat, 1000, 100)
+    share = scene.gateway.cache_state.trust.share(seat)
+    assert share < 0.5
+    assert scene.gauge("gateway_backend_prefix_trust", "b") == share
+    assert scene.gauge("gateway_backend_prefix_trust", "a") == 1.0
+    shown = {each["name"]: each["prefix_trust"] for each in scene.gateway.overview.backends()}
+    assert shown == {"a": 1.0, "b": share}
+
+
+async def test_streams_of_kv_events_are_shown_with_their_backend() -> None:
+    scene = Scene()
+    source = KvEventSource(0, "zmq", "tcp://10.0.0.0:1", None, "")
+    scene.a.learn(Facts(models=(ModelCard("m"),), kv_event_sources=(source,)))
+    scene.gateway._follow_events()
+    async with scene.gateway.kv_events:
+        async with asyncio.timeout(5):
+            while not scene.gateway.kv_events.status():  # the reader's thread takes it up
+                await asyncio.sleep(0.01)
+        shown = {each["name"]: each for each in scene.gateway.overview.backends()}
+        assert [stream["state"] for stream in shown["a"]["kv_events"]] == ["connecting"]
+        assert shown["a"]["kv_events_problem"] is None
+        assert shown["b"]["kv_events"] == []
+        for gauge in ("followed", "blocks", "gaps_total"):
+            assert scene.gauge(f"gateway_kv_events_{gauge}", "a", "0") == 0
