@@ -18,8 +18,7 @@ from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
 from gateway.observe.metrics import Labels, Metrics
 from gateway.request import Ask, Kind
-from gateway.routing.cost import Seat
-from gateway.routing.engine_load import EngineLoad
+from gateway.routing.engine import Engine
 from gateway.routing.policy import LeastLoadedPolicy, as_document
 from gateway.scheduling.fair_share import Tenant, Tenants
 from gateway.scheduling.leases import Gate
@@ -64,16 +63,12 @@ class Overview:
     def add_gauges(self, metrics: Metrics) -> None:
         """Values that are read when metrics are scraped."""
         add = metrics.gauge
-        add(
-            "gateway_backend_in_flight",
-            "Sequences in flight on a backend.",
-            _BACKEND,
-            self._of_loads(lambda load: load.in_flight),
-        )
+        add("gateway_backend_in_flight", "Sequences in flight on a backend.", _BACKEND,
+            self._of_backends(lambda backend: backend.in_flight))  # fmt: skip
         add("gateway_backend_in_flight_limit", "Current limit of sequences in flight on a backend.", _BACKEND,
             self._of_backends(lambda backend: backend.limit(self._clock())))  # fmt: skip
         add("gateway_backend_kv_tokens_reserved", "KV cache tokens reserved for requests in flight.", _BACKEND,
-            self._of_backends(self._kv_tokens_reserved))  # fmt: skip
+            self._of_backends(lambda backend: backend.kv_tokens_reserved))  # fmt: skip
         add("gateway_backend_kv_tokens_limit", "Limit of reserved KV cache tokens on a backend.", _BACKEND,
             self._of_backends(self._kv_tokens_limit))  # fmt: skip
         add("gateway_backend_up", "Backend health: 1 = up, 0 = down, ejected or unknown.", _BACKEND,
@@ -81,7 +76,7 @@ class Overview:
         add("gateway_backend_prefix_trust", "Share of predicted hits used for routing; 1 while confirmed.",
             _BACKEND, self._of_backends(self._trust))  # fmt: skip
         add("gateway_kv_events_followed", "KV event stream state: 1 = complete and current.", ("backend", "rank"),
-            lambda: self._streams(lambda stream: float(self._cache_state.exact.live(stream["seat"]))))  # fmt: skip
+            lambda: self._streams(lambda stream: float(self._cache_state.exact.live(stream["engine"]))))  # fmt: skip
         add("gateway_kv_events_blocks", "KV cache blocks on an engine, by its KV events.", ("backend", "rank"),
             lambda: self._streams(lambda stream: stream["resident_blocks"]))  # fmt: skip
         metrics.counter("gateway_kv_events_gaps_total", "Gaps in the sequence of KV events.", ("backend", "rank"),
@@ -105,38 +100,31 @@ class Overview:
     def _streams(self, read: Callable[[dict[str, Any]], float]) -> list[tuple[Labels, float]]:
         return [((each["backend"], str(each["rank"])), read(each)) for each in self._kv_events.status()]
 
-    def _of_loads(self, read: Callable[[EngineLoad], float]) -> Callable[[], Iterable[tuple[Labels, float]]]:
-        loads = self._placement.loads
-        return lambda: [((b.name,), sum(map(read, loads(b.name)))) for b in self._fleet.backends]
-
     def _of_backends(self, read: Callable[[Backend], float]) -> Callable[[], Iterable[tuple[Labels, float]]]:
         return lambda: [((backend.name,), read(backend)) for backend in self._fleet.backends]
-
-    def _kv_tokens_reserved(self, backend: Backend) -> int:
-        return sum(ledger.taken_tokens for ledger in self._placement.ledgers(backend.name))
 
     def _kv_tokens_limit(self, backend: Backend) -> int:
         """0 where the size of the cache is not known, so that there is no limit."""
         return int(self._config.admission.kv_headroom * (backend.kv_cache_tokens or 0))
 
     def _trust(self, backend: Backend) -> float:
-        return min(self._cache_state.trust.share(engine.index) for engine in self._fleet.engines(backend))
+        return min(self._cache_state.trust.share(engine.index) for engine in backend.engines)
 
     def backends(self) -> list[dict[str, Any]]:
         """What is known of each backend and what runs there."""
         now = self._clock()
         streams: dict[str, list[dict[str, Any]]] = {}
         for stream in self._kv_events.status():
-            used = self._cache_state.exact.live(stream["seat"])
+            used = self._cache_state.exact.live(stream["engine"])
             streams.setdefault(stream["backend"], []).append(stream | {"used": used})
         return [
-            self._backend(backend, self._placement.loads(backend.name), now)
+            self._backend(backend, now)
             | {"kv_events": streams.get(backend.name, []), "kv_events_problem": plan(backend).problem}
             for backend in self._fleet.backends
         ]
 
-    def _backend(self, backend: Backend, loads: list[EngineLoad], now: float) -> dict[str, Any]:
-        engines, index = self._fleet.engines(backend), self._cache_state.index
+    def _backend(self, backend: Backend, now: float) -> dict[str, Any]:
+        index = self._cache_state.index
         return {
             "name": backend.name,
             "url": backend.config.url,
@@ -144,15 +132,15 @@ class Overview:
             "probe_error": backend.probe_error,
             "version": backend.facts.version,
             "models": [card.id for card in backend.facts.models],
-            "engines": len(engines),
-            "in_flight": sum(load.in_flight for load in loads),
+            "engines": len(backend.engines),
+            "in_flight": backend.in_flight,
             "limit": backend.limit(now),
             "limit_upper": backend.cap,
             "limit_moved": _moved(backend.limiter.last_move, now),
             "kv_cache_tokens": backend.kv_cache_tokens,
-            "kv_tokens_reserved": self._kv_tokens_reserved(backend),
+            "kv_tokens_reserved": backend.kv_tokens_reserved,
             "kv_tokens_limit": self._kv_tokens_limit(backend) or None,
-            "prefix_record_bytes": sum(index.used_bytes(engine.index) for engine in engines),
+            "prefix_record_bytes": sum(index.used_bytes(engine.index) for engine in backend.engines),
             "prefix_trust": self._trust(backend),
             "tokenizers": {
                 told["model"]: told["backends"][backend.name]
@@ -186,7 +174,7 @@ class Overview:
             "waits": not chosen.is_open or self._queue.waiting(ask.model) > 0,
             "queued_requests": self._queue.waiting(ask.model),
             "backends": as_document(verdicts),
-            "other_policies": self._others(ask, [verdict.seat for verdict in is_open]),
+            "other_policies": self._others(ask, [verdict.engine for verdict in is_open]),
         }
 
     async def _as_request(self, body: bytes, path: str) -> tuple[Incoming, Route]:
@@ -202,11 +190,11 @@ class Overview:
             )
         return incoming, route
 
-    def _others(self, ask: Ask, open_seats: list[Seat]) -> dict[str, str | None]:
+    def _others(self, ask: Ask, open_engines: list[Engine]) -> dict[str, str | None]:
         """The open engine that `least_loaded` would choose; None if no engine is open."""
-        if not open_seats:
+        if not open_engines:
             return {"least_loaded": None}
-        least = min(LeastLoadedPolicy().options(ask, open_seats, 0.0), key=lambda option: option.cost).seat
+        least = min(LeastLoadedPolicy().options(ask, open_engines, 0.0), key=lambda option: option.cost).engine
         return {"least_loaded": least.name}
 
     def _only_model(self) -> str | None:

@@ -77,9 +77,9 @@ class Gateway:
         self.fleet = Fleet(
             config.backends, config.health, config.admission, clock=clock, random=random, supervisor=self.supervisor
         )
-        self.cache_state = CacheState(config, self.fleet, lambda seat: self.placement.in_flight_tokens(seat))
-        self.cache_state.trust.on_change.append(TrustLog(self.cache_state.engine_of, clock).changed)
-        self.kv_events = KvEvents(self.cache_state, self.cache_state.seat_of, clock, self.supervisor)
+        self.cache_state = CacheState(config, self.fleet)
+        self.cache_state.trust.on_change.append(TrustLog(self.fleet, clock).changed)
+        self.kv_events = KvEvents(self.cache_state, self.cache_state.engine_number, clock, self.supervisor)
         self.prefix_report = PrefixReport(
             clock(), random, show_text=config.prefix_report.show_text, holders=self.cache_state.holders
         )
@@ -94,7 +94,7 @@ class Gateway:
         )  # fmt: skip
         self.gate = Gate(self.placement, self.queue, config.admission.max_wait_seconds, clock,
                          config.admission.comment_seconds)  # fmt: skip
-        self.limit_changes = LimitChanges(self.fleet, self.placement, self.gate, self.metrics.limit_moves, clock)
+        self.limit_changes = LimitChanges(self.fleet, self.gate, self.metrics.limit_moves, clock)
         self.relay = Relay(self.fleet, config.upstream, clock, config.admission.comment_seconds,
                            supervisor=self.supervisor)  # fmt: skip
         self.watch = Watch(self.fleet, config.health, clock=clock, random=random, supervisor=self.supervisor)

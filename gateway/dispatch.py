@@ -127,7 +127,7 @@ class Dispatcher:
             lease.counted(usage.completion_tokens)
             lease.served_tokens = max(0, usage.prompt_tokens - cached) + usage.completion_tokens
             if usage is told:  # else nothing is to be learned of it
-                record.ask, record.seat_index, record.usage = request.ask, lease.seat_index, usage
+                record.ask, record.engine_index, record.usage = request.ask, lease.engine_index, usage
             record.held_up = answer.held_up
 
     def _failed(self, request: InferenceRequest, lease: Lease, error: BackendError) -> None:

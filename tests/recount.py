@@ -1,22 +1,21 @@
 """Recounts the sums that admission keeps, from the requests that they are the sums of. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from gateway.routing.engine import Engine
 from gateway.routing.engine_load import EngineLoad
+from gateway.routing.kv_reservations import KvLedger
 from gateway.scheduling.fair_share import Tenants
-from gateway.scheduling.kv_reservations import KvLedger
-from gateway.scheduling.scheduler import Placement
 from gateway.scheduling.wait_queue import Queue
 
 
-def mismatches(placement: Placement, queue: Queue) -> list[tuple[str, str]]:
+def mismatches(engines: Iterable[Engine], queue: Queue) -> list[tuple[str, str]]:
     """Each sum that differs from its recount, and its backend; the backend is empty for sums of the queue."""
     found = [(what, "") for what in queue_mismatches(queue)]
     found += [(what, "") for tenants in queue._tenants.values() for what in tenant_mismatches(tenants)]
-    for seat in placement.seats:
-        ledger = placement._room.ledgers[seat.index]
-        found += [(what, seat.name) for what in load_mismatches(seat.load)]
-        found += [(what, seat.name) for what in ledger_mismatches(ledger, len(seat.load.works))]
+    for engine in engines:
+        found += [(what, engine.name) for what in load_mismatches(engine.load)]
+        found += [(what, engine.name) for what in ledger_mismatches(engine.kv, len(engine.load.works))]
     return found
 
 

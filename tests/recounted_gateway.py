@@ -45,7 +45,8 @@ class RecountedGateway(app.Gateway):
 
     def recount(self) -> list[tuple[str, str]]:
         """What differs now, and on which backend."""
-        found = mismatches(self.placement, self.queue)
+        engines = [engine for backend in self.fleet.backends for engine in backend.all_engines]
+        found = mismatches(engines, self.queue)
         for what, backend in found:
             self.violations.add((what,))
             structlog.get_logger("gateway").error(LOGGED, what=what, backend=backend)

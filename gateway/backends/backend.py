@@ -1,6 +1,6 @@
 """One vLLM server: where it is, what is known of it, and how much it may be given."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 from gateway.backends.concurrency_limit import Limiter
 from gateway.backends.health import Health
 from gateway.config import BackendConfig, HealthConfig
+from gateway.routing.engine import DEFAULT_BLOCK_TOKENS, Engine
 
-DEFAULT_BLOCK_TOKENS = 16
 SLOW_START_SHARE = 0.1
 
 
@@ -87,15 +87,17 @@ class Telemetry:
 
 
 class Backend:
-    """One vLLM server. Compares by identity; `index` is its place in the fleet. Changed by `Fleet` alone."""
+    """One vLLM server, and the engines that it runs now. Compares by identity. Changed by `Fleet` alone."""
 
     __slots__ = (
+        "_ranks",
+        "_whole",
         "api_key",
         "config",
         "context_tokens",
+        "engines",
         "facts",
         "health",
-        "index",
         "kv_cache_tokens",
         "limiter",
         "name",
@@ -103,19 +105,16 @@ class Backend:
         "probe_error",
         "slow_since_seconds",
         "slow_start_seconds",
-        "speed",
         "telemetry",
     )
 
     def __init__(
         self, index: int, config: BackendConfig, health: HealthConfig, random: Random, limiter: Limiter | None = None
     ) -> None:
-        self.index = index
         self.config = config
         self.name = config.name
         self.origin = Origin.of(config.url)
         self.api_key = config.api_key
-        self.speed = config.speed
         self.health = Health(health, random)
         self.probe_error: str | None = None  # why the last probe of /health did not succeed
         self.telemetry: Telemetry | None = None
@@ -125,6 +124,9 @@ class Backend:
         self.kv_cache_tokens: int | None = None
         self.facts = Facts()
         self.context_tokens: dict[str, int | None] = {}  # most in one sequence, by model
+        self._whole = Engine(index, config.name, slowness=config.speed**0.5)
+        self._ranks: list[Engine] = []  # every one that it ever ran: an engine keeps its number for good
+        self.engines: tuple[Engine, ...] = (self._whole,)
         self.learn(Facts())
 
     def learn(self, facts: Facts) -> None:
@@ -147,20 +149,6 @@ class Backend:
         """It said last that it serves this model."""
         return any(card.id == model for card in self.facts.models)
 
-    @property
-    def rank(self) -> None:
-        """It is no single engine among several; see `EngineRank`."""
-
-    @property
-    def block_tokens(self) -> int:
-        """Tokens of one block of its KV cache."""
-        return self.facts.block_size_tokens or DEFAULT_BLOCK_TOKENS
-
-    @property
-    def caches_prefixes(self) -> bool:
-        """Its prefix cache is on, or nothing is known to the contrary."""
-        return self.facts.prefix_caching is not False
-
     def limit(self, now_seconds: float) -> int:
         """Sequences that it may be given now: the adaptive limit, less while it starts slowly."""
         since, limit = self.slow_since_seconds, self.limiter.limit
@@ -175,47 +163,41 @@ class Backend:
     def __repr__(self) -> str:
         return f"<Backend {self.name} {self.health.state}, cap {self.cap}>"
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EngineRank:
-    """One engine of a backend that runs several (data parallel): each has a KV cache and slots of its own."""
-
-    backend: Backend
-    rank: int
-    index: int
-
-    @property
-    def name(self) -> str:
-        return self.backend.name
-
-    @property
-    def speed(self) -> float:
-        return self.backend.speed
+    def resize_engines(self, now_seconds: float, numbers: Iterator[int]) -> None:
+        """Make its engines, and give each its share of the slots and of the KV cache."""
+        facts, count = self.facts, self.facts.engines
+        while count > 1 and len(self._ranks) < count:
+            self._ranks.append(Engine(next(numbers), self.name, len(self._ranks), slowness=self._whole.slowness))
+        self.engines = (self._whole,) if count == 1 else tuple(self._ranks[:count])
+        cap, limit, tokens = self.cap, self.limit(now_seconds), self.kv_cache_tokens
+        block_tokens, caches_prefixes = (
+            facts.block_size_tokens or DEFAULT_BLOCK_TOKENS,
+            facts.prefix_caching is not False,
+        )
+        for place, engine in enumerate(self.engines):
+            engine.configure(_share(cap, place, count), block_tokens, caches_prefixes=caches_prefixes)
+            engine.resize(_share(limit, place, count), None if tokens is None else tokens // count)
 
     @property
-    def cap(self) -> int:
-        """Its share of the backend's sequences."""
-        return self._share(self.backend.cap)
+    def all_engines(self) -> tuple[Engine, ...]:
+        """Those that it runs now, and those that it ran before: requests may still be in flight there."""
+        return (self._whole, *self._ranks)
 
     @property
-    def kv_cache_tokens(self) -> int | None:
-        """Its share of the backend's KV cache."""
-        tokens = self.backend.kv_cache_tokens
-        return None if tokens is None else tokens // self.backend.facts.engines
+    def in_flight(self) -> int:
+        """Sequences that the gateway has in flight there."""
+        return sum(engine.load.in_flight for engine in self.all_engines)
 
     @property
-    def block_tokens(self) -> int:
-        return self.backend.block_tokens
+    def placed(self) -> int:
+        """Requests that the gateway ever sent there."""
+        return sum(engine.placed for engine in self.all_engines)
 
     @property
-    def caches_prefixes(self) -> bool:
-        return self.backend.caches_prefixes
+    def kv_tokens_reserved(self) -> int:
+        return sum(engine.kv.taken_tokens for engine in self.all_engines)
 
-    def limit(self, now_seconds: float) -> int:
-        """Its share of what the backend may be given now."""
-        return self._share(self.backend.limit(now_seconds))
 
-    def _share(self, sequences: int) -> int:
-        """Shares add up to the whole, unless that is less than one for each engine: none may be left without any."""
-        engines = self.backend.facts.engines
-        return max(1, (sequences + engines - 1 - self.rank) // engines)
+def _share(sequences: int, place: int, engines: int) -> int:
+    """Shares add up to the whole, unless that is less than one for each engine: none may be left without any."""
+    return max(1, (sequences + engines - 1 - place) // engines)

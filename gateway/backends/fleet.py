@@ -9,16 +9,18 @@ import os
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from itertools import count
 from random import Random
 from typing import NamedTuple
 
 import aiohttp
 
-from gateway.backends.backend import Backend, EngineRank, Facts, ModelCard, Telemetry
+from gateway.backends.backend import Backend, Facts, ModelCard, Telemetry
 from gateway.backends.concurrency_limit import EngineSample, LimitChange, Limiter
 from gateway.backends.health import NOBODY_THERE, PROBE_WORDS, Peers, ProbeResult, State
 from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
 from gateway.errors import BackendError, ConnectFailed, EngineDead
+from gateway.routing.engine import Engine
 from gateway.supervisor import Supervisor
 
 Clock = Callable[[], float]
@@ -39,13 +41,6 @@ def eligible(backends: Sequence[Backend], max_ejected: float) -> tuple[Backend, 
     if usable:
         return tuple(backend for backend in backends if backend in usable)
     return tuple(backend for backend in backends if not backend.health.gone)
-
-
-class Sent(NamedTuple):
-    """What the gateway itself has sent to a backend: sequences in flight, and all so far."""
-
-    in_flight: int
-    total: int
 
 
 class Fleet:
@@ -69,27 +64,39 @@ class Fleet:
         self.on_restart: list[Callable[[Backend], None]] = []
         self.on_doubt: list[Callable[[Backend], None]] = []  # a closer look at this backend is wanted soon
         self.on_limit: list[Callable[[Backend, LimitChange], None]] = []  # its adaptive limit moved
-        self.sent_to: Callable[[Backend], Sent] = lambda _backend: Sent(0, 0)  # whoever places requests knows
         self.ready = False
         self._health = health
         self._clock = clock
         self._supervisor = supervisor or Supervisor(clock)
         self._serving: dict[str, tuple[Backend, ...]] = {}
         self._families: dict[str, str] = {}
-        self._ranks: dict[tuple[Backend, int], EngineRank] = {}
+        self._numbers = count(len(self.backends))  # of engines beyond the first of each backend
         self._missing: set[tuple[Backend, str]] = set()  # said to have no such model since its list was read
         self._refused: set[Backend] = set()  # refused a connection since the last probe that got through
+        self._by_name = {backend.name: backend for backend in self.backends}
+        self._resize_engines()
 
     def serving(self, model: str) -> tuple[Backend, ...] | None:
         """The backends that may be given a request for this model now; None = no backend ever listed it."""
         return self._serving.get(model)
 
-    def candidates(self, model: str) -> list[Backend | EngineRank] | None:
+    def candidates(self, model: str) -> list[Engine] | None:
         """The engines of these; None only if no backend can have it: one that has not told its models yet may."""
         if serving := self._serving.get(model):
-            return [engine for backend in serving for engine in self.engines(backend)]
+            return [engine for backend in serving for engine in backend.engines]
         may_come = any(backend.lists(model) or not backend.facts.models for backend in self.backends)
         return [] if may_come else None
+
+    def backend(self, name: str) -> Backend | None:
+        return self._by_name.get(name)
+
+    def engines(self) -> list[Engine]:
+        """Every engine that a backend runs now."""
+        return [engine for backend in self.backends for engine in backend.engines]
+
+    def engine(self, index: int) -> Engine | None:
+        """The engine of that number; None if its backend does not run it any more."""
+        return self._engines.get(index)
 
     def family(self, model: str) -> str:
         """The model whose engines a model runs on: itself, the base of an adapter, or its first name of several."""
@@ -98,21 +105,6 @@ class Fleet:
     def families(self) -> list[str]:
         """Those of all models, each once."""
         return list(dict.fromkeys(self._families.values()))
-
-    def engines(self, backend: Backend) -> Sequence[Backend | EngineRank]:
-        """Each engine that a backend runs; itself, if that is one. An engine keeps its number for good."""
-        if backend.facts.engines == 1:
-            return (backend,)
-        return [self.engine(backend, rank) for rank in range(backend.facts.engines)]
-
-    def engine(self, backend: Backend, rank: int) -> Backend | EngineRank:
-        if backend.facts.engines == 1:
-            return backend
-        known = self._ranks.get((backend, rank))
-        if known is None:
-            known = EngineRank(backend, rank, len(self.backends) + len(self._ranks))
-            self._ranks[backend, rank] = known
-        return known
 
     def recovery_seconds(self) -> float:
         """When a backend may be back, for a client that found none: an ejection's end, or enough good probes."""
@@ -238,15 +230,15 @@ class Fleet:
             self._tell()
 
     def _look(self, backend: Backend, telemetry: Telemetry) -> EngineSample:
-        sent, capacity = self.sent_to(backend), telemetry.waiting_for_capacity
+        capacity = telemetry.waiting_for_capacity
         return EngineSample(
             telemetry.at_seconds,
             running=telemetry.running,
             waiting=telemetry.waiting if capacity is None else capacity,
             preemptions=telemetry.preemptions,
             kv_usage=telemetry.kv_usage,
-            in_flight=sent.in_flight,
-            sent=sent.total,
+            in_flight=backend.in_flight,
+            sent=backend.placed,
             generation_tokens=telemetry.generation_tokens,
         )
 
@@ -293,13 +285,22 @@ class Fleet:
         if must_tell:
             self._tell()
 
+    def _resize_engines(self) -> None:
+        """Engines follow what is known of their backends, and what these may be given now."""
+        now = self._clock()
+        for backend in self.backends:
+            backend.resize_engines(now, self._numbers)
+        self._engines = {engine.index: engine for engine in self.engines()}
+
     def _tell_limit(self, backend: Backend, move: LimitChange) -> None:
+        backend.resize_engines(self._clock(), self._numbers)
         for tell in self.on_limit:
             with self._supervisor.guard("backend_limit"):
                 tell(backend, move)
 
     def _tell(self) -> None:
         """What a listener raises reaches neither the others nor the request in which the fleet changed."""
+        self._resize_engines()
         for tell in self.on_change:
             with self._supervisor.guard("fleet_change"):
                 tell()
@@ -340,7 +341,7 @@ def _limiter(config: AdmissionConfig) -> Limiter:
 def _sizes(backend: Backend) -> tuple[object, ...]:
     """What others read of a backend only when they are told to."""
     facts = backend.facts
-    sizes = backend.cap, backend.kv_cache_tokens, facts.engines, backend.block_tokens, backend.caches_prefixes
+    sizes = backend.cap, backend.kv_cache_tokens, facts.engines, facts.block_size_tokens, facts.prefix_caching
     return *sizes, facts.kv_event_sources
 
 

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
-from gateway.backends.backend import Backend, EngineRank
 from gateway.backends.fleet import Fleet
 from gateway.config import EmbeddingsConfig
 from gateway.dispatch import Dispatcher
@@ -26,6 +25,7 @@ from gateway.observe.record import Record
 from gateway.relay.upstream import UpstreamResult
 from gateway.request import EmbeddingInputs, InferenceRequest
 from gateway.resources import Holding, MemoryBudget
+from gateway.routing.engine import Engine
 from gateway.scheduling.backlog import Backlog
 
 _FEW_ITEMS = 8  # a request of more, or of more tokens than the next, is bulk
@@ -135,13 +135,13 @@ class Coalescer:
 
     # Joining and leaving.
 
-    def _sizes_of(self, model: str, engines: list[Backend | EngineRank]) -> ModelSizes:
+    def _sizes_of(self, model: str, engines: list[Engine]) -> ModelSizes:
         sizes = self._sizes.get(model)
         if sizes is None:
             slots = self._bulk.of(model)
             bulk = slots.joined(partial(self._next_bulk_items, model), partial(self._look_at_bulk, model))
             sizes = self._sizes[model] = ModelSizes(bulk)
-        sizes.learn_engines(model, engines, self._fleet.serving(model) or (), self._clock())
+        sizes.learn_engines(model, engines, self._fleet.serving(model) or ())
         return sizes
 
     def _parts(self, member: Member, sizes: ModelSizes, tokens: list[int]) -> list[Part]:

@@ -326,7 +326,7 @@ class Spreader:
 
     def _follow(self, name: str, sizes: ModelSizes) -> None:
         if engines := self._fleet.candidates(name):
-            sizes.learn_engines(name, engines, self._fleet.serving(name) or (), self._clock())
+            sizes.learn_engines(name, engines, self._fleet.serving(name) or ())
 
     async def _counting_of(self, request: InferenceRequest, pairs: Pairs, model: _Model) -> Counting | None:
         """How the model counts, if backends tell. Who waits while others ask in vain does not ask again."""

@@ -5,8 +5,9 @@ Seconds are fitted by a line through recent measurements, y = a * u + b * v, by 
 
 from collections.abc import Callable, Iterable, Sequence
 
-from gateway.backends.backend import Backend, EngineRank
+from gateway.backends.backend import Backend
 from gateway.request import EmbeddingInputs, most_prompt_tokens
+from gateway.routing.engine import Engine
 
 _MEMORY = 64.0  # measurements
 
@@ -148,13 +149,11 @@ class ModelSizes:
         self._tokens = LinearFit(2.0, 0.25, 4.0, 400.0)  # of texts: for each, and for each byte
         self._seconds = LinearFit(0.003, 0.0003, 1.0, 8.0)  # of a batch: for itself, and for each item
 
-    def learn_engines(
-        self, model: str, engines: Sequence[Backend | EngineRank], backends: Iterable[Backend], now: float
-    ) -> None:
+    def learn_engines(self, model: str, engines: Sequence[Engine], backends: Iterable[Backend]) -> None:
         """The engines that serve it now; at least one."""
         caps = [engine.cap for engine in engines]
         self.replicas, self.cap, self.total_cap = len(caps), min(caps), sum(caps)
-        limits = [engine.limit(now) for engine in engines]
+        limits = [engine.slots for engine in engines]
         self.limit, self.total_limit = min(limits), sum(limits)
         lengths = [card.max_model_len for each in backends for card in each.facts.models if card.id == model]
         self.context_tokens = min((length for length in lengths if length), default=None)

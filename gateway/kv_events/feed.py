@@ -14,35 +14,35 @@ from gateway.supervisor import Supervisor
 class EngineEvents(Protocol):
     """Who is told what engines hold. Called on the event loop, in the order of the events, a few keys at a time."""
 
-    def changed(self, seat: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
+    def changed(self, engine: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
         """Blocks came and went. Tokens are those that the engine holds by now, maybe ahead of the keys told so far."""
 
-    def cleared(self, seat: int) -> None:
+    def cleared(self, engine: int) -> None:
         """The engine's cache is empty, or another process's. The keys that went are told by `changed`."""
 
-    def state(self, seat: int, live: bool, whole: bool) -> None:
+    def state(self, engine: int, live: bool, whole: bool) -> None:
         """Whether what was told is kept up to date, and whether it is all that the engine holds."""
 
 
 class KvEvents:
     """Follows engines inside its `async with` block; nothing is told after it.
 
-    All methods are called on the event loop. `seat_of` maps a backend's name and an engine's rank to a seat number, or
-    None if nobody asks for this engine. A seat belongs to one engine.
+    All methods are called on the event loop. `engine_number` maps a backend's name and a rank to the number of
+    an engine, or None if there is none.
     """
 
     def __init__(
         self,
         events: EngineEvents,
-        seat_of: Callable[[str, int], int | None],
+        engine_number: Callable[[str, int], int | None],
         clock: Callable[[], float],
         supervisor: Supervisor | None = None,
     ) -> None:
         self._events = events
-        self._seat_of = seat_of
+        self._engine_number = engine_number
         self._clock = clock
         self._supervisor = supervisor or Supervisor(clock)
-        self._sources: dict[str, dict[int, Source]] = {}  # backend -> seat -> source
+        self._sources: dict[str, dict[int, Source]] = {}  # backend -> engine -> source
         self._updates: deque[Update] = deque()
         self._waking = False
         self._reader: EventReader | None = None
@@ -66,30 +66,30 @@ class KvEvents:
         """Follow exactly these engines of a backend. What is followed already goes on undisturbed."""
         wanted: dict[int, Source] = {}
         for source in sources:
-            seat = self._seat_of(backend, source.rank)
-            if seat is not None:
-                wanted.setdefault(seat, source)  # of two engines for one seat, the first
+            engine = self._engine_number(backend, source.rank)
+            if engine is not None:
+                wanted.setdefault(engine, source)  # of two engines for one engine, the first
         known = self._sources.get(backend, {})
         self._sources[backend] = wanted
         if self._reader is None:
             if wanted and self._loop is not None:
                 self._start()
             return
-        for seat in known.keys() - wanted.keys():
-            self._reader.forget(seat)
-        for seat, source in wanted.items():
-            if known.get(seat) != source:
-                self._reader.follow(seat, backend, source)
-            elif known[seat].capacity_tokens != source.capacity_tokens:
-                self._reader.resize(seat, source.capacity_tokens)
+        for engine in known.keys() - wanted.keys():
+            self._reader.forget(engine)
+        for engine, source in wanted.items():
+            if known.get(engine) != source:
+                self._reader.follow(engine, backend, source)
+            elif known[engine].capacity_tokens != source.capacity_tokens:
+                self._reader.resize(engine, source.capacity_tokens)
 
     def _start(self) -> None:
         """Begin to read; with nothing to follow there is no thread."""
         self._reader = EventReader(self._deliver, lambda: len(self._updates), self._clock, self._supervisor)
         self._reader.start()
         for backend, sources in self._sources.items():
-            for seat, source in sources.items():
-                self._reader.follow(seat, backend, source)
+            for engine, source in sources.items():
+                self._reader.follow(engine, backend, source)
 
     def forget(self, backend: str) -> None:
         """Follow none of a backend's engines."""
@@ -99,15 +99,15 @@ class KvEvents:
     def restarted(self, backend: str) -> None:
         """The backend is known to be another process than before."""
         if self._reader is not None:
-            for seat in self._sources.get(backend, ()):
-                self._reader.restarted(seat)
+            for engine in self._sources.get(backend, ()):
+                self._reader.restarted(engine)
 
     def status(self) -> list[dict[str, Any]]:
         """How each stream does, for operators."""
         if self._reader is None:
             return []
         now = self._clock()
-        return [status.told(seat, now) for seat, status in sorted(self._reader.statuses().items())]
+        return [status.told(engine, now) for engine, status in sorted(self._reader.statuses().items())]
 
     # In the reader's thread.
 
@@ -138,8 +138,8 @@ class KvEvents:
 
     def _tell(self, update: Update) -> None:
         if update.cleared:
-            self._events.cleared(update.seat)
+            self._events.cleared(update.engine)
         elif update.state is not None:
-            self._events.state(update.seat, *update.state)
+            self._events.state(update.engine, *update.state)
         else:
-            self._events.changed(update.seat, update.added, update.removed, update.resident_tokens)
+            self._events.changed(update.engine, update.added, update.removed, update.resident_tokens)

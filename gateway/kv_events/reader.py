@@ -36,7 +36,7 @@ Socket = zmq.Socket[bytes]
 class Update(NamedTuple):
     """News of one engine: that it was cleared, or its state (live, whole), or what became of its keys."""
 
-    seat: int
+    engine: int
     cleared: bool = False
     added: Sequence[int] = ()
     removed: Sequence[int] = ()
@@ -64,7 +64,7 @@ class EventReader:
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._poller = zmq.Poller()
         self._handlers: dict[Socket, tuple[_Followed, Callable[[], None]]] = {}
-        self._followed: dict[int, _Followed] = {}  # by seat
+        self._followed: dict[int, _Followed] = {}  # by engine
         self._stopping = False
         self._thread = Thread(target=self._run, name="kv-events", daemon=True)
 
@@ -79,28 +79,28 @@ class EventReader:
         self._thread.join()
         self._context.destroy(linger=0)
 
-    def follow(self, seat: int, backend: str, source: Source) -> None:
-        """Read a source for a seat, in place of what was read for it before."""
-        self._command(lambda: self._follow(seat, backend, source))
+    def follow(self, engine: int, backend: str, source: Source) -> None:
+        """Read a source for an engine, in place of what was read for it before."""
+        self._command(lambda: self._follow(engine, backend, source))
 
-    def forget(self, seat: int) -> None:
-        """Read no more for a seat; it is cleared."""
-        self._command(lambda: self._forget(seat))
+    def forget(self, engine: int) -> None:
+        """Read no more for an engine; it is cleared."""
+        self._command(lambda: self._forget(engine))
 
-    def restarted(self, seat: int) -> None:
-        """The seat's engine is known to be another process."""
-        self._command(lambda: self._with(seat, Stream.restarted))
+    def restarted(self, engine: int) -> None:
+        """The engine's engine is known to be another process."""
+        self._command(lambda: self._with(engine, Stream.restarted))
 
-    def resize(self, seat: int, capacity_tokens: int | None) -> None:
-        """The seat's engine is known to have a cache of this size."""
+    def resize(self, engine: int, capacity_tokens: int | None) -> None:
+        """The engine's engine is known to have a cache of this size."""
 
         def resize(stream: Stream) -> None:
             stream.ledger.capacity_tokens = capacity_tokens
 
-        self._command(lambda: self._with(seat, resize))
+        self._command(lambda: self._with(engine, resize))
 
     def statuses(self) -> dict[int, Status]:
-        return {seat: followed.stream.snapshot() for seat, followed in list(self._followed.items())}
+        return {engine: followed.stream.snapshot() for engine, followed in list(self._followed.items())}
 
     def _command(self, command: Callable[[], None]) -> None:
         self._commands.put(command)
@@ -122,9 +122,9 @@ class EventReader:
                     time.sleep(IDLE_SECONDS)
                     self._obey(ear)  # or it could never be stopped
         finally:
-            for seat in list(self._followed):
+            for engine in list(self._followed):
                 with self._supervisor.guard("kv_events"):
-                    self._forget(seat)
+                    self._forget(engine)
             ear.close(linger=0)
 
     def _turn(self, ear: Socket) -> None:
@@ -154,27 +154,27 @@ class EventReader:
     def _stop(self) -> None:
         self._stopping = True
 
-    def _follow(self, seat: int, backend: str, source: Source) -> None:
-        self._forget(seat)
-        followed = _Followed(seat, backend, source, self)
-        self._followed[seat] = followed
+    def _follow(self, engine: int, backend: str, source: Source) -> None:
+        self._forget(engine)
+        followed = _Followed(engine, backend, source, self)
+        self._followed[engine] = followed
         followed.run(followed.stream.open)
 
-    def _forget(self, seat: int) -> None:
-        if followed := self._followed.pop(seat, None):
+    def _forget(self, engine: int) -> None:
+        if followed := self._followed.pop(engine, None):
             followed.close()
 
-    def _with(self, seat: int, act: Callable[[Stream], None]) -> None:
-        if followed := self._followed.get(seat):
+    def _with(self, engine: int, act: Callable[[Stream], None]) -> None:
+        if followed := self._followed.get(engine):
             followed.run(lambda: act(followed.stream))
 
 
 class _Followed:
-    """A stream, the seat that it speaks of, and what was last told of it."""
+    """A stream, the engine that it speaks of, and what was last told of it."""
 
-    def __init__(self, seat: int, backend: str, source: Source, reader: EventReader) -> None:
+    def __init__(self, engine: int, backend: str, source: Source, reader: EventReader) -> None:
         self.stream = Stream(backend, source, reader._context, self, reader._clock)
-        self._seat = seat
+        self._engine = engine
         self._reader = reader
         self._clock = reader._clock
         self._told = (False, False)
@@ -226,19 +226,19 @@ class _Followed:
             cleared, added, removed = stream.ledger.take()
             resident = stream.ledger.resident_tokens
             if cleared:
-                updates.append(Update(self._seat, True, resident_tokens=resident))
+                updates.append(Update(self._engine, True, resident_tokens=resident))
             for start in range(0, len(removed), UPDATE_CHANGES):
                 piece = removed[start : start + UPDATE_CHANGES]
-                updates.append(Update(self._seat, removed=piece, resident_tokens=resident))
+                updates.append(Update(self._engine, removed=piece, resident_tokens=resident))
             for start in range(0, len(added), UPDATE_CHANGES):
                 piece = added[start : start + UPDATE_CHANGES]
-                updates.append(Update(self._seat, added=piece, resident_tokens=resident))
+                updates.append(Update(self._engine, added=piece, resident_tokens=resident))
             if not updates:
-                updates.append(Update(self._seat, resident_tokens=resident))
+                updates.append(Update(self._engine, resident_tokens=resident))
         state = (stream.trusted, stream.whole)
         if state != self._told:
             more, self._told = state > self._told, state
-            told = Update(self._seat, resident_tokens=stream.ledger.resident_tokens, state=state)
+            told = Update(self._engine, resident_tokens=stream.ledger.resident_tokens, state=state)
             updates.insert(len(updates) if more else 0, told)  # what is dropped is no news of the engine
         if updates:
             self._reader._deliver(updates)

@@ -51,10 +51,10 @@ class Status:
     orphans: int = 0  # blocks whose prefix is not known
     block_tokens: int = 0
 
-    def told(self, seat: int, now: float) -> dict[str, Any]:
+    def told(self, engine: int, now: float) -> dict[str, Any]:
         fields = asdict(self)
         at = fields.pop("last_event_at")
-        return {"seat": seat, **fields, "last_event_seconds": None if at is None else now - at}
+        return {"engine": engine, **fields, "last_event_seconds": None if at is None else now - at}
 
 
 REPLAY_PATIENCE_SECONDS = 3.0  # until the first message; vLLM looks for requests ten times a second

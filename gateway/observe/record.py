@@ -34,7 +34,7 @@ class Record:
     streamed_tokens: int = 0  # at least so many came, also of an answer that was cut short
     error: str = ""
     ask: Ask | None = None
-    seat_index: int = 0
+    engine_index: int = 0
     usage: Usage | None = None
     held_up: bool = False  # the client took its answer more slowly than it came
 

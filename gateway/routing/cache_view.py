@@ -8,7 +8,7 @@ predictions were lately, and engines whose events have stopped although the conn
 from collections.abc import Callable, Iterable, Sequence
 
 from gateway.request import Ask
-from gateway.routing.cost import Seat
+from gateway.routing.engine import Engine
 from gateway.routing.exact_index import ExactIndex
 from gateway.routing.prefix_index import PrefixIndex
 
@@ -85,35 +85,35 @@ class HitAccuracy:
         self._low: set[int] = set()
         self.on_change: list[Callable[[int, float, bool], None]] = []
 
-    def share(self, seat: int) -> float:
+    def share(self, engine: int) -> float:
         """What a predicted hit is worth there: 1 while predictions hold."""
-        return self.lowered.get(seat, 1.0)
+        return self.lowered.get(engine, 1.0)
 
-    def observed(self, seat: int, predicted_tokens: int, actual_tokens: int) -> None:
+    def observed(self, engine: int, predicted_tokens: int, actual_tokens: int) -> None:
         """A request's predicted hit, before it was discounted, and what the engine reported."""
         if predicted_tokens < _LEAST_TOKENS:
             return
-        known = self._shares.get(seat, 1.0)
+        known = self._shares.get(engine, 1.0)
         lately = min(1.0, actual_tokens / predicted_tokens)
-        share = self._shares[seat] = max(_LEAST, known + _WEIGHT * (lately - known))
+        share = self._shares[engine] = max(_LEAST, known + _WEIGHT * (lately - known))
         if share < _GOOD_ENOUGH:
-            self.lowered[seat] = share
+            self.lowered[engine] = share
         else:
-            self.lowered.pop(seat, None)
-        if seat not in self._low and share < _LOW:
-            self._low.add(seat)
-        elif seat in self._low and share >= _GOOD_ENOUGH:
-            self._low.remove(seat)
+            self.lowered.pop(engine, None)
+        if engine not in self._low and share < _LOW:
+            self._low.add(engine)
+        elif engine in self._low and share >= _GOOD_ENOUGH:
+            self._low.remove(engine)
         else:
             return
         for tell in self.on_change:
-            tell(seat, share, share >= _GOOD_ENOUGH)
+            tell(engine, share, share >= _GOOD_ENOUGH)
 
-    def reset(self, seat: int) -> None:
+    def reset(self, engine: int) -> None:
         """Another process, another cache: what was learned of the old one is void."""
-        self._shares.pop(seat, None)
-        self.lowered.pop(seat, None)
-        self._low.discard(seat)
+        self._shares.pop(engine, None)
+        self.lowered.pop(engine, None)
+        self._low.discard(engine)
 
 
 class Hits:
@@ -125,21 +125,21 @@ class Hits:
         self._exact = exact
         self.coming = PendingBlocks()
 
-    def of(self, ask: Ask, seats: Sequence[Seat]) -> list[int]:
-        """Tokens, for each seat. An engine finds whole blocks only, and always computes the last token."""
+    def of(self, ask: Ask, engines: Sequence[Engine]) -> list[int]:
+        """Tokens, for each engine. An engine finds whole blocks only, and always computes the last token."""
         if not ask.reads_cache:
-            return [0] * len(seats)
+            return [0] * len(engines)
         depths = self.index.depths(ask.keys)
         exact = self._exact_depths(ask)
         if not exact and not any(depths):
-            return [0] * len(seats)
+            return [0] * len(engines)
         turn, turn_end, most = ask.turn, ask.turn_end, ask.prompt_tokens - 1
         answered = self.index.answered(ask.keys[turn - 1]) if turn_end else 0
-        lowered, known, hits = self._trust.lowered, {0: 0}, [0] * len(seats)
-        for place, seat in enumerate(seats):
-            index = seat.index
+        lowered, known, hits = self._trust.lowered, {0: 0}, [0] * len(engines)
+        for place, engine in enumerate(engines):
+            index = engine.index
             if index in exact:
-                held = exact[index] * seat.block_tokens
+                held = exact[index] * engine.block_tokens
             elif depth := depths[index]:
                 has_answer = answered and turn <= depth < turn_end and answered >> index & 1
                 if has_answer:
@@ -151,8 +151,8 @@ class Hits:
                     held = int(held * lowered[index])
             else:
                 continue
-            if seat.caches_prefixes:
-                block = seat.block_tokens
+            if engine.caches_prefixes:
+                block = engine.block_tokens
                 hits[place] = (held if held < most else most) // block * block
         return hits
 
@@ -170,14 +170,14 @@ class Hits:
                 found[engine] = depth
         return found
 
-    def placed(self, ask: Ask, seat: Seat) -> None:
+    def placed(self, ask: Ask, engine: Engine) -> None:
         """The engine will hold this prompt."""
         if ask.turn_end:
-            self.index.supersede_answer(seat.index, ask.keys[ask.turn - 1])
-        self.index.record(seat.index, ask.keys, ask.edges)
-        if ask.token_keys and self._exact is not None and self._exact.live(seat.index):
-            held = self._exact.depths(ask.token_keys)[seat.index]
-            self.coming.expect(seat.index, ask.token_keys[held:])
+            self.index.supersede_answer(engine.index, ask.keys[ask.turn - 1])
+        self.index.record(engine.index, ask.keys, ask.edges)
+        if ask.token_keys and self._exact is not None and self._exact.live(engine.index):
+            held = self._exact.depths(ask.token_keys)[engine.index]
+            self.coming.expect(engine.index, ask.token_keys[held:])
 
 
 PATIENCE_SECONDS = 3.0  # events follow an answer by tens of milliseconds

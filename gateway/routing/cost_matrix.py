@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.request import Ask
-from gateway.routing.cost import INTERRUPTED_STEPS, LEAST_SHARE, MOST_SHARE, CostModel, Option, Seat, mean_stall_of
+from gateway.routing.cost import CostModel, mean_stall_of
+from gateway.routing.engine import INTERRUPTED_STEPS, LEAST_SHARE, MOST_SHARE, Engine, Option
 from gateway.routing.engine_load import MEMORY_SECONDS, EngineLoad
 
 Floats = npt.NDArray[np.float64]
@@ -49,11 +50,11 @@ class Columns(NamedTuple):
     mean_stall: float
 
 
-class SeatTable:
+class EngineColumns:
     """Works out anew only what has changed since the last look."""
 
     def __init__(self) -> None:
-        self._seats: Sequence[Seat] = ()
+        self._engines: Sequence[Engine] = ()
         self._model: CostModel | None = None
         self._loads: list[EngineLoad] = []
         self._changes: list[int] = []
@@ -62,11 +63,11 @@ class SeatTable:
         self._rows: tuple[Floats, ...] = ()
         self._seconds = 0.0
 
-    def look(self, seats: Sequence[Seat], model: CostModel, now: float) -> Columns:
+    def look(self, engines: Sequence[Engine], model: CostModel, now: float) -> Columns:
         """Good until the next look. Engines whose sizes have changed count as changed loads."""
-        if seats is not self._seats or model is not self._model:
-            self._begin(seats, model)
-        array, changes, ahead = self._array, self._changes, [0.0] * len(seats)
+        if engines is not self._engines or model is not self._model:
+            self._begin(engines, model)
+        array, changes, ahead = self._array, self._changes, [0.0] * len(engines)
         *_, recent, interruption = rows = self._rows
         recent *= exp((self._seconds - now) / MEMORY_SECONDS)
         self._seconds = now
@@ -75,26 +76,26 @@ class SeatTable:
                 ahead[at] = load.prefill_ahead_seconds(now)  # first: it may change the load
             if load.changes != changes[at]:
                 changes[at], self._batches[at] = load.changes, load.in_flight
-                array[:, at] = column_of(seats[at], model, now)
+                array[:, at] = column_of(engines[at], model, now)
         of_output = array[:3].copy()
         share = np.minimum(recent, MOST_SHARE)
         of_output[1] += ahead + interruption * share / (1 - share)
-        mean_stall = mean_stall_of(model, sum(self._batches), len(seats))
+        mean_stall = mean_stall_of(model, sum(self._batches), len(engines))
         return Columns(of_output, rows[3], rows[4], rows[5], (rows[6], rows[7], rows[8]), mean_stall)
 
-    def _begin(self, seats: Sequence[Seat], model: CostModel) -> None:
-        self._seats, self._model, self._loads = seats, model, [seat.load for seat in seats]
-        self._changes, self._batches = [-1] * len(seats), [0] * len(seats)
-        self._array = np.zeros((len(Column._fields), len(seats)))
+    def _begin(self, engines: Sequence[Engine], model: CostModel) -> None:
+        self._engines, self._model, self._loads = engines, model, [engine.load for engine in engines]
+        self._changes, self._batches = [-1] * len(engines), [0] * len(engines)
+        self._array = np.zeros((len(Column._fields), len(engines)))
         self._rows = tuple(self._array)
 
 
-def column_of(seat: Seat, model: CostModel, now: float) -> Column:
+def column_of(engine: Engine, model: CostModel, now: float) -> Column:
     """What it adds to the cost of every request, but for the prefill that is ahead."""
-    slowness, step, waits, stall, slowdown, by_prompt, slot, room, room_by_output, room_rate = seat.terms(model)
-    load = seat.load
+    slowness, step, waits, stall, slowdown, by_prompt, slot, room, room_by_output, room_rate = engine.terms(model)
+    load = engine.load
     made = (  # no call of Column itself, which takes as long as all else here
-        by_prompt, waits + _TIE * load.in_flight + _FINE_TIE * seat.placed, slowdown + slot,
+        by_prompt, waits + _TIE * load.in_flight + _FINE_TIE * engine.placed, slowdown + slot,
         slowness, step, stall, room, room_by_output, room_rate,
         load.prefill_share(now) if load.recent_share >= LEAST_SHARE else 0.0,
         INTERRUPTED_STEPS * model.decode_weight * step,
@@ -120,12 +121,12 @@ class CostMatrix:
         prompt_tokens: Sequence[int],
         output_tokens: Sequence[float],
         hits: Sequence[Hit],
-        seats: Sequence[Seat],
+        engines: Sequence[Engine],
         now: float,
-        table: SeatTable | None = None,
+        table: EngineColumns | None = None,
     ) -> None:
         self._model = model
-        self._seats = seats
+        self._engines = engines
         self._now = now
         requests: Floats = np.array((prompt_tokens, output_tokens), dtype=np.float64)
         prompt, output = self._prompt, self._output = requests[0], requests[1]
@@ -133,8 +134,8 @@ class CostMatrix:
         self._of_requests: Floats = np.empty((3, len(prompt)))
         np.multiply(output, prompt, out=self._of_requests[0])
         self._of_requests[1], self._of_requests[2] = 1.0, output
-        columns = (table or SeatTable()).look(seats, model, now)
-        shape = (len(prompt), len(seats))
+        columns = (table or EngineColumns()).look(engines, model, now)
+        shape = (len(prompt), len(engines))
         uncached: Floats = np.concatenate(hits).reshape(shape) if hits else np.zeros(shape)
         np.subtract(prompt[:, None], uncached, out=uncached)
         self._prefill_seconds: Floats = uncached * (-0.5 * model.e)
@@ -151,7 +152,7 @@ class CostMatrix:
         if (room - self._most_output * room_by_output).min(initial=_INFINITE) < self._most_prompt:
             self._add_memory(self.cost, room, room_by_output, room_rate)
         self._favours: list[tuple[int, int, float]] = []
-        self._held: Floats = np.zeros(len(seats))  # seconds of prefill that others hold out for
+        self._held: Floats = np.zeros(len(engines))  # seconds of prefill that others hold out for
         self._stale: list[int] = []
 
     def best(self, row: int) -> int | None:
@@ -221,9 +222,9 @@ class CostMatrix:
     def _renew(self) -> None:
         """Work out anew what engines cost to which requests were bound. Mostly that is not asked for any more."""
         for column in self._stale:
-            seat = self._seats[column]
-            ahead = seat.ahead_seconds(self._model, self._now)  # first: it may change the load
-            by_prompt, waits, by_output, _, step, stall, *room, _, _ = column_of(seat, self._model, self._now)
+            engine = self._engines[column]
+            ahead = engine.ahead_seconds(self._model, self._now)  # first: it may change the load
+            by_prompt, waits, by_output, _, step, stall, *room, _, _ = column_of(engine, self._model, self._now)
             cost = self._cost(column, np.array((by_prompt, waits + ahead, by_output)), step, stall)
             if room[0] - self._most_output * room[1] < self._most_prompt:
                 self._add_memory(cost, *room)
@@ -298,10 +299,10 @@ class OneByOne:
     """The ranking of a policy that looks at one request at a time."""
 
     def __init__(
-        self, asks: Sequence[Ask], seats: Sequence[Seat], options: Callable[[Ask, Sequence[Seat]], list[Option]]
+        self, asks: Sequence[Ask], engines: Sequence[Engine], options: Callable[[Ask, Sequence[Engine]], list[Option]]
     ) -> None:
         self._asks = asks
-        self._seats = seats
+        self._engines = engines
         self._options = options
         self._closed: set[tuple[int | None, int]] = set()
 
@@ -313,10 +314,10 @@ class OneByOne:
         return row
 
     def by_cost(self, row: int) -> list[int]:
-        options = self._options(self._asks[row], self._seats)
+        options = self._options(self._asks[row], self._engines)
 
         def rank(column: int) -> tuple[float, int, int]:
-            return options[column].cost, self._seats[column].load.in_flight, self._seats[column].placed
+            return options[column].cost, self._engines[column].load.in_flight, self._engines[column].placed
 
         places = [at for at in range(len(options)) if not self._closed & {(None, at), (row, at)}]
         return sorted(places, key=rank)

@@ -1,8 +1,7 @@
-"""What is in flight on one engine, as far as the next decision needs it, and the engine as placement sees it."""
+"""What is in flight on one engine, as far as the next decision needs it."""
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 MEMORY_SECONDS = 10.0  # over which the share of time spent in prefill is averaged: about as long as an answer takes
 
@@ -122,39 +121,3 @@ class EngineLoad:
         del self.pending[work]
         self._pending_seconds = self._pending_seconds - work.prefill_seconds if self.pending else 0.0
         return True
-
-
-class Candidate(Protocol):
-    """What placement asks of an engine: a backend, or one of the engines of a backend that runs several."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def index(self) -> int:
-        """Its number, unlike that of any other engine."""
-
-    @property
-    def rank(self) -> int | None:
-        """Which of the backend's engines it is; None if the backend has one, or chooses by itself."""
-
-    @property
-    def speed(self) -> float:
-        """Relative time for the same work."""
-
-    @property
-    def cap(self) -> int: ...
-
-    @property
-    def kv_cache_tokens(self) -> int | None: ...
-
-    @property
-    def block_tokens(self) -> int:
-        """Tokens of one block of it."""
-
-    @property
-    def caches_prefixes(self) -> bool:
-        """Whether a prompt sent there before is still of use."""
-
-    def limit(self, now_seconds: float) -> int:
-        """Sequences that it may have in flight now."""

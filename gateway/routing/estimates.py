@@ -196,7 +196,7 @@ class Learning:
         self._trust = trust
         self._misses: dict[int, int] = {}  # large hits that did not happen, in a row, by engine
 
-    def answered(self, ask: Ask, seat: int, predicted_hit_tokens: int, usage: Usage) -> None:
+    def answered(self, ask: Ask, engine: int, predicted_hit_tokens: int, usage: Usage) -> None:
         """An answer's usage. A large hit that did not happen means that the backend's cache was lost."""
         prompt, output, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
         if ask.sequences != 1:  # the tokens are those of all its prompts and answers
@@ -209,17 +209,17 @@ class Learning:
         if ask.edges[-1] == ask.prompt_size:
             self._estimates.remember(last, prompt, output)
         if cached is not None:
-            self._trust.observed(seat, int(predicted_hit_tokens / self._trust.share(seat)), cached)
-            if predicted_hit_tokens >= _WORTH_A_LOOK_TOKENS and self._is_gone(seat, predicted_hit_tokens, cached):
-                self._index.wipe(seat)
-                self._index.record(seat, ask.keys, ask.edges)
+            self._trust.observed(engine, int(predicted_hit_tokens / self._trust.share(engine)), cached)
+            if predicted_hit_tokens >= _WORTH_A_LOOK_TOKENS and self._is_gone(engine, predicted_hit_tokens, cached):
+                self._index.wipe(engine)
+                self._index.record(engine, ask.keys, ask.edges)
         if output > 1:
             size = self._estimates.bytes_per_token(ask.model) if ask.learnable_bytes else ask.prompt_size / prompt
-            self._index.record_answer(seat, last, int(output * size))
+            self._index.record_answer(engine, last, int(output * size))
 
-    def _is_gone(self, seat: int, predicted_hit_tokens: int, cached_tokens: int) -> bool:
+    def _is_gone(self, engine: int, predicted_hit_tokens: int, cached_tokens: int) -> bool:
         """Whether enough large hits in a row did not happen."""
         missed = cached_tokens < _SHARE_THAT_IS_GONE * predicted_hit_tokens
-        misses = self._misses.get(seat, 0) + 1 if missed else 0
-        self._misses[seat] = misses % _MISSES
+        misses = self._misses.get(engine, 0) + 1 if missed else 0
+        self._misses[engine] = misses % _MISSES
         return misses == _MISSES

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from gateway.request import Ask
 from gateway.routing.cache_view import Hits
-from gateway.routing.cost import Option, Parts, Seat, cost_parts, mean_stall_of, placement_seconds, prefill_seconds
-from gateway.routing.cost_matrix import CostMatrix, Hit, OneByOne, Ranking, SeatTable
+from gateway.routing.cost import Parts, cost_parts, mean_stall_of, placement_seconds, prefill_seconds
+from gateway.routing.cost_matrix import CostMatrix, EngineColumns, Hit, OneByOne, Ranking
+from gateway.routing.engine import Engine, Option
 from gateway.routing.estimates import Calibrations, Estimates
 
 _MAX_HINTS = 65536
@@ -24,19 +25,19 @@ class Affinity:
 
     def favour(self, hint: int, options: Sequence[Option]) -> None:
         """Make the engine that had the hint last a little cheaper, if none is known to hold more of the prompt."""
-        at = self.favoured(hint, [option.seat for option in options], [option.hit_tokens for option in options])
+        at = self.favoured(hint, [option.engine for option in options], [option.hit_tokens for option in options])
         if at is not None:
             options[at].cost -= WORTH * options[at].prefill_seconds
 
-    def favoured(self, hint: int, seats: Sequence[Seat], hit_tokens: Sequence[float]) -> int | None:
+    def favoured(self, hint: int, engines: Sequence[Engine], hit_tokens: Sequence[float]) -> int | None:
         """The place of that engine among these."""
         index = self._last.get(hint)
-        at = next((at for at, seat in enumerate(seats) if seat.index == index), None)
+        at = next((at for at, engine in enumerate(engines) if engine.index == index), None)
         return at if at is not None and hit_tokens[at] == max(hit_tokens) else None
 
-    def placed(self, hint: int, seat: Seat) -> None:
+    def placed(self, hint: int, engine: Engine) -> None:
         """A request with this hint was sent there."""
-        self._last[hint] = seat.index
+        self._last[hint] = engine.index
         self._last.move_to_end(hint)
         if len(self._last) > _MAX_HINTS:
             self._last.popitem(last=False)
@@ -50,16 +51,16 @@ class Policy(Protocol):
 
     waits_for_best: bool
 
-    def options(self, ask: Ask, seats: Sequence[Seat], now: float) -> list[Option]:
-        """One option for each seat, in the same order."""
+    def options(self, ask: Ask, engines: Sequence[Engine], now: float) -> list[Option]:
+        """One option for each engine, in the same order."""
 
-    def hits(self, ask: Ask, seats: Sequence[Seat]) -> list[int]:
-        """Predicted hit tokens, for each seat, as far as the policy cares."""
+    def hits(self, ask: Ask, engines: Sequence[Engine]) -> list[int]:
+        """Predicted hit tokens, for each engine, as far as the policy cares."""
 
     def parts(self, ask: Ask, options: Sequence[Option], now: float) -> Sequence[Parts | None]:
         """The costs of `options`, taken apart; None where they are not in seconds."""
 
-    def ranking(self, asks: Sequence[Ask], hits: Sequence[Hit], seats: Sequence[Seat], now: float) -> Ranking:
+    def ranking(self, asks: Sequence[Ask], hits: Sequence[Hit], engines: Sequence[Engine], now: float) -> Ranking:
         """All waiting requests at once; `hits` has a row for each."""
 
     def placed(self, ask: Ask, option: Option) -> None:
@@ -76,21 +77,21 @@ class PrefixPolicy:
         self._hits = hits
         self._estimates = estimates
         self._affinity = affinity
-        self._table = SeatTable()
+        self._table = EngineColumns()
 
-    def options(self, ask: Ask, seats: Sequence[Seat], now: float) -> list[Option]:
-        hits, output = self._hits.of(ask, seats), self.output_tokens(ask)
+    def options(self, ask: Ask, engines: Sequence[Engine], now: float) -> list[Option]:
+        hits, output = self._hits.of(ask, engines), self.output_tokens(ask)
         tokens, model, options = ask.prompt_tokens, self._calibrations.of(ask.model).model, []
-        stall = mean_stall_of(model, sum([seat.load.in_flight for seat in seats]), len(seats))
+        stall = mean_stall_of(model, sum([engine.load.in_flight for engine in engines]), len(engines))
         prefills: dict[tuple[int, float], tuple[float, int]] = {}  # by hit and slowness: most engines hold the same
-        for seat, hit in zip(seats, hits, strict=True):
-            ahead, terms = seat.ahead_and_terms(model, now)
-            if (prefill := prefills.get((hit, seat.slowness))) is None:
+        for engine, hit in zip(engines, hits, strict=True):
+            ahead, terms = engine.ahead_and_terms(model, now)
+            if (prefill := prefills.get((hit, engine.slowness))) is None:
                 chunks = -(-(tokens - hit) // model.max_batched_tokens)
-                prefill = prefills[hit, seat.slowness] = prefill_seconds(model, seat.slowness, tokens, hit), chunks
+                prefill = prefills[hit, engine.slowness] = prefill_seconds(model, engine.slowness, tokens, hit), chunks
             own, chunks = prefill
             cost = placement_seconds(terms, tokens, own, chunks, output, stall, ahead)
-            options.append(Option(seat, cost, own, hit))
+            options.append(Option(engine, cost, own, hit))
         if ask.hint:
             self._affinity.favour(ask.hint, options)
         return options
@@ -98,27 +99,27 @@ class PrefixPolicy:
     def parts(self, ask: Ask, options: Sequence[Option], now: float) -> list[Parts]:
         """Seven parts; what a hint takes off is not among them."""
         model, output = self._calibrations.of(ask.model).model, self.output_tokens(ask)
-        stall = mean_stall_of(model, sum([option.seat.load.in_flight for option in options]), len(options))
+        stall = mean_stall_of(model, sum([option.engine.load.in_flight for option in options]), len(options))
         return [
             cost_parts(
-                option.seat.terms(model), ask.prompt_tokens, option.prefill_seconds,
+                option.engine.terms(model), ask.prompt_tokens, option.prefill_seconds,
                 -(-(ask.prompt_tokens - option.hit_tokens) // model.max_batched_tokens),
-                output, stall, option.seat.ahead_seconds(model, now),
+                output, stall, option.engine.ahead_seconds(model, now),
             )
             for option in options
         ]  # fmt: skip
 
-    def hits(self, ask: Ask, seats: Sequence[Seat]) -> list[int]:
-        """Predicted hit tokens, for each seat."""
-        return self._hits.of(ask, seats)
+    def hits(self, ask: Ask, engines: Sequence[Engine]) -> list[int]:
+        """Predicted hit tokens, for each engine."""
+        return self._hits.of(ask, engines)
 
-    def ranking(self, asks: Sequence[Ask], hits: Sequence[Hit], seats: Sequence[Seat], now: float) -> CostMatrix:
+    def ranking(self, asks: Sequence[Ask], hits: Sequence[Hit], engines: Sequence[Engine], now: float) -> CostMatrix:
         """The costs of many requests for one model at once."""
         name, expected = asks[0].model, self._estimates.expected_output_tokens
         model, outputs = self._calibrations.of(name).model, [expected(name, ask.output_tokens) for ask in asks]
-        matrix = CostMatrix(model, [ask.prompt_tokens for ask in asks], outputs, hits, seats, now, self._table)
+        matrix = CostMatrix(model, [ask.prompt_tokens for ask in asks], outputs, hits, engines, now, self._table)
         for row, ask in enumerate(asks):
-            if ask.hint and (column := self._affinity.favoured(ask.hint, seats, hits[row].tolist())) is not None:
+            if ask.hint and (column := self._affinity.favoured(ask.hint, engines, hits[row].tolist())) is not None:
                 matrix.favour(row, column, WORTH)
         return matrix
 
@@ -128,9 +129,9 @@ class PrefixPolicy:
     def placed(self, ask: Ask, option: Option) -> None:
         """The engine will hold this prompt."""
         if ask.keys:
-            self._hits.placed(ask, option.seat)
+            self._hits.placed(ask, option.engine)
         if ask.hint:
-            self._affinity.placed(ask.hint, option.seat)
+            self._affinity.placed(ask.hint, option.engine)
 
 
 class OneAtATime(ABC):
@@ -139,26 +140,26 @@ class OneAtATime(ABC):
     waits_for_best = False
 
     @abstractmethod
-    def options(self, ask: Ask, seats: Sequence[Seat], now: float) -> list[Option]:
-        """One option for each seat, in the same order."""
+    def options(self, ask: Ask, engines: Sequence[Engine], now: float) -> list[Option]:
+        """One option for each engine, in the same order."""
 
-    def hits(self, ask: Ask, seats: Sequence[Seat]) -> list[int]:  # noqa: ARG002
+    def hits(self, ask: Ask, engines: Sequence[Engine]) -> list[int]:  # noqa: ARG002
         """None: prompts are not looked at."""
-        return [0] * len(seats)
+        return [0] * len(engines)
 
     def parts(self, ask: Ask, options: Sequence[Option], now: float) -> list[None]:  # noqa: ARG002
         return [None] * len(options)
 
-    def ranking(self, asks: Sequence[Ask], hits: Sequence[Hit], seats: Sequence[Seat], now: float) -> OneByOne:  # noqa: ARG002
-        return OneByOne(asks, seats, lambda ask, seats: self.options(ask, seats, now))
+    def ranking(self, asks: Sequence[Ask], hits: Sequence[Hit], engines: Sequence[Engine], now: float) -> OneByOne:  # noqa: ARG002
+        return OneByOne(asks, engines, lambda ask, engines: self.options(ask, engines, now))
 
 
 class LeastLoadedPolicy(OneAtATime):
     """The engine with the smallest share of its slots taken."""
 
-    def options(self, ask: Ask, seats: Sequence[Seat], now: float) -> list[Option]:  # noqa: ARG002
+    def options(self, ask: Ask, engines: Sequence[Engine], now: float) -> list[Option]:  # noqa: ARG002
         """Cost is the share of slots taken."""
-        return [Option(seat, seat.load.in_flight / seat.slots, 0.0, 0) for seat in seats]
+        return [Option(engine, engine.load.in_flight / engine.slots, 0.0, 0) for engine in engines]
 
     def placed(self, ask: Ask, option: Option) -> None: ...
 
@@ -169,20 +170,20 @@ class RoundRobinPolicy(OneAtATime):
     def __init__(self) -> None:
         self._last = -1
 
-    def options(self, ask: Ask, seats: Sequence[Seat], now: float) -> list[Option]:  # noqa: ARG002
+    def options(self, ask: Ask, engines: Sequence[Engine], now: float) -> list[Option]:  # noqa: ARG002
         """Cost is the distance from the engine that had the last turn."""
-        turns = max([self._last, *(seat.index for seat in seats)]) + 1
-        return [Option(seat, (seat.index - self._last - 1) % turns, 0.0, 0) for seat in seats]
+        turns = max([self._last, *(engine.index for engine in engines)]) + 1
+        return [Option(engine, (engine.index - self._last - 1) % turns, 0.0, 0) for engine in engines]
 
     def placed(self, ask: Ask, option: Option) -> None:  # noqa: ARG002
-        self._last = option.seat.index
+        self._last = option.engine.index
 
 
 @dataclass(frozen=True, slots=True)
 class EngineVerdict:
     """What one engine would mean for a request. `parts` is None under policies that have no costs in seconds."""
 
-    seat: Seat
+    engine: Engine
     cost: float
     hit_tokens: int
     is_open: bool
@@ -191,7 +192,7 @@ class EngineVerdict:
     @property
     def name(self) -> str:
         """The backend, and which of its engines, if it has several."""
-        return self.seat.name if self.seat.rank is None else f"{self.seat.name}#{self.seat.rank}"
+        return self.engine.name if self.engine.rank is None else f"{self.engine.name}#{self.engine.rank}"
 
 
 def as_header(verdicts: Sequence[EngineVerdict]) -> bytes:
@@ -211,10 +212,10 @@ def as_document(verdicts: Sequence[EngineVerdict]) -> list[dict[str, Any]]:
     """The same for a JSON answer; times in milliseconds."""
     return [
         {
-            "backend": verdict.seat.name,
-            "rank": verdict.seat.rank,
+            "backend": verdict.engine.name,
+            "rank": verdict.engine.rank,
             "open": verdict.is_open,
-            "in_flight": verdict.seat.load.in_flight,
+            "in_flight": verdict.engine.load.in_flight,
             "hit_tokens": verdict.hit_tokens,
             "cost": round(verdict.cost * 1000, 4) if verdict.parts is not None else verdict.cost,
             "cost_parts_ms": {

@@ -50,10 +50,10 @@ class Lease:
         "_gate",
         "answered",
         "backend",
+        "engine_index",
         "first_token_seconds",
         "hit_tokens",
         "rank",
-        "seat_index",
         "served_tokens",
         "waited_seconds",
     )
@@ -61,9 +61,9 @@ class Lease:
     def __init__(self, gate: "Gate", binding: Binding) -> None:
         self._gate = gate
         self._binding = binding
-        self.backend = binding.seat.name
-        self.seat_index = binding.seat.index
-        self.rank = binding.seat.rank  # of the engine, where the backend runs several
+        self.backend = binding.engine.name
+        self.engine_index = binding.engine.index
+        self.rank = binding.engine.rank  # of the engine, where the backend runs several
         self.hit_tokens = binding.hit_tokens  # prompt tokens that the backend is predicted to hold already
         self.waited_seconds = binding.waited_seconds
         self.first_token_seconds: float | None = None  # when it came, by the gate's clock
@@ -121,7 +121,7 @@ class Gate:
         self._tick: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<Gate {self._placement!r}>"
+        return f"<Gate {len(self._waiters)} waiting>"
 
     @property
     def waiting(self) -> int:
@@ -186,7 +186,7 @@ class Gate:
     def _in_vain(self, ticket: Ticket, *, is_late: bool) -> GatewayError:
         """What one is told who has waited for as long as anybody may, or for so long that no answer is in time."""
         ask, now = ticket.ask, self._clock()
-        if not self._placement.seating.is_served(ask, now, ticket.avoid):
+        if not self._placement.table.is_served(ask, ticket.avoid):
             when = "in time for this request's deadline" if is_late else f"within {self.max_wait_seconds:g} s"
             return NoBackend(f"No backend for model {ask.model!r} was ready {when}.")
         if is_late:
@@ -226,11 +226,6 @@ class Gate:
         self._placement.refresh()
         self._changed.set()
         self._changed.clear()  # whoever waits for it is awake
-        self.drain_soon()
-
-    def limits_moved(self) -> None:
-        """The adaptive limit of a backend moved: who waits may go at once, or not yet."""
-        self._placement.seating.follow_limits(self._clock())
         self.drain_soon()
 
     def drain_soon(self) -> None:

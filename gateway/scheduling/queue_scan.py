@@ -12,21 +12,21 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gateway.request import Ask
-from gateway.routing.cost import Seat
 from gateway.routing.cost_matrix import Hit, Ranking
+from gateway.routing.engine import Engine
 from gateway.scheduling.capacity import Capacity
 from gateway.scheduling.wait_queue import Ticket
 
 
 @dataclass(slots=True)
 class QueueScan:
-    """A pass over tickets in fair order; `is_open` has a flag for each seat, kept up to date.
+    """A pass over tickets in fair order; `is_open` has a flag for each engine, kept up to date.
 
-    `bind` is told of ticket, seat, and seconds of prefill there. `has_much` tells from whom the last slots are kept;
+    `bind` is told of ticket, engine, and seconds of prefill there. `has_much` tells from whom the last slots are kept;
     None = from nobody, or `all_guarded` = from everybody.
     """
 
-    seats: Sequence[Seat]
+    engines: Sequence[Engine]
     ranking: Ranking
     is_open: list[bool]
     room: Capacity
@@ -60,7 +60,7 @@ class QueueScan:
         guarded = self._is_guarded(ticket)
         if not self.is_open[column] or (guarded and not self._is_open_to_guarded(ticket, column, now)):
             self.ranking.hold_out(row, column)
-        elif self.room.admits(self.seats[column], ticket.ask, now, guarded=guarded):
+        elif self.room.admits(self.engines[column], ticket.ask, now, guarded=guarded):
             self._bind(row, ticket, column, now)
         # else it is too large for what is free there, which whoever fits may take
 
@@ -69,12 +69,12 @@ class QueueScan:
         if guarded:
             columns = [column for column in columns if column not in self._kept]
         for column in columns:
-            if self.room.admits(self.seats[column], ticket.ask, now, guarded=guarded):
+            if self.room.admits(self.engines[column], ticket.ask, now, guarded=guarded):
                 self._bind(row, ticket, column, now)
                 return
         if starving and columns:
-            seats = [self.seats[column] for column in columns]
-            column = columns[seats.index(self.room.emptiest(ticket.ask, seats))]
+            engines = [self.engines[column] for column in columns]
+            column = columns[engines.index(self.room.emptiest(ticket.ask, engines))]
             if guarded and not self.all_guarded:
                 self._kept.add(column)
             else:
@@ -85,13 +85,13 @@ class QueueScan:
         return self.all_guarded or (self.has_much is not None and self.has_much(ticket))
 
     def _is_open_to_guarded(self, ticket: Ticket, column: int, now: float) -> bool:
-        seat = self.seats[column]
-        return column not in self._kept and self.room.is_open(seat, ticket.ask.model, now, guarded=True)
+        engine = self.engines[column]
+        return column not in self._kept and self.room.is_open(engine, ticket.ask.model, now, guarded=True)
 
     def _bind(self, row: int, ticket: Ticket, column: int, now: float) -> None:
         self.bind(ticket, column, self.ranking.prefill(row, column))
         self.ranking.bound(column)
-        self.is_open[column] = self.room.is_open(self.seats[column], ticket.ask.model, now, guarded=self.all_guarded)
+        self.is_open[column] = self.room.is_open(self.engines[column], ticket.ask.model, now, guarded=self.all_guarded)
 
 
 _GOOD_FOR_SECONDS = 1.0  # unless a prompt that begins alike is bound meanwhile
@@ -105,7 +105,7 @@ class WaitingHits:
     whether anybody looks or not.
     """
 
-    def __init__(self, look: Callable[[Ask, Sequence[Seat]], Sequence[int]]) -> None:
+    def __init__(self, look: Callable[[Ask, Sequence[Engine]], Sequence[int]]) -> None:
         self._look = look
         self._bound: dict[int, float] = {}  # by a prompt's first block: when one that begins so was last bound
         self._bound_before: dict[int, float] = {}  # the generation before
@@ -121,22 +121,22 @@ class WaitingHits:
                 self._bound_before, self._bound, self._since_seconds = self._bound, {}, now
             self._bound[ask.keys[0]] = now
 
-    def keep(self, ticket: Ticket, hits: Sequence[int], seats: Sequence[Seat], now: float) -> Hit:
+    def keep(self, ticket: Ticket, hits: Sequence[int], engines: Sequence[Engine], now: float) -> Hit:
         """What was found for a ticket just now."""
         ticket.hits = found = np.array(hits, dtype=np.float64)
-        ticket.hits_seconds, ticket.hits_of = now, seats
+        ticket.hits_seconds, ticket.hits_of = now, engines
         return found
 
-    def of(self, tickets: Sequence[Ticket], seats: Sequence[Seat], now: float) -> list[Hit]:
+    def of(self, tickets: Sequence[Ticket], engines: Sequence[Engine], now: float) -> list[Hit]:
         too_old, bound, before = now - _GOOD_FOR_SECONDS, self._bound, self._bound_before
         return [
             ticket.hits
             if (
-                ticket.hits_of is seats
+                ticket.hits_of is engines
                 and ticket.hits_seconds >= too_old
                 and ticket.hits_seconds > bound.get(ticket.opening, _NEVER)
                 and ticket.hits_seconds > before.get(ticket.opening, _NEVER)
             )
-            else self.keep(ticket, self._look(ticket.ask, seats), seats, now)
+            else self.keep(ticket, self._look(ticket.ask, engines), engines, now)
             for ticket in tickets
         ]

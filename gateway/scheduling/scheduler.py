@@ -12,95 +12,75 @@ from operator import attrgetter
 
 from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBackend, QueueFull
 from gateway.request import Ask
-from gateway.routing.cost import Option, Seat, prefill_seconds, step_seconds
-from gateway.routing.engine_load import Candidate, EngineLoad, Work
+from gateway.routing.cost import prefill_seconds, step_seconds
+from gateway.routing.engine import Engine, Option
+from gateway.routing.engine_load import Work
 from gateway.routing.estimates import Calibrations
+from gateway.routing.kv_reservations import Reservation
 from gateway.routing.policy import EngineVerdict, Policy
 from gateway.scheduling.backlog import ServiceRates
 from gateway.scheduling.capacity import Capacity
 from gateway.scheduling.fair_share import Tenant, Tenants, expected_tokens
-from gateway.scheduling.kv_reservations import KvLedger, Reservation
 from gateway.scheduling.output_length import OutputLengths
 from gateway.scheduling.queue_scan import QueueScan, WaitingHits
 from gateway.scheduling.wait_queue import Order, Queue, Ticket, WaitEstimator
 
 
 class EngineTable:
-    """Owner of the seats: `seats` by number, every one that was ever considered; `views` by model, until the fleet
-    changes."""
+    """Which engines may take a request. `views` has those of each model, until the fleet changes."""
 
-    def __init__(self, serving: Callable[[str], Sequence[Candidate] | None], room: Capacity) -> None:
-        self.seats: dict[int, Seat] = {}
-        self.views: dict[str, list[Seat]] = {}
+    def __init__(self, serving: Callable[[str], Sequence[Engine] | None], room: Capacity) -> None:
+        self.views: dict[str, list[Engine]] = {}
         self._serving = serving
         self._room = room
 
-    def is_served(self, ask: Ask, now: float, avoid: frozenset[str] = frozenset()) -> bool:
-        """Whether some backend can serve this request now or when it is its turn."""
+    def is_served(self, ask: Ask, avoid: frozenset[str] = frozenset()) -> bool:
+        """Whether some engine can take this request now or when it is its turn."""
         try:
-            return bool(self.candidates(ask, now, avoid))
+            return bool(self.candidates(ask, avoid))
         except (NoBackend, ModelNotFound):
             return False
 
-    def may_be_served(self, model: str, now: float) -> bool:
-        """Whether an engine serves the model now, or nobody ever will."""
+    def may_be_served(self, model: str) -> bool:
+        """Whether an engine serves the model now, or none ever will."""
         try:
-            return bool(self.views.get(model) or self.view(model, now))
+            return bool(self.views.get(model) or self.view(model))
         except ModelNotFound:
             return True
 
-    def follow_limits(self, now: float) -> None:
-        """Limits have moved; nothing else about the fleet has changed."""
-        for model in self.views:
-            for backend in self._serving(model) or ():
-                self._seat(backend, now)
-
-    def candidates(self, ask: Ask, now: float, avoid: frozenset[str]) -> list[Seat]:
-        """The seats of the backends that may take this request. Raises ModelNotFound or NoBackend."""
-        seats = self.views.get(ask.model)
-        if seats is None:
-            seats = self.view(ask.model, now)
+    def candidates(self, ask: Ask, avoid: frozenset[str]) -> list[Engine]:
+        """The engines that may take this request. Raises ModelNotFound or NoBackend."""
+        engines = self.views.get(ask.model)
+        if engines is None:
+            engines = self.view(ask.model)
         if ask.pinned is not None:
-            seats = [seat for seat in seats if seat.name == ask.pinned]
-        if ask.sequences > 1 and not all(self._room.is_large_enough(seat, ask) for seat in seats):
-            seats = [seat for seat in seats if self._room.is_large_enough(seat, ask)] or seats
+            engines = [engine for engine in engines if engine.name == ask.pinned]
+        if ask.sequences > 1 and not all(self._room.is_large_enough(engine, ask) for engine in engines):
+            engines = [engine for engine in engines if self._room.is_large_enough(engine, ask)] or engines
         if avoid and ask.pinned is None:
-            seats = [seat for seat in seats if seat.name not in avoid] or seats
+            engines = [engine for engine in engines if engine.name not in avoid] or engines
         if ask.rank is not None:
-            seats = [seat for seat in seats if seat.rank == ask.rank] or seats  # one without ranks ignores the wish
-        if not seats:
+            engines = [engine for engine in engines if engine.rank == ask.rank] or engines  # one engine ignores it
+        if not engines:
             raise NoBackend(f"No backend for model {ask.model!r} is available.", retry_after_seconds=2.0)
-        return seats
+        return engines
 
-    def view(self, model: str, now: float) -> list[Seat]:
-        """The seats of a model, looked at anew. Raises ModelNotFound."""
-        backends = self._serving(model)
-        if backends is None:
+    def view(self, model: str) -> list[Engine]:
+        """The engines of a model, read from the fleet. Raises ModelNotFound."""
+        serving = self._serving(model)
+        if serving is None:
             raise ModelNotFound(
                 f"The model {model!r} does not exist. GET /v1/models lists the available models.", param="model"
             )
-        seats = [self._seat(backend, now) for backend in backends]
-        if seats:  # names that clients make up are not kept
-            self.views[model] = seats
-        return seats
+        engines = list(serving)
+        if engines:  # names that clients make up are not kept
+            self.views[model] = engines
+        return engines
 
-    def _seat(self, backend: Candidate, now: float) -> Seat:
-        seat = self.seats.get(backend.index)
-        if seat is None:
-            seat = Seat(backend.index, backend.name, backend.rank, slowness=backend.speed**0.5)
-            self.seats[backend.index] = seat
-        seat.cap = backend.cap
-        seat.resize(backend.limit(now), backend.kv_cache_tokens)
-        seat.block_tokens = backend.block_tokens
-        seat.caches_prefixes = backend.caches_prefixes
-        ledger = self._room.ledgers[seat.index]
-        ledger.block_tokens, ledger.shares = seat.block_tokens, seat.caches_prefixes
-        return seat
-
-    def refuse_what_never_fits(self, ask: Ask, seats: Sequence[Seat]) -> None:
+    def refuse_what_never_fits(self, ask: Ask, engines: Sequence[Engine]) -> None:
         """Raises InvalidRequest if none of these could run it, even if nothing else ran there."""
-        if not any(self._room.is_large_enough(seat, ask) for seat in seats):
-            largest = max(seat.cap for seat in seats)
+        if not any(self._room.is_large_enough(engine, ask) for engine in engines):
+            largest = max(engine.cap for engine in engines)
             raise InvalidRequest(
                 f"This request needs {ask.sequences} sequences (n x prompts); the limit of the backends for model"
                 f" {ask.model!r} is {largest}. Send fewer per request.",
@@ -126,7 +106,7 @@ class Knobs:
 class Binding:
     """A request bound to a backend: what it takes there until it is released."""
 
-    seat: Seat
+    engine: Engine
     work: Work
     reservation: Reservation
     hit_tokens: int
@@ -142,7 +122,7 @@ class Placement:
 
     def __init__(
         self,
-        serving: Callable[[str], Sequence[Candidate] | None],
+        serving: Callable[[str], Sequence[Engine] | None],
         policy: Policy,
         queue: Queue,
         lengths: OutputLengths,
@@ -154,37 +134,16 @@ class Placement:
         self._calibrations = calibrations
         self._knobs = knobs
         self._room = Capacity(calibrations, lengths, knobs.kv_headroom)
-        self.seating = EngineTable(serving, self._room)
-        self._seats, self._views = self.seating.seats, self.seating.views
+        self.table = EngineTable(serving, self._room)
+        self._views = self.table.views
         self._service_rates = ServiceRates()
         self.prospects = WaitEstimator(queue, self._service_rates)
         self._hits = WaitingHits(policy.hits)
-
-    def __repr__(self) -> str:
-        seats = ", ".join(f"{seat.name} {seat.load.in_flight}/{seat.slots}" for seat in self._seats.values())
-        return f"<Placement {seats or 'no seats'}; {len(self._queue)} waiting>"
-
-    @property
-    def seats(self) -> list[Seat]:
-        """Every engine that was ever considered."""
-        return list(self._seats.values())
 
     @property
     def waits_for_best(self) -> bool:
         """Whether a request may wait for its best engine while another is open."""
         return self._policy.waits_for_best
-
-    def in_flight_tokens(self, seat: int) -> int:
-        """Prompt tokens in flight on an engine."""
-        return self._seats[seat].load.context_tokens if seat in self._seats else 0
-
-    def loads(self, backend: str) -> list[EngineLoad]:
-        """What is in flight on each engine of a backend on which something was ever placed."""
-        return [seat.load for seat in self._seats.values() if seat.name == backend]
-
-    def ledgers(self, backend: str) -> list[KvLedger]:
-        """What is taken of the KV cache of each engine of a backend on which something was ever placed."""
-        return [self._room.ledgers[seat.index] for seat in self._seats.values() if seat.name == backend]
 
     def place(self, ask: Ask, now: float, avoid: frozenset[str] = frozenset()) -> Binding | Ticket:
         """Bind a new request at once, or give it a place in the line.
@@ -192,7 +151,7 @@ class Placement:
         Raises ModelNotFound, NoBackend, QueueFull, DeadlineUnmeetable, or InvalidRequest if it can never fit.
         """
         try:
-            seats = self.seating.candidates(ask, now, avoid)
+            engines = self.table.candidates(ask, avoid)
         except NoBackend:
             if not self._knobs.hold_without_backend:
                 raise
@@ -201,14 +160,14 @@ class Placement:
                 raise
             return held
         if ask.sequences == 0:
-            return self._bind_light(ask, seats, now)
+            return self._bind_light(ask, engines, now)
         if ask.sequences > 1:
-            self.seating.refuse_what_never_fits(ask, seats)
+            self.table.refuse_what_never_fits(ask, engines)
         tenants = self._queue.tenants(ask.model)
         tenant = tenants.arrived(ask, now)
         if tenants.waiting:  # a refusal is to cost little
             self._queue.refuse_if_full(ask, now, self.retry_after_seconds(ask.model, now))
-        options = self._policy.options(ask, seats, now)
+        options = self._policy.options(ask, engines, now)
         if not tenants.waiting:
             guarded = tenants.has_much(tenant, now, batch=ask.batch)
             option = choose(options, ask, self._room, now, self._policy.waits_for_best, guarded)
@@ -218,8 +177,8 @@ class Placement:
         if ask.deadline_seconds is not None:
             self.prospects.refuse_late(ticket, now, lambda: self.retry_after_seconds(ask.model, now))
         self._join(ticket, max(option.hit_tokens for option in options), now)
-        if seats is self._views[ask.model]:
-            self._hits.keep(ticket, [option.hit_tokens for option in options], seats, now)
+        if engines is self._views[ask.model]:
+            self._hits.keep(ticket, [option.hit_tokens for option in options], engines, now)
         return ticket
 
     def _hold(self, ask: Ask, now: float, avoid: frozenset[str]) -> Ticket | None:
@@ -259,32 +218,32 @@ class Placement:
         tickets, eligible = self._look(model, order, now, granted)
         if not tickets:
             return False
-        seats = self._views[model]
+        engines = self._views[model]
         has_much = self._has_much(self._queue.tenants(model), now)
         all_guarded = has_much is not None and all(has_much(ticket) for ticket in tickets)
-        is_open = self._room.are_open(seats, model, now, guarded=all_guarded)
+        is_open = self._room.are_open(engines, model, now, guarded=all_guarded)
         if not any(is_open):
             return False
-        hits = self._hits.of(tickets, seats, now)
-        ranking = self._policy.ranking([ticket.ask for ticket in tickets], hits, seats, now)
-        for row, its_seats in eligible.items():
-            for column, seat in enumerate(seats):
-                if seat not in its_seats:
+        hits = self._hits.of(tickets, engines, now)
+        ranking = self._policy.ranking([ticket.ask for ticket in tickets], hits, engines, now)
+        for row, its_engines in eligible.items():
+            for column, engine in enumerate(engines):
+                if engine not in its_engines:
                     ranking.close(column, row)
 
         def bind(ticket: Ticket, column: int, prefill_seconds: float) -> None:
-            option = Option(seats[column], 0.0, prefill_seconds, int(ticket.hits[column]))
+            option = Option(engines[column], 0.0, prefill_seconds, int(ticket.hits[column]))
             self._queue.serve(ticket, order)
             granted.append((ticket, self._bind(ticket.ask, option, now, ticket)))
 
         QueueScan(
-            seats, ranking, is_open, self._room, self._knobs.starvation_seconds, self._policy.waits_for_best, bind,
+            engines, ranking, is_open, self._room, self._knobs.starvation_seconds, self._policy.waits_for_best, bind,
             has_much, all_guarded,
         ).run(tickets, now)  # fmt: skip
         if len(tickets) < order.scan:
             return False
-        few = _IDLE_SHARE * sum(seat.load.in_flight for seat in seats) / len(seats)
-        return any(seat.load.in_flight < few for seat in compress(seats, is_open))
+        few = _IDLE_SHARE * sum(engine.load.in_flight for engine in engines) / len(engines)
+        return any(engine.load.in_flight < few for engine in compress(engines, is_open))
 
     def _has_much(self, tenants: Tenants, now: float) -> Callable[[Ticket], bool] | None:
         """Tells from whom the last slots are kept; None = from nobody."""
@@ -294,36 +253,38 @@ class Placement:
 
     def _look(
         self, model: str, order: Order, now: float, granted: list[tuple[Ticket, Binding | GatewayError]]
-    ) -> tuple[list[Ticket], dict[int, list[Seat]]]:
-        """The next in line who can be served; by place, the seats of those for whom not every seat will do.
+    ) -> tuple[list[Ticket], dict[int, list[Engine]]]:
+        """The next in line who can be served; by place, the engines of those for whom not every engine will do.
 
         Those whom nobody can serve for now are passed over, and take nobody's place.
         """
         start, count = order.start, order.start + order.scan
         end = count
-        if self._knobs.hold_without_backend and not self.seating.may_be_served(model, now):
+        if self._knobs.hold_without_backend and not self.table.may_be_served(model):
             return [], {}
         while True:
             waiting = self._queue.in_order(model, order._replace(start=0, scan=count))
             tickets, eligible = self._eligible(waiting, now, granted)
             if len(tickets) == len(waiting) or len(waiting) < count or len(tickets) >= end:
-                return tickets[start:end], {at - start: seats for at, seats in eligible.items() if start <= at < end}
+                return tickets[start:end], {
+                    at - start: engines for at, engines in eligible.items() if start <= at < end
+                }
             count *= 2
 
     def _eligible(
         self, waiting: list[Ticket], now: float, granted: list[tuple[Ticket, Binding | GatewayError]]
-    ) -> tuple[list[Ticket], dict[int, list[Seat]]]:
+    ) -> tuple[list[Ticket], dict[int, list[Engine]]]:
         if waiting and self._views.get(waiting[0].ask.model) and all(map(_goes_anywhere, waiting)):
             return waiting, {}
         tickets: list[Ticket] = []
-        eligible: dict[int, list[Seat]] = {}
+        eligible: dict[int, list[Engine]] = {}
         for ticket in waiting:
             ask = ticket.ask
             if not self._views.get(ask.model) or not ticket.goes_anywhere:
                 try:
-                    its_seats = self.seating.candidates(ask, now, ticket.avoid)
+                    its_engines = self.table.candidates(ask, ticket.avoid)
                     if ask.sequences > 1:
-                        self.seating.refuse_what_never_fits(ask, its_seats)
+                        self.table.refuse_what_never_fits(ask, its_engines)
                 except GatewayError as error:
                     if isinstance(error, NoBackend) and self._knobs.hold_without_backend:
                         continue
@@ -332,32 +293,34 @@ class Placement:
                     continue
                 if ask.sequences == 0:
                     self._queue.leave(ticket)
-                    granted.append((ticket, self._bind_light(ask, its_seats, now, ticket)))
+                    granted.append((ticket, self._bind_light(ask, its_engines, now, ticket)))
                     continue
-                if its_seats is not self._views[ask.model]:
-                    eligible[len(tickets)] = its_seats
+                if its_engines is not self._views[ask.model]:
+                    eligible[len(tickets)] = its_engines
             tickets.append(ticket)
         return tickets, eligible
 
-    def _bind_light(self, ask: Ask, seats: list[Seat], now: float, ticket: Ticket | None = None) -> Binding:
+    def _bind_light(self, ask: Ask, engines: list[Engine], now: float, ticket: Ticket | None = None) -> Binding:
         """A request that takes no slot goes where least runs."""
-        return self._bind(ask, Option(min(seats, key=_in_flight), 0.0, 0.0, 0), now, ticket)
+        return self._bind(ask, Option(min(engines, key=_in_flight), 0.0, 0.0, 0), now, ticket)
 
     def explain(self, ask: Ask, now: float, avoid: frozenset[str] = frozenset()) -> list[EngineVerdict]:
         """What each engine would mean for a request now, best first. Changes nothing.
 
         Raises ModelNotFound or NoBackend.
         """
-        seats = self.seating.candidates(ask, now, avoid)
-        options = self._policy.options(ask, seats, now)
+        engines = self.table.candidates(ask, avoid)
+        options = self._policy.options(ask, engines, now)
         parts = self._policy.parts(ask, options, now)
         verdicts = [
             EngineVerdict(
-                option.seat, option.cost, option.hit_tokens, self._room.admits(option.seat, ask, now), its_parts
+                option.engine, option.cost, option.hit_tokens, self._room.admits(option.engine, ask, now), its_parts
             )
             for option, its_parts in zip(options, parts, strict=True)
         ]
-        return sorted(verdicts, key=lambda verdict: (verdict.cost, verdict.seat.load.in_flight, verdict.seat.placed))
+        return sorted(
+            verdicts, key=lambda verdict: (verdict.cost, verdict.engine.load.in_flight, verdict.engine.placed)
+        )
 
     def retry_after_seconds(self, model: str, now: float) -> float:
         """When a place may come free for one who is not in the model's line."""
@@ -365,17 +328,17 @@ class Placement:
 
     def first_token(self, binding: Binding, now: float) -> None:
         work = binding.work
-        if not binding.released and binding.seat.load.first_token(work, now) and work.alone:
+        if not binding.released and binding.engine.load.first_token(work, now) and work.alone:
             calibration = self._calibrations.learning(binding.ask.model)
             calibration.first_token(work.uncached_tokens, work.first_token_seconds, now - work.started_seconds)
 
     def came(self, binding: Binding, tokens: int) -> int:
         """So many more tokens of its answer came; returns how many more may before this is to be told again."""
-        return self._room.ledgers[binding.seat.index].came(binding.reservation, tokens)
+        return binding.engine.kv.came(binding.reservation, tokens)
 
     def counted(self, binding: Binding, tokens: int) -> None:
         """The backend says how many tokens its answer had."""
-        self._room.ledgers[binding.seat.index].counted(binding.reservation, tokens)
+        binding.engine.kv.counted(binding.reservation, tokens)
 
     def release(
         self, binding: Binding, now: float, *, answered: bool = False, served_tokens: int | None = None
@@ -391,37 +354,32 @@ class Placement:
         self._queue.tenants(ask.model).released(binding.tenant, ask, binding.work.sequences, more)
         self._service_rates.left(ask.model, now)
         work = binding.work
-        binding.seat.load.finish(work, now)
-        self._room.ledgers[binding.seat.index].release(binding.reservation)
+        binding.engine.load.finish(work, now)
+        binding.engine.kv.release(binding.reservation)
         if answered and work.alone and not work.observable:
             calibration = self._calibrations.learning(ask.model)
             calibration.at_most(work.uncached_tokens, work.first_token_seconds, now - work.started_seconds)
-
-    def sent_to(self, backend: str) -> tuple[int, int]:
-        """Sequences in flight on a backend, and all that were ever sent there."""
-        seats = [seat for seat in self._seats.values() if seat.name == backend]
-        return sum(seat.load.in_flight for seat in seats), sum(seat.placed for seat in seats)
 
     def refresh(self) -> None:
         """The fleet has changed: look at it again."""
         self._views.clear()
 
     def _bind(self, ask: Ask, option: Option, now: float, ticket: Ticket | None = None) -> Binding:
-        seat = option.seat
+        engine = option.engine
         uncached = max(0, ask.prompt_tokens - option.hit_tokens)
         model = self._calibrations.of(ask.model).model
-        first_token = option.prefill_seconds + step_seconds(model, seat.slowness, seat.load)
+        first_token = option.prefill_seconds + step_seconds(model, engine.slowness, engine.load)
         work = Work(
-            self._room.slots_of(ask, seat),
+            self._room.slots_of(ask, engine),
             ask.prompt_tokens,
             option.prefill_seconds,
             ask.streams,
             uncached,
             first_token,
         )
-        seat.load.start(work, now)
-        seat.placed += 1
-        reservation = self._room.reserve(seat, ask)
+        engine.load.start(work, now)
+        engine.placed += 1
+        reservation = self._room.reserve(engine, ask)
         self._policy.placed(ask, option)
         if len(self._queue):  # nobody else's hits are kept
             self._hits.bound(ask, now)
@@ -432,7 +390,7 @@ class Placement:
         if ask.sequences:
             tokens = expected_tokens(ask, option.hit_tokens, reservation.output_tokens)
             tenants.bound(tenant, ask, work.sequences, tokens, ticket is None)
-        return Binding(seat, work, reservation, option.hit_tokens, waited_seconds, ask, tenant, tokens)
+        return Binding(engine, work, reservation, option.hit_tokens, waited_seconds, ask, tenant, tokens)
 
 
 _goes_anywhere = attrgetter("goes_anywhere")
@@ -445,16 +403,16 @@ def choose(
     """The cheapest option, if that admits the request; where nobody waits for the best, the cheapest that does."""
     best: Option | None = None
     for option in options:
-        if not waits_for_best and not room.admits(option.seat, ask, now, guarded=guarded):
+        if not waits_for_best and not room.admits(option.engine, ask, now, guarded=guarded):
             continue
         if best is None or option.cost < best.cost or (option.cost == best.cost and _is_quieter(option, best)):
             best = option
-    if best is None or not waits_for_best or room.admits(best.seat, ask, now, guarded=guarded):
+    if best is None or not waits_for_best or room.admits(best.engine, ask, now, guarded=guarded):
         return best
     return None
 
 
 def _is_quieter(option: Option, other: Option) -> bool:
     """Of two engines at the same cost, the one with less in flight, then the one that was chosen less often."""
-    one, two = option.seat, other.seat
+    one, two = option.engine, other.engine
     return (one.load.in_flight, one.placed) < (two.load.in_flight, two.placed)

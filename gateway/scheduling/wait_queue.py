@@ -43,7 +43,7 @@ class Ticket:
         self.turn = prefill_seconds  # who comes first: the least prefill, and what was waited for counts against it
         self.tokens = expected_tokens(ask, 0, 0.0)  # that it will take of its tenant's share
         self.opening = ask.keys[0] if ask.keys else 0
-        self.hits = _NO_HITS  # predicted, for each of the seats `hits_of`, at `hits_seconds`
+        self.hits = _NO_HITS  # predicted, for each of the engines `hits_of`, at `hits_seconds`
         self.hits_of: object = None
         self.hits_seconds = 0.0
 

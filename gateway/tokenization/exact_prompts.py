@@ -41,14 +41,14 @@ class ExactPrompts:
         ask.prompt_tokens = ask.anchor_tokens = len(tokens) // TOKEN_BYTES
         ask.anchor_size = ask.prompt_size
         serving = self._fleet.serving(ask.model) or ()
-        blocks = {backend.block_tokens for backend in serving}
+        blocks = {backend.engines[0].block_tokens for backend in serving}
         if len(blocks) == 1 and any(map(self._tells, serving)):
             lora = self._fleet.adapter(ask.model)
             ask.token_keys = token_keys(tokens, blocks.pop(), token_seed(lora, request.salt))
 
     def _tells(self, backend: Backend) -> bool:
         """Whether it is known what one of its engines holds."""
-        return any(self._exact.live(engine.index) for engine in self._fleet.engines(backend))
+        return any(self._exact.live(engine.index) for engine in backend.engines)
 
 
 def given_tokens(document: dict[str, Any], endpoint: str) -> bytes | None:

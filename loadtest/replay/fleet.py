@@ -1,48 +1,40 @@
-"""Backends as the gateway's placement sees them, for engines that exist only here."""
+"""Engines as the gateway's placement sees them, for engines that exist only here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from gateway.backends.concurrency_limit import EngineSample, Limiter
-from gateway.routing.cost import Seat
+from gateway.routing.engine import Engine
 from loadtest.replay.engine import ReplayEngine
 from loadtest.replay.request import ReplayRequest
 
 
 @dataclass(slots=True)
 class ModelledBackend:
-    """An engine's sizes, and its adaptive limit where it has one; always up."""
+    """An engine, and its adaptive limit where it has one; always up."""
 
-    name: str
-    index: int
-    cap: int
-    kv_cache_tokens: int | None
-    block_tokens: int
-    speed: float = 1.0
-    caches_prefixes: bool = True
-    rank: int | None = None
+    engine: Engine
     limiter: Limiter | None = None
 
-    def limit(self, now_seconds: float) -> int:  # noqa: ARG002
-        """Sequences that it may have in flight."""
-        return self.cap if self.limiter is None else min(self.cap, self.limiter.limit)
-
-    def scraped(self, engine: ReplayEngine, seat: Seat | None, now: float) -> bool:
+    def scraped(self, modelled: ReplayEngine, now: float) -> bool:
         """What the engine's metrics show at this moment; True if the limit moved for it."""
         if self.limiter is None:
             return False
-        scheduler = engine.scheduler
+        scheduler, engine = modelled.scheduler, self.engine
         look = EngineSample(
             at_seconds=now,
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
             preemptions=scheduler.counters.preemptions,
             kv_usage=scheduler.pool.num_used / scheduler.pool.num_blocks,
-            in_flight=0 if seat is None else seat.load.in_flight,
-            sent=0 if seat is None else seat.placed,
+            in_flight=engine.load.in_flight,
+            sent=engine.placed,
         )
-        return self.limiter.observe(look) is not None
+        if self.limiter.observe(look) is None:
+            return False
+        engine.resize(min(engine.cap, self.limiter.limit), engine.kv_cache_tokens)
+        return True
 
     def answered(self, request: ReplayRequest, now: float) -> None:
         """An answer was streamed to its end."""
@@ -61,12 +53,13 @@ def fleet(
     itl_objective_seconds: float | None = None,
 ) -> list[ModelledBackend]:
     """As many backends as there are engines; `speeds` are their relative step times."""
-    backends = [
-        ModelledBackend(f"engine-{index}", index, cap, kv_cache_tokens, block_tokens, speeds[index])
-        for index in range(engines)
-    ]
-    if adaptive:
-        for backend in backends:
-            backend.limiter = Limiter(itl_objective_seconds=itl_objective_seconds)
-            backend.limiter.bind(cap, 1)
+    backends = []
+    for index in range(engines):
+        engine = Engine(index, f"engine-{index}", slowness=speeds[index] ** 0.5)
+        engine.configure(cap, block_tokens, caches_prefixes=True)
+        engine.resize(cap, kv_cache_tokens)
+        backends.append(ModelledBackend(engine))
+        if adaptive:
+            limiter = backends[-1].limiter = Limiter(itl_objective_seconds=itl_objective_seconds)
+            limiter.bind(cap, 1)
     return backends

@@ -77,10 +77,9 @@ class GatewayRouter:
         headroom = AdmissionConfig().kv_headroom if admission.ledger else _NO_LEDGER
         knobs = Knobs(routing.aging, headroom, routing.scan, routing.starvation_seconds)
         hits = Hits(index, trust, PoolBlocks(engines) if exact else None)
-        self.placement = Placement(
-            {_MODEL: self._backends}.get, _policy(policy, calibration, hits, self._estimates), self._queue,
-            self._lengths, calibration, knobs,
-        )  # fmt: skip
+        serving = {_MODEL: [backend.engine for backend in self._backends]}
+        chosen = _policy(policy, calibration, hits, self._estimates)
+        self.placement = Placement(serving.get, chosen, self._queue, self._lengths, calibration, knobs)
         self._block_tokens = block_tokens
         self._tells_tokens = exact
         self._asks: dict[int, tuple[ReplayRequest, Ask, Binding]] = {}  # by the request's number
@@ -115,17 +114,13 @@ class GatewayRouter:
         self.placement.release(binding, now, answered=True, served_tokens=served)
         self._changed = True
         usage = Usage(request.prompt_tokens, request.output_tokens, request.cached_tokens)
-        self._backends[binding.seat.index].answered(request, now)
+        self._backends[binding.engine.index].answered(request, now)
         self._lengths.answered(ask, usage)
-        self._learning.answered(ask, binding.seat.index, binding.hit_tokens, usage)
+        self._learning.answered(ask, binding.engine.index, binding.hit_tokens, usage)
 
     def scraped(self, now: float) -> None:
         """Limits follow what the engines' metrics show."""
-        seats = {seat.index: seat for seat in self.placement.seats}
-        moved = [
-            backend.scraped(engine, seats.get(backend.index), now)
-            for backend, engine in zip(self._backends, self._engines, strict=True)
-        ]
+        moved = [backend.scraped(engine, now) for backend, engine in zip(self._backends, self._engines, strict=True)]
         if any(moved):
             self.placement.refresh()
             self._changed = True
@@ -159,7 +154,7 @@ class GatewayRouter:
 
     def _bound(self, request: ReplayRequest, ask: Ask, binding: Binding) -> Sending:
         self._asks[request.number] = request, ask, binding
-        return request, binding.seat.index
+        return request, binding.engine.index
 
     def _ask(self, request: ReplayRequest) -> Ask:
         step = self._block_tokens * _BYTES_PER_TOKEN

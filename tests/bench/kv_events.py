@@ -53,23 +53,23 @@ class Timed:
         self.keys = self.updates = 0
         self.longest_seconds = self.spent_seconds = 0.0
 
-    def changed(self, seat: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
+    def changed(self, engine: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
         """Blocks came and went."""
         started = time.thread_time()
-        self.index.apply(seat, added, removed)
+        self.index.apply(engine, added, removed)
         took = time.thread_time() - started
         self.spent_seconds += took
         self.longest_seconds = max(self.longest_seconds, took)
         self.keys += len(added) + len(removed)
         self.updates += 1
 
-    def cleared(self, seat: int) -> None:
+    def cleared(self, engine: int) -> None:
         """Not expected here."""
 
-    def state(self, seat: int, live: bool, whole: bool) -> None:
+    def state(self, engine: int, live: bool, whole: bool) -> None:
         """An engine is followed."""
-        self.index.set_live(seat, live)
-        self.live.add(seat)
+        self.index.set_live(engine, live)
+        self.live.add(engine)
 
 
 def cycle_of(engine: int) -> list[bytes]:

@@ -100,7 +100,7 @@ class UnderTest:
     @property
     def in_flight(self) -> int:
         """Sequences on all backends."""
-        return sum(seat.load.in_flight for seat in self.gateway.placement.seats)
+        return sum(backend.in_flight for backend in self.gateway.fleet.backends)
 
     @property
     def busy(self) -> list[str]:
@@ -115,13 +115,12 @@ class UnderTest:
             "coalesced": gateway.coalescer.busy, "spread": gateway.spreader.busy,
             "unanswered": self.accepted - sum(self.outcomes.values()),
         }  # fmt: skip
-        for seat in gateway.placement.seats:
-            load = seat.load
+        for engine in [engine for backend in gateway.fleet.backends for engine in backend.all_engines]:
+            load = engine.load
             for what in ("in_flight", "decoding", "context_tokens", "pending"):
-                found[f"{seat.name}.{what}"] = len(load.pending) if what == "pending" else getattr(load, what)
-            for ledger in gateway.placement.ledgers(seat.name):
-                found[f"{seat.name}.kv_tokens"] = ledger.taken_tokens
-                found[f"{seat.name}.reservations"] = len(ledger)
+                found[f"{engine.name}.{what}"] = len(load.pending) if what == "pending" else getattr(load, what)
+            found[f"{engine.name}.kv_tokens"] = engine.kv.taken_tokens
+            found[f"{engine.name}.reservations"] = len(engine.kv)
         return [f"{what}: {count}" for what, count in found.items() if count]
 
     async def comes_to_rest(self, deadline_seconds: float = 2.0) -> None:

@@ -58,7 +58,7 @@ async def test_what_a_listener_of_the_fleet_raises_reaches_no_request(
     async with running(backend, other, sections=sections) as under_test:
 
         def faulty() -> None:
-            raise ValueError("two engines have the same seat")
+            raise ValueError("two engines have the same engine")
 
         fleet, heard = under_test.gateway.fleet, list[int]()
         fleet.on_change.insert(0, faulty)

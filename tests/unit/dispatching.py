@@ -91,7 +91,7 @@ class Scene:
     ) -> UpstreamResult:
         self.sent.append(backend + ("!" if fresh else ""))
         self.ranks.append(rank)
-        assert self.placement.seats[0].load.in_flight <= 1
+        assert self.fleet.engines()[0].load.in_flight <= 1
         await turns(2)
         step = self.script.pop(0)
         if step == "begin":
@@ -119,10 +119,9 @@ class Scene:
 
     def check_that_nothing_is_left(self) -> None:
         assert self.gate.waiting == 0
-        for seat in self.placement.seats:
-            assert repr(seat.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
-            for ledger in self.placement.ledgers(seat.name):
-                assert repr(ledger) == "<KvLedger 0 tokens, 0 requests, 0 prefixes>"
+        for engine in self.fleet.engines():
+            assert repr(engine.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
+            assert repr(engine.kv) == "<KvLedger 0 tokens, 0 requests, 0 prefixes>"
 
     def attempts(self) -> dict[tuple[str, ...], float]:
         return self.metrics.attempts.values

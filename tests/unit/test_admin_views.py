@@ -80,7 +80,7 @@ def test_a_dry_run_sees_the_hit_and_changes_nothing() -> None:
     before, cache_state = scene.route(), scene.gateway.cache_state
     assert scene.route() == before
     assert cache_state.index.used_bytes(0) + cache_state.index.used_bytes(1) == 0
-    cache_state.hits.placed(scene.read(CHAT), scene.gateway.placement.seats[1])
+    cache_state.hits.placed(scene.read(CHAT), scene.gateway.fleet.engines()[1])
     assert scene.gateway.prefix_report.report(scene.now)["samples"]["kept"] == 1  # that one was no dry run
     told = scene.route()
     assert [(each["backend"], each["hit_tokens"] > 1000) for each in told["backends"]] == [("b", True), ("a", False)]
@@ -103,7 +103,7 @@ def test_the_other_policy_chooses_among_what_is_open() -> None:
     scene = Scene(max_in_flight=1)
     assert scene.route()["other_policies"] == {"least_loaded": "a"}
     held = scene.place()
-    free = "b" if held.seat.name == "a" else "a"
+    free = "b" if held.engine.name == "a" else "a"
     assert scene.route()["other_policies"] == {"least_loaded": free}
     scene.place()
     told = scene.route()
@@ -116,7 +116,7 @@ def test_a_policy_that_waits_for_nobody_chooses_the_first_that_is_open(policy: s
     scene = Scene(policy, max_in_flight=1)
     if policy == "round_robin":
         scene.gateway.placement.release(scene.place(), scene.now)
-    held = scene.place().seat.name
+    held = scene.place().engine.name
     if policy == "round_robin":
         scene.gateway.placement.release(scene.place(), scene.now)  # the turn is with the one that is taken
     told = scene.route()
@@ -131,7 +131,7 @@ def test_one_who_waits_for_the_best_is_told_so() -> None:
     held = scene.place(scene.read(short))
     scene.gateway.placement.first_token(held, scene.now)
     told = scene.route(short)
-    assert (told["chosen"], told["backends"][0]["open"], told["waits"]) == (held.seat.name, False, True)
+    assert (told["chosen"], told["backends"][0]["open"], told["waits"]) == (held.engine.name, False, True)
 
 
 @pytest.mark.parametrize(
@@ -194,16 +194,16 @@ def test_the_backends_are_shown_with_what_is_known_and_running() -> None:
         assert (each["state"], each["limit"], each["kv_cache_tokens"]) == ("up", 4, 100_000)
         assert (each["prefix_trust"], each["tokenizers"], each["kv_events"]) == (1.0, {}, [])
         assert "publishes no KV events" in each["kv_events_problem"]
-        assert each["in_flight"] == (held.seat.name == each["name"])
+        assert each["in_flight"] == (held.engine.name == each["name"])
         assert each["kv_tokens_limit"] == 95_000
-    assert shown[held.seat.name]["kv_tokens_reserved"] == 16 + 16 + 32  # of a chat template
+    assert shown[held.engine.name]["kv_tokens_reserved"] == 16 + 16 + 32  # of a chat template
     assert orjson.dumps(scene.gateway.overview.backends())
 
 
 def test_gauges_follow_what_runs() -> None:
     scene = Scene()
     held = scene.place()
-    name, other = held.seat.name, "a" if held.seat.name == "b" else "b"
+    name, other = held.engine.name, "a" if held.engine.name == "b" else "b"
     assert scene.gauge("gateway_backend_in_flight", name) == 1
     assert scene.gauge("gateway_backend_in_flight", other) == 0
     assert scene.gauge("gateway_backend_kv_tokens_reserved", name) == 16 + 16 + 32  # of a chat template
@@ -226,11 +226,11 @@ def test_gauges_follow_what_runs() -> None:
 
 def test_the_trust_in_a_backend_is_that_in_its_least_trusted_engine() -> None:
     scene = Scene(engines=2)
-    seat = scene.gateway.cache_state.seat_of("b", 1)
-    assert seat is not None
+    engine = scene.gateway.cache_state.engine_number("b", 1)
+    assert engine is not None
     for _ in range(5):
-        scene.gateway.cache_state.trust.observed(seat, 1000, 100)
-    share = scene.gateway.cache_state.trust.share(seat)
+        scene.gateway.cache_state.trust.observed(engine, 1000, 100)
+    share = scene.gateway.cache_state.trust.share(engine)
     assert share < 0.5
     assert scene.gauge("gateway_backend_prefix_trust", "b") == share
     assert scene.gauge("gateway_backend_prefix_trust", "a") == 1.0

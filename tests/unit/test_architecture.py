@@ -34,7 +34,7 @@ LAYERS: dict[str, set[str]] = {
     "routing": {"request"},
     "scheduling": {"request", "errors", "routing"},
     "observe": {"request", "supervisor"},
-    "backends": {"config", "errors", "resources", "supervisor"},
+    "backends": {"config", "errors", "resources", "supervisor", "routing.engine"},
     "relay": {"request", "errors", "config", "resources", "supervisor", "backends"},
     "dispatch": {"request", "errors", "scheduling.leases", "backends.fleet", "observe", "relay", "routing.policy"},
     "kv_events": {"config", "supervisor", "backends.backend", "routing.exact_index"},
@@ -50,6 +50,7 @@ LAYERS: dict[str, set[str]] = {
         "front.reply",
         "observe",
         "relay.upstream",
+        "routing.engine",
         "tokenization.tokenization",
     },
     "front": {

@@ -11,7 +11,8 @@ from gateway.config import BackendConfig, Config, HealthConfig, RoutingConfig
 from gateway.feedback import CacheState, TrustLog
 from gateway.observe.record import Record
 from gateway.request import Ask, Usage
-from gateway.routing.cost import Seat
+from gateway.routing.engine import Engine
+from gateway.routing.engine_load import EngineLoad
 from gateway.routing.exact_index import packed, token_keys, token_seed
 from gateway.routing.prompt_blocks import prefix_keys, seed
 
@@ -25,9 +26,8 @@ class Scene:
     def __init__(self, engines: int = 1, **facts: Any) -> None:
         configs = tuple(BackendConfig(url=f"http://10.0.0.{number}:1", name="ab"[number]) for number in range(2))
         self.fleet = Fleet(configs, HealthConfig(), clock=lambda: 0.0, random=Random(1))
-        self.in_flight: dict[int, int] = {}
         config = Config(backends=configs, routing=RoutingConfig(index_memory_bytes=1 << 22))
-        self.cache_state = CacheState(config, self.fleet, lambda seat: self.in_flight.get(seat, 0))
+        self.cache_state = CacheState(config, self.fleet)
         self.fleet.on_change.append(self.cache_state.follow_sizes)
         self.fleet.on_restart.append(self.cache_state.forget)
         self.a, self.b = self.fleet.backends
@@ -39,16 +39,15 @@ class Scene:
         self.fleet.learned(self.b, Facts(**known | {"engines": engines, "kv_cache_tokens": engines * KV_TOKENS}))
 
     def hits(self, ask: Ask) -> list[int]:
-        seats = [Seat(engine.index, engine.name) for engine in self.cache_state.engines()]
-        return self.cache_state.hits.of(ask, seats)
+        return self.cache_state.hits.of(ask, self.fleet.engines())
 
-    def sent(self, ask: Ask, seat: int) -> None:
+    def sent(self, ask: Ask, engine: int) -> None:
         """The request is placed there."""
-        self.cache_state.hits.placed(ask, Seat(seat, "?"))
+        self.cache_state.hits.placed(ask, Engine(engine, "?"))
 
-    def answered(self, ask: Ask, seat: int, predicted: int, cached: int | None, output: int = 1) -> None:
+    def answered(self, ask: Ask, engine: int, predicted: int, cached: int | None, output: int = 1) -> None:
         record = Record("id", "chat", 0.0)
-        record.model, record.ask, record.seat_index, record.predicted_hit_tokens = ask.model, ask, seat, predicted
+        record.model, record.ask, record.engine_index, record.predicted_hit_tokens = ask.model, ask, engine, predicted
         record.usage = Usage(ask.prompt_tokens, output, cached)
         self.cache_state.learn(record)
 
@@ -57,6 +56,12 @@ class Scene:
         record = Record("id", "chat", 0.0)
         record.ended_seconds = now
         self.cache_state.learn(record)
+
+
+def loaded(scene: Scene, index: int) -> EngineLoad:
+    engine = scene.fleet.engine(index)
+    assert engine is not None
+    return engine.load
 
 
 def asking(text: str, exact: bool = False) -> Ask:
@@ -71,7 +76,7 @@ def asking(text: str, exact: bool = False) -> Ask:
 
 def test_what_was_sent_to_an_engine_is_a_hit_there_and_its_backend_holds_it() -> None:
     scene, ask = Scene(), asking("x" * 4096)
-    scene.sent(ask, scene.a.index)
+    scene.sent(ask, scene.a.engines[0].index)
     assert scene.hits(ask) == [1008, 0]
     assert scene.cache_state.holders(ask.keys[-1]) == ["a"]
     assert scene.cache_state.holders(1) == []
@@ -79,32 +84,32 @@ def test_what_was_sent_to_an_engine_is_a_hit_there_and_its_backend_holds_it() ->
 
 def test_every_engine_of_a_backend_has_a_number_of_its_own() -> None:
     scene = Scene(engines=2)
-    seats = [scene.cache_state.seat_of("b", rank) for rank in range(2)]
-    assert [engine.index for engine in scene.cache_state.engines()] == [scene.a.index, *seats]
-    assert scene.cache_state.seat_of("a", 0) == scene.a.index
-    for seat, rank in zip(seats, range(2), strict=True):
-        assert seat is not None
-        engine = scene.cache_state.engine_of(seat)
+    engines = [scene.cache_state.engine_number("b", rank) for rank in range(2)]
+    assert [engine.index for engine in scene.fleet.engines()] == [scene.a.engines[0].index, *engines]
+    assert scene.cache_state.engine_number("a", 0) == scene.a.engines[0].index
+    for engine, rank in zip(engines, range(2), strict=True):
+        assert engine is not None
+        engine = scene.fleet.engine(engine)
         assert engine is not None
         assert (engine.name, engine.rank) == ("b", rank)
 
 
 @pytest.mark.parametrize(("backend", "rank"), [("b", 2), ("a", 1), ("nobody", 0)])
 def test_an_engine_that_does_not_exist_has_no_number(backend: str, rank: int) -> None:
-    assert Scene(engines=2).cache_state.seat_of(backend, rank) is None
+    assert Scene(engines=2).cache_state.engine_number(backend, rank) is None
 
 
 def test_records_are_as_large_as_the_caches_by_the_bytes_a_token_that_were_learned() -> None:
     scene, long = Scene(), asking("x" * 200_000)
-    scene.sent(long, scene.a.index)
-    assert scene.cache_state.index.used_bytes(scene.a.index) <= KV_TOKENS * 4 < 200_000
+    scene.sent(long, scene.a.engines[0].index)
+    assert scene.cache_state.index.used_bytes(scene.a.engines[0].index) <= KV_TOKENS * 4 < 200_000
     for number in range(100):  # eight bytes a token
         ask = asking(f"{number} " + "y" * 3000)
         ask.prompt_tokens = ask.prompt_size // 8
-        scene.answered(ask, scene.b.index, 0, 0)
+        scene.answered(ask, scene.b.engines[0].index, 0, 0)
     scene.cache_state.follow_sizes()
-    scene.sent(long, scene.a.index)
-    assert KV_TOKENS * 6 < scene.cache_state.index.used_bytes(scene.a.index) <= KV_TOKENS * 8
+    scene.sent(long, scene.a.engines[0].index)
+    assert KV_TOKENS * 6 < scene.cache_state.index.used_bytes(scene.a.engines[0].index) <= KV_TOKENS * 8
 
 
 @pytest.mark.parametrize("told", [None, 0])
@@ -112,25 +117,25 @@ def test_a_cache_of_unknown_size_has_a_large_record(told: int | None) -> None:
     scene, long = Scene(), asking("x" * 200_000)
     scene.fleet.learned(scene.a, Facts(models=(ModelCard("m"),), kv_cache_tokens=told))
     scene.cache_state.follow_sizes()
-    scene.sent(long, scene.a.index)
-    assert scene.cache_state.index.used_bytes(scene.a.index) == 200_000
+    scene.sent(long, scene.a.engines[0].index)
+    assert scene.cache_state.index.used_bytes(scene.a.engines[0].index) == 200_000
 
 
 def test_a_backend_that_restarted_holds_nothing_and_is_trusted_again() -> None:
     scene, ask = Scene(process_start_seconds=1.0), asking("x" * 4096)
-    for seat in (scene.a.index, scene.b.index):
-        scene.sent(ask, seat)
+    for engine in (scene.a.engines[0].index, scene.b.engines[0].index):
+        scene.sent(ask, engine)
     for _ in range(10):
-        scene.answered(ask, scene.a.index, 512, 0)
-    assert scene.cache_state.trust.share(scene.a.index) < 0.5
+        scene.answered(ask, scene.a.engines[0].index, 512, 0)
+    assert scene.cache_state.trust.share(scene.a.engines[0].index) < 0.5
     scene.learn_facts(process_start_seconds=2.0)
     assert scene.hits(ask) == [0, 0]
-    assert scene.cache_state.trust.share(scene.a.index) == 1.0
+    assert scene.cache_state.trust.share(scene.a.engines[0].index) == 1.0
 
 
 def test_all_engines_of_a_backend_that_restarted_hold_nothing() -> None:
     scene, ask = Scene(engines=2), asking("x" * 4096)
-    for engine in scene.cache_state.engines():
+    for engine in scene.fleet.engines():
         scene.sent(ask, engine.index)
     scene.cache_state.forget(scene.b)
     assert scene.hits(ask) == [1008, 0, 0]
@@ -138,19 +143,19 @@ def test_all_engines_of_a_backend_that_restarted_hold_nothing() -> None:
 
 def test_an_engines_own_blocks_count_while_all_of_them_are_known() -> None:
     scene, ask = Scene(), asking("x" * 4096, exact=True)
-    seat, tell = scene.a.index, scene.cache_state.changed
-    scene.sent(ask, seat)
-    tell(seat, ask.token_keys[:10], (), 160)
+    engine, tell = scene.a.engines[0].index, scene.cache_state.changed
+    scene.sent(ask, engine)
+    tell(engine, ask.token_keys[:10], (), 160)
     for live, whole, hits in [(True, False, 1008), (True, True, 160), (False, False, 1008), (True, True, 160)]:
-        scene.cache_state.state(seat, live, whole)
-        assert scene.hits(ask)[seat] == hits
-    tell(seat, (), ask.token_keys[3:10], 48)
-    assert scene.hits(ask)[seat] == 48
+        scene.cache_state.state(engine, live, whole)
+        assert scene.hits(ask)[engine] == hits
+    tell(engine, (), ask.token_keys[3:10], 48)
+    assert scene.hits(ask)[engine] == 48
 
 
 def test_blocks_on_their_way_count_until_they_are_told_evicted_or_never_come() -> None:
-    scene, ask, seat = Scene(), asking("x" * 4096, exact=True), 0
-    scene.cache_state.state(seat, True, True)
+    scene, ask, engine = Scene(), asking("x" * 4096, exact=True), 0
+    scene.cache_state.state(engine, True, True)
     tell, keys = scene.cache_state.changed, ask.token_keys
 
     def never_comes() -> None:
@@ -158,113 +163,113 @@ def test_blocks_on_their_way_count_until_they_are_told_evicted_or_never_come() -
             scene.over(seconds)
 
     ends: list[tuple[Callable[[], None], int]] = [
-        (lambda: tell(seat, keys, (), 1024), 1008),
-        (lambda: tell(seat, (), keys, 0), 0),
-        (lambda: scene.cache_state.cleared(seat), 0),
+        (lambda: tell(engine, keys, (), 1024), 1008),
+        (lambda: tell(engine, (), keys, 0), 0),
+        (lambda: scene.cache_state.cleared(engine), 0),
         (never_comes, 0),
     ]
     for end, hit in ends:
-        tell(seat, (), keys, 0)
-        scene.sent(ask, seat)
-        assert scene.hits(ask)[seat] == 1008
+        tell(engine, (), keys, 0)
+        scene.sent(ask, engine)
+        assert scene.hits(ask)[engine] == 1008
         end()
-        assert scene.hits(ask)[seat] == hit
+        assert scene.hits(ask)[engine] == hit
 
 
-def answering(scene: Scene, ask: Ask, seat: int, now: float, cached: int = 0) -> None:
+def answering(scene: Scene, ask: Ask, engine: int, now: float, cached: int = 0) -> None:
     """The request is sent and answered."""
-    scene.sent(ask, seat)
+    scene.sent(ask, engine)
     record = Record("id", "chat", now)
-    record.model, record.ask, record.seat_index, record.ended_seconds = "m", ask, seat, now
+    record.model, record.ask, record.engine_index, record.ended_seconds = "m", ask, engine, now
     record.usage = Usage(ask.prompt_tokens, 1, cached)
     scene.cache_state.learn(record)
 
 
 def test_an_engine_that_answers_and_tells_nothing_is_silent_and_the_record_is_used_again() -> None:
-    scene, seat = Scene(), 0
+    scene, engine = Scene(), 0
     first, second = asking("abcd" * 1024, exact=True), asking("efgh" * 1024, exact=True)
-    scene.cache_state.state(seat, True, True)
+    scene.cache_state.state(engine, True, True)
     with capture_logs() as logs:
-        answering(scene, first, seat, 100.0)
-        answering(scene, second, seat, 102.0)
-        assert scene.cache_state.exact.live(seat)
+        answering(scene, first, engine, 100.0)
+        answering(scene, second, engine, 102.0)
+        assert scene.cache_state.exact.live(engine)
         scene.over(103.5)
-        assert not scene.cache_state.exact.live(seat)
+        assert not scene.cache_state.exact.live(engine)
         scene.over(130.0)
-        assert [scene.hits(ask)[seat] for ask in (first, second)] == [1008, 1008]
-        scene.cache_state.changed(seat, second.token_keys, (), 1024)
-        assert scene.cache_state.exact.live(seat)
-        assert [scene.hits(ask)[seat] for ask in (first, second)] == [0, 1008]
+        assert [scene.hits(ask)[engine] for ask in (first, second)] == [1008, 1008]
+        scene.cache_state.changed(engine, second.token_keys, (), 1024)
+        assert scene.cache_state.exact.live(engine)
+        assert [scene.hits(ask)[engine] for ask in (first, second)] == [0, 1008]
     told = [(entry["log_level"], entry["silent"]) for entry in logs if entry["event"] == "kv_events_silent"]
     assert told == [("warning", True), ("info", False)]
 
 
 def test_an_engine_that_had_nothing_new_to_tell_is_not_silent() -> None:
-    scene, ask, seat = Scene(), asking("abcd" * 1024, exact=True), 0
-    scene.cache_state.state(seat, True, True)
-    scene.cache_state.changed(seat, ask.token_keys, (), 1024)
+    scene, ask, engine = Scene(), asking("abcd" * 1024, exact=True), 0
+    scene.cache_state.state(engine, True, True)
+    scene.cache_state.changed(engine, ask.token_keys, (), 1024)
     for number in range(10):
-        answering(scene, ask, seat, 100.0 + number, cached=1008)
-    answering(scene, asking("wxyz" * 1024, exact=True), seat, 200.0)
-    scene.cache_state.changed(seat, (1, 2), (), 1056)
+        answering(scene, ask, engine, 100.0 + number, cached=1008)
+    answering(scene, asking("wxyz" * 1024, exact=True), engine, 200.0)
+    scene.cache_state.changed(engine, (1, 2), (), 1056)
     scene.over(300.0)
-    assert scene.cache_state.exact.live(seat)
+    assert scene.cache_state.exact.live(engine)
 
 
 def test_a_new_connection_ends_a_silence() -> None:
-    scene, seat = Scene(), 0
-    scene.cache_state.state(seat, True, True)
-    answering(scene, asking("abcd" * 1024, exact=True), seat, 100.0)
+    scene, engine = Scene(), 0
+    scene.cache_state.state(engine, True, True)
+    answering(scene, asking("abcd" * 1024, exact=True), engine, 100.0)
     scene.over(110.0)
     for whole in (False, True):
-        scene.cache_state.state(seat, True, whole)
-        assert scene.cache_state.exact.live(seat) == whole
+        scene.cache_state.state(engine, True, whole)
+        assert scene.cache_state.exact.live(engine) == whole
 
 
 def test_evictions_shrink_the_record_to_what_is_held_and_on_its_way() -> None:
-    scene, seat = Scene(), 0
+    scene, engine = Scene(), 0
     older, newer = asking("x" * 8192), asking("y" * 8192)
     for ask in (older, newer):
-        scene.sent(ask, seat)
-    scene.cache_state.state(seat, True, True)
-    scene.cache_state.changed(seat, (), (77,), 2048 + 2048)
-    assert [scene.hits(ask)[seat] for ask in (older, newer)] == [2032, 2032]
-    scene.in_flight[seat] = 1024
-    scene.cache_state.changed(seat, (), (78,), 1024)
-    assert [scene.hits(ask)[seat] for ask in (older, newer)] == [0, 2032]
-    scene.in_flight[seat] = 0
-    scene.cache_state.changed(seat, (), (79,), 0)
-    assert scene.cache_state.index.used_bytes(seat) == 0
+        scene.sent(ask, engine)
+    scene.cache_state.state(engine, True, True)
+    scene.cache_state.changed(engine, (), (77,), 2048 + 2048)
+    assert [scene.hits(ask)[engine] for ask in (older, newer)] == [2032, 2032]
+    loaded(scene, engine).context_tokens = 1024
+    scene.cache_state.changed(engine, (), (78,), 1024)
+    assert [scene.hits(ask)[engine] for ask in (older, newer)] == [0, 2032]
+    loaded(scene, engine).context_tokens = 0
+    scene.cache_state.changed(engine, (), (79,), 0)
+    assert scene.cache_state.index.used_bytes(engine) == 0
 
 
 def test_a_view_that_is_dropped_or_not_whole_takes_nothing_from_the_record() -> None:
-    scene, ask, seat = Scene(), asking("x" * 4096, exact=True), 0
-    scene.sent(ask, seat)
-    scene.cache_state.state(seat, True, True)
-    scene.cache_state.changed(seat, ask.token_keys, (), 1024)
+    scene, ask, engine = Scene(), asking("x" * 4096, exact=True), 0
+    scene.sent(ask, engine)
+    scene.cache_state.state(engine, True, True)
+    scene.cache_state.changed(engine, ask.token_keys, (), 1024)
     for live in (True, False):
-        scene.cache_state.state(seat, live, False)
-        scene.cache_state.changed(seat, (), ask.token_keys, 0)
-        assert scene.hits(ask)[seat] == 1008
+        scene.cache_state.state(engine, live, False)
+        scene.cache_state.changed(engine, (), ask.token_keys, 0)
+        assert scene.hits(ask)[engine] == 1008
 
 
 def test_a_cache_that_was_cleared_leaves_no_record() -> None:
     scene, ask = Scene(), asking("x" * 4096)
-    for seat in (0, 1):
-        scene.sent(ask, seat)
+    for engine in (0, 1):
+        scene.sent(ask, engine)
     scene.cache_state.cleared(0)
     assert scene.hits(ask) == [0, 1008]
 
 
 def test_events_of_an_engine_that_is_no_more_are_put_up_with() -> None:
     scene = Scene(engines=2)
-    gone, ask = scene.cache_state.seat_of("b", 1), asking("x" * 4096, exact=True)
+    gone, ask = scene.cache_state.engine_number("b", 1), asking("x" * 4096, exact=True)
     assert gone is not None
     scene.sent(ask, gone)
     scene.cache_state.state(gone, True, True)
     scene.cache_state.changed(gone, ask.token_keys, (), 1024)
     scene.learn_facts(engines=1)
-    assert scene.cache_state.engine_of(gone) is None
+    assert scene.fleet.engine(gone) is None
     scene.answered(ask, gone, 0, 0)
     for _ in range(10):  # until it is not trusted any more, which nobody has to be told
         scene.answered(asking("z" * 4096), gone, 512, 0)
@@ -277,31 +282,31 @@ def test_events_of_an_engine_that_is_no_more_are_put_up_with() -> None:
 
 def test_failing_predictions_lower_the_trust_and_are_told() -> None:
     scene, ask = Scene(engines=2), asking("x" * 4096)
-    seat = scene.cache_state.seat_of("b", 1)
-    assert seat is not None
-    log = TrustLog(scene.cache_state.engine_of, lambda: 0.0)
+    engine = scene.cache_state.engine_number("b", 1)
+    assert engine is not None
+    log = TrustLog(scene.fleet, lambda: 0.0)
     scene.cache_state.trust.on_change.append(log.changed)
     with capture_logs() as logs:
         for cached in [100] * 10 + [512] * 20:
-            scene.answered(ask, seat, int(512 * scene.cache_state.trust.share(seat)), cached)
+            scene.answered(ask, engine, int(512 * scene.cache_state.trust.share(engine)), cached)
     told = [(entry["log_level"], entry["event"], entry["backend"], entry["rank"]) for entry in logs]
     assert told == [("warning", "prefix_trust", "b", 1), ("info", "prefix_trust", "b", 1)]
     assert logs[0]["confirmed_share"] < 0.5 < 0.8 <= logs[1]["confirmed_share"]
 
 
 def test_what_events_predicted_says_nothing_of_the_record() -> None:
-    scene, ask, seat = Scene(), asking("x" * 8192, exact=True), 0
-    scene.sent(ask, seat)
-    scene.cache_state.state(seat, True, True)
+    scene, ask, engine = Scene(), asking("x" * 8192, exact=True), 0
+    scene.sent(ask, engine)
+    scene.cache_state.state(engine, True, True)
     for _ in range(10):
-        scene.answered(ask, seat, 2032, 0)
-    assert scene.cache_state.trust.share(seat) == 1.0
-    scene.cache_state.state(seat, False, False)
-    assert scene.hits(ask)[seat] == 2032
+        scene.answered(ask, engine, 2032, 0)
+    assert scene.cache_state.trust.share(engine) == 1.0
+    scene.cache_state.state(engine, False, False)
+    assert scene.hits(ask)[engine] == 2032
     for _ in range(2):
-        scene.answered(ask, seat, 2032, 0)
-    assert scene.cache_state.trust.share(seat) == pytest.approx(0.64)
-    assert scene.cache_state.index.used_bytes(seat) == 8192  # wiped, but for this prompt
+        scene.answered(ask, engine, 2032, 0)
+    assert scene.cache_state.trust.share(engine) == pytest.approx(0.64)
+    assert scene.cache_state.index.used_bytes(engine) == 8192  # wiped, but for this prompt
 
 
 def test_requests_without_usage_or_prompt_teach_nothing() -> None:

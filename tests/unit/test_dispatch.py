@@ -219,11 +219,11 @@ def test_the_engine_on_which_a_request_was_placed_is_passed_on_and_written_down(
     async def main() -> None:
         scene = Scene(WELL, WELL, WELL, WELL)
         scene.fleet.learned(scene.backend("b"), Facts(models=(ModelCard("m"),), engines=2))
-        seats = []
+        engines = []
         for _ in range(4):
             await scene.dispatch()
-            seats.append(scene.record.seat_index)
-        assert sorted(zip(scene.sent, map(str, scene.ranks), seats, strict=True)) == [
+            engines.append(scene.record.engine_index)
+        assert sorted(zip(scene.sent, map(str, scene.ranks), engines, strict=True)) == [
             ("a", "None", 0), ("b", "0", 3), ("b", "1", 4), ("c", "None", 2),
         ]  # fmt: skip
         scene.check_that_nothing_is_left()

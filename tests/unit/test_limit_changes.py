@@ -15,7 +15,7 @@ WISH = Ask("m", prompt_tokens=1, output_tokens=1)
 
 
 class Scene:
-    """A gateway that is put together and not started, before one backend of eight seats and a line of nine."""
+    """A gateway that is put together and not started, before one backend of eight engines and a line of nine."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -88,7 +88,7 @@ def test_what_was_sent_and_is_in_flight_is_told_to_the_limiter() -> None:
     scene = Scene()
     taken = scene.fill()
     scene.gateway.placement.release(taken[0], scene.now)
-    assert scene.fleet.sent_to(scene.backend) == (15, 16)
+    assert (scene.backend.in_flight, scene.backend.placed) == (15, 16)
 
 
 def test_the_pace_of_a_stream_is_that_of_the_tokens_after_the_first() -> None:

@@ -24,7 +24,7 @@ class Scene:
         self.here.placement.first_token(self.bound[0], 0.0)
         for _ in range(2):
             assert isinstance(self.here.placement.place(ask(), 0.0), Ticket)
-        self.load, [self.ledger] = self.bound[0].seat.load, self.here.placement.ledgers("a")
+        self.load, self.ledger = self.bound[0].engine.load, self.bound[0].engine.kv
 
     def _bind(self, wish: object) -> Binding:
         placed = self.here.placement.place(wish, 0.0)  # type: ignore[arg-type]
@@ -36,7 +36,7 @@ class Scene:
         return self.here.queue
 
     def found(self) -> list[tuple[str, str]]:
-        return mismatches(self.here.placement, self.here.queue)
+        return mismatches(self.here.sites, self.here.queue)
 
 
 def test_books_that_add_up_pass_while_requests_come_and_go() -> None:
@@ -147,10 +147,10 @@ def test_every_engine_is_recounted() -> None:
         placed = here.placement.place(ask(), 0.0)
         assert isinstance(placed, Binding)
         here.placement.first_token(placed, 0.0)
-    for seat in here.placement.seats:
-        seat.load.in_flight += 1
-        seat.load.decoding += 1
-    found = mismatches(here.placement, here.queue)
+    for engine in here.sites:
+        engine.load.in_flight += 1
+        engine.load.decoding += 1
+    found = mismatches(here.sites, here.queue)
     assert [where for what, where in found if what == "in_flight"] == list("abcdefgh")
 
 

@@ -1,12 +1,11 @@
+from random import Random
+
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.backends.fleet import Fleet
+from gateway.config import BackendConfig, HealthConfig
 from gateway.feedback import TrustLog
-
-
-class Engine:
-    name = "a"
-    rank: int | None = None
 
 
 class Clock:
@@ -23,7 +22,9 @@ def clock() -> Clock:
 
 @pytest.fixture
 def log(clock: Clock) -> TrustLog:
-    return TrustLog(lambda seat: Engine() if seat == 0 else None, clock)
+    return TrustLog(
+        Fleet([BackendConfig(url="http://h:1", name="a")], HealthConfig(), clock=clock, random=Random(1)), clock
+    )
 
 
 def test_a_fall_and_the_rise_after_it_are_told(log: TrustLog) -> None:

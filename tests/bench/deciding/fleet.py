@@ -1,13 +1,13 @@
 """A placement over a fleet in memory, whose engines are as busy as one wants."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import cycle
 from random import Random
 
 from gateway.request import Ask
 from gateway.routing.cache_view import HitAccuracy, Hits
 from gateway.routing.cost import CostModel
+from gateway.routing.engine import Engine
 from gateway.routing.estimates import Calibrations, Estimates
 from gateway.routing.policy import Affinity, PrefixPolicy
 from gateway.routing.prefix_index import PrefixIndex
@@ -22,24 +22,6 @@ _ENDLESS = 1 << 40
 _FILLING_STEP_SECONDS = 1.0
 
 
-@dataclass(frozen=True)
-class Engine:
-    """One backend of the fleet."""
-
-    name: str
-    index: int
-    cap: int
-    rank: int | None = None
-    speed: float = 1.0
-    kv_cache_tokens: int | None = KV_CACHE_TOKENS
-    block_tokens: int = 16
-    caches_prefixes: bool = True
-
-    def limit(self, now_seconds: float) -> int:
-        """No slow start."""
-        return self.cap
-
-
 class Busy:
     """A fleet with requests in flight; the clock is turned by hand, and first tokens come at once."""
 
@@ -47,7 +29,11 @@ class Busy:
         estimates = Estimates()
         index = PrefixIndex([KV_CACHE_TOKENS * _BYTES_PER_TOKEN] * engines)
         calibration = Calibrations(CostModel(), None)
-        fleet = {MODEL: [Engine(f"10.0.0.{number}:8000", number, cap) for number in range(engines)]}
+        self.engines = [
+            Engine(number, f"10.0.0.{number}:8000", cap=cap, slots=cap, kv_cache_tokens=KV_CACHE_TOKENS)
+            for number in range(engines)
+        ]
+        fleet = {MODEL: self.engines}
         policy = PrefixPolicy(calibration, Hits(index, HitAccuracy()), estimates, Affinity())
         self.queue = Queue(_ENDLESS, _ENDLESS)
         self.placement = Placement(fleet.get, policy, self.queue, OutputLengths(), calibration, Knobs(scan=scan))
@@ -94,7 +80,7 @@ class Busy:
 
     def fill(self, waiting: int) -> None:
         """No slot is free, and so many wait; none of them for so long that it would take any engine."""
-        while any(seat.load.in_flight < seat.slots for seat in self.placement.seats) or not self.held:
+        while any(engine.load.in_flight < engine.slots for engine in self.engines) or not self.held:
             self.now += _FILLING_STEP_SECONDS
             self.refill(waiting)
             self.drain()

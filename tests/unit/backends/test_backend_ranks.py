@@ -1,12 +1,13 @@
 """Backends that run several engines: shares of what the backend has, and numbers that never change."""
 
+from itertools import count
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends.backend import Backend, EngineRank, Facts, ModelCard
+from gateway.backends.backend import Backend, Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.config import BackendConfig, HealthConfig
@@ -20,21 +21,20 @@ def backend_of(engines: int, **changes: object) -> Backend:
     config = BackendConfig.model_validate({"url": "http://h:8000", **changes})
     backend = Backend(0, config, HealthConfig(), Random(1))
     backend.learn(Facts(engines=engines, max_num_seqs=64, kv_cache_tokens=1001 * engines, block_size_tokens=32))
+    backend.resize_engines(0.0, count(1))
     return backend
-
-
-def ranks_of(backend: Backend) -> list[EngineRank]:
-    return [EngineRank(backend, rank, 1 + rank) for rank in range(backend.facts.engines)]
 
 
 def test_an_engine_has_its_share_and_the_rest_is_its_backends() -> None:
     backend = backend_of(2, speed=2.0, name="b")
-    zero, one = ranks_of(backend)
-    assert (one.name, one.rank, one.index, one.speed) == ("b", 1, 2, 2.0)
+    zero, one = backend.engines
+    assert (one.name, one.rank, one.index, one.slowness) == ("b", 1, 2, 2.0**0.5)
     assert [engine.cap for engine in (zero, one)] == [64, 64]
     assert [engine.kv_cache_tokens for engine in (zero, one)] == [1001, 1001]
     assert (one.block_tokens, one.caches_prefixes) == (32, True)
     backend.learn(Facts(engines=2, prefix_caching=False))
+    backend.resize_engines(0.0, count(3))
+    assert backend.engines == (zero, one)
     assert (one.block_tokens, one.caches_prefixes, one.kv_cache_tokens) == (16, False, None)
 
 
@@ -44,17 +44,18 @@ def test_shares_add_up_to_what_the_backend_may_be_given_unless_that_is_less_than
 ) -> None:
     backend = backend_of(engines, max_in_flight=cap)
     backend.slow_since_seconds = 100.0
-    ranks = ranks_of(backend)
+    backend.resize_engines(100.0 + elapsed, count(engines + 1))
+    ranks = backend.engines
     assert sum(engine.cap for engine in ranks) == max(cap, engines)
-    limits = [engine.limit(100.0 + elapsed) for engine in ranks]
+    limits = [engine.slots for engine in ranks]
     assert sum(limits) == max(backend.limit(100.0 + elapsed), engines)
     assert max(limits) - min(limits) <= 1
     assert all(1 <= limit <= engine.cap for limit, engine in zip(limits, ranks, strict=True))
 
 
 def test_an_odd_number_of_sequences_is_not_rounded_away() -> None:
-    assert [engine.cap for engine in ranks_of(backend_of(2, max_in_flight=5))] == [3, 2]
-    assert [engine.cap for engine in ranks_of(backend_of(3, max_in_flight=2))] == [1, 1, 1]
+    assert [engine.cap for engine in backend_of(2, max_in_flight=5).engines] == [3, 2]
+    assert [engine.cap for engine in backend_of(3, max_in_flight=2).engines] == [1, 1, 1]
 
 
 # In the fleet.
@@ -73,10 +74,10 @@ def numbers(s: Scene) -> dict[tuple[str, int | None], int]:
 def test_a_backend_with_one_engine_is_that_engine(scene: MakeScene) -> None:
     s = scene(2)
     a, b = s.fleet.backends
-    assert s.fleet.candidates("m") == [a, b]
-    assert list(s.fleet.engines(a)) == [a]
-    assert s.fleet.engine(a, 0) is a
-    assert a.rank is None
+    assert s.fleet.candidates("m") == [*a.engines, *b.engines]
+    [engine] = a.engines
+    assert s.fleet.engine(0) is engine
+    assert engine.rank is None
 
 
 def test_engines_of_ranks_get_numbers_after_those_of_the_backends_and_keep_them(scene: MakeScene) -> None:
@@ -92,7 +93,7 @@ def test_engines_of_ranks_get_numbers_after_those_of_the_backends_and_keep_them(
     assert numbers(s)[("b", None)] == 1
     learn(s, 1, 2)
     assert numbers(s) == second
-    assert s.fleet.engine(s.fleet.backends[1], 1) is s.fleet.engine(s.fleet.backends[1], 1)
+    assert s.fleet.engine(4) is s.fleet.backends[1].engines[1]
 
 
 @given(changes=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=12))
@@ -103,7 +104,7 @@ def test_no_two_engines_ever_share_a_number(changes: list[tuple[int, int]]) -> N
     for number, engines in changes:
         fleet.learned(fleet.backends[number], Facts(models=MODELS, engines=engines))
         for backend in fleet.backends:
-            for engine in fleet.engines(backend):
+            for engine in backend.engines:
                 assert known.setdefault(engine.index, (engine.name, engine.rank)) == (engine.name, engine.rank)
 
 

@@ -1,14 +1,12 @@
-from dataclasses import replace
 from random import Random
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.backends.backend import Backend, Facts, ModelCard, Telemetry
-from gateway.backends.concurrency_limit import LimitChange, LimitReason
-from gateway.backends.fleet import Fleet, Sent, eligible
+from gateway.backends.fleet import Fleet, eligible
 from gateway.backends.health import ProbeResult
-from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
+from gateway.config import BackendConfig, HealthConfig
 from gateway.errors import (
     BackendBusy,
     BackendFault,
@@ -257,64 +255,6 @@ def test_counters_that_go_back_are_a_restart_where_the_process_start_is_unknown(
     assert s.restarts == []
     s.fleet.measured(a, Telemetry(3.0, 0, 0, 0.0, 20.0, 0.0, 0.0))
     assert s.restarts == ["a"]
-
-
-def overloaded(at: float, waiting: int, capacity: int | None = None) -> Telemetry:
-    return Telemetry(at, 64, waiting, 0.5, 0.0, 0.0, 0.0, capacity)
-
-
-def test_looks_at_an_engine_move_its_limit_and_those_who_listen_hear_of_it(scene: MakeScene) -> None:
-    s = scene(1)
-    [a] = s.fleet.backends
-    moves: list[tuple[str, LimitChange]] = []
-    s.fleet.on_limit.append(lambda backend, move: moves.append((backend.name, move)))
-    s.fleet.sent_to = lambda _: Sent(200, 1000)
-    s.fleet.measured(a, overloaded(1.0, 136))
-    s.fleet.measured(a, overloaded(3.0, 136))
-    assert moves == [("a", LimitChange(3.0, LimitReason.WAITING, 256, 100))]
-    assert (a.limit(3.0), a.cap) == (100, 256)
-
-
-def test_requests_that_wait_for_an_adapter_do_not_count(scene: MakeScene) -> None:
-    s = scene(1)
-    [a] = s.fleet.backends
-    s.fleet.sent_to = lambda _: Sent(200, 1000)
-    for second in range(5):
-        s.fleet.measured(a, overloaded(second, 136, capacity=0))
-    assert a.limit(5.0) == 256
-
-
-def test_looks_with_a_gap_between_them_are_not_compared(scene: MakeScene) -> None:
-    s = scene(1)
-    [a] = s.fleet.backends
-    s.fleet.sent_to = lambda _: Sent(200, 1000)
-    s.fleet.measured(a, overloaded(1.0, 136))
-    s.fleet.measured(a, None)
-    s.fleet.measured(a, overloaded(60.0, 136))
-    assert a.limit(60.0) == 256
-
-
-def test_a_restart_voids_what_the_limit_had_learned(scene: MakeScene) -> None:
-    s = scene(2)
-    a = s.fleet.backends[0]
-    s.fleet.sent_to = lambda _: Sent(200, 1000)
-    s.fleet.learned(a, replace(a.facts, process_start_seconds=1.0))
-    s.fleet.measured(a, overloaded(1.0, 136))
-    s.fleet.measured(a, overloaded(3.0, 136))
-    assert a.limiter.limit == 100
-    s.fleet.learned(a, replace(a.facts, process_start_seconds=2.0))
-    assert a.limiter.limit == 256
-    assert a.limiter.last_move is not None
-    assert a.limiter.last_move.reason is LimitReason.RESTART
-
-
-def test_the_limit_stays_where_the_configuration_says_so() -> None:
-    admission = AdmissionConfig(adaptive=False)
-    fleet = Fleet([BackendConfig(url="http://h:1")], HealthConfig(), admission, clock=ManualClock(), random=Random(1))
-    fleet.sent_to = lambda _: Sent(200, 1000)
-    for second in range(5):
-        fleet.measured(fleet.backends[0], overloaded(second, 136))
-    assert fleet.backends[0].limit(5.0) == 256
 
 
 def test_a_changed_model_moves_and_the_old_name_stays_known(scene: MakeScene) -> None:

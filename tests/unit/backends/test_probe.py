@@ -11,7 +11,7 @@ from gateway.config import BackendConfig, HealthConfig
 from gateway.errors import EngineDead
 
 from .scripted import METRICS, Scripted, hang, json_answer, pour, text_answer
-from .test_control import closed_port
+from .test_vllm_api import closed_port
 
 QUICK = HealthConfig(probe_interval_seconds=0.05, probe_timeout_seconds=0.2, refresh_seconds=0.3)
 

@@ -153,8 +153,8 @@ class Scene:
         assert self.below.memory.used_bytes == 0
         assert repr(self.below.queue.backlog) == "<Backlog 0 requests, 0 bytes>"
         assert self.below.gate.waiting == 0
-        for seat in self.below.placement.seats:
-            assert repr(seat.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
+        for one in self.below.fleet.engines():
+            assert repr(one.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
 
 
 def texts(count: int, words: int = 1) -> list[str]:

@@ -248,8 +248,8 @@ class Scene:
         assert self.memory.used_bytes == 0
         assert repr(self.queue.backlog) == "<Backlog 0 requests, 0 bytes>"
         assert set(self._running.values()) <= {0}
-        for seat in self.placement.seats:
-            assert repr(seat.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
+        for engine in self.fleet.engines():
+            assert repr(engine.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
         for sizes in self.coalescer._sizes.values():
             assert sizes.bulk.items == 0
 

@@ -262,8 +262,8 @@ def test_a_list_is_not_given_up_because_its_own_pieces_are_in_its_way() -> None:
         await scene.rerank(texts(80), "first")
         scene.below.gate.max_wait_seconds = 0.5
         scene.overhead_seconds = 0.2
-        scene.below.fleet.backends[0].limiter.limit = 8  # what a backend under load may be given
-        scene.below.gate.limits_moved()
+        scene.below.fleet.engines()[0].resize(8, None)  # what a backend under load may be given
+        scene.below.gate.drain_soon()
         assert (await scene.rerank(texts(80))).status == 200
         await scene.check_that_nothing_is_left()
 

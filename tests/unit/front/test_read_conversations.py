@@ -12,7 +12,7 @@ from gateway.front.json_body import at_once
 from gateway.front.read import MEDIA_TOKENS, RequestReader, StoredResponses
 from gateway.request import Ask, Usage
 from gateway.routing.cache_view import HitAccuracy, Hits
-from gateway.routing.cost import Seat
+from gateway.routing.engine import Engine
 from gateway.routing.estimates import Estimates, Learning
 from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.prompt_blocks import LONGEST_BYTES
@@ -42,7 +42,7 @@ class Scene:
         self.estimates, self.index, trust = Estimates(), PrefixIndex([1 << 30] * 3), HitAccuracy()
         self.hits = Hits(self.index, trust)
         self.learning = Learning(self.estimates, self.index, trust)
-        self.seats = [Seat(number, "abc"[number], block_tokens=BLOCK) for number in range(3)]
+        self.engines = [Engine(number, "abc"[number], block_tokens=BLOCK) for number in range(3)]
         config = Config(backends=(BackendConfig(url="http://10.0.0.1:8000"),))
         self.reader = RequestReader(config, self.estimates, StoredResponses(), b"secret")
 
@@ -53,11 +53,11 @@ class Scene:
         return at_once(self.reader.read(incoming, incoming.route, "id", None, lambda: None)).ask
 
     def answer(self, ask: Ask, engine: int, prompt: int, completion: int) -> None:
-        self.hits.placed(ask, self.seats[engine])
+        self.hits.placed(ask, self.engines[engine])
         self.learning.answered(ask, engine, 0, Usage(prompt, completion))
 
     def predicted(self, ask: Ask) -> list[int]:
-        return self.hits.of(ask, self.seats)
+        return self.hits.of(ask, self.engines)
 
 
 FIRST = (user("Tell me all about it, " * 20),)

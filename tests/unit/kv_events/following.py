@@ -11,7 +11,7 @@ from tests.unit.kv_events.listener import Listener
 
 @asynccontextmanager
 async def following(listener: Listener, *sources: Source) -> AsyncIterator[KvEvents]:
-    """Each rank has the seat of its number."""
+    """Each rank has the engine of its number."""
     async with KvEvents(listener, lambda _, rank: rank, time.monotonic) as events:
         events.follow("a", sources)
         yield events

@@ -24,29 +24,29 @@ class Listener:
         self.removed_while_whole = 0
         self._news = asyncio.Event()
 
-    def changed(self, seat: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
-        self.index.apply(seat, added, removed)
-        self.resident_tokens[seat] = resident_tokens
+    def changed(self, engine: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
+        self.index.apply(engine, added, removed)
+        self.resident_tokens[engine] = resident_tokens
         self.largest_update = max(self.largest_update, len(added) + len(removed))
-        self.removed_while_whole += len(removed) if self.states.get(seat) == (True, True) else 0
+        self.removed_while_whole += len(removed) if self.states.get(engine) == (True, True) else 0
         self.calls.append("changed")
         self._news.set()
 
-    def cleared(self, seat: int) -> None:
-        self.clears.append(seat)
+    def cleared(self, engine: int) -> None:
+        self.clears.append(engine)
         self.calls.append("cleared")
         self._news.set()
 
-    def state(self, seat: int, live: bool, whole: bool) -> None:
-        self.index.set_live(seat, live)
-        self.states[seat] = (live, whole)
+    def state(self, engine: int, live: bool, whole: bool) -> None:
+        self.index.set_live(engine, live)
+        self.states[engine] = (live, whole)
         self.calls.append(f"state {live} {whole}")
         self._news.set()
 
-    def depth(self, tokens: Sequence[int], block_tokens: int = 4, seat: int = 0) -> int:
-        """Leading blocks of a prompt that the seat is known to hold."""
+    def depth(self, tokens: Sequence[int], block_tokens: int = 4, engine: int = 0) -> int:
+        """Leading blocks of a prompt that the engine is known to hold."""
         depths = self.index.depths(token_keys(packed(tokens), block_tokens, token_seed()))
-        return depths[seat] if seat < len(depths) else 0
+        return depths[engine] if engine < len(depths) else 0
 
     async def until(self, holds: Callable[[], object]) -> None:
         """Wait for it."""
@@ -55,14 +55,14 @@ class Listener:
                 self._news.clear()
                 await self._news.wait()
 
-    async def joined(self, publisher: Publisher, seat: int = 0, whole: bool = True) -> None:
+    async def joined(self, publisher: Publisher, engine: int = 0, whole: bool = True) -> None:
         """Wait until both sides know of each other."""
-        await self.until_live(seat, whole)
+        await self.until_live(engine, whole)
         await asyncio.to_thread(publisher.wait_for_subscriber)
 
-    async def until_live(self, seat: int = 0, whole: bool = True) -> None:
-        """Wait until the seat's events are followed."""
-        await self.until(lambda: self.states.get(seat) == (True, whole))
+    async def until_live(self, engine: int = 0, whole: bool = True) -> None:
+        """Wait until the engine's events are followed."""
+        await self.until(lambda: self.states.get(engine) == (True, whole))
 
 
 def source_of(publisher: Publisher, rank: int = 0, topic: str | None = "kv@test") -> Source:
@@ -70,7 +70,7 @@ def source_of(publisher: Publisher, rank: int = 0, topic: str | None = "kv@test"
     return Source(rank, publisher.endpoint, publisher.replay_endpoint, topic)
 
 
-def status(events: KvEvents, seat: int = 0) -> dict[str, object]:
-    """A seat's status."""
-    [found] = [entry for entry in events.status() if entry["seat"] == seat]
+def status(events: KvEvents, engine: int = 0) -> dict[str, object]:
+    """An engine's status."""
+    [found] = [entry for entry in events.status() if entry["engine"] == engine]
     return found

@@ -19,19 +19,19 @@ def listener() -> Listener:
 
 
 async def test_engines_of_several_backends_are_followed_in_their_seats(listener: Listener) -> None:
-    seats = {("a", 0): 3, ("a", 1): 1, ("b", 0): 0}
+    engines = {("a", 0): 3, ("a", 1): 1, ("b", 0): 0}
     with Publisher() as first, Publisher() as second, Publisher() as third:
         for publisher, number in ((first, 0), (second, 1), (third, 2)):
             publisher.publish(*Cache().serve(prompt(number)))
-        async with KvEvents(listener, lambda *engine: seats.get(engine), time.monotonic) as events:
+        async with KvEvents(listener, lambda *engine: engines.get(engine), time.monotonic) as events:
             events.follow("a", [source_of(first), source_of(second, rank=1), source_of(third, rank=7)])
             events.follow("b", [source_of(third)])
-            for seat in (0, 1, 3):
-                await listener.until_live(seat)
-            assert [listener.depth(prompt(0), seat=seat) for seat in (0, 1, 3)] == [0, 0, 5]
-            assert [listener.depth(prompt(1), seat=seat) for seat in (0, 1, 3)] == [0, 5, 0]
-            assert [listener.depth(prompt(2), seat=seat) for seat in (0, 1, 3)] == [5, 0, 0]
-            told = [(entry["seat"], entry["backend"], entry["rank"]) for entry in events.status()]
+            for engine in (0, 1, 3):
+                await listener.until_live(engine)
+            assert [listener.depth(prompt(0), engine=engine) for engine in (0, 1, 3)] == [0, 0, 5]
+            assert [listener.depth(prompt(1), engine=engine) for engine in (0, 1, 3)] == [0, 5, 0]
+            assert [listener.depth(prompt(2), engine=engine) for engine in (0, 1, 3)] == [5, 0, 0]
+            told = [(entry["engine"], entry["backend"], entry["rank"]) for entry in events.status()]
     assert told == [(0, "b", 0), (1, "a", 1), (3, "a", 0)]
 
 

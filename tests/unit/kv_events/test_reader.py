@@ -35,15 +35,15 @@ class Inbox:
     def wait(self, holds: Callable[[], object]) -> None:
         assert self.comes(holds, within_seconds=10)
 
-    def held(self, seat: int = 0) -> set[int]:
+    def held(self, engine: int = 0) -> set[int]:
         keys = set[int]()
         for update in self.updates:
-            if update.seat == seat:
+            if update.engine == engine:
                 keys = keys - set(update.removed) | set(update.added)
         return keys
 
-    def states(self, seat: int = 0) -> list[tuple[bool, bool]]:
-        return [update.state for update in self.updates if update.seat == seat and update.state is not None]
+    def states(self, engine: int = 0) -> list[tuple[bool, bool]]:
+        return [update.state for update in self.updates if update.engine == engine and update.state is not None]
 
 
 @pytest.fixture

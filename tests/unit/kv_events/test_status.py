@@ -2,8 +2,8 @@ from gateway.kv_events.stream import Status
 
 
 def test_a_status_tells_how_long_ago_the_last_event_was() -> None:
-    told = Status("a", 1, "live", last_event_at=10.0, gaps=2).told(seat=7, now=12.5)
-    assert (told["seat"], told["backend"], told["rank"], told["state"], told["gaps"]) == (7, "a", 1, "live", 2)
+    told = Status("a", 1, "live", last_event_at=10.0, gaps=2).told(engine=7, now=12.5)
+    assert (told["engine"], told["backend"], told["rank"], told["state"], told["gaps"]) == (7, "a", 1, "live", 2)
     assert told["last_event_seconds"] == 2.5
     assert "last_event_at" not in told
 

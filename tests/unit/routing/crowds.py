@@ -2,7 +2,8 @@
 
 from hypothesis import strategies as st
 
-from gateway.routing.cost import CostModel, Seat
+from gateway.routing.cost import CostModel
+from gateway.routing.engine import Engine
 from gateway.routing.engine_load import Work
 
 NOW = 5.0
@@ -28,10 +29,10 @@ ASKS = st.integers(1, 200_000).flatmap(_asked_for)
 
 
 @st.composite
-def seats(draw: st.DrawFn) -> list[Seat]:
+def engines(draw: st.DrawFn) -> list[Engine]:
     made = []
     for number in range(draw(st.integers(1, 5))):
-        seat = Seat(
+        engine = Engine(
             number,
             "abcde"[number],
             slots=draw(st.integers(1, 6)),
@@ -40,8 +41,8 @@ def seats(draw: st.DrawFn) -> list[Seat]:
             placed=draw(st.integers(0, 3)),
         )
         for work in draw(st.lists(WORKS, max_size=5)):
-            seat.load.start(work, draw(st.sampled_from([0.0, 4.9])))
+            engine.load.start(work, draw(st.sampled_from([0.0, 4.9])))
             if draw(st.booleans()):
-                seat.load.first_token(work, 4.9)
-        made.append(seat)
+                engine.load.first_token(work, 4.9)
+        made.append(engine)
     return made

@@ -2,7 +2,8 @@ import pytest
 
 from gateway.request import Ask
 from gateway.routing.cache_view import HitAccuracy, Hits
-from gateway.routing.cost import CostModel, Option, Seat
+from gateway.routing.cost import CostModel
+from gateway.routing.engine import Engine, Option
 from gateway.routing.engine_load import Work
 from gateway.routing.estimates import Calibrations, Estimates
 from gateway.routing.policy import Affinity, PrefixPolicy
@@ -16,7 +17,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.index = PrefixIndex([1 << 30] * 3)
-        self.seats = [Seat(number, "abc"[number]) for number in range(3)]
+        self.engines = [Engine(number, "abc"[number]) for number in range(3)]
         self.policy = PrefixPolicy(Calibrations(CostModel()), Hits(self.index, HitAccuracy()), Estimates(), Affinity())
         self.hinted_at("c")
 
@@ -24,14 +25,14 @@ class Scene:
         self.policy.placed(Ask("m", hint=7), self._option(name))
 
     def _option(self, name: str) -> Option:
-        return Option(next(seat for seat in self.seats if seat.name == name), 0.0, 0.0, 0)
+        return Option(next(engine for engine in self.engines if engine.name == name), 0.0, 0.0, 0)
 
     def best(self, hint: int = 7, keys: tuple[int, ...] = KEYS) -> str:
         ask = Ask("m", keys=keys, edges=EDGES, prompt_size=16_000, prompt_tokens=4000, hint=hint)
-        return min(self.policy.options(ask, self.seats, 0.0), key=lambda option: option.cost).seat.name
+        return min(self.policy.options(ask, self.engines, 0.0), key=lambda option: option.cost).engine.name
 
     def send(self, name: str, count: int = 1, prefill_seconds: float = 0.0) -> None:
-        load = self._option(name).seat.load
+        load = self._option(name).engine.load
         for _ in range(count):
             work = Work(1, 1000, prefill_seconds, observable=True)
             load.start(work, 0.0)
@@ -68,16 +69,16 @@ def test_a_hint_never_decides_against_a_real_difference_in_load(count: int, pref
 
 def test_a_hint_to_an_engine_that_is_not_there_changes_nothing() -> None:
     scene = Scene()
-    del scene.seats[2]
+    del scene.engines[2]
     assert scene.best() == "a"
     Affinity().favour(7, [])
 
 
 def test_old_hints_are_forgotten() -> None:
-    affinity, seat = Affinity(), Seat(0, "a")
+    affinity, engine = Affinity(), Engine(0, "a")
     for hint in range(70_000):
-        affinity.placed(hint, seat)
-    options = [Option(seat, 1.0, 1.0, 0)]
+        affinity.placed(hint, engine)
+    options = [Option(engine, 1.0, 1.0, 0)]
     affinity.favour(1, options)
     assert options[0].cost == 1.0
     affinity.favour(69_999, options)

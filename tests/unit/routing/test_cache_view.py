@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from gateway.request import Ask
 from gateway.routing.cache_view import HitAccuracy, Hits
-from gateway.routing.cost import Seat
+from gateway.routing.engine import Engine
 from gateway.routing.exact_index import ExactIndex
 from gateway.routing.prefix_index import PrefixIndex
 
@@ -19,10 +19,10 @@ class Scene:
     def __init__(self) -> None:
         self.index, self.trust, self.exact = PrefixIndex([1 << 30] * 3), HitAccuracy(), ExactIndex()
         self.hits = Hits(self.index, self.trust, self.exact)
-        self.seats = [Seat(number, "abc"[number]) for number in range(3)]
+        self.engines = [Engine(number, "abc"[number]) for number in range(3)]
 
     def of(self, **fields: object) -> list[int]:
-        return self.hits.of(asking(**fields), self.seats)
+        return self.hits.of(asking(**fields), self.engines)
 
     def hold(self, engine: int, blocks: int = len(KEYS)) -> None:
         self.index.record(engine, KEYS[:blocks], EDGES[:blocks])
@@ -48,7 +48,7 @@ def test_a_hit_is_the_tokens_of_the_blocks_held_rounded_down_to_the_engines_bloc
     scene.hold(0, 1)
     scene.hold(1, 3)
     assert scene.of() == [96, 288, 0]
-    scene.seats[1].block_tokens = 64
+    scene.engines[1].block_tokens = 64
     assert scene.of() == [96, 256, 0]
 
 
@@ -70,14 +70,14 @@ def test_a_request_that_uses_no_cache_has_no_hits() -> None:
 def test_seats_may_be_in_any_order_and_some_missing() -> None:
     scene = Scene()
     scene.hold(2, 2)
-    scene.seats = [scene.seats[2], scene.seats[0]]
+    scene.engines = [scene.engines[2], scene.engines[0]]
     assert scene.of() == [192, 0]
 
 
 def test_an_engine_without_a_prefix_cache_has_no_hits() -> None:
     scene = Scene()
     scene.hold(0)
-    scene.seats[0].caches_prefixes = False
+    scene.engines[0].caches_prefixes = False
     assert scene.of() == [0, 0, 0]
 
 
@@ -108,7 +108,7 @@ def test_a_longer_prompt_takes_the_place_of_the_answer_that_it_contains() -> Non
     scene.hold(0, 3)
     scene.index.record_answer(0, KEYS[2], 800)
     used = scene.index.used_bytes(0)
-    scene.hits.placed(asking(turn=3, turn_end=5), scene.seats[0])
+    scene.hits.placed(asking(turn=3, turn_end=5), scene.engines[0])
     assert scene.index.answered(KEYS[2]) == 0
     assert scene.index.used_bytes(0) == used - 800 + 7 * 400
     assert scene.of()[0] == 992
@@ -152,7 +152,7 @@ def test_what_was_just_sent_counts_until_events_tell_of_it() -> None:
     for engine in (0, 1):
         scene.exact.set_live(engine, True)
     for engine, hit in ((0, 480), (1, 480)):
-        scene.hits.placed(ask, scene.seats[engine])
+        scene.hits.placed(ask, scene.engines[engine])
         assert scene.of(token_keys=TOKEN_KEYS)[engine] == hit
     for engine in (0, 1):  # it came, and half of it is gone again
         scene.exact.apply(engine, TOKEN_KEYS[:15], ())
@@ -165,7 +165,7 @@ def test_what_is_on_its_way_may_fill_a_hole_in_what_is_held() -> None:
     scene.exact.apply(0, TOKEN_KEYS[:5] + TOKEN_KEYS[8:20], ())
     scene.exact.set_live(0, True)
     assert scene.of(token_keys=TOKEN_KEYS)[0] == 80
-    scene.hits.placed(asking(token_keys=TOKEN_KEYS[:8]), scene.seats[0])
+    scene.hits.placed(asking(token_keys=TOKEN_KEYS[:8]), scene.engines[0])
     assert scene.of(token_keys=TOKEN_KEYS)[0] == 320
     assert scene.of(token_keys=TOKEN_KEYS[:7])[0] == 112
 
@@ -173,15 +173,15 @@ def test_what_is_on_its_way_may_fill_a_hole_in_what_is_held() -> None:
 def test_nothing_is_expected_of_an_engine_that_does_not_tell() -> None:
     scene = Scene()
     scene.exact.set_live(1, True)
-    scene.hits.placed(asking(token_keys=TOKEN_KEYS), scene.seats[0])
-    scene.hits.placed(asking(), scene.seats[1])
+    scene.hits.placed(asking(token_keys=TOKEN_KEYS), scene.engines[0])
+    scene.hits.placed(asking(), scene.engines[1])
     assert not scene.hits.coming
 
 
 def test_without_exact_blocks_token_keys_are_of_no_use() -> None:
     scene = Scene()
     scene.hold(0, 1)
-    assert Hits(scene.index, scene.trust).of(asking(token_keys=TOKEN_KEYS), scene.seats) == [96, 0, 0]
+    assert Hits(scene.index, scene.trust).of(asking(token_keys=TOKEN_KEYS), scene.engines) == [96, 0, 0]
 
 
 @given(
@@ -198,7 +198,7 @@ def test_a_hit_is_whole_blocks_of_less_than_the_prompt_and_grows_with_what_is_he
     scene = Scene()
     for engine, blocks in enumerate(held):
         scene.hold(engine, blocks)
-        scene.seats[engine].block_tokens = block
+        scene.engines[engine].block_tokens = block
         if failed:
             scene.distrust(engine)
     size = EDGES[anchor - 1] if anchor else 0

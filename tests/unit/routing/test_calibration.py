@@ -85,7 +85,7 @@ def test_each_model_has_its_own_and_adapters_that_of_their_base() -> None:
     assert calibrations.of("base") is calibrations.of("adapter")
     assert calibrations.of("adapter").model.b > 3 * START
     assert calibrations.of("other").model is start
-    assert calibrations.learning("other").model is start  # until it has learned: seats know by it what they have kept
+    assert calibrations.learning("other").model is start  # until it has learned: engines know by it what they have kept
 
 
 def test_models_are_bounded_and_those_that_are_only_asked_for_are_not_kept() -> None:

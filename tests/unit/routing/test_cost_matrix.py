@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.routing.cost import CostModel, Seat, mean_stall_of, placement_seconds, prefill_seconds
+from gateway.routing.cost import CostModel, mean_stall_of, placement_seconds, prefill_seconds
 from gateway.routing.cost_matrix import CostMatrix
+from gateway.routing.engine import Engine
 from gateway.routing.engine_load import Work
-from tests.unit.routing.crowds import ASKS, MODELS, NOW, WORKS, AskedFor, seats
+from tests.unit.routing.crowds import ASKS, MODELS, NOW, WORKS, AskedFor, engines
 
 TIES_SECONDS = 25e-9  # at most, with so few in flight
 INFINITE = float("inf")
@@ -19,32 +20,32 @@ INFINITE = float("inf")
 class Naive:
     """Every cost as `placement_seconds` has it; what was held out and closed is added each time."""
 
-    def __init__(self, model: CostModel, asks: list[AskedFor], among: list[Seat]) -> None:
-        self.model, self.asks, self.seats = model, asks, among
-        self.stall = mean_stall_of(model, sum(seat.load.in_flight for seat in among), len(among))
+    def __init__(self, model: CostModel, asks: list[AskedFor], among: list[Engine]) -> None:
+        self.model, self.asks, self.engines = model, asks, among
+        self.stall = mean_stall_of(model, sum(engine.load.in_flight for engine in among), len(among))
         self.held: list[tuple[int, int, float]] = []
         self.closed: set[tuple[int | None, int]] = set()
 
     def prefill(self, row: int, column: int) -> float:
         prompt, _, hits = self.asks[row]
-        return prefill_seconds(self.model, self.seats[column].slowness, prompt, hits[column])
+        return prefill_seconds(self.model, self.engines[column].slowness, prompt, hits[column])
 
     def cost(self, row: int, column: int) -> float:
         if {(None, column), (row, column)} & self.closed:
             return INFINITE
-        (prompt, output, hits), seat = self.asks[row], self.seats[column]
-        ahead = seat.ahead_seconds(self.model, NOW)
+        (prompt, output, hits), engine = self.asks[row], self.engines[column]
+        ahead = engine.ahead_seconds(self.model, NOW)
         uncached = prompt - min(hits[column], prompt - 1)
         chunks = -(-uncached // self.model.max_batched_tokens)
         held = sum(seconds for holder, where, seconds in self.held if where == column and holder < row)
-        own, terms = self.prefill(row, column), seat.terms(self.model)
+        own, terms = self.prefill(row, column), engine.terms(self.model)
         return placement_seconds(terms, prompt, own, chunks, output, self.stall, ahead + held)
 
     def costs(self, row: int) -> list[float]:
-        return [self.cost(row, column) for column in range(len(self.seats))]
+        return [self.cost(row, column) for column in range(len(self.engines))]
 
 
-def both(model: CostModel, asks: list[AskedFor], among: list[Seat]) -> tuple[CostMatrix, Naive]:
+def both(model: CostModel, asks: list[AskedFor], among: list[Engine]) -> tuple[CostMatrix, Naive]:
     count = len(among)
     hits = [np.array(hits[:count], dtype=np.float64) for _, _, hits in asks]
     matrix = CostMatrix(model, [ask[0] for ask in asks], [ask[1] for ask in asks], hits, among, NOW)
@@ -55,9 +56,9 @@ def near(seconds: float) -> object:
     return pytest.approx(seconds, rel=1e-9, abs=TIES_SECONDS)
 
 
-@given(MODELS, st.lists(ASKS, min_size=1, max_size=6), seats())
+@given(MODELS, st.lists(ASKS, min_size=1, max_size=6), engines())
 def test_every_cell_is_the_cost_of_placing_that_request_there(
-    model: CostModel, asks: list[AskedFor], among: list[Seat]
+    model: CostModel, asks: list[AskedFor], among: list[Engine]
 ) -> None:
     matrix, naive = both(model, asks, among)
     for row in range(len(asks)):
@@ -67,9 +68,9 @@ def test_every_cell_is_the_cost_of_placing_that_request_there(
 
 
 @settings(max_examples=200, deadline=None)
-@given(MODELS, st.lists(ASKS, min_size=1, max_size=8), seats(), st.data())
+@given(MODELS, st.lists(ASKS, min_size=1, max_size=8), engines(), st.data())
 def test_a_pass_through_the_line_sees_what_a_pass_that_works_everything_out_anew_sees(
-    model: CostModel, asks: list[AskedFor], among: list[Seat], data: st.DataObject
+    model: CostModel, asks: list[AskedFor], among: list[Engine], data: st.DataObject
 ) -> None:
     """Rows are looked at in order, as `Drain` does; each may be bound, hold out, or close an engine."""
     matrix, naive = both(model, asks, among)
@@ -104,7 +105,7 @@ def test_a_pass_through_the_line_sees_what_a_pass_that_works_everything_out_anew
 
 def test_of_equal_costs_the_quietest_wins_then_the_one_that_was_chosen_less_often() -> None:
     ttft = CostModel(decode_weight=0.0)
-    among = [Seat(number, "abc"[number]) for number in range(3)]
+    among = [Engine(number, "abc"[number]) for number in range(3)]
     among[0].placed, among[1].placed = 3, 2
     ask = [(1000, 200.0, [0] * 3)]
     assert both(ttft, ask, among)[0].by_cost(0) == [2, 1, 0]
@@ -113,12 +114,12 @@ def test_of_equal_costs_the_quietest_wins_then_the_one_that_was_chosen_less_ofte
 
 
 def test_a_difference_of_a_microsecond_is_no_tie() -> None:
-    among = [Seat(0, "a", placed=100), Seat(1, "b", slowness=1.0001)]
+    among = [Engine(0, "a", placed=100), Engine(1, "b", slowness=1.0001)]
     assert both(CostModel(), [(1000, 200.0, [0, 0])], among)[0].best(0) == 0
 
 
 def test_an_engine_that_is_closed_stays_closed_after_somebody_was_bound_there() -> None:
-    among = [Seat(0, "a"), Seat(1, "b")]
+    among = [Engine(0, "a"), Engine(1, "b")]
     matrix, _ = both(CostModel(), [(1000, 200.0, [0, 0])] * 2, among)
     matrix.close(0)
     matrix.bound(0)
@@ -130,7 +131,7 @@ def test_an_engine_that_is_closed_stays_closed_after_somebody_was_bound_there() 
 
 
 def test_holding_out_makes_an_engine_dearer_for_those_who_come_after() -> None:
-    among = [Seat(0, "a"), Seat(1, "b")]
+    among = [Engine(0, "a"), Engine(1, "b")]
     matrix, _ = both(CostModel(), [(1000, 200.0, [900, 0])] * 40, among)
     assert [matrix.best(row) for row in range(20)] == [0] * 20
     for row in range(20):
@@ -141,15 +142,15 @@ def test_holding_out_makes_an_engine_dearer_for_those_who_come_after() -> None:
 
 def test_an_engine_that_became_cheaper_is_seen_by_all_who_come_after() -> None:
     # Of a small KV cache more comes free with each answer when there is more context in it.
-    seat, other = Seat(0, "a", kv_cache_tokens=10_000), Seat(1, "b", slowness=9.0)
-    seat.load.start(Work(1, 1, 0.0, observable=True), NOW)
-    matrix, naive = both(CostModel(), [(9999, 200.0, [0, 0])] * 2, [seat, other])
+    engine, other = Engine(0, "a", kv_cache_tokens=10_000), Engine(1, "b", slowness=9.0)
+    engine.load.start(Work(1, 1, 0.0, observable=True), NOW)
+    matrix, naive = both(CostModel(), [(9999, 200.0, [0, 0])] * 2, [engine, other])
     assert matrix.best(0) == 1
-    seat.load.start(Work(1, 2000, 0.0, observable=True), NOW)
+    engine.load.start(Work(1, 2000, 0.0, observable=True), NOW)
     matrix.bound(0)
     assert naive.costs(1)[0] < naive.costs(1)[1]
     assert matrix.best(1) == 0
 
 
 def test_no_requests_and_no_engines_have_no_costs() -> None:
-    assert CostMatrix(CostModel(), [], [], [], [Seat(0, "a")], NOW).cost.shape == (0, 1)
+    assert CostMatrix(CostModel(), [], [], [], [Engine(0, "a")], NOW).cost.shape == (0, 1)

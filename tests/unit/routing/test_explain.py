@@ -1,12 +1,13 @@
 import pytest
 
-from gateway.routing.cost import Parts, Seat
+from gateway.routing.cost import Parts
+from gateway.routing.engine import Engine
 from gateway.routing.engine_load import Work
 from gateway.routing.policy import EngineVerdict, as_document, as_header
 
 PARTS = Parts(ahead=0.01, prefill=0.0205, cache=0.0, stall=0.0, steps=0.008, slowdown=0.0, slot=0.0, memory=1.5)
-BEST = EngineVerdict(Seat(0, "a"), 1.5385, 496, True, PARTS)
-RANKED = EngineVerdict(Seat(1, "b", rank=3), 12.0, 0, False, None)
+BEST = EngineVerdict(Engine(0, "a"), 1.5385, 496, True, PARTS)
+RANKED = EngineVerdict(Engine(1, "b", rank=3), 12.0, 0, False, None)
 
 
 def test_a_header_line_has_each_engine_best_first_with_what_counts() -> None:
@@ -18,11 +19,11 @@ def test_a_header_line_has_each_engine_best_first_with_what_counts() -> None:
 
 @pytest.mark.parametrize("name", ["b\u00fc", "\u540d"])
 def test_a_name_that_no_header_can_hold_is_replaced(name: str) -> None:
-    assert as_header([EngineVerdict(Seat(0, name), 1.0, 0, True, None)]).isascii()
+    assert as_header([EngineVerdict(Engine(0, name), 1.0, 0, True, None)]).isascii()
 
 
 def test_a_document_says_the_same_in_milliseconds() -> None:
-    RANKED.seat.load.start(Work(2, 100, 0.0, observable=True), 0.0)
+    RANKED.engine.load.start(Work(2, 100, 0.0, observable=True), 0.0)
     one, other = as_document([BEST, RANKED])
     assert one == {
         "backend": "a", "rank": None, "open": True, "in_flight": 0, "hit_tokens": 496, "cost": 1538.5,

@@ -8,13 +8,13 @@ from gateway.routing.cache_view import HitAccuracy
 def trust_that_tells() -> tuple[HitAccuracy, list[tuple[int, bool]]]:
     """What it tells: the engine, and whether predictions hold there again."""
     trust, told = HitAccuracy(), list[tuple[int, bool]]()
-    trust.on_change.append(lambda seat, _, holds: told.append((seat, holds)))
+    trust.on_change.append(lambda engine, _, holds: told.append((engine, holds)))
     return trust, told
 
 
-def observe(trust: HitAccuracy, times: int, actual: int, predicted: int = 1000, seat: int = 0) -> None:
+def observe(trust: HitAccuracy, times: int, actual: int, predicted: int = 1000, engine: int = 0) -> None:
     for _ in range(times):
-        trust.observed(seat, predicted, actual)
+        trust.observed(engine, predicted, actual)
 
 
 def test_predictions_are_believed_until_they_fail() -> None:
@@ -98,9 +98,9 @@ def test_a_share_is_never_nothing_and_never_more_than_all(reports: list[tuple[in
     trust, told = trust_that_tells()
     for report in reports:
         trust.observed(*report)
-        assert all(0.1 <= trust.share(seat) <= 1.0 for seat in range(3))
-        assert trust.lowered == {seat: trust.share(seat) for seat in range(3) if trust.share(seat) < 1.0}
-    for seat in range(3):
-        assert [good for which, good in told if which == seat] == [
-            bool(turn % 2) for turn in range(sum(which == seat for which, _ in told))
+        assert all(0.1 <= trust.share(engine) <= 1.0 for engine in range(3))
+        assert trust.lowered == {engine: trust.share(engine) for engine in range(3) if trust.share(engine) < 1.0}
+    for engine in range(3):
+        assert [good for which, good in told if which == engine] == [
+            bool(turn % 2) for turn in range(sum(which == engine for which, _ in told))
         ]

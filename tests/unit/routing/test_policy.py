@@ -3,7 +3,8 @@ import pytest
 
 from gateway.request import Ask
 from gateway.routing.cache_view import HitAccuracy, Hits
-from gateway.routing.cost import CostModel, Option, Seat, prefill_seconds
+from gateway.routing.cost import CostModel, prefill_seconds
+from gateway.routing.engine import Engine, Option
 from gateway.routing.engine_load import Work
 from gateway.routing.estimates import Calibrations, Estimates
 from gateway.routing.policy import WORTH, Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
@@ -13,8 +14,8 @@ KEYS = tuple(range(1, 6))  # 2 KiB of prompt, at 4 bytes a token
 EDGES = (256, 512, 1024, 1536, 2048)
 
 
-def seats(count: int = 3) -> list[Seat]:
-    return [Seat(index, "abcdefgh"[index]) for index in range(count)]
+def engines(count: int = 3) -> list[Engine]:
+    return [Engine(index, "abcdefgh"[index]) for index in range(count)]
 
 
 def asking(tokens: int) -> Ask:
@@ -22,11 +23,11 @@ def asking(tokens: int) -> Ask:
     return Ask("m", keys=KEYS, edges=EDGES, prompt_size=4 * tokens, prompt_tokens=tokens)
 
 
-def busy(seat: Seat, requests: int) -> None:
+def busy(engine: Engine, requests: int) -> None:
     for _ in range(requests):
         work = Work(1, 1000, 0.0, observable=True)
-        seat.load.start(work, 0.0)
-        seat.load.first_token(work, 0.0)
+        engine.load.start(work, 0.0)
+        engine.load.first_token(work, 0.0)
 
 
 def prefix_policy(count: int = 3) -> tuple[PrefixPolicy, PrefixIndex]:
@@ -34,24 +35,24 @@ def prefix_policy(count: int = 3) -> tuple[PrefixPolicy, PrefixIndex]:
     return PrefixPolicy(Calibrations(CostModel()), Hits(index, HitAccuracy()), Estimates(), Affinity()), index
 
 
-def cheapest(policy: Policy, ask: Ask, among: list[Seat]) -> str:
-    return min(policy.options(ask, among, 0.0), key=lambda option: option.cost).seat.name
+def cheapest(policy: Policy, ask: Ask, among: list[Engine]) -> str:
+    return min(policy.options(ask, among, 0.0), key=lambda option: option.cost).engine.name
 
 
 def test_prefix_prefers_the_backend_that_holds_the_prompt() -> None:
     policy, index = prefix_policy()
     index.record(1, KEYS, EDGES)
     ask = asking(525)
-    options = policy.options(ask, seats(), 0.0)
+    options = policy.options(ask, engines(), 0.0)
     assert [option.hit_tokens for option in options] == [0, 512, 0]
-    assert cheapest(policy, ask, seats()) == "b"
+    assert cheapest(policy, ask, engines()) == "b"
     assert options[1].prefill_seconds < options[0].prefill_seconds
 
 
 def test_prefix_leaves_the_holder_when_it_is_much_busier() -> None:
     policy, index = prefix_policy()
     index.record(1, KEYS, EDGES)
-    among = seats()
+    among = engines()
     busy(among[1], 200)
     assert cheapest(policy, asking(525), among) != "b"
 
@@ -59,7 +60,7 @@ def test_prefix_leaves_the_holder_when_it_is_much_busier() -> None:
 def test_prefix_remembers_what_was_placed_where() -> None:
     policy, index = prefix_policy()
     ask = asking(525)
-    policy.placed(ask, policy.options(ask, seats(), 0.0)[2])
+    policy.placed(ask, policy.options(ask, engines(), 0.0)[2])
     assert index.depths(KEYS) == [0, 0, len(KEYS)]
 
 
@@ -67,11 +68,11 @@ def test_each_option_has_the_prefill_of_its_own_hit_and_speed() -> None:
     policy, index = prefix_policy(4)
     index.record(1, KEYS, EDGES)
     index.record(3, KEYS, EDGES)
-    among = [Seat(index, "abcd"[index], slowness=slowness) for index, slowness in enumerate((1.0, 1.0, 2.0, 2.0))]
+    among = [Engine(index, "abcd"[index], slowness=slowness) for index, slowness in enumerate((1.0, 1.0, 2.0, 2.0))]
     prefills = [option.prefill_seconds for option in policy.options(asking(525), among, 0.0)]
     model = CostModel()
     expected = [
-        prefill_seconds(model, seat.slowness, 525, hit) for seat, hit in zip(among, (0, 512, 0, 512), strict=True)
+        prefill_seconds(model, engine.slowness, 525, hit) for engine, hit in zip(among, (0, 512, 0, 512), strict=True)
     ]
     assert prefills == expected
     assert len(set(prefills)) == 4
@@ -80,21 +81,21 @@ def test_each_option_has_the_prefill_of_its_own_hit_and_speed() -> None:
 def test_a_hit_is_never_longer_than_the_prompt() -> None:
     policy, index = prefix_policy(1)
     index.record(0, KEYS, EDGES)
-    [option] = policy.options(asking(100), seats(1), 0.0)
+    [option] = policy.options(asking(100), engines(1), 0.0)
     assert option.hit_tokens == 96
 
 
 def test_options_come_in_the_order_of_the_seats_given_though_some_are_missing() -> None:
     policy, index = prefix_policy(3)
     index.record(2, KEYS, EDGES)
-    a, _, c = seats()
+    a, _, c = engines()
     options = policy.options(asking(512), [c, a], 0.0)
-    assert [(option.seat.name, option.hit_tokens) for option in options] == [("c", 496), ("a", 0)]
+    assert [(option.engine.name, option.hit_tokens) for option in options] == [("c", 496), ("a", 0)]
 
 
 def test_a_short_answer_makes_a_busy_backend_cheaper() -> None:
     policy, _ = prefix_policy(1)
-    among = seats(1)
+    among = engines(1)
     busy(among[0], 20)
     [long] = policy.options(Ask("m", prompt_tokens=100), among, 0.0)
     [short] = policy.options(Ask("m", prompt_tokens=100, output_tokens=1), among, 0.0)
@@ -103,7 +104,7 @@ def test_a_short_answer_makes_a_busy_backend_cheaper() -> None:
 
 
 def test_least_loaded_takes_the_smallest_share_of_slots() -> None:
-    among = seats()
+    among = engines()
     busy(among[0], 2)
     busy(among[1], 3)
     busy(among[2], 3)
@@ -112,17 +113,17 @@ def test_least_loaded_takes_the_smallest_share_of_slots() -> None:
 
 
 def test_round_robin_goes_round() -> None:
-    policy, among = RoundRobinPolicy(), seats()
+    policy, among = RoundRobinPolicy(), engines()
     order = []
     for _ in range(7):
         option = min(policy.options(Ask("m"), among, 0.0), key=lambda option: option.cost)
         policy.placed(Ask("m"), option)
-        order.append(option.seat.name)
+        order.append(option.engine.name)
     assert order == list("abcabca")
 
 
 def test_round_robin_passes_over_backends_that_are_missing() -> None:
-    policy, (a, b, c) = RoundRobinPolicy(), seats()
+    policy, (a, b, c) = RoundRobinPolicy(), engines()
     policy.placed(Ask("m"), policy.options(Ask("m"), [a, b, c], 0.0)[0])
     assert cheapest(policy, Ask("m"), [a, c]) == "c"
     policy.placed(Ask("m"), policy.options(Ask("m"), [a, b, c], 0.0)[2])
@@ -142,7 +143,7 @@ def test_the_prefix_policy_waits_for_the_best_backend() -> None:
 def test_the_parts_of_an_options_cost_are_all_of_it_but_what_a_hint_takes_off() -> None:
     policy, index = prefix_policy()
     index.record(1, KEYS, EDGES)
-    among = seats()
+    among = engines()
     busy(among[0], 3)
     ask = asking(525)
     options = policy.options(ask, among, 0.0)
@@ -158,7 +159,7 @@ def test_the_parts_of_an_options_cost_are_all_of_it_but_what_a_hint_takes_off() 
 def test_the_ranking_of_many_is_that_of_each() -> None:
     policy, index = prefix_policy()
     index.record(1, KEYS, EDGES)
-    among = seats()
+    among = engines()
     busy(among[1], 3)
     asks = [asking(525), asking(4000), Ask("m", prompt_tokens=50, output_tokens=1), asking(600), asking(525)]
     asks[3].hint, asks[4].hint = 5, 6
@@ -176,7 +177,7 @@ def test_the_ranking_of_many_is_that_of_each() -> None:
 
 def test_a_hint_still_counts_when_the_load_of_its_engine_has_changed() -> None:
     policy, _ = prefix_policy()
-    among = seats()
+    among = engines()
     asks = [asking(4000), asking(4000)]
     asks[0].hint = 5
     policy.placed(Ask("m", hint=5), Option(among[1], 0.0, 0.0, 0))
@@ -188,7 +189,7 @@ def test_a_hint_still_counts_when_the_load_of_its_engine_has_changed() -> None:
 
 @pytest.mark.parametrize("policy", [LeastLoadedPolicy(), RoundRobinPolicy()])
 def test_policies_without_an_index_predict_no_hits_and_have_no_parts(policy: Policy) -> None:
-    among = seats()
+    among = engines()
     options = policy.options(Ask("m"), among, 0.0)
     assert policy.hits(asking(100), among) == [0, 0, 0]
     assert policy.parts(Ask("m"), options, 0.0) == [None] * 3
@@ -197,7 +198,7 @@ def test_policies_without_an_index_predict_no_hits_and_have_no_parts(policy: Pol
 
 
 def test_round_robin_ranks_anew_as_the_turn_passes_on() -> None:
-    policy, among = RoundRobinPolicy(), seats()
+    policy, among = RoundRobinPolicy(), engines()
     ranking = policy.ranking([Ask("m")] * 4, [], among, 0.0)
     order = []
     for row in range(4):
@@ -211,5 +212,5 @@ def test_round_robin_ranks_anew_as_the_turn_passes_on() -> None:
 
 def test_a_request_without_blocks_leaves_nothing_in_the_record() -> None:
     policy, index = prefix_policy()
-    policy.placed(Ask("m"), policy.options(Ask("m"), seats(), 0.0)[0])
+    policy.placed(Ask("m"), policy.options(Ask("m"), engines(), 0.0)[0])
     assert index.used_bytes(0) == 0

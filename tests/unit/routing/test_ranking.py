@@ -1,46 +1,46 @@
 from collections.abc import Sequence
 
 from gateway.request import Ask
-from gateway.routing.cost import Option, Seat
 from gateway.routing.cost_matrix import OneByOne
+from gateway.routing.engine import Engine, Option
 from gateway.routing.engine_load import Work
 from gateway.routing.policy import LeastLoadedPolicy
 
 
-def busy(seat: Seat, requests: int) -> None:
+def busy(engine: Engine, requests: int) -> None:
     for _ in range(requests):
-        seat.load.start(Work(1, 100, 0.0, observable=True), 0.0)
+        engine.load.start(Work(1, 100, 0.0, observable=True), 0.0)
 
 
-def seats(*in_flight: int) -> list[Seat]:
-    made = [Seat(number, "abcdefgh"[number], slots=8) for number in range(len(in_flight))]
-    for seat, count in zip(made, in_flight, strict=True):
-        busy(seat, count)
+def engines(*in_flight: int) -> list[Engine]:
+    made = [Engine(number, "abcdefgh"[number], slots=8) for number in range(len(in_flight))]
+    for engine, count in zip(made, in_flight, strict=True):
+        busy(engine, count)
     return made
 
 
-def ranking(among: list[Seat], rows: int = 2) -> OneByOne:
+def ranking(among: list[Engine], rows: int = 2) -> OneByOne:
     policy = LeastLoadedPolicy()
-    return OneByOne([Ask("m")] * rows, among, lambda ask, seats: policy.options(ask, seats, 0.0))
+    return OneByOne([Ask("m")] * rows, among, lambda ask, engines: policy.options(ask, engines, 0.0))
 
 
 def test_engines_come_cheapest_first() -> None:
-    ranks = ranking(seats(3, 1, 2))
+    ranks = ranking(engines(3, 1, 2))
     assert ranks.by_cost(0) == [1, 2, 0]
     assert ranks.best(0) == 1
 
 
 def test_of_equal_costs_the_quietest_comes_first_then_the_one_that_was_chosen_less_often() -> None:
-    def same(_: Ask, among: Sequence[Seat]) -> list[Option]:
-        return [Option(seat, 1.0, 0.0, 0) for seat in among]
+    def same(_: Ask, among: Sequence[Engine]) -> list[Option]:
+        return [Option(engine, 1.0, 0.0, 0) for engine in among]
 
-    among = seats(2, 1, 1)
+    among = engines(2, 1, 1)
     among[1].placed = 5
     assert OneByOne([Ask("m")], among, same).by_cost(0) == [2, 1, 0]
 
 
 def test_loads_are_read_anew_after_somebody_was_bound() -> None:
-    among = seats(1, 0)
+    among = engines(1, 0)
     ranks = ranking(among)
     assert ranks.best(0) == 1
     busy(among[1], 2)
@@ -49,7 +49,7 @@ def test_loads_are_read_anew_after_somebody_was_bound() -> None:
 
 
 def test_an_engine_can_be_closed_to_one_request_or_to_all() -> None:
-    ranks = ranking(seats(1, 0, 2), rows=3)
+    ranks = ranking(engines(1, 0, 2), rows=3)
     ranks.close(1, 0)
     assert [ranks.best(row) for row in range(3)] == [0, 1, 1]
     ranks.close(1)
@@ -61,7 +61,7 @@ def test_an_engine_can_be_closed_to_one_request_or_to_all() -> None:
 
 
 def test_nobody_holds_out_and_prefills_are_not_known() -> None:
-    ranks = ranking(seats(1, 0))
+    ranks = ranking(engines(1, 0))
     ranks.hold_out(0, 1)
     assert ranks.best(1) == 1
     assert ranks.prefill(0, 1) == 0.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from gateway.request import Ask
 from gateway.routing.cache_view import HitAccuracy, Hits
 from gateway.routing.cost import CostModel
-from gateway.routing.engine_load import Candidate
+from gateway.routing.engine import Engine
 from gateway.routing.estimates import Calibrations, Estimates
 from gateway.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.routing.prefix_index import PrefixIndex
@@ -20,41 +20,31 @@ STARVATION_SECONDS = 30.0
 
 
 @dataclass
-class Site:
-    """A backend as placement sees it; `slots` is its limit now."""
-
-    name: str
-    index: int
-    cap: int = 4
-    slots: int = 4
-    kv_cache_tokens: int | None = None
-    speed: float = 1.0
-    caches_prefixes: bool = True
-    rank: int | None = None
-    block_tokens: int = 16
-
-    def limit(self, now_seconds: float) -> int:
-        return self.slots
-
-
-@dataclass
 class Hall:
-    """Backends and a placement over them. `serving` says who serves which model; call `changed` after editing it."""
+    """Engines and a placement over them. `serving` has those of each model; call `changed` after editing it or them."""
 
-    sites: list[Site]
+    sites: list[Engine]
     placement: Placement
     queue: Queue
     index: PrefixIndex
     estimates: Estimates
     lengths: OutputLengths
     calibration: Calibrations
-    serving: dict[str, Sequence[Site]] = field(default_factory=dict)
+    serving: dict[str, Sequence[Engine]] = field(default_factory=dict)
     now: float = 0.0
+
+    @property
+    def state(self) -> str:
+        """What runs on each engine, of how many slots; and how many requests wait."""
+        engines = ", ".join(f"{site.name} {site.load.in_flight}/{site.slots}" for site in self.sites)
+        return f"{engines}; {len(self.queue)} waiting"
 
     def clock(self) -> float:
         return self.now
 
     def changed(self) -> None:
+        for site in self.sites:
+            site.load.changes += 1
         self.placement.refresh()
 
 
@@ -62,6 +52,11 @@ def policy_of(name: str, calibration: Calibrations, index: PrefixIndex, estimate
     if name == "prefix":
         return PrefixPolicy(calibration, Hits(index, HitAccuracy()), estimates, Affinity())
     return LeastLoadedPolicy() if name == "least_loaded" else RoundRobinPolicy()
+
+
+def engine(index: int, slots: int, name: str = "", rank: int | None = None, kv: int | None = None) -> Engine:
+    """An engine of a backend named a, b, c, ... by its number."""
+    return Engine(index, name or "abcdefgh"[index], rank, slots, slots, kv)
 
 
 def hall(
@@ -75,13 +70,13 @@ def hall(
     holds: bool = True,
 ) -> Hall:
     """A backend of that many slots each: a, b, c, ... all serve the model `m`."""
-    sites = [Site("abcdefgh"[number], number, count, count, kv) for number, count in enumerate(slots or (4,))]
+    sites = [engine(number, count, kv=kv) for number, count in enumerate(slots or (4,))]
     index, estimates, lengths = PrefixIndex([1 << 30] * len(sites)), Estimates(), OutputLengths()
     queue = Queue(max_requests, max_bytes)
-    serving: dict[str, Sequence[Site]] = {"m": sites}
+    serving: dict[str, Sequence[Engine]] = {"m": sites}
     knobs = Knobs(aging=aging, scan=scan, starvation_seconds=STARVATION_SECONDS, hold_without_backend=holds)
     calibration = Calibrations(CostModel(), WINDOW_SECONDS)
-    find: Callable[[str], Sequence[Candidate] | None] = serving.get
+    find: Callable[[str], Sequence[Engine] | None] = serving.get
     placement = Placement(find, policy_of(policy, calibration, index, estimates), queue, lengths, calibration, knobs)
     return Hall(sites, placement, queue, index, estimates, lengths, calibration, serving)
 

@@ -56,9 +56,9 @@ class Scene:
             lease.__exit__(None, None, None)
         assert await self.client() == "a"
         assert self.gate.waiting == 0
-        assert repr(self.gate) == "<Gate <Placement a 0/1; 0 waiting>>"
-        assert repr(self.here.placement.seats[0].load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
-        assert [repr(ledger) for ledger in self.here.placement.ledgers("a")] == [NOTHING_RESERVED]
+        assert self.here.state == "a 0/1; 0 waiting"
+        assert repr(self.here.sites[0].load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
+        assert repr(self.here.sites[0].kv) == NOTHING_RESERVED
         assert repr(self.here.queue) == "<Queue 0 waiting, 0 bytes: empty>"
 
 
@@ -105,7 +105,7 @@ def test_a_client_that_leaves_after_the_grant_and_before_it_runs_gives_the_slot_
         await turns(3)
         scene.give_the_slot_back()
         await turns(1)
-        assert repr(scene.gate) == "<Gate <Placement a 1/1; 1 waiting>>"
+        assert scene.here.state == "a 1/1; 1 waiting"
         assert not first.done()
         first.cancel()
         assert await scene.left(first) is asyncio.CancelledError
@@ -224,7 +224,7 @@ def test_a_lease_that_nobody_enters_is_visible_as_taken() -> None:
     async def main() -> None:
         scene = Scene()
         await scene.gate.lease(ask())
-        assert repr(scene.gate) == "<Gate <Placement a 1/1; 0 waiting>>"
-        assert [repr(ledger) for ledger in scene.here.placement.ledgers("a")] != [NOTHING_RESERVED]
+        assert scene.here.state == "a 1/1; 0 waiting"
+        assert repr(scene.here.sites[0].kv) != NOTHING_RESERVED
 
     run(main())

@@ -25,18 +25,18 @@ def test_a_model_without_a_backend_that_is_up_is_unavailable_with_a_hint() -> No
 
 def test_a_retry_avoids_the_backend_that_failed() -> None:
     here = hall(4, 4)
-    assert bind(here, avoid=frozenset("a")).seat.name == "b"
+    assert bind(here, avoid=frozenset("a")).engine.name == "b"
 
 
 def test_a_retry_takes_a_backend_that_failed_when_there_is_no_other() -> None:
     here = hall(4)
-    assert bind(here, avoid=frozenset("a")).seat.name == "a"
+    assert bind(here, avoid=frozenset("a")).engine.name == "a"
 
 
 def test_a_pinned_request_goes_to_its_backend_alone() -> None:
     here = hall(4, 4)
-    assert bind(here, ask(pinned="b")).seat.name == "b"
-    assert bind(here, ask(pinned="b"), avoid=frozenset("b")).seat.name == "b"
+    assert bind(here, ask(pinned="b")).engine.name == "b"
+    assert bind(here, ask(pinned="b"), avoid=frozenset("b")).engine.name == "b"
     assert isinstance(here.placement.place(ask(pinned="z"), 0.0), Ticket)
     with pytest.raises(NoBackend):
         hall(4, holds=False).placement.place(ask(pinned="z"), 0.0)
@@ -47,7 +47,7 @@ def test_a_request_that_no_backend_can_ever_run_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="is 4\\. Send fewer") as error:
         here.placement.place(ask(sequences=5), 0.0)
     assert error.value.param == "n"
-    assert bind(here, ask(sequences=4)).seat.name == "b"
+    assert bind(here, ask(sequences=4)).engine.name == "b"
 
 
 def test_a_limit_that_grew_is_seen_after_a_refresh() -> None:
@@ -64,25 +64,26 @@ def test_a_limit_that_grew_is_seen_after_a_refresh() -> None:
 def test_a_limit_that_moves_voids_what_was_made_of_it_and_one_that_does_not_voids_nothing() -> None:
     here = hall(4, 4)
     bind(here, ask())
-    [seat, _] = here.placement.seats
-    before = seat.load.changes
-    here.placement.seating.follow_limits(here.now)
-    assert (seat.slots, seat.load.changes) == (4, before)
-    here.sites[0].slots = 2
-    here.placement.seating.follow_limits(here.now)
-    assert seat.slots == 2
-    assert seat.load.changes > before
+    [engine, _] = here.sites
+    before = engine.load.changes
+    engine.configure(4, 32, caches_prefixes=False)
+    engine.resize(4, None)
+    assert (engine.slots, engine.load.changes) == (4, before)
+    assert (engine.kv.block_tokens, engine.kv.shares) == (32, False)
+    engine.resize(2, None)
+    assert engine.slots == 2
+    assert engine.load.changes > before
 
 
 def test_a_model_is_served_while_a_backend_of_it_is_there() -> None:
     here = hall(1)
-    seating = here.placement.seating
-    assert seating.is_served(ask(), 0.0)
-    assert not seating.is_served(ask(pinned="z"), 0.0)
-    assert not seating.is_served(ask(model="other"), 0.0)
-    assert seating.may_be_served("m", 0.0)
-    assert seating.may_be_served("other", 0.0)  # it never will be, which those who wait for it are to be told
+    table = here.placement.table
+    assert table.is_served(ask())
+    assert not table.is_served(ask(pinned="z"))
+    assert not table.is_served(ask(model="other"))
+    assert table.may_be_served("m")
+    assert table.may_be_served("other")  # it never will be: requests that wait for it are refused
     here.serving["m"] = []
     here.changed()
-    assert not seating.is_served(ask(), 0.0)
-    assert not seating.may_be_served("m", 0.0)
+    assert not table.is_served(ask())
+    assert not table.may_be_served("m")

@@ -27,9 +27,9 @@ def test_a_lease_holds_its_slot_until_the_end_of_the_block() -> None:
     async def main() -> None:
         here = hall(2)
         with await gate_of(here).lease(ask()) as lease:
-            assert (lease.backend, lease.seat_index, lease.hit_tokens, lease.waited_seconds) == ("a", 0, 0, 0.0)
-            assert repr(here.placement) == "<Placement a 1/2; 0 waiting>"
-        assert repr(here.placement) == "<Placement a 0/2; 0 waiting>"
+            assert (lease.backend, lease.engine_index, lease.hit_tokens, lease.waited_seconds) == ("a", 0, 0, 0.0)
+            assert here.state == "a 1/2; 0 waiting"
+        assert here.state == "a 0/2; 0 waiting"
 
     run(main())
 
@@ -39,7 +39,7 @@ def test_a_block_that_raises_gives_its_slot_back() -> None:
         here = hall(2)
         with pytest.raises(ZeroDivisionError), await gate_of(here).lease(ask()):
             raise ZeroDivisionError
-        assert repr(here.placement) == "<Placement a 0/2; 0 waiting>"
+        assert here.state == "a 0/2; 0 waiting"
 
     run(main())
 
@@ -49,16 +49,16 @@ def test_an_answer_that_becomes_longer_than_expected_closes_its_backend_earlier_
         here = hall(8, kv=2000)
         gate, release, order = gate_of(here), asyncio.Event(), list[str]()
         with await gate.lease(ask(prompt_tokens=600, output_tokens=1500)) as long:
-            assert (long.came(0), here.placement.ledgers("a")[0].taken_tokens) == (8, 608 + 512)
+            assert (long.came(0), here.sites[0].kv.taken_tokens) == (8, 608 + 512)
             assert 0 < long.came(700) < 100
-            assert here.placement.ledgers("a")[0].taken_tokens > 608 + 700
+            assert here.sites[0].kv.taken_tokens > 608 + 700
             waiting = asyncio.create_task(hold(gate, order, "next", release, ask(prompt_tokens=600, output_tokens=16)))
             await turns(5)
             assert order == []
         release.set()
         await waiting
         assert order == ["next on a"]
-        assert here.placement.ledgers("a")[0].taken_tokens == 0
+        assert here.sites[0].kv.taken_tokens == 0
 
     run(main())
 
@@ -74,12 +74,12 @@ def test_those_who_wait_are_served_in_order_as_slots_come_free() -> None:
                 group.create_task(hold(gate, order, f"{number}", release))
                 await turns(3)
             assert gate.waiting == 2
-            assert repr(gate) == "<Gate <Placement a 1/1; 2 waiting>>"
+            assert here.state == "a 1/1; 2 waiting"
             for number, release in enumerate(releases):
                 assert order == [f"{earlier} on a" for earlier in range(number + 1)]
                 release.set()
                 await turns(4)
-        assert repr(gate) == "<Gate <Placement a 0/1; 0 waiting>>"
+        assert here.state == "a 0/1; 0 waiting"
 
     run(main())
 
@@ -161,7 +161,7 @@ def test_when_every_backend_goes_those_who_wait_are_told_at_once_where_nobody_is
             results = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(result) for result in results] == [NoBackend] * 3
         assert all(isinstance(result, NoBackend) and result.retry_after_seconds == 2.0 for result in results)
-        assert repr(gate) == "<Gate <Placement a 0/1; 0 waiting>>"
+        assert here.state == "a 0/1; 0 waiting"
 
     run(main())
 
@@ -199,7 +199,7 @@ def test_while_no_backend_can_serve_requests_wait_for_one_to_come_back() -> None
                 assert lease.backend == "a"
                 assert lease.waited_seconds == pytest.approx(40.0)
         assert loop.time() - began == pytest.approx(40.0)
-        assert repr(gate) == "<Gate <Placement a 0/1; 0 waiting>>"
+        assert here.state == "a 0/1; 0 waiting"
 
     run(main())
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.request import Ask
-from gateway.routing.cost import CostModel, Seat
+from gateway.routing.cost import CostModel
+from gateway.routing.engine import Engine
 from gateway.routing.engine_load import Work
 from gateway.routing.estimates import Calibrations
 from gateway.scheduling.capacity import Capacity
@@ -55,37 +56,37 @@ class Scene:
         self, ranking: Written, *free: int, waited: Sequence[float] | None = None, slots: int = 2, **wish: int
     ) -> None:
         self.ranking = ranking
-        self.seats = [Seat(number, "abc"[number], cap=slots, slots=slots) for number in range(len(free))]
-        for seat, count in zip(self.seats, free, strict=True):
+        self.engines = [Engine(number, "abc"[number], cap=slots, slots=slots) for number in range(len(free))]
+        for engine, count in zip(self.engines, free, strict=True):
             for _ in range(slots - count):
-                self.take(seat)
+                self.take(engine)
         waited = waited or [1.0] * len(ranking.orders)
         asks = [Ask("m", **(wish if row == 0 else {})) for row in range(len(waited))]  # type: ignore[arg-type]
         self.tickets = [Ticket(ask, NOW - ago, frozenset(), 0.0) for ask, ago in zip(asks, waited, strict=True)]
         self.bound: list[str] = []
 
-    def take(self, seat: Seat, sequences: int = 1) -> None:
+    def take(self, engine: Engine, sequences: int = 1) -> None:
         work = Work(sequences, 100, 0.0, observable=True)
-        seat.load.start(work, NOW)
-        seat.load.first_token(work, NOW)
+        engine.load.start(work, NOW)
+        engine.load.first_token(work, NOW)
 
     def bind(self, ticket: Ticket, column: int, prefill_seconds: float) -> None:
         row = self.tickets.index(ticket)
         assert prefill_seconds == row + column / 10
         self.bound.append(f"{row} to {'abc'[column]}")
-        self.take(self.seats[column], ticket.ask.sequences)
+        self.take(self.engines[column], ticket.ask.sequences)
 
     def run(self, *, waits_for_best: bool = True, much: str = "", all_guarded: bool = False) -> list[str]:
         """`much`: the rows of those who have much."""
-        is_open = [ROOM.is_open(seat, "m", NOW, guarded=all_guarded) for seat in self.seats]
+        is_open = [ROOM.is_open(engine, "m", NOW, guarded=all_guarded) for engine in self.engines]
         has_much = (lambda ticket: str(self.tickets.index(ticket)) in much) if much else None
         QueueScan(
-            self.seats, self.ranking, is_open, ROOM, STARVATION_SECONDS, waits_for_best, self.bind, has_much,
+            self.engines, self.ranking, is_open, ROOM, STARVATION_SECONDS, waits_for_best, self.bind, has_much,
             all_guarded,
         ).run(self.tickets, NOW)  # fmt: skip
         assert is_open == [
-            ROOM.is_open(seat, "m", NOW, guarded=all_guarded) and (None, column) not in self.ranking.closed
-            for column, seat in enumerate(self.seats)
+            ROOM.is_open(engine, "m", NOW, guarded=all_guarded) and (None, column) not in self.ranking.closed
+            for column, engine in enumerate(self.engines)
         ]
         return self.bound
 

@@ -8,15 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.request import Ask
-from gateway.routing.cost import CostModel, Seat
+from gateway.routing.cost import CostModel
 from gateway.routing.cost_matrix import CostMatrix
+from gateway.routing.engine import Engine
 from gateway.routing.engine_load import Work
 from gateway.routing.estimates import Calibrations
 from gateway.scheduling.capacity import Capacity
 from gateway.scheduling.output_length import OutputLengths
 from gateway.scheduling.queue_scan import QueueScan
 from gateway.scheduling.wait_queue import Ticket
-from tests.unit.routing.crowds import ASKS, MODELS, NOW, AskedFor, seats
+from tests.unit.routing.crowds import ASKS, MODELS, NOW, AskedFor, engines
 
 STARVATION_SECONDS = 30.0
 WAITS = st.sampled_from([0.0, 1.0, 31.0])
@@ -31,7 +32,7 @@ class OneAfterAnother(CostMatrix):
 
 def look_through(
     matrix: type[CostMatrix], model: CostModel, asks: list[AskedFor], waits: list[float], closed: set[tuple[int, int]],
-    among: list[Seat],
+    among: list[Engine],
 ) -> list[tuple[int, int]]:  # fmt: skip
     """Who is bound where."""
     hits = [np.array(hits[: len(among)], dtype=np.float64) for _, _, hits in asks]
@@ -51,7 +52,7 @@ def look_through(
         work = Work(1, ticket.ask.prompt_tokens, prefill_seconds, observable=True)
         among[column].load.start(work, NOW)
 
-    is_open = [room.is_open(seat, "m", NOW) for seat in among]
+    is_open = [room.is_open(engine, "m", NOW) for engine in among]
     QueueScan(among, ranking, is_open, room, STARVATION_SECONDS, True, bind).run(tickets, NOW)
     return bound
 
@@ -63,11 +64,11 @@ def look_through(
     again=st.integers(1, 6),
     waits=st.lists(WAITS, min_size=120, max_size=120).map(lambda waits: sorted(waits, reverse=True)),
     closed=st.sets(st.tuples(st.integers(0, 119), st.integers(0, 4)), max_size=20),
-    among=seats(),
+    among=engines(),
 )
 def test_skipping_those_who_hold_out_changes_nothing_for_anybody(
     model: CostModel, asks: list[AskedFor], again: int, waits: list[float], closed: set[tuple[int, int]],
-    among: list[Seat],
+    among: list[Engine],
 ) -> None:  # fmt: skip
     asks = asks * again
     slowly = look_through(OneAfterAnother, model, asks, waits, closed, deepcopy(among))

@@ -29,7 +29,7 @@ def drain(here: Hall) -> dict[Ticket, str]:
     """Who was bound where; an error's class name for those whom nobody can serve."""
     granted = here.placement.drain("m", here.now)
     return {
-        ticket: bound.seat.name if isinstance(bound, Binding) else type(bound).__name__ for ticket, bound in granted
+        ticket: bound.engine.name if isinstance(bound, Binding) else type(bound).__name__ for ticket, bound in granted
     }
 
 
@@ -47,8 +47,8 @@ def hold_a_very_long_prompt(here: Hall, backend: int) -> Ask:
 
 def test_a_request_is_bound_at_once_when_a_backend_is_open() -> None:
     here = hall(1, 1)
-    assert [bind(here).seat.name, bind(here).seat.name] == ["a", "b"]
-    assert repr(here.placement) == "<Placement a 1/1, b 1/1; 0 waiting>"
+    assert [bind(here).engine.name, bind(here).engine.name] == ["a", "b"]
+    assert here.state == "a 1/1, b 1/1; 0 waiting"
 
 
 def test_what_was_taken_is_given_back_once() -> None:
@@ -56,9 +56,9 @@ def test_what_was_taken_is_given_back_once() -> None:
     first, second = bind(here), bind(here)
     here.placement.release(first, 1.0)
     here.placement.release(first, 1.0)
-    assert first.seat.load.in_flight == 1
+    assert first.engine.load.in_flight == 1
     here.placement.release(second, 1.0)
-    assert repr(first.seat.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
+    assert repr(first.engine.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
 
 
 def test_a_first_token_after_the_release_changes_nothing() -> None:
@@ -67,7 +67,7 @@ def test_a_first_token_after_the_release_changes_nothing() -> None:
     assert isinstance(placed, Binding)
     here.placement.release(placed, 1.0)
     here.placement.first_token(placed, 2.0)
-    assert placed.seat.load.decoding == 0
+    assert placed.engine.load.decoding == 0
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -146,7 +146,7 @@ def test_when_a_model_turns_out_not_to_exist_those_who_wait_are_told(holds: bool
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_request_that_only_some_backends_can_ever_run_does_not_wait_for_the_others(policy: str) -> None:
     here = hall(2, 4, 4, policy=policy)
-    assert {bind(here, ask(sequences=3)).seat.name for _ in range(2)} == {"b", "c"}
+    assert {bind(here, ask(sequences=3)).engine.name for _ in range(2)} == {"b", "c"}
     assert isinstance(here.placement.place(ask(sequences=3), 0.0), Ticket)
 
 
@@ -161,14 +161,14 @@ def test_nor_does_one_who_waits_though_they_are_idle(policy: str) -> None:
 
 
 def test_a_retry_of_a_wide_request_does_not_go_where_it_can_never_run() -> None:
-    assert bind(hall(2, 4, 4), ask(sequences=3), avoid=frozenset("b")).seat.name == "c"
-    assert bind(hall(2, 4), ask(sequences=3), avoid=frozenset("b")).seat.name == "b"
+    assert bind(hall(2, 4, 4), ask(sequences=3), avoid=frozenset("b")).engine.name == "c"
+    assert bind(hall(2, 4), ask(sequences=3), avoid=frozenset("b")).engine.name == "b"
 
 
 def test_inputs_to_be_embedded_beyond_the_cap_take_all_slots() -> None:
     here = hall(4)
     placed = bind(here, ask(sequences=100, divisible=True))
-    assert placed.seat.load.in_flight == 4
+    assert placed.engine.load.in_flight == 4
 
 
 def test_a_request_larger_than_a_slow_start_allows_runs_alone() -> None:
@@ -185,7 +185,7 @@ def test_a_request_larger_than_a_slow_start_allows_runs_alone() -> None:
 def test_a_look_up_takes_no_slot() -> None:
     here = hall(1)
     bind(here)
-    assert bind(here, ask(sequences=0)).seat.load.in_flight == 1
+    assert bind(here, ask(sequences=0)).engine.load.in_flight == 1
 
 
 def test_a_backend_with_too_much_prefill_ahead_is_not_open() -> None:
@@ -203,7 +203,7 @@ def test_with_prefix_routing_a_request_holds_out_for_the_backend_that_has_its_pr
     here = hall(1, 1, policy="prefix")
     wish = hold_a_very_long_prompt(here, 1)
     running = bind(here, wish)
-    assert running.seat.name == "b"
+    assert running.engine.name == "b"
     assert running.hit_tokens > 90_000
     ticket = wait(here, wish)
     small = bind_waiting(here)
@@ -272,11 +272,11 @@ def test_kv_cache_is_filled_to_the_headroom_exactly() -> None:
     bind(here, ask(prompt_tokens=512, output_tokens=100))
     wait(here, ask(prompt_tokens=209, output_tokens=100))
     bind(here, ask(model="o", prompt_tokens=208, output_tokens=100))
-    assert here.placement.ledgers("a")[0].taken_tokens == 512 + 112 + 208 + 112 <= 950
+    assert here.sites[0].kv.taken_tokens == 512 + 112 + 208 + 112 <= 950
 
 
 def test_an_idle_backend_takes_a_prompt_that_is_larger_than_its_kv_cache() -> None:
-    assert bind(hall(8, kv=1000), ask(prompt_tokens=5000)).seat.name == "a"
+    assert bind(hall(8, kv=1000), ask(prompt_tokens=5000)).engine.name == "a"
 
 
 @pytest.mark.parametrize("policy", ["least_loaded", "round_robin"])
@@ -284,7 +284,7 @@ def test_where_any_open_backend_will_do_one_with_room_in_its_kv_cache_is_found(p
     here = hall(8, 8, 8, policy=policy, kv=1000)
     for tokens in (800, 800, 300):
         bind(here, ask(prompt_tokens=tokens, output_tokens=100))
-    assert bind(here, ask(prompt_tokens=400, output_tokens=100)).seat.name == "c"
+    assert bind(here, ask(prompt_tokens=400, output_tokens=100)).engine.name == "c"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -317,7 +317,7 @@ def test_a_backend_kept_for_one_who_starves_leaves_the_others_to_everybody() -> 
     wide = wait(here, ask(sequences=2))
     here.now = STARVATION_SECONDS + 1
     narrow = [wait(here) for _ in range(2)]
-    on_a, on_b = ([binding for binding in running if binding.seat.name == name] for name in "ab")
+    on_a, on_b = ([binding for binding in running if binding.engine.name == name] for name in "ab")
     here.placement.release(on_a[0], here.now)
     assert drain(here) == {}
     here.placement.release(on_b[0], here.now)
@@ -332,10 +332,10 @@ def test_a_request_reserves_what_nobody_uses_there_whether_it_is_cached_or_not()
     known = hold_the_prompt(here, 0)
     placed = bind(here, known)
     assert placed.hit_tokens == 496  # the last token is always computed, and so is its block
-    ledger = here.placement.ledgers("a")[0]
-    assert (ledger.taken_tokens, placed.seat.load.context_tokens) == (512 + 512, 512)
+    ledger = here.sites[0].kv
+    assert (ledger.taken_tokens, placed.engine.load.context_tokens) == (512 + 512, 512)
     again = bind(here, known)
-    assert (ledger.taken_tokens, placed.seat.load.context_tokens) == (512 + 2 * 512, 1024)
+    assert (ledger.taken_tokens, placed.engine.load.context_tokens) == (512 + 2 * 512, 1024)
     here.placement.release(placed, 0.0)
     assert ledger.taken_tokens == 512 + 512
     here.placement.release(again, 0.0)
@@ -344,9 +344,8 @@ def test_a_request_reserves_what_nobody_uses_there_whether_it_is_cached_or_not()
 
 def test_the_speed_of_a_backend_counts_with_its_root() -> None:
     here = hall(4, 4, policy="prefix")
-    here.sites[0].speed = 4.0
-    assert bind(here).seat.name == "b"
-    assert here.placement.seats[0].slowness == 2.0
+    here.sites[0].slowness = 2.0  # the fleet makes it of a speed of 4
+    assert bind(here).engine.name == "b"
 
 
 def test_where_nothing_is_cached_what_was_sent_before_does_not_count() -> None:
@@ -354,14 +353,14 @@ def test_where_nothing_is_cached_what_was_sent_before_does_not_count() -> None:
     wish = hold_the_prompt(here, 1)
     here.sites[1].caches_prefixes = False
     placed = bind(here, wish)
-    assert (placed.seat.name, placed.hit_tokens) == ("a", 0)
+    assert (placed.engine.name, placed.hit_tokens) == ("a", 0)
 
 
-def test_the_load_of_a_backend_that_was_never_used_is_nothing() -> None:
+def test_what_is_in_flight_is_counted_on_its_engine() -> None:
     here = hall(4)
-    assert here.placement.loads("a") == []
+    assert here.sites[0].load.in_flight == 0
     bind(here)
-    assert [load.in_flight for load in here.placement.loads("a")] == [1]
+    assert here.sites[0].load.in_flight == 1
 
 
 def test_a_first_token_after_a_prefill_alone_teaches_what_a_token_costs() -> None:
@@ -422,7 +421,7 @@ def test_what_is_bound_meanwhile_counts_at_once_for_one_who_waits_with_the_same_
     [(bound, binding)] = here.placement.drain("m", here.now)
     assert bound is first
     assert isinstance(binding, Binding)
-    assert binding.seat.name == "a"
+    assert binding.engine.name == "a"
     here.now = 0.02
     here.placement.release(binding, here.now)
     here.placement.release(running["b"], here.now)

@@ -1,6 +1,7 @@
 import pytest
 
-from gateway.routing.cost import CostModel, Option, Seat
+from gateway.routing.cost import CostModel
+from gateway.routing.engine import Engine, Option
 from gateway.routing.engine_load import Work
 from gateway.routing.estimates import Calibrations
 from gateway.scheduling.capacity import Capacity
@@ -13,17 +14,17 @@ ROOM = Capacity(Calibrations(CostModel(), window_seconds=0.1), OutputLengths())
 
 def option(name: str, cost: float, *, busy: int = 0, placed: int = 0) -> Option:
     """An engine of sixteen slots."""
-    seat = Seat("abc".index(name), name, cap=16, slots=16, placed=placed)
+    engine = Engine("abc".index(name), name, cap=16, slots=16, placed=placed)
     work = Work(1, 10, 0.0, True)
     for _ in range(busy):
-        seat.load.start(work, 0.0)
-        seat.load.first_token(work, 0.0)
-    return Option(seat, cost, 0.0, 0)
+        engine.load.start(work, 0.0)
+        engine.load.first_token(work, 0.0)
+    return Option(engine, cost, 0.0, 0)
 
 
 def chosen(*options: Option, waits_for_best: bool = True, guarded: bool = False) -> str | None:
     found = choose(options, ask(), ROOM, 0.0, waits_for_best, guarded)
-    return found.seat.name if found is not None else None
+    return found.engine.name if found is not None else None
 
 
 def test_the_cheapest_is_taken_and_where_it_is_full_none() -> None:

@@ -24,7 +24,7 @@ def wait(here: Hall, wish: Ask) -> Ticket:
 
 def drain(here: Hall) -> dict[Ticket, str]:
     return {
-        ticket: bound.seat.name for ticket, bound in here.placement.drain("m", here.now) if isinstance(bound, Binding)
+        ticket: bound.engine.name for ticket, bound in here.placement.drain("m", here.now) if isinstance(bound, Binding)
     }
 
 
@@ -57,8 +57,8 @@ def test_when_so_many_hold_out_for_one_engine_that_another_is_better_it_is_used(
         )
         for more in range(100, 100 + FURTHER)
     ]
-    [(ticket, seat)] = drain(here).items()
-    assert seat == "b"
+    [(ticket, engine)] = drain(here).items()
+    assert engine == "b"
     assert tickets.index(ticket) > SCAN
 
 

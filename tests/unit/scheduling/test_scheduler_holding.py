@@ -9,10 +9,10 @@ def test_while_nobody_serves_a_model_its_requests_are_held_in_the_line() -> None
     here.serving["m"] = []
     held = [wait(here), wait(here, ask(sequences=0)), wait(here, ask(pinned="b"))]
     assert drain(here) == {}
-    assert not here.placement.seating.is_served(ask(), 0.0)
+    assert not here.placement.table.is_served(ask())
     here.serving["m"] = here.sites
     here.changed()
-    assert here.placement.seating.is_served(ask(), 0.0)
+    assert here.placement.table.is_served(ask())
     granted = drain(here)
     assert set(granted) == set(held)
     assert granted[held[2]] == "b"

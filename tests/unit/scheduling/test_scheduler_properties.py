@@ -8,12 +8,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from gateway.errors import InvalidRequest, ModelNotFound, NoBackend, QueueFull
 from gateway.request import Ask
-from gateway.routing.cost import Seat
-from gateway.scheduling.kv_reservations import KvLedger
+from gateway.routing.engine import Engine
+from gateway.routing.kv_reservations import KvLedger
 from gateway.scheduling.scheduler import Binding
 from gateway.scheduling.wait_queue import Order, Ticket
 from tests.recount import mismatches, taken_tokens
-from tests.unit.scheduling.builders import POLICIES, STARVATION_SECONDS, WINDOW_SECONDS, Hall, Site, hall
+from tests.unit.scheduling.builders import POLICIES, STARVATION_SECONDS, WINDOW_SECONDS, Hall, hall
 
 CAPS = (2, 4, 6, 3, 3)  # of a, b, c, and of the two engines of d
 MAX_REQUESTS, MAX_BYTES, SCAN = 12, 120, 8
@@ -133,12 +133,12 @@ class PlacementMachine(RuleBasedStateMachine):
         """It changes nothing; what must hold is checked after it as after everything."""
         if not self._serving(model):
             return
-        seats = self.here.placement.seats
-        placed = [seat.placed for seat in seats]
+        engines = self.here.sites
+        placed = [engine.placed for engine in engines]
         verdicts = self.here.placement.explain(Ask(model, prompt_tokens=500), self.here.now)
         assert [verdict.cost for verdict in verdicts] == sorted(verdict.cost for verdict in verdicts)
-        assert {verdict.seat.index for verdict in verdicts} == {site.index for site in self._serving(model)}
-        assert [seat.placed for seat in seats] == placed
+        assert {verdict.engine.index for verdict in verdicts} == {site.index for site in self._serving(model)}
+        assert [engine.placed for engine in engines] == placed
 
     # What must hold.
 
@@ -152,17 +152,17 @@ class PlacementMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_taken_is_what_is_bound(self) -> None:
-        for seat in self.here.placement.seats:
-            here = [binding.work for binding in self.bound.values() if binding.seat is seat]
-            assert seat.load.in_flight == sum(work.sequences for work in here)
-            ledger = self._ledger(seat)
+        for engine in self.here.sites:
+            here = [binding.work for binding in self.bound.values() if binding.engine is engine]
+            assert engine.load.in_flight == sum(work.sequences for work in here)
+            ledger = self._ledger(engine)
             assert ledger.taken_tokens == taken_tokens(ledger) >= 0
             assert len(ledger) == len(here)
-            assert 0 <= seat.load.decoding <= seat.load.in_flight
+            assert 0 <= engine.load.decoding <= engine.load.in_flight
 
     @invariant()
     def every_sum_is_that_of_a_recount(self) -> None:
-        assert mismatches(self.here.placement, self.here.queue) == []
+        assert mismatches(self.here.sites, self.here.queue) == []
 
     @invariant()
     def nobody_waits_for_a_model_that_nobody_serves_unless_held(self) -> None:
@@ -180,8 +180,8 @@ class PlacementMachine(RuleBasedStateMachine):
             starving = [ticket for ticket in oldest if self.here.now - ticket.arrived_seconds > STARVATION_SECONDS]
             shut_out = [ticket for ticket in starving if not self._admitting(ticket)]
             must_go = starving if self.policy == "prefix" else oldest
-            open_seats = {seat.index for ticket in must_go for seat in self._admitting(ticket)}
-            assert len(open_seats) <= len(shut_out)
+            open_engines = {engine.index for ticket in must_go for engine in self._admitting(ticket)}
+            assert len(open_engines) <= len(shut_out)
 
     @invariant()
     def nobody_holds_out_while_every_backend_would_take_him(self) -> None:
@@ -212,9 +212,9 @@ class PlacementMachine(RuleBasedStateMachine):
                 del self.bound[number]
         assert not self.waiting
         assert repr(self.here.queue) == "<Queue 0 waiting, 0 bytes: empty>"
-        for seat in self.here.placement.seats:
-            assert repr(seat.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
-            assert repr(self._ledger(seat)) == "<KvLedger 0 tokens, 0 requests, 0 prefixes>"
+        for engine in self.here.sites:
+            assert repr(engine.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
+            assert repr(self._ledger(engine)) == "<KvLedger 0 tokens, 0 requests, 0 prefixes>"
 
     # Helpers.
 
@@ -230,7 +230,7 @@ class PlacementMachine(RuleBasedStateMachine):
             self.here.serving[model] = [self.here.sites[i] for i in indexes if self.here.sites[i].name in self.up]
         self.here.changed()
 
-    def _serving(self, model: str) -> list[Site]:
+    def _serving(self, model: str) -> list[Engine]:
         return list(self.here.serving.get(model, ()))
 
     def _waiting_for(self, model: str) -> bool:
@@ -258,42 +258,42 @@ class PlacementMachine(RuleBasedStateMachine):
 
     def _check_binding(self, number: int, binding: Binding, avoid: frozenset[str]) -> None:
         wish = self.wishes[number]
-        seat, site = binding.seat, self.here.sites[binding.seat.index]
+        engine, site = binding.engine, self.here.sites[binding.engine.index]
         assert site in self._allowed(wish, avoid)
         assert binding.work.sequences == (min(wish.sequences, site.cap) if wish.divisible else wish.sequences)
         if wish.sequences:
-            assert seat.load.in_flight <= site.cap
-            alone = seat.load.in_flight == binding.work.sequences
-            assert seat.load.in_flight <= site.slots or alone
-            ledger, limit = self._ledger(seat), KV_HEADROOM * (site.kv_cache_tokens or 1 << 40)
+            assert engine.load.in_flight <= site.cap
+            alone = engine.load.in_flight == binding.work.sequences
+            assert engine.load.in_flight <= site.slots or alone
+            ledger, limit = self._ledger(engine), KV_HEADROOM * (site.kv_cache_tokens or 1 << 40)
             assert alone or min(ledger.taken_tokens, ledger.outlook(self.here.now).peak_tokens) <= limit
         self.bound[number] = binding
 
-    def _allowed(self, wish: Ask, avoid: frozenset[str]) -> list[Site]:
+    def _allowed(self, wish: Ask, avoid: frozenset[str]) -> list[Engine]:
         sites = [site for site in self._serving(wish.model) if wish.pinned in (None, site.name)]
         sites = [site for site in sites if self._is_large_enough(site, wish)] or sites
         if wish.pinned is None:
             sites = [site for site in sites if site.name not in avoid] or sites
         return [site for site in sites if wish.rank is not None and site.rank == wish.rank] or sites
 
-    def _is_large_enough(self, site: Site, wish: Ask) -> bool:
+    def _is_large_enough(self, site: Engine, wish: Ask) -> bool:
         return wish.divisible or wish.sequences <= site.cap
 
-    def _admitting(self, ticket: Ticket) -> list[Seat]:
+    def _admitting(self, ticket: Ticket) -> list[Engine]:
         """The backends that could take a waiting request now."""
         allowed = {site.index for site in self._allowed(ticket.ask, ticket.avoid)}
-        return [seat for seat in self.here.placement.seats if seat.index in allowed and self._admits(seat, ticket.ask)]
+        return [engine for engine in self.here.sites if engine.index in allowed and self._admits(engine, ticket.ask)]
 
-    def _ledger(self, seat: Seat) -> KvLedger:
-        return self.here.placement._room.ledgers[seat.index]
+    def _ledger(self, engine: Engine) -> KvLedger:
+        return engine.kv
 
-    def _admits(self, seat: Seat, wish: Ask) -> bool:
-        site, load = self.here.sites[seat.index], seat.load
+    def _admits(self, engine: Engine, wish: Ask) -> bool:
+        site, load = self.here.sites[engine.index], engine.load
         wanted = min(wish.sequences, site.cap) if wish.divisible else wish.sequences
         if load.in_flight == 0 and wanted > site.slots:
             return wanted <= site.cap
         output = self.here.lengths.expected(wish.model, wish.tenant, wish.output_tokens)
-        ledger = self._ledger(seat)
+        ledger = self._ledger(engine)
         needed = min(ledger.taken_tokens + ledger.needed(wish, output), ledger.peak_with(wish, output, self.here.now))
         fits = site.kv_cache_tokens is None or load.in_flight == 0 or needed <= KV_HEADROOM * site.kv_cache_tokens
         has_slots = load.in_flight + wanted <= site.slots

@@ -1,11 +1,11 @@
-"""Backends that run several engines (data parallel), each with a seat of its own."""
+"""Backends that run several engines (data parallel), each a place of its own."""
 
 import pytest
 
 from gateway.request import Ask
 from gateway.scheduling.scheduler import Binding
 from gateway.scheduling.wait_queue import Ticket
-from tests.unit.scheduling.builders import POLICIES, Hall, Site, ask, hall
+from tests.unit.scheduling.builders import POLICIES, Hall, ask, engine, hall
 
 KEYS, EDGES = (1, 2, 3), (1000, 2000, 4000)
 LONG = {"keys": KEYS, "edges": EDGES, "prompt_size": 8000, "prompt_tokens": 2000}
@@ -27,14 +27,14 @@ def bind(here: Hall, wish: Ask | None = None, avoid: frozenset[str] = frozenset(
 
 
 def where(binding: Binding) -> tuple[str, int | None]:
-    return binding.seat.name, binding.seat.rank
+    return binding.engine.name, binding.engine.rank
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_each_engine_of_a_backend_is_a_place_of_its_own(policy: str) -> None:
     here = ranked(policy)
     assert {where(bind(here)) for _ in range(3)} == {("a", None), ("d", 0), ("d", 1)}
-    assert [load.in_flight for load in here.placement.loads("d")] == [1, 1]
+    assert [site.load.in_flight for site in here.sites if site.name == "d"] == [1, 1]
 
 
 def test_a_prompt_goes_to_the_engine_that_holds_it_not_just_to_its_backend() -> None:
@@ -80,11 +80,11 @@ def test_look_ups_take_nothing_from_any_engine() -> None:
     here = ranked()
     for wish in (ask(sequences=0, pinned="d"), ask(sequences=0, pinned="d", rank=1), ask(sequences=0)):
         placed = bind(here, wish)
-        assert placed.seat.load.in_flight == 0
+        assert placed.engine.load.in_flight == 0
         here.placement.release(placed, 1.0)
-    for seat in here.placement.seats:
-        assert repr(seat.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
-        assert {ledger.taken_tokens for ledger in here.placement.ledgers(seat.name)} == {0}
+    for site in here.sites:
+        assert repr(site.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
+        assert site.kv.taken_tokens == 0
 
 
 def test_one_who_waits_for_an_engine_is_not_given_another_of_the_same_backend() -> None:
@@ -103,17 +103,18 @@ def test_one_who_waits_for_an_engine_is_not_given_another_of_the_same_backend() 
 def test_a_backend_that_turns_out_to_run_two_engines_keeps_count_of_what_it_was_given_before() -> None:
     here = hall(4)
     before = [bind(here) for _ in range(3)]
-    engines = [Site("a", 1 + rank, 2, 2, rank=rank) for rank in range(2)]
+    engines = [engine(1 + rank, 2, "a", rank) for rank in range(2)]
     here.index.resize(2, 1 << 30)
     here.serving["m"] = engines
     here.changed()
     after = [bind(here) for _ in range(3)]
     assert [where(binding) for binding in after] == [("a", 0), ("a", 1), ("a", 0)]
-    assert sum(load.in_flight for load in here.placement.loads("a")) == 6
+    everything = [*here.sites, *engines]
+    assert sum(one.load.in_flight for one in everything) == 6
     for binding in [*before, *after]:
         here.placement.first_token(binding, 1.0)
         here.placement.release(binding, 1.0)
-    assert [load.in_flight for load in here.placement.loads("a")] == [0, 0, 0]
+    assert [one.load.in_flight for one in everything] == [0, 0, 0]
 
 
 def test_one_who_waited_for_the_backend_is_given_one_of_its_engines() -> None:
@@ -123,7 +124,7 @@ def test_one_who_waited_for_the_backend_is_given_one_of_its_engines() -> None:
     assert isinstance(ticket, Ticket)
     here.index.resize(2, 1 << 30)
     here.index.record(2, KEYS, EDGES)
-    here.serving["m"] = [Site("a", 1 + rank, 2, 2, rank=rank) for rank in range(2)]
+    engines = here.serving["m"] = [engine(1 + rank, 2, "a", rank) for rank in range(2)]
     here.changed()
     [(granted, bound)] = here.placement.drain("m", 0.0)
     assert granted is ticket
@@ -131,4 +132,4 @@ def test_one_who_waited_for_the_backend_is_given_one_of_its_engines() -> None:
     assert (where(bound), bound.hit_tokens) == (("a", 1), 992)
     here.placement.release(running, 1.0)
     here.placement.release(bound, 1.0)
-    assert [load.in_flight for load in here.placement.loads("a")] == [0, 0, 0]
+    assert [one.load.in_flight for one in [*here.sites, *engines]] == [0, 0, 0]

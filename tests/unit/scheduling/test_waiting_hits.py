@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.request import Ask
-from gateway.routing.cost import Seat
+from gateway.routing.engine import Engine
 from gateway.scheduling.queue_scan import WaitingHits
 from gateway.scheduling.wait_queue import Ticket
 
-SEATS = [Seat(0, "a"), Seat(1, "b")]
+SEATS = [Engine(0, "a"), Engine(1, "b")]
 
 
 class Caches:
@@ -19,9 +19,9 @@ class Caches:
         self.held = [0, 0]
         self.looks = 0
 
-    def __call__(self, ask: Ask, seats: Sequence[Seat]) -> list[int]:
+    def __call__(self, ask: Ask, engines: Sequence[Engine]) -> list[int]:
         self.looks += 1
-        return self.held[: len(seats)]
+        return self.held[: len(engines)]
 
 
 def ticket(*keys: int) -> Ticket:

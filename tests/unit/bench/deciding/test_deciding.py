@@ -35,7 +35,7 @@ def test_a_full_fleet_has_no_slot_and_a_line_of_fresh_requests() -> None:
     busy = Busy(3, cap=8, scan=64, prompts=120)
     busy.know_all_prompts()
     busy.fill(40)
-    assert [seat.load.in_flight for seat in busy.placement.seats] == [8, 8, 8]
+    assert [engine.load.in_flight for engine in busy.engines] == [8, 8, 8]
     assert busy.waiting == 40
     assert all(busy.now - ticket.arrived_seconds < 30 for ticket in busy.queue)
     busy.give_one_back()

@@ -15,7 +15,7 @@ PORTS = Ports(proxy=8100, metrics=8700, engines=(9200, 9201, 9202))
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_gateway_is_given_its_policy_its_caps_and_nothing_else(policy: str) -> None:
-    found = config.parse(ours(policy).configuration(PORTS, ENGINES))
+    found = config_file.parse(ours(policy).configuration(PORTS, ENGINES))
     assert found.routing == config.RoutingConfig.model_validate({"policy": policy})
     assert [backend.url for backend in found.backends] == PORTS.backends
     assert {(backend.max_in_flight, backend.speed) for backend in found.backends} == {(32, 1.0)}
@@ -25,7 +25,7 @@ def test_the_gateway_is_given_its_policy_its_caps_and_nothing_else(policy: str) 
 
 
 def test_one_that_is_told_gets_the_speeds_of_its_backends() -> None:
-    found = config.parse(ours("prefix", (1.0, 1.0, 2.5)).configuration(PORTS, ENGINES))
+    found = config_file.parse(ours("prefix", (1.0, 1.0, 2.5)).configuration(PORTS, ENGINES))
     assert [backend.speed for backend in found.backends] == [1.0, 1.0, 2.5]
 
 
@@ -59,7 +59,7 @@ def test_where_engines_publish_kv_events_one_arm_follows_them_and_makes_tokens_i
     engines = EngineOptions(kv_events=True, model_dir=Path("models/small"))
     found, _ = arms(Place(tmp_path), [], engines)
     [follows] = [arm for arm in found if arm.follows_events]
-    told = config.parse(follows.configuration(PORTS, engines))
+    told = config_file.parse(follows.configuration(PORTS, engines))
     assert {backend.kv_events for backend in told.backends} == {"auto"}
     assert told.models.by_name["small"].tokenizer.endswith("/models/small")
     assert follows.label == "gateway, prefix + KV events"

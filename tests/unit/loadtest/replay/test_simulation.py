@@ -48,10 +48,9 @@ def test_every_request_ends_once_and_all_loads_return_to_zero(policy: str) -> No
         assert all((view.in_flight, view.prefill_tokens) == (0, 0) for view in router._engines)
         assert not router._uncached
     elif isinstance(router, GatewayRouter):
-        loads = [seat.load for seat in router.placement.seats]
-        assert all((load.in_flight, load.decoding) == (0, 0) for load in loads)
-        ledgers = [ledger for seat in router.placement.seats for ledger in router.placement.ledgers(seat.name)]
-        assert {repr(ledger) for ledger in ledgers} == {"<KvLedger 0 tokens, 0 requests, 0 prefixes>"}
+        engines = [backend.engine for backend in router._backends]
+        assert all((engine.load.in_flight, engine.load.decoding) == (0, 0) for engine in engines)
+        assert {repr(engine.kv) for engine in engines} == {"<KvLedger 0 tokens, 0 requests, 0 prefixes>"}
 
 
 @pytest.mark.parametrize("policy", ["ours", "sglang", "dynamo", "llmd", "lmetric"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.request import Ask
-from gateway.scheduling.kv_reservations import KvLedger, Reservation, _RadixNode
+from gateway.routing.kv_reservations import KvLedger, Reservation, _RadixNode
 from tests.recount import taken_tokens
 
 BLOCK = 16

@@ -141,6 +141,10 @@ class KvLedger:
         self._outlook_seconds = 0.0
         self._tokens_of_event = 1.0  # engines that are short of time to send put several into one
 
+    def resize(self, block_tokens: int, *, shares: bool) -> None:
+        """Follow the engine's settings; what is reserved stays as it is."""
+        self.block_tokens, self.shares = block_tokens, shares
+
     def __repr__(self) -> str:
         return f"<KvLedger {self.taken_tokens} tokens, {len(self._held)} requests, {len(self._root.below)} prefixes>"
 

@@ -1,0 +1,75 @@
+"""The adaptive limits of the fleet's backends."""
+
+from dataclasses import replace
+from random import Random
+
+from gateway.backends.backend import Backend, Telemetry
+from gateway.backends.concurrency_limit import LimitChange, LimitReason
+from gateway.backends.fleet import Fleet
+from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
+
+from .conftest import MakeScene, ManualClock
+
+
+def sent_before(backend: Backend) -> None:
+    """The gateway has sent 1,000 requests there, 200 of which are in flight."""
+    [engine] = backend.engines
+    engine.placed, engine.load.in_flight = 1000, 200
+
+
+def overloaded(at: float, waiting: int, capacity: int | None = None) -> Telemetry:
+    return Telemetry(at, 64, waiting, 0.5, 0.0, 0.0, 0.0, capacity)
+
+
+def test_looks_at_an_engine_move_its_limit_and_those_who_listen_hear_of_it(scene: MakeScene) -> None:
+    s = scene(1)
+    [a] = s.fleet.backends
+    moves: list[tuple[str, LimitChange]] = []
+    s.fleet.on_limit.append(lambda backend, move: moves.append((backend.name, move)))
+    sent_before(a)
+    s.fleet.measured(a, overloaded(1.0, 136))
+    s.fleet.measured(a, overloaded(3.0, 136))
+    assert moves == [("a", LimitChange(3.0, LimitReason.WAITING, 256, 100))]
+    assert (a.limit(3.0), a.cap) == (100, 256)
+
+
+def test_requests_that_wait_for_an_adapter_do_not_count(scene: MakeScene) -> None:
+    s = scene(1)
+    [a] = s.fleet.backends
+    sent_before(a)
+    for second in range(5):
+        s.fleet.measured(a, overloaded(second, 136, capacity=0))
+    assert a.limit(5.0) == 256
+
+
+def test_looks_with_a_gap_between_them_are_not_compared(scene: MakeScene) -> None:
+    s = scene(1)
+    [a] = s.fleet.backends
+    sent_before(a)
+    s.fleet.measured(a, overloaded(1.0, 136))
+    s.fleet.measured(a, None)
+    s.fleet.measured(a, overloaded(60.0, 136))
+    assert a.limit(60.0) == 256
+
+
+def test_a_restart_voids_what_the_limit_had_learned(scene: MakeScene) -> None:
+    s = scene(2)
+    a = s.fleet.backends[0]
+    sent_before(a)
+    s.fleet.learned(a, replace(a.facts, process_start_seconds=1.0))
+    s.fleet.measured(a, overloaded(1.0, 136))
+    s.fleet.measured(a, overloaded(3.0, 136))
+    assert a.limiter.limit == 100
+    s.fleet.learned(a, replace(a.facts, process_start_seconds=2.0))
+    assert a.limiter.limit == 256
+    assert a.limiter.last_move is not None
+    assert a.limiter.last_move.reason is LimitReason.RESTART
+
+
+def test_the_limit_stays_where_the_configuration_says_so() -> None:
+    admission = AdmissionConfig(adaptive=False)
+    fleet = Fleet([BackendConfig(url="http://h:1")], HealthConfig(), admission, clock=ManualClock(), random=Random(1))
+    sent_before(fleet.backends[0])
+    for second in range(5):
+        fleet.measured(fleet.backends[0], overloaded(second, 136))
+    assert fleet.backends[0].limit(5.0) == 256

@@ -1,0 +1,57 @@
+from gateway.routing.cost import CostModel, terms_of
+from gateway.routing.engine import Engine
+from gateway.routing.engine_load import Work
+
+MODEL = CostModel()
+
+
+def test_terms_are_those_of_the_load() -> None:
+    engine = Engine(0, "a", slots=4, kv_cache_tokens=5000, slowness=1.5)
+    assert engine.terms(MODEL) == terms_of(MODEL, engine.load, 4, 5000, 1.5)
+
+
+def test_terms_are_worked_out_once_until_something_changes() -> None:
+    engine, work = Engine(0, "a"), Work(1, 1000, 0.1, observable=True)
+    seen = [engine.terms(MODEL)]
+    assert engine.terms(MODEL) is seen[0]
+
+    def changed() -> bool:
+        seen.append(engine.terms(MODEL))
+        assert seen[-1] == terms_of(MODEL, engine.load, engine.slots, engine.kv_cache_tokens, engine.slowness)
+        return seen[-1] is not seen[-2]
+
+    engine.load.start(work, 0.0)
+    assert changed()
+    engine.load.first_token(work, 0.1)
+    assert changed()
+    engine.load.finish(work, 0.2)
+    assert changed()
+    engine.resize(2, None)
+    assert changed()
+    engine.resize(2, 100)
+    assert changed()
+    engine.resize(2, 100)
+    assert not changed()
+    assert engine.terms(CostModel(b=1e-5)) != seen[-1]
+
+
+def test_a_prefill_that_ends_unseen_changes_the_terms() -> None:
+    engine = Engine(0, "a")
+    engine.load.start(Work(1, 1000, 0.1, observable=False), 0.0)
+    before = engine.terms(MODEL)
+    assert engine.load.prefill_ahead_seconds(1.0) == 0.0
+    assert engine.terms(MODEL) != before
+
+
+def test_prefills_to_come_at_the_rate_of_late_count_for_who_would_decode_there() -> None:
+    model, busy, quiet = CostModel(), Engine(0, "a"), Engine(1, "b")
+    for second in range(20):
+        work = Work(1, 1000, 0.4, observable=True)
+        busy.load.start(work, float(second))
+        busy.load.first_token(work, second + 0.4)
+        busy.load.finish(work, second + 0.5)
+    assert quiet.ahead_seconds(model, 20.0) == 0.0
+    soon, later = busy.ahead_seconds(model, 20.0), busy.ahead_seconds(model, 50.0)
+    assert soon > 0.05
+    assert later < soon / 5
+    assert busy.ahead_seconds(CostModel(decode_weight=0.0), 20.0) == 0.0
