@@ -188,7 +188,7 @@ class KvLedger:
         self._held.add(reservation)
         return reservation
 
-    def came(self, reservation: Reservation, tokens: int) -> int:
+    def on_tokens(self, reservation: Reservation, tokens: int) -> int:
         """So many more tokens of the answers came. What is reserved grows by a tenth, or more, when it is used up.
 
         Returns how many more may come until this has to be called again.
@@ -209,7 +209,7 @@ class KvLedger:
         self._outlook = None
         return min(more - lacking, _COUNTED_TOKENS) if more > lacking else _ENDLESS
 
-    def counted(self, reservation: Reservation, tokens: int) -> None:
+    def on_usage(self, reservation: Reservation, tokens: int) -> None:
         """The engine says that the answers had so many tokens: tells how many each event stands for."""
         if reservation.came_tokens >= _TELLING_EVENTS:
             share = max(1.0, tokens / reservation.came_tokens)

@@ -84,11 +84,12 @@ class Lease:
 
         Returns how many more may come before this is to be told again.
         """
-        return self._gate.came(self._binding, tokens)
+        binding = self._binding
+        return binding.engine.kv.on_tokens(binding.reservation, tokens)
 
     def counted(self, tokens: int) -> None:
         """The backend says how many tokens the answer had."""
-        self._gate.counted(self._binding, tokens)
+        self._binding.engine.kv.on_usage(self._binding.reservation, tokens)
 
     def __enter__(self) -> Self:
         return self
@@ -206,14 +207,6 @@ class Gate:
         if self._waiters:
             self.drain_soon()
         return now
-
-    def came(self, binding: Binding, tokens: int) -> int:
-        """So many more tokens of an answer came; returns how many more may before this is to be told again."""
-        return self._placement.came(binding, tokens)
-
-    def counted(self, binding: Binding, tokens: int) -> None:
-        """The backend says how many tokens an answer had."""
-        self._placement.counted(binding, tokens)
 
     def release(self, binding: Binding, *, answered: bool = False, served_tokens: int | None = None) -> None:
         """Give back what a request took. Safe to call again."""

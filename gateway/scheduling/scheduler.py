@@ -332,14 +332,6 @@ class Placement:
             calibration = self._calibrations.learning(binding.ask.model)
             calibration.first_token(work.uncached_tokens, work.first_token_seconds, now - work.started_seconds)
 
-    def came(self, binding: Binding, tokens: int) -> int:
-        """So many more tokens of its answer came; returns how many more may before this is to be told again."""
-        return binding.engine.kv.came(binding.reservation, tokens)
-
-    def counted(self, binding: Binding, tokens: int) -> None:
-        """The backend says how many tokens its answer had."""
-        binding.engine.kv.counted(binding.reservation, tokens)
-
     def release(
         self, binding: Binding, now: float, *, answered: bool = False, served_tokens: int | None = None
     ) -> None:

@@ -150,7 +150,7 @@ class GatewayRouter:
             if request.sequence is not None:
                 generated = self._engines[request.engine].scheduler.generated_tokens(request.sequence)
                 if (more := generated - binding.reservation.came_tokens) >= _TOLD_TOKENS:
-                    self.placement.came(binding, more)
+                    binding.engine.kv.on_tokens(binding.reservation, more)
 
     def _bound(self, request: ReplayRequest, ask: Ask, binding: Binding) -> Sending:
         self._asks[request.number] = request, ask, binding

@@ -81,7 +81,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if self.live:
             reservation = data.draw(st.sampled_from(list(self.live)))
             before = reservation.output_tokens
-            left = self.ledger.came(reservation, tokens)
+            left = self.ledger.on_tokens(reservation, tokens)
             ask, own = self.live[reservation]
             self.live[reservation] = (ask, own + reservation.output_tokens - before)
             limit = ask.sequences * whole(ask.output_tokens if ask.output_tokens is not None else 1 << 40)
@@ -101,7 +101,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def what_has_left_neither_grows_nor_leaves_again(self, data: st.DataObject) -> None:
         if self.gone:
             reservation = data.draw(st.sampled_from(self.gone))
-            self.ledger.came(reservation, 100)
+            self.ledger.on_tokens(reservation, 100)
             self.ledger.release(reservation)
 
     @invariant()
@@ -155,32 +155,32 @@ def test_each_sequence_has_an_answer_of_its_own_in_whole_blocks() -> None:
 def test_an_answer_that_outlives_its_reservation_grows_by_a_tenth_in_whole_blocks() -> None:
     ledger = KvLedger(BLOCK)
     reservation = ledger.reserve(ask_of(()), 320)
-    assert [ledger.came(reservation, tokens) for tokens in (0, 100, 219)] == [8, 8, 1]
+    assert [ledger.on_tokens(reservation, tokens) for tokens in (0, 100, 219)] == [8, 8, 1]
     assert ledger.taken_tokens == 16 + 320
-    assert ledger.came(reservation, 1) == 8
+    assert ledger.on_tokens(reservation, 1) == 8
     assert ledger.taken_tokens == 16 + 352
-    assert ledger.came(reservation, 132) == 8  # many at once: to the next whole block
+    assert ledger.on_tokens(reservation, 132) == 8  # many at once: to the next whole block
     assert ledger.taken_tokens == 16 + 464
 
 
 def test_an_answer_grows_no_further_than_its_client_allows() -> None:
     ledger = KvLedger(BLOCK)
     reservation = ledger.reserve(ask_of((), output_tokens=100), 64)
-    assert ledger.came(reservation, 70) == 8
+    assert ledger.on_tokens(reservation, 70) == 8
     assert ledger.taken_tokens == 16 + 80
-    assert ledger.came(reservation, 20) == 6
+    assert ledger.on_tokens(reservation, 20) == 6
     assert ledger.taken_tokens == 16 + 96
-    assert ledger.came(reservation, 6) == 8
+    assert ledger.on_tokens(reservation, 6) == 8
     assert ledger.taken_tokens == 16 + 112
-    assert ledger.came(reservation, 16) > 1 << 40  # there is nothing more to tell
+    assert ledger.on_tokens(reservation, 16) > 1 << 40  # there is nothing more to tell
     assert ledger.taken_tokens == 16 + 112
 
 
 def test_an_answer_that_is_reserved_whole_is_not_followed_beyond_that() -> None:
     ledger = KvLedger(BLOCK)
     reservation = ledger.reserve(ask_of((), output_tokens=64), 64)
-    assert ledger.came(reservation, 60) == 4
-    assert ledger.came(reservation, 7) > 1 << 40  # some events are no tokens
+    assert ledger.on_tokens(reservation, 60) == 4
+    assert ledger.on_tokens(reservation, 7) > 1 << 40  # some events are no tokens
     assert ledger.taken_tokens == 16 + 64
 
 
@@ -188,8 +188,8 @@ def test_what_takes_no_sequence_and_what_has_left_does_not_grow() -> None:
     ledger = KvLedger(BLOCK)
     lookup, gone = ledger.reserve(ask_of((), sequences=0), 0), ledger.reserve(ask_of(()), 16)
     ledger.release(gone)
-    assert ledger.came(lookup, 1) > 1 << 40
-    assert ledger.came(gone, 100) > 1 << 40
+    assert ledger.on_tokens(lookup, 1) > 1 << 40
+    assert ledger.on_tokens(gone, 100) > 1 << 40
     assert ledger.taken_tokens == 0
 
 
@@ -233,7 +233,7 @@ def test_streams_at_different_places_leave_room_that_the_sum_of_their_ends_does_
     streams = [ledger.reserve(ask_of((), rest=16, streams=True), 320) for _ in range(4)]
     assert ledger.taken_tokens == ledger.outlook(0.0).peak_tokens == 4 * 336
     for place, stream in enumerate(streams):
-        ledger.came(stream, 80 * place)
+        ledger.on_tokens(stream, 80 * place)
     assert ledger.outlook(0.003).peak_tokens == 4 * 336, "an outlook is good for a while"
     assert ledger.outlook(0.3).peak_tokens == 4 * (16 + 80) + (240 + 160 + 80)  # when the one that is ahead ends
     assert ledger.taken_tokens == 4 * 336
@@ -245,7 +245,7 @@ def test_an_answer_that_is_not_streamed_is_reckoned_whole_until_it_ends() -> Non
     ledger = KvLedger(BLOCK)
     ledger.reserve(ask_of((), rest=16), 320)
     stream = ledger.reserve(ask_of((), rest=16, streams=True), 320)
-    ledger.came(stream, 160)
+    ledger.on_tokens(stream, 160)
     assert ledger.outlook(0.0).peak_tokens == 2 * 336
     assert ledger.peak_with(ask_of((), rest=16), 320, 0.0) == 3 * 336
     assert ledger.peak_with(ask_of((), rest=16, streams=True), 320, 0.0) == 2 * 336 + 16 + 160
@@ -263,7 +263,7 @@ def test_a_prefix_that_others_use_outlasts_a_stream_and_its_own_prompt_does_not(
 def test_a_newcomer_of_several_sequences_is_never_reckoned_too_small() -> None:
     ledger = KvLedger(BLOCK)
     running = ledger.reserve(ask_of((), rest=16, streams=True), 320)
-    ledger.came(running, 160)
+    ledger.on_tokens(running, 160)
     pair = ask_of((), rest=16, sequences=2, streams=True)
     foreseen = ledger.peak_with(pair, 320, 0.0)
     ledger.reserve(pair, 320)
@@ -285,15 +285,15 @@ def test_events_that_hold_several_tokens_are_learned_from_what_engines_count() -
     ledger = KvLedger(BLOCK)
     for _ in range(40):
         done = ledger.reserve(ask_of((), streams=True), 320)
-        ledger.came(done, 160)
-        ledger.counted(done, 320)
+        ledger.on_tokens(done, 160)
+        ledger.on_usage(done, 320)
         ledger.release(done)
     short = ledger.reserve(ask_of((), streams=True), 320)
-    ledger.came(short, 2)
-    ledger.counted(short, 320)  # tells nothing
+    ledger.on_tokens(short, 2)
+    ledger.on_usage(short, 320)  # tells nothing
     ledger.release(short)
     running = ledger.reserve(ask_of((), streams=True), 320)
-    ledger.came(running, 80)
+    ledger.on_tokens(running, 80)
     ends_together, it_ends_later = (16 + 320) + (16 + 160), (16 + 240) + (16 + 160)
     assert ends_together - BLOCK <= ledger.peak_with(ask_of((), streams=True), 160, 1.0) <= ends_together
     assert it_ends_later < ends_together - BLOCK

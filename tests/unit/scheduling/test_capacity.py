@@ -128,7 +128,7 @@ def test_streams_that_are_far_on_let_in_who_would_not_fit_beside_all_of_their_en
     streams = [judge.reserve(where, wish) for _ in range(4)]
     assert not judge.admits(where, wish, 0.0)
     for place, stream in enumerate(streams):
-        where.kv.came(stream, 80 * place)
+        where.kv.on_tokens(stream, 80 * place)
     assert judge.admits(where, wish, 1.0)
     assert judge.is_open(where, "m", 1.0)
     for _ in range(3):
