@@ -111,7 +111,7 @@ class UnderTest:
             "waiting": gateway.gate.waiting, "relayed": len(gateway.relay),
             "answering": gateway.server.answering, "clients": len(gateway.server._connections),
             "connections in use": sum(pool.open for pool in gateway.relay._pools.values()),
-            "held bytes": gateway.resources.used_bytes,
+            "held bytes": gateway.memory.used_bytes,
             "coalesced": gateway.coalescer.busy, "spread": gateway.spreader.busy,
             "unanswered": self.accepted - sum(self.outcomes.values()),
         }  # fmt: skip

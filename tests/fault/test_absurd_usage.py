@@ -19,7 +19,7 @@ def learned(under_test: UnderTest) -> tuple[Any, ...]:
     """What answers have taught."""
     gateway = under_test.gateway
     gateway.finished.settle()
-    lengths, estimates = gateway.output_lengths, gateway.feedback.estimates
+    lengths, estimates = gateway.output_lengths, gateway.cache_state.estimates
     return (
         lengths.expected("scripted", "limited", None), lengths.prompt_excess_tokens("scripted"),
         estimates.bytes_per_token("scripted"),
