@@ -1,4 +1,4 @@
-# The gateway's image: a virtual environment and its bytecode on a slim Python, nothing else.
+# The gateway's image: a virtual environment and its bytecode on a slim Python, and no load tester.
 #   docker build -t vllm-batching-gateway .
 # Any base with python3 (3.11 or later), its venv module and CA certificates will do: --build-arg BASE_IMAGE=...
 # Tokenizers of models for exact routing by KV events: --build-arg EXTRAS=tokenizer
@@ -26,11 +26,11 @@ print(*project['dependencies'], *extras, sep='\n')" > /tmp/requirements.txt && \
 
 COPY README.md LICENSE* ./
 COPY gateway ./gateway
-COPY loadtest ./loadtest
 RUN --mount=type=secret,id=pip.conf \
     /opt/installer/bin/pip wheel --no-deps --wheel-dir /tmp/wheel . && \
     /opt/installer/bin/pip --python /opt/gateway/bin/python install --no-deps --no-compile \
-      --no-index --find-links /tmp/wheel vllm-batching-gateway
+      --no-index --find-links /tmp/wheel vllm-batching-gateway && \
+    rm /opt/gateway/bin/loadtest
 
 # No tests of the packages. Bytecode of all that is installed, and of what it imports from the standard library (slim bases carry none):
 # the final image cannot write any, and would compile at every start and every health check.

@@ -49,12 +49,14 @@ def test_it_declares_its_ports_command_signal_and_health_check(image: Image) -> 
     assert config["Labels"]["org.opencontainers.image.version"] == __version__
 
 
-def test_it_has_nothing_that_builds_or_installs(image: Image) -> None:
+def test_it_has_nothing_that_builds_installs_or_drives_load(image: Image) -> None:
     folders = [image.root / folder for folder in ("usr/bin", "usr/local/bin", "opt/gateway/bin")]
     assert [folder / tool for folder in folders for tool in BUILD_TOOLS if (folder / tool).exists()] == []
     (packages,) = (image.root / "opt/gateway/lib").glob("python3.*/site-packages")
     assert (packages / "gateway").is_dir()
     assert [name for name in INSTALLERS if (packages / name).exists()] == []
+    assert not (packages / "loadtest").exists()
+    assert not (image.root / "opt/gateway/bin/loadtest").exists()
     assert sorted(path.name for path in (image.root / "opt").iterdir()) == ["bytecode", "gateway"]
     assert not (image.root / "src").exists()
 
