@@ -10,25 +10,25 @@ from gateway.backends.fleet import Fleet
 from gateway.config import Config
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.feedback import CacheState
-from gateway.front.http_request import Incoming
+from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import in_turns, parse_body
 from gateway.front.read import RequestReader
 from gateway.front.routes import Route, find_route
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
 from gateway.observe.metrics import Labels, Metrics
-from gateway.request import Ask, Kind
+from gateway.request import Demand, Kind
 from gateway.routing.engine import Engine
 from gateway.routing.policy import LeastLoadedPolicy, as_document
 from gateway.scheduling.fair_share import Tenant, Tenants
-from gateway.scheduling.leases import Gate
-from gateway.scheduling.scheduler import Placement
+from gateway.scheduling.leases import LeaseBroker
+from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.wait_queue import Queue, TenantQueue
 from gateway.tokenization.exact_prompts import ExactPrompts
 from gateway.tokenization.tokenization import Tokenization
 
 _BACKEND: Labels = ("backend",)
-_RESULTS = ("encoded", "unknown", "late", "busy", "too_long", "failed")  # of a wish for a prompt's tokens
+_RESULTS = ("encoded", "unknown", "late", "busy", "too_long", "failed")  # of a prompt's tokenization
 
 
 class Overview:
@@ -38,8 +38,8 @@ class Overview:
         self,
         config: Config,
         fleet: Fleet,
-        placement: Placement,
-        gate: Gate,
+        scheduler: Scheduler,
+        lease_broker: LeaseBroker,
         queue: Queue,
         cache_state: CacheState,
         kv_events: KvEvents,
@@ -50,8 +50,8 @@ class Overview:
     ) -> None:
         self._config = config
         self._fleet = fleet
-        self._placement = placement
-        self._gate = gate
+        self._scheduler = scheduler
+        self._lease_broker = lease_broker
         self._queue = queue
         self._cache_state = cache_state
         self._kv_events = kv_events
@@ -74,7 +74,7 @@ class Overview:
         add("gateway_backend_up", "Backend health: 1 = up, 0 = down, ejected or unknown.", _BACKEND,
             self._of_backends(lambda backend: float(backend.health.state == "up")))  # fmt: skip
         add("gateway_backend_prefix_trust", "Share of predicted hits used for routing; 1 while confirmed.",
-            _BACKEND, self._of_backends(self._trust))  # fmt: skip
+            _BACKEND, self._of_backends(self._hit_accuracy))  # fmt: skip
         add("gateway_kv_events_followed", "KV event stream state: 1 = complete and current.", ("backend", "rank"),
             lambda: self._streams(lambda stream: float(self._cache_state.exact.live(stream["engine"]))))  # fmt: skip
         add("gateway_kv_events_blocks", "KV cache blocks on an engine, by its KV events.", ("backend", "rank"),
@@ -87,7 +87,7 @@ class Overview:
             self._queued)  # fmt: skip
 
     def _queued(self) -> list[tuple[Labels, float]]:
-        """By model; those together that no backend has told of, for which requests may be held."""
+        """By model; `unknown` for models that no backend has listed yet, whose requests may be held."""
         counts: list[tuple[Labels, float]] = [
             ((card.id,), self._queue.waiting(card.id)) for card in self._fleet.models()
         ]
@@ -95,7 +95,7 @@ class Overview:
         return [*counts, (("unknown",), unknown)] if unknown else counts
 
     def _tokenizer_results(self) -> list[tuple[Labels, float]]:
-        return [((name,), value) for name, value in self._tokenization.totals().items() if name in _RESULTS]
+        return [((name,), value) for name, value in self._tokenization.totals.items() if name in _RESULTS]
 
     def _streams(self, read: Callable[[dict[str, Any]], float]) -> list[tuple[Labels, float]]:
         return [((each["backend"], str(each["rank"])), read(each)) for each in self._kv_events.status()]
@@ -107,8 +107,8 @@ class Overview:
         """0 where the size of the cache is not known, so that there is no limit."""
         return int(self._config.admission.kv_headroom * (backend.kv_cache_tokens or 0))
 
-    def _trust(self, backend: Backend) -> float:
-        return min(self._cache_state.trust.share(engine.index) for engine in backend.engines)
+    def _hit_accuracy(self, backend: Backend) -> float:
+        return min(self._cache_state.hit_accuracy.share(engine.index) for engine in backend.engines)
 
     def backends(self) -> list[dict[str, Any]]:
         """What is known of each backend and what runs there."""
@@ -136,53 +136,52 @@ class Overview:
             "in_flight": backend.in_flight,
             "limit": backend.limit(now),
             "limit_upper": backend.cap,
-            "limit_moved": _moved(backend.limiter.last_move, now),
+            "limit_moved": _limit_change(backend.limiter.last_change, now),
             "kv_cache_tokens": backend.kv_cache_tokens,
             "kv_tokens_reserved": backend.kv_tokens_reserved,
             "kv_tokens_limit": self._kv_tokens_limit(backend) or None,
             "prefix_record_bytes": sum(index.used_bytes(engine.index) for engine in backend.engines),
-            "prefix_trust": self._trust(backend),
+            "prefix_trust": self._hit_accuracy(backend),
             "tokenizers": {
-                told["model"]: told["backends"][backend.name]
-                for told in self._tokenization.status()
-                if backend.name in told["backends"]
+                status["model"]: status["backends"][backend.name]
+                for status in self._tokenization.status()
+                if backend.name in status["backends"]
             },
         }
 
     async def route(self, body: bytes, path: str) -> dict[str, Any]:
         """Where a request with this body would go now. Nothing is sent and nothing is remembered.
 
-        `path` is the endpoint, or empty: then the body's fields tell. Raises a GatewayError where the request would.
+        `path` is the endpoint, or empty: then the body's fields decide. Raises a GatewayError where the request would.
         """
         incoming, route = await self._as_request(body, path)
-        request = await in_turns(self._reader.read(incoming, route, "dry-run", None, self._only_model))
-        await self._exact_prompts.complete(request)
-        ask = request.ask
-        if self._fleet.candidates(ask.model) is None:
+        request = await in_turns(self._reader.read(incoming, route, "dry-run", self._only_model))
+        demand = (await self._exact_prompts.complete(request)).demand
+        if self._fleet.candidates(demand.model) is None:
             raise ModelNotFound(
-                f"The model {ask.model!r} does not exist. GET /v1/models lists the available models.", param="model"
+                f"The model {demand.model!r} does not exist. GET /v1/models lists the available models.", param="model"
             )
-        verdicts = self._gate.explain(ask)
+        verdicts = self._lease_broker.explain(demand)
         is_open = [verdict for verdict in verdicts if verdict.is_open]
-        chosen = verdicts[0] if self._placement.waits_for_best or not is_open else is_open[0]
+        chosen = verdicts[0] if self._scheduler.waits_for_best or not is_open else is_open[0]
         return {
-            "model": ask.model,
+            "model": demand.model,
             "policy": self._config.routing.policy,
-            "prompt_tokens": ask.prompt_tokens,
-            "prefix_blocks": len(ask.keys),
+            "prompt_tokens": demand.prompt_tokens,
+            "prefix_blocks": len(demand.keys),
             "chosen": chosen.name,
-            "waits": not chosen.is_open or self._queue.waiting(ask.model) > 0,
-            "queued_requests": self._queue.waiting(ask.model),
+            "waits": not chosen.is_open or self._queue.waiting(demand.model) > 0,
+            "queued_requests": self._queue.waiting(demand.model),
             "backends": as_document(verdicts),
-            "other_policies": self._others(ask, [verdict.engine for verdict in is_open]),
+            "other_policies": self._others(demand, [verdict.engine for verdict in is_open]),
         }
 
-    async def _as_request(self, body: bytes, path: str) -> tuple[Incoming, Route]:
+    async def _as_request(self, body: bytes, path: str) -> tuple[HttpRequest, Route]:
         if not path:
             document = await in_turns(parse_body(body, self._config.server))
             path = "/v1/chat/completions" if "messages" in document else "/v1/completions"
-        incoming = Incoming()
-        incoming.body = body
+        incoming = HttpRequest()
+        incoming.take_body(body, keep_alive=False)
         route = find_route(b"POST", path.encode())
         if route.kind not in (Kind.GENERATE, Kind.POOL):
             raise InvalidRequest(
@@ -190,11 +189,11 @@ class Overview:
             )
         return incoming, route
 
-    def _others(self, ask: Ask, open_engines: list[Engine]) -> dict[str, str | None]:
+    def _others(self, demand: Demand, open_engines: list[Engine]) -> dict[str, str | None]:
         """The open engine that `least_loaded` would choose; None if no engine is open."""
         if not open_engines:
             return {"least_loaded": None}
-        least = min(LeastLoadedPolicy().options(ask, open_engines, 0.0), key=lambda option: option.cost).engine
+        least = min(LeastLoadedPolicy().options(demand, open_engines, 0.0), key=lambda option: option.cost).engine
         return {"least_loaded": least.name}
 
     def _only_model(self) -> str | None:
@@ -202,27 +201,27 @@ class Overview:
         return models[0].id if len(models) == 1 else None
 
 
-def _moved(move: LimitChange | None, now: float) -> dict[str, Any] | None:
-    if move is None:
+def _limit_change(change: LimitChange | None, now: float) -> dict[str, Any] | None:
+    if change is None:
         return None
-    seconds = round(now - move.at_seconds, 1)
-    return {"reason": move.reason.value, "before": move.before, "after": move.after, "seconds_ago": seconds}
+    seconds = round(now - change.at_seconds, 1)
+    return {"reason": change.reason.value, "before": change.before, "after": change.after, "seconds_ago": seconds}
 
 
-_MOST_LABELS = 100  # names of tenants in metrics; those of keys first
+_MOST_LABELS = 100  # tenant names in metrics; those of keys first
 _MOST_SHOWN = 100  # tenants of a model in the answer
 _OTHER = "other"
 
 
-class LineView:
+class QueueView:
     """Reads the queue; changes nothing. `names`: of tenants that are known from the start."""
 
     def __init__(
-        self, queue: Queue, placement: Placement, models: Callable[[], Sequence[str]], names: Iterable[str],
+        self, queue: Queue, scheduler: Scheduler, models: Callable[[], Sequence[str]], names: Iterable[str],
         clock: Callable[[], float],
     ) -> None:  # fmt: skip
         self._queue = queue
-        self._placement = placement
+        self._scheduler = scheduler
         self._models = models
         self._labels = set(list(names)[:_MOST_LABELS])
         self._clock = clock
@@ -237,7 +236,7 @@ class LineView:
         )
 
     async def document(self) -> dict[str, Any]:
-        """The line of each model, live. A long line takes long to look through, so others run between tenants."""
+        """The queue of each model, live. Yields between tenants, since a long queue takes long to read."""
         now = self._clock()
         shown = dict.fromkeys((*self._models(), *self._queue.models()))
         return {"waiting": len(self._queue), "models": [await self._model(model, now) for model in shown]}
@@ -246,14 +245,14 @@ class LineView:
         counts: dict[Labels, float] = {}
         known = set(self._models())
         for model in self._queue.models():
-            line = self._queue.line(model)
-            for flow in line.flows if line is not None else ():
+            queue = self._queue.of_model(model)
+            for flow in queue.flows if queue is not None else ():
                 labels = (model if model in known else "unknown", self._label(flow.tenant.name), _class(flow.batch))
                 counts[labels] = counts.get(labels, 0.0) + len(flow.tickets)
         return list(counts.items())
 
     def _label(self, tenant: str) -> str:
-        """The tenant's name, as long as not too many have had one."""
+        """The tenant's name, or `other` after the first 100."""
         if tenant not in self._labels:
             if len(self._labels) >= _MOST_LABELS:
                 return _OTHER
@@ -261,21 +260,21 @@ class LineView:
         return tenant
 
     async def _model(self, model: str, now: float) -> dict[str, Any]:
-        line, tenants = self._queue.line(model), self._queue.tenants(model)
-        flows = {(flow.tenant.name, flow.batch): flow for flow in line.flows} if line is not None else {}
+        queue, tenants = self._queue.of_model(model), self._queue.tenants(model)
+        flows = {(flow.tenant.name, flow.batch): flow for flow in queue.flows} if queue is not None else {}
         shown = sorted(tenants, key=lambda one: (one.waiting, one.in_flight, one.seen_seconds), reverse=True)
-        rate = self._placement.prospects.service_rate(model, now)
-        told = []
+        rate = self._scheduler.wait_estimator.service_rate(model, now)
+        rows = []
         for tenant in shown[:_MOST_SHOWN]:
-            told.append(self._tenant(model, tenants, tenant, flows, now))
+            rows.append(self._tenant(model, tenants, tenant, flows, now))
             await asyncio.sleep(0)
         return {
             "model": model,
             "waiting": tenants.waiting,
             "in_flight": tenants.in_flight,
-            "line_seconds": now - line.began_seconds if line is not None else 0.0,
+            "line_seconds": now - queue.began_seconds if queue is not None else 0.0,
             "drain_requests_per_second": rate,
-            "tenants": told,
+            "tenants": rows,
         }
 
     def _tenant(
@@ -292,8 +291,8 @@ class LineView:
                     "waiting": 0 if flow is None else len(flow.tickets),
                     "oldest_wait_seconds": 0.0 if flow is None else now - flow.since_seconds,
                     "tokens_ahead": round(_ahead(tenants, tenant, batch)) if flow is not None else 0,
-                    "expected_wait_seconds": self._placement.prospects.wait_seconds(
-                        Ask(model, tenant=tenant.name, weight=tenant.weight, batch=batch), now
+                    "expected_wait_seconds": self._scheduler.wait_estimator.wait_seconds(
+                        Demand(model, tenant=tenant.name, weight=tenant.weight, batch=batch), now
                     ),
                 }
                 for batch, flow in ((batch, flows.get((tenant.name, batch))) for batch in (False, True))
@@ -303,7 +302,7 @@ class LineView:
 
 
 def _ahead(tenants: Tenants, tenant: Tenant, batch: bool) -> float:
-    """Tokens that it was served more than others by weight; below 0 while it holds out for its best engine."""
+    """Tokens that it was served more than others by weight; below 0 while it waits for its best engine."""
     return (tenant.shares[batch].end - tenants.clocks[batch].now) * tenant.weight
 
 

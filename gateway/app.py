@@ -1,4 +1,4 @@
-"""The composition root: builds everything from the configuration, and runs it until it is told to stop."""
+"""The composition root: builds everything from the configuration, and runs it until a signal to stop."""
 
 import asyncio
 import gc
@@ -18,17 +18,18 @@ from typing import BinaryIO, TextIO
 import structlog
 import uvloop
 
-from gateway.admin_views import LineView, Overview
+from gateway.admin_views import Overview, QueueView
 from gateway.backends.fleet import Fleet
 from gateway.backends.probe import Watch
 from gateway.config import Config
-from gateway.dispatch import Dispatcher
+from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batches import TokenCounts
 from gateway.embeddings.cache import cache_as_configured
 from gateway.embeddings.coalescer import Coalescer
-from gateway.embeddings.rerank import Spreader
-from gateway.embeddings.sizes import BulkShares
-from gateway.feedback import CacheState, LimitChanges, TrustLog
+from gateway.embeddings.rerank import RerankSplitter
+from gateway.embeddings.services import PoolServices
+from gateway.embeddings.waiter import Waitlist
+from gateway.feedback import CacheState, LimitChanges
 from gateway.front.admin import add_prefix_routes, admin_app, admin_listening, own_hosts
 from gateway.front.handler import Handler, request_ids
 from gateway.front.read import RequestReader, StoredResponses
@@ -41,14 +42,12 @@ from gateway.observe.log import LineWriter, logging_to
 from gateway.observe.metrics import EmbeddingMetrics, Metrics, watch_lag
 from gateway.observe.record import Record, RecordBatcher
 from gateway.relay.relay import Relay
-from gateway.relay.retry import RetryBudget
 from gateway.resources import MemoryBudget, fitted, raise_limit
-from gateway.routing.cost import CostModel
-from gateway.routing.estimates import Calibrations
+from gateway.routing.engine import CostModel
+from gateway.routing.estimates import Calibrations, OutputLengths
 from gateway.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
-from gateway.scheduling.leases import Gate
-from gateway.scheduling.output_length import OutputLengths
-from gateway.scheduling.scheduler import Knobs, Placement
+from gateway.scheduling.leases import LeaseBroker
+from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue
 from gateway.supervisor import Supervisor
 from gateway.tokenization.exact_prompts import ExactPrompts
@@ -56,8 +55,8 @@ from gateway.tokenization.tokenization import Tokenization
 
 _SETTLE_SECONDS = 0.1
 _SIZES_EVERY = 50
-_IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # they mean nothing here yet
-_TEMPLATE_TOKENS = 32  # that a chat template adds to a prompt, until answers have told
+_IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # without a meaning yet
+_TEMPLATE_TOKENS = 32  # that a chat template adds to a prompt, until it is learned
 
 
 class Gateway:
@@ -67,7 +66,7 @@ class Gateway:
         self, config: Config, log_out: BinaryIO | None, clock: Callable[[], float] = time.monotonic,
         log: LineWriter | None = None,
     ) -> None:  # fmt: skip
-        random = Random()  # seeded by the system; nothing secret is made of it, and it asks the kernel for nothing
+        random = Random()  # seeded by the system; not for secrets
         self.config = config
         self.clock = clock
         self.log = log
@@ -77,8 +76,7 @@ class Gateway:
         self.fleet = Fleet(
             config.backends, config.health, config.admission, clock=clock, random=random, supervisor=self.supervisor
         )
-        self.cache_state = CacheState(config, self.fleet)
-        self.cache_state.trust.on_change.append(TrustLog(self.fleet, clock).changed)
+        self.cache_state = CacheState(config, self.fleet, clock)
         self.kv_events = KvEvents(self.cache_state, self.cache_state.engine_number, clock, self.supervisor)
         self.prefix_report = PrefixReport(
             clock(), random, show_text=config.prefix_report.show_text, holders=self.cache_state.holders
@@ -89,12 +87,13 @@ class Gateway:
         model = CostModel(config.routing.seconds_per_prefill_token, config.routing.decode_weight)
         self.calibrations = Calibrations(model, config.routing.prefill_window_seconds, self.fleet.family)
         self.output_lengths = OutputLengths(prompt_excess_tokens=_TEMPLATE_TOKENS)
-        self.placement = Placement(
-            self.fleet.candidates, self._policy(), self.queue, self.output_lengths, self.calibrations, _knobs(config),
+        self.scheduler = Scheduler(
+            self.fleet.candidates, self._policy(), self.queue, self.output_lengths, self.calibrations,
+            _scheduler_settings(config),
         )  # fmt: skip
-        self.gate = Gate(self.placement, self.queue, config.admission.max_wait_seconds, clock,
+        self.lease_broker = LeaseBroker(self.scheduler, self.queue, config.admission.max_wait_seconds, clock,
                          config.admission.comment_seconds)  # fmt: skip
-        self.limit_changes = LimitChanges(self.fleet, self.gate, self.metrics.limit_moves, clock)
+        self.limit_changes = LimitChanges(self.fleet, self.lease_broker, self.metrics.limit_moves, clock)
         self.relay = Relay(self.fleet, config.upstream, clock, config.admission.comment_seconds,
                            supervisor=self.supervisor)  # fmt: skip
         self.watch = Watch(self.fleet, config.health, clock=clock, random=random, supervisor=self.supervisor)
@@ -102,11 +101,11 @@ class Gateway:
         self.finished = RecordBatcher(self.supervisor, *self._consumers())
         self.metrics.before_collecting = self.finished.settle
         dispatcher = Dispatcher(
-            self.fleet, self.gate, self.relay, RetryBudget(config.upstream), self.metrics,
+            self.fleet, self.lease_broker, self.relay, RetryBudget(config.upstream), self.metrics,
             response_headers=config.server.response_headers, holds=config.admission.hold_without_backend,
         )  # fmt: skip
         new_id = partial(next, request_ids())
-        self.coalescer, self.spreader = self._batchers(dispatcher, new_id)
+        self.coalescer, self.rerank_splitter = self._batchers(dispatcher, new_id)
         stored = StoredResponses()
         salt_secret = config.auth.cache_salt_secret.encode() or secrets.token_bytes(32)
         self.reader = RequestReader(
@@ -115,7 +114,7 @@ class Gateway:
         )  # fmt: skip
         dry_reader = RequestReader(config, self.cache_state.estimates, stored, salt_secret, self.exact_prompts.wanted)
         self.handler = Handler(
-            config, self.fleet, dispatcher, self.coalescer, self.spreader, self.reader, stored, self.finished.add,
+            config, self.fleet, dispatcher, self.coalescer, self.rerank_splitter, self.reader, self.finished.add,
             clock, new_id, self.exact_prompts.complete, random,
         )  # fmt: skip
         self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
@@ -126,43 +125,46 @@ class Gateway:
     def _add_views(self, dry_reader: RequestReader) -> None:
         config = self.config
         self.overview = Overview(
-            config, self.fleet, self.placement, self.gate, self.queue, self.cache_state, self.kv_events,
+            config, self.fleet, self.scheduler, self.lease_broker, self.queue, self.cache_state, self.kv_events,
             self.exact_prompts, self.tokenization, dry_reader, self.clock,
         )  # fmt: skip
-        self.line_view = LineView(
-            self.queue, self.placement, lambda: [card.id for card in self.fleet.models()],
+        self.queue_view = QueueView(
+            self.queue, self.scheduler, lambda: [card.id for card in self.fleet.models()],
             [key.name for key in config.auth.keys], self.clock,
         )  # fmt: skip
 
     def _listen_to_fleet(self) -> None:
-        self.fleet.on_change += [
-            self.gate.fleet_changed, self.cache_state.follow_sizes, self.tokenization.look_again, self._follow_events,
-        ]  # fmt: skip
-        self.fleet.on_restart += [
+        self.fleet.on_change.extend((
+            self.lease_broker.fleet_changed, self.cache_state.follow_sizes, self.tokenization.look_again,
+            self._follow_events,
+        ))  # fmt: skip
+        self.fleet.on_restart.extend((
             self.cache_state.forget, self.tokenization.forget, lambda backend: self.kv_events.restarted(backend.name),
-            lambda _: self.spreader.forget(),
-        ]  # fmt: skip
+            lambda _: self.rerank_splitter.forget(),
+        ))  # fmt: skip
 
-    def _batchers(self, dispatcher: Dispatcher, new_id: Callable[[], str]) -> tuple[Coalescer, Spreader]:
+    def _batchers(self, dispatcher: Dispatcher, new_id: Callable[[], str]) -> tuple[Coalescer, RerankSplitter]:
         config, counted = self.config, EmbeddingMetrics(self.metrics)
-        backlog, bulk, most_seconds = self.queue.backlog, BulkShares(), config.admission.max_wait_seconds
-        headers, retry_after = config.server.response_headers, self.gate.retry_after_seconds
         self.embedding_cache = cache_as_configured(config, self.fleet, counted, secrets.token_bytes(32))
+        waitlist = Waitlist(
+            self.queue.backlog, config.admission.max_wait_seconds, self.lease_broker.retry_after_seconds
+        )
+        services = PoolServices(
+            self.fleet, dispatcher.dispatch, config.embeddings, waitlist, counted, self.clock, self.memory,
+            config.server.response_headers,
+        )  # fmt: skip
         coalescer = Coalescer(
-            self.fleet, dispatcher, config.embeddings, backlog, most_seconds, counted, self.clock, new_id,
-            crowded=self.queue.waiting, retry_after=retry_after, token_counts=TokenCounts(self.tokenization, counted),
-            memory=self.memory, bulk=bulk, response_headers=headers, cache=self.embedding_cache,
+            services, new_id, crowded=self.queue.waiting, token_counts=TokenCounts(self.tokenization, counted),
+            cache=self.embedding_cache,
         )  # fmt: skip
-        spreader = Spreader(
-            self.fleet, dispatcher, config.embeddings, backlog, most_seconds, counted, self.clock,
-            retry_after=retry_after, memory=self.memory, bulk=bulk, response_headers=headers,
-        )  # fmt: skip
-        return coalescer, spreader
+        return coalescer, RerankSplitter(services)
 
     def _policy(self) -> Policy:
         match self.config.routing.policy:
             case "prefix":
-                return PrefixPolicy(self.calibrations, self.cache_state.hits, self.cache_state.estimates, Affinity())
+                return PrefixPolicy(
+                    self.calibrations, self.cache_state.hit_predictor, self.cache_state.estimates, Affinity()
+                )
             case "least_loaded":
                 return LeastLoadedPolicy()
             case "round_robin":
@@ -171,8 +173,8 @@ class Gateway:
     def _consumers(self) -> list[Callable[[Record], None]]:
         def learn(record: Record) -> None:
             self.cache_state.learn(record)
-            if record.ask is not None and record.usage is not None:
-                self.output_lengths.answered(record.ask, record.usage)
+            if record.demand is not None and record.usage is not None:
+                self.output_lengths.answered(record.demand, record.usage)
 
         consumers: list[Callable[[Record], None]] = [learn, self.metrics.finished, self.limit_changes.finished]
         if self.config.prefix_report.enabled:
@@ -199,7 +201,7 @@ class Gateway:
 
     def _add_gauges(self) -> None:
         self.overview.add_gauges(self.metrics)
-        self.line_view.add_gauges(self.metrics)
+        self.queue_view.add_gauges(self.metrics)
         gauge = self.metrics.gauge
         gauge("gateway_prefill_seconds_per_token", "Learned prefill time of an uncached token, by model.", ("model",),
               lambda: [((name,), self.calibrations.of(name).model.b) for name in self.fleet.families()])  # fmt: skip
@@ -217,7 +219,7 @@ class Gateway:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[int | None]:
-        """Serve while the block runs; gives the admin port. On leaving, answers still under way are cut."""
+        """Serve while the block runs; yields the admin port. On exit, responses in progress are cut."""
         async with AsyncExitStack() as stack:
             if self.access_log is not None:
                 stack.enter_context(self.access_log)
@@ -230,7 +232,7 @@ class Gateway:
             stack.callback(self.finished.settle)
             await stack.enter_async_context(self._repeating("settle", self._settle))
             app = admin_app(
-                self.metrics.snapshot, self.overview.backends, self.overview.route, self.line_view.document,
+                self.metrics.snapshot, self.overview.backends, self.overview.route, self.queue_view.document,
                 own_hosts(self.config.server.admin),
             )  # fmt: skip
             add_prefix_routes(app, self._prepared_report if self.config.prefix_report.enabled else None)
@@ -261,9 +263,9 @@ def _wall_clock() -> float:
     return datetime.now(UTC).timestamp()
 
 
-def _knobs(config: Config) -> Knobs:
+def _scheduler_settings(config: Config) -> SchedulerSettings:
     routing = config.routing
-    return Knobs(
+    return SchedulerSettings(
         aging=routing.aging,
         kv_headroom=config.admission.kv_headroom,
         scan=routing.scan,
@@ -279,11 +281,13 @@ async def _serve(config: Config, out: BinaryIO, log_writer: LineWriter) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     for number in _IGNORED_SIGNALS:
-        loop.add_signal_handler(number, _tell_ignored, number)
+        loop.add_signal_handler(number, _log_ignored, number)
     if ignored := config.without_effect:
         log.warning("keys_without_effect", keys=ignored, hint="remove them: version 0.3 will refuse them")
+    if renamed := config.renamed:
+        log.warning("keys_renamed", keys=renamed, hint="use the new names: version 0.3 will refuse the old ones")
     gateway = Gateway(config, out, log=log_writer)
-    loop.set_exception_handler(lambda _, context: gateway.supervisor.complained(context))
+    loop.set_exception_handler(lambda _, context: gateway.supervisor.on_loop_error(context))
     async with gateway.running() as admin_port:
         log.info("serving", host=config.server.host, port=gateway.server.port, admin_port=admin_port,
                  backends=[backend.name for backend in config.backends], policy=config.routing.policy)  # fmt: skip
@@ -297,7 +301,7 @@ async def _serve(config: Config, out: BinaryIO, log_writer: LineWriter) -> None:
     log.info("stopped")
 
 
-def _tell_ignored(number: signal.Signals) -> None:
+def _log_ignored(number: signal.Signals) -> None:
     structlog.get_logger("gateway").warning(
         "signal_ignored",
         signal=number.name,
@@ -306,7 +310,7 @@ def _tell_ignored(number: signal.Signals) -> None:
 
 
 def serve(config: Config) -> None:
-    """Serve until SIGTERM or Ctrl-C, then drain. Raises OSError if a port cannot be had."""
+    """Serve until SIGTERM or Ctrl-C, then drain. Raises OSError if a port is in use."""
     for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # until the event loop has handlers
     gc.set_threshold(50_000, 20, 50)  # requests make little garbage in cycles
@@ -315,7 +319,7 @@ def serve(config: Config) -> None:
 
 
 def _unbuffered(stream: TextIO | None) -> BinaryIO:
-    """The file of a standard stream; None = it was closed by who started this process."""
+    """The file of a standard stream; None = closed by the parent process."""
     if stream is None:
         return open(os.devnull, "wb", buffering=0)
     return open(stream.fileno(), "wb", buffering=0, closefd=False)

@@ -54,8 +54,7 @@ class Listen(Section):
     host: ListenHost = Field("127.0.0.1", description="IP address or host name to listen on; empty = all interfaces.")
     port: int = Field(8081, ge=0, le=65535, description="TCP port to listen on; 0 = any free port.")
     allowed_hosts: tuple[str, ...] = Field(
-        (),
-        description="Names accepted in `Host` besides IP addresses, localhost and `host`.",
+        (), description="Names accepted in `Host` besides IP addresses, localhost and `host`."
     )
 
     @field_validator("allowed_hosts")
@@ -155,7 +154,8 @@ class BackendConfig(Section):
         "auto",
         description="KV event source; auto (default) = /kv_event_sources, at the backend's own host; off = none.",
     )
-    speed: float = Field(1.0, gt=0, description="Relative time for the same work: 2 = half as fast as the others.")
+    relative_cost: float = Field(1.0, gt=0, description="Relative time for the same work: 2 = half as fast as others.")
+    speed: float | None = Field(None, gt=0, exclude=True, description="Deprecated: former name of `relative_cost`.")
 
     @field_validator("url")
     @classmethod
@@ -175,6 +175,15 @@ class BackendConfig(Section):
         if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
             raise ValueError("must be scheme, host and port only, without path, query or user")
         return url.rstrip("/")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accepts_the_former_name(cls, document: Any) -> Any:
+        if not isinstance(document, dict) or document.get("speed") is None:
+            return document
+        if "relative_cost" in document:
+            raise ValueError("speed is the former name of relative_cost: remove it")
+        return document | {"relative_cost": document["speed"]}
 
     @field_validator("kv_events", mode="before")
     @classmethod
@@ -455,17 +464,22 @@ class Config(Section):
     prefix_report: PrefixReportConfig = PrefixReportConfig()
 
     def embeds(self, how: Literal["coalesce", "cache"], model: str) -> bool:
-        """Whether embeddings of this model are treated so: as its own section says, or that of all."""
+        """The setting of this model's own section, or of the section for all models."""
         section = self.models.by_name.get(model)
-        told = None if section is None else getattr(section.embeddings, how)
-        return bool(getattr(self.embeddings, how) if told is None else told)
+        own = None if section is None else getattr(section.embeddings, how)
+        return bool(getattr(self.embeddings, how) if own is None else own)
 
     @property
     def without_effect(self) -> list[str]:
-        """Deprecated keys that the file sets."""
         sections: dict[str, EmbeddingsConfig | ModelEmbeddingsConfig] = {"embeddings": self.embeddings}
         sections |= {f"models.{name}.embeddings": model.embeddings for name, model in self.models.by_name.items()}
         return [f"{at}.deduplicate" for at, section in sections.items() if "deduplicate" in section.model_fields_set]
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """Deprecated keys that the file has, with their new names."""
+        old = [number for number, backend in enumerate(self.backends) if backend.speed is not None]
+        return {f"backends.{number}.speed": f"backends.{number}.relative_cost" for number in old}
 
     @model_validator(mode="after")
     def _has_distinct_backends(self) -> Self:

@@ -42,17 +42,17 @@ def substitute(value: Any, environ: dict[str, str], path: str = "") -> Any:
 
 
 def parse(document: Any) -> Config:
-    """Check a parsed document. Raises ConfigError with one line for each thing that is wrong."""
+    """Check a parsed document. Raises ConfigError with one line for each mistake."""
     if not isinstance(document, dict):
         raise ConfigError("the configuration must be a mapping with a key `backends`")
     try:
         return Config.model_validate(document)
     except ValidationError as error:
-        raise ConfigError("\n".join(complaints(error))) from error
+        raise ConfigError("\n".join(error_lines(error))) from error
 
 
-def complaints(error: ValidationError) -> list[str]:
-    """One line for each thing that is wrong, each thing once."""
+def error_lines(error: ValidationError) -> list[str]:
+    """One line for each distinct mistake."""
     wrong = error.errors(include_url=False)
     or_auto = {item["loc"][:-1] for item in wrong if item["loc"][-1:] == ("literal['auto']",)}
     lines: dict[str, None] = {}  # in order, each once
@@ -61,16 +61,16 @@ def complaints(error: ValidationError) -> list[str]:
         if kind == "too_short" and len(wrong) > 1:
             continue  # only says again that an element is wrong
         if place[-2:-1] == ("kv_events",) and kind == "literal_error":
-            continue  # the other form's complaint follows
-        told = _PLAINLY.get(kind) or item["msg"].removeprefix("Value error, ")
+            continue  # the message of the other form follows
+        text = _PLAINLY.get(kind) or item["msg"].removeprefix("Value error, ")
         if place[:-1] in or_auto:
-            place, told = place[:-1], "must be a whole number, or auto"
+            place, text = place[:-1], "must be a whole number, or auto"
         elif place[-2:] == ("kv_events", "KvEventsConfig"):
-            place, told = place[:-1], "must be auto, off, or a mapping such as {endpoint: tcp://10.0.0.11:5557}"
+            place, text = place[:-1], "must be auto, off, or a mapping such as {endpoint: tcp://10.0.0.11:5557}"
         elif kind == "model_type" and place[0] == "backends":
-            told += " with a url, such as {url: http://10.0.0.11:8000}"
+            text += " with a url, such as {url: http://10.0.0.11:8000}"
         shown = ".".join(str(part) for part in place if part != "KvEventsConfig")
-        lines[f"{shown or 'configuration'}: {told}"] = None
+        lines[f"{shown or 'configuration'}: {text}"] = None
     return list(lines)
 
 
@@ -94,10 +94,9 @@ def load(
         if backends:
             document["backends"] = [{"url": url} for url in backends]
         server = document.get("server") or {}
-        if isinstance(server, dict) and (
-            told := _told(server, host, port, admin_port)
-        ):  # else parsing says what is wrong
-            document["server"] = server | told
+        overrides = _overrides(server, host, port, admin_port) if isinstance(server, dict) else {}  # else parsing fails
+        if overrides:
+            document["server"] = server | overrides
         if not document.get("backends"):
             raise ConfigError(
                 "no backends: pass --backend http://host:8000 (repeatable) or list them in a configuration file"
@@ -105,14 +104,13 @@ def load(
     return parse(document)
 
 
-def _told(
+def _overrides(
     server: dict[str, Any], host: str | None, port: int | None, admin_port: int | Literal["off"] | None
 ) -> dict[str, Any]:
-    """What the command line says of the section `server`."""
-    told: dict[str, Any] = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    found: dict[str, Any] = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     admin = server.get("admin") or {}
     if admin_port == "off":
-        told["admin"] = None
+        found["admin"] = None
     elif admin_port is not None and isinstance(admin, dict):
-        told["admin"] = admin | {"port": admin_port}
-    return told
+        found["admin"] = admin | {"port": admin_port}
+    return found

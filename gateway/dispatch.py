@@ -1,36 +1,104 @@
-"""The story of a request: a place on the best backend, the request sent there, the answer passed on, the place back."""
+"""One request to a backend: lease an engine, send the request, pass on the response, retry on another backend.
+
+Retries depend on the kind of failure; a request is sent twice at most, and retries have a budget.
+"""
 
 import asyncio
-from typing import Protocol
 
 from gateway.backends.fleet import Fleet
-from gateway.errors import BackendBusy, BackendError, ConnectFailed, ModelMissing, NoBackend, OutOfDescriptors
+from gateway.config import UpstreamConfig
+from gateway.errors import (
+    BackendBusy,
+    BackendError,
+    ConnectFailed,
+    ModelMissing,
+    NoBackend,
+    OutOfDescriptors,
+    ReusedConnectionClosed,
+)
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
 from gateway.relay.relay import Relay
-from gateway.relay.retry import Attempts, RetryBudget
-from gateway.relay.sse import possible
-from gateway.relay.upstream import Sink, UpstreamResult
-from gateway.request import SEVERAL_TENANTS, InferenceRequest
+from gateway.request import SEVERAL_TENANTS, Demand, InferenceRequest, Sink, UpstreamResult
 from gateway.routing.policy import as_header
-from gateway.scheduling.leases import Gate, Lease
+from gateway.scheduling.leases import Lease, LeaseBroker
 
-_PAUSE_SECONDS = 1.0  # before the only backend there is is tried again
+_MAX_CONNECT_FAILURES = 3
+_MAX_SAVED = 100.0
 
 
-class ResponseTarget(Sink, Protocol):
-    """Who is answered. `extra`: header lines that the answer gets from here."""
+class RetryBudget:
+    """Each request earns a fraction of a retry; a few are available from the start."""
 
-    extra: bytes
+    def __init__(self, config: UpstreamConfig) -> None:
+        self._fraction = config.retry_budget_fraction
+        self._tokens = float(config.retry_budget_min)
+        self._ceiling = max(_MAX_SAVED * self._fraction, self._tokens)
+
+    def earn(self) -> None:
+        """A request was sent the first time."""
+        self._tokens = min(self._ceiling, self._tokens + self._fraction)
+
+    def spend(self) -> bool:
+        """Take one retry; false if none is left."""
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+class Attempts:
+    """The attempts of one request: which backends failed, and whether another attempt is allowed."""
+
+    __slots__ = ("_budget", "_connect_failures", "_repeatable", "_repeated", "avoid", "fresh")
+
+    def __init__(self, budget: RetryBudget, *, repeatable: bool) -> None:
+        self._budget = budget
+        self._repeatable = repeatable
+        self._connect_failures = 0
+        self._repeated = False
+        self.avoid: frozenset[str] = frozenset()
+        self.fresh = False  # the next attempt needs a new connection
+        budget.earn()
+
+    def allows(self, error: BackendError, backend: str, *, others: bool, waits: bool = False) -> bool:
+        """Whether to retry after this failure, of which the client has seen nothing.
+
+        `others`: a backend that has not failed this request exists. `waits`: the request may wait for a backend to
+        recover. A failed connect, or a pooled connection that was closed, is not caused by the request and does not
+        use the budget.
+        """
+        others = others or (waits and error.passing)
+        if isinstance(error, ConnectFailed):
+            self.avoid |= {backend}
+            self._connect_failures += 1
+            return waits or (others and self._connect_failures <= _MAX_CONNECT_FAILURES)
+        if not self._repeatable or not error.retryable:
+            return False
+        if self._repeated and not isinstance(
+            error, ModelMissing
+        ):  # a backend without the model has not run the request
+            return False
+        if isinstance(error, ReusedConnectionClosed):
+            self._repeated = self.fresh = True
+            return True
+        self.avoid |= {backend}
+        if not others or not self._budget.spend():
+            return False
+        self._repeated = True
+        return True
+
+
+_PAUSE_SECONDS = 1.0  # before a retry on the only backend
 
 
 class Dispatcher:
-    """Brings requests to backends."""
+    """Sends requests to backends, with retries."""
 
     def __init__(
         self,
         fleet: Fleet,
-        gate: Gate,
+        lease_broker: LeaseBroker,
         relay: Relay,
         budget: RetryBudget,
         metrics: Metrics,
@@ -39,43 +107,55 @@ class Dispatcher:
         holds: bool = True,
     ) -> None:
         self._fleet = fleet
-        self._gate = gate
+        self._lease_broker = lease_broker
         self._relay = relay
         self._budget = budget
         self._metrics = metrics
         self._response_headers = response_headers
         self._holds = holds
 
-    async def dispatch(self, request: InferenceRequest, reply: ResponseTarget, record: Record) -> UpstreamResult:
+    async def dispatch(self, request: InferenceRequest, reply: Sink, record: Record) -> UpstreamResult:
         """Answer the request through `reply`; `record` is filled in on the way.
 
-        Raises a GatewayError if it cannot be answered; `reply.begun` then tells whether the client has part of an
-        answer. When cancelled, the backend's work is aborted and everything taken is given back.
+        Raises a GatewayError if it cannot be answered; `reply.begun` is then true if the client has a part of the
+        response. When cancelled, the backend request is aborted and everything reserved is released.
         """
-        attempts = Attempts(self._budget, repeatable=request.repeatable)
-        since = self._gate.now()  # a backend last had it
-        remind = reply.comment if request.ask.streams else None
+        demand, attempts = request.demand, Attempts(self._budget, repeatable=request.repeatable)
+        since, waited = self._lease_broker.now(), 0.0  # since a backend last had the request
+        keep_alive = reply.comment if demand.streams else None
         while True:
-            told = self._explanation(request, attempts)
-            waited = self._gate.now() - since
-            with await self._gate.lease(request.ask, attempts.avoid, waited, remind) as lease:
-                self._note(request, lease, reply, record, told)
+            explanation = self._explanation(demand, attempts) if request.explains else ""
+            with await self._lease_broker.lease(demand, attempts.avoid, waited, keep_alive) as lease:
+                record.placed(demand.model, lease.backend, lease.waited_seconds, lease.hit_tokens)
+                if self._response_headers:
+                    reply.set_backend_headers(
+                        f"x-gateway-backend: {lease.backend}\r\n"
+                        f"x-gateway-queue-ms: {record.queue_seconds * 1000:.0f}\r\n"
+                        f"x-gateway-prefix-tokens: {lease.hit_tokens}\r\n{explanation}".encode()
+                    )
+                # A rank that the client names wrongly is rejected by the backend, in the engine's words.
+                rank = lease.rank if lease.rank is None or demand.rank is None else demand.rank
                 try:
                     answer = await self._relay.send(
-                        request, lease.backend, reply, lease.first_token, lease.came,
-                        rank=_rank(request, lease), fresh=attempts.fresh,
-                    )  # fmt: skip
+                        request,
+                        lease.backend,
+                        reply,
+                        lease.on_first_token,
+                        lease.on_tokens,
+                        rank=rank,
+                        fresh=attempts.fresh,
+                    )
                 except BackendError as error:
                     self._failed(request, lease, error)
                     others = self._others(request, lease, attempts)
                     if not isinstance(error, ConnectFailed):
-                        since = self._gate.now()
-                    waits = self._holds and self._gate.now() - since < self._gate.max_wait_seconds
+                        since = self._lease_broker.now()
+                    waits = self._holds and self._lease_broker.now() - since < self._lease_broker.max_wait_seconds
                     if reply.begun or not attempts.allows(error, lease.backend, others=others, waits=waits):
                         raise
                     may_be_back = error.passing and not others and not self._relay.backend(lease.backend).health.gone
                 except OutOfDescriptors:
-                    lease.served_tokens = 0  # nothing was sent
+                    lease.on_failure()  # nothing was sent
                     raise
                 except asyncio.CancelledError:
                     self._metrics.attempts.add((lease.backend, "cancelled"))
@@ -84,75 +164,51 @@ class Dispatcher:
                     self._succeeded(request, lease, answer, record)
                     return answer
                 finally:
-                    record.first_byte_seconds = lease.first_token_seconds
-                    record.streamed_tokens = lease.came_tokens
+                    record.attempted(lease.first_token_seconds, lease.streamed_tokens)
             if may_be_back:
-                await self._gate.change(_PAUSE_SECONDS)
+                await self._lease_broker.change(_PAUSE_SECONDS)
+            waited = self._lease_broker.now() - since
 
-    def _explanation(self, request: InferenceRequest, attempts: Attempts) -> str:
-        """A header line for those who ask for it."""
-        if not (request.explains and self._response_headers and request.ask.sequences):
+    def _explanation(self, demand: Demand, attempts: Attempts) -> str:
+        """The header line x-gateway-explain, or nothing."""
+        if not (self._response_headers and demand.sequences):
             return ""
         try:
-            verdicts = self._gate.explain(request.ask, attempts.avoid)
+            verdicts = self._lease_broker.explain(demand, attempts.avoid)
         except NoBackend:
             return ""
         return f"x-gateway-explain: {as_header(verdicts).decode()}\r\n"
 
-    def _note(self, request: InferenceRequest, lease: Lease, reply: ResponseTarget, record: Record, told: str) -> None:
-        record.model, record.backend = request.ask.model, lease.backend  # which may have been unknown until now
-        record.attempts += 1
-        record.queue_seconds += lease.waited_seconds
-        record.predicted_hit_tokens = lease.hit_tokens
-        if self._response_headers:
-            reply.extra = (
-                f"x-gateway-backend: {lease.backend}\r\n"
-                f"x-gateway-queue-ms: {record.queue_seconds * 1000:.0f}\r\n"
-                f"x-gateway-prefix-tokens: {lease.hit_tokens}\r\n{told}"
-            ).encode()
-
     def _succeeded(self, request: InferenceRequest, lease: Lease, answer: UpstreamResult, record: Record) -> None:
-        lease.answered = answer.status == 200
-        self._fleet.succeeded(self._relay.backend(lease.backend), _tenant(request))
+        lease.on_answer(answer)
+        backend = self._relay.backend(lease.backend)
+        self._fleet.succeeded(backend, _tenant(request))
         self._metrics.attempts.add((lease.backend, "ok"))
-        if lease.first_token_seconds is None:
-            lease.first_token_seconds = answer.first_byte_seconds
-        if told := answer.usage:
-            context_tokens = self._relay.backend(lease.backend).context_tokens.get(request.ask.model)
-            answer.usage = usage = possible(told, request.ask, context_tokens)
-            record.prompt_tokens = usage.prompt_tokens
-            record.completion_tokens = usage.completion_tokens
-            record.actual_hit_tokens = usage.cached_tokens
-            cached = usage.cached_tokens if usage.cached_tokens is not None else lease.hit_tokens
-            lease.counted(usage.completion_tokens)
-            lease.served_tokens = max(0, usage.prompt_tokens - cached) + usage.completion_tokens
-            if usage is told:  # else nothing is to be learned of it
-                record.ask, record.engine_index, record.usage = request.ask, lease.engine_index, usage
-            record.held_up = answer.held_up
+        if reported := answer.usage:
+            usage = answer.limit_usage(reported, request.demand, backend.context_tokens.get(request.demand.model))
+            record.answered(usage, client_was_slow=answer.client_was_slow)
+            lease.on_usage(usage)
+            if usage is reported:  # plausible as it was
+                record.learnable(request.demand, lease.engine_index, usage)
 
     def _failed(self, request: InferenceRequest, lease: Lease, error: BackendError) -> None:
         backend = self._relay.backend(lease.backend)
         self._fleet.failed(backend, error, _tenant(request))
         self._metrics.attempts.add((lease.backend, error.code or "failed"))
-        lease.served_tokens = 0  # what a backend has lost is not the tenant's
+        lease.on_failure()
         if isinstance(error, BackendBusy):
-            error.retry_after_seconds = self._gate.retry_after_seconds(request.ask.model)
+            error.retry_after(self._lease_broker.retry_after_seconds(request.demand.model))
         elif isinstance(error, ModelMissing):
-            self._fleet.model_missing(backend, request.ask.model)
+            self._fleet.model_missing(backend, request.demand.model)
 
     def _others(self, request: InferenceRequest, lease: Lease, attempts: Attempts) -> bool:
         """Whether another backend could take the request."""
-        serving = self._fleet.serving(request.ask.model) or ()
+        serving = self._fleet.serving(request.demand.model) or ()
         tried = attempts.avoid | {lease.backend}
-        return request.ask.pinned is None and any(backend.name not in tried for backend in serving)
+        return request.demand.pinned is None and any(backend.name not in tried for backend in serving)
 
 
 def _tenant(request: InferenceRequest) -> str | None:
-    """Whose request it is; None = not known."""
-    tenant = request.ask.tenant
+    """The tenant of the request; None if it has the inputs of several."""
+    tenant = request.demand.tenant
     return None if tenant == SEVERAL_TENANTS else tenant
-
-
-def _rank(request: InferenceRequest, lease: Lease) -> int | None:
-    """The engine to name to the backend: one that the client names wrongly is refused there, in the engine's words."""
-    return lease.rank if lease.rank is None or request.ask.rank is None else request.ask.rank

@@ -5,7 +5,7 @@ Other exceptions are converted to these once, in `relay/`; these are rendered on
 
 from typing import Any, ClassVar
 
-_FOR_GOOD = frozenset(range(400, 500)) - {408, 409, 429}  # statuses that blame the request
+_REQUEST_IS_AT_FAULT = frozenset(range(400, 500)) - {408, 409, 429}
 
 
 class GatewayError(Exception):
@@ -15,16 +15,27 @@ class GatewayError(Exception):
     type: ClassVar[str]
     code: ClassVar[str | None] = None
     outcome: ClassVar[str] = "rejected"
-    hopeless: bool = False  # not retryable: the same request would fail again
-    spreads: ClassVar[bool] = False  # clients get it in bursts: jitter retry-after
+    not_retryable: bool = False  # the same request would fail again
+    jitters_retry_after: ClassVar[bool] = False  # clients get this error in bursts
 
-    def __init__(self, message: str, *, param: str | None = None, retry_after_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_seconds: float | None = None,
+        not_retryable: bool = False,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.retry_after_seconds = retry_after_seconds
-        if self.status in _FOR_GOOD:
-            self.hopeless = True
+        if not_retryable or self.status in _REQUEST_IS_AT_FAULT:
+            self.not_retryable = True
+
+    def retry_after(self, seconds: float | None) -> None:
+        """Set when the client should retry, which the code that raised the error did not know."""
+        self.retry_after_seconds = seconds
 
 
 class InvalidRequest(GatewayError):
@@ -117,7 +128,7 @@ class QueueFull(GatewayError):
     type = "rate_limit_error"
     code = "queue_full"
     outcome = "queue_full"
-    spreads = True
+    jitters_retry_after = True
 
 
 class WaitExpired(GatewayError):
@@ -127,7 +138,7 @@ class WaitExpired(GatewayError):
     type = "rate_limit_error"
     code = "queue_timeout"
     outcome = "queue_timeout"
-    spreads = True
+    jitters_retry_after = True
 
 
 class RateLimited(GatewayError):
@@ -146,8 +157,8 @@ class DeadlineUnmeetable(GatewayError):
     type = "rate_limit_error"
     code = "deadline_exceeded"
     outcome = "deadline_exceeded"
-    hopeless = True
-    spreads = True
+    not_retryable = True
+    jitters_retry_after = True
 
 
 class NoBackend(GatewayError):
@@ -157,7 +168,7 @@ class NoBackend(GatewayError):
     type = "service_unavailable_error"
     code = "no_backend_available"
     outcome = "no_backend"
-    spreads = True
+    jitters_retry_after = True
 
 
 class MemoryFull(GatewayError):
@@ -167,7 +178,7 @@ class MemoryFull(GatewayError):
     type = "service_unavailable_error"
     code = "memory_budget_exceeded"
     outcome = "memory_full"
-    spreads = True
+    jitters_retry_after = True
 
 
 class OutOfDescriptors(GatewayError):
@@ -177,7 +188,7 @@ class OutOfDescriptors(GatewayError):
     type = "service_unavailable_error"
     code = "out_of_file_descriptors"
     outcome = "out_of_descriptors"
-    spreads = True
+    jitters_retry_after = True
 
 
 class Draining(GatewayError):
@@ -211,6 +222,14 @@ class BackendError(GatewayError):
     answered: bool = False  # the backend itself reported the failure: the request may be at fault
     answer: Any = None  # the backend's response, if any: passed on when no retry is left
 
+    def __init__(
+        self, message: str, *, retry_after_seconds: float | None = None, answered: bool = False, answer: Any = None
+    ) -> None:
+        super().__init__(message, retry_after_seconds=retry_after_seconds)
+        if answered:
+            self.answered = True
+        self.answer = answer
+
 
 class ConnectFailed(BackendError):
     """Could not connect to the backend; nothing was sent."""
@@ -243,7 +262,7 @@ class BackendBusy(BackendError):
 
     status = 503
     code = "backend_busy"
-    spreads = True
+    jitters_retry_after = True
     retryable = True
     counts_as_failure = False
 
@@ -274,7 +293,7 @@ class BackendAborted(BackendError):
 class BackendRefusesKey(BackendError):
     """The backend rejected the gateway's API key."""
 
-    hopeless = True
+    not_retryable = True
     code = "backend_refuses_key"
 
 

@@ -1,7 +1,4 @@
-"""What answers, restarts and engines' reports change: cache contents, hit accuracy, adaptive limits.
-
-They reach the routing indexes, placement, metrics and the log.
-"""
+"""Feedback from responses, restarts and KV events: cache contents, hit accuracy, adaptive limits."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,13 +11,19 @@ from gateway.backends.fleet import Fleet
 from gateway.config import Config
 from gateway.observe.metrics import Counter
 from gateway.observe.record import Record
-from gateway.request import Ask, Usage
-from gateway.routing.cache_view import HitAccuracy, Hits, StaleEventDetector
+from gateway.request import Demand, Usage
+from gateway.routing.cache_view import (
+    BLOCK_MEMORY_BYTES,
+    HitAccuracy,
+    HitPredictor,
+    Learning,
+    PrefixIndex,
+    StaleEventDetector,
+)
 from gateway.routing.engine import Engine
-from gateway.routing.estimates import Estimates, Learning
+from gateway.routing.estimates import Estimates
 from gateway.routing.exact_index import ExactIndex
-from gateway.routing.prefix_index import BLOCK_MEMORY_BYTES, PrefixIndex
-from gateway.scheduling.leases import Gate
+from gateway.scheduling.leases import LeaseBroker
 from gateway.supervisor import LogThrottle
 
 _UNKNOWN_KV_TOKENS = 2_000_000  # too large a record costs little, too small a one much
@@ -28,40 +31,42 @@ _START_BYTES_PER_TOKEN = 4.0
 
 
 class CacheState:
-    """Owner of the own record, of the engines' view, and of the trust in predictions."""
+    """Owner of the gateway's record of caches, of the engines' own view by KV events, and of hit accuracy."""
 
-    def __init__(self, config: Config, fleet: Fleet) -> None:
+    def __init__(self, config: Config, fleet: Fleet, clock: Callable[[], float]) -> None:
         self._fleet = fleet
         self._capacity_factor = config.routing.index_capacity_factor
         max_blocks = config.routing.index_memory_bytes // BLOCK_MEMORY_BYTES
         self.estimates = Estimates(_START_BYTES_PER_TOKEN)
         self.index = PrefixIndex([self._record_bytes(backend.engines[0]) for backend in fleet.backends], max_blocks)
         self.exact = ExactIndex()
-        self._silence = StaleEventDetector()
-        self._whole: set[int] = set()  # engines of which all that they hold is known, if their events still arrive
-        self.trust = HitAccuracy()
-        self.hits = Hits(self.index, self.trust, self.exact)
-        self._learning = Learning(self.estimates, self.index, self.trust)
+        self._stale_events = StaleEventDetector()
+        self._complete: set[int] = set()  # engines whose blocks are all known, while their events arrive
+        self.hit_accuracy = HitAccuracy(self._accuracy_changed)
+        self._accuracy_throttle = LogThrottle(clock)
+        self._logged_falls: set[int] = set()  # engines whose predictions fail, if that was logged
+        self.hit_predictor = HitPredictor(self.index, self.hit_accuracy, self.exact)
+        self._learning = Learning(self.estimates, self.index, self.hit_accuracy)
         self.follow_sizes()
         self._log = structlog.get_logger("gateway")
 
     def learn(self, record: Record) -> None:
-        ask, usage, now = record.ask, record.usage, record.ended_seconds
-        if self._whole:
-            self.hits.coming.age(now)
-            for fallen in self._silence.fallen(now):
-                self._follow(fallen)
-        if ask is None or usage is None:
+        demand, usage, now = record.demand, record.usage, record.ended_seconds
+        if self._complete:
+            self.hit_predictor.pending_blocks.age(now)
+            for engine in self._stale_events.newly_stale(now):
+                self._follow(engine)
+        if demand is None or usage is None:
             return
         number = record.engine_index
-        by_events = bool(ask.token_keys) and self.exact.live(number)
-        told = replace(usage, cached_tokens=None) if by_events else usage  # judges events then, not the own record
-        if by_events and self._is_untold(ask, number, usage):
-            self._silence.answered(number, now)
-        self._learning.answered(ask, number, record.predicted_hit_tokens, told)
+        by_events = bool(demand.token_keys) and self.exact.live(number)
+        learned = replace(usage, cached_tokens=None) if by_events else usage  # hits by events say nothing of the record
+        if by_events and self._is_unreported(demand, number, usage):
+            self._stale_events.answered(number, now)
+        self._learning.answered(demand, number, record.predicted_hit_tokens, learned)
 
     def holders(self, key: int) -> list[str]:
-        """Names of the backends that hold a block, by the own record."""
+        """Names of the backends that hold a block, by the gateway's record."""
         holders = set(self.index.holders(key))
         return sorted({engine.name for engine in self._fleet.engines() if engine.index in holders})
 
@@ -71,126 +76,119 @@ class CacheState:
         if known is None:
             return None
         if len(known.engines) == 1 and len(known.facts.kv_event_sources or ()) == 1:
-            rank = 0  # one of several engines whose others are backends of their own keeps its rank
+            rank = 0  # each rank of this deployment is a backend: events carry the original rank
         return known.engines[rank].index if rank < len(known.engines) else None
 
     def changed(self, number: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
-        """An engine says that blocks came and went."""
+        """An engine's events report blocks stored and removed."""
         self.exact.apply(number, added, removed)
-        if self._silence.heard(number):
+        if self._stale_events.heard(number):
             self._follow(number)
-        self.hits.coming.told(number, added)
-        self.hits.coming.told(number, removed)
+        self.hit_predictor.pending_blocks.reported(number, added)
+        self.hit_predictor.pending_blocks.reported(number, removed)
         if removed and self.exact.live(number) and (engine := self._fleet.engine(number)):
-            coming = engine.load.context_tokens  # sent, and maybe not stored yet
-            self.index.shrink(number, self._bytes(resident_tokens + coming, engine.name))
+            pending_tokens = engine.load.context_tokens  # sent, and maybe not stored yet
+            self.index.shrink(number, self._bytes(resident_tokens + pending_tokens, engine.name))
 
     def cleared(self, number: int) -> None:
-        """An engine says that its cache is empty, or another process took its place."""
+        """An engine reports an empty cache, or another process took its place."""
         self.index.wipe(number)
-        self.hits.coming.forget(number)
+        self.hit_predictor.pending_blocks.forget(number)
 
     def state(self, number: int, live: bool, whole: bool) -> None:
-        """An engine's events are followed, or no longer; and all that it holds is known, or not."""
+        """`live`: the engine's events are followed. `whole`: all blocks that it holds are known."""
         if live and whole:
-            self._whole.add(number)
+            self._complete.add(number)
         else:
-            self._whole.discard(number)
-        self._silence.heard(number)
+            self._complete.discard(number)
+        self._stale_events.heard(number)
         self.exact.set_live(number, live and whole)
         if engine := self._fleet.engine(number):
             self._log.info("kv_events", backend=engine.name, rank=engine.rank, live=live, whole=whole)
 
     def follow_sizes(self) -> None:
-        """The records are as large as what they are a record of."""
+        """Give each engine's record the size of its KV cache."""
         for engine in self._fleet.engines():
             self.index.resize(engine.index, self._record_bytes(engine))
 
     def forget(self, backend: Backend) -> None:
-        """Another process answers there: nothing is cached any more."""
+        """Another process answers there, with an empty cache."""
         for engine in backend.engines:
             self.index.wipe(engine.index)
-            self.trust.reset(engine.index)
+            self.hit_accuracy.reset(engine.index)
 
     def _follow(self, number: int) -> None:
-        """An engine has fallen silent, or speaks again."""
-        silent = number in self._silence
-        self.exact.set_live(number, number in self._whole and not silent)
+        """An engine's events have become stale, or arrive again."""
+        silent = number in self._stale_events
+        self.exact.set_live(number, number in self._complete and not silent)
         if engine := self._fleet.engine(number):
-            tell = self._log.warning if silent else self._log.info
-            tell("kv_events_silent", backend=engine.name, rank=engine.rank, silent=silent)
+            log = self._log.warning if silent else self._log.info
+            log("kv_events_silent", backend=engine.name, rank=engine.rank, silent=silent)
 
-    def _is_untold(self, ask: Ask, number: int, usage: Usage) -> bool:
-        """Whether the engine has computed a block that its events have not told."""
+    def _accuracy_changed(self, number: int, share: float, holds: bool) -> None:
+        """Log that predictions have begun to fail on an engine, or hold again; throttled, since they may flap."""
+        if holds:
+            if number not in self._logged_falls:
+                return
+            self._logged_falls.remove(number)
+        elif self._accuracy_throttle.allows(number):
+            self._logged_falls.add(number)
+        else:
+            return
+        log = self._log.info if holds else self._log.warning
+        if engine := self._fleet.engine(number):
+            log("prefix_trust", backend=engine.name, rank=engine.rank, confirmed_share=round(share, 2))
+
+    def _is_unreported(self, demand: Demand, number: int, usage: Usage) -> bool:
+        """Whether the engine has computed a block that its events have not reported."""
         engine = self._fleet.engine(number)
         if engine is None or usage.cached_tokens is None:
             return False
-        return self.hits.coming.run(number, ask.token_keys, usage.cached_tokens // engine.block_tokens) > 0
+        return (
+            self.hit_predictor.pending_blocks.run(number, demand.token_keys, usage.cached_tokens // engine.block_tokens)
+            > 0
+        )
 
     def _record_bytes(self, engine: Engine) -> int:
         return self._bytes(engine.kv_cache_tokens or _UNKNOWN_KV_TOKENS, engine.name)
 
     def _bytes(self, tokens: int, backend: str) -> int:
-        """Of the largest record that so many tokens of KV cache make."""
+        """Size of a record of this many tokens of KV cache, at most."""
         known = self._fleet.backend(backend)
         cards = known.facts.models if known is not None else ()
         ratio = max((self.estimates.bytes_per_token(card.id) for card in cards), default=_START_BYTES_PER_TOKEN)
         return int(tokens * self._capacity_factor * ratio)
 
 
-_TOKENS_OF_A_PACE = 8  # shorter streams tell little
+_LEAST_PACE_TOKENS = 8  # shorter streams say little about the pace
 
 
 class LimitChanges:
-    """Listens to the fleet, and to requests that have ended."""
+    """Feeds streams to the adaptive limits; scans the queue, counts and logs when a limit changes."""
 
-    def __init__(self, fleet: Fleet, gate: Gate, count: Counter, clock: Callable[[], float]) -> None:
+    def __init__(self, fleet: Fleet, lease_broker: LeaseBroker, count: Counter, clock: Callable[[], float]) -> None:
         self._fleet = fleet
-        self._gate = gate
+        self._lease_broker = lease_broker
         self._count = count
-        self._quiet = LogThrottle(clock)
+        self._throttle = LogThrottle(clock)
         self._log = structlog.get_logger("gateway")
-        fleet.on_limit.append(self._moved)
+        fleet.on_limit.append(self._changed)
 
     def finished(self, record: Record) -> None:
-        """A request ended: a stream that its client took as fast as it came tells the engine's pace."""
-        first, usage, ask = record.first_byte_seconds, record.usage, record.ask
-        if not record.streams or record.held_up or first is None or usage is None or ask is None:
+        """A request ended: a stream that its client did not slow down shows the engine's pace."""
+        first, usage, demand = record.first_byte_seconds, record.usage, record.demand
+        if not record.streams or record.client_was_slow or first is None or usage is None or demand is None:
             return
-        tokens = usage.completion_tokens / max(1, ask.sequences)
+        tokens = usage.completion_tokens / max(1, demand.sequences)
         backend = self._fleet.backend(record.backend)
-        if backend is not None and tokens >= _TOKENS_OF_A_PACE:
+        if backend is not None and tokens >= _LEAST_PACE_TOKENS:
             tpot = (record.ended_seconds - first) / (tokens - 1)
             backend.limiter.streamed(tpot, first, record.ended_seconds)
 
-    def _moved(self, backend: Backend, move: LimitChange) -> None:
-        self._gate.drain_soon()
-        self._count.add((backend.name, move.reason.value))
-        if move.after <= move.before and self._quiet.tells(backend.name):
+    def _changed(self, backend: Backend, change: LimitChange) -> None:
+        self._lease_broker.scan_soon()
+        self._count.add((backend.name, change.reason.value))
+        if change.after <= change.before and self._throttle.allows(backend.name):
             self._log.warning(
-                "limit_fell", backend=backend.name, reason=move.reason.value, before=move.before, after=move.after
+                "limit_fell", backend=backend.name, reason=change.reason.value, before=change.before, after=change.after
             )
-
-
-class TrustLog:
-    """Hears of every fall and rise; a rise is told if its fall was."""
-
-    def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
-        self._fleet = fleet
-        self._quiet = LogThrottle(clock)  # predictions may waver
-        self._fallen: set[int] = set()  # engines whose fall was told
-        self._log = structlog.get_logger("gateway")
-
-    def changed(self, number: int, share: float, holds: bool) -> None:
-        """Predictions have begun to fail there, or hold again."""
-        if holds:
-            if number not in self._fallen:
-                return
-            self._fallen.remove(number)
-        elif self._quiet.tells(number):
-            self._fallen.add(number)
-        else:
-            return
-        tell = self._log.info if holds else self._log.warning
-        if engine := self._fleet.engine(number):
-            tell("prefix_trust", backend=engine.name, rank=engine.rank, confirmed_share=round(share, 2))

@@ -1,4 +1,4 @@
-"""One client request, as a value: what the gateway acts on, and the bytes it forwards."""
+"""A client request as a value: what the gateway acts on, and the bytes that it forwards."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -7,34 +7,34 @@ from typing import Any, Protocol
 
 SEVERAL_TENANTS = "(several)"  # the tenant of a request with inputs of more than one
 _MOST_TOKENS_PER_BYTE = 4  # a byte makes one at most, but some tokenizers spell a letter out before they count
+_UNKNOWN_CONTEXT_TOKENS = 1048576  # of a model whose backend does not state it
 _MOST_TEMPLATE_TOKENS = 4096  # of one prompt: what a chat template or an instruction adds
 
 
 class Kind(StrEnum):
     """What an endpoint does with an engine; decides how a request is counted and routed."""
 
-    GENERATE = "generate"  # prefill and decode: takes slots, KV cache, and gains from a cached prefix
+    GENERATE = "generate"  # prefill and decode: needs slots and KV cache, and benefits from a cached prefix
     POOL = "pool"  # embeddings, scores: one engine sequence an input, no decode
     LIGHT = "light"  # tokenize and look-ups: no engine sequence
     UPLOAD = "upload"  # audio: the body is streamed through, unread
 
 
 @dataclass(slots=True)
-class Ask:
-    """What placement needs to know of a request: small values only, so that it could travel over a socket. Not changed
-    once made (and not frozen, because that costs as much as the rest of making it).
+class Demand:
+    """What the scheduler needs of a request: small values only. Never changed after its construction; not frozen,
+    because that would double the cost of the construction.
 
-    `keys` are the chained hashes of the prompt's prefix blocks, `edges` its size up to the end of each, in the unit of
-    `prompt_size` (bytes; in a replay, tokens), `ends` how many of them there are up to the end of each message; None =
-    prompts part at edges only. `turn` and `turn_end` count the keys before and through the last answer
-    that the conversation has; 0 if it has none. `anchor_tokens` are the tokens of its first `anchor_size`, where an
-    engine has told them. `learnable_bytes` is the size if that says something of bytes per token, else 0.
-    `token_keys` are the keys of the engine's own blocks, where the prompt's tokens are known.
-    `reads_cache`: the engine may use cached blocks (it does not where it has to tell of every prompt token).
-    `pinned` names the one backend that can answer, for look-ups of what it stores; `rank` the one engine of a backend
-    that the client asks for. `hint` stands for a session or a cache key that the client named; 0 = none.
-    `tenant` shares the waiting line with others, in proportion to `weight`; `batch` comes after interactive requests.
-    After `deadline_seconds`, on the gateway's clock, the client does not want an answer any more.
+    `keys`: the chained hashes of the prompt's prefix blocks. `edges`: the prompt's size up to the end of each block, in
+    the unit of `prompt_size` (bytes; tokens in a replay). `ends`: the number of blocks up to the end of each message;
+    None = prompts diverge at edges only. `turn`, `turn_end`: the number of blocks before and through the last answer in
+    the conversation; 0 = it has none. `anchor_tokens`: the tokens of the first `anchor_size` of the prompt, as reported
+    by an engine; 0 = not known. `learnable_bytes`: the size if bytes per token can be learned from it, else 0.
+    `token_keys`: the keys of the engine's own blocks, where the prompt's tokens are known. `reads_cache`: false where
+    the engine must compute every prompt token. `pinned`: the only backend that can answer, because it stores what is
+    requested. `rank`: the engine of a backend that the client selects. `hint`: a hash of the client's session or cache
+    key; 0 = none. `tenant`: shares the queue with other tenants in proportion to `weight`. `batch`: served after
+    interactive requests. `deadline_seconds`: when the answer must have begun, on the gateway's clock.
     """
 
     model: str
@@ -64,16 +64,16 @@ class Ask:
     deadline_seconds: float | None = None
 
     def tokens_of(self, blocks: int) -> int:
-        """Tokens of the first blocks of the prompt, as far as they are known or can be guessed."""
+        """Tokens of the first blocks of the prompt, known or estimated."""
         if not blocks:
             return 0
         size, anchor = self.edges[blocks - 1], self.anchor_size
         return self._tokens_up_to(size) if anchor else self.prompt_tokens * size // max(1, self.prompt_size)
 
     def tokens_shared(self, blocks: int) -> int:
-        """Tokens that this prompt most likely shares with one that has just these blocks in common with it.
+        """Expected tokens shared with a prompt that has exactly these first blocks in common.
 
-        If they part within a message, they do so anywhere in the next block.
+        Prompts that diverge within a message do so at a random place of the next block.
         """
         if not blocks:
             return 0
@@ -92,7 +92,7 @@ class Ask:
 
 @dataclass(slots=True)
 class EmbeddingInputs:
-    """What an embeddings request asks for, where its inputs may be sent together with those of others.
+    """The inputs of an embeddings request, where they may be batched with those of other requests.
 
     `items` are texts, or lists of token ids. `template` is the rest of the body, up to where the inputs follow:
     requests may share a batch only if theirs are equal, and their `isolation`, which keeps an API key's inputs apart.
@@ -113,7 +113,7 @@ class EmbeddingInputs:
 
 @dataclass(slots=True)
 class Pairs:
-    """What a rerank or score request asks for, where each document can be scored without the others.
+    """The query and documents of a rerank or score request, where each document can be scored on its own.
 
     All `documents` are scored against the one query, or each against the query in its place. `names` are those of the
     fields that hold the two, `fields` the rest of the body. `sizes_bytes` is of a document and its query together.
@@ -135,7 +135,7 @@ class Pairs:
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens as the engine reports them; `cached_tokens` is None where it does not say."""
+    """Tokens as the engine reports them; `cached_tokens` is None where it does not report them."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -143,22 +143,22 @@ class Usage:
 
 
 def most_prompt_tokens(prompts: int, size_bytes: int) -> int:
-    """More tokens than so many prompts of text can have together."""
+    """An upper bound of the tokens of this many prompts of text."""
     return _MOST_TOKENS_PER_BYTE * size_bytes + _MOST_TEMPLATE_TOKENS * max(1, prompts)
 
 
 class BodyStream(Protocol):
-    """A body that is sent on while it arrives."""
+    """A body that is passed on while it arrives."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
     def close(self) -> None:
-        """End it: the rest is not needed."""
+        """Discard the rest, which is not needed."""
 
 
 @dataclass(slots=True)
 class InferenceRequest:
-    """A checked request, ready to be placed and sent.
+    """A valid request, ready to be placed and sent; never changed after its construction.
 
     `body` is what the backend gets; `target` is from a constant table, never the client's path.
     `headers` are ready-made header lines (each ends in CRLF) that go to the backend.
@@ -168,19 +168,82 @@ class InferenceRequest:
     kind: Kind
     method: bytes
     target: bytes
-    ask: Ask
+    demand: Demand
     request_id: str
     body: bytes = b""
     upload: BodyStream | None = None
-    worked_bytes: int = 0  # that the engine works on, of uploads and of requests that it answers without generating
+    worked_bytes: int = 0  # input of the engine, for uploads and requests that do not generate
     content_type: bytes = b"application/json"
     headers: bytes = b""
     done_marker: bytes | None = None
     hides_usage: bool = False
     repeatable: bool = True
-    on_opening: Callable[[bytes], None] | None = None  # told of the first bytes of an answer with status 200
-    explains: bool = False  # the client wants to know why it goes where it goes
-    document: dict[str, Any] | None = None  # the body, parsed, while its prompt may still be tokenized
+    on_opening: Callable[[str, bytes], None] | None = None  # gets the backend and the first bytes of a 200 response
+    explains: bool = False  # the client requests an explanation of the placement
+    document: dict[str, Any] | None = None  # the parsed body, until the prompt is tokenized
     salt: str = ""  # of the prompt's KV cache blocks
-    inputs: EmbeddingInputs | None = None  # that may be sent with those of other requests
+    inputs: EmbeddingInputs | None = None  # that may be batched
     pairs: Pairs | None = None  # that may be sent in pieces
+
+
+def possible(usage: Usage, demand: Demand, context_tokens: int | None) -> Usage:
+    """The usage itself if it is possible for this request, else limited to what is possible.
+
+    `context_tokens`: the model's limit for prompt and answer of one sequence; None = not known.
+    """
+    most = (context_tokens or _UNKNOWN_CONTEXT_TOKENS) * max(1, demand.sequences)
+    most_prompt = most
+    if demand.learnable_bytes and demand.pinned is None:  # the prompt is text, and all in the request
+        most_prompt = min(most, most_prompt_tokens(demand.sequences, demand.size_bytes))
+    prompt, completion, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
+    if prompt <= most_prompt and completion <= most and (cached is None or cached <= prompt):
+        return usage
+    prompt = min(prompt, most_prompt)
+    return Usage(prompt, min(completion, most), None if cached is None else min(cached, prompt))
+
+
+class Sink(Protocol):
+    """Where an answer goes: the client's side of the gateway."""
+
+    begun: bool
+
+    @property
+    def blocked(self) -> bool:
+        """Backpressure: its buffer is full, so the backend must not be read."""
+
+    def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None: ...
+
+    def begin(self, status: int, content_type: bytes, extra: bytes) -> None:
+        """The head of an answer whose length is not known."""
+
+    def set_backend_headers(self, lines: bytes) -> None:
+        """Header lines about the attempt, which replace those of an earlier one."""
+
+    def comment(self) -> None:
+        """Keep-alive for a client that waits for a stream; not part of the answer."""
+
+    def write(self, data: bytes) -> bool:
+        """Body bytes. True = its buffer is full."""
+
+    def when_writable(self, resume: Callable[[], None] | None) -> None:
+        """Call this when a full buffer has space again; None = call nothing."""
+
+    def end(self) -> None: ...
+
+
+@dataclass(slots=True)
+class UpstreamResult:
+    """How a backend answered: status, reported usage, and when its first byte came (the loop's clock)."""
+
+    status: int
+    usage: Usage | None
+    first_byte_seconds: float | None
+    body: bytes = b""
+    content_type: bytes = b""
+    extra: bytes = b""
+    client_was_slow: bool = False  # backpressure: the client read it more slowly than it came
+
+    def limit_usage(self, reported: Usage, demand: Demand, context_tokens: int | None) -> Usage:
+        """Limit the reported usage to what the request can have used; the same object if it is plausible."""
+        self.usage = usage = possible(reported, demand, context_tokens)
+        return usage

@@ -1,12 +1,8 @@
-"""Background work that outlives its faults: an exception is counted and logged, and the work goes on.
-
-Log lines about the same thing are throttled.
-"""
+"""Background tasks that survive exceptions, which are counted and logged; repeated log lines are throttled."""
 
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Hashable
-from types import TracebackType
 from typing import Any
 
 import structlog
@@ -15,18 +11,18 @@ _SECONDS = 60.0
 
 
 class LogThrottle:
-    """Tells of each thing once a minute at most; metrics tell the rest."""
+    """Allows a log line about each subject once a minute; metrics count the rest."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._told_seconds: dict[Hashable, float] = {}
+        self._logged_seconds: dict[Hashable, float] = {}
 
-    def tells(self, thing: Hashable) -> bool:
-        """Whether it is time to tell of it; if so, it counts as told."""
+    def allows(self, subject: Hashable) -> bool:
+        """Whether a line may be logged now; if so, it counts as logged."""
         now = self._clock()
-        if now - self._told_seconds.get(thing, -math.inf) < _SECONDS:
+        if now - self._logged_seconds.get(subject, -math.inf) < _SECONDS:
             return False
-        self._told_seconds[thing] = now
+        self._logged_seconds[subject] = now
         return True
 
 
@@ -35,17 +31,17 @@ class Supervisor:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.faults: dict[str, int] = {}  # by task
-        self._quiet = LogThrottle(clock)
+        self._throttle = LogThrottle(clock)
         self._log = structlog.get_logger("gateway")
 
     def caught(self, task: str, error: Exception) -> None:
         """Count an exception; log it, if the same kind was not logged within the last minute."""
         self.faults[task] = self.faults.get(task, 0) + 1
-        if self._quiet.tells((task, type(error))):
+        if self._throttle.allows((task, type(error))):
             self._log.error("background_error", task=task, exc_info=error)
 
-    def complained(self, context: dict[str, Any]) -> None:
-        """What the event loop calls for exceptions of callbacks, and of tasks that nothing awaited."""
+    def on_loop_error(self, context: dict[str, Any]) -> None:
+        """The event loop's exception handler, for callbacks and for tasks that were not awaited."""
         error = context.get("exception")
         self.caught("event_loop", error if isinstance(error, Exception) else RuntimeError(context.get("message")))
 
@@ -54,7 +50,7 @@ class Supervisor:
         return _Guard(self, task)
 
     async def repeat(self, task: str, step: Callable[[], Awaitable[None]], pause_seconds: float) -> None:
-        """Run a step for ever; rest for `pause_seconds` after each one that raised."""
+        """Run a step repeatedly; pause for `pause_seconds` after an exception."""
         while True:
             try:
                 await step()
@@ -73,9 +69,7 @@ class _Guard:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, _kind: object, error: object, _trace: object) -> bool:
         if not isinstance(error, Exception):
             return False
         self._supervisor.caught(self._task, error)

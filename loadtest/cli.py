@@ -7,7 +7,7 @@ from loadtest.compare.command import compare_command, with_compare_options
 from loadtest.drive.command import run, with_options
 from loadtest.engine.command import sim
 from loadtest.predict.command import predict_command
-from loadtest.recording.command import record
+from loadtest.recording import record
 from loadtest.replay.command import replay
 from loadtest.report.command import report
 from loadtest.sweep.command import sweep
@@ -19,7 +19,7 @@ app = typer.Typer(
     " what a run has kept (`verify`), find the settings of vLLM that serve a load best (`sweep`), compare the gateway"
     " with other proxies (`compare`), stand in for a vLLM server (`sim`), or replay a recorded trace through routing"
     " policies (`replay`); such a trace is made of a gateway's access log (`record`), and how near a replay comes to"
-    " what was measured is told by `predict`.",
+    " `predict` compares with measurements.",
     epilog="Such as: loadtest sim --port 8000, and in another terminal: loadtest run http://127.0.0.1:8000 -c 64 -d 30",
 )
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from gateway.routing.engine import Engine
-from gateway.routing.engine_load import EngineLoad
+from gateway.routing.engine import Engine, EngineLoad
 from gateway.routing.kv_reservations import KvLedger
 from gateway.scheduling.fair_share import Tenants
 from gateway.scheduling.wait_queue import Queue
@@ -46,22 +45,22 @@ def taken_tokens(ledger: KvLedger) -> int:
     """The tokens that the ledger's reservations hold, shared prefixes once."""
     stretches: dict[int, int] = {}
     for reservation in ledger._held:
-        stretch = reservation._stretch
-        while stretch is not None and id(stretch) not in stretches:
-            stretches[id(stretch)] = stretch.tokens
-            stretch = stretch.leans_on
+        node = reservation._node
+        while node is not None and id(node) not in stretches:
+            stretches[id(node)] = node.tokens
+            node = node.parent
     return sum(stretches.values()) + sum(reservation.own_tokens for reservation in ledger._held)
 
 
 def queue_mismatches(queue: Queue) -> Iterator[str]:
     """Sums of the queue that differ from those of its lines."""
-    lines = [line for model in queue.models() if (line := queue.line(model)) is not None]
+    lines = [line for model in queue.models() if (line := queue.of_model(model)) is not None]
     if len(queue) != sum(map(len, lines)) or any(len(line) == 0 for line in lines):
         yield "queued_requests"
     for line in lines:
         if len(line) != sum(len(flow.tickets) for flow in line.flows):
             yield "queued_by_tenant"
-    if queue.size_bytes != sum(ticket.ask.size_bytes for ticket in queue):
+    if queue.size_bytes != sum(ticket.demand.size_bytes for ticket in queue):
         yield "queued_bytes"
 
 

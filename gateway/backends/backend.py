@@ -1,4 +1,4 @@
-"""One vLLM server: where it is, what is known of it, and how much it may be given."""
+"""One vLLM server: its address, what is known of it, and its concurrency limit."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -57,7 +57,7 @@ class KvEventSource:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a backend said of itself; None = it has not said. Sums are over its engines (data-parallel ranks)."""
+    """What a backend reports of itself; None = not reported. Sums are over its engines (data-parallel ranks)."""
 
     version: str | None = None
     models: tuple[ModelCard, ...] = ()
@@ -82,7 +82,7 @@ class Telemetry:
     prefix_queries_tokens: float
     prefix_hits_tokens: float
     preemptions: float
-    waiting_for_capacity: int | None = None  # of those who wait; None = the engine does not tell why
+    waiting_for_capacity: int | None = None  # part of `waiting`; None = the engine does not expose reasons
     generation_tokens: float | None = None
 
 
@@ -124,8 +124,8 @@ class Backend:
         self.kv_cache_tokens: int | None = None
         self.facts = Facts()
         self.context_tokens: dict[str, int | None] = {}  # most in one sequence, by model
-        self._whole = Engine(index, config.name, slowness=config.speed**0.5)
-        self._ranks: list[Engine] = []  # every one that it ever ran: an engine keeps its number for good
+        self._whole = Engine(index, config.name, slowness=config.relative_cost**0.5)
+        self._ranks: list[Engine] = []  # every one that it ever ran: engine numbers are permanent
         self.engines: tuple[Engine, ...] = (self._whole,)
         self.learn(Facts())
 
@@ -134,23 +134,38 @@ class Backend:
         self.facts = facts
         lengths = {card.id: card.max_model_len for card in facts.models}
         self.context_tokens = {card.id: card.max_model_len or lengths.get(card.parent or "") for card in facts.models}
-        told = self.config.max_in_flight
+        configured = self.config.max_in_flight
         found = facts.max_num_seqs * facts.engines if facts.max_num_seqs else None
-        self.limiter.bind(found if told == "auto" else told, facts.engines)
+        self.limiter.bind(found if configured == "auto" else configured, facts.engines)
         tokens = self.config.kv_cache_tokens
         self.kv_cache_tokens = facts.kv_cache_tokens if tokens == "auto" else tokens
 
+    def start_slowly(self, now_seconds: float) -> None:
+        if self.slow_start_seconds > 0:
+            self.slow_since_seconds = now_seconds
+
+    def end_slow_start(self) -> None:
+        self.slow_since_seconds = None
+
+    def measured(self, telemetry: Telemetry | None) -> None:
+        """Keep the last reading of /metrics; None = there is none that is recent."""
+        self.telemetry = telemetry
+
+    def probed(self, error: str | None) -> None:
+        """Keep why the last probe of /health did not succeed; None = it did."""
+        self.probe_error = error
+
     @property
     def cap(self) -> int:
-        """Most sequences at once: configured, told by the engine, or learned."""
+        """Most sequences at once: configured, reported by the engine, or learned."""
         return self.limiter.upper
 
     def lists(self, model: str) -> bool:
-        """It said last that it serves this model."""
+        """Whether its last list of models has this one."""
         return any(card.id == model for card in self.facts.models)
 
     def limit(self, now_seconds: float) -> int:
-        """Sequences that it may be given now: the adaptive limit, less while it starts slowly."""
+        """Most sequences in flight now: the adaptive limit, less during a slow start."""
         since, limit = self.slow_since_seconds, self.limiter.limit
         if since is None:
             return limit
@@ -164,23 +179,21 @@ class Backend:
         return f"<Backend {self.name} {self.health.state}, cap {self.cap}>"
 
     def resize_engines(self, now_seconds: float, numbers: Iterator[int]) -> None:
-        """Make its engines, and give each its share of the slots and of the KV cache."""
+        """Create its engines, and give each its share of the slots and of the KV cache."""
         facts, count = self.facts, self.facts.engines
         while count > 1 and len(self._ranks) < count:
             self._ranks.append(Engine(next(numbers), self.name, len(self._ranks), slowness=self._whole.slowness))
         self.engines = (self._whole,) if count == 1 else tuple(self._ranks[:count])
         cap, limit, tokens = self.cap, self.limit(now_seconds), self.kv_cache_tokens
-        block_tokens, caches_prefixes = (
-            facts.block_size_tokens or DEFAULT_BLOCK_TOKENS,
-            facts.prefix_caching is not False,
-        )
+        block_tokens = facts.block_size_tokens or DEFAULT_BLOCK_TOKENS
+        caches_prefixes = facts.prefix_caching is not False
         for place, engine in enumerate(self.engines):
             engine.configure(_share(cap, place, count), block_tokens, caches_prefixes=caches_prefixes)
             engine.resize(_share(limit, place, count), None if tokens is None else tokens // count)
 
     @property
     def all_engines(self) -> tuple[Engine, ...]:
-        """Those that it runs now, and those that it ran before: requests may still be in flight there."""
+        """Engines that it runs now or ran before: requests may still be in flight there."""
         return (self._whole, *self._ranks)
 
     @property
@@ -199,5 +212,5 @@ class Backend:
 
 
 def _share(sequences: int, place: int, engines: int) -> int:
-    """Shares add up to the whole, unless that is less than one for each engine: none may be left without any."""
+    """The engine's share of the sequences, at least 1. Shares add up to the whole unless that raises one."""
     return max(1, (sequences + engines - 1 - place) // engines)

@@ -17,7 +17,7 @@ import aiohttp
 
 from gateway.backends.backend import Backend, Facts, ModelCard, Telemetry
 from gateway.backends.concurrency_limit import EngineSample, LimitChange, Limiter
-from gateway.backends.health import NOBODY_THERE, PROBE_WORDS, Peers, ProbeResult, State
+from gateway.backends.health import PROBE_WORDS, UNREACHABLE_ERRNOS, Peers, ProbeResult, State
 from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
 from gateway.errors import BackendError, ConnectFailed, EngineDead
 from gateway.routing.engine import Engine
@@ -27,10 +27,10 @@ Clock = Callable[[], float]
 
 
 def eligible(backends: Sequence[Backend], max_ejected: float) -> tuple[Backend, ...]:
-    """Those of a model's backends that may be given requests: none of those that are certainly gone.
+    """The backends of a model that may get requests; never those that are certainly gone.
 
-    Ejections beyond the share `max_ejected` are not carried out, the one that ends first being spared first.
-    If that leaves nobody, all the others are used: probes alone must not stop the traffic.
+    Ejections beyond the share `max_ejected` are not carried out; those that end first are spared first.
+    If no backend is left, all that are not gone are used: probes alone must not stop the traffic.
     """
     usable = {backend for backend in backends if backend.health.state == "up" and not backend.health.gone}
     ejected = [backend for backend in backends if backend.health.state == "ejected"]
@@ -62,8 +62,8 @@ class Fleet:
         )
         self.on_change: list[Callable[[], None]] = []
         self.on_restart: list[Callable[[Backend], None]] = []
-        self.on_doubt: list[Callable[[Backend], None]] = []  # a closer look at this backend is wanted soon
-        self.on_limit: list[Callable[[Backend, LimitChange], None]] = []  # its adaptive limit moved
+        self.on_probe_wanted: list[Callable[[Backend], None]] = []  # this backend should be probed soon
+        self.on_limit: list[Callable[[Backend, LimitChange], None]] = []  # its adaptive limit changed
         self.ready = False
         self._health = health
         self._clock = clock
@@ -71,7 +71,7 @@ class Fleet:
         self._serving: dict[str, tuple[Backend, ...]] = {}
         self._families: dict[str, str] = {}
         self._numbers = count(len(self.backends))  # of engines beyond the first of each backend
-        self._missing: set[tuple[Backend, str]] = set()  # said to have no such model since its list was read
+        self._missing: set[tuple[Backend, str]] = set()  # reported as missing since its list was read
         self._refused: set[Backend] = set()  # refused a connection since the last probe that got through
         self._by_name = {backend.name: backend for backend in self.backends}
         self._resize_engines()
@@ -81,7 +81,7 @@ class Fleet:
         return self._serving.get(model)
 
     def candidates(self, model: str) -> list[Engine] | None:
-        """The engines of these; None only if no backend can have it: one that has not told its models yet may."""
+        """The engines of these; None if no backend can have the model (one whose models are unknown yet may)."""
         if serving := self._serving.get(model):
             return [engine for backend in serving for engine in backend.engines]
         may_come = any(backend.lists(model) or not backend.facts.models for backend in self.backends)
@@ -95,26 +95,26 @@ class Fleet:
         return [engine for backend in self.backends for engine in backend.engines]
 
     def engine(self, index: int) -> Engine | None:
-        """The engine of that number; None if its backend does not run it any more."""
+        """The engine with this number; None if its backend does not run it now."""
         return self._engines.get(index)
 
     def family(self, model: str) -> str:
-        """The model whose engines a model runs on: itself, the base of an adapter, or its first name of several."""
+        """The model whose engines a model runs on: itself, an adapter's base, or the first of its names."""
         return self._families.get(model, model)
 
     def families(self) -> list[str]:
-        """Those of all models, each once."""
+        """The families of all models, without repetition."""
         return list(dict.fromkeys(self._families.values()))
 
     def recovery_seconds(self) -> float:
-        """When a backend may be back, for a client that found none: an ejection's end, or enough good probes."""
+        """Expected time until a backend is back: the end of an ejection, or enough good probes."""
         now = self._clock()
         probes = self._health.rise * self._health.probe_interval_seconds
         waits = [b.health.ejected_until - now if b.health.state == "ejected" else probes for b in self.backends]
         return max(0.5, min(waits))
 
     def models(self) -> tuple[ModelCard, ...]:
-        """What the backends last said they serve; of several cards for a model, the one with the shortest context."""
+        """The models that backends last listed; of several cards for one, that with the shortest context."""
         cards: dict[str, ModelCard] = {}
         for backend in self.backends:
             for card in backend.facts.models:
@@ -140,7 +140,7 @@ class Fleet:
         """A request failed. Errors that are not the backend's fault are not counted; `tenant` as in `succeeded`."""
         if not error.counts_as_failure:
             return
-        refused = isinstance(error, ConnectFailed) and _nobody_was_there(error.__cause__)
+        refused = isinstance(error, ConnectFailed) and _was_refused(error.__cause__)
         if refused:
             self._refused.add(backend)
         before = _view(backend)
@@ -151,10 +151,10 @@ class Fleet:
         self._judged(backend, before)
         after = _view(backend)
         if (after.state, after.gone) != (before.state, before.gone):
-            self._doubt(backend)
+            self._notify("backend_doubt", self.on_probe_wanted, backend)
 
     def _peers(self, backend: Backend) -> Peers:
-        """What the other backends of the same models did with requests."""
+        """Recent results of the other backends of the same models."""
         models = {card.id for card in backend.facts.models}
         peers = [
             other.health.blame
@@ -167,14 +167,14 @@ class Fleet:
         )
 
     def model_missing(self, backend: Backend, model: str) -> None:
-        """A backend answered that it lacks a model that it listed: others are used until it lists its models again."""
+        """A backend reported a listed model as missing: others are used until it lists its models again."""
         if backend.lists(model):
             self._missing.add((backend, model))
             self._rebuild()
-            self._doubt(backend)
+            self._notify("backend_doubt", self.on_probe_wanted, backend)
 
     def list_read(self, backend: Backend) -> None:
-        """The backend has listed its models again; what it listed is learned next."""
+        """The backend has listed its models again (`learned` gets the list)."""
         if any(missing[0] is backend for missing in self._missing):
             self._missing = {missing for missing in self._missing if missing[0] is not backend}
             self._rebuild()
@@ -182,43 +182,44 @@ class Fleet:
     def probed(self, backend: Backend, probe: ProbeResult, reason: str = "") -> None:
         """A probe of /health ended; `reason`: why there was no answer."""
         before = _view(backend)
-        backend.probe_error = None if probe is ProbeResult.OK else reason or PROBE_WORDS[probe]
+        backend.probed(None if probe is ProbeResult.OK else reason or PROBE_WORDS[probe])
         backend.health.probed(probe, self._clock())
         if probe is ProbeResult.REFUSED:
             self._refused.add(backend)
         elif backend in self._refused:
             self._refused.remove(backend)
             backend.health.restarted()
-            # Where the process's start is known, the next scrape tells whether it is another process.
+            # If the process's start is known, the next scrape shows whether it is another process.
             if before.ever_up and backend.facts.process_start_seconds is None:
                 self._restarted(backend)
         self._judged(backend, before)
 
     def learned(self, backend: Backend, facts: Facts) -> None:
-        """The backend told something new about itself."""
+        """Take over facts that the backend reports of itself."""
         old, sizes = backend.facts, _sizes(backend)
         if facts == old:
             return
         backend.learn(facts)
-        if _changed(old.process_start_seconds, facts.process_start_seconds) or _changed(old.version, facts.version):
+        if _differ(old.process_start_seconds, facts.process_start_seconds) or _differ(old.version, facts.version):
             backend.health.restarted()
             self._restarted(backend)
         else:
-            self._rebuild(must_tell=sizes != _sizes(backend))
+            self._rebuild(must_notify=sizes != _sizes(backend))
 
     def measured(self, backend: Backend, telemetry: Telemetry | None) -> None:
         """The backend's load was read; None = what was known is too old to be used."""
-        old, backend.telemetry = backend.telemetry, telemetry
+        old = backend.telemetry
+        backend.measured(telemetry)
         knows_start = backend.facts.process_start_seconds is not None
         if old and telemetry and not knows_start and telemetry.prefix_queries_tokens < old.prefix_queries_tokens:
             self._restarted(backend)  # a counter went back to zero
         elif telemetry is None:
             backend.limiter.lost()
-        elif move := backend.limiter.observe(self._look(backend, telemetry)):
-            self._tell_limit(backend, move)
+        elif change := backend.limiter.observe(self._sample(backend, telemetry)):
+            self._limit_changed(backend, change)
 
     def tick(self, backend: Backend) -> None:
-        """Time has passed: end an ejection that is over, tell of a limit that has grown."""
+        """Time has passed: end an ejection that is over, and pass on the limit of a slow start."""
         now = self._clock()
         before = _view(backend)
         backend.health.tick(now)
@@ -226,10 +227,10 @@ class Fleet:
         since = backend.slow_since_seconds
         if since is not None:
             if now - since >= backend.slow_start_seconds:
-                backend.slow_since_seconds = None
-            self._tell()
+                backend.end_slow_start()
+            self._changed()
 
-    def _look(self, backend: Backend, telemetry: Telemetry) -> EngineSample:
+    def _sample(self, backend: Backend, telemetry: Telemetry) -> EngineSample:
         capacity = telemetry.waiting_for_capacity
         return EngineSample(
             telemetry.at_seconds,
@@ -247,24 +248,18 @@ class Fleet:
         if after == before:
             return
         if after.state == "up" and before.state in ("down", "ejected") and before.ever_up:
-            self._start_slowly(backend)
+            backend.start_slowly(self._clock())
         self._rebuild()
 
     def _restarted(self, backend: Backend) -> None:
-        backend.telemetry = None
-        if move := backend.limiter.restarted(self._clock()):
-            self._tell_limit(backend, move)
-        self._start_slowly(backend)
-        for tell in self.on_restart:  # before on_change, which may place requests
-            with self._supervisor.guard("backend_restart"):
-                tell(backend)
-        self._rebuild(must_tell=True)
+        backend.measured(None)
+        if change := backend.limiter.restarted(self._clock()):
+            self._limit_changed(backend, change)
+        backend.start_slowly(self._clock())
+        self._notify("backend_restart", self.on_restart, backend)  # before on_change, which may place requests
+        self._rebuild(must_notify=True)
 
-    def _start_slowly(self, backend: Backend) -> None:
-        if backend.slow_start_seconds > 0:
-            backend.slow_since_seconds = self._clock()
-
-    def _rebuild(self, must_tell: bool = False) -> None:
+    def _rebuild(self, must_notify: bool = False) -> None:
         listing: dict[str, list[Backend]] = {model: [] for model in self._serving}
         for backend in self.backends:
             for card in backend.facts.models:
@@ -276,39 +271,35 @@ class Fleet:
         serving = {model: eligible(backends, self._health.max_ejected) for model, backends in listing.items()}
         for alone in serving.values():
             if all(backend.slow_since_seconds is not None for backend in alone):
-                for backend in alone:  # nobody else could take what they are spared
-                    backend.slow_since_seconds = None
+                for backend in alone:  # no other could take what they are spared
+                    backend.end_slow_start()
         if serving != self._serving:
             self._serving = serving
             self.ready = any(serving.values())
-            must_tell = True
-        if must_tell:
-            self._tell()
+            must_notify = True
+        if must_notify:
+            self._changed()
 
     def _resize_engines(self) -> None:
-        """Engines follow what is known of their backends, and what these may be given now."""
+        """Update the engines from their backends' facts and limits."""
         now = self._clock()
         for backend in self.backends:
             backend.resize_engines(now, self._numbers)
         self._engines = {engine.index: engine for engine in self.engines()}
 
-    def _tell_limit(self, backend: Backend, move: LimitChange) -> None:
+    def _limit_changed(self, backend: Backend, change: LimitChange) -> None:
         backend.resize_engines(self._clock(), self._numbers)
-        for tell in self.on_limit:
-            with self._supervisor.guard("backend_limit"):
-                tell(backend, move)
+        self._notify("backend_limit", self.on_limit, backend, change)
 
-    def _tell(self) -> None:
-        """What a listener raises reaches neither the others nor the request in which the fleet changed."""
+    def _changed(self) -> None:
         self._resize_engines()
-        for tell in self.on_change:
-            with self._supervisor.guard("fleet_change"):
-                tell()
+        self._notify("fleet_change", self.on_change)
 
-    def _doubt(self, backend: Backend) -> None:
-        for tell in self.on_doubt:
-            with self._supervisor.guard("backend_doubt"):
-                tell(backend)
+    def _notify(self, task: str, listeners: Sequence[Callable[..., None]], *news: object) -> None:
+        """What a listener raises reaches neither the others nor the request in which the fleet changed."""
+        for listener in listeners:
+            with self._supervisor.guard(task):
+                listener(*news)
 
 
 def _families(backends: Sequence[Backend]) -> dict[str, str]:
@@ -321,12 +312,12 @@ def _families(backends: Sequence[Backend]) -> dict[str, str]:
 
 
 class _View(NamedTuple):
-    """What of a backend's health decides where requests go."""
+    """The part of a backend's health that decides where requests go."""
 
     state: State
     gone: bool
     ever_up: bool
-    ejected_until: float  # decides who is spared
+    ejected_until: float  # decides which ejections are not carried out
 
 
 def _view(backend: Backend) -> _View:
@@ -339,17 +330,19 @@ def _limiter(config: AdmissionConfig) -> Limiter:
 
 
 def _sizes(backend: Backend) -> tuple[object, ...]:
-    """What others read of a backend only when they are told to."""
+    """What listeners read of a backend when the fleet notifies them."""
     facts = backend.facts
     sizes = backend.cap, backend.kv_cache_tokens, facts.engines, facts.block_size_tokens, facts.prefix_caching
     return *sizes, facts.kv_event_sources
 
 
-def _nobody_was_there(cause: BaseException | None) -> bool:
-    return isinstance(cause, ConnectionRefusedError) or (isinstance(cause, OSError) and cause.errno in NOBODY_THERE)
+def _was_refused(cause: BaseException | None) -> bool:
+    return isinstance(cause, ConnectionRefusedError) or (
+        isinstance(cause, OSError) and cause.errno in UNREACHABLE_ERRNOS
+    )
 
 
-def _changed(old: object, new: object) -> bool:
+def _differ(old: object, new: object) -> bool:
     return old is not None and new is not None and old != new
 
 

@@ -1,4 +1,4 @@
-"""Whether one backend is fit for requests: probes with hysteresis, ejection by failed requests. Pure.
+"""The health of one backend: probes with hysteresis, ejection by failed requests. Pure.
 
 Two kinds of evidence are kept apart. Probes of /health give a verdict, which changes after `fall` bad or `rise` good
 ones in a row. Requests give consecutive failures, which eject for a time that doubles at each relapse.
@@ -10,11 +10,11 @@ ones in a row. Requests give consecutive failures, which eject for a time that d
 | ejected  | up, or none yet       | yes     |
 | down     | down                  | either  |
 
-- Bytes that came within the last `fall` probe intervals overrule probes that time out: a busy engine answers /health
-  late. They never overrule a refused connection or an answer that says the engine is unwell.
+- Response bytes within the last `fall` probe intervals overrule probes that time out: a busy engine answers /health
+  late. They never overrule a refused connection or a response that reports an unhealthy engine.
 - The first good probe ever is enough: hysteresis protects a running backend, not a starting one.
-- An ejection ends by time, or by a good probe in its second half. If the engine said it is dead, only time counts:
-  /health of such an engine may still say 200.
+- An ejection ends by time, or by a good probe in its second half. If the engine reported that it is dead, only time
+  counts: its /health may still return 200.
 - After an ejection the backend is on probation: one failure ejects it again, one success ends the probation.
 - Which error answers count as failures is decided by `Blame`.
 """
@@ -41,16 +41,16 @@ class Peers(NamedTuple):
 class Blame:
     """A backend's error answers (5xx) since the last request that it served.
 
-    A connection that fails is the backend's fault. An error answer may be the request's: a tenant that sends what no
-    engine can digest must not cost others their backends. So error answers count as failures of the backend
+    A failed connection is the backend's fault. An error answer may be the request's: a tenant whose requests break
+    every engine must not eject the backends of others. So error answers count as failures of the backend
 
     - all of them, once they went to two tenants;
     - while all went to one tenant (without keys or a tenant header, all clients are one): only if the backend has
-      served no other tenant lately, and another backend has served somebody lately. Then they count at once if no
+      served no other tenant lately, and another backend has served any tenant lately. Then they count at once if no
       other backend has given an error answer lately, else once they have gone on for `patience_seconds`.
 
-    *Lately* is within 30 seconds. A request of unknown tenant (a batch with inputs of several) is taken for one of
-    the tenant whose requests fail.
+    *Lately* is within 30 seconds. A request of unknown tenant (a batch with inputs of several) counts for the tenant
+    whose requests fail.
     """
 
     __slots__ = ("_count", "_last", "_others_seconds", "_several", "_since_seconds", "_tenant", "erred_seconds",
@@ -64,7 +64,7 @@ class Blame:
         self.forgive()
 
     def forgive(self) -> None:
-        """Begin anew: the backend works, is ejected, or is another one."""
+        """Reset: the backend works, is ejected, or was restarted."""
         self._count = 0
         self._since_seconds = 0.0
         self._tenant: str | None = None
@@ -101,19 +101,19 @@ class Blame:
 
 State = Literal["unknown", "up", "down", "ejected"]
 
-JITTER = 0.1  # keeps several gateways from returning to a backend at the same moment
+JITTER = 0.1  # so that several gateways do not return to a backend at the same moment
 MOST_DOUBLINGS = 16
-NOBODY_THERE = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})  # why a connection failed
+UNREACHABLE_ERRNOS = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})  # why a connection failed
 
 
 class ProbeResult(enum.Enum):
-    """What one probe of /health came to."""
+    """The result of one probe of /health."""
 
     OK = "ok"
     TIMEOUT = "timeout"  # no answer in time, or the connection broke
     UNWELL = "unwell"  # answered 5xx
     REFUSED = "refused"  # nothing listens there
-    UNSENT = "unsent"  # the gateway has no file descriptor left; says nothing of the backend, and is never counted
+    UNSENT = "unsent"  # the gateway has no file descriptor left: ignored
 
 
 PROBE_WORDS = {
@@ -155,7 +155,7 @@ class Health:
         self.state: State = "unknown"
         self.refused = False  # the last attempt to reach it was refused
         self.ever_up = False
-        self.heard_at = -math.inf  # when bytes of an answer last came; a relay may set it for each chunk
+        self.heard_at = -math.inf  # when response bytes last came; the relay sets it for each chunk
         self.ejected_until = -math.inf
         self.blame = Blame()
         self._verdict: Literal["unknown", "up", "down"] = "unknown"
@@ -172,7 +172,7 @@ class Health:
 
     @property
     def gone(self) -> bool:
-        """Certainly unable to serve: it refuses connections, or probes and requests agree that its engine is dead."""
+        """Certainly unable to serve: it refuses connections, or probes and requests agree on a dead engine."""
         return self.refused or (self._unwell and self._is_ejected and self._fatal)
 
     def probed(self, probe: ProbeResult, now: float) -> None:
@@ -202,7 +202,7 @@ class Health:
         self.tick(now)
         self.refused = refused
         if self._is_ejected:
-            self._fatal = self._fatal or fatal  # requests that were running when it was ejected prolong nothing
+            self._fatal = self._fatal or fatal  # failures of requests from before the ejection do not prolong it
             return
         self._failures += 1
         if fatal or self._on_probation or self._failures >= self._config.eject_failures:
@@ -225,7 +225,7 @@ class Health:
             self._return(now)
 
     def restarted(self) -> None:
-        """Another process answers there: what requests said of the old one is void."""
+        """Another process answers there: forget the failures of the old one."""
         self._is_ejected = self._fatal = self._on_probation = False
         self._failures = self._doublings = 0
         self.blame.forgive()
@@ -248,7 +248,7 @@ class Health:
             self._return(now)
 
     def _eject(self, now: float, fatal: bool) -> None:
-        if not self._on_probation:  # it has worked since the last time: forget one doubling for each quiet period
+        if not self._on_probation:  # it has worked since the last ejection: one doubling less for each quiet period
             quiet_seconds = now - max(self._returned_at, self._ejected_at)
             forgotten = quiet_seconds / self._config.eject_max_seconds
             self._doublings = 0 if forgotten >= self._doublings else self._doublings - int(forgotten)

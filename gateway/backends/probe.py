@@ -1,7 +1,7 @@
-"""Keeps the fleet's knowledge fresh: probes, scrapes and questions, in three loops for each backend.
+"""Keeps the fleet's facts fresh: probes, scrapes and queries, in three loops for each backend.
 
-The loops are apart so that none can hold up another: a hanging /metrics delays no probe, a slow answer about models no
-scrape. Only the outcome of /health and of requests changes who gets traffic; a scrape that fails ages telemetry.
+The loops are independent: a hanging /metrics delays no probe, a slow list of models delays no scrape. Only /health and
+the outcome of requests change which backends get traffic; a failed scrape only ages telemetry.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ from gateway.supervisor import Supervisor
 
 JITTER = 0.1
 EAGER_SECONDS = 0.2  # between probes while no backend at all can serve
-FASTEST_SECONDS = 0.2  # however often a closer look is wanted
+FASTEST_SECONDS = 0.2  # least time between probes, however often one is requested
 STALE_INTERVALS = 3  # telemetry older than this many probe intervals is dropped
 SERVER_INFO_TIMEOUT_SECONDS = 15.0  # the first call makes the server collect its environment
-_INDISPENSABLE = ("/health", vllm_api.MODELS_PATH)
+_REQUIRED = ("/health", vllm_api.MODELS_PATH)
 
 log = structlog.get_logger()
 
@@ -57,10 +57,10 @@ class Watch:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._client)
             group = await stack.enter_async_context(asyncio.TaskGroup())
-            self._fleet.on_doubt.append(self._look_closer)
-            stack.callback(self._fleet.on_doubt.remove, self._look_closer)
-            self._fleet.on_restart.append(self._ask_again)
-            stack.callback(self._fleet.on_restart.remove, self._ask_again)
+            self._fleet.on_probe_wanted.append(self._probe_soon)
+            stack.callback(self._fleet.on_probe_wanted.remove, self._probe_soon)
+            self._fleet.on_restart.append(self._ask_everything)
+            stack.callback(self._fleet.on_restart.remove, self._ask_everything)
             for watch in self._watches.values():
                 for step in (watch.probe, watch.ask_facts, watch.scrape):
                     work = self._supervisor.repeat("backend_watch", step, self._pause_seconds)
@@ -73,11 +73,11 @@ class Watch:
     ) -> None:
         await self._stack.aclose()
 
-    def _look_closer(self, backend: Backend) -> None:
-        self._watches[backend].look_closer()
+    def _probe_soon(self, backend: Backend) -> None:
+        self._watches[backend].probe_soon()
 
-    def _ask_again(self, backend: Backend) -> None:
-        self._watches[backend].ask_again()
+    def _ask_everything(self, backend: Backend) -> None:
+        self._watches[backend].ask_everything()
 
 
 class BackendWatch:
@@ -104,17 +104,17 @@ class BackendWatch:
         self._answers = False  # whether the last probe was answered well
         self._in_doubt = False
         self._server_info_asked = False
-        self._told_state: State = "unknown"
-        self._told_probe_error: str | None = None
-        self._told_reasons: dict[str, str] = {}
+        self._logged_state: State = "unknown"
+        self._logged_probe_error: str | None = None
+        self._logged_reasons: dict[str, str] = {}
 
-    def look_closer(self) -> None:
+    def probe_soon(self) -> None:
         """Probe soon and, if that is answered, read the models."""
         self._probe_wanted.set()
         self._in_doubt = True
 
-    def ask_again(self) -> None:
-        """Another process answers: ask it everything."""
+    def ask_everything(self) -> None:
+        """Read all facts and metrics soon: another process answers."""
         self._server_info_asked = False
         self._facts_wanted.set()
         self._scrape_wanted.set()
@@ -124,24 +124,23 @@ class BackendWatch:
         reasons: list[str] = []
         probe = await self._client.probe(self._backend, reasons.append)
         if probe is ProbeResult.UNSENT:
-            self._tell_reason("/health", PROBE_WORDS[probe])
+            self._log_reason("/health", PROBE_WORDS[probe])
             await asyncio.sleep(self._jittered(self._config.probe_interval_seconds))
             return
-        self._tell_reason("/health", "")
+        self._log_reason("/health", "")
         answers = probe is ProbeResult.OK
         health = self._backend.health
         if answers and (health.state != "up" or health.gone):
-            await self._ask(
-                vllm_api.MODELS_PATH, vllm_api.with_models
-            )  # before it gets a request for a model of the past
+            # Before it gets a request for a model that it no longer has.
+            await self._ask(vllm_api.MODELS_PATH, vllm_api.with_models)
         if answers and not self._answers:
-            self.ask_again()
+            self.ask_everything()
         if answers and self._in_doubt:
             self._in_doubt = False
             self._facts_wanted.set()
         self._answers = answers
         self._fleet.probed(self._backend, probe, "".join(reasons))
-        self._tell_state(probe)
+        self._log_state(probe)
         await self._rest_until(started + self._pause_seconds(probe))
         await asyncio.sleep(max(0.0, started + FASTEST_SECONDS - self._clock()))
 
@@ -169,30 +168,30 @@ class BackendWatch:
             try:
                 self._take(await self._client.scrape(backend))
             except ControlError as error:
-                self._tell_reason("/metrics", str(error))
+                self._log_reason("/metrics", str(error))
         oldest = self._clock() - STALE_INTERVALS * self._config.probe_interval_seconds
         if backend.telemetry is not None and backend.telemetry.at_seconds < oldest:
             self._fleet.measured(backend, None)
 
     def _take(self, scrape: Scrape) -> None:
-        self._tell_reason("/metrics", "")
+        self._log_reason("/metrics", "")
         if scrape.telemetry is None:
             return  # a page without vLLM's metrics
         self._fleet.learned(self._backend, with_scrape(self._backend.facts, scrape))
         self._fleet.measured(self._backend, scrape.telemetry)
 
     async def _ask(self, path: str, take: Callable[[Facts, Any], Facts], timeout_seconds: float | None = None) -> None:
-        """Learn what a path answers. What it does not answer stays as it was known."""
+        """Learn what a path answers; without an answer, facts stay as they were."""
         try:
             document = await self._client.ask(self._backend, path, timeout_seconds)
             self._fleet.learned(self._backend, take(self._backend.facts, document))
             if path == vllm_api.MODELS_PATH:
                 self._fleet.list_read(self._backend)
-            self._tell_reason(path, "")
+            self._log_reason(path, "")
         except (ControlError, ValueError) as error:
             is_optional = isinstance(error, ControlError) and error.status == 404 and path != vllm_api.MODELS_PATH
-            self._tell_reason(path, "" if is_optional else str(error))
-            if path == vllm_api.SERVER_INFO_PATH:  # what a former process told holds no more
+            self._log_reason(path, "" if is_optional else str(error))
+            if path == vllm_api.SERVER_INFO_PATH:  # it may be of a former process
                 self._fleet.learned(self._backend, vllm_api.without_server_info(self._backend.facts))
 
     def _pause_seconds(self, probe: ProbeResult) -> float:
@@ -215,22 +214,22 @@ class BackendWatch:
     def _jittered(self, seconds: float) -> float:
         return seconds * self._random.uniform(1 - JITTER, 1 + JITTER)
 
-    def _tell_state(self, probe: ProbeResult) -> None:
-        state, was, reason = self._backend.health.state, self._told_state, self._backend.probe_error
+    def _log_state(self, probe: ProbeResult) -> None:
+        state, was, reason = self._backend.health.state, self._logged_state, self._backend.probe_error
         if state != was:
-            self._told_state = state
-            tell = log.info if state == "up" else log.warning
-            tell("backend_state", backend=self._backend.name, state=state, was=was, probe=probe.value, reason=reason)
-        elif state == "down" and reason and reason != self._told_probe_error:
+            self._logged_state = state
+            write = log.info if state == "up" else log.warning
+            write("backend_state", backend=self._backend.name, state=state, was=was, probe=probe.value, reason=reason)
+        elif state == "down" and reason and reason != self._logged_probe_error:
             log.warning("backend_unreachable", backend=self._backend.name, reason=reason)
-        self._told_probe_error = reason
+        self._logged_probe_error = reason
 
-    def _tell_reason(self, path: str, reason: str) -> None:
-        """Log why a question failed, once for each reason. The answers to some are dispensable."""
-        if reason and reason != self._told_reasons.get(path):
-            tell = log.warning if path in _INDISPENSABLE else log.debug
-            tell("backend_question_failed", backend=self._backend.name, reason=reason)
-        self._told_reasons[path] = reason
+    def _log_reason(self, path: str, reason: str) -> None:
+        """Log why a request failed, once for each reason; at debug level if the path is optional."""
+        if reason and reason != self._logged_reasons.get(path):
+            write = log.warning if path in _REQUIRED else log.debug
+            write("backend_question_failed", backend=self._backend.name, reason=reason)
+        self._logged_reasons[path] = reason
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> bool:

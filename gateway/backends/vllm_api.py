@@ -1,6 +1,6 @@
-"""Requests to a backend's own endpoints, bounded in time and size, and what its JSON answers say.
+"""Requests to a backend's own endpoints, bounded in time and size, and readers of its JSON responses.
 
-Reading is pure; an answer of another shape than vLLM's raises ValueError.
+The readers are pure; a response of another shape than vLLM's raises ValueError.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -15,7 +15,7 @@ from yarl import URL
 
 from gateway.backends.backend import Backend, Facts, KvEventSource, ModelCard
 from gateway.backends.fleet import why
-from gateway.backends.health import NOBODY_THERE, ProbeResult
+from gateway.backends.health import UNREACHABLE_ERRNOS, ProbeResult
 from gateway.backends.vllm_metrics import LineFilter, Scrape, read_scrape
 from gateway.resources import are_used_up
 
@@ -25,7 +25,7 @@ PIECE_BYTES = 65536
 
 
 class ControlError(Exception):
-    """A question was not answered as it should be. `status`: the HTTP status, if there was one."""
+    """A request to a backend's own endpoints failed. `status`: the HTTP status, if there was a response."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -33,9 +33,9 @@ class ControlError(Exception):
 
 
 class ControlClient:
-    """Asks backends about themselves. Each question has a connection of its own, so each tells whether one comes about.
+    """Requests to backends' own endpoints. Each opens a new connection, so each shows whether connecting works.
 
-    No proxies, cookies, redirects or compression: an answer is taken from the backend itself, as it is, or not at all.
+    No proxies, cookies, redirects or compression: only the backend's own unmodified response counts.
     """
 
     def __init__(self, timeout_seconds: float, clock: Callable[[], float]) -> None:
@@ -60,10 +60,10 @@ class ControlClient:
             await self._session.close()
             self._session = None
 
-    async def probe(self, backend: Backend, tell: Callable[[str], None] = lambda _: None) -> ProbeResult:
-        """Ask /health. Only the status counts. `tell` is called with the reason why there was none."""
+    async def probe(self, backend: Backend, on_failure: Callable[[str], None] = lambda _: None) -> ProbeResult:
+        """Request /health. Only the status counts. `on_failure` gets the reason if there was no response."""
         try:
-            async with _explained(tell), self._get(backend, "/health", self._timeout_seconds) as response:
+            async with _explained(on_failure), self._get(backend, "/health", self._timeout_seconds) as response:
                 return ProbeResult.UNWELL if response.status >= 500 else ProbeResult.OK
         except aiohttp.ClientConnectorCertificateError:
             return ProbeResult.TIMEOUT  # says nothing about the backend's process
@@ -72,7 +72,7 @@ class ControlClient:
                 return ProbeResult.UNSENT
             if isinstance(error, aiohttp.ClientConnectorDNSError):
                 return ProbeResult.TIMEOUT
-            return ProbeResult.REFUSED if error.os_error.errno in NOBODY_THERE else ProbeResult.TIMEOUT
+            return ProbeResult.REFUSED if error.os_error.errno in UNREACHABLE_ERRNOS else ProbeResult.TIMEOUT
         except (TimeoutError, aiohttp.ClientError, OSError):
             return ProbeResult.TIMEOUT
 
@@ -129,18 +129,18 @@ class ControlClient:
 
 
 @asynccontextmanager
-async def _explained(tell: Callable[[str], None]) -> AsyncIterator[None]:
+async def _explained(on_failure: Callable[[str], None]) -> AsyncIterator[None]:
     try:
         yield
     except TimeoutError:
-        raise  # which says it all
+        raise  # needs no reason
     except Exception as error:
-        tell(why(error))
+        on_failure(why(error))
         raise
 
 
 class _translated:
-    """Turns what goes wrong with a question into a ControlError."""
+    """Turns the errors of a request into a ControlError."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -235,7 +235,7 @@ def with_server_info(facts: Facts, document: Any) -> Facts:
 
 
 def without_server_info(facts: Facts) -> Facts:
-    """The facts without what only /server_info can tell."""
+    """The facts without those that only /server_info has."""
     return replace(facts, max_num_seqs=None, can_admin=False)
 
 

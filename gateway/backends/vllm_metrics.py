@@ -1,4 +1,4 @@
-"""What a backend's /metrics page says: the few lines that matter, out of many. Pure.
+"""Reads a backend's /metrics page: the few lines that matter, out of many. Pure.
 
 The page of a busy server has thousands of lines. `LineFilter` keeps the wanted ones while the page comes in, so that
 neither its size nor its parsing holds up the event loop.
@@ -53,7 +53,7 @@ class Scrape:
 
 
 class LineFilter:
-    """Keeps the wanted lines of a page that comes in pieces; its memory is bounded whatever comes."""
+    """Keeps the wanted lines of a page that comes in pieces, in bounded memory."""
 
     def __init__(self) -> None:
         self._kept: list[bytes] = []
@@ -63,7 +63,7 @@ class LineFilter:
         """Take the next piece of the page."""
         *lines, rest = (self._rest + piece).split(b"\n")
         self._keep(lines)
-        # A line that is too long is cut: its end, seen as a line of its own, does not start as a wanted one does.
+        # A line that is too long is cut; its end does not start like a wanted line.
         self._rest = rest if len(rest) <= MAX_LINE_BYTES else b"#"
 
     def finish(self) -> str:
@@ -78,7 +78,7 @@ class LineFilter:
 
 
 def read_scrape(text: str, at_seconds: float) -> Scrape:
-    """Read filtered lines. Raises ValueError for what is not the exposition format."""
+    """Read filtered lines. Raises ValueError if it is not in the exposition format."""
     samples: dict[str, list[Sample]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -113,7 +113,7 @@ def read_scrape(text: str, at_seconds: float) -> Scrape:
 
 
 def with_scrape(facts: Facts, scrape: Scrape) -> Facts:
-    """The facts with what /metrics told."""
+    """The facts with those from /metrics."""
     return replace(
         facts,
         engines=scrape.engines,
@@ -125,7 +125,7 @@ def with_scrape(facts: Facts, scrape: Scrape) -> Facts:
 
 
 def _waiting_for_capacity(samples: Iterable[Sample]) -> int | None:
-    """Those who wait for the batch or the KV cache, and not for an adapter or for blocks from elsewhere."""
+    """Requests that wait for the batch or the KV cache, not for an adapter or for blocks from elsewhere."""
     counts = [sample.value for sample in samples if sample.labels.get("reason") == "capacity"]
     return int(sum(counts)) if counts else None
 
@@ -135,7 +135,7 @@ def _kv_cache_tokens(config: dict[str, str]) -> int | None:
         return tokens
     # Older versions do not say. The product is too large for models that mix attention kinds.
     blocks, block_size = _integer(config.get("num_gpu_blocks")), _integer(config.get("block_size"))
-    if blocks is None or block_size is None or blocks <= 1:  # encoders have no KV cache, and one block that is not used
+    if blocks is None or block_size is None or blocks <= 1:  # encoders have no KV cache, only one unused block
         return None
     return blocks * block_size
 

@@ -1,11 +1,9 @@
-"""`gateway check`: ask each backend once, and say what was found, what follows from it, and what to mend."""
+"""`gateway check`: queries each backend once, and reports what was found, what it means, and what to fix."""
 
 import asyncio
 import re
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from random import Random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Group
@@ -13,12 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.backends import vllm_api
-from gateway.backends.backend import Backend, Facts
 from gateway.backends.concurrency_limit import DEFAULT_MAX_NUM_SEQS
-from gateway.backends.health import PROBE_WORDS, ProbeResult
-from gateway.backends.probe import SERVER_INFO_TIMEOUT_SECONDS
-from gateway.backends.vllm_api import ControlClient, ControlError
-from gateway.backends.vllm_metrics import with_scrape
+from gateway.backends.health import ProbeResult
+from gateway.backends.survey import Answers, survey
 from gateway.config import Config
 from gateway.kv_events import endpoints
 from gateway.kv_events.endpoints import why_unreachable
@@ -30,21 +25,6 @@ CACHED_TOKENS_NOTE = (
     "vLLM does not expose whether --enable-prompt-tokens-details is set. Without it, usage.prompt_tokens_details is "
     "null in responses, and cache hits are predicted but not confirmed."
 )
-NOT_REACHED = (ProbeResult.TIMEOUT, ProbeResult.REFUSED)
-
-
-@dataclass
-class Answers:
-    """What one backend answered; `problems` maps a path to why it did not."""
-
-    backend: Backend
-    probe: ProbeResult
-    facts: Facts
-    is_vllm: bool = False
-    tokenized: frozenset[str] = frozenset()  # models whose prompts are tokenized here
-    events_unreachable: str | None = None
-    probe_error: str = ""
-    problems: dict[str, ControlError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,74 +51,33 @@ class Report:
     warnings: tuple[str, ...]
 
 
-async def examine(config: Config) -> list[Answers]:
-    """Ask every backend everything once, all at the same time."""
-    backends = [Backend(index, each, config.health, Random(0)) for index, each in enumerate(config.backends)]
+async def examine(config: Config) -> list[Report]:
+    """Query all backends, and whether their KV events can be read."""
     tokenized = frozenset(name for name, model in config.models.by_name.items() if model.tokenizer)
-    timeout = config.health.probe_timeout_seconds
-    async with ControlClient(timeout, time.monotonic) as client:
-        return await asyncio.gather(*(_examine(client, backend, tokenized, timeout) for backend in backends))
+
+    async def report(answers: Answers) -> Report:
+        sources = endpoints.plan(answers.backend).sources if answers.is_reachable else ()
+        reasons = [await why_unreachable(source, config.health.probe_timeout_seconds) for source in sources]
+        unreachable = next((reason for reason in reasons if reason), None)
+        return report_on(answers, config.routing.policy, tokenized, unreachable)
+
+    return await asyncio.gather(*map(report, await survey(config)))
 
 
-async def _examine(
-    client: ControlClient, backend: Backend, tokenized: frozenset[str], timeout_seconds: float
-) -> Answers:
-    told: list[str] = []
-    probe = await client.probe(backend, told.append)
-    found = Answers(backend, probe, Facts(), tokenized=tokenized, probe_error="".join(told))
-    if probe in NOT_REACHED:
-        return found
-    await asyncio.gather(
-        _learn(client, found, vllm_api.MODELS_PATH, vllm_api.with_models),
-        _learn(client, found, vllm_api.VERSION_PATH, vllm_api.with_version),
-        _learn(client, found, vllm_api.KV_EVENT_SOURCES_PATH, vllm_api.with_kv_event_sources),
-        _learn(client, found, vllm_api.SERVER_INFO_PATH, vllm_api.with_server_info, SERVER_INFO_TIMEOUT_SECONDS),
-        _scrape(client, found),
-    )
-    backend.learn(found.facts)
-    reasons = [await why_unreachable(source, timeout_seconds) for source in endpoints.plan(backend).sources]
-    found.events_unreachable = next((reason for reason in reasons if reason), None)
-    return found
-
-
-async def _learn(
-    client: ControlClient,
-    found: Answers,
-    path: str,
-    take: Callable[[Facts, Any], Facts],
-    timeout_seconds: float | None = None,
-) -> None:
-    try:
-        document = await client.ask(found.backend, path, timeout_seconds)
-        found.facts = take(found.facts, document)
-    except ControlError as error:
-        found.problems[path] = error
-    except ValueError as error:
-        found.problems[path] = ControlError(f"{path}: {error}")
-
-
-async def _scrape(client: ControlClient, found: Answers) -> None:
-    try:
-        scrape = await client.scrape(found.backend)
-    except ControlError as error:
-        found.problems["/metrics"] = error
-        return
-    found.is_vllm = scrape.telemetry is not None
-    found.facts = with_scrape(found.facts, scrape)
-
-
-def report_on(answers: Answers, policy: str) -> Report:
-    """What the answers of one backend mean."""
+def report_on(
+    answers: Answers, policy: str, tokenized: frozenset[str] = frozenset(), events_unreachable: str | None = None
+) -> Report:
+    """`tokenized`: models with a tokenizer; `events_unreachable`: why the KV events cannot be read."""
     backend, facts = answers.backend, answers.facts
     backend.learn(facts)
     cap, cap_from = _cap(answers)
     kv_cache_tokens, kv_from = _kv_cache(answers)
-    knowledge, knowledge_because = _knowledge(answers, policy)
+    knowledge, knowledge_because = _knowledge(answers, policy, tokenized, events_unreachable)
     routing, because = _routing(answers, policy)
     return Report(
         name=backend.name,
         url=backend.config.url,
-        reachable=answers.probe not in NOT_REACHED,
+        reachable=answers.is_reachable,
         version=facts.version,
         models=tuple(card.id for card in facts.models),
         max_model_len={card.id: card.max_model_len for card in facts.models},
@@ -153,7 +92,7 @@ def report_on(answers: Answers, policy: str) -> Report:
         knowledge_because=knowledge_because,
         routing=routing,
         routing_because=because,
-        warnings=tuple(_warnings(answers)),
+        warnings=tuple(_warnings(answers, events_unreachable)),
     )
 
 
@@ -162,7 +101,7 @@ def _cap(answers: Answers) -> tuple[int | None, str]:
     ranks = f" x {facts.engines} ranks" if facts.engines > 1 else ""
     if backend.config.max_in_flight != "auto":
         return backend.cap, "max_in_flight"
-    if answers.probe in NOT_REACHED:
+    if not answers.is_reachable:
         return None, "unknown"
     return backend.cap, f"/server_info{ranks}" if facts.max_num_seqs else f"default {DEFAULT_MAX_NUM_SEQS}{ranks}"
 
@@ -175,7 +114,6 @@ def _kv_cache(answers: Answers) -> tuple[int | None, str]:
 
 
 def _kv_events(answers: Answers) -> str:
-    """Where they are read, or that they are not there."""
     backend, facts = answers.backend, answers.facts
     if sources := endpoints.plan(backend).sources:
         return ", ".join(f"{source.endpoint} (listening)" if source.bind else source.endpoint for source in sources)
@@ -184,28 +122,25 @@ def _kv_events(answers: Answers) -> str:
     return "not offered" if facts.kv_event_sources is None else "not readable"
 
 
-def _knowledge(answers: Answers, policy: str) -> tuple[str, str]:
-    """How it is known what its cache holds, and why not better."""
+def _knowledge(
+    answers: Answers, policy: str, tokenized: frozenset[str], events_unreachable: str | None
+) -> tuple[str, str]:
+    """The source of the knowledge of its cache, and why there is no better one."""
     facts, found = answers.facts, endpoints.plan(answers.backend)
-    if policy != "prefix" or facts.prefix_caching is False or answers.probe in NOT_REACHED:
+    if policy != "prefix" or facts.prefix_caching is False or not answers.is_reachable:
         return "none", "not used for routing"
-    if not found.sources or answers.events_unreachable:
-        return "own record", found.problem or answers.events_unreachable or ""
+    if not found.sources or events_unreachable:
+        return "own record", found.problem or events_unreachable or ""
     models = {card.id for card in facts.models if card.parent is None}
-    if models <= answers.tokenized:
+    if models <= tokenized:
         return "exact blocks", "reported by its KV events"
     return "own record, corrected by KV events", "set models.<name>.tokenizer for exact blocks"
-
-
-def why_not_used(answers: Answers) -> str:
-    """Why a backend whose probe failed gets no requests."""
-    return answers.probe_error or PROBE_WORDS[answers.probe]
 
 
 def _routing(answers: Answers, policy: str) -> tuple[str, str]:
     facts = answers.facts
     if answers.probe is not ProbeResult.OK:
-        return "none", why_not_used(answers)
+        return "none", answers.why_not_used
     if not facts.models:
         return "none", "/v1/models lists no model"
     if policy != "prefix":
@@ -217,9 +152,9 @@ def _routing(answers: Answers, policy: str) -> tuple[str, str]:
     return "prefix", "prefix caching is on"
 
 
-def _warnings(answers: Answers) -> list[str]:
+def _warnings(answers: Answers, events_unreachable: str | None) -> list[str]:
     if answers.probe is not ProbeResult.OK:
-        return [f"{why_not_used(answers)}."]
+        return [f"{answers.why_not_used}."]
     facts, problems, found = answers.facts, answers.problems, []
     if (error := problems.get(vllm_api.MODELS_PATH)) and error.status == 401:
         found.append("/v1/models returned 401: set api_key to the key that vLLM was started with.")
@@ -240,8 +175,8 @@ def _warnings(answers: Answers) -> list[str]:
         found.append(
             "Development endpoints are enabled (VLLM_SERVER_DEV_MODE): only the gateway may have access to this port."
         )
-    if answers.events_unreachable:
-        found.append(f"KV events cannot be read: {answers.events_unreachable}.")
+    if events_unreachable:
+        found.append(f"KV events cannot be read: {events_unreachable}.")
     elif problem := endpoints.plan(answers.backend).problem if facts.kv_event_sources else None:
         found.append(f"Some KV events cannot be read: {problem}.")
     if answers.backend.config.max_in_flight == "auto" and facts.max_num_seqs is None:
@@ -271,20 +206,18 @@ def fleet_warnings(config: Config, reports: Sequence[Report]) -> list[str]:
     for model in sorted({model for report in with_models for model in report.models}):
         lengths = {report.max_model_len[model] for report in with_models if model in report.max_model_len}
         if len(lengths) > 1:
-            told = ", ".join(str(length) for length in sorted(lengths, key=lambda length: length or 0))
-            found.append(f"{model} has different max_model_len values ({told}): long prompts fail on some backends.")
+            values = ", ".join(str(length) for length in sorted(lengths, key=lambda length: length or 0))
+            found.append(f"{model} has different max_model_len values ({values}): long prompts fail on some backends.")
     if len({report.version for report in reports if report.version}) > 1:
         found.append("The backends run different versions of vLLM.")
     return found
 
 
 def as_json(config: Config, reports: Sequence[Report]) -> dict[str, Any]:
-    """Everything that was found, for programs."""
     return {"backends": [asdict(report) for report in reports], "warnings": fleet_warnings(config, reports)}
 
 
 def as_table(config: Config, reports: Sequence[Report]) -> Group:
-    """Everything that was found, for people: a column for each backend."""
     table = Table(title="Backends", title_justify="left", show_header=True)
     table.add_column("")
     for report in reports:

@@ -3,7 +3,6 @@
 Engines are processes of the package `loadtest`, which this one does not import.
 """
 
-import http.client
 import importlib.util
 import json
 import shlex
@@ -13,15 +12,15 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
 from types import FrameType
-from typing import IO, Literal
+from typing import Literal
+
+from gateway.cli.http_get import FAILURES, get
 
 HOST = "127.0.0.1"
 PORT = 8080
@@ -41,7 +40,7 @@ EngineKind = Literal["sim", "vllm"]
 
 
 class DemoFailed(Exception):
-    """The demonstration cannot go on; the message says why."""
+    """The demonstration cannot continue; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -58,50 +57,40 @@ PATIENCE = Patience()
 VLLM_PATIENCE = Patience(ready_seconds=200.0, stop_seconds=25.0, log_lines=40)
 
 
+@dataclass
 class ServerProcess:
     """A Python module that serves HTTP, as a process of its own.
 
     It writes errors to the log, and everything if it is quiet. Without a log path it writes where this command writes.
     """
 
-    def __init__(
-        self,
-        name: str,
-        url: str,
-        arguments: Sequence[str],
-        ready_path: str,
-        log_path: Path | None,
-        patience: Patience = PATIENCE,
-        quiet: bool = True,
-    ) -> None:
-        self.name = name
-        self.url = url
-        self._command = [sys.executable, "-m", *arguments]
-        self._ready_path = ready_path
-        self._log_path = log_path
-        self._patience = patience
-        self._quiet = quiet
-        self._process: subprocess.Popen[bytes] | None = None
+    name: str
+    url: str
+    arguments: Sequence[str]
+    ready_path: str
+    log_path: Path | None
+    patience: Patience = PATIENCE
+    quiet: bool = True
+    process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        with ExitStack() as stack:
-            log: IO[bytes] | None = stack.enter_context(self._log_path.open("wb")) if self._log_path else None
+        with self.log_path.open("wb") if self.log_path else nullcontext() as log:
             # A session of its own: Ctrl-C reaches this command alone, which then stops things in order.
-            self._process = subprocess.Popen(
-                self._command,
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *self.arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=log if self._quiet else None,
+                stdout=log if self.quiet else None,
                 stderr=log,
                 start_new_session=True,
             )
 
     def wait_ready(self) -> None:
         """Return when it answers 200. Raises DemoFailed when it ends before, or takes too long."""
-        self.wait_until(lambda: answers(self.url + self._ready_path), "is not ready")
+        self.wait_until(lambda: read(self.url + self.ready_path) is not None, "is not ready")
 
     def wait_until(self, holds: Callable[[], bool], otherwise: str) -> None:
         """Return when something holds. Raises DemoFailed when the process ends before, or it takes too long."""
-        seconds = self._patience.ready_seconds
+        seconds = self.patience.ready_seconds
         deadline = time.monotonic() + seconds
         while not holds():
             if not self.is_running():
@@ -111,51 +100,41 @@ class ServerProcess:
             time.sleep(POLL_SECONDS)
 
     def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self.process is not None and self.process.poll() is None
 
     def terminate(self) -> None:
-        """Ask it to stop; returns at once."""
-        if self._process is not None:
-            self._process.terminate()
+        if self.process is not None:
+            self.process.terminate()
 
     def stop(self) -> None:
         """Return when it has ended; it is killed if it takes too long."""
-        if self._process is None:
+        if self.process is None:
             return
-        self._process.terminate()
+        self.process.terminate()
         try:
-            self._process.wait(self._patience.stop_seconds)
+            self.process.wait(self.patience.stop_seconds)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
 
     def _log_tail(self) -> str:
-        if self._log_path is None or not self._log_path.exists():
+        if self.log_path is None or not self.log_path.exists():
             return ""
-        lines = self._log_path.read_text(errors="replace").splitlines()[-self._patience.log_lines :]
+        lines = self.log_path.read_text(errors="replace").splitlines()[-self.patience.log_lines :]
         return "\n".join(["; last lines of its log:", *lines]) if lines else ""
 
 
 def read(url: str) -> bytes | None:
     """What a URL answers with 200 now; None if it does not."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=1.0) as answer:
-            return bytes(answer.read()) if answer.status == 200 else None
-    except urllib.error.HTTPError as error:
-        error.close()
+        status, body = get(url, 1.0)
+    except FAILURES:
         return None
-    except (http.client.HTTPException, OSError):
-        return None
-
-
-def answers(url: str) -> bool:
-    """Whether a URL answers 200 now."""
-    return read(url) is not None
+    return body if status == 200 else None
 
 
 def choose_ports(wanted: int | None, say: Say, first: int = PORT) -> tuple[int, int]:
-    """The gateway's port and its admin port. Without a wish, the first free pair. Raises DemoFailed."""
+    """The gateway's port and its admin port. If none is wanted, the first free pair. Raises DemoFailed."""
     if wanted is None:
         pairs = ((port, port + 1) for port in range(first, first + 2 * PORTS_TRIED, 2))
         pair = next((pair for pair in pairs if not any(map(_why_taken, pair))), None)
@@ -207,35 +186,27 @@ def make_engines(count: int, kind: EngineKind, model: Path | None, logs: Path) -
             "the package loadtest, which runs the engines, is not installed: `pip install vllm-batching-gateway` brings"
             " it, or run `make demo` in a checkout of the project"
         )
-    if kind == "vllm":
-        return _vllm_engines(count, model or DEFAULT_MODEL_DIR, logs)
-    if model is not None:
+    if kind == "sim" and model is not None:
         raise DemoFailed("--model requires --engine vllm: simulated engines have no model")
-    engines = []
-    for number, port in enumerate(free_ports(count), 1):
-        arguments = ["loadtest", "sim", "--host", HOST, "--port", str(port), "--model", MODEL_NAME]
-        arguments += ["--max-num-seqs", str(MAX_NUM_SEQS)]
-        engines.append(
-            ServerProcess(
-                f"engine-{number}", f"http://{HOST}:{port}", arguments, "/health", logs / f"engine-{number}.log"
-            )
-        )
-    return engines, MODEL_NAME
-
-
-def _vllm_engines(count: int, model: Path, logs: Path) -> tuple[list[ServerProcess], str]:
-    for needed in (VLLM_DIR / "bin/python", model / "config.json"):
+    folder = model or DEFAULT_MODEL_DIR
+    for needed in (VLLM_DIR / "bin/python", folder / "config.json") if kind == "vllm" else ():
         if not needed.exists():
             raise DemoFailed(f"{needed} is missing: `make demo ENGINE=vllm` installs vLLM and a model first")
     engines = []
     for number, port in enumerate(free_ports(count), 1):
-        arguments = ["loadtest.vllm_cpu.serve", "--model", str(model), "--venv", str(VLLM_DIR), "--port", str(port)]
-        arguments += ["--max-num-seqs", str(MAX_NUM_SEQS), "--log", str(logs / f"engine-{number}.log")]
-        name, errors = f"engine-{number}", logs / f"engine-{number}-errors.log"
-        engines.append(
-            ServerProcess(name, f"http://{HOST}:{port}", arguments, "/health", errors, VLLM_PATIENCE, quiet=False)
-        )
-    return engines, model.name
+        name = f"engine-{number}"
+        url, log = f"http://{HOST}:{port}", logs / f"{name}.log"
+        options = ["--port", str(port), "--max-num-seqs", str(MAX_NUM_SEQS)]
+        if kind == "sim":
+            arguments = ["loadtest", "sim", "--host", HOST, "--model", MODEL_NAME, *options]
+            engines.append(ServerProcess(name, url, arguments, "/health", log))
+        else:
+            arguments = ["loadtest.vllm_cpu.serve", "--model", str(folder), "--venv", str(VLLM_DIR), "--log", str(log)]
+            errors = logs / f"{name}-errors.log"
+            engines.append(
+                ServerProcess(name, url, [*arguments, *options], "/health", errors, VLLM_PATIENCE, quiet=False)
+            )
+    return engines, MODEL_NAME if kind == "sim" else folder.name
 
 
 def gateway_config(urls: Sequence[str], port: int, admin_port: int) -> dict[str, object]:
@@ -254,7 +225,6 @@ def gateway_config(urls: Sequence[str], port: int, admin_port: int) -> dict[str,
 
 
 def first_steps(port: int, admin_port: int, model: str, python: str) -> str:
-    """What to try, as pasted into a shell."""
     url = f"http://{HOST}:{port}"
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 32})
     return f"""
@@ -280,7 +250,6 @@ Ctrl-C stops all of them.
 
 
 def all_up(backends: bytes | None) -> bool:
-    """Whether every backend of an answer of /admin/backends takes requests."""
     listed = json.loads(backends)["backends"] if backends else []
     return bool(listed) and all(backend["state"] == "up" and backend["models"] for backend in listed)
 

@@ -97,7 +97,6 @@ def serve(
 
 
 def is_open_to_all(config: "Config") -> bool:
-    """Whether other machines can use the models without a key."""
     import ipaddress
 
     try:
@@ -108,7 +107,6 @@ def is_open_to_all(config: "Config") -> bool:
 
 
 def why_not_serving(error: OSError, config: "Config") -> str:
-    """What keeps the gateway from listening, and which key or option changes it."""
     main, admin = config.server, config.server.admin
     if isinstance(error, socket.gaierror):
         hosts = f"server.host ({main.host})" + (f" and server.admin.host ({admin.host})" if admin else "")
@@ -144,12 +142,9 @@ def check(
 
     from gateway.cli import check as checking
 
-    answers = asyncio.run(checking.examine(config))
-    reports = [checking.report_on(each, config.routing.policy) for each in answers]
+    reports = asyncio.run(checking.examine(config))
     if json:
-        import orjson
-
-        typer.echo(orjson.dumps(checking.as_json(config, reports), option=orjson.OPT_INDENT_2).decode())
+        _print_json(checking.as_json(config, reports))
     else:
         from rich.console import Console
 
@@ -193,18 +188,18 @@ def prefixes(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show the KV cache hit rate of prompts and the causes of cache misses."""
-    from gateway.cli.prefixes import AdminError, as_view, ask_admin
+    from gateway.cli.http_get import AdminError, ask_admin
 
     try:
         report = ask_admin(url, f"/admin/prefixes?minutes={minutes:g}")
     except AdminError as error:
         _fail(str(error), FAILED)
     if json:
-        import orjson
-
-        typer.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
+        _print_json(report)
         return
     from rich.console import Console
+
+    from gateway.cli.prefixes import as_view
 
     try:
         view = as_view(report)
@@ -252,27 +247,25 @@ def plan(
 ) -> None:
     """Show the GPU memory that a model needs, how many requests fit by length, and which settings to use."""
     from gateway.plan.checkpoint import PlanError
-    from gateway.plan.command import Asked, plan_model, plan_running
+    from gateway.plan.command import PlanRequest, plan_model, plan_running
 
-    asked = Asked(
+    request = PlanRequest(
         model, gpu_memory_gib, gpus, tensor_parallel_size, gpu_memory_utilization, max_model_len, dtype,
         kv_cache_dtype, quantization, max_num_seqs, max_num_batched_tokens, block_size, reserve_gib,
         prompt_tokens, output_tokens, shared_prefix_tokens, concurrency, tuple(fields or ()), api_key,
     )  # fmt: skip
     try:
-        document = plan_running(asked) if asked.is_url else plan_model(asked)
+        document = plan_running(request) if request.is_url else plan_model(request)
     except PlanError as error:
         _fail(str(error), INVALID)
     if json:
-        import orjson
-
-        typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+        _print_json(document)
         return
     from rich.console import Console
 
-    from gateway.plan.view import as_running_view, as_view
+    from gateway.plan.view import as_view
 
-    Console(highlight=False).print(as_running_view(document) if asked.is_url else as_view(document))
+    Console(highlight=False).print(as_view(document))
 
 
 @app.command()
@@ -281,18 +274,11 @@ def healthcheck(
     timeout: Annotated[float, typer.Option(min=0.1, help="Timeout in seconds.")] = 2.0,
 ) -> None:
     """Exit with 0 if the URL returns 200, else with 1. For container health checks."""
-    import http.client
-    import urllib.error
-    import urllib.request
+    from gateway.cli.http_get import FAILURES, get
 
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=timeout) as answer:
-            status = answer.status
-    except urllib.error.HTTPError as error:
-        with error:
-            status = error.code
-    except (OSError, ValueError, http.client.HTTPException) as error:
+        status, _ = get(url, timeout, most_bytes=0)
+    except FAILURES as error:
         _fail(f"{url}: {error}", FAILED)
     if status != 200:
         _fail(f"{url} returned {status}", FAILED)
@@ -301,11 +287,9 @@ def healthcheck(
 @config_commands.command("schema")
 def config_schema() -> None:
     """Print the JSON Schema of the configuration file."""
-    import orjson
-
     from gateway.config import Config
 
-    typer.echo(orjson.dumps(Config.model_json_schema(), option=orjson.OPT_INDENT_2).decode())
+    _print_json(Config.model_json_schema())
 
 
 @config_commands.command("print")
@@ -325,7 +309,6 @@ def config_print(
 
 
 def masked(value: object) -> object:
-    """The same document with its secrets hidden."""
     if isinstance(value, dict):
         return {
             key: "***" if key in ("api_key", "key", "key_sha256", "cache_salt_secret") and item else masked(item)
@@ -351,6 +334,12 @@ def _load(
         return load(file, backends or [], host, port, "off" if no_admin else admin_port)
     except ConfigError as error:
         _fail(str(error), INVALID)
+
+
+def _print_json(document: object) -> None:
+    import orjson
+
+    typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -1,9 +1,5 @@
-"""`gateway prefixes`: asks the admin port of a running gateway, and draws the report with a picture of each cause."""
+"""`gateway prefixes`: draws the report of a running gateway, with a picture of each cause."""
 
-import http.client
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,8 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-_TIMEOUT_SECONDS = 30.0
-_MOST_BYTES = 32 << 20
+from gateway.plan.view import cells, title
 
 Document = dict[str, Any]
 _WIDTH = 64
@@ -26,47 +21,13 @@ _SHARES = (
 _NONE = "No cause found: no shared text follows a part that differs between prompts."
 
 
-class AdminError(Exception):
-    """The admin port did not answer as one does; the message says it in one line."""
-
-
-def ask_admin(url: str, path: str) -> dict[str, Any]:
-    """The document at the path below the admin port's URL. Raises AdminError."""
-    whole = url.rstrip("/") + path
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(whole, timeout=_TIMEOUT_SECONDS) as answer:
-            body = answer.read(_MOST_BYTES)
-    except urllib.error.HTTPError as error:
-        with error:
-            told = _document(error.read(_MOST_BYTES)).get("error")
-        if isinstance(told, str):
-            raise AdminError(f"{url}: {told}") from None
-        raise AdminError(f"{whole} returned {error.code}: is this the admin port of a gateway?") from None
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        why = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise AdminError(f"{url} is unreachable: {why}") from None
-    document = _document(body)
-    if not document:
-        raise AdminError(f"{whole} returned no gateway document: is this the admin port of a gateway?")
-    return document
-
-
-def _document(body: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(body)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def as_view(report: Document) -> Group:
     return Group(*_parts(report))
 
 
 def _parts(report: Document) -> Iterator[RenderableType]:
     yield from _totals(report)
-    yield _title("Causes of cache misses")
+    yield title("Causes of cache misses")
     if not report["breakers"]:
         samples = report["samples"]
         yield Text(_NONE if samples["kept"] else "No requests yet.")
@@ -74,20 +35,18 @@ def _parts(report: Document) -> Iterator[RenderableType]:
     for number, breaker in enumerate(report["breakers"], start=1):
         yield from _breaker(number, breaker)
     if report["prefixes"]:
-        yield _title("Most reused prefixes")
+        yield title("Most reused prefixes")
         yield _prefixes(report["prefixes"][:_ROWS])
     if report["clients"]:
-        yield _title("By API key")
+        yield title("By API key")
         yield _counts(report["clients"][:_ROWS], ("client",))
     if report["applications"]:
-        yield _title("By application (beginning of the prompt)")
+        yield title("By application (beginning of the prompt)")
         yield _counts(report["applications"][:_ROWS], ("id", "client", "name"))
 
 
 def _totals(report: Document) -> Iterator[RenderableType]:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("", "requests", "prompt tokens", "predicted hits", "actual hits", "hit rate"):
-        table.add_column(column, justify="left" if not column else "right")
+    table = _table("", "requests", "prompt tokens", "predicted hits", "actual hits", "hit rate")
     minutes = report["window_seconds"] / 60
     for name, key in ((f"last {minutes:,.0f} min", "window"), ("since start", "since_start")):
         row = report["totals"][key]
@@ -97,8 +56,8 @@ def _totals(report: Document) -> Iterator[RenderableType]:
     if shares["hit"] is None:
         return
     bar = Text()
-    cells = _cells([shares[key] for key, *_ in _SHARES], _WIDTH)
-    for width, (_, _, mark, style) in zip(cells, _SHARES, strict=True):
+    widths = cells([shares[key] for key, *_ in _SHARES], _WIDTH)
+    for width, (_, _, mark, style) in zip(widths, _SHARES, strict=True):
         bar.append(mark * width, style)
     yield Text("\nPrompt tokens of the last ") + Text(f"{minutes:,.0f} min")
     yield bar
@@ -114,9 +73,9 @@ def _breaker(number: int, breaker: Document) -> Iterator[RenderableType]:
         place = f", byte {breaker['part_offset_bytes']:,} of it (token {breaker['position_tokens']:,} of the prompt)"
         head.append(place, "default")
     yield head
-    who = ", ".join(client or "(no key)" for client in breaker["clients"])
+    clients = ", ".join(client or "(no key)" for client in breaker["clients"])
     facts = (
-        f"About {breaker['requests']:,} requests of {who}, {_round(breaker['requests_per_hour'])} per hour; "
+        f"About {breaker['requests']:,} requests of {clients}, {_round(breaker['requests_per_hour'])} per hour; "
         f"{breaker['variants']:,} variants in {breaker['samples']:,} sampled prompts; "
         f"costs {breaker['saved_tokens_per_request']:,} tokens per request, {_round(saved)} per hour."
     )
@@ -135,9 +94,9 @@ def _indented(part: RenderableType) -> Padding:
 
 
 def _picture(runs: Sequence[Document]) -> Group:
-    """A prompt from left to right: shared, and what differs, and shared text that a cache cannot use any more."""
-    bar, told, behind = Text(), Text(), False
-    for width, run in zip(_cells([run["tokens"] for run in runs], _WIDTH), runs, strict=True):
+    """A prompt from left to right: shared text, differences, and shared text that a cache can no longer use."""
+    bar, legend, behind = Text(), Text(), False
+    for width, run in zip(cells([run["tokens"] for run in runs], _WIDTH), runs, strict=True):
         what = run["what"]
         if what == "shared":
             mark, style, word = ("█", "yellow", "shared, not cacheable") if behind else ("█", "green", "shared")
@@ -147,28 +106,18 @@ def _picture(runs: Sequence[Document]) -> Group:
         else:
             mark, style, word = "·", "dim", "unique"
         bar.append(mark * width, style)
-        told.append("  " if told else "")
-        told.append(f"{mark} ", style)
-        told.append(f"{run['tokens']:,} {word}")
-    return Group(bar, told + Text(" (tokens)", "dim"))
-
-
-def _cells(sizes: Sequence[float], width: int) -> list[int]:
-    """How many cells each gets: by its size, but at least one if it is there at all."""
-    whole = sum(sizes) or 1
-    cells = [max(1, round(size / whole * width)) if size else 0 for size in sizes]
-    while sum(cells) > width and max(cells) > 1:
-        cells[cells.index(max(cells))] -= 1
-    return cells
+        legend.append("  " if legend else "")
+        legend.append(f"{mark} ", style)
+        legend.append(f"{run['tokens']:,} {word}")
+    return Group(bar, legend + Text(" (tokens)", "dim"))
 
 
 def _prefixes(prefixes: Sequence[Document]) -> Table:
     table = _table("id", "tokens", "bytes", "requests", "tokens saved", "on backends", "ends in")
     for entry in prefixes:
-        table.add_row(
-            entry["id"], f"{entry['tokens']:,}", f"{entry['bytes']:,}", f"{entry['requests']:,}",
-            f"{entry['saved_tokens']:,}", ", ".join(entry["backends"]) or "none", repr(entry.get("text", ""))[1:-1],
-        )  # fmt: skip
+        sizes = (f"{entry[key]:,}" for key in ("tokens", "bytes", "requests", "saved_tokens"))
+        backends = ", ".join(entry["backends"]) or "none"
+        table.add_row(entry["id"], *sizes, backends, repr(entry.get("text", ""))[1:-1])
     return table
 
 
@@ -182,19 +131,17 @@ def _counts(entries: Sequence[Document], names: tuple[str, ...]) -> Table:
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
-        text = column in ("id", "client", "name", "on backends", "ends in")
+        text = column in ("", "id", "client", "name", "on backends", "ends in")
         table.add_column(column, justify="left" if text else "right", overflow="fold")
     return table
 
 
 def _numbers(row: Document) -> tuple[str, ...]:
     rate, actual = row["hit_rate"], row["actual_hit_tokens"]
-    told = rate if rate is not None else row["predicted_hit_rate"]
-    shown = "-" if told is None else f"{told:.1%}" + ("" if rate is not None else " (predicted)")
-    return (
-        f"{row['requests']:,}", f"{row['prompt_tokens']:,}", f"{row['predicted_hit_tokens']:,}",
-        "not reported" if actual is None else f"{actual:,}", shown,
-    )  # fmt: skip
+    known = rate if rate is not None else row["predicted_hit_rate"]
+    shown = "-" if known is None else f"{known:.1%}" + ("" if rate is not None else " (predicted)")
+    counted = (f"{row[key]:,}" for key in ("requests", "prompt_tokens", "predicted_hit_tokens"))
+    return (*counted, "not reported" if actual is None else f"{actual:,}", shown)
 
 
 def _round(number: int) -> str:
@@ -202,7 +149,3 @@ def _round(number: int) -> str:
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return f"{int(float(f'{number:.3g}')):,}"
-
-
-def _title(text: str) -> Text:
-    return Text(f"\n{text}", "bold")

@@ -1,73 +1,87 @@
-"""Batches in flight: sent like any request, under the same rules; the answer is shared out to the members.
+"""Batches in flight: sent like any request, under the same rules; the answer is divided among the waiters.
 
-While a backend works on a batch, the model's tokenizer counts each member's tokens. Clients whose requests made a batch
-fail share batches only with each other for a while; an address may stand for many clients behind a proxy.
+While a backend works on a batch, the model's tokenizer counts each waiter's tokens. Clients whose requests spoiled a
+batch are quarantined: for a while they share batches only with each other. Without a tenant, a client is an address,
+which may stand for many clients behind a proxy.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from ipaddress import IPv6Address
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import orjson
 import structlog
 
-from gateway.dispatch import Dispatcher
-from gateway.embeddings.batching import Flight
-from gateway.embeddings.delivery import Collected
-from gateway.embeddings.members import ByItself, Member, Part, Refused
-from gateway.embeddings.wire import body_of, most_bytes, read_vectors, shares
+from gateway.embeddings.batching import SentBatch
+from gateway.embeddings.delivery import BufferedResponse
+from gateway.embeddings.fair_queue import Piece
+from gateway.embeddings.services import PoolServices
+from gateway.embeddings.waiter import SendUnchanged, Waiter
+from gateway.embeddings.wire import body_of, most_bytes, name_of_piece, read_vectors, shares
 from gateway.errors import BackendError, Draining, GatewayError, InternalError
 from gateway.observe.metrics import EmbeddingMetrics
 from gateway.observe.record import Record
-from gateway.request import SEVERAL_TENANTS, Ask, InferenceRequest, Kind, most_prompt_tokens
-from gateway.resources import Holding, MemoryBudget
+from gateway.request import SEVERAL_TENANTS, Demand, InferenceRequest, Kind, most_prompt_tokens
+from gateway.resources import Holding
 from gateway.tokenization.tokenization import NotCounted, Tokenization
 
-# Fields that leave a text's tokens as they are, or are heeded here.
+# Fields that do not change the tokens of a text, or are applied here.
 _KNOWN = frozenset((
     "model", "encoding_format", "dimensions", "use_activation", "priority", "cache_salt", "add_special_tokens",
     "truncate_prompt_tokens", "truncation_side", "input",
 ))  # fmt: skip
 
 
+_Count = asyncio.Task[list[int] | NotCounted]  # of the tokens of each text of a batch
+
+
 class TokenCounts:
-    """Has batches counted that are shared. Who is alone is told its usage by the backend."""
+    """Counts the tokens of shared batches; for a request alone, the backend reports its usage."""
 
     def __init__(self, tokenization: Tokenization, metrics: EmbeddingMetrics) -> None:
         self._tokenization = tokenization
         self._metrics = metrics
 
-    def counting(self, flight: Flight) -> "BatchCounting":
-        """Have a batch counted while the block runs, if it should and can be."""
-        key = flight.group.key
-        wanted = len(flight.parts) > 1 and not key.are_ids and self._tokenization.configured(key.model)
-        return BatchCounting(self, flight, wanted=wanted)
+    @contextmanager
+    def counting(self, batch: SentBatch) -> Iterator[_Count | None]:
+        """Count a batch while the block runs, if that is needed and configured."""
+        key = batch.key
+        if len(batch.pieces) < 2 or key.are_ids or not self._tokenization.configured(key.model):
+            yield None
+            return
+        task = asyncio.get_running_loop().create_task(self._of_texts(batch))
+        try:
+            yield task
+        finally:
+            task.cancel()
 
-    async def of_texts(self, flight: Flight) -> list[int] | NotCounted:
+    async def _of_texts(self, batch: SentBatch) -> list[int] | NotCounted:
         """The tokens of each text, in bounded time."""
-        key = flight.group.key
+        key = batch.key
         fields: dict[str, Any] = orjson.loads(key.template + b"0}")
         most = fields.get("truncate_prompt_tokens")
         if most == -1:
-            most = flight.group.sizes.context_tokens or 0
+            most = batch.sizes.context_tokens or 0
         if not fields.keys() <= _KNOWN or (most is not None and most <= 0):
             return NotCounted.FIELDS
-        texts = [item for part in flight.parts for item in part.owner.inputs.items]
-        size_bytes, special = sum(part.size_bytes for part in flight.parts), fields.get("add_special_tokens", True)
+        texts: list[Any] = [item for piece in batch.pieces for item in piece.owner.inputs.items]
+        size_bytes, special = batch.size_bytes, fields.get("add_special_tokens", True)
         counts = await self._tokenization.count(key.model, texts, size_bytes, special=special)
         if isinstance(counts, NotCounted) or most is None:
             return counts
         return [min(count, most) for count in counts]
 
-    def checked(self, flight: Flight, counts: list[int] | NotCounted, total: int, backend: str) -> list[int] | None:
+    def checked(self, batch: SentBatch, counts: list[int] | NotCounted, total: int, backend: str) -> list[int] | None:
         """The tokens of each text, if they are those of the backend that answered, which reports this sum."""
-        model, result = flight.group.key.model, "counted"
+        model, result = batch.key.model, "counted"
         if isinstance(counts, NotCounted):
             result = counts.value
-        elif not self._tokenization.counts_alike(model, backend):  # it came or restarted while the batch waited
+        elif not self._tokenization.counts_alike(
+            model, backend
+        ):  # the backend came or restarted while the batch waited
             result = NotCounted.UNVERIFIED.value
         elif sum(counts) != total:
             result = "differs"
@@ -75,255 +89,226 @@ class TokenCounts:
         return None if result != "counted" or isinstance(counts, NotCounted) else counts
 
 
-class BatchCounting:
-    """One batch being counted; given up with its block."""
-
-    def __init__(self, owner: TokenCounts, flight: Flight, *, wanted: bool) -> None:
-        self._owner = owner
-        self._flight = flight
-        self._task = asyncio.get_running_loop().create_task(owner.of_texts(flight)) if wanted else None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    async def counts(self, total: int, backend: str) -> list[int] | None:
-        """The tokens of each text, which add up to what this backend reports; None = they are not known."""
-        if self._task is None:
-            return None
-        return self._owner.checked(self._flight, await self._task, total, backend)
-
-
-def sums_by_part(parts: list[Part], counts: list[int]) -> list[int]:
-    """The tokens of each part, from those of each input."""
+def sums_by_piece(pieces: list[Piece[Waiter]], counts: list[int]) -> list[int]:
+    """The tokens of each piece, from those of each input."""
     remaining = iter(counts)
-    return [sum(next(remaining) for _ in range(part.items)) for part in parts]
+    return [sum(next(remaining) for _ in range(piece.items)) for piece in pieces]
 
 
-_HANDED_OUT_BYTES = 262144  # of an answer in one turn of the loop, for each client then writes its own
+_HANDED_OUT_BYTES = 262144  # of an answer in one turn of the loop: each client then writes its own
 
 
-class Flights:
-    """Owner of the batches that are under way. `on_end` is called when one is over, however it ended."""
+class BatchesInFlight:
+    """Owner of the batches in flight. `on_end` is called when one is over, however it ended."""
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
-        metrics: EmbeddingMetrics,
-        clock: Callable[[], float],
+        services: PoolServices,
         new_id: Callable[[], str],
         token_counts: TokenCounts,
-        memory: MemoryBudget,
+        on_end: Callable[[SentBatch], None],
     ) -> None:
-        self.on_end: Callable[[Flight], None] = lambda _: None
-        self._dispatcher = dispatcher
-        self._metrics = metrics
-        self._clock = clock
+        self._dispatch = services.dispatch
+        self._metrics = services.metrics
+        self._clock = services.clock
+        self._memory = services.memory
         self._new_id = new_id
         self._token_counts = token_counts
-        self._memory = memory
-        self._of: dict[Part, Flight] = {}  # of clients who still wait
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._on_end = on_end
+        self._of: dict[Piece[Waiter], SentBatch] = {}  # of clients that still wait
+        self._present: dict[SentBatch, int] = {}  # pieces whose clients still wait, of each batch that is not over
+        self._tasks: dict[SentBatch, asyncio.Task[None]] = {}  # none where the waiter sends the request itself
         self._log = structlog.get_logger("gateway")
 
     def __len__(self) -> int:
         return len(self._tasks) + len(self._of)
 
-    def start(self, flight: Flight, now: float) -> None:
-        """Send a batch. One request that wants what backends are asked for anyway is sent as it came."""
-        parts, model = flight.parts, (flight.group.key.model,)
-        self._metrics.batch_items.observe(model, flight.items)
-        self._metrics.batch_tokens.observe(model, sum(part.tokens for part in parts))
-        flight.present = len(parts)
-        for part in parts:
-            self._metrics.batch_wait.observe(model, now - part.joined_seconds)
-            self._of[part] = flight
-            part.owner.taken()
-        first: Member = parts[0].owner
-        if len(parts) == 1 and first.as_it_came:
-            first.ends(ByItself(isolated=False))
+    def start(self, batch: SentBatch, now: float) -> None:
+        """Send a batch. A single request in the form that backends are sent anyway goes out unchanged."""
+        pieces, model = batch.pieces, (batch.key.model,)
+        self._metrics.batch_items.observe(model, batch.items)
+        self._metrics.batch_tokens.observe(model, sum(piece.tokens for piece in pieces))
+        self._present[batch] = len(pieces)
+        for piece in pieces:
+            self._metrics.batch_wait.observe(model, now - piece.joined_seconds)
+            self._of[piece] = batch
+            piece.owner.piece_sent()
+        first = pieces[0].owner
+        if len(pieces) == 1 and first.sendable_unchanged:
+            first.finish(SendUnchanged(isolated=False))
             return
-        flight.task = asyncio.get_running_loop().create_task(self._fly(flight, now))
-        self._tasks.add(flight.task)
-        flight.task.add_done_callback(lambda task: self._landed(task, flight))
+        task = self._tasks[batch] = asyncio.get_running_loop().create_task(self._run(batch, now))
+        task.add_done_callback(lambda task: self._done(task, batch))
 
-    def leave(self, part: Part) -> None:
-        """The part's client does not wait any more. A batch that nobody waits for is aborted."""
-        flight = self._of.pop(part, None)
-        if flight is None:
+    def leave(self, piece: Piece[Waiter]) -> None:
+        """The piece's client does not wait any more. A batch without waiting clients is aborted."""
+        batch = self._of.pop(piece, None)
+        if batch is None:
             return
-        flight.present -= 1
-        if flight.present:
+        self._present[batch] -= 1
+        if self._present[batch]:
             return
-        if flight.task is None:
-            self._end(flight)
+        task = self._tasks.get(batch)
+        if task is None:
+            self._end(batch)
         else:
-            flight.task.cancel()
+            task.cancel()
 
     async def close(self) -> None:
-        tasks = list(self._tasks)
+        tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _end(self, flight: Flight) -> None:
-        if not flight.ended:
-            flight.ended = True
-            self.on_end(flight)
+    def _end(self, batch: SentBatch) -> None:
+        del self._present[batch]
+        self._on_end(batch)
 
-    def _landed(self, task: asyncio.Task[None], flight: Flight) -> None:
+    def _done(self, task: asyncio.Task[None], batch: SentBatch) -> None:
         """The batch is over: here, and not in its task, because one that is aborted early never runs."""
-        self._tasks.discard(task)
-        for part in flight.parts:
-            self._of.pop(part, None)
+        del self._tasks[batch]
+        for piece in batch.pieces:
+            self._of.pop(piece, None)
             if task.cancelled():
-                part.owner.failed(Draining("The gateway is shutting down."))  # those who are still here
-        self._end(flight)
+                piece.owner.failed(Draining("The gateway is shutting down."))  # clients that still wait
+        self._end(batch)
 
-    async def _fly(self, flight: Flight, started: float) -> None:
-        refusal = await self._refusal(flight, started)
+    async def _run(self, batch: SentBatch, started: float) -> None:
+        refusal = await self._refusal(batch, started)
         if refusal is None:
             return
-        if len(flight.parts) > 1:  # refused for what was asked, and nobody knows by whom
-            self._metrics.isolations.add((flight.group.key.model,))
-            await self._isolate(flight)
+        if len(batch.pieces) > 1:  # refused for its content, and any piece may be the cause
+            self._metrics.isolations.add((batch.key.model,))
+            await self._isolate(batch)
         else:
-            flight.parts[0].owner.ends(refusal)
+            batch.pieces[0].owner.finish(refusal)
 
-    async def _isolate(self, flight: Flight) -> None:
-        """Find who spoils a refused batch by halves, and answer the others.
+    async def _isolate(self, batch: SentBatch) -> None:
+        """Find the pieces that spoil a refused batch by halves, and answer the others.
 
-        With one to blame, that takes a request for each halving, and one for all who were not in any of these.
+        With one such piece, that takes a request for each halving, and one for all that were not in any of these.
         """
-        bad, rest, finds_first = [flight.parts], list[Part](), True
+        bad, rest, finds_first = [batch.pieces], list[Piece[Waiter]](), True
         while bad:
-            parts = bad.pop()
-            first, second = parts[: len(parts) // 2], parts[len(parts) // 2 :]
+            pieces = bad.pop()
+            first, second = pieces[: len(pieces) // 2], pieces[len(pieces) // 2 :]
             if not first:
-                second[0].owner.ends(ByItself(isolated=True))
-            elif not await self._refuses(flight, first):
+                second[0].owner.finish(SendUnchanged(isolated=True))
+            elif not await self._refuses(batch, first):
                 bad.append(second)
             else:
                 bad.append(first)
                 if finds_first:
                     rest += second
-                elif await self._refuses(flight, second):
+                elif await self._refuses(batch, second):
                     bad.append(second)
             if not bad and rest:
                 finds_first = False
-                bad, rest = ([rest] if await self._refuses(flight, rest) else []), []
+                bad, rest = ([rest] if await self._refuses(batch, rest) else []), []
 
-    async def _refuses(self, flight: Flight, parts: list[Part]) -> bool:
-        """Whether a backend refuses these parts of a batch; else they are answered, or have failed."""
-        parts = [part for part in parts if part in self._of]  # those whose clients still wait
-        return bool(parts) and await self._refusal(replace(flight, parts=parts), self._clock()) is not None
+    async def _refuses(self, batch: SentBatch, pieces: list[Piece[Waiter]]) -> bool:
+        """Whether a backend refuses these pieces of a batch; else they are answered, or have failed."""
+        pieces = [piece for piece in pieces if piece in self._of]  # those whose clients still wait
+        return bool(pieces) and await self._refusal(SentBatch(batch.pending, pieces), self._clock()) is not None
 
-    async def _refusal(self, flight: Flight, started: float) -> Refused | None:
-        """Have the batch answered: what a backend says if it refuses what is asked, else None."""
-        request = self._request(flight)
+    async def _refusal(self, batch: SentBatch, started: float) -> BufferedResponse | None:
+        """Send a batch and hand out its answer; else what a backend says if it refuses the content."""
+        request = self._request(batch)
         record = Record(request.request_id, request.endpoint, started)
         try:
-            with Holding(self._memory) as holding, self._token_counts.counting(flight) as counting:
-                sink = Collected(most_bytes(flight.items), holding)
-                async with sink.filling():
-                    await self._dispatcher.dispatch(request, sink, record)
-                self._told(flight, record, started)
-                if sink.status != 200:
-                    return Refused(sink.status, sink.content_type, sink.headers, sink.body)
-                await self._answered(flight, sink.body, counting, record, started)
+            with Holding(self._memory) as holding, self._token_counts.counting(batch) as count:
+                response = BufferedResponse(most_bytes(batch.items), holding)
+                async with response.filling():
+                    await self._dispatch(request, response, record)
+                self._note(batch, record, started)
+                if response.status != 200:
+                    return response
+                await self._hand_out(batch, response.body, count, record, started)
         except GatewayError as error:
-            self._told(flight, record, started)
-            self._failed(flight, error)
+            self._note(batch, record, started)
+            self._fail(batch, error)
         except Exception as error:
             self._log.exception("internal_error", request_id=request.request_id, endpoint=request.endpoint)
-            self._failed(flight, InternalError(f"Internal error of the gateway ({type(error).__name__})."))
+            self._fail(batch, InternalError(f"Internal error of the gateway ({type(error).__name__})."))
         return None
 
-    def _failed(self, flight: Flight, error: GatewayError) -> None:
-        if isinstance(error, BackendError) and len(flight.parts) > 1:
+    def _fail(self, batch: SentBatch, error: GatewayError) -> None:
+        if isinstance(error, BackendError) and len(batch.pieces) > 1:
             error.answer = None  # its words may quote the inputs of others
-        for part in flight.parts:
-            part.owner.failed(error)
+        for piece in batch.pieces:
+            piece.owner.failed(error)
 
-    def _request(self, flight: Flight) -> InferenceRequest:
-        parts, key = flight.parts, flight.group.key
-        first: Member = parts[0].owner
-        request, inputs = first.request, first.inputs
-        if len(parts) == 1:
-            part, name = parts[0], request.request_id
-            items = inputs.items if first.whole else inputs.items[part.start : part.start + part.items]
-            headers = request.headers
-            if not first.whole:  # engines want a name for each request
-                name = f"{name[:112]}-{part.start}"
-                rest = headers.partition(b"\r\n")[2]
-                headers = b"x-request-id: %b\r\n%b" % (name.encode(), rest)
-        else:
+    def _request(self, batch: SentBatch) -> InferenceRequest:
+        pieces, first = batch.pieces, batch.pieces[0].owner
+        request, items = first.request, first.inputs.items
+        name, headers = request.request_id, request.headers
+        if len(pieces) > 1:
             name = self._new_id()
-            items = [item for part in parts for item in part.owner.inputs.items]
+            items = [item for piece in pieces for item in piece.owner.inputs.items]  # type: ignore[assignment]
             headers = b"x-request-id: %b\r\n" % name.encode()
-        body = body_of(key.template, items)
-        ask = self._ask(flight, len(body))
+        elif not first.whole:
+            start = pieces[0].start
+            name, headers = name_of_piece(request, str(start))
+            items = items[start : start + pieces[0].items]
+        body = body_of(batch.key.template, items)
+        demand = self._demand(batch, len(body))
         return InferenceRequest(
-            request.endpoint, Kind.POOL, request.method, request.target, ask, name, body=body, headers=headers
+            request.endpoint, Kind.POOL, request.method, request.target, demand, name, body=body, headers=headers
         )
 
-    def _ask(self, flight: Flight, size_bytes: int) -> Ask:
-        """How the batch stands in line: as its tenant, or as all of them together."""
-        key = flight.group.key
-        weights = {part.tenant: part.weight for part in flight.parts}
-        deadlines = [part.owner.request.ask.deadline_seconds for part in flight.parts]
+    def _demand(self, batch: SentBatch, size_bytes: int) -> Demand:
+        """The batch queues as its tenant, or as all of them together."""
+        weights = {piece.tenant: piece.weight for piece in batch.pieces}
+        deadlines = [piece.owner.request.demand.deadline_seconds for piece in batch.pieces]
         latest = max((at for at in deadlines if at is not None), default=None)
-        return Ask(
-            key.model,
-            sequences=flight.items,
+        return Demand(
+            batch.key.model,
+            sequences=batch.items,
             divisible=True,
             output_tokens=0,
             size_bytes=size_bytes,
             tenant=next(iter(weights)) if len(weights) == 1 else SEVERAL_TENANTS,
             weight=sum(weights.values()),
-            batch=key.batch,
+            batch=batch.key.batch,
             deadline_seconds=None if None in deadlines else latest,
         )
 
-    def _told(self, flight: Flight, record: Record, started: float) -> None:
-        for part in flight.parts:
-            part.owner.sent(record, started - part.joined_seconds)
+    def _note(self, batch: SentBatch, record: Record, started: float) -> None:
+        for piece in batch.pieces:
+            piece.owner.batch_ended(record, started - piece.joined_seconds)
 
-    async def _answered(
-        self, flight: Flight, body: bytes, counting: BatchCounting, record: Record, since: float
+    async def _hand_out(
+        self, batch: SentBatch, body: bytes, count: _Count | None, record: Record, since: float
     ) -> None:
-        parts, seconds = flight.parts, self._clock() - since - record.queue_seconds
-        vectors = read_vectors(body, flight.items)
-        flight.group.sizes.answer_came(flight.items, len(body))
-        are_ids, size_bytes = flight.group.key.are_ids, sum(part.size_bytes for part in parts)
-        tokens = min(vectors.prompt_tokens, most_prompt_tokens(flight.items, size_bytes))
-        flight.group.sizes.answered(flight.items, size_bytes, tokens, seconds, are_ids=are_ids)
-        weights = [part.tokens for part in parts]
-        counts = await counting.counts(tokens, record.backend)
+        pieces, seconds = batch.pieces, self._clock() - since - record.queue_seconds
+        vectors = read_vectors(body, batch.items)
+        batch.sizes.learn_answer_size(batch.items, len(body))
+        are_ids, size_bytes = batch.key.are_ids, batch.size_bytes
+        tokens = min(vectors.prompt_tokens, most_prompt_tokens(batch.items, size_bytes))
+        batch.sizes.answered(batch.items, size_bytes, tokens, seconds, are_ids=are_ids)
+        weights = [piece.tokens for piece in pieces]
+        counts = None
+        if count is not None:
+            counts = self._token_counts.checked(batch, await count, tokens, record.backend)
         if counts is not None:
-            vectors, weights = replace(vectors, counts=counts), sums_by_part(parts, counts)
-        exact = len(parts) == 1 or ((are_ids or counts is not None) and sum(weights) == tokens)
+            vectors, weights = replace(vectors, counts=counts), sums_by_piece(pieces, counts)
+        exact = len(pieces) == 1 or ((are_ids or counts is not None) and sum(weights) == tokens)
         offset = handed_out = 0
-        for part, share in zip(parts, shares(tokens, weights), strict=True):
-            part.owner.answered(part, vectors, offset, share, exact=exact)
-            offset += part.items
-            handed_out += part.items * len(body) // flight.items
+        for piece, share in zip(pieces, shares(tokens, weights), strict=True):
+            piece.owner.answered(piece, vectors, offset, share, exact=exact)
+            offset += piece.items
+            handed_out += piece.items * len(body) // batch.items
             if handed_out > _HANDED_OUT_BYTES:
                 handed_out = 0
                 await asyncio.sleep(0)
 
 
-_SECONDS = 10.0
-_MOST = 1024
+_QUARANTINE_SECONDS = 10.0
+_MOST_CLIENTS = 1024
 
 
-class Suspects:
-    """Who is kept apart, and until when."""
+class Quarantine:
+    """The clients whose requests spoiled a batch lately, and when that ends for each."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}  # soonest first
@@ -332,14 +317,12 @@ class Suspects:
         return len(self._until)
 
     def add(self, client: str, now: float) -> None:
-        """This client's request was refused after it had spoilt a batch."""
         self._until.pop(client, None)
-        if len(self._until) >= _MOST:
+        if len(self._until) >= _MOST_CLIENTS:
             del self._until[next(iter(self._until))]
-        self._until[client] = now + _SECONDS
+        self._until[client] = now + _QUARANTINE_SECONDS
 
-    def holds(self, client: str, now: float) -> bool:
-        """Whether this client is kept apart now."""
+    def has(self, client: str, now: float) -> bool:
         while self._until:
             first = next(iter(self._until))
             if self._until[first] > now:
@@ -349,7 +332,7 @@ class Suspects:
 
 
 def network_of(address: str) -> str:
-    """What stands for a client without a name: its address, or the /64 that IPv6 gives to each."""
+    """The address of a client without a name, or the /64 that IPv6 gives to each."""
     if ":" not in address:
         return address
     parsed = IPv6Address(address)

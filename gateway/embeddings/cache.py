@@ -18,7 +18,9 @@ import orjson
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
 from gateway.config import Config
-from gateway.embeddings.members import ByItself, Member, Outcome, Part, Refused, Served
+from gateway.embeddings.delivery import BufferedResponse
+from gateway.embeddings.fair_queue import Piece
+from gateway.embeddings.waiter import Outcome, SendUnchanged, Waiter
 from gateway.embeddings.wire import Vectors, is_sound, shares
 from gateway.observe.metrics import EmbeddingMetrics
 from gateway.observe.record import Record
@@ -35,7 +37,7 @@ _Cached = tuple[str, int, bool]  # vector in base64, tokens, whether these are e
 
 
 class ByteLru(Generic[Value]):
-    """A least-recently-used cache of `max_bytes` at most, in which each entry has a size."""
+    """A least-recently-used cache of at most `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -58,7 +60,7 @@ class ByteLru(Generic[Value]):
         return entry[1]
 
     def put(self, key: bytes, value: Value, size_bytes: int) -> None:
-        """Keep a value of this size, if it fits at all."""
+        """Keep a value of this size, unless it is larger than the cache."""
         size = size_bytes + ENTRY_BYTES
         old = self._entries.pop(key, None)
         if old is not None:
@@ -74,7 +76,7 @@ class ByteLru(Generic[Value]):
 
 
 class Revisions:
-    """Names the state of a model: its cards, and the restarts of its backends. No name comes back after a restart."""
+    """Identifies the state of a model: its cards, and the restarts of its backends. Each restart makes a new state."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -82,7 +84,7 @@ class Revisions:
         self._restarts: dict[Backend, int] = {}
 
     def restarted(self, backend: Backend) -> None:
-        """Another process answers there, maybe with other weights under the same names."""
+        """A new process may serve other weights under the same names."""
         self._restarts[backend] = self._restarts.get(backend, 0) + 1
 
     def of(self, model: str) -> bytes:
@@ -98,7 +100,7 @@ class Revisions:
 
 
 class EmbeddingCache:
-    """Owner of the embeddings that are kept. `is_on` says whether a model's are, `revision` names the model's state."""
+    """Owner of cached embeddings. `is_on`: whether a model is cached; `revision` identifies the model's state."""
 
     def __init__(
         self,
@@ -118,7 +120,7 @@ class EmbeddingCache:
         return f"<EmbeddingCache {self.entries!r}>"
 
     def find(self, model: str, inputs: EmbeddingInputs) -> "Lookup | None":
-        """Look all inputs up; None = this model's embeddings are not kept."""
+        """Look all inputs up; None = this model is not cached."""
         if not self._is_on(model):
             return None
         *keys, head_key = self._keys(model, inputs)
@@ -150,7 +152,7 @@ class EmbeddingCache:
             self.metrics.evictions.add((), self.entries.evictions - evictions)
 
     def _keys(self, model: str, inputs: EmbeddingInputs) -> Iterator[bytes]:
-        """A digest of each input with all that decides its vector; and last, one of the latter alone."""
+        """A digest of each input with all that decides its vector; and last, the key of the answer's other fields."""
         base = blake2b(key=self._secret, digest_size=_KEY_BYTES)
         for field in (inputs.template, self._revision(model), inputs.isolation.encode(), b"%d" % inputs.are_ids):
             base.update(b"%d:%b" % (len(field), field))
@@ -173,72 +175,66 @@ class Lookup:
     missing: list[int]
     document: dict[str, Any] | None  # the rest of the answer, if nothing is missing
 
-    def member(
+    def waiter(
         self, request: InferenceRequest, client: str, record: Record, now: float, tokens: Sequence[int]
-    ) -> "CachedMember":
+    ) -> "CachedWaiter":
         """Answer the request by way of the cache, and count its hits and misses. `tokens`: of each missing input."""
-        record.reused_inputs = len(self.cached)
+        record.reused(len(self.cached))
         for source, inputs in (("cached", len(self.cached)), ("computed", len(self.missing))):
             if inputs:
-                self.cache.metrics.inputs.add((request.ask.model, source), inputs)
-        return CachedMember(request, client, record, now, self, tokens)
+                self.cache.metrics.inputs.add((request.demand.model, source), inputs)
+        return CachedWaiter(request, client, record, now, self, tokens)
 
-    def completed(self, new: Served) -> Served:
+    def completed(self, new: Vectors) -> Vectors:
         """The whole answer, from one that holds the missing inputs only."""
         data: list[dict[str, Any]] = [{}] * len(self.keys)
         for place, entry in zip(self.missing, new.data, strict=True):
             data[place] = entry
-        tokens, exact = new.tokens, new.exact
+        tokens, exact = new.prompt_tokens, new.exact
         for place, (vector, its_tokens, is_exact) in self.cached.items():
             data[place] = {"index": place, "object": "embedding", "embedding": vector}
             tokens, exact = tokens + its_tokens, exact and is_exact
-        return Served(new.document, data, tokens, exact)
+        return Vectors(new.document, data, tokens, exact=exact)
 
 
-class CachedMember(Member):
+class CachedWaiter(Waiter):
     """A request that sends its missing inputs only, and adds their embeddings to the cache."""
 
     def __init__(
-        self,
-        request: InferenceRequest,
-        client: str,
-        record: Record,
-        now: float,
-        lookup: Lookup,
-        tokens: Sequence[int],
+        self, request: InferenceRequest, client: str, record: Record, now: float, lookup: Lookup, tokens: Sequence[int]
     ) -> None:
         super().__init__(request, lookup.inputs.only(lookup.missing), client, record, now)
         self._lookup = lookup
         self._tokens_of_each = tokens
 
     @property
-    def as_it_came(self) -> bool:
+    def sendable_unchanged(self) -> bool:
         """Never: the embeddings must be read."""
         return False
 
-    def answered(self, part: Part, vectors: Vectors, offset: int, tokens: int, *, exact: bool) -> None:
-        """One of its parts has its vectors, which begin at `offset`."""
-        lookup, within = self._lookup, slice(part.start, part.start + part.items)
-        came = slice(offset, offset + part.items)
+    def answered(self, piece: Piece[Waiter], vectors: Vectors, offset: int, tokens: int, *, exact: bool) -> None:
+        """One of its pieces has its vectors, which begin at `offset`."""
+        lookup, within = self._lookup, slice(piece.start, piece.start + piece.items)
+        came = slice(offset, offset + piece.items)
         counts = self._tokens_of_each[within] if self.inputs.are_ids else vectors.counts and vectors.counts[came]
-        one_by_one = exact and (part.items == 1 or (counts is not None and sum(counts) == tokens))
+        one_by_one = exact and (piece.items == 1 or (counts is not None and sum(counts) == tokens))
         each = shares(tokens, counts or self._tokens_of_each[within])
         lookup.cache.keep(lookup, within, vectors, came, each, exact=one_by_one)
-        super().answered(part, vectors, offset, tokens, exact=exact)
+        super().answered(piece, vectors, offset, tokens, exact=exact)
 
-    def ends(self, outcome: Outcome) -> None:
+    def finish(self, outcome: Outcome) -> None:
         """Complete an answer. A refusal of only some of its inputs: the request is sent as it came."""
-        if isinstance(outcome, Served):
+        if isinstance(outcome, Vectors):
             outcome = self._lookup.completed(outcome)
-        elif isinstance(outcome, Refused) and (self._lookup.cached or not self.whole):
-            outcome = ByItself(isolated=True)
-        super().ends(outcome)
+        elif isinstance(outcome, BufferedResponse) and (self._lookup.cached or not self.whole):
+            outcome = SendUnchanged(isolated=True)
+        super().finish(outcome)
 
 
 def cache_as_configured(
     config: Config, fleet: Fleet, metrics: EmbeddingMetrics, secret: bytes
 ) -> EmbeddingCache | None:
-    """The cache that the configuration asks for; None = none."""
+    """The configured cache; None if it is off."""
     if not config.embeddings.cache_bytes:
         return None
     revisions = Revisions(fleet)

@@ -1,22 +1,34 @@
-"""A backend's answer to a batch or piece, kept in memory within bounds, and a client's answer, sent piece by piece."""
+"""A backend's answer to a batch or piece, buffered within bounds, and a client's answer, sent in parts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from gateway.errors import GatewayError, MemoryFull, WrongAnswer
-from gateway.front.reply import JSON, Reply
+from gateway.request import Sink
 from gateway.resources import Holding
 
+_JSON = b"application/json"
 _WHOLE_BYTES = 1048576
 
 
-async def deliver(reply: Reply, pieces: Iterator[bytes], size_bytes: int) -> None:
-    """Write an answer of about this size. A long one is made as fast as the client takes it."""
+class ClientTarget(Sink, Protocol):
+    """The response to one client."""
+
+    @property
+    def address(self) -> str: ...
+
+    def add_headers(self, lines: bytes) -> None:
+        """Header lines of the response, also of an error."""
+
+
+async def deliver(reply: ClientTarget, pieces: Iterator[bytes], size_bytes: int) -> None:
+    """Write an answer of about this size. A long one is produced as fast as the client reads it."""
     if size_bytes <= _WHOLE_BYTES:
-        reply.send(200, JSON, b"", b"".join(pieces))
+        reply.send(200, _JSON, b"", b"".join(pieces))
         return
-    reply.begin(200, JSON, b"")
+    reply.begin(200, _JSON, b"")
     for piece in pieces:
         if reply.write(piece):
             await _room(reply)
@@ -25,30 +37,28 @@ async def deliver(reply: Reply, pieces: Iterator[bytes], size_bytes: int) -> Non
     reply.end()
 
 
-async def _room(reply: Reply) -> None:
+async def _room(reply: ClientTarget) -> None:
     room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def has_come() -> None:
         if not room.done():
             room.set_result(None)
 
-    reply.on_room = has_come
+    reply.when_writable(has_come)
     try:
         if reply.blocked:
             await room
     finally:
-        reply.on_room = None
+        reply.when_writable(None)
 
 
-class Collected:
-    """Keeps one whole answer of at most so many bytes, and takes them of the memory that `holding` reserves."""
+class BufferedResponse:
+    """Keeps one whole answer of at most `most_bytes`, in memory that `holding` reserves."""
 
     blocked = False
 
     def __init__(self, most_bytes: int, holding: Holding) -> None:
         self.begun = False
-        self.on_room: Callable[[], None] | None = None
-        self.extra = b""  # header lines for a client, of whom there are many here
         self.status = 0
         self.content_type = b""
         self.headers = b""
@@ -59,7 +69,7 @@ class Collected:
         self._filling: asyncio.Timeout | None = None
 
     def __repr__(self) -> str:
-        return f"<Collected {self.status}, {len(self._body)} of at most {self._most_bytes} bytes>"
+        return f"<BufferedResponse {self.status}, {len(self._body)} of at most {self._most_bytes} bytes>"
 
     @property
     def body(self) -> bytes:
@@ -67,7 +77,7 @@ class Collected:
 
     @asynccontextmanager
     async def filling(self) -> AsyncIterator[None]:
-        """Have the block fetch the answer, and abort it at the bound. Raises WrongAnswer or MemoryFull then."""
+        """Abort the block that fetches the answer at the bound. Raises WrongAnswer or MemoryFull then."""
         try:
             async with asyncio.timeout(None) as self._filling:
                 yield
@@ -82,18 +92,24 @@ class Collected:
         self.write(body)
 
     def begin(self, status: int, content_type: bytes, extra: bytes) -> None:
-        """The head of an answer whose length is not known."""
+        """The head of an answer of unknown length."""
         self.begun = True
         self.status, self.content_type, self.headers = status, content_type, extra
 
     def comment(self) -> None:
-        """Nobody waits for signs of life here."""
+        """Dropped: no client reads keep-alive comments here."""
 
     def write(self, data: bytes) -> bool:
-        """Body bytes. True = no more are taken."""
+        """Keep body bytes. True = no more are taken."""
         if self._error is None:
             self._keep(data)
         return self._error is not None
+
+    def when_writable(self, resume: Callable[[], None] | None) -> None:
+        """A full buffer ends the request: it is never writable again."""
+
+    def set_backend_headers(self, lines: bytes) -> None:
+        """The response to each client gets headers of its own."""
 
     def end(self) -> None: ...
 

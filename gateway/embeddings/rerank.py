@@ -6,18 +6,15 @@ Tenants take turns for a model's slots, and a quarter of the slots is kept for s
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from gateway.backends.fleet import Fleet
-from gateway.config import EmbeddingsConfig
-from gateway.dispatch import Dispatcher
-from gateway.embeddings.batching import Lane
-from gateway.embeddings.delivery import Collected, deliver
-from gateway.embeddings.members import Part, Waiting
+from gateway.embeddings.delivery import BufferedResponse, ClientTarget, deliver
+from gateway.embeddings.fair_queue import FairQueue, Piece
 from gateway.embeddings.rerank_wire import (
     Counting,
     Scores,
@@ -31,120 +28,108 @@ from gateway.embeddings.rerank_wire import (
     repeated_bytes,
     tokens_in,
 )
-from gateway.embeddings.sizes import BulkShares, ModelSizes
-from gateway.embeddings.wire import pieces
+from gateway.embeddings.services import PoolServices
+from gateway.embeddings.sizes import ModelSizes
+from gateway.embeddings.wire import name_of_piece
 from gateway.errors import BackendError, WrongAnswer
-from gateway.front.reply import Reply
-from gateway.observe.metrics import EmbeddingMetrics
 from gateway.observe.record import Record
-from gateway.relay.upstream import UpstreamResult
-from gateway.request import InferenceRequest, Pairs, Usage, most_prompt_tokens
-from gateway.resources import Holding, MemoryBudget
-from gateway.scheduling.backlog import Backlog
+from gateway.request import InferenceRequest, Pairs, UpstreamResult, Usage, most_prompt_tokens
+from gateway.resources import Holding
 
 
 class PieceTurns:
     """The pieces of one list: iterating gives each when its slots are taken; `ended` gives them back."""
 
-    def __init__(self, room: "PieceQueue", pieces: int) -> None:
-        self._room = room
-        self._due: asyncio.Queue[Part] = asyncio.Queue()
-        self._left = pieces
-        self._holds: set[Part] = set()
+    def __init__(self, queue: "PieceQueue", pieces: int) -> None:
+        self._queue = queue
+        self._due: asyncio.Queue[Piece[PieceTurns]] = asyncio.Queue()
+        self._pieces = pieces
+        self._holds: set[Piece[PieceTurns]] = set()
 
-    async def __aiter__(self) -> AsyncIterator[Part]:
-        while self._left:
-            self._left -= 1
+    async def __aiter__(self) -> "AsyncIterator[Piece[PieceTurns]]":
+        for _ in range(self._pieces):
             yield await self._due.get()
 
-    def come(self, part: Part) -> None:
-        """Its slots have been taken for it."""
-        self._holds.add(part)
-        self._due.put_nowait(part)
+    def begin(self, piece: "Piece[PieceTurns]") -> None:
+        """A piece has its slots and may be sent."""
+        self._holds.add(piece)
+        self._due.put_nowait(piece)
 
-    def ended(self, part: Part) -> None:
-        """A piece needs its slots no more. Safe to call again."""
-        if part in self._holds:
-            self._holds.remove(part)
-            self._room.give_back(part.items)
+    def ended(self, piece: "Piece[PieceTurns]") -> None:
+        """Return the slots of a piece. Safe to call again."""
+        if piece in self._holds:
+            self._holds.remove(piece)
+            self._queue.give_back(piece.items)
 
     def end(self) -> None:
-        """None of its pieces needs its slots any more."""
+        """Return the slots of all its pieces."""
         held, self._holds = self._holds, set()
         if held:
-            self._room.give_back(sum(part.items for part in held))
+            self._queue.give_back(sum(piece.items for piece in held))
 
 
 class PieceQueue:
-    """Owner of the pieces of one model that wait to be sent, or are under way.
+    """Owner of the pieces of one model that wait to be sent, or are in flight.
 
-    `follow` brings the sizes up to date. What engines may be given now counts, not what they could be given: a piece
-    that waits behind others of its own list must wait here, because `max_wait_seconds` does not count here.
+    `update` brings the sizes up to date. Slots count by the engines' limits of now, not by their caps: a piece that
+    waits behind others of its own list must wait here, because `max_wait_seconds` does not count here.
     """
 
-    def __init__(self, sizes: ModelSizes, clock: Callable[[], float], follow: Callable[[], None]) -> None:
+    def __init__(self, sizes: ModelSizes, update: Callable[[], None]) -> None:
         self._sizes = sizes
-        self._clock = clock
-        self._follow = follow
-        self._lane = Lane()
-
-    def __repr__(self) -> str:
-        return f"<PieceQueue {self._sizes.bulk!r}, {self._lane!r}>"
+        self._update = update
+        self._queue: FairQueue[PieceTurns] = FairQueue()
 
     @property
     def busy(self) -> int:
-        """Pieces that wait, and documents under way."""
-        return len(self._lane) + self._sizes.bulk.items
+        """Pieces that wait, and documents in flight."""
+        return len(self._queue) + self._sizes.bulk.items
 
     @property
     def next_items(self) -> int:
         """Documents of the piece that comes next; 0 if none waits."""
-        return self._lane.next_items
+        return self._queue.next_items
 
     @contextmanager
-    def turns(self, parts: Sequence[Part]) -> Iterator[PieceTurns]:
-        """Have the pieces of one list wait for their turns; with the block, all that they wait for or hold ends."""
-        turns, now = PieceTurns(self, len(parts)), self._clock()
-        for part in parts:
-            part.owner = turns
-            self._lane.join(part, now)
+    def turns(self, count: int, make: Callable[[PieceTurns], list[Piece[PieceTurns]]]) -> Iterator[PieceTurns]:
+        """Queue the pieces of one list. The end of the block removes them and returns their slots."""
+        turns = PieceTurns(self, count)
+        pieces = make(turns)
+        for piece in pieces:
+            self._queue.join(piece)
         try:
             self.look()
             yield turns
         finally:
-            for part in parts:
-                self._lane.leave(part)
+            for piece in pieces:
+                self._queue.leave(piece)
             turns.end()
             self.look_soon()
 
     def give_back(self, items: int) -> None:
-        self._sizes.bulk.give_back(items)  # which has all look
-
-    @property
-    def _share(self) -> int:
-        """Slots that pieces may take now."""
-        return self._sizes.total_limit - self._sizes.total_limit // 4
+        self._sizes.bulk.give_back(items)  # which makes all kinds look
 
     def look_soon(self) -> None:
-        """Look at the end of this turn of the loop, as others do: they would always be later."""
+        """Look at the end of this turn of the loop, as the coalescer does: else it would always be later."""
         asyncio.get_running_loop().call_soon(self.look)
 
     def look(self) -> None:
-        """Let those go for whom there is room now; one may always."""
-        sizes, lane = self._sizes, self._lane
-        if len(lane):
-            self._follow()
-        while len(lane) and sizes.bulk.may_take(lane.next_items, self._share):
-            for part in lane.take(1, 1):
-                sizes.bulk.take(part.items)
-                part.owner.come(part)
+        """Begin the pieces that slots are free for; one may always go."""
+        sizes, queue = self._sizes, self._queue
+        if queue:
+            self._update()
+        share = sizes.total_limit - sizes.total_limit // 4
+        while queue and sizes.bulk.may_take(queue.next_items, share):
+            [piece] = queue.take(1, 1)
+            sizes.bulk.take(piece.items)
+            piece.owner.begin(piece)
 
 
 Result = TypeVar("Result")
 
 
 class Tasks:
-    """Tasks, which may start others. Leaving the block waits for all; when one fails, the others are aborted."""
+    """Tasks, which may start others. The end of the block waits for all; when one fails, the others are aborted."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()
@@ -183,22 +168,37 @@ class Tasks:
 
 _MOST_PIECES = 256  # of one request
 _MOST_BYTES = 4  # times those of the request may go to the backends: each piece repeats the query
+_WORK = "lists of documents"  # in errors
 _NOTHING = Scores({}, [], 0, 0)  # until a piece is answered
 
 
 class _RefusedError(Exception):
-    """A backend refuses what a piece asks: the client is to hear that of its whole request."""
+    """A backend refuses a piece: the client should get the refusal of its whole request."""
 
 
-@dataclass(slots=True)
 class _Model:
-    """What is known of one model. `counting` is None until backends have told."""
+    """One model: its queue, and how it counts tokens."""
 
-    sizes: ModelSizes
-    room: PieceQueue
-    counting: Counting | None = None
-    tries: int = 0
-    trying: asyncio.Lock = field(default_factory=asyncio.Lock)
+    def __init__(self, sizes: ModelSizes, queue: PieceQueue) -> None:
+        self.sizes = sizes
+        self.queue = queue
+        self._counting: Counting | None = None  # until probes were answered
+        self._probes = 0
+        self._probing = asyncio.Lock()
+
+    def forget(self) -> None:
+        self._counting = None
+
+    async def counting(self, probe: Callable[[], Awaitable[Counting | None]]) -> Counting | None:
+        """How the model counts tokens, if a probe shows it. A request that waited for a failed probe sends none."""
+        probes = self._probes
+        async with self._probing:
+            if self._counting is None and self._probes == probes:
+                try:
+                    self._counting = await probe()
+                finally:
+                    self._probes += 1
+            return self._counting
 
 
 class _Job:
@@ -211,7 +211,6 @@ class _Job:
         record: Record,
         pieces: int,
         holding: Holding,
-        *,
         repeats_query: bool,
     ) -> None:
         self.request = request
@@ -219,134 +218,91 @@ class _Job:
         self.record = record
         self.holding = holding  # of what was answered
         self.repeats_query = repeats_query
-        self.unsent = pieces
-        self.waits: asyncio.Timeout | None = None  # until its first piece is sent
+        self._query_tokens = 0
         self.scores: list[Scores] = [_NOTHING] * pieces
-        self.query_tokens = 0  # if it is counted again
         self.backends: dict[str, None] = {}
 
-    def __repr__(self) -> str:
-        return f"<_Job {self.request.request_id}, {self.unsent} pieces not sent>"
+    @property
+    def tokens(self) -> int:
+        """The tokens of the whole request, with a repeated query counted once."""
+        repeated = (len(self.scores) - 1) * self._query_tokens
+        return max(0, sum(scores.prompt_tokens for scores in self.scores) - repeated)
 
-    def sent(self) -> None:
-        """One of its pieces has its turn: with the first its time to wait for that is over."""
-        self.unsent -= 1
-        if self.waits is not None and not self.waits.expired():
-            self.waits.reschedule(None)
+    def query_counted(self, tokens: int) -> None:
+        self._query_tokens = tokens
 
-    def told(self, record: Record, waited_seconds: float) -> None:
-        """What is known of one of its pieces, however it ended."""
-        own = self.record
+    def piece_ended(self, record: Record, waited_seconds: float) -> None:
+        """Note what is known of one of its pieces, however it ended."""
         if record.backend:
             self.backends[record.backend] = None
-            own.backend = own.backend or record.backend
-        own.attempts = max(own.attempts, record.attempts)
-        own.queue_seconds = max(own.queue_seconds, waited_seconds + record.queue_seconds)
-        if own.first_byte_seconds is None:
-            own.first_byte_seconds = record.first_byte_seconds
+        self.record.merge(record, waited_seconds)
 
 
-class Spreader:
-    """Answers rerank and score requests. Owner of those that are in pieces.
+class RerankSplitter:
+    """Answers rerank and score requests. Owner of those that are in pieces."""
 
-    `retry_after` tells when one who is refused may come again.
-    """
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        dispatcher: Dispatcher,
-        config: EmbeddingsConfig,
-        backlog: Backlog,
-        max_wait_seconds: float,
-        metrics: EmbeddingMetrics,
-        clock: Callable[[], float],
-        *,
-        retry_after: Callable[[str], float],
-        memory: MemoryBudget,
-        bulk: BulkShares,
-        response_headers: bool,
-    ) -> None:
-        self._fleet = fleet
-        self._dispatcher = dispatcher
-        self._config = config
-        self._metrics = metrics
-        self._clock = clock
-        self._memory = memory
-        self._response_headers = response_headers
-        self._bulk = bulk
+    def __init__(self, services: PoolServices) -> None:
+        self._services = services
+        self._clock = services.clock
+        self._waitlist = services.waitlist
         self._models: dict[str, _Model] = {}
-        self._waiting: Waiting[_Job] = Waiting(  # those of whom not every piece is sent
-            backlog, max_wait_seconds, retry_after, "lists of documents"
-        )
 
     def __repr__(self) -> str:
-        return f"<Spreader {len(self._waiting)} requests waiting, {self.busy} in all>"
+        return f"<RerankSplitter {len(self._waitlist)} requests waiting, {self.busy} in all>"
 
     @property
     def busy(self) -> int:
-        """Requests, pieces and documents that are there; nothing, when all is at rest."""
-        return len(self._waiting) + sum(model.room.busy for model in self._models.values())
+        """Requests, pieces and documents; 0 when the splitter is at rest."""
+        return len(self._waitlist) + sum(model.queue.busy for model in self._models.values())
 
     def forget(self) -> None:
-        """Backends may serve other models under the same names."""
+        """Probe all models again: backends may serve other ones under the same names."""
         for model in self._models.values():
-            model.counting = None
+            model.forget()
 
-    async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
+    async def dispatch(self, request: InferenceRequest, reply: ClientTarget, record: Record) -> UpstreamResult:
         """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with `pairs`."""
         pairs = request.pairs
         assert pairs is not None
-        if self._fleet.candidates(request.ask.model) and not request.explains:
-            model = self._model(request.ask.model)
-            parts = self._parts(request, pairs, model.sizes)
-            counting = await self._counting_of(request, pairs, model) if parts else None
+        if self._services.fleet.candidates(request.demand.model) and not request.explains:
+            model = self._model(request.demand.model)
+            tokens = model.sizes.tokens_of_texts(pairs.sizes_bytes)
+            ranges = self._ranges(request, pairs, model.sizes, tokens)
+            counting = await model.counting(partial(self._probe, request, pairs)) if ranges else None
             if counting is Counting.PAIRS or counting is Counting.QUERY_ONCE:
                 again = counting is Counting.QUERY_ONCE and pairs.share_query
-                with Holding(self._memory) as holding:
-                    job = _Job(request, pairs, record, len(parts), holding, repeats_query=again)
+                with Holding(self._services.memory) as holding:
+                    job = _Job(request, pairs, record, len(ranges), holding, again)
                     try:
-                        await self._collect(job, model, parts)
+                        await self._collect(job, model, ranges, tokens)
                     except _RefusedError:
-                        record.attempts = 0
+                        record.restarted(record.queue_seconds)
                     else:
                         return await self._deliver(job, reply)
-        return await self._dispatcher.dispatch(request, reply, record)
+        return await self._services.dispatch(request, reply, record)
 
     # What is known of a model.
 
     def _model(self, name: str) -> _Model:
         model = self._models.get(name)
         if model is None:
-            sizes = ModelSizes(self._bulk.of(name).joined(lambda: room.next_items, lambda: room.look_soon()))
-            room = PieceQueue(sizes, self._clock, lambda: self._follow(name, sizes))
-            model = self._models[name] = _Model(sizes, room)
-        self._follow(name, model.sizes)
+            sizes = self._services.new_sizes(name, lambda: queue.next_items, lambda: queue.look_soon())
+            queue = PieceQueue(sizes, lambda: self._update(name, sizes))
+            model = self._models[name] = _Model(sizes, queue)
+        self._update(name, model.sizes)
         return model
 
-    def _follow(self, name: str, sizes: ModelSizes) -> None:
-        if engines := self._fleet.candidates(name):
-            sizes.learn_engines(name, engines, self._fleet.serving(name) or ())
+    def _update(self, name: str, sizes: ModelSizes) -> None:
+        self._services.update(name, sizes, self._services.fleet.candidates(name))
 
-    async def _counting_of(self, request: InferenceRequest, pairs: Pairs, model: _Model) -> Counting | None:
-        """How the model counts, if backends tell. Who waits while others ask in vain does not ask again."""
-        tries = model.tries
-        async with model.trying:
-            if model.counting is None and model.tries == tries:
-                try:
-                    model.counting = await self._probed(request, pairs)
-                finally:
-                    model.tries += 1
-            return model.counting
-
-    async def _probed(self, request: InferenceRequest, pairs: Pairs) -> Counting | None:
-        """How the model counts; None if backends fail or refuse to tell."""
+    async def _probe(self, request: InferenceRequest, pairs: Pairs) -> Counting | None:
+        """None if backends fail or refuse the probes."""
         try:
-            with Holding(self._memory) as holding:
+            with Holding(self._services.memory) as holding:
                 async with Tasks() as tasks:
                     answers = [
                         tasks.start(self._send(request, holding, body, f"probe-{count}", count))
-                        for count, body in enumerate(probes(request.ask.model, pairs), 1)
+                        for count, body in enumerate(probes(request.demand.model, pairs), 1)
                     ]
             return counting_of(*(tokens_in(answer.result()) for answer in answers))
         except WrongAnswer:
@@ -356,71 +312,61 @@ class Spreader:
 
     # The pieces.
 
-    def _parts(self, request: InferenceRequest, pairs: Pairs, sizes: ModelSizes) -> list[Part]:
-        """The pieces of a request; one or none, if it is to be sent as it came."""
-        config, ask, bytes_of = self._config, request.ask, pairs.sizes_bytes
-        tokens = sizes.tokens_of_texts(bytes_of)
-        ranges = pieces(tokens, min(config.max_batch_items, sizes.cap), config.max_batch_tokens)
-        if len(ranges) > 1:
-            most = sizes.piece_items(config.max_batch_items)
-            ranges = pieces(tokens, most, config.max_batch_tokens, sizes.replicas)
+    def _ranges(self, request: InferenceRequest, pairs: Pairs, sizes: ModelSizes, tokens: list[int]) -> list[range]:
+        """The pieces of a request; none, if it is to be sent as it came."""
+        config = self._services.config
+        ranges = self._services.cut(tokens, sizes, config.max_batch_items)
         if not 1 < len(ranges) <= _MOST_PIECES:
             return []
         repeated = repeated_bytes(pairs)
         fills_a_piece = sizes.tokens_of_texts([repeated])[0] >= config.max_batch_tokens
-        if fills_a_piece or len(ranges) * repeated > _MOST_BYTES * ask.size_bytes:
+        if fills_a_piece or len(ranges) * repeated > _MOST_BYTES * request.demand.size_bytes:
             return []
-        return [
-            Part(
-                None, each.start, len(each), sum(tokens[each.start : each.stop]),
-                sum(bytes_of[each.start : each.stop]), ask.tenant, ask.weight, alone=True,
-            )
-            for each in ranges
-        ]  # fmt: skip
+        return ranges
 
-    async def _collect(self, job: _Job, model: _Model, parts: list[Part]) -> None:
-        """Have all pieces answered. Raises _RefusedError if a backend refuses what one of them asks."""
-        name, started = job.request.ask.model, self._clock()
-        if model.room.busy:
-            self._waiting.refuse_if_full(job.request)
-        self._metrics.splits.add((name,))
-        self._waiting.join(job, job.request)
-        try:
-            async with self._waiting.in_time(job.request, started) as job.waits:
-                with model.room.turns(parts) as turns:
-                    async with Tasks() as tasks:
-                        tasks.start(self._pieces(job, model, turns, tasks))
-        finally:
-            self._waiting.leave(job)
+    async def _collect(self, job: _Job, model: _Model, ranges: list[range], tokens: list[int]) -> None:
+        """Have all pieces answered. Raises _RefusedError if a backend refuses one of them."""
+        services, request, started = self._services, job.request, self._clock()
+        if model.queue.busy:
+            self._waitlist.refuse_if_full(request, _WORK)
+        services.metrics.splits.add((request.demand.model,))
+        make = partial(services.pieces_of, request.demand, ranges, tokens, job.pairs.sizes_bytes)
+        async with self._waitlist.place(job, request, started, _WORK) as timeout:
+            with model.queue.turns(len(ranges), make) as turns:
+                async with Tasks() as tasks:
+                    tasks.start(self._pieces(job, model, turns, tasks, timeout))
 
-    async def _pieces(self, job: _Job, model: _Model, turns: PieceTurns, tasks: Tasks) -> None:
+    async def _pieces(
+        self, job: _Job, model: _Model, turns: PieceTurns, tasks: Tasks, timeout: asyncio.Timeout
+    ) -> None:
         """Begin each piece when it is its turn, and one a turn of the loop: each writes a body."""
         if job.repeats_query:
             tasks.start(self._query(job))
         number = 0
-        async for part in turns:
-            job.sent()
-            if not job.unsent:
-                self._waiting.leave(job)
-            tasks.start(self._piece(job, model, turns, number, part))
+        async for piece in turns:
+            if not timeout.expired():
+                timeout.reschedule(None)  # with the first piece, the wait is over
+            tasks.start(self._piece(job, model, turns, number, piece))
             number += 1
+            if number == len(job.scores):
+                self._waitlist.leave(job)
             await asyncio.sleep(0)
 
-    async def _piece(self, job: _Job, model: _Model, turns: PieceTurns, number: int, part: Part) -> None:
-        documents, started = range(part.start, part.start + part.items), self._clock()
-        body, name = body_of(job.pairs, documents), str(part.start)
-        waited = started - part.joined_seconds
-        answer = await self._send(job.request, job.holding, body, name, part.items, job, waited)
-        turns.ended(part)
+    async def _piece(self, job: _Job, model: _Model, turns: PieceTurns, number: int, piece: Piece[PieceTurns]) -> None:
+        documents, started = range(piece.start, piece.start + piece.items), self._clock()
+        body, name = body_of(job.pairs, documents), str(piece.start)
+        waited = started - piece.joined_seconds
+        answer = await self._send(job.request, job.holding, body, name, piece.items, job, waited)
+        turns.ended(piece)
         seconds = self._clock() - started
         scores = job.scores[number] = read_scores(answer, job.pairs, documents)
-        model.sizes.answered(part.items, part.size_bytes, scores.prompt_tokens, seconds, are_ids=False)
+        model.sizes.answered(piece.items, piece.size_bytes, scores.prompt_tokens, seconds, are_ids=False)
 
     async def _query(self, job: _Job) -> None:
-        """The tokens of the query: scored against itself, it has twice as many."""
+        """Count the tokens of the query: scored against itself, it has twice as many."""
         body = query_body(job.pairs)
         answer = await self._send(job.request, job.holding, body, "query", 1, job)
-        job.query_tokens = min(tokens_in(answer), most_prompt_tokens(1, len(body))) // 2
+        job.query_counted(min(tokens_in(answer), most_prompt_tokens(1, len(body))) // 2)
 
     async def _send(
         self,
@@ -432,38 +378,29 @@ class Spreader:
         job: _Job | None = None,
         waited_seconds: float = 0.0,
     ) -> bytes:
-        """What a backend answers to a part of the request. `name` tells it from the others."""
-        sink = Collected(most_bytes(sequences, len(body)), holding)
-        name = f"{request.request_id[:112]}-{name}"  # engines want a name for each
+        """Send a piece of the request. `name` is added to its request id."""
+        response = BufferedResponse(most_bytes(sequences, len(body)), holding)
+        name, headers = name_of_piece(request, name)
         record = Record(name, request.endpoint, self._clock())
-        part = replace(
-            request,
-            ask=replace(request.ask, sequences=sequences, size_bytes=len(body)),
-            request_id=name,
-            body=body,
-            headers=b"x-request-id: %b\r\n%b" % (name.encode(), request.headers.partition(b"\r\n")[2]),
-            pairs=None,
-        )
+        demand = replace(request.demand, sequences=sequences, size_bytes=len(body))
+        piece = replace(request, demand=demand, request_id=name, body=body, headers=headers, pairs=None)
         try:
-            async with sink.filling():
-                await self._dispatcher.dispatch(part, sink, record)
+            async with response.filling():
+                await self._services.dispatch(piece, response, record)
         finally:
             if job is not None:
-                job.told(record, waited_seconds)
-        if sink.status != 200:
+                job.piece_ended(record, waited_seconds)
+        if response.status != 200:
             raise _RefusedError
-        return sink.body
+        return response.body
 
-    async def _deliver(self, job: _Job, reply: Reply) -> UpstreamResult:
+    async def _deliver(self, job: _Job, reply: ClientTarget) -> UpstreamResult:
         record = job.record
-        if self._response_headers:
-            reply.extra = (
-                f"x-gateway-backend: {','.join(job.backends)}\r\n"
-                f"x-gateway-queue-ms: {record.queue_seconds * 1000:.0f}\r\n"
-                "x-gateway-prefix-tokens: 0\r\nx-gateway-usage: exact\r\n"
-            ).encode()
-        tokens = sum(part.prompt_tokens for part in job.scores) - (len(job.scores) - 1) * job.query_tokens
-        record.prompt_tokens = tokens = max(0, tokens)
+        reply.set_backend_headers(
+            self._services.headers(job.backends, record.queue_seconds, "x-gateway-usage: exact\r\n")
+        )
+        tokens = job.tokens
+        record.counted(tokens)
         written = answer_pieces(job.request.request_id, job.pairs, job.scores, tokens)
-        await deliver(reply, written, sum(part.size_bytes for part in job.scores))
+        await deliver(reply, written, sum(scores.size_bytes for scores in job.scores))
         return UpstreamResult(200, Usage(tokens, 0), record.first_byte_seconds)

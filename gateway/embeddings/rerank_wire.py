@@ -1,4 +1,4 @@
-"""Rerank and score requests on the wire: which may be cut, how their tokens count, reading and writing answers.
+"""Wire format of rerank and score requests: which may be cut, how tokens count, reading and writing answers.
 
 A request may be cut if each of its fields acts on each document by itself. Any other request is sent on as it is.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from gateway.embeddings.wire import common_fields, parse_answer
+from gateway.embeddings.wire import answer_frame, common_fields, parse_answer, prompt_tokens_of, text_bytes
 from gateway.errors import WrongAnswer
 from gateway.request import Pairs, most_prompt_tokens
 
@@ -38,7 +38,7 @@ _SCORE = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), 
 
 
 def pairs_of(endpoint: str, document: dict[str, Any], model: str) -> Pairs | None:
-    """The pairs of a rerank or score request of several documents, if it may be cut between any two; else None.
+    """The pairs of a rerank or score request, if its list of documents may be cut anywhere; else None.
 
     `model` is the name that backends use.
     """
@@ -54,15 +54,15 @@ def pairs_of(endpoint: str, document: dict[str, Any], model: str) -> Pairs | Non
     fields = common_fields(document, _COMMON, (*names, "top_n") if ranks else names)
     if fields is None:
         return None
-    partners = list(map(_size, [queries] if type(queries) is str else queries))
+    partners = list(map(text_bytes, [queries] if type(queries) is str else queries))
     if len(partners) == 1:
         partners *= len(documents)  # measured once: a client chooses the length of both
-    sizes = [a + b for a, b in zip(partners, map(_size, documents), strict=True)]
+    sizes = [a + b for a, b in zip(partners, map(text_bytes, documents), strict=True)]
     return Pairs(names, queries, documents, sizes, fields | {"model": model}, ranks, top_n)
 
 
 def body_of(pairs: Pairs, part: range) -> bytes:
-    """The body that asks for these documents alone. What is not among the best of a part is not among those of all."""
+    """The body for these documents alone. A document not in the top n of a part is not in the top n of all."""
     queries = pairs.queries if pairs.share_query else pairs.queries[part.start : part.stop]
     asked = pairs.fields | dict(zip(pairs.names, (queries, pairs.documents[part.start : part.stop]), strict=True))
     wanted = wanted_of(pairs, len(part))
@@ -70,7 +70,7 @@ def body_of(pairs: Pairs, part: range) -> bytes:
 
 
 def scored_bytes(document: dict[str, Any], size_bytes: int, documents: int) -> int:
-    """About how many bytes a model scores: most models read the one query again with each document."""
+    """The approximate bytes that a model scores: most models read the query again with each document."""
     for name, _ in _RERANK + _SCORE:
         query = document.get(name)
         if type(query) is list and len(query) == 1:
@@ -81,17 +81,17 @@ def scored_bytes(document: dict[str, Any], size_bytes: int, documents: int) -> i
 
 
 def repeated_bytes(pairs: Pairs) -> int:
-    """What the body of each piece repeats: everything but documents, and but queries that are one for each."""
+    """The size of what the body of each piece repeats: all fields, without documents and their own queries."""
     return len(body_of(pairs, range(0)))
 
 
 def wanted_of(pairs: Pairs, documents: int) -> int:
-    """How many of so many documents are to be answered."""
+    """The number of results for this number of documents."""
     return pairs.top_n if 0 < pairs.top_n < documents else documents
 
 
 def query_body(pairs: Pairs) -> bytes:
-    """The body that asks for the query scored against itself, cut short by the rules for queries on both sides."""
+    """The body that scores the query against itself, truncated by the rules for queries on both sides."""
     fields = {name: value for name, value in pairs.fields.items() if name != "max_tokens_per_doc"}
     if "max_tokens_per_query" in fields:
         fields["max_tokens_per_doc"] = fields["max_tokens_per_query"]
@@ -103,12 +103,8 @@ def _are_texts(value: Any) -> bool:
     return type(value) is list and set(map(type, value)) == {str}
 
 
-def _size(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
-
-
 class Counting(StrEnum):
-    """What a model has to be given for several documents."""
+    """What a model reads to score several documents."""
 
     PAIRS = "pairs"  # query and document together, for each document: cross-encoders
     QUERY_ONCE = "query_once"  # the query once, and each document: embeddings that are compared afterwards
@@ -116,7 +112,7 @@ class Counting(StrEnum):
 
 
 def probes(model: str, pairs: Pairs) -> tuple[bytes, bytes]:
-    """Bodies that ask for a text against itself, once and twice, in the form that these pairs have."""
+    """Bodies that score a text against itself, once and twice, in the form that these pairs have."""
     once, twice = (
         orjson.dumps({"model": model, pairs.names[0]: "x", pairs.names[1]: ["x"] * count}) for count in (1, 2)
     )
@@ -124,7 +120,7 @@ def probes(model: str, pairs: Pairs) -> tuple[bytes, bytes]:
 
 
 def counting_of(once_tokens: int, twice_tokens: int) -> Counting:
-    """What the tokens of the two probes tell."""
+    """What the tokens of the two probes show."""
     if twice_tokens == 2 * once_tokens:
         return Counting.PAIRS
     if 2 * twice_tokens == 3 * once_tokens:
@@ -141,21 +137,21 @@ _REST_BYTES = 1048576
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What a backend answered of some documents: entries in the order of the client's answer, by the client's count."""
+    """The scores of some documents, with the order and indexes of the client's answer."""
 
-    document: dict[str, Any]  # the answer, with nothing where its entries were
+    document: dict[str, Any]  # the answer without its entries
     entries: list[dict[str, Any]]
     prompt_tokens: int
     size_bytes: int
 
 
 def most_bytes(documents: int, size_bytes: int) -> int:
-    """Bytes that the answer to so many documents of this size may have: it may repeat them."""
+    """The maximum size of an answer to these documents, which it may repeat."""
     return min(_MOST_BYTES, _REST_BYTES + documents * _ENTRY_BYTES + _ESCAPED * size_bytes)
 
 
 def read_scores(body: bytes, pairs: Pairs, part: range) -> Scores:
-    """An answer that holds the scores of this part of the documents. Raises WrongAnswer for any other."""
+    """Raises WrongAnswer unless the answer has the scores of this part of the documents."""
     texts = pairs.documents[part.start : part.stop]
     marks = ((b"{", 8), (b"[", 8), (b",", 64))
     most = {mark: each * len(texts) + 64 + sum(text.count(mark.decode()) for text in texts) for mark, each in marks}
@@ -177,34 +173,29 @@ def read_scores(body: bytes, pairs: Pairs, part: range) -> Scores:
         seen.add(index)
         entry["index"] = part.start + index
     size_bytes = sum(pairs.sizes_bytes[part.start : part.stop])
-    tokens = min(_tokens_of(document), most_prompt_tokens(len(part), size_bytes))
+    tokens = min(prompt_tokens_of(document), most_prompt_tokens(len(part), size_bytes))
     given.sort(key=lambda entry: (-entry[score_name] if pairs.ranks else 0, entry["index"]))
     return Scores({**document, _list_of(pairs): None}, given, tokens, len(body))
 
 
 def tokens_in(body: bytes) -> int:
-    """The tokens that an answer to some pair tells of. Raises WrongAnswer."""
-    return _tokens_of(parse_answer(body, {b"{": 64, b"[": 64, b",": 1024}))
+    """The tokens that an answer to one pair reports. Raises WrongAnswer."""
+    return prompt_tokens_of(parse_answer(body, {b"{": 64, b"[": 64, b",": 1024}))
 
 
 def answer_pieces(request_id: str, pairs: Pairs, parts: list[Scores], tokens: int) -> Iterator[bytes]:
-    """The answer to the client, as one backend would have written it. `parts` are in the order of the documents."""
+    """The answer as one backend would have written it. `parts` are in the order of the documents."""
     entries = list(chain.from_iterable(part.entries for part in parts))
     if pairs.ranks:
         name = _score_of(pairs)
-        entries.sort(key=lambda entry: -entry[name])  # stable, as vLLM's: of equals the first document comes first
+        entries.sort(key=lambda entry: -entry[name])  # stable, as in vLLM: equal scores stay in order
     del entries[wanted_of(pairs, len(entries)) if pairs.ranks else len(entries) :]
-    document = parts[0].document
-    usage = {**document["usage"], "prompt_tokens": tokens, "total_tokens": tokens}
-    whole = {"id": None, **document} | {"id": f"score-{request_id}", "usage": usage}
-    names = list(whole)
-    place = names.index(_list_of(pairs))
-    before, after = ({name: whole[name] for name in part} for part in (names[:place], names[place + 1 :]))
-    yield b'%b,"%b":[' % (orjson.dumps(before)[:-1], names[place].encode())
+    before, after = answer_frame(parts[0].document, f"score-{request_id}", _list_of(pairs), tokens)
+    yield before
     for start in range(0, len(entries), _ENTRIES_AT_ONCE):
         written = orjson.dumps(entries[start : start + _ENTRIES_AT_ONCE])[1:-1]
         yield b"," + written if start else written
-    yield b"]," + orjson.dumps(after)[1:] if after else b"]}"
+    yield after
 
 
 def _list_of(pairs: Pairs) -> str:
@@ -213,11 +204,3 @@ def _list_of(pairs: Pairs) -> str:
 
 def _score_of(pairs: Pairs) -> str:
     return "relevance_score" if pairs.ranks else "score"
-
-
-def _tokens_of(document: Any) -> int:
-    usage = document.get("usage") if type(document) is dict else None
-    tokens = usage.get("prompt_tokens") if type(usage) is dict else None
-    if type(tokens) is not int or tokens < 0:
-        raise WrongAnswer("The backend's response reports no token usage.")
-    return tokens

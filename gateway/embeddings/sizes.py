@@ -1,4 +1,4 @@
-"""What is known of a model's embeddings: backends, tokens of its texts, seconds of its batches, slots for long lists.
+"""Estimates for a model: its backends, tokens of texts, seconds of batches; and the slots of long lists.
 
 Seconds are fitted by a line through recent measurements, y = a * u + b * v, by least squares that forget.
 """
@@ -13,7 +13,7 @@ _MEMORY = 64.0  # measurements
 
 
 class LinearFit:
-    """Learns two coefficients, neither below zero, from pairs of amounts and what they came to together.
+    """Fits two coefficients, neither below zero, to pairs of amounts and their totals.
 
     Starts from a guess that counts as one measurement at each of two points, so that it is never without an answer.
     """
@@ -41,7 +41,7 @@ class LinearFit:
             if a >= 0 and b >= 0:
                 return a, b
             return (0.0, self._vy / self._vv) if a < b else (self._uy / self._uu, 0.0)
-        total = self._uu + self._vv  # everything lies on one line through the origin: both share what it came to
+        total = self._uu + self._vv  # all points are on one line through the origin: both get the same coefficient
         shared = (self._uy + self._vy) / (total + 2 * self._uv)
         return shared, shared
 
@@ -51,21 +51,28 @@ class LinearFit:
 
 
 class BulkSlots:
-    """One model's slots that long lists have taken."""
+    """The slots of one model that long lists have taken. Kinds of lists take them by a `BulkTaker` each."""
 
     def __init__(self) -> None:
         self.taken_items = 0
         self._takers: list[BulkTaker] = []
         self._last: BulkTaker | None = None
 
-    def __repr__(self) -> str:
-        return f"<BulkSlots {self.taken_items} taken by {len(self._takers)} kinds>"
-
-    def joined(self, next_items: Callable[[], int], look: Callable[[], None]) -> "BulkTaker":
-        """One more kind of lists. `next_items`: slots for which it waits; `look` is called when slots come free."""
+    def add(self, next_items: Callable[[], int], look: Callable[[], None]) -> "BulkTaker":
+        """One more kind of lists. `next_items`: slots that it waits for; `look` is called when slots come free."""
         taker = BulkTaker(self, next_items, look)
         self._takers.append(taker)
         return taker
+
+    def left(self, taker: "BulkTaker", share_items: int) -> int | None:
+        """Slots of such a share that a kind may take now; None = any number, because none is taken.
+
+        The kind that took slots last leaves some to the others that wait.
+        """
+        if not self.taken_items:
+            return None
+        others = sum(other.next_items() for other in self._takers if other is not taker) if self._last is taker else 0
+        return share_items - self.taken_items - others
 
     def taken(self, by: "BulkTaker", items: int) -> None:
         self.taken_items += items
@@ -74,18 +81,12 @@ class BulkSlots:
     def given_back(self, by: "BulkTaker", items: int) -> None:
         """Slots come free: the others look first."""
         self.taken_items -= items
-        for taker in self._takers:
-            if taker is not by:
-                taker.look()
-        by.look()
-
-    def kept_from(self, taker: "BulkTaker") -> int:
-        """Slots that are left to others that wait, because it is their turn."""
-        return sum(other.next_items() for other in self._takers if other is not taker) if self._last is taker else 0
+        for taker in sorted(self._takers, key=lambda taker: taker is by):
+            taker.look()
 
 
 class BulkTaker:
-    """What one kind of lists takes of them."""
+    """The slots that one kind of lists has taken."""
 
     def __init__(self, slots: BulkSlots, next_items: Callable[[], int], look: Callable[[], None]) -> None:
         self.items = 0
@@ -93,16 +94,10 @@ class BulkTaker:
         self.look = look
         self._slots = slots
 
-    def __repr__(self) -> str:
-        return f"<BulkTaker {self.items} of {self._slots!r}>"
-
     def left(self, share_items: int) -> int | None:
-        """How much of such a share may be taken now; None = any amount, because nothing is taken."""
-        slots = self._slots
-        return share_items - slots.taken_items - slots.kept_from(self) if slots.taken_items else None
+        return self._slots.left(self, share_items)
 
     def may_take(self, items: int, share_items: int) -> bool:
-        """Whether so many may be taken now."""
         left = self.left(share_items)
         return left is None or items <= left
 
@@ -115,27 +110,16 @@ class BulkTaker:
         self._slots.given_back(self, items)
 
 
-class BulkShares:
-    """Owner of the slots that long lists have taken of each model."""
-
-    def __init__(self) -> None:
-        self._models: dict[str, BulkSlots] = {}
-
-    def of(self, model: str) -> BulkSlots:
-        """Those of a model that is served."""
-        return self._models.setdefault(model, BulkSlots())
-
-
 _SLOTS_A_REPLICA = 4  # batches: some that the engine works on, and some that its API server reads or writes
 _NEAR_THE_LIMIT = 0.8  # of the context: an estimate above this may be a text that is refused
 _FEWEST_ITEMS = 8
 _ANSWER_BYTES = 8388608  # of a batch: a longer one takes too long to parse
-_ITEM_ANSWER_BYTES = 86016  # until an answer has told: 4,096 numbers, as text
+_ITEM_ANSWER_BYTES = 86016  # until the first answer: 4,096 numbers, as text
 _FORGETS = 0.9
 
 
 class ModelSizes:
-    """One model. Guesses until answers have taught better."""
+    """The estimates for one model: defaults until answers arrive."""
 
     def __init__(self, bulk: BulkTaker) -> None:
         self.bulk = bulk  # slots that long lists have taken
@@ -150,7 +134,7 @@ class ModelSizes:
         self._seconds = LinearFit(0.003, 0.0003, 1.0, 8.0)  # of a batch: for itself, and for each item
 
     def learn_engines(self, model: str, engines: Sequence[Engine], backends: Iterable[Backend]) -> None:
-        """The engines that serve it now; at least one."""
+        """`engines`: those that serve it now; at least one."""
         caps = [engine.cap for engine in engines]
         self.replicas, self.cap, self.total_cap = len(caps), min(caps), sum(caps)
         limits = [engine.slots for engine in engines]
@@ -170,7 +154,7 @@ class ModelSizes:
 
     @property
     def bulk_share(self) -> int:
-        """Items of long lists that may be in flight: a quarter of the slots is kept for short ones."""
+        """Items of long lists that may be in flight: a quarter of the slots is reserved for short requests."""
         return self.total_cap - self.total_cap // 4
 
     def most_items(self, max_items: int) -> int:
@@ -181,8 +165,8 @@ class ModelSizes:
         """Inputs of one piece of a list that has to be cut: several pieces fit on a backend, so that it never idles."""
         return min(max_items, self.limit, max(_FEWEST_ITEMS, self.cap // 4))
 
-    def answer_came(self, items: int, answer_bytes: int) -> None:
-        """The answer to so many inputs had so many bytes. The longest of late counts."""
+    def learn_answer_size(self, items: int, answer_bytes: int) -> None:
+        """Learn the size of an answer; the longest recent one counts."""
         self._item_answer_bytes = max(1.0, answer_bytes / items, self._item_answer_bytes * _FORGETS)
 
     def tokens_of(self, inputs: EmbeddingInputs) -> list[int]:
@@ -200,16 +184,11 @@ class ModelSizes:
         """Whether an input may be over the model's context."""
         return self.context_tokens is not None and max(tokens) > _NEAR_THE_LIMIT * self.context_tokens
 
-    def learn_tokens(self, inputs: EmbeddingInputs, tokens: int) -> None:
-        """So many tokens were in these inputs."""
-        if not inputs.are_ids:
-            self._learn_tokens(len(inputs.items), sum(inputs.sizes_bytes), tokens)
-
     def answered(self, items: int, size_bytes: int, tokens: int, seconds: float, *, are_ids: bool) -> None:
-        """So many inputs took so many tokens and so long."""
+        """Learn from one answer how many tokens its inputs had, and how long they took."""
         self._seconds.learn(1.0, items, seconds)
-        if not are_ids:
-            self._learn_tokens(items, size_bytes, tokens)
+        self.learn_tokens(items, size_bytes, tokens, are_ids=are_ids)
 
-    def _learn_tokens(self, items: int, size_bytes: int, tokens: int) -> None:
-        self._tokens.learn(items, size_bytes, min(tokens, most_prompt_tokens(items, size_bytes)))
+    def learn_tokens(self, items: int, size_bytes: int, tokens: int, *, are_ids: bool) -> None:
+        if not are_ids:
+            self._tokens.learn(items, size_bytes, min(tokens, most_prompt_tokens(items, size_bytes)))

@@ -1,4 +1,4 @@
-"""Embeddings on the wire: which requests may share a batch, cutting lists, reading answers, writing each client's own.
+"""Wire format of embeddings: which requests may share a batch, cutting lists, reading and writing answers.
 
 Only what provably acts on each input by itself may share a batch: each such field, with a value of its type, is part of
 what requests must have in common. A request with any other field is sent on as it is. Backends are asked for base64;
@@ -17,11 +17,11 @@ import numpy as np
 import orjson
 
 from gateway.errors import WrongAnswer
-from gateway.request import EmbeddingInputs, Usage
+from gateway.request import EmbeddingInputs, InferenceRequest
 
 
 class NotVectors(ValueError):
-    """What should be vectors is not."""
+    """A backend's embeddings are not valid vectors."""
 
 
 def as_floats(vectors: list[Any]) -> list[Any]:
@@ -35,11 +35,18 @@ def as_base64(vectors: list[Any]) -> list[Any]:
 
 
 def is_sound(vector: Any) -> bool:
-    """Whether it is base64 of numbers, each of them finite."""
+    """Whether it is base64 of finite 32-bit floats."""
     try:
-        return type(vector) is str and bool(np.isfinite(np.frombuffer(b64decode(vector, validate=True), "<f4")).all())
-    except (binascii.Error, ValueError):
+        return type(vector) is str and bool(np.isfinite(_decoded(vector)).all())
+    except NotVectors:
         return False
+
+
+def _decoded(vector: str) -> "np.ndarray[Any, np.dtype[np.float32]]":
+    try:
+        return np.frombuffer(b64decode(vector, validate=True), "<f4")
+    except (binascii.Error, ValueError) as error:
+        raise NotVectors("An embedding in the backend's response is not base64 of 32-bit floats.") from error
 
 
 def _numbers(vector: list[Any]) -> list[Any]:
@@ -49,11 +56,7 @@ def _numbers(vector: list[Any]) -> list[Any]:
 
 
 def _floats_of(vector: str) -> bytes:
-    try:
-        floats = np.frombuffer(b64decode(vector, validate=True), "<f4").astype(np.float64)
-    except (binascii.Error, ValueError) as error:
-        raise NotVectors("An embedding in the backend's response is not base64 of 32-bit floats.") from error
-    return orjson.dumps(floats, option=orjson.OPT_SERIALIZE_NUMPY)
+    return orjson.dumps(_decoded(vector).astype(np.float64), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _base64_of(vector: Any) -> str:
@@ -79,7 +82,7 @@ _ID_BYTES = 4  # an id stands for about as many bytes of text
 
 
 def inputs_of(document: dict[str, Any], model: str, isolation: str = "") -> EmbeddingInputs | None:
-    """The inputs of a request, if they can be told apart from those of others in one batch; else None.
+    """The inputs of a request, if they may share a batch with those of others; else None.
 
     `model` is the name that backends use.
     """
@@ -98,7 +101,7 @@ def inputs_of(document: dict[str, Any], model: str, isolation: str = "") -> Embe
 
 
 def common_fields(document: dict[str, Any], kinds: dict[str, type], own: Collection[str]) -> dict[str, Any] | None:
-    """The fields besides its `own`, where each is known and has a value of its kind; else None. Null is no value."""
+    """The fields besides its `own`, if each is known and has a value of its type; else None. Null counts as absent."""
     common: dict[str, Any] = {}
     for name, value in document.items():
         kind = kinds.get(name)
@@ -113,14 +116,20 @@ def common_fields(document: dict[str, Any], kinds: dict[str, type], own: Collect
 
 
 def body_of(template: bytes, items: list[str] | list[list[int]]) -> bytes:
-    """The body that asks for these inputs together."""
+    """The request body with these inputs."""
     return b"%b%b}" % (template, orjson.dumps(items))
 
 
+def name_of_piece(request: InferenceRequest, suffix: str) -> tuple[str, bytes]:
+    """A request id and header lines for a piece of a request: engines need a different id for each."""
+    name = f"{request.request_id[:112]}-{suffix}"
+    return name, b"x-request-id: %b\r\n%b" % (name.encode(), request.headers.partition(b"\r\n")[2])
+
+
 def _read(value: Any) -> tuple[list[str] | list[list[int]], bool, list[int]] | None:
-    """The inputs as a list, whether they are token ids, and the size of each; None = not of one clear kind."""
+    """The inputs as a list, whether they are token ids, and the size of each; None = mixed or unknown types."""
     if type(value) is str:
-        return [value], False, [_size(value)]
+        return [value], False, [text_bytes(value)]
     if type(value) is not list or not value:
         return None
     kinds = set(map(type, value))
@@ -129,13 +138,13 @@ def _read(value: Any) -> tuple[list[str] | list[list[int]], bool, list[int]] | N
     if len(value) > MOST_INPUTS:
         return None
     if kinds == {str}:
-        return value, False, list(map(_size, value))
+        return value, False, list(map(text_bytes, value))
     if kinds == {list} and all(each and set(map(type, each)) == {int} and _are_ids(each) for each in value):
         return value, True, [_ID_BYTES * len(each) for each in value]
     return None
 
 
-def _size(text: str) -> int:
+def text_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
@@ -183,7 +192,7 @@ _SHORT_BYTES = 1048576  # parsed within 25 ms, whatever it holds
 
 
 def parse_answer(body: bytes, most: Mapping[bytes, int]) -> Any:
-    """The document. Raises WrongAnswer if it is none, or a long one in which one of these marks is more often."""
+    """Raises WrongAnswer for invalid JSON, and for a long document with more of a mark than `most` has."""
     if len(body) > _SHORT_BYTES:
         for mark, count in most.items():
             if body.count(mark) > count:
@@ -196,6 +205,26 @@ def parse_answer(body: bytes, most: Mapping[bytes, int]) -> Any:
         raise WrongAnswer(f"The backend's response is not valid JSON: {error}.") from error
 
 
+def prompt_tokens_of(document: Any) -> int:
+    """The tokens that an answer reports. Raises WrongAnswer."""
+    usage = document.get("usage") if type(document) is dict else None
+    tokens = usage.get("prompt_tokens") if type(usage) is dict else None
+    if type(tokens) is not int or tokens < 0:
+        raise WrongAnswer("The backend's response reports no token usage.")
+    return tokens
+
+
+def answer_frame(document: dict[str, Any], request_id: str, list_name: str, tokens: int) -> tuple[bytes, bytes]:
+    """What comes before and after the entries of a list in the answer to one client."""
+    usage = {**document["usage"], "prompt_tokens": tokens, "total_tokens": tokens}
+    whole = {"id": None, **document} | {"id": request_id, "usage": usage}
+    names = list(whole)
+    place = names.index(list_name)
+    before, after = ({name: whole[name] for name in part} for part in (names[:place], names[place + 1 :]))
+    start = b'%b,"%b":[' % (orjson.dumps(before)[:-1], list_name.encode())
+    return start, b"]," + orjson.dumps(after)[1:] if after else b"]}"
+
+
 _PIECE_BYTES = 131072
 _FLOAT_BYTES, _BASE64_BYTES = 21, 6  # of one number
 _MOST_BYTES = 16777216  # of the answer to a batch: parsed within 50 ms
@@ -206,21 +235,22 @@ _REST_BYTES = 1048576
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """What a backend answered: one entry of `data` for each input, in the order of the inputs."""
+    """The answer to a batch or a request: one entry of `data` for each input, in the order of the inputs."""
 
     document: dict[str, Any]  # the rest of the answer
     data: list[dict[str, Any]]
     prompt_tokens: int
     counts: Sequence[int] | None = None  # tokens of each input, where they were counted
+    exact: bool = True  # the tokens are this request's own, not its share of a batch's
 
 
 def most_bytes(items: int) -> int:
-    """Bytes that the answer to so many inputs may have."""
+    """The maximum size of an answer to this number of inputs."""
     return min(_MOST_BYTES, _REST_BYTES + items * _ITEM_BYTES)
 
 
 def read_vectors(body: bytes, items: int) -> Vectors:
-    """An answer that holds a vector for each of so many inputs. Raises WrongAnswer for any other."""
+    """Raises WrongAnswer unless the answer has one vector for each input."""
     document = parse_answer(body, {b"{": 4 * items + 64, b"[": 2 * items + 64, b",": _MOST_NUMBERS + 8 * items})
     given = document.get("data") if type(document) is dict else None
     if type(given) is not list:
@@ -238,11 +268,7 @@ def read_vectors(body: bytes, items: int) -> Vectors:
     lengths = {(type(entry["embedding"]), len(entry["embedding"])) for entry in data}
     if len(lengths) > 1:
         raise WrongAnswer("The embeddings in the backend's response differ in size.")
-    usage = document.get("usage")
-    tokens = usage.get("prompt_tokens") if type(usage) is dict else None
-    if type(tokens) is not int or tokens < 0:
-        raise WrongAnswer("The backend's response reports no token usage.")
-    return Vectors(document, data, tokens)
+    return Vectors(document, data, prompt_tokens_of(document))
 
 
 def answer_pieces(
@@ -252,12 +278,8 @@ def answer_pieces(
 
     `document` is what a backend answered to all. Raises WrongAnswer.
     """
-    usage = {**document["usage"], "prompt_tokens": tokens, "total_tokens": tokens}
-    whole = {**document, "id": f"embd-{request_id}", "data": None, "usage": usage}
-    names = list(whole)
-    place = names.index("data")
-    before, after = ({name: whole[name] for name in part} for part in (names[:place], names[place + 1 :]))
-    yield orjson.dumps(before)[:-1] + (b',"data":[' if before else b'"data":[')
+    before, after = answer_frame(document, f"embd-{request_id}", "data", tokens)
+    yield before
     step = max(1, _PIECE_BYTES // _size_of(data[0], floats=floats))
     for start in range(0, len(data), step):
         entries = data[start : start + step]
@@ -271,11 +293,11 @@ def answer_pieces(
         ]
         written = orjson.dumps(own)[1:-1]
         yield b"," + written if start else written
-    yield b"]," + orjson.dumps(after)[1:]
+    yield after
 
 
 def size_of(data: list[dict[str, Any]], *, floats: bool) -> int:
-    """About how many bytes the answer to one client has."""
+    """The approximate size of the answer to one client, in bytes."""
     return len(data) * _size_of(data[0], floats=floats)
 
 
@@ -283,8 +305,3 @@ def _size_of(entry: dict[str, Any], *, floats: bool) -> int:
     vector = entry["embedding"]
     count = len(vector) * 3 // 16 if type(vector) is str else len(vector)
     return max(1, count * (_FLOAT_BYTES if floats else _BASE64_BYTES))
-
-
-def usage_of(tokens: int) -> Usage:
-    """The same usage, as the gateway counts it."""
-    return Usage(tokens, 0)

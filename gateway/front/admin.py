@@ -1,4 +1,4 @@
-"""The admin port: metrics, and what is going on, for operators only. Never on the main port.
+"""The admin port: metrics and state, for operators only; never on the main port.
 
 A page in an operator's browser may give its own name the address of this port (DNS rebinding), and then read what the
 port answers: the browser takes both for one origin. Such a request has the page's name in its `Host` header, so only
@@ -22,16 +22,31 @@ from gateway.config import Listen
 from gateway.errors import BodyTooLarge, GatewayError, HostNotAllowed, RequestTimeout
 from gateway.front.reply import render
 
-_MAX_BODY_BYTES = 1048576  # of a dry run: as much as is parsed in a few milliseconds
+_MAX_BODY_BYTES = 1048576  # of a dry run: parsed in a few milliseconds
 _BODY_SECONDS = 10.0
-Breathe = Callable[[], None]
-Making = Callable[[Breathe], dict[str, Any]]
-_WORK_SECONDS = 0.001  # at a stretch, before the event loop is let in
+_WORK_SECONDS = 0.001  # before the event loop runs again
 _REST_SECONDS = 0.001
 
 
+class Breather:
+    """Releases the interpreter lock every millisecond; otherwise the event loop waits 5 ms at every turn."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._since = clock()
+
+    def __call__(self) -> None:
+        """Rest, if it has been a while."""
+        if self._clock() - self._since >= _WORK_SECONDS:
+            self._sleep(_REST_SECONDS)
+            self._since = self._clock()
+
+
 def admin_app(
-    snapshot: Callable[[Breathe], Collector],
+    snapshot: Callable[[Breather], Collector],
     backends: Callable[[], list[dict[str, Any]]],
     route: Callable[[bytes, str], Awaitable[dict[str, Any]]],
     queue: Callable[[], Awaitable[dict[str, Any]]],
@@ -39,8 +54,8 @@ def admin_app(
 ) -> web.Application:
     """The routes of the admin port. `route` makes a dry run of a body and its endpoint; it may raise a GatewayError.
 
-    `snapshot` takes the metrics as they are now; they are rendered in a thread, for that may take seconds where there
-    are many models. `hosts`: names that the port may be asked by.
+    `snapshot` copies the current metrics; they are rendered in a thread, which may take seconds with many models.
+    `hosts`: the accepted host names.
     """
     one_at_a_time = asyncio.Lock()
 
@@ -110,7 +125,7 @@ def as_json(document: Any, status: int = 200) -> web.Response:
 
 @asynccontextmanager
 async def admin_listening(app: web.Application, listen: Listen | None) -> AsyncIterator[int | None]:
-    """Serve the admin port while the block runs; gives the port, or None if it is switched off."""
+    """Serve the admin port while the block runs; yields the port, or None if it is disabled."""
     if listen is None:
         yield None
         return
@@ -124,9 +139,11 @@ async def admin_listening(app: web.Application, listen: Listen | None) -> AsyncI
         await runner.cleanup()
 
 
-def add_prefix_routes(app: web.Application, prepare: Callable[[float | None], Making] | None) -> None:
-    """Serve the report. `prepare` takes a snapshot of the last so many seconds (None = all that is kept), on the event
-    loop; what it gives back is called in a thread. Without `prepare` the report is switched off: 404.
+def add_prefix_routes(
+    app: web.Application, prepare: Callable[[float | None], Callable[[Breather], dict[str, Any]]] | None
+) -> None:
+    """Serve the prefix report. `prepare` runs on the event loop and copies the samples of these last seconds (None =
+    all); the function that it returns makes the report in a thread. Without `prepare` the report is disabled: 404.
     """
     one_at_a_time = asyncio.Lock()
 
@@ -144,23 +161,6 @@ def add_prefix_routes(app: web.Application, prepare: Callable[[float | None], Ma
         return as_json(document)
 
     app.router.add_get("/admin/prefixes", show)
-
-
-class Breather:
-    """Lets other threads run now and then: the interpreter alone would let the event loop wait 5 ms at every turn."""
-
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        self._clock = clock
-        self._sleep = sleep
-        self._since = clock()
-
-    def __call__(self) -> None:
-        """Rest, if it has been a while."""
-        if self._clock() - self._since >= _WORK_SECONDS:
-            self._sleep(_REST_SECONDS)
-            self._since = self._clock()
 
 
 def is_own_host(header: str, names: Collection[str]) -> bool:

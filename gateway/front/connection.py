@@ -1,8 +1,8 @@
 """A client's HTTP/1.1 connection: bytes to requests, one at a time, with a bound on everything a client chooses.
 
-llhttp (through httptools) finds the messages and refuses malformed ones. What the gateway does not act on is dropped
-here: no client header, path or framing reaches a backend as it came. Offers to upgrade the protocol (HTTP/2) are not
-taken up; llhttp leaves the body of such a request to the other protocol, so a second parser reads it.
+llhttp (through httptools) parses the messages and rejects malformed ones. What the gateway does not use is dropped
+here: no client header, path or framing reaches a backend unchanged. Upgrades of the protocol (HTTP/2) are ignored;
+llhttp leaves the body of such a request to the other protocol, so a second parser reads it.
 """
 
 import asyncio
@@ -16,14 +16,13 @@ import httptools
 
 from gateway.config import ServerConfig
 from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest, RequestTimeout
-from gateway.front.http_request import MAX_HEADERS, Body, Incoming
-from gateway.front.reply import Reply
-from gateway.front.uploads import Upload
+from gateway.front.http_request import MAX_HEADERS, Body, HttpRequest, Upload
+from gateway.front.reply import ClientResponse
 from gateway.resources import Holding, MemoryBudget
 
 
 class BodyReceiver(Protocol):
-    """What takes the body."""
+    """Gets the body from a parser."""
 
     def on_body(self, data: bytes) -> None: ...
 
@@ -31,7 +30,7 @@ class BodyReceiver(Protocol):
 
 
 class _BodyOnly:
-    """The callbacks of a parser whose head is made up."""
+    """The callbacks of a parser that was fed a made-up head."""
 
     def __init__(self, receiver: BodyReceiver) -> None:
         self.on_body = receiver.on_body
@@ -44,7 +43,7 @@ def has_body(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def body_parser(receiver: BodyReceiver, headers: Mapping[bytes, bytes]) -> httptools.HttpRequestParser:
-    """A parser that stands behind such a head. The connection ends with the request."""
+    """A parser that has read such a head and continues with the body. The connection ends with the request."""
     parser = httptools.HttpRequestParser(_BodyOnly(receiver))
     name = b"transfer-encoding" if b"transfer-encoding" in headers else b"content-length"
     parser.feed_data(b"POST / HTTP/1.1\r\nconnection: close\r\n%b: %b\r\n\r\n" % (name, headers[name]))
@@ -53,37 +52,46 @@ def body_parser(receiver: BodyReceiver, headers: Mapping[bytes, bytes]) -> httpt
 
 _MAX_LINE_BYTES = 8190
 _MAX_HEAD_BYTES = 65536
-_LARGE_BODY_BYTES = 65536  # refused by its head where the memory budget has no room for it
+_LARGE_BODY_BYTES = 65536  # rejected at the end of its head if the memory budget is used up
 _SLICE_BYTES = 1024  # parsed at once
 _LINGER_SECONDS = 2.0
-_WRITE_BUFFER_BYTES = 4096  # what one read from a backend brings comes on top, up to 250 KiB
+_WRITE_BUFFER_BYTES = 4096  # plus one read from a backend, up to 250 KiB
 _TCP_INFO = getattr(socket, "TCP_INFO", None)  # its first byte is the connection's state; Linux has it
 _TCP_ESTABLISHED = 1
 
 
+class RequestHandler(Protocol):
+    """Answers requests."""
+
+    known_headers: frozenset[bytes]
+
+    def admit(self, incoming: HttpRequest) -> bool:
+        """Judge a head before its body is read, or raise. True = the body is streamed."""
+
+    async def serve(self, incoming: HttpRequest, connection: "ClientConnection") -> None: ...
+
+    def start_draining(self) -> None:
+        """Be not ready from now on, and close connections after their answers."""
+
+
 class Host(Protocol):
-    """What a connection needs of its server."""
+    """A connection's server."""
 
     config: ServerConfig
-    known_headers: frozenset[bytes]
+    handler: RequestHandler
     memory: MemoryBudget
-    read_buffer: memoryview  # one for all connections: what is read is parsed, or copied, before the next read
+    read_buffer: memoryview  # shared by all connections: bytes are parsed or copied before the next read
 
     def connected(self, connection: "ClientConnection") -> bool:
         """A client connected; False = there are too many."""
 
     def disconnected(self, connection: "ClientConnection") -> None: ...
 
-    def admit(self, incoming: Incoming) -> bool:
-        """Judge a head before its body is read: sets `max_body_bytes`, or raises. True = the body is streamed."""
-
     def may_begin(self, connection: "ClientConnection") -> bool:
         """Whether its next answer may begin now; if not, `proceed` is called in a later turn of the loop."""
 
     def begun(self) -> None:
         """An answer that might begin has done so, or never will."""
-
-    async def serve(self, incoming: Incoming, connection: "ClientConnection") -> None: ...
 
 
 class _Phase(enum.Enum):
@@ -98,9 +106,9 @@ class ClientConnection(asyncio.BufferedProtocol):
     """Parses requests, runs one answer at a time in a task, and cancels it when the client leaves."""
 
     def __init__(self, host: Host, loop: asyncio.AbstractEventLoop) -> None:
-        self.blocked = False  # the client takes nothing more for now
+        self.blocked = False  # backpressure: the write buffer is full
         self.was_cut = False
-        self.reply: Reply | None = None
+        self.reply: ClientResponse | None = None
         self._host = host
         self._loop = loop
         self._transport: asyncio.Transport | None = None
@@ -110,21 +118,22 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._since = loop.time()  # start of the phase
         self._unsent_bytes = 0  # at the last look
         self._taken_seconds = self._since  # when that had become less
-        self._incoming = Incoming()  # being parsed
+        self._incoming = HttpRequest()  # being parsed
+        self._path = b""  # of the request being parsed
         self._head_bytes = 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._holding = Holding(host.memory)  # all that this client has sent and that is still needed
         self._body = Body(self._holding)  # being parsed
-        self._pipelined: deque[Incoming] = deque()
+        self._pipelined: deque[HttpRequest] = deque()
         self._stash = bytearray()  # pipelined bytes that are not parsed yet
-        self._deaf = False  # nothing more is parsed: malformed, refused, or closing
+        self._deaf = False  # nothing more is parsed: malformed, rejected, or closing
         self._task: asyncio.Task[None] | None = None
         self._is_beginning = False  # the task has not run yet
         self._address: str | None = None
 
     @property
     def address(self) -> str:
-        """The client's network address; asked for once, and only if it is of interest."""
+        """The client's network address, fetched only if it is needed."""
         if self._address is None:
             peer = self._transport.get_extra_info("peername") if self._transport is not None else None
             self._address = str(peer[0]) if peer else ""
@@ -150,20 +159,24 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self.blocked
 
     def cut(self, error: GatewayError) -> None:
-        """End whatever is going on here, telling the client why."""
+        """Abort whatever is in progress, with this error for the client."""
         self.was_cut = True
         if self._task is not None and self.reply is not None and not self.reply.complete:
             self.reply.fail(error)
         self.close()
 
+    def attach(self, reply: ClientResponse) -> None:
+        """The response to the current request. `cut` ends it, and backpressure is reported to it."""
+        self.reply = reply
+
     def close(self) -> None:
-        """Close once what is written has been sent."""
+        """Close once the buffered data has been sent."""
         self._deaf = True
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once; what was written and is not sent yet is lost."""
+        """Close at once, and discard buffered data."""
         self._deaf = True
         if self._transport is not None:
             self._transport.abort()
@@ -185,7 +198,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.close()
 
     def _takes_nothing(self, now: float) -> bool:
-        """Whether what is to be sent has not become less for too long. Holds also while the connection is closing."""
+        """Whether the client has read nothing for too long; also while the connection is closing."""
         unsent = self._transport.get_write_buffer_size() if self._transport is not None else 0
         if not unsent or unsent < self._unsent_bytes:
             self._taken_seconds = now
@@ -193,7 +206,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return now - self._taken_seconds > self._host.config.write_stall_seconds
 
     def _has_left(self, transport: asyncio.Transport) -> bool:
-        """While nothing is read, only the state of the socket tells that the client has closed it."""
+        """Whether the client has closed its socket. While nothing is read, only the socket's state shows it."""
         if transport.is_reading():
             return False
         peer = transport.get_extra_info("socket")
@@ -221,7 +234,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
-        """The client is gone: whatever is done for it stops."""
+        """The client disconnected: its request is cancelled."""
         self._transport = None
         self._deaf = True
         self.blocked = False
@@ -239,12 +252,12 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self.blocked = False
-        if self.reply is not None and self.reply.on_room is not None:
-            self.reply.on_room()
+        if self.reply is not None and self.reply.on_writable is not None:
+            self.reply.on_writable()
         self.proceed()
 
     def proceed(self) -> None:
-        """Go on with the requests that have waited for room, or for others to begin."""
+        """Continue with the requests that waited for a full buffer, or for other requests to begin."""
         if self._task is None and self._pipelined:
             self._next()
 
@@ -279,10 +292,10 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _parse(self, data: bytes | memoryview) -> None:
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:
+        except httptools.HttpParserUpgrade as upgrade:
             if self._parsing is _Phase.BODY and not self._deaf:
                 self._parser = body_parser(self, self._incoming.headers)
-                self._parse(data[offer.args[0] :])
+                self._parse(data[upgrade.args[0] :])
                 return
             self._deaf = True  # the request itself is complete; what follows would be another protocol
         except httptools.HttpParserCallbackError as error:
@@ -315,43 +328,43 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
-        self._incoming = Incoming()
+        self._incoming = HttpRequest()
+        self._path = b""
         self._headers = []
         self._head_bytes = 0
         self._parsing = _Phase.HEAD
 
     def on_url(self, url: bytes) -> None:
         """The request target, in one or more pieces."""
-        self._incoming.path += url
-        if len(self._incoming.path) > _MAX_LINE_BYTES:
+        self._path += url
+        if len(self._path) > _MAX_LINE_BYTES:
             raise HeadersTooLarge(f"The request line exceeds the limit of {_MAX_LINE_BYTES} bytes.")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header of the head, or a trailer: those are counted, and read nowhere."""
+        """One header of the head, or a trailer: trailers are counted and ignored."""
         self._headers.append((name, value))
         if len(self._headers) > MAX_HEADERS:
             raise HeadersTooLarge(f"The request exceeds the limit of {MAX_HEADERS} headers and trailers.")
 
     def on_headers_complete(self) -> None:
         """The end of the head: refuse what can be refused before the body is read."""
-        incoming = self._incoming
+        incoming, parser, handler = self._incoming, self._parser, self._host.handler
         incoming.take_head(
-            self._parser.get_method(), self._parser.get_http_version(), self._headers, self._host.known_headers
+            parser.get_method(), self._path, parser.get_http_version(), self._headers, handler.known_headers
         )
-        is_streamed = self._host.admit(incoming)
+        is_streamed = handler.admit(incoming)
         headers = incoming.headers
         length = int(headers.get(b"content-length", 0))
         self._body.start(incoming.max_body_bytes, length, self._loop.time())
         if is_streamed:
-            incoming.upload = Upload(self._read_more, self._holding)
+            incoming.stream_body(Upload(self._read_more, self._holding))
         elif length > _LARGE_BODY_BYTES:
             with Holding(self._host.memory) as room:
                 room.add(length)
         if b"expect" in headers and not incoming.http10 and not self._pipelined and self._task is None:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._parsing = _Phase.BODY
-        if incoming.upload is not None:
-            incoming.keep_alive = False
+        if is_streamed:
             self._ready(incoming)
 
     def on_body(self, data: bytes) -> None:
@@ -370,9 +383,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             incoming.upload.end()
             self._enter(_Phase.ANSWER)
             return
-        incoming.keep_alive = self._parser.should_keep_alive()
-        incoming.body = self._body.take()
-        incoming.held_bytes = len(incoming.body)
+        incoming.take_body(self._body.take(), self._parser.should_keep_alive())
         self._ready(incoming)
 
     # Answering.
@@ -383,35 +394,32 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         self._deaf = True
         if self._parsing is _Phase.IDLE:
-            self._incoming = Incoming()  # the last one is complete and not to blame
-        elif self._parsing is _Phase.HEAD:
-            self._incoming.method = self._parser.get_method()
+            self._incoming = HttpRequest()  # the last one is complete and valid
         self._body.drop()
         if self._incoming.upload is not None:
             self._incoming.upload.end(error)
             return
-        self._incoming.error = error
-        self._incoming.keep_alive = False
+        self._incoming.refuse(error, self._parser.get_method() if self._parsing is _Phase.HEAD else None)
         self._ready(self._incoming)
 
-    def _ready(self, incoming: Incoming) -> None:
+    def _ready(self, incoming: HttpRequest) -> None:
         if self._task is not None or self.blocked or self._pipelined:
             self._pipelined.append(incoming)
         else:
             self._begin(incoming)
 
-    def _begin(self, incoming: Incoming) -> None:
+    def _begin(self, incoming: HttpRequest) -> None:
         is_probe = incoming.route is not None and incoming.route.public and not self._stash and not self._pipelined
         if not is_probe:
             if not self._host.may_begin(self):
-                incoming.arrived_seconds = self._loop.time()
+                incoming.arrived(self._loop.time())
                 self._pipelined.appendleft(incoming)
                 return
             self._is_beginning = True
         is_arriving = incoming.upload is not None and self._parsing is _Phase.BODY
         self._enter(_Phase.BODY if is_arriving else _Phase.ANSWER)
         if not incoming.arrived_seconds:
-            incoming.arrived_seconds = self._since
+            incoming.arrived(self._since)
         self._task = self._loop.create_task(self._answer(incoming))
 
     def _begun(self) -> None:
@@ -419,10 +427,10 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._is_beginning = False
             self._host.begun()
 
-    async def _answer(self, incoming: Incoming) -> None:
+    async def _answer(self, incoming: HttpRequest) -> None:
         self._begun()
         try:
-            await self._host.serve(incoming, self)
+            await self._host.handler.serve(incoming, self)
         finally:
             self._task = None
             self._holding.shrink(incoming.held_bytes)
@@ -430,17 +438,14 @@ class ClientConnection(asyncio.BufferedProtocol):
                 incoming.upload.close()
             reply, self.reply = self.reply, None
             if self._transport is not None:
-                self._go_on(self._transport, incoming, reply)
+                if reply is None or not reply.complete:
+                    self._transport.close()
+                elif not reply.keep_alive:
+                    self._linger(incoming)
+                else:
+                    self._next()
 
-    def _go_on(self, transport: asyncio.Transport, incoming: Incoming, reply: Reply | None) -> None:
-        if reply is None or not reply.complete:
-            transport.close()
-        elif not reply.keep_alive:
-            self._linger(incoming)
-        else:
-            self._next()
-
-    def _linger(self, incoming: Incoming) -> None:
+    def _linger(self, incoming: HttpRequest) -> None:
         """Close after a refusal only once the client had time to read it: unread bytes would reset the connection."""
         if incoming.error is None and incoming.upload is None:
             self.close()
@@ -454,17 +459,13 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _next(self) -> None:
         if self._pipelined:
             if self.blocked:
-                return  # answers that the client does not take must not pile up
+                return  # backpressure: do not buffer more answers
             self._begin(self._pipelined.popleft())
         elif self._deaf:
             self.close()
         else:
             self._enter(self._parsing)
-        if not self._pipelined:
-            self._unstash()
-
-    def _unstash(self) -> None:
-        if self._stash:
+        if self._stash and not self._pipelined:
             data = bytes(self._stash)
             self._stash.clear()
             self._holding.shrink(len(data))

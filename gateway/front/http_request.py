@@ -1,11 +1,21 @@
-"""One HTTP request: the header fields that matter, and the body that is being received: size, framing, pace."""
+"""One HTTP request: its head, and the body while it is received: size, framing, pace, or passed on as an upload."""
 
+import asyncio
 import re
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from gateway.config import KeyConfig, ServerConfig
-from gateway.errors import BodyTooLarge, GatewayError, HeadersTooLarge, InvalidRequest, RequestTimeout
-from gateway.front.routes import Route
-from gateway.front.uploads import Upload
+from gateway.errors import (
+    BodyTooLarge,
+    GatewayError,
+    HeadersTooLarge,
+    InvalidRequest,
+    RequestTimeout,
+    UnsupportedEncoding,
+)
+from gateway.front.routes import Route, find_route
+from gateway.request import Kind
 from gateway.resources import Holding
 
 KNOWN_HEADERS = frozenset(
@@ -20,10 +30,10 @@ _AUTHORITY = re.compile(rb"[^/?#@]+(?=[/?]|$)")
 _MAY_REPEAT = frozenset((b"traceparent", b"tracestate"))
 
 
-class Incoming:
+class HttpRequest:
     """A request being read, or refused (`error`). `upload` is set when the body is passed on while it arrives.
 
-    Defaults stand in the class, so that making one costs only what is set.
+    Defaults are class attributes: creating a request costs only what is set.
     """
 
     method: bytes = b""
@@ -32,7 +42,7 @@ class Incoming:
     keep_alive: bool = False
     body: bytes = b""
     held_bytes: int = 0  # of the memory budget, until the request has ended
-    upload: Upload | None = None
+    upload: "Upload | None" = None
     max_body_bytes: int = 0
     error: GatewayError | None = None
     arrived_seconds: float = 0.0
@@ -45,15 +55,15 @@ class Incoming:
     def take_head(
         self,
         method: bytes,
+        path: bytes,
         version: str,
         headers: list[tuple[bytes, bytes]],
         known: frozenset[bytes] = KNOWN_HEADERS,
     ) -> None:
-        """Keep what matters of a head. Raises InvalidRequest or HeadersTooLarge."""
+        """Keep the known headers of a head. Raises InvalidRequest or HeadersTooLarge."""
         self.method = method
         kept = self.headers
-        if not self.path.startswith(b"/"):
-            self.path = _origin_form(self.path)
+        self.path = path if path.startswith(b"/") else _origin_form(path)
         for name, value in headers:
             if len(value) > _MAX_VALUE_BYTES or len(name) > _MAX_VALUE_BYTES:
                 raise HeadersTooLarge(f"A request header exceeds the limit of {_MAX_VALUE_BYTES} bytes.")
@@ -79,6 +89,53 @@ class Incoming:
         if expect is not None and expect.lower() != b"100-continue":
             raise InvalidRequest("Unsupported Expect header: only 100-continue is accepted.")
 
+    def admit(self, check_key: Callable[[Mapping[bytes, bytes]], KeyConfig | None], config: ServerConfig) -> bool:
+        """Find the route, check the key and the body's length and encoding. True = the body is streamed.
+
+        Raises a GatewayError.
+        """
+        self.route = route = find_route(self.method, self.path)
+        headers = self.headers
+        if not route.public:
+            self.key = check_key(headers)
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise UnsupportedEncoding(
+                "Compressed request bodies are unsupported: send the body without Content-Encoding."
+            )
+        streamed, limit_bytes = route.kind is Kind.UPLOAD, route.max_body_bytes
+        if limit_bytes is None:
+            limit_bytes = config.max_upload_bytes if streamed else config.max_body_bytes
+        self.max_body_bytes = limit_bytes
+        length = headers.get(b"content-length")
+        if length is not None and int(length) > limit_bytes:
+            raise too_large(limit_bytes)
+        return streamed
+
+    def take_body(self, body: bytes, keep_alive: bool) -> None:
+        """The request is complete. `keep_alive`: the connection may be used again."""
+        self.body = body
+        self.held_bytes = len(body)
+        self.keep_alive = keep_alive
+
+    def drop_body(self) -> None:
+        """The request that was read has the body, perhaps in another form. Its memory stays reserved."""
+        self.body = b""
+
+    def stream_body(self, upload: "Upload") -> None:
+        """The body is passed on while it arrives."""
+        self.upload = upload
+
+    def arrived(self, now: float) -> None:
+        """Set when the request was complete and ready for its answer, on the loop's clock."""
+        self.arrived_seconds = now
+
+    def refuse(self, error: GatewayError, method: bytes | None = None) -> None:
+        """The request is answered with this error, then the connection is closed. `method`: of an incomplete head."""
+        self.error = error
+        self.keep_alive = False
+        if method is not None:
+            self.method = method
+
 
 def _origin_form(target: bytes) -> bytes:
     """The path and query of a target in absolute form (RFC 9112, 3.2.2). Others stay as they are: no route has them."""
@@ -98,10 +155,10 @@ _MANY_PIECES = 16
 
 
 class Body:
-    """One for each connection, started anew for each request.
+    """The body of the request being received; one object per connection, restarted for each request.
 
-    Its bytes are reserved in the connection's `holding` as they arrive. They stay reserved after `take`, for as long as
-    the request is waiting or in progress.
+    Its bytes are reserved in the connection's `holding` as they arrive, and stay reserved after `take` until the
+    request has ended.
     """
 
     __slots__ = (
@@ -114,14 +171,12 @@ class Body:
         self.start(0, 0, 0.0)
 
     def start(self, limit_bytes: int, length: int, now: float) -> None:
-        """A head is complete. `length`: as its Content-Length says; 0 if it has none."""
+        """A head is complete. `length`: its Content-Length; 0 = none."""
         self.size_bytes = 0
         self._limit_bytes = limit_bytes
         self._length = length
         self._pieces: list[bytes] = []
-        self._joined: bytearray | None = (
-            None  # instead of many pieces: an object for each small one takes 10 times more
-        )
+        self._joined: bytearray | None = None  # many pieces: one object for each would take 10 times the memory
         self._kept_bytes = 0
         self._wire_bytes = self._dry_bytes = self._seen_bytes = 0
         self._began_seconds = self._looked_seconds = self._window_seconds = now
@@ -199,7 +254,114 @@ class Body:
 
 
 def too_large(limit_bytes: int) -> BodyTooLarge:
-    """The error for a body over the limit of its route; 0 = the route takes none."""
+    """The error for a body over the limit of its route; 0 = the route accepts none."""
     if not limit_bytes:
         return BodyTooLarge("This URL accepts no request body: send the request without one.")
     return BodyTooLarge(f"The request body exceeds the limit of {limit_bytes} bytes.")
+
+
+_HELD_UPLOAD_BYTES = 1048576
+_PIECE_BYTES = 65536
+
+
+class Upload:
+    """Pieces of a body, in order; those buffered here are reserved in `holding`.
+
+    `read_more(False)` is called when the buffer is full, `read_more(True)` when it has space again.
+    """
+
+    def __init__(self, read_more: Callable[[bool], None], holding: Holding) -> None:
+        self.ended = False  # nothing more will arrive
+        self.held_bytes = 0
+        self.came_bytes = 0  # in all
+        self._on_end: Callable[[], None] | None = None
+        self._read_more = read_more
+        self._holding = holding
+        self._pieces: deque[bytes] = deque()
+        self._last = bytearray()  # behind the pieces: small chunks are joined here
+        self._closed = False
+        self._error: GatewayError | None = None
+        self._arrival = asyncio.Event()
+
+    def feed(self, data: bytes) -> None:
+        if self._closed:
+            return
+        self._hold(len(data))
+        self.came_bytes += len(data)
+        self._last += data
+        if len(self._last) >= _PIECE_BYTES:
+            self._pieces.append(bytes(self._last))
+            self._last.clear()
+        self._arrival.set()
+        if self.held_bytes >= _HELD_UPLOAD_BYTES:
+            self._read_more(False)
+
+    def end(self, error: GatewayError | None = None) -> None:
+        """The body is complete, or will never be."""
+        self.ended = True
+        self._error = error
+        self._arrival.set()
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end()
+
+    def when_ended(self, on_end: Callable[[], None] | None) -> bool:
+        """Call this once when nothing more will arrive. Returns whether the one before was not called yet."""
+        was_set = self._on_end is not None
+        self._on_end = on_end
+        return was_set
+
+    def close(self) -> None:
+        """Discard what is buffered and what still arrives. Idempotent."""
+        self._closed = True
+        self._pieces.clear()
+        self._last.clear()
+        self._let_go(self.held_bytes)
+        self._arrival.set()
+
+    def put_back(self, pieces: list[bytes]) -> None:
+        """Return pieces that were read, to be passed on first. Raises MemoryFull."""
+        if self._closed:
+            return
+        self._hold(sum(map(len, pieces)))
+        self._pieces.extendleft(reversed(pieces))
+        self._arrival.set()
+
+    async def collected(self) -> None:
+        """Wait until the body is complete or the buffer is full."""
+        while not (self.ended or self._closed) and self.held_bytes < _HELD_UPLOAD_BYTES:
+            self._arrival.clear()
+            await self._arrival.wait()
+        if self._error is not None:
+            raise self._error
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not (self._pieces or self._last):
+            if self._closed:
+                raise StopAsyncIteration
+            if self._error is not None:
+                raise self._error
+            if self.ended:
+                raise StopAsyncIteration
+            self._arrival.clear()
+            await self._arrival.wait()
+        if self._pieces:
+            piece = self._pieces.popleft()
+        else:
+            piece = bytes(self._last)
+            self._last.clear()
+        self._let_go(len(piece))
+        if self.held_bytes < _HELD_UPLOAD_BYTES:
+            self._read_more(True)
+        return piece
+
+    def _hold(self, size_bytes: int) -> None:
+        self._holding.add(size_bytes)
+        self.held_bytes += size_bytes
+
+    def _let_go(self, size_bytes: int) -> None:
+        self._holding.shrink(size_bytes)
+        self.held_bytes -= size_bytes

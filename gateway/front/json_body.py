@@ -57,7 +57,7 @@ async def _others() -> None:
     await asyncio.sleep(0)
 
 
-_MANY_MARKS = 131072  # a body with more is not split at all of them: an object for each piece takes 40 bytes
+_MANY_MARKS = 131072  # in a body with more, escaped ones are replaced before: each piece is an object of 40 bytes
 _RUN = b"\\" * 4096  # of even length
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'{}[],:"'))
 BACKSLASH, _QUOTE, _COLON, _OPENERS = ord("\\"), ord('"'), ord(":"), frozenset(b"{[")
@@ -66,14 +66,14 @@ BACKSLASH, _QUOTE, _COLON, _OPENERS = ord("\\"), ord('"'), ord(":"), frozenset(b
 class Layout(NamedTuple):
     """Where a body's strings are.
 
-    `pieces` is alternately what is outside strings and what is inside; an escaped quotation mark is shown as `\\n`,
-    which is as long, and so may an escaped backslash be.
+    `pieces` alternate between outside and inside strings. An escaped quotation mark is replaced by `\\n`, which is as
+    long; an escaped backslash may be.
     """
 
     pieces: list[bytes]
 
     def marks(self) -> bytes:
-        """What is outside, reduced to brackets, commas, colons and one quotation mark a string."""
+        """The text outside strings, reduced to brackets, commas, colons and one quotation mark per string."""
         return b'"'.join(self.pieces[::2]).translate(None, _NOT_STRUCTURE)
 
     def offset(self, place: int) -> int:
@@ -96,7 +96,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(body: bytes) -> Steps[Layout]:
-    """The body taken apart. What is not JSON comes out as something, in the same time."""
+    """The body split at its quotation marks. Invalid JSON gives some result, in the same time."""
     if len(body) > _MANY_MARKS and body.count(b'"') > _MANY_MARKS:
         body = yield from without_escapes(body)
     pieces = body.split(b'"')
@@ -115,7 +115,7 @@ def layout_of(body: bytes) -> Steps[Layout]:
 def without_escapes(body: bytes, step_bytes: int = 2097152) -> Steps[bytes]:
     """The body with `\\n` for each escaped backslash and quotation mark: those left are where strings begin and end.
 
-    A search for two bytes takes up to 7 ms a MiB, whatever the body holds.
+    A search for two bytes takes up to 7 ms per MiB of any body.
     """
     parts, start = [], 0
     while start < len(body):
@@ -158,7 +158,7 @@ _MEDIA = frozenset(("image", "images", "audio", "audios", "video", "videos", "fi
 _NAMED = _MEDIA | {"data_format"}
 _REMOTE_FORMATS = frozenset(("url", "path"))
 _CALLS = frozenset(("tool_use", "server_tool_use", "mcp_tool_use"))
-# What clients write, and engines give to templates and grammars as it is.
+# Written by clients; engines pass it unchanged to templates and grammars.
 _NOT_MEDIA = frozenset(
     ("tools", "functions", "metadata", "response_format", "structured_outputs", "guided_json", "output_config",
      "tool_choice", "attributes", "arguments", "annotations", "citations", "action", "chat_template_kwargs")
@@ -174,7 +174,7 @@ def refuse_remote_media(document: dict[str, Any], *, generates: bool) -> None:
     `image_url`, `audio_url` and `video_url` of content parts, in `messages`, in items of `input` and their outputs, and
     in what is scored, and the `url` of a `source`. The rule is wider, because new versions add names like these.
 
-    Not looked at is what no engine takes media from: tools and the arguments of their calls, output schemas, metadata,
+    Not checked is what no engine reads media from: tools and the arguments of their calls, output schemas, metadata,
     citations and the pages of a web search; and `documents`, where these are read by a chat template.
     """
     left: list[Any] = [document]
@@ -265,7 +265,7 @@ def _values(body: bytes, layout: Layout, names: Iterable[str]) -> list[tuple[str
     return found
 
 
-# A second one of these at the top level is refused: it could mean another thing to the backend.
+# Duplicates of these at the top level are rejected: the backend could use the other one.
 ACTED_ON = {
     "model": "selects the backends; aliases are replaced",
     "messages": "prompt, for routing and length estimates",
@@ -344,7 +344,7 @@ _LONGEST_BYTES = 6 * max(map(len, ACTED_ON))  # of a key that is spelled with es
 
 
 def parse_body(body: bytes, limits: ServerConfig) -> Steps[dict[str, Any]]:
-    """The body as a JSON object. Raises InvalidRequest that says what is wrong."""
+    """The body as a JSON object. Raises InvalidRequest with the reason."""
     most, long = limits.max_json_strings, len(body) > SHORT_BYTES
     strings = body
     if len(body) > 2 * most and body.count(b'"') > 2 * most:
@@ -403,10 +403,10 @@ def _check_shape(marks: bytes, limits: ServerConfig) -> None:
 
 
 def _is_deeper(marks: bytes, levels: int) -> bool:
-    """Whether brackets are left after peeling off the innermost pairs that many times.
+    """Whether brackets are left after removing the innermost pairs that many times.
 
-    All brackets are taken for one kind: those that do not match are for the parser to find. There are few: as many
-    closing as opening ones.
+    Brackets and braces count as one kind: the parser finds those that do not match. There are as many closing as
+    opening ones.
     """
     brackets = marks.translate(_SQUARE, _NOT_BRACKETS)
     for _ in range(levels):
@@ -430,7 +430,7 @@ def _may_have_a_key_twice(pieces: list[bytes]) -> Steps[bool]:
 
 
 def _duplicate_key(layout: Layout) -> str | None:
-    """A field that the gateway acts on, and that is there twice at the top level, in whatever spelling."""
+    """A field that the gateway acts on and that occurs twice at the top level, in any spelling."""
     seen = set()
     for place in layout.top_level_keys():
         key = layout.pieces[place]

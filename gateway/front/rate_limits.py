@@ -29,7 +29,7 @@ class Allowance:
 
 
 class Bucket:
-    """So many a minute, and no more than a minute's worth at once. A level below zero is debt."""
+    """A token bucket for a rate per minute, which holds one minute's worth. A level below zero is debt."""
 
     __slots__ = ("_at_seconds", "_level", "_per_second", "limit")
 
@@ -46,11 +46,11 @@ class Bucket:
         return self._level
 
     def seconds_until(self, amount: float, now: float) -> float:
-        """When so much may be taken."""
+        """Seconds until this amount may be taken."""
         return max(0.0, (amount - self.level(now)) / self._per_second)
 
     def take(self, amount: float, now: float) -> None:
-        """Take it, whether or not it is there."""
+        """Take this amount, also into debt."""
         self._level = self.level(now) - amount
 
     def give(self, amount: float, now: float) -> None:
@@ -63,7 +63,7 @@ class Bucket:
 
 
 class KeyLimits:
-    """The limits of one key, and what is used of them."""
+    """The limits of one key, and their current use."""
 
     def __init__(self, key: Allowance, clock: Callable[[], float]) -> None:
         now = clock()
@@ -80,9 +80,9 @@ class KeyLimits:
         return f"<KeyLimits {self.running} running, {', '.join(levels) or 'no rates'}>"
 
     def charge(self, tokens: int) -> "Charge":
-        """Take what a request is expected to need; it is put right at the end of its `with` block.
+        """Charge what a request is expected to need; the end of the `with` block corrects it.
 
-        Raises RateLimited, and takes nothing then.
+        Raises RateLimited, and charges nothing then.
         """
         now = self._clock()
         if self._most_running is not None and self.running >= self._most_running:
@@ -106,11 +106,10 @@ class KeyLimits:
         """Tokens that one request may need; None = any number."""
         return self._tokens.limit if self._tokens is not None else None
 
-    def put_right(self, charged_tokens: int, used_tokens: int, requests_back: int) -> None:
-        """A request ended that used other than was charged.
+    def correct(self, charged_tokens: int, used_tokens: int, requests_back: int) -> None:
+        """A request ended: replace what it was charged by what it used.
 
-        Whatever a backend reports, one answer costs its key a minute's worth more than expected at most, and no less
-        than nothing.
+        Whatever a backend reports, an answer costs at most a minute's worth more than expected, and at least 0.
         """
         now = self._clock()
         self.running -= 1
@@ -122,26 +121,28 @@ class KeyLimits:
             self._tokens.give(charged_tokens - used_tokens, now)
 
     def headers(self) -> bytes:
-        """Header lines that tell the client where it stands."""
+        """The x-ratelimit header lines of every response."""
         now = self._clock()
-        told = self._requests.headers("requests", now) if self._requests is not None else ""
-        return (told + (self._tokens.headers("tokens", now) if self._tokens is not None else "")).encode()
+        requests = self._requests.headers("requests", now) if self._requests is not None else ""
+        return (requests + (self._tokens.headers("tokens", now) if self._tokens is not None else "")).encode()
 
 
 class Charge:
-    """What a request has taken of its key's limits, until the end of the block; then `used_tokens` of it stay taken.
+    """What a request is charged of its key's limits, until the end of the block corrects it to what was used."""
 
-    `counts`: the request was answered, or a backend has worked for it, so that it counts as one.
-    """
-
-    __slots__ = ("_ended", "_limits", "_tokens", "counts", "used_tokens")
+    __slots__ = ("_counts", "_ended", "_limits", "_tokens", "_used_tokens")
 
     def __init__(self, limits: KeyLimits, tokens: int) -> None:
         self._limits = limits
         self._tokens = tokens
         self._ended = False
-        self.used_tokens = 0
-        self.counts = False
+        self._used_tokens = 0
+        self._counts = False
+
+    def correct(self, used_tokens: int, *, counts: bool) -> None:
+        """At the end of the block this stays charged. `counts` as a request: a backend worked, or it was answered."""
+        self._used_tokens = used_tokens
+        self._counts = counts
 
     def __enter__(self) -> Self:
         return self
@@ -151,7 +152,7 @@ class Charge:
     ) -> None:
         if not self._ended:
             self._ended = True
-            self._limits.put_right(self._tokens, self.used_tokens, 0 if self.counts else 1)
+            self._limits.correct(self._tokens, self._used_tokens, 0 if self._counts else 1)
 
 
 def in_words(seconds: float) -> str:
@@ -165,12 +166,11 @@ def in_words(seconds: float) -> str:
 
 def _check(bucket: Bucket, amount: int, what: str, now: float) -> None:
     if amount > bucket.limit:
-        error = RateLimited(
+        raise RateLimited(
             f"Request too large for this API key: it needs about {amount} {what}, and the limit is"
-            f" {bucket.limit} {what} per minute. Shorten the prompt or lower max_tokens."
+            f" {bucket.limit} {what} per minute. Shorten the prompt or lower max_tokens.",
+            not_retryable=True,
         )
-        error.hopeless = True
-        raise error
     if wait := bucket.seconds_until(amount, now):
         left = max(0, int(bucket.level(now)))
         raise RateLimited(
@@ -181,15 +181,15 @@ def _check(bucket: Bucket, amount: int, what: str, now: float) -> None:
 
 
 class Keys:
-    """The keys that clients may use; no keys = everybody may."""
+    """The configured API keys; without any, all requests are allowed."""
 
     def __init__(self, keys: Sequence[KeyConfig]) -> None:
         self._keys = [(key.digest, key) for key in keys]
 
     def check(self, headers: Mapping[bytes, bytes]) -> KeyConfig | None:
-        """The key that a request came with; None where no key is needed. Raises Unauthorized.
+        """The API key of a request; None where no key is needed. Raises Unauthorized.
 
-        Every key is compared, whichever matches, so that the time taken tells nothing.
+        Every key is compared, whichever matches: the time taken reveals nothing.
         """
         if not self._keys:
             return None

@@ -14,86 +14,86 @@ from gateway.config import Config, KeyConfig
 from gateway.embeddings.rerank_wire import pairs_of, scored_bytes
 from gateway.embeddings.wire import inputs_of as embedding_inputs_of
 from gateway.errors import InvalidRequest, ModelNotFound
-from gateway.front.http_request import Incoming
+from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import SHORT_BYTES, Steps, parse_body, refuse_remote_media, with_fields
 from gateway.front.routes import Route
-from gateway.request import Ask, InferenceRequest, Kind
+from gateway.request import Demand, InferenceRequest, Kind
 from gateway.routing.estimates import Estimates
-from gateway.routing.prompt_blocks import Prompt, canonical_prompt, inputs_of, prefix_keys, seed, sequences_of
+from gateway.routing.prompt_blocks import canonical_prompt, inputs_of, prefix_keys, seed, sequences_of
 
 _SANE_NAME = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]{0,126}[\x21-\x7e])?")
 _POSITIVE = re.compile(rb"(?=[0-9.]*[1-9])[0-9]{1,12}(?:\.[0-9]{1,9})?")
 _CLASSES = (b"interactive", b"batch")
-# How long a client waits for an answer, in seconds, as SDKs tell it: OpenAI's and Anthropic's for Python, for Node.
+# The timeout of the client in seconds, as sent by the SDKs of OpenAI and Anthropic for Python and for Node.
 _SDK_TIMEOUTS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
 
 
-class Standing:
-    """Fills in what the waiting line needs to know of a request.
+class SchedulingHeaders:
+    """Reads a request's tenant, weight, class and deadline from its headers and API key.
 
-    `tenant_header`: empty = none. `comment_seconds`: streams that wait send something this often; 0 = nothing.
+    `tenant_header`: empty = none. `comment_seconds`: the interval of keep-alive comments to queued streams; 0 = none.
     """
 
     def __init__(self, tenant_header: str = "", comment_seconds: float = 0.0) -> None:
         self._tenant_header = tenant_header.lower().encode()
         self._comment_seconds = comment_seconds
 
-    def owner(self, headers: Mapping[bytes, bytes], key: KeyConfig | None) -> tuple[str, str]:
+    def owner(self, incoming: HttpRequest) -> tuple[str, str]:
         """The API key's name and the tenant: what a client stores belongs to both."""
-        return key.name if key is not None else "", self._tenant(headers, key)
+        key = incoming.key
+        return key.name if key is not None else "", self._tenant(incoming.headers, key)
 
-    def give(self, ask: Ask, incoming: Incoming, key: KeyConfig | None) -> None:
-        """Set tenant, weight, class and deadline. Raises InvalidRequest for a class or deadline that is none."""
-        headers = incoming.headers
-        if key is not None:
-            ask.weight, ask.batch = key.weight, key.priority == "batch"
-        ask.tenant = self._tenant(headers, key)
+    def read(self, incoming: HttpRequest, *, streams: bool) -> tuple[str, float, bool, float | None]:
+        """Tenant, weight, whether it is a batch request, and deadline in seconds. Raises InvalidRequest."""
+        headers, key = incoming.headers, incoming.key
+        weight, batch = (1.0, False) if key is None else (key.weight, key.priority == "batch")
         priority = headers.get(b"x-gateway-priority")
         if priority is not None:
-            ask.batch = _is_batch(priority) or ask.batch  # a client lowers itself, and never rises above its key
-        patient_after = self._comment_seconds if ask.streams else 0.0
-        ask.deadline_seconds = _deadline(headers, incoming.arrived_seconds, patient_after)
+            batch = _is_batch(priority) or batch  # a client can lower its class, not raise it above its key's
+        comment_seconds = self._comment_seconds if streams else 0.0
+        deadline_seconds = _deadline(headers, incoming.arrived_seconds, comment_seconds)
+        return self._tenant(headers, key), weight, batch, deadline_seconds
 
     def _tenant(self, headers: Mapping[bytes, bytes], key: KeyConfig | None) -> str:
-        told = headers.get(self._tenant_header, b"").strip() if self._tenant_header else b""
-        return _name(told) if told else key.name if key is not None else ""
+        value = headers.get(self._tenant_header, b"").strip() if self._tenant_header else b""
+        return _name(value) if value else key.name if key is not None else ""
 
 
-def _name(told: bytes) -> str:
-    """A tenant's name as the proxy told it; what is too long or not plain text is told apart by its hash."""
-    if _SANE_NAME.fullmatch(told):
-        return told.decode()
-    return f"sha256-{hashlib.sha256(told).hexdigest()[:16]}"
+def _name(value: bytes) -> str:
+    """The tenant's name; one that is too long or not plain text is replaced by its hash."""
+    if _SANE_NAME.fullmatch(value):
+        return value.decode()
+    return f"sha256-{hashlib.sha256(value).hexdigest()[:16]}"
 
 
 def _is_batch(priority: bytes) -> bool:
-    told = priority.strip().lower()
-    if told not in _CLASSES:
+    value = priority.strip().lower()
+    if value not in _CLASSES:
         raise InvalidRequest("The header X-Gateway-Priority must be interactive or batch.")
-    return told == b"batch"
+    return value == b"batch"
 
 
-def _deadline(headers: dict[bytes, bytes], arrived_seconds: float, patient_after_seconds: float) -> float | None:
+def _deadline(headers: dict[bytes, bytes], arrived_seconds: float, comment_seconds: float) -> float | None:
     """When the answer must have begun, if the client says so.
 
-    An SDK's time-out is for the time in which nothing comes, so that a comment before it is over makes it patient.
+    An SDK's timeout limits the time without data, so it sets no deadline where comments are sent more often.
     """
-    told = headers.get(b"x-gateway-deadline-ms")
-    if told is not None:
-        if not _POSITIVE.fullmatch(told.strip()):
+    value = headers.get(b"x-gateway-deadline-ms")
+    if value is not None:
+        if not _POSITIVE.fullmatch(value.strip()):
             raise InvalidRequest("The header X-Gateway-Deadline-Ms must be a positive number of milliseconds.")
-        return arrived_seconds + float(told) / 1000
+        return arrived_seconds + float(value) / 1000
     for name in _SDK_TIMEOUTS:
-        told = headers.get(name)
-        if told is not None and (seconds := _seconds(told)) is not None:
-            return None if 0 < patient_after_seconds < seconds else arrived_seconds + seconds
+        value = headers.get(name)
+        if value is not None and (seconds := _seconds(value)) is not None:
+            return None if 0 < comment_seconds < seconds else arrived_seconds + seconds
     return None
 
 
-def _seconds(told: bytes) -> float | None:
-    """A time-out that an SDK tells; what is no positive number says nothing."""
+def _seconds(value: bytes) -> float | None:
+    """The timeout of an SDK; None if it is not a positive number."""
     try:
-        seconds = float(told)
+        seconds = float(value)
     except ValueError:
         return None
     return seconds if 0 < seconds < math.inf else None
@@ -120,22 +120,25 @@ class StoredResponses:
         self._places: OrderedDict[str, Place] = OrderedDict()
 
     def remember(self, opening: bytes, place: Place) -> None:
-        """Note the response whose first bytes these are. An id stays with the client that had it first."""
+        """Note the response with these first bytes. An id belongs to the first client that had it."""
         if match := _ID.search(opening[:_OPENING_BYTES]):
             self._places.setdefault(match[1].decode(), place)
             if len(self._places) > _MAX_RESPONSES:
                 self._places.popitem(last=False)
 
     def find(self, response_id: str, owner: tuple[str, str]) -> Place | None:
-        """Where this client's response is; None if it is not known, or another client's."""
+        """The backend of this client's response; None if it is unknown, or another client's."""
         place = self._places.get(response_id)
         return place if place is not None and place.owner == owner else None
 
 
-MEDIA_TOKENS = 1000  # what an image, a sound or a file is taken for; how many it has is the model's secret
+MEDIA_TOKENS = 1000  # the estimate for an image, a sound or a file: the real number depends on the model
 _UPLOAD_BYTES_A_TOKEN = 64  # Whisper makes 50 tokens of a second of speech, for which 3 KB are a low bit rate
 _PROMPT_FIELDS = {"chat": "messages", "messages": "messages", "completions": "prompt", "responses": "input"}
+_RANK = re.compile(rb"[0-9]{1,4}")
 _SAFE_VALUE = re.compile(rb"[\x21-\x7e][\x20-\x7e]{0,1023}")
+# The first of the limits counts; `n` and `best_of` are checked only. With the least value.
+_COUNTS = (("n", 1), ("best_of", 1), ("max_completion_tokens", 0), ("max_tokens", 0), ("max_output_tokens", 0))
 _PASSED = (b"traceparent", b"tracestate", b"x-session-id")
 
 
@@ -145,7 +148,7 @@ class PromptSamples(Protocol):
     def wants_sample(self, now: float) -> bool:
         """Whether to call `sample` for this request. Called once for every request that generates."""
 
-    def sample(self, pieces: Sequence[bytes], ask: Ask, client: str, application: str, now: float) -> None:
+    def sample(self, pieces: Sequence[bytes], demand: Demand, client: str, application: str, now: float) -> None:
         """Keep a prompt: its canonical text message by message, and the names of the API key and the application."""
 
 
@@ -161,7 +164,7 @@ class RequestReader:
         tokens_wanted: Callable[[str], bool] = lambda _: False,
         report: PromptSamples | None = None,
     ) -> None:
-        self.standing = Standing(config.admission.tenant_header, config.admission.comment_seconds)
+        self.scheduling = SchedulingHeaders(config.admission.tenant_header, config.admission.comment_seconds)
         self._limits = config.server
         self._coalesces = partial(config.embeds, "coalesce")
         self._aliases = config.models.aliases
@@ -173,18 +176,13 @@ class RequestReader:
         self._seeds: dict[tuple[str, str], int] = {}
 
     def read(
-        self,
-        incoming: Incoming,
-        route: Route,
-        request_id: str,
-        key: KeyConfig | None,
-        only_model: Callable[[], str | None],
+        self, incoming: HttpRequest, route: Route, request_id: str, only_model: Callable[[], str | None]
     ) -> Steps[InferenceRequest]:
-        """A JSON request. `only_model` gives the model meant where the body names none. Raises InvalidRequest."""
-        document = yield from parse_body(incoming.body, self._limits)
+        """A JSON request. `only_model` returns the model to use where the body names none. Raises InvalidRequest."""
+        body, key, endpoint, kind = incoming.body, incoming.key, route.endpoint, route.kind
+        document = yield from parse_body(body, self._limits)
         if not self._limits.allow_media_urls:
-            refuse_remote_media(document, generates=route.kind is Kind.GENERATE)
-        body = incoming.body
+            refuse_remote_media(document, generates=kind is Kind.GENERATE)
         changes: dict[str, Any] = {}
         model = _string(document, "model") or only_model()
         if model is None:
@@ -192,7 +190,7 @@ class RequestReader:
         if alias := self._aliases.get(model):
             changes["model"] = model = alias
         salt = _string(document, "cache_salt") or ""
-        if key is not None and key.isolate_cache and route.kind is Kind.GENERATE:
+        if key is not None and key.isolate_cache and kind is Kind.GENERATE:
             changes["cache_salt"] = salt = self._isolated_salt(key, salt)
         streams = _flag(document, "stream")
         options = _counting(document.get("stream_options")) if streams and route.injects_usage else None
@@ -204,118 +202,151 @@ class RequestReader:
             body = yield from with_fields(body, document, changes)
         if len(body) > SHORT_BYTES:
             yield
-        prompt_is_ids = type(document.get("prompt")) is list
-        ask = self._ask(document, incoming, route, model, salt, streams, len(body), key)
-        self.standing.give(ask, incoming, key)
+        if kind is Kind.GENERATE:
+            demand = self._generating_ask(document, incoming, endpoint, model, salt, streams, len(body))
+        else:
+            demand = self._other_ask(document, incoming, model, len(body), pools=kind is Kind.POOL)
         inputs = pairs = None
-        if route.endpoint == "embeddings" and self._coalesces(model):
+        if endpoint == "embeddings" and self._coalesces(model):
             isolation = key.name if key is not None and key.isolate_cache else ""
             inputs = embedding_inputs_of(document, model, isolation)
-        elif route.endpoint in ("rerank", "score") and self._coalesces(model):
-            pairs = pairs_of(route.endpoint, document, model)
-        keeps_document = route.kind is Kind.GENERATE and (prompt_is_ids or self._tokens_wanted(model))
+        elif endpoint in ("rerank", "score") and self._coalesces(model):
+            pairs = pairs_of(endpoint, document, model)
+        keeps_document = kind is Kind.GENERATE and (type(document.get("prompt")) is list or self._tokens_wanted(model))
         return InferenceRequest(
-            endpoint=route.endpoint,
-            kind=route.kind,
+            endpoint=endpoint,
+            kind=kind,
             method=b"POST",
             target=route.target,
             document=document if keeps_document else None,
             salt=salt,
             inputs=inputs,
             pairs=pairs,
-            ask=ask,
+            demand=demand,
             request_id=request_id,
             body=body,
-            worked_bytes=scored_bytes(document, len(body), ask.sequences) if route.kind is Kind.POOL else 0,
+            worked_bytes=scored_bytes(document, len(body), demand.sequences) if kind is Kind.POOL else 0,
             headers=upstream_headers(incoming, request_id),
             done_marker=route.done_marker,
             hides_usage=hides_usage,
-            repeatable=not (route.endpoint == "responses" and _is_stored(document)),
+            repeatable=not (endpoint == "responses" and _is_stored(document)),
+            on_opening=self._remembers(incoming, model) if endpoint == "responses" else None,
+            explains=incoming.headers.get(b"x-gateway-explain") == b"1",
         )
 
-    def expected_tokens(self, request: InferenceRequest) -> int:
-        """What a request will need: its prompt, and its answers as far as they can be foreseen."""
-        ask = request.ask
-        if request.kind is Kind.UPLOAD:
-            return max(1, request.worked_bytes // _UPLOAD_BYTES_A_TOKEN)
-        if request.kind is Kind.POOL:
-            return max(1, round(request.worked_bytes / self._estimates.bytes_per_token(ask.model)))
-        output_tokens = self._estimates.expected_output_tokens(ask.model, ask.output_tokens)
-        return ask.prompt_tokens + round(ask.sequences * output_tokens)
+    def read_stored(self, incoming: HttpRequest, route: Route, request_id: str) -> InferenceRequest:
+        """A request for a response that one backend stores. Raises ModelNotFound."""
+        response_id = route.target.partition(b"?")[0].split(b"/")[3].decode()
+        place = self._stored.find(response_id, self.scheduling.owner(incoming))
+        if place is None:
+            raise ModelNotFound(f"Unknown response {response_id!r}.", param="response_id")
+        return InferenceRequest(
+            endpoint=route.endpoint,
+            kind=Kind.LIGHT,
+            method=incoming.method,
+            target=route.target,
+            demand=Demand(place.model, sequences=0, pinned=place.backend, streams=route.streams),
+            request_id=request_id,
+            headers=upstream_headers(incoming, request_id),
+        )
 
-    def _ask(
+    def _remembers(self, incoming: HttpRequest, model: str) -> Callable[[str, bytes], None]:
+        owner = self.scheduling.owner(incoming)
+        return lambda backend, opening: self._stored.remember(opening, Place(backend, model, owner))
+
+    def expected_tokens(self, request: InferenceRequest) -> int:
+        """What a request is expected to need: its prompt and its answers."""
+        demand = request.demand
+        if request.kind is Kind.UPLOAD:
+            return upload_tokens(request.worked_bytes)
+        if request.kind is Kind.POOL:
+            return max(1, round(request.worked_bytes / self._estimates.bytes_per_token(demand.model)))
+        output_tokens = self._estimates.expected_output_tokens(demand.model, demand.output_tokens)
+        return demand.prompt_tokens + round(demand.sequences * output_tokens)
+
+    def _other_ask(
+        self, document: dict[str, Any], incoming: HttpRequest, model: str, size_bytes: int, *, pools: bool
+    ) -> Demand:
+        sequences = inputs_of(document) if pools else 0
+        tenant, weight, batch, deadline = self.scheduling.read(incoming, streams=False)
+        return Demand(
+            model,
+            sequences=sequences,
+            divisible=pools,
+            output_tokens=0,
+            size_bytes=size_bytes,
+            tenant=tenant,
+            weight=weight,
+            batch=batch,
+            deadline_seconds=deadline,
+        )
+
+    def _generating_ask(
         self,
         document: dict[str, Any],
-        incoming: Incoming,
-        route: Route,
+        incoming: HttpRequest,
+        endpoint: str,
         model: str,
         salt: str,
         streams: bool,
         size_bytes: int,
-        key: KeyConfig | None,
-    ) -> Ask:
-        if route.kind is not Kind.GENERATE:
-            pools = route.kind is Kind.POOL
-            count = inputs_of(document) if pools else 0
-            return Ask(model, sequences=count, divisible=pools, output_tokens=0, size_bytes=size_bytes)
-        limit = _limit(document)
-        sequences = sequences_of(document)
+    ) -> Demand:
+        limit, sequences = _limit(document), sequences_of(document)
         if sequences > self._limits.max_sequences:
-            raise InvalidRequest(
-                f"This request needs {sequences} sequences (n x prompts), which exceeds the limit of"
-                f" {self._limits.max_sequences} per request (server.max_sequences).",
-                param="n",
-            )
-        prompt = canonical_prompt(document, _PROMPT_FIELDS[route.endpoint])
-        ask = self._measured(prompt, model, salt)
-        ask.sequences, ask.output_tokens, ask.streams, ask.size_bytes = sequences, limit, streams, size_bytes
-        ask.reads_cache = document.get("prompt_logprobs") is None and not (
-            document.get("echo") and document.get("logprobs") is not None
-        )
-        if route.endpoint == "responses":
-            ask.pinned = self._stored_on(document, self.standing.owner(incoming.headers, key))
-        ask.rank = _rank(incoming.headers.get(b"x-data-parallel-rank"))
-        named = document.get("prompt_cache_key")
-        application = named if type(named) is str else ""
-        session = incoming.headers.get(b"x-session-id", b"").decode("latin-1") or application
-        if session:
-            ask.hint = seed(key.name if key is not None else "", session[:1024])
-        now, report = incoming.arrived_seconds, self._report
-        if report is not None and prompt.token_ids is None and report.wants_sample(now):
-            report.sample(prompt.pieces, ask, key.name if key is not None else "", application, now)
-        return ask
-
-    def _measured(self, prompt: Prompt, model: str, salt: str) -> Ask:
+            raise _too_many_sequences(sequences, self._limits.max_sequences)
+        prompt = canonical_prompt(document, _PROMPT_FIELDS[endpoint])
         keys, edges, ends = prefix_keys(prompt.pieces, self._seed(model, salt))
         size, turn, turn_end = sum(map(len, prompt.pieces)) + prompt.more_bytes, 0, 0
         if 0 < prompt.answer < len(ends):
             turn, turn_end = ends[prompt.answer - 1], ends[prompt.answer]
         known = self._estimates.measure(model, keys, edges, size, turn, turn_end)
-        tokens = known.prompt_tokens
         if prompt.token_ids is not None:
-            tokens = len(prompt.token_ids) + prompt.more_bytes // 4
-        elif prompt.media and not known.anchor_size:
-            tokens += MEDIA_TOKENS * prompt.media
-        return Ask(
+            prompt_tokens = len(prompt.token_ids) + prompt.more_bytes // 4
+        else:
+            prompt_tokens = known.prompt_tokens + (MEDIA_TOKENS * prompt.media if not known.anchor_size else 0)
+        pinned = self._stored_on(document, incoming) if endpoint == "responses" else None
+        client = incoming.key.name if incoming.key is not None else ""
+        rank = incoming.headers.get(b"x-data-parallel-rank")
+        named = document.get("prompt_cache_key")
+        application = named if type(named) is str else ""
+        session = incoming.headers.get(b"x-session-id", b"").decode("latin-1") or application
+        tenant, weight, batch, deadline = self.scheduling.read(incoming, streams=streams)
+        demand = Demand(
             model,
             keys=keys,
             edges=edges,
             ends=ends,
             prompt_size=size,
-            prompt_tokens=tokens,
+            prompt_tokens=prompt_tokens,
             turn=turn if known.answer_is_whole else 0,
             turn_end=turn_end if known.answer_is_whole else 0,
             anchor_size=known.anchor_size,
             anchor_tokens=known.anchor_tokens,
             learnable_bytes=0 if prompt.media or prompt.token_ids is not None else size,
+            reads_cache=_reads_cache(document),
+            sequences=sequences,
+            output_tokens=limit,
+            streams=streams,
+            size_bytes=size_bytes,
+            pinned=pinned,
+            rank=int(rank) if rank is not None and _RANK.fullmatch(rank) else None,  # like vLLM, ignore other text
+            hint=seed(client, session[:1024]) if session else 0,
+            tenant=tenant,
+            weight=weight,
+            batch=batch,
+            deadline_seconds=deadline,
         )
+        now, report = incoming.arrived_seconds, self._report
+        if report is not None and prompt.token_ids is None and report.wants_sample(now):
+            report.sample(prompt.pieces, demand, client, application, now)
+        return demand
 
-    def _stored_on(self, document: dict[str, Any], owner: tuple[str, str]) -> str | None:
+    def _stored_on(self, document: dict[str, Any], incoming: HttpRequest) -> str | None:
         """The backend that stores the response which this one continues."""
         previous = _string(document, "previous_response_id")
         if previous is None:
             return None
-        place = self._stored.find(previous, owner)
+        place = self._stored.find(previous, self.scheduling.owner(incoming))
         if place is None:
             raise ModelNotFound(f"Unknown response {previous!r}.", param="previous_response_id")
         return place.backend
@@ -335,8 +366,28 @@ class RequestReader:
         return hmac.new(self._salt_secret, message, hashlib.sha256).hexdigest()
 
 
-def upstream_headers(incoming: Incoming, request_id: str) -> bytes:
-    """Header lines that travel on: the request's id, trace context, session. Nothing else of the client's does."""
+def _too_many_sequences(sequences: int, limit: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"This request needs {sequences} sequences (n x prompts), which exceeds the limit of {limit} per request"
+        " (server.max_sequences).",
+        param="n",
+    )
+
+
+def upload_tokens(size_bytes: int) -> int:
+    """The expected tokens of an upload of this size."""
+    return max(1, size_bytes // _UPLOAD_BYTES_A_TOKEN)
+
+
+def _reads_cache(document: dict[str, Any]) -> bool:
+    """False where the engine must compute the log-probabilities of every prompt token."""
+    return document.get("prompt_logprobs") is None and not (
+        document.get("echo") and document.get("logprobs") is not None
+    )
+
+
+def upstream_headers(incoming: HttpRequest, request_id: str) -> bytes:
+    """Header lines for the backend: request id, trace context, session; no other header of the client."""
     lines = b"x-request-id: %b\r\n" % request_id.encode()
     headers = incoming.headers
     for name in _PASSED:
@@ -344,11 +395,6 @@ def upstream_headers(incoming: Incoming, request_id: str) -> bytes:
         if value is not None and _SAFE_VALUE.fullmatch(value):
             lines += b"%b: %b\r\n" % (name, value)
     return lines
-
-
-def _rank(value: bytes | None) -> int | None:
-    """The engine of a backend that the client asks for; vLLM ignores what is no number, and so does this."""
-    return int(value) if value is not None and re.fullmatch(rb"[0-9]{1,4}", value) else None
 
 
 def _string(document: dict[str, Any], name: str) -> str | None:
@@ -363,7 +409,7 @@ def _string(document: dict[str, Any], name: str) -> str | None:
 
 
 def _is_stored(document: dict[str, Any]) -> bool:
-    """Whether the backend keeps the response, as it does unless told otherwise."""
+    """Whether the backend stores the response, which is the default."""
     return bool(document.get("store", True) or document.get("background"))
 
 
@@ -375,7 +421,7 @@ def _flag(document: dict[str, Any], name: str) -> bool:
 
 
 def _counting(options: Any) -> dict[str, Any] | None:
-    """Stream options by which the engine reports usage; None if the client has asked for it, or for nonsense."""
+    """Stream options by which the engine reports usage; None if the client requests it, or they are invalid."""
     if options is None:
         return {"include_usage": True}
     if type(options) is not dict or options.get("include_usage") not in (None, False):
@@ -384,17 +430,13 @@ def _counting(options: Any) -> dict[str, Any] | None:
 
 
 def _limit(document: dict[str, Any]) -> int | None:
-    """The client's bound on output tokens, if any. Raises InvalidRequest for counts that are none."""
-    for name in ("n", "best_of"):
-        _count(document, name, at_least=1)
-    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
-        if (limit := _count(document, name, at_least=0)) is not None:
-            return limit
+    """The client's limit of output tokens, if any. Raises InvalidRequest for invalid counts."""
+    for name, at_least in _COUNTS:
+        value = document.get(name)
+        if value is None:
+            continue
+        if type(value) is not int or value < at_least:
+            raise InvalidRequest(f"The field {name!r} must be a whole number of at least {at_least}.", param=name)
+        if not at_least:
+            return value
     return None
-
-
-def _count(document: dict[str, Any], name: str, at_least: int) -> int | None:
-    value = document.get(name)
-    if value is None or (type(value) is int and value >= at_least):
-        return value
-    raise InvalidRequest(f"The field {name!r} must be a whole number of at least {at_least}.", param=name)

@@ -15,7 +15,7 @@ _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phr
 
 
 class Wire(Protocol):
-    """The client's connection, as far as a reply needs it."""
+    """The client's connection, as the response uses it."""
 
     blocked: bool
 
@@ -26,16 +26,16 @@ class Wire(Protocol):
         """Send bytes; dropped when the client is gone. True = its buffer is full."""
 
 
-class Reply:
-    """Writes one response. `begun`: the client has part of it. `on_room` is called when a full buffer has emptied.
+class ClientResponse:
+    """Writes one response. `begun`: the client has part of it.
 
-    A client who waits for a stream may be sent its head and comments before; that is not part of an answer yet, but
-    what comes then can only be events.
+    A client that waits for a stream may get the head and keep-alive comments earlier. That does not count as begun, but
+    only events can follow.
     """
 
     __slots__ = (
-        "_anthropic", "_bodiless", "_chunked", "_events", "_http10", "_opened", "_wire", "begun", "complete", "extra",
-        "keep_alive", "on_room", "request_id", "standing", "status",
+        "_anthropic", "_bodiless", "_chunked", "_events", "_headers", "_http10", "_opened", "_wire",
+        "backend_headers", "begun", "complete", "keep_alive", "on_writable", "request_id", "status",
     )  # fmt: skip
 
     def __init__(
@@ -54,15 +54,15 @@ class Reply:
         self._opened = False  # head and comments were sent, and nothing else
         self._http10 = http10
         self._anthropic = anthropic
-        self._bodiless = bodiless  # the answer to HEAD: only errors, for no route takes it
+        self._bodiless = bodiless  # the response to HEAD, which is always an error
+        self._headers = b""  # lines of every response, errors too
+        self.backend_headers = b""
         self.request_id = request_id
         self.keep_alive = keep_alive
         self.begun = False
         self.complete = False
         self.status = 0
-        self.extra = b""
-        self.standing = b""  # header lines that every answer has, errors too
-        self.on_room: Callable[[], None] | None = None
+        self.on_writable: Callable[[], None] | None = None
 
     @property
     def address(self) -> str:
@@ -70,8 +70,24 @@ class Reply:
 
     @property
     def blocked(self) -> bool:
-        """The client takes no more for now."""
+        """Backpressure: the client's buffer is full."""
         return self._wire.blocked
+
+    def set_headers(self, lines: bytes) -> None:
+        """Header lines that the response has in any case, also if it is an error."""
+        self._headers = lines
+
+    def add_headers(self, lines: bytes) -> None:
+        """More header lines that the response has in any case."""
+        self._headers += lines
+
+    def set_backend_headers(self, lines: bytes) -> None:
+        """Header lines about the backend, which replace those of an earlier attempt."""
+        self.backend_headers = lines
+
+    def when_writable(self, resume: Callable[[], None] | None) -> None:
+        """Call this when a full buffer has space again; None = call nothing."""
+        self.on_writable = resume
 
     def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None:
         if self._opened:
@@ -95,7 +111,7 @@ class Reply:
         self._open(status, content_type, extra)
 
     def comment(self) -> None:
-        """Tell a client who waits for a stream, and the proxies on the way, that there is more to come."""
+        """Send a keep-alive comment to a client that waits for a stream, and to the proxies between."""
         if self.begun or self.complete or self._wire.blocked:
             return
         if not self._opened:
@@ -116,7 +132,7 @@ class Reply:
         )
 
     def write(self, data: bytes) -> bool:
-        """Body bytes of a begun response. True = the client takes no more for now."""
+        """Body bytes of a begun response. True = the client's buffer is full."""
         return self._wire.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self) -> None:
@@ -125,7 +141,7 @@ class Reply:
             self._wire.write(b"0\r\n\r\n")
 
     def fail(self, error: GatewayError) -> None:
-        """Tell the client of an error: a whole response, or the last event of a stream that then ends uncleanly."""
+        """Send an error: a whole response, or the last event of a stream, which then ends uncleanly."""
         if self.complete:
             return
         if not (self.begun or self._opened):
@@ -144,17 +160,15 @@ class Reply:
 
     def _head(self, status: int) -> bytes:
         line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
-        connection = b"" if self.keep_alive and not self._http10 else self._connection_header()
-        return b"%bx-request-id: %b\r\n%b%b%b" % (
-            line, self.request_id.encode(), connection, self.standing, self.extra,
-        )  # fmt: skip
-
-    def _connection_header(self) -> bytes:
-        return b"connection: keep-alive\r\n" if self.keep_alive else b"connection: close\r\n"
+        connection = b""
+        if self._http10 or not self.keep_alive:
+            connection = b"connection: keep-alive\r\n" if self.keep_alive else b"connection: close\r\n"
+        request_id = self.request_id.encode()
+        return b"%bx-request-id: %b\r\n%b%b%b" % (line, request_id, connection, self._headers, self.backend_headers)
 
 
 class _Nowhere:
-    """Where the rest of a response goes that was broken off."""
+    """Discards the rest of a response that was broken off."""
 
     address = ""
     blocked = False
@@ -164,13 +178,13 @@ class _Nowhere:
 
 
 def _as_event(status: int, body: bytes, anthropic: bool) -> bytes:
-    """The body of a whole answer, for a client whose head says that events follow: errors alone can be told."""
+    """The body of a whole response as an event, for a client that already has the head of a stream: an error."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
         document = None
     if isinstance(document, dict) and document.get("error"):
-        return orjson.dumps(document)  # on one line, whatever it was before
+        return orjson.dumps(document)  # on one line
     return render(BackendFault(f"The backend returned {status} without an event stream."), anthropic)
 
 
@@ -186,8 +200,8 @@ def render(error: GatewayError, anthropic: bool = False) -> bytes:
 
 
 def error_headers(error: GatewayError) -> bytes:
-    """Whether and when to come back; how to give a key; which method is right."""
-    lines = b"x-should-retry: false\r\n" if error.hopeless else b""
+    """Whether and when to retry; how to authenticate; which method is allowed."""
+    lines = b"x-should-retry: false\r\n" if error.not_retryable else b""
     if error.retry_after_seconds is not None:
         milliseconds = max(1, ceil(error.retry_after_seconds * 1000 - 1e-6))
         return lines + b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (-(-milliseconds // 1000), milliseconds)

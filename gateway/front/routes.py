@@ -1,4 +1,4 @@
-"""The exact (method, path) table. What is not in it does not exist here, in whatever spelling."""
+"""The exact table of methods and paths. Everything else is rejected, in any spelling."""
 
 import re
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ class Local(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One endpoint. `target` is sent upstream as it stands here; `done_marker` ends a complete event stream."""
+    """One endpoint. `target` is sent to the backend as it is here; `done_marker` ends a complete event stream."""
 
     endpoint: str
     kind: Kind = Kind.LIGHT
@@ -29,9 +29,9 @@ class Route:
     anthropic: bool = False
     public: bool = False  # no API key needed
     injects_usage: bool = False
-    stored: bool = False  # speaks of a response that one backend stores
+    stored: bool = False  # for a response that one backend stores
     max_body_bytes: int | None = 0  # None = as configured
-    streams: bool = False  # such a response is asked for as a stream of events
+    streams: bool = False  # the stored response is requested as a stream
 
 
 _DONE = b"data: [DONE]"
@@ -77,12 +77,12 @@ ROUTES = _table()
 _PATHS = {path: method for method, path in ROUTES}
 _MODEL = re.compile(rb"/v1/models/([A-Za-z0-9._:@%/+-]{1,512})")
 _RESPONSE = re.compile(rb"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?")
-# The parts of a query string that reach a backend, with what they may say.
+# The query parameters that reach a backend, and their valid values.
 _QUERY = {b"stream": re.compile(rb"true|false"), b"starting_after": re.compile(rb"[0-9]{1,18}")}
 
 
 def find_route(method: bytes, path: bytes) -> Route:
-    """The route of a request. Of a query string is kept what reading a stored response takes.
+    """The route of a request. Only query parameters of stored responses are kept.
 
     Raises RouteNotFound, MethodNotAllowed or InvalidRequest.
     """
@@ -93,14 +93,14 @@ def find_route(method: bytes, path: bytes) -> Route:
     if method == b"GET" and _MODEL.fullmatch(path):
         return Route("model", local=Local.MODEL, target=path)
     if (match := _RESPONSE.fullmatch(path)) and method == (b"POST" if match[2] else b"GET"):
-        asked = {} if match[2] else _asked(query)
-        target = path + b"?" + b"&".join(b"%b=%b" % each for each in asked.items()) if asked else path
+        passed = {} if match[2] else _passed(query)
+        target = path + b"?" + b"&".join(b"%b=%b" % each for each in passed.items()) if passed else path
         return Route(
             "responses",
             target=target,
             stored=True,
             max_body_bytes=_EMPTY_BODY_BYTES if match[2] else 0,
-            streams=asked.get(b"stream") == b"true",
+            streams=passed.get(b"stream") == b"true",
         )
     shown = path[:200].decode("ascii", "replace") if path.startswith(b"/") else "(not a path)"
     if path in _PATHS:
@@ -111,9 +111,9 @@ def find_route(method: bytes, path: bytes) -> Route:
     raise RouteNotFound(f"Unknown request URL: {method.decode('ascii', 'replace')} {shown}.")
 
 
-def _asked(query: bytes) -> dict[bytes, bytes]:
+def _passed(query: bytes) -> dict[bytes, bytes]:
     """The parts of a query string that are passed on."""
-    asked = {}
+    passed = {}
     for part in query.split(b"&"):
         name, _, value = part.partition(b"=")
         pattern = _QUERY.get(name)
@@ -121,5 +121,5 @@ def _asked(query: bytes) -> dict[bytes, bytes]:
             if not pattern.fullmatch(value):
                 allowed = pattern.pattern.decode()
                 raise InvalidRequest(f"Invalid query parameter {name.decode()}: it must match {allowed}.")
-            asked[name] = value
-    return asked
+            passed[name] = value
+    return passed

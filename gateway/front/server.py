@@ -1,4 +1,4 @@
-"""The listening side: accepts clients, looks after slow ones, and stops without losing anybody's request."""
+"""The listening side: accepts clients, closes slow ones, and shuts down without losing requests."""
 
 import asyncio
 import socket
@@ -8,16 +8,15 @@ from contextlib import asynccontextmanager, suppress
 
 from gateway.config import ServerConfig
 from gateway.errors import Draining
-from gateway.front.connection import ClientConnection
-from gateway.front.handler import Handler
+from gateway.front.connection import ClientConnection, RequestHandler
 from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor
 
 _LOOK_SECONDS = 1.0
 _BACKLOG = 4096
-_BEGIN_AT_ONCE = 32  # of requests that come together; streams get their turn before the next ones
+_BEGIN_AT_ONCE = 32  # of requests that arrive together; streams get their turn before the next ones
 _READ_BYTES = 65536
-_UNSENT_BYTES = 131072  # that the kernel takes for a client beyond what is on the way to it
+_UNSENT_BYTES = 131072  # buffered by the kernel for a client, besides data in flight
 _UNSENT_OPTION = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS have it
 
 
@@ -27,7 +26,7 @@ class Server:
     def __init__(
         self,
         config: ServerConfig,
-        handler: Handler,
+        handler: RequestHandler,
         clock: Callable[[], float],
         memory: MemoryBudget,
         supervisor: Supervisor | None = None,
@@ -35,17 +34,14 @@ class Server:
         self.config = config
         self.memory = memory
         self.read_buffer = memoryview(bytearray(_READ_BYTES))
-        self.known_headers = handler.known_headers
-        self.admit = handler.admit
-        self.serve = handler.serve
-        self._handler = handler
+        self.handler = handler
         self._clock = clock
         self._supervisor = supervisor or Supervisor(clock)
         self._connections: set[ClientConnection] = set()
         self._beginning = 0
         self._put_off: deque[ClientConnection] = deque()
         self._server: asyncio.Server | None = None
-        self._everybody_left = asyncio.Event()
+        self._all_disconnected = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<Server {len(self._connections)} clients, {self.answering} answers under way>"
@@ -69,10 +65,10 @@ class Server:
     def disconnected(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
         if not self._connections:
-            self._everybody_left.set()
+            self._all_disconnected.set()
 
     def may_begin(self, connection: ClientConnection) -> bool:
-        """Whether its next answer may begin now; if not, it is told to proceed, in order, as others have begun."""
+        """Whether its next answer may begin now; if not, its `proceed` is called, in order, when others have begun."""
         if self._beginning < _BEGIN_AT_ONCE:
             self._beginning += 1
             return True
@@ -89,7 +85,7 @@ class Server:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
-        """Accept clients while the block runs; then cut whoever is left."""
+        """Accept clients while the block runs; then abort the connections that are left."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: ClientConnection(self, loop),
@@ -112,8 +108,8 @@ class Server:
             await self._cut()
 
     async def drain(self) -> None:
-        """Stop without losing anybody: not ready, keep accepting, then only finish what runs."""
-        self._handler.draining = True
+        """Shut down without losing requests: not ready, still accepting, then only finish what is in progress."""
+        self.handler.start_draining()
         await asyncio.sleep(self.config.drain_delay_seconds)
         assert self._server is not None
         self._server.close()
@@ -132,13 +128,13 @@ class Server:
                     retry_after_seconds=1.0,
                 )
             )
-        self._everybody_left = asyncio.Event()
+        self._all_disconnected = asyncio.Event()
         if self._connections:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_SECONDS):
-                    await self._everybody_left.wait()
+                    await self._all_disconnected.wait()
         for connection in list(self._connections):
-            connection.abort()  # it does not take what was written; the loop would wait for it on closing
+            connection.abort()  # its client does not read; closing would wait for it
         await asyncio.sleep(0)
 
     async def _watch(self) -> None:

@@ -1,123 +1,29 @@
-"""Audio uploads: a body that is passed on while it arrives, how many may hold a slot, and the model in the form."""
+"""Audio uploads: how many may hold a slot while they arrive, and the model in the form."""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from itertools import islice
+from typing import Protocol
 
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
-from gateway.dispatch import Dispatcher
-from gateway.errors import EndpointNotOffered, GatewayError, InvalidRequest, WaitExpired
-from gateway.front.reply import Reply
+from gateway.errors import EndpointNotOffered, InvalidRequest, WaitExpired
+from gateway.front.http_request import Upload
+from gateway.front.reply import ClientResponse
 from gateway.observe.record import Record
-from gateway.relay.upstream import UpstreamResult
-from gateway.request import InferenceRequest
-from gateway.resources import Holding
-
-_HELD_BYTES = 1048576
-_PIECE_BYTES = 65536
+from gateway.request import InferenceRequest, UpstreamResult
 
 
-class Upload:
-    """Pieces of a body, in order; what waits here is reserved in `holding`.
+class RequestDispatcher(Protocol):
+    """Answers requests: the dispatcher, or a part that batches or splits them first."""
 
-    `read_more(False)` is called when as much waits as may, `read_more(True)` later.
-    """
-
-    def __init__(self, read_more: Callable[[bool], None], holding: Holding) -> None:
-        self.on_end: Callable[[], None] | None = None  # called when nothing more will arrive
-        self.ended = False  # nothing more will arrive
-        self.held_bytes = 0
-        self._read_more = read_more
-        self._holding = holding
-        self._pieces: deque[bytes] = deque()
-        self.came_bytes = 0
-        self._last = bytearray()  # behind the pieces: small chunks are joined here
-        self._closed = False
-        self._error: GatewayError | None = None
-        self._arrival = asyncio.Event()
-
-    def feed(self, data: bytes) -> None:
-        if self._closed:
-            return
-        self._hold(len(data))
-        self.came_bytes += len(data)
-        self._last += data
-        if len(self._last) >= _PIECE_BYTES:
-            self._pieces.append(bytes(self._last))
-            self._last.clear()
-        self._arrival.set()
-        if self.held_bytes >= _HELD_BYTES:
-            self._read_more(False)
-
-    def end(self, error: GatewayError | None = None) -> None:
-        """The body is complete, or will never be."""
-        self.ended = True
-        self._error = error
-        self._arrival.set()
-        on_end, self.on_end = self.on_end, None
-        if on_end is not None:
-            on_end()
-
-    def close(self) -> None:
-        """Discard what waits and what still arrives: the rest is not needed. Idempotent."""
-        self._closed = True
-        self._pieces.clear()
-        self._last.clear()
-        self._let_go(self.held_bytes)
-        self._arrival.set()
-
-    def put_back(self, pieces: list[bytes]) -> None:
-        """Pieces that were looked at and are to be passed on first. Raises MemoryFull."""
-        if self._closed:
-            return
-        self._hold(sum(map(len, pieces)))
-        self._pieces.extendleft(reversed(pieces))
-        self._arrival.set()
-
-    async def collected(self) -> None:
-        """Wait until the body is complete, or as much of it has arrived as may wait here."""
-        while not (self.ended or self._closed) and self.held_bytes < _HELD_BYTES:
-            self._arrival.clear()
-            await self._arrival.wait()
-        if self._error is not None:
-            raise self._error
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        while not (self._pieces or self._last):
-            if self._closed:
-                raise StopAsyncIteration
-            if self._error is not None:
-                raise self._error
-            if self.ended:
-                raise StopAsyncIteration
-            self._arrival.clear()
-            await self._arrival.wait()
-        if self._pieces:
-            piece = self._pieces.popleft()
-        else:
-            piece = bytes(self._last)
-            self._last.clear()
-        self._let_go(len(piece))
-        if self.held_bytes < _HELD_BYTES:
-            self._read_more(True)
-        return piece
-
-    def _hold(self, size_bytes: int) -> None:
-        self._holding.add(size_bytes)
-        self.held_bytes += size_bytes
-
-    def _let_go(self, size_bytes: int) -> None:
-        self._holding.shrink(size_bytes)
-        self.held_bytes -= size_bytes
+    async def dispatch(self, request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:
+        """Answer through `reply`, and write `record` on the way. Raises a GatewayError."""
 
 
-_SHARE = 4  # one of so many slots of a model may be held by an upload that still arrives
+_SHARE = 4  # uploads that still arrive may hold one slot in four of a model
 _REMEMBERED_SECONDS = 60.0
 _RETRY_AFTER_SECONDS = 1.0
 
@@ -130,7 +36,7 @@ class Uploads:
     """
 
     def __init__(
-        self, fleet: Fleet, dispatcher: Dispatcher, max_wait_seconds: float, clock: Callable[[], float]
+        self, fleet: Fleet, dispatcher: RequestDispatcher, max_wait_seconds: float, clock: Callable[[], float]
     ) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
@@ -141,14 +47,14 @@ class Uploads:
         self._refused: dict[tuple[str, str], float] = {}  # by backend and endpoint: when it was last refused
         fleet.on_restart.append(self._forget)
 
-    async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
+    async def dispatch(self, request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:
         """Answer the upload through `reply`, as the dispatcher does. Raises a GatewayError."""
-        upload, model, endpoint = request.upload, request.ask.model, request.endpoint
+        upload, model, endpoint = request.upload, request.demand.model, request.endpoint
         assert isinstance(upload, Upload)
         self._refuse_what_is_not_offered(model, endpoint)
         since = self._clock()
         async with self._turn(model, upload):
-            record.queue_seconds += self._clock() - since
+            record.waited(self._clock() - since)
             try:
                 return await self._dispatcher.dispatch(request, reply, record)
             except EndpointNotOffered:
@@ -168,12 +74,11 @@ class Uploads:
             yield
             return
         await self._place(model)
-        upload.on_end = lambda: self._left(model)
+        upload.when_ended(lambda: self._left(model))
         try:
             yield
         finally:
-            if upload.on_end is not None:
-                upload.on_end = None
+            if upload.when_ended(None):
                 self._left(model)
 
     async def _place(self, model: str) -> None:
@@ -241,7 +146,7 @@ async def model_of(upload: Upload, only_model: str | None) -> str:
     async for piece in upload:
         pieces.append(piece)
         size += len(piece)
-        if size >= 2 * looked_at:  # pieces may be of one byte: each byte is looked at twice, not thousands of times
+        if size >= 2 * looked_at:  # pieces may be single bytes: each byte is searched twice, not thousands of times
             found = _model_in(b"".join(pieces), max(0, looked_at - _PART_BYTES))
             looked_at = size
         if found or size > _LOOK_BYTES:
@@ -258,7 +163,7 @@ async def model_of(upload: Upload, only_model: str | None) -> str:
 
 
 def _model_in(data: bytes, start: int) -> bytes | None:
-    """The value of the first field of that name, if all of it is there. Headers before `start` are not looked at."""
+    """The value of the first field of that name, if all of it is there. Headers before `start` are not searched."""
     lower = data.lower()
     looked, at = 0, lower.find(_FIELD, start)
     while at >= 0 and looked < _FIELDS:

@@ -67,7 +67,7 @@ class Cause:
 
 
 def find_cause(corpus: Corpus, family: Family) -> Cause | None:
-    """The cause, if the prompts tell one that their author could mend."""
+    """The cause, if it is one that the author of the prompts could fix."""
     found = _differences(corpus, family)
     if not found:
         return None
@@ -93,8 +93,9 @@ def _differences(corpus: Corpus, family: Family) -> list[tuple[int, int, Differe
 
 
 def _is_written(corpus: Corpus, family: Family) -> bool:
-    """Whether enough of the core is in messages that clients write: agents read the same files at different times, and
-    models say the same, but nobody can move that.
+    """Whether enough of the core is in messages that clients write.
+
+    Agents read the same files at different times, and models repeat themselves: no client can move such text.
     """
     member = len(family.members) // 2
     text = corpus.samples[family.members[member]].text
@@ -121,21 +122,19 @@ class Scale:
 
 
 def breakers(corpus: Corpus, causes: Sequence[Cause], scale: Scale) -> list[dict[str, Any]]:
-    """A document for each cause that matters, dearest first. The same cause of several families is told once."""
+    """A document for each cause that matters, the most expensive first; one for the same cause in several families."""
     groups: dict[object, list[Cause]] = {}
     for cause in causes:
-        who = frozenset(
-            (corpus.samples[member].model, corpus.samples[member].client) for member in cause.family.members
-        )
-        groups.setdefault((cause.kind, cause.part, who), []).append(cause)
+        sources = frozenset((corpus.samples[each].model, corpus.samples[each].client) for each in cause.family.members)
+        groups.setdefault((cause.kind, cause.part, sources), []).append(cause)
     documents = [_breaker(corpus, group, scale) for group in groups.values()]
     whole = sum(sample.prompt_tokens * sample.weight for sample in corpus.samples)
-    told = [document for document in documents if _matters(document, whole)]
-    return sorted(told, key=lambda document: -document["saved_tokens_per_hour"])
+    relevant = [document for document in documents if _matters(document, whole)]
+    return sorted(relevant, key=lambda document: -document["saved_tokens_per_hour"])
 
 
 def _matters(document: dict[str, Any], whole_tokens: float) -> bool:
-    """Text that comes again by chance, as documents found for a question, is no large part of anything."""
+    """Text that recurs by chance, such as documents retrieved for a question, is a small part of the whole."""
     doubtful = document["kind"] in MAY_BE_NATURAL and document["saved_share"] < _BEYOND_DOUBT
     share = document["saved_tokens_per_request"] * document["requests"] / max(1, whole_tokens)
     if doubtful:
@@ -182,7 +181,7 @@ def _breaker(corpus: Corpus, causes: Sequence[Cause], scale: Scale) -> dict[str,
 
 
 def _mean_saving_bytes(corpus: Corpus, causes: Sequence[Cause]) -> float:
-    """Of a request that is not the first of its family; each sample stands for its weight."""
+    """Of a request that is not the first of its family, weighted by sample."""
     saved = weight = 0.0
     for cause in causes:
         weights = np.array([corpus.samples[member].weight for member in cause.family.members[1:]])
@@ -192,7 +191,6 @@ def _mean_saving_bytes(corpus: Corpus, causes: Sequence[Cause]) -> float:
 
 
 def _id_of(corpus: Corpus, family: Family) -> str:
-    """The same for the same shared text."""
     digests = np.sort(corpus.digest[family.is_core]).tobytes()
     return blake2b(digests, digest_size=4).hexdigest()
 
@@ -249,7 +247,6 @@ def _also(corpus: Corpus, family: Family, first: DifferenceKind) -> list[str]:
 
 
 def _examples(corpus: Corpus, cause: Cause) -> list[str]:
-    """The differing text of some prompts."""
     examples: dict[str, None] = {}
     for one, other, each in cause.shown_by[:8]:
         for place, end in zip((one, other), each.ends, strict=True):
@@ -260,5 +257,4 @@ def _examples(corpus: Corpus, cause: Cause) -> list[str]:
 
 
 def advice_on(kind: DifferenceKind, place: str, saved_tokens: int) -> str:
-    """What to change, where, and what it brings."""
     return f"{_ADVICE[kind]}; it is in {place}. This saves about {saved_tokens:,} tokens of prefill a request."

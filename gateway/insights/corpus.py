@@ -23,7 +23,7 @@ _PIECE = re.compile(rb"[^" + re.escape(_ENDS) + rb"]{0,128}[" + re.escape(_ENDS)
 _MARGIN = _ENDS + b' ":\t\r'
 _MOST_PIECES = 4096  # of a prompt: what follows is left out
 _MOST_IN_ALL = 400_000  # of all prompts: the oldest are left out
-_TELLING_BYTES = 12  # shorter pieces are in everything
+_DISTINCTIVE_BYTES = 12  # shorter pieces are in every prompt
 _ODD = 0x9E3779B97F4A7C15  # its powers number the places in a chain
 
 
@@ -42,7 +42,7 @@ class Corpus:
     parent: Ints  # the node before; below 0 before the first piece
     start: Ints  # bytes
     size: Ints  # bytes
-    telling: npt.NDArray[np.bool_]  # by content: long enough to say something
+    distinctive: npt.NDArray[np.bool_]  # by content: long enough not to be in every prompt
     digest: npt.NDArray[np.uint64]  # by content
 
     def matched(self) -> Ints:
@@ -54,7 +54,6 @@ class Corpus:
 
 
 def sums(places: Ints, values: Ints, length: int) -> Ints:
-    """The sum of the values at each place."""
     return np.bincount(places, values, length).astype(np.int64)
 
 
@@ -72,7 +71,7 @@ def chained(digests: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64
 
 
 def build(samples: Sequence[Sample], breathe: Breathe) -> Corpus:
-    """Cut the samples and number what is in them; too many tiny pieces are not looked at, least of all old ones."""
+    """Cut the samples into pieces and number them; if there are too many pieces, the oldest samples are left out."""
     cut, count = [], 0
     for sample in reversed(samples):
         pieces = _PIECE.findall(sample.text)[:-1][:_MOST_PIECES]  # the last one is empty
@@ -104,9 +103,8 @@ def build(samples: Sequence[Sample], breathe: Breathe) -> Corpus:
     size = np.concatenate(sizes)
     longest = np.zeros(len(digest_of), np.int64)
     np.maximum.at(longest, content, size)
-    return Corpus(
-        samples, rows, owner, content, node, parent, np.concatenate(starts), size, longest >= _TELLING_BYTES, digest_of
-    )
+    distinctive = longest >= _DISTINCTIVE_BYTES
+    return Corpus(samples, rows, owner, content, node, parent, np.concatenate(starts), size, distinctive, digest_of)
 
 
 def _salts(samples: Sequence[Sample]) -> list[int]:

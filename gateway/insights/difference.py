@@ -69,7 +69,6 @@ def token_at(text: bytes, position: int) -> tuple[DifferenceKind, int, int] | No
 
 
 def kind_of_words(text: bytes) -> DifferenceKind:
-    """Of a piece of text that no single token makes differ."""
     stripped = text.strip(b" \t\r\n,;:.!?\"'")
     if not stripped:
         return DifferenceKind.EXTRA_TEXT
@@ -153,8 +152,8 @@ def _common_pieces(corpus: Corpus, family: Family, one: int, other: int) -> list
     places: list[dict[int, tuple[int, int]]] = []
     for place in (one, other):
         rows = slice(family.first_row[place], corpus.rows[family.members[place] + 1])
-        telling = corpus.telling[corpus.content[rows]]
-        columns = (column[rows][telling].tolist() for column in (corpus.content, corpus.start, corpus.size))
+        chosen = corpus.distinctive[corpus.content[rows]]
+        columns = (column[rows][chosen].tolist() for column in (corpus.content, corpus.start, corpus.size))
         found: dict[int, tuple[int, int]] = {}
         repeated = set()
         for content, start, size in zip(*columns, strict=True):
@@ -210,7 +209,6 @@ def _words(texts: tuple[bytes, bytes], start: int, common: list[tuple[int, int, 
 
 
 def _order_kind(texts: tuple[bytes, bytes], start: int) -> DifferenceKind:
-    """What was put in another order."""
     tools = [_tools(text) for text in texts]
     inside = part_of(texts[0], start).name == "tools"
     if inside and tools[0] is not None and tools[1] is not None:
@@ -235,7 +233,6 @@ def _tools(text: bytes) -> list[object] | None:
 
 
 def part_of(text: bytes, position: int) -> PromptPart:
-    """The part of a canonical prompt that a position is in."""
     turn = text.rfind(b"\x1e", 0, position + 1)
     if turn >= 0:
         number = text.count(b"\x1e", 0, turn)

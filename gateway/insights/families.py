@@ -22,7 +22,7 @@ LEAST_BRANCHES = 3
 _MOST_PIECES = 4_000_000  # looked at in all: prompts made to branch everywhere would take minutes
 _CORE_SHARE = 0.5  # of the branches that must have a piece
 _MOST_VARYING = 4  # times the core, that what stands before its end may be
-_COVERED = 0.95  # of a prompt's core bytes: behind that, a piece of the core is taken for chance
+_COVERED = 0.95  # of a prompt's core bytes: behind that, a piece of the core is considered chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +109,15 @@ def _behind(corpus: Corpus, branching: _Branching) -> tuple[Ints, Ints]:
     return branching.rows[places] + offsets, places
 
 
+def _distinctive(corpus: Corpus, rows: Ints, places: Ints) -> tuple[Ints, Ints]:
+    chosen = corpus.distinctive[corpus.content[rows]]
+    return rows[chosen], places[chosen]
+
+
 def _alike(corpus: Corpus, branching: _Branching, breathe: Breathe) -> list[Ints]:
     """Members, as places in the branching, grouped by the text that their branches share."""
     rows, places = _behind(corpus, branching)
-    telling = corpus.telling[corpus.content[rows]]
-    rows, places = rows[telling], places[telling]
+    rows, places = _distinctive(corpus, rows, places)
     count = int(branching.branches.max()) + 1
     content, width = corpus.content[rows], len(corpus.digest)
     pairs = distinct(branching.branches[places] * width + content)
@@ -183,9 +187,8 @@ def _measured(corpus: Corpus, branching: _Branching, chosen: Ints, hit_bytes: In
 
 
 def _core(corpus: Corpus, group: _Branching, rows: Ints, places: Ints) -> Ints:
-    """What half of the branches have, of pieces that tell something."""
-    telling = corpus.telling[corpus.content[rows]]
-    rows, places = rows[telling], places[telling]
+    """The distinctive pieces that half of the branches have."""
+    rows, places = _distinctive(corpus, rows, places)
     width = len(corpus.digest)
     pairs = distinct(group.branches[places] * width + corpus.content[rows])
     content, holders = np.unique(pairs % width, return_counts=True)
@@ -196,7 +199,7 @@ def core_flags(corpus: Corpus, core: Ints, rows: Ints, places: Ints) -> npt.NDAr
     """Which pieces are of the core; short ones are if the one before is."""
     content = corpus.content[rows]
     known = np.isin(content, core)
-    decided = corpus.telling[content]
+    decided = corpus.distinctive[content]
     decided[np.flatnonzero(np.diff(places, prepend=-1))] = True  # each member's first
     last = np.maximum.accumulate(np.where(decided, np.arange(len(rows)), 0))
     answer: npt.NDArray[np.bool_] = known[last]

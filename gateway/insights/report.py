@@ -34,20 +34,19 @@ from gateway.insights.samples import (
     add_up,
 )
 from gateway.observe.record import Record
-from gateway.request import Ask
+from gateway.request import Demand
 
 Holders = Callable[[int], Iterable[str]]
-_SAME = 0.8  # of a prefix's requests that go on alike: then the longer one speaks for both
+_SAME = 0.8  # of a prefix's requests with the same continuation: then the longer prefix stands for both
 _EXCERPT_BYTES = 80
 
 
 def identity(key: int) -> str:
-    """A prefix as it is named in the report."""
     return blake2b(key.to_bytes(8, "little", signed=key < 0), digest_size=4).hexdigest()
 
 
 def counts(row: Sequence[int]) -> dict[str, Any]:
-    """A row of counts, with its rates; None where no backend has told."""
+    """A row of counts, with its rates; None where no backend has reported usage."""
     prompt, reported = row[PROMPT], row[REPORTED_PROMPT]
     return {
         "requests": row[REQUESTS],
@@ -60,7 +59,6 @@ def counts(row: Sequence[int]) -> dict[str, Any]:
 
 
 def merged_rows(epochs: Iterable[Epoch]) -> dict[Application, list[int]]:
-    """The counts of each application over all epochs."""
     rows: dict[Application, list[int]] = {}
     for epoch in epochs:
         for application, row in epoch.rows.items():
@@ -81,9 +79,9 @@ def clients(rows: dict[Application, list[int]], most: int) -> list[dict[str, Any
 def applications(
     rows: dict[Application, list[int]], samples: Sequence[Sample], most: int, show_text: bool
 ) -> list[dict[str, Any]]:
-    """By what the prompts begin with, and by name where all that begin alike give the same; most prompt tokens first.
+    """By first prefix block, and by name if all prompts with that block give the same one; most prompt tokens first.
 
-    What begins like nothing else is told together, for each key.
+    Prompts that begin like no other are one entry for each key.
     """
     names: dict[Application, set[str]] = {}
     texts: dict[Application, bytes] = {}
@@ -93,28 +91,29 @@ def applications(
             texts[sample.client, sample.keys[0]] = sample.text
     listed: dict[tuple[str, str], dict[str, Any]] = {}
     sums: dict[tuple[str, str], list[int]] = {}
-    told_apart = 0
+    named = 0
     for application, row in sorted(rows.items(), key=lambda item: item[1][PROMPT], reverse=True):
         client, first = application
         given = names.get(application, set())
         name = next(iter(given)) if len(given) == 1 else ""
-        rare = first == OTHERS or row[REQUESTS] < 2 or (told_apart >= most and (client, name) not in listed)
+        rare = first == OTHERS or row[REQUESTS] < 2 or (named >= most and (client, name) not in listed)
         place = (client, "others" if rare else name or identity(first))
         sums[place] = add_up((sums.get(place, [0] * 5), row))
         if place in listed:
             continue
-        told_apart += not rare
+        named += not rare
         listed[place] = {"id": "others" if rare else identity(first), "client": client, "name": "" if rare else name}
         if show_text and not rare:
             listed[place]["text"] = texts.get(application, b"")[:_EXCERPT_BYTES].decode(errors="replace")
-    told = [{**listed[place], **counts(row)} for place, row in sums.items()]
-    return sorted(told, key=lambda entry: -int(entry["prompt_tokens"]))
+    entries = [{**listed[place], **counts(row)} for place, row in sums.items()]
+    return sorted(entries, key=lambda entry: -int(entry["prompt_tokens"]))
 
 
 def hottest(
     epochs: Iterable[Epoch], samples: Sequence[Sample], most: int, show_text: bool, holders: Holders | None
 ) -> list[dict[str, Any]]:
-    """Prefixes by the tokens that they saved. One that nearly always goes on alike is told by the longer one alone."""
+    """Prefixes by the tokens that they saved. A prefix with nearly always the same continuation is left out: the longer
+    one stands for both."""
     known: dict[int, Reuse] = {}
     for epoch in epochs:
         for key, reuse in epoch.prefixes.items():
@@ -142,7 +141,7 @@ def hottest(
 
 
 def _ending(samples: Sequence[Sample], key: int) -> str:
-    """The last words of a prefix, which tell it from shorter ones."""
+    """The last words of a prefix, which distinguish it from shorter ones."""
     for sample in reversed(samples):
         if key in sample.keys:
             edge = sample.edges[sample.keys.index(key)]
@@ -178,19 +177,19 @@ class PrefixReport:
         return f"<PrefixReport {self._samples!r}, {self._tallies!r}>"
 
     def wants_sample(self, now: float) -> bool:
-        """Whether to call `sample` for this request. To be asked once for every request that generates."""
+        """Whether to call `sample` for this request. Called once for every request that generates."""
         return self._samples.wants(now)
 
-    def sample(self, pieces: Sequence[bytes], ask: Ask, client: str, application: str, now: float) -> None:
-        """Keep a prompt: its canonical text message by message, the API key's name, and the application's if told."""
-        self._samples.add(pieces, ask, client, application, now)
+    def sample(self, pieces: Sequence[bytes], demand: Demand, client: str, application: str, now: float) -> None:
+        """Keep a prompt: its canonical text by message, the API key's name, and the application's if it was given."""
+        self._samples.add(pieces, demand, client, application, now)
 
     def finished(self, record: Record) -> None:
-        """Count a request that ended, if it was answered and its usage told."""
-        ask = record.ask
-        if ask is not None and ask.keys:
-            self._tallies.count(record, ask)
-            self._samples.finished(record, ask)
+        """Count a request that ended, if it was answered and its usage reported."""
+        demand = record.demand
+        if demand is not None and demand.keys:
+            self._tallies.count(record, demand)
+            self._samples.finished(record, demand)
 
     def prepare(self, now: float, window_seconds: float | None = None) -> Making:
         """Take a snapshot. The function that comes back makes the report of it, wherever it is called."""
@@ -201,7 +200,7 @@ class PrefixReport:
             since_start=self._tallies.since_start(),
             epochs=self._tallies.snapshot(now - window),
             samples=self._samples.snapshot(now - window),
-            models=frozenset(self._tallies.models()),
+            models=self._tallies.models(),
         )
         return lambda breathe: make(taken, self._show_text, self._holders, breathe)
 
@@ -222,7 +221,6 @@ class Snapshot:
 
 
 def make(taken: Snapshot, show_text: bool, holders: Holders | None, breathe: Breathe) -> dict[str, Any]:
-    """The report as a document of plain values."""
     rows = merged_rows(taken.epochs)
     breathe()
     in_window = add_up(rows.values())
@@ -269,13 +267,13 @@ def _balanced(taken: Snapshot) -> list[Sample]:
 
 
 def _breakers(taken: Snapshot, show_text: bool, breathe: Breathe) -> tuple[list[dict[str, Any]], float]:
-    """What keeps caches cold, dearest first; and the share of all prompt text that stands behind a difference."""
+    """The causes of cold caches, the most expensive first, and the share of all prompt text behind a difference."""
     if not taken.samples:
         return [], 0.0
     corpus = build(_balanced(taken), breathe)
     samples = corpus.samples
-    told = [round(each.hit_tokens * each.size_bytes / max(1, each.prompt_tokens)) for each in samples]
-    hits = np.where([each.told for each in samples], np.array(told, np.int64), corpus.matched())
+    reported = [round(each.hit_tokens * each.size_bytes / max(1, each.prompt_tokens)) for each in samples]
+    hits = np.where([each.has_usage for each in samples], np.array(reported, np.int64), corpus.matched())
     causes = []
     for family in find_families(corpus, hits, breathe):
         cause = find_cause(corpus, family)

@@ -13,17 +13,17 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from gateway.observe.record import Record
-from gateway.request import Ask
+from gateway.request import Demand
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}")
 REQUESTS, PROMPT, PREDICTED, REPORTED_PROMPT, ACTUAL = range(5)  # of a row of counts
-OTHERS = 0  # in place of an application: those that are not told apart
+OTHERS = 0  # in place of an application: all that have no row of their own
 Application = tuple[str, int]  # an API key's name, and the key of the first prefix block
 
 
 @dataclass(slots=True)
 class Sample:
-    """One prompt. `weight` is how many requests it stands for; tokens are estimates until it is `told`."""
+    """One prompt. `weight` is how many requests it stands for; token counts are estimates until it `has_usage`."""
 
     text: bytes
     model: str
@@ -36,7 +36,13 @@ class Sample:
     size_bytes: int
     prompt_tokens: int
     hit_tokens: int = 0
-    told: bool = False
+    has_usage: bool = False
+
+    def finish(self, record: Record) -> None:
+        self.has_usage = True
+        self.prompt_tokens = record.prompt_tokens or self.prompt_tokens
+        actual = record.actual_hit_tokens
+        self.hit_tokens = record.predicted_hit_tokens if actual is None else actual
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +66,12 @@ class Samples:
         self._seen = 0  # requests since the last sample
         self._kept: deque[Sample] = deque()
         self._bytes = 0
-        self._open: dict[int, tuple[Ask, Sample]] = {}  # by identity of the Ask, which is held, so that it stays unique
+        self._open: dict[int, tuple[Demand, Sample]] = {}  # by identity of the keys, which the Demand keeps alive
 
     def __repr__(self) -> str:
         return f"<Samples {len(self._kept)}, {self._bytes} bytes, {len(self._open)} open>"
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of text that are kept."""
-        return self._bytes
-
     def wants(self, now: float) -> bool:
-        """Whether this request is to be sampled. To be asked once for every request that generates."""
         self._seen += 1
         if self._tokens >= 1.0:
             return True
@@ -85,7 +82,7 @@ class Samples:
         self._filled_seconds = now
         return True
 
-    def add(self, pieces: Sequence[bytes], ask: Ask, client: str, name: str, now: float) -> None:
+    def add(self, pieces: Sequence[bytes], demand: Demand, client: str, name: str, now: float) -> None:
         """Keep a prompt, given message by message. A name that does not look like a label is not kept."""
         if self._tokens >= self._limits.burst:
             self._filled_seconds = now  # a full bucket gains nothing by waiting
@@ -95,28 +92,22 @@ class Samples:
             return
         name = name if _NAME.fullmatch(name) else ""
         sample = Sample(
-            text, ask.model, client, name, ask.keys, ask.edges, now, max(1, self._seen), ask.prompt_size,
-            ask.prompt_tokens,
+            text, demand.model, client, name, demand.keys, demand.edges, now, max(1, self._seen), demand.prompt_size,
+            demand.prompt_tokens,
         )  # fmt: skip
         self._seen = 0
         self._kept.append(sample)
         self._bytes += len(text)
-        self._open[id(ask)] = (ask, sample)
+        self._open[id(demand.keys)] = (demand, sample)
         while len(self._kept) > self._limits.samples or self._bytes > self._limits.total_bytes:
             self._bytes -= len(self._kept.popleft().text)
         while len(self._open) > self._limits.samples:
             del self._open[next(iter(self._open))]
 
-    def finished(self, record: Record, ask: Ask) -> None:
-        """Learn what became of a request, if it was sampled."""
-        found = self._open.pop(id(ask), None)
-        if found is None:
-            return
-        sample = found[1]
-        sample.told = True
-        sample.prompt_tokens = record.prompt_tokens or sample.prompt_tokens
-        actual = record.actual_hit_tokens
-        sample.hit_tokens = record.predicted_hit_tokens if actual is None else actual
+    def finished(self, record: Record, demand: Demand) -> None:
+        """Complete the sample of a request, if it was sampled."""
+        if (found := self._open.pop(id(demand.keys), None)) is not None:
+            found[1].finish(record)
 
     def snapshot(self, since_seconds: float) -> list[Sample]:
         """Those taken since then, oldest first; not changed afterwards."""
@@ -147,10 +138,8 @@ class Reuse:
     backends: set[str] = field(default_factory=set)
 
     def plus(self, other: "Reuse") -> "Reuse":
-        return Reuse(
-            self.size_bytes, self.tokens, self.parent, self.requests + other.requests,
-            self.saved_tokens + other.saved_tokens, self.backends | other.backends,
-        )  # fmt: skip
+        requests, saved_tokens = self.requests + other.requests, self.saved_tokens + other.saved_tokens
+        return replace(self, requests=requests, saved_tokens=saved_tokens, backends=self.backends | other.backends)
 
 
 @dataclass(slots=True)
@@ -160,15 +149,22 @@ class Epoch:
     began_seconds: float
     rows: dict[Application, list[int]] = field(default_factory=dict)
     prefixes: dict[int, Reuse] = field(default_factory=dict)
-    taken: int = 0
-    stride: int = 1
-    skip: int = 0
 
     def copy(self) -> "Epoch":
-        """One that is not changed any more."""
         rows = {application: row.copy() for application, row in self.rows.items()}
         prefixes = {key: reuse.plus(Reuse(0, 0.0, 0)) for key, reuse in self.prefixes.items()}
         return Epoch(self.began_seconds, rows, prefixes)
+
+    def drop_rare_rows(self, kept: int) -> None:
+        ranked = sorted(self.rows.items(), key=lambda item: item[1][REQUESTS], reverse=True)
+        self.rows = dict(ranked[:kept])
+        for (client, _), row in ranked[kept:]:
+            others = (client, OTHERS)
+            self.rows[others] = add_up((self.rows.get(others, [0] * 5), row))
+
+    def drop_rare_prefixes(self, kept: int) -> None:
+        ranked = sorted(self.prefixes.items(), key=lambda item: item[1].saved_tokens, reverse=True)
+        self.prefixes = dict(ranked[:kept])
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +185,7 @@ class Tallies:
         self._bounds = bounds
         self._random = random
         self._epoch = Epoch(now)
+        self._taken, self._stride, self._skip = 0, 1, 0  # of the epoch: how many requests are looked at closely
         self._past: deque[Epoch] = deque(maxlen=bounds.epochs - 1)
         self._since_start = [0] * 5
         self._models: set[str] = set()
@@ -199,15 +196,14 @@ class Tallies:
 
     @property
     def window_seconds(self) -> float:
-        """How far back the counts go at most."""
         return self._bounds.epochs * self._bounds.epoch_seconds
 
-    def count(self, record: Record, ask: Ask) -> None:
-        """An answered request. Its `ask` has keys."""
+    def count(self, record: Record, demand: Demand) -> None:
+        """An answered request. Its `demand` has keys."""
         epoch = self._epoch
         if record.ended_seconds - epoch.began_seconds >= self._bounds.epoch_seconds:
             epoch = self._next_epoch(record)
-        application = (record.client, ask.keys[0])
+        application = (record.client, demand.keys[0])
         row = epoch.rows.get(application)
         if row is None:
             row = self._new_row(epoch, application, record.model)
@@ -218,14 +214,14 @@ class Tallies:
         if actual is not None:
             row[3] += prompt
             row[4] += actual
-        if epoch.skip:
-            epoch.skip -= 1
+        if self._skip:
+            self._skip -= 1
         else:
-            self._look_closely(epoch, record, ask)
+            self._look_closely(epoch, record, demand)
 
-    def models(self) -> set[str]:
+    def models(self) -> frozenset[str]:
         """Models that have answered; a bounded number."""
-        return set(self._models)
+        return frozenset(self._models)
 
     def snapshot(self, since_seconds: float) -> list[Epoch]:
         """The epochs that end after then, oldest first; not changed afterwards."""
@@ -234,7 +230,6 @@ class Tallies:
         return [epoch for epoch, end in zip(epochs, [*ends, float("inf")], strict=True) if end > since_seconds]
 
     def since_start(self) -> list[int]:
-        """Counts of everything up to now."""
         return add_up((self._since_start, *self._epoch.rows.values()))
 
     def _next_epoch(self, record: Record) -> Epoch:
@@ -246,36 +241,28 @@ class Tallies:
         for quiet in range(max(1, missed - self._bounds.epochs), missed):
             self._past.append(Epoch(began + quiet * length))
         self._epoch = Epoch(began + missed * length)
+        self._taken, self._stride, self._skip = 0, 1, 0
         return self._epoch
 
     def _new_row(self, epoch: Epoch, application: Application, model: str) -> list[int]:
         if len(self._models) < self._bounds.rows:
             self._models.add(model)
         if len(epoch.rows) >= self._bounds.rows:
-            self._drop_rare_rows(epoch)
+            epoch.drop_rare_rows(self._bounds.rows // 2)
         return epoch.rows.setdefault(application, [0] * 5)
 
-    def _drop_rare_rows(self, epoch: Epoch) -> None:
-        ranked = sorted(epoch.rows.items(), key=lambda item: item[1][REQUESTS], reverse=True)
-        kept = dict(ranked[: self._bounds.rows // 2])
-        for (client, _), row in ranked[self._bounds.rows // 2 :]:
-            others = kept.setdefault((client, OTHERS), [0] * 5)
-            for place, value in enumerate(row):
-                others[place] += value
-        epoch.rows = kept
-
-    def _look_closely(self, epoch: Epoch, record: Record, ask: Ask) -> None:
+    def _look_closely(self, epoch: Epoch, record: Record, demand: Demand) -> None:
         """Count every prefix of the request that is known to recur, and those that its own hit shows to."""
-        epoch.taken += 1
-        weight = epoch.stride
-        if epoch.taken % self._bounds.taken == 0:
-            epoch.stride *= 2
-        epoch.skip = self._random.randrange(2 * epoch.stride - 1) if epoch.stride > 1 else 0
+        self._taken += 1
+        weight = self._stride
+        if self._taken % self._bounds.taken == 0:
+            self._stride *= 2
+        self._skip = self._random.randrange(2 * self._stride - 1) if self._stride > 1 else 0
         actual = record.actual_hit_tokens
         hit = record.predicted_hit_tokens if actual is None else actual
-        tokens_per_byte = record.prompt_tokens / max(1, ask.prompt_size)
+        tokens_per_byte = record.prompt_tokens / max(1, demand.prompt_size)
         prefixes, parent = epoch.prefixes, 0
-        for key, edge in zip(ask.keys, ask.edges, strict=False):
+        for key, edge in zip(demand.keys, demand.edges, strict=False):
             reuse = prefixes.get(key)
             tokens = edge * tokens_per_byte
             if reuse is None:
@@ -288,14 +275,8 @@ class Tallies:
                 reuse.backends.add(record.backend)
             parent = key
         if len(prefixes) > self._bounds.prefixes:
-            ranked = sorted(prefixes.items(), key=lambda item: item[1].saved_tokens, reverse=True)
-            epoch.prefixes = dict(ranked[: self._bounds.prefixes // 2])
+            epoch.drop_rare_prefixes(self._bounds.prefixes // 2)
 
 
 def add_up(rows: Iterable[list[int]]) -> list[int]:
-    """The sum of rows of counts."""
-    total = [0] * 5
-    for row in rows:
-        for place, value in enumerate(row):
-            total[place] += value
-    return total
+    return [sum(column) for column in zip([0] * 5, *rows, strict=True)]

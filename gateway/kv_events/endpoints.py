@@ -1,4 +1,4 @@
-"""Where a backend's KV events are published, and whether something that speaks ZeroMQ answers there.
+"""Where a backend's KV events are published, and whether a ZeroMQ socket answers there.
 
 A backend names its publishers in /kv_event_sources. vLLM's publisher listens if its endpoint has a wildcard, and
 connects otherwise; its answer does not distinguish a resolved `tcp://*:0` from an address
@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gateway.backends.backend import Backend, KvEventSource
@@ -42,7 +42,7 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One engine's (data-parallel rank's) events: where to listen, and where to ask for what was missed."""
+    """One engine's (data-parallel rank's) events: where to listen, and where to request missed messages."""
 
     rank: int
     endpoint: str
@@ -61,7 +61,7 @@ class ReadingPlan:
 
 
 def plan(backend: Backend) -> ReadingPlan:
-    """Where to read this backend's events, by its configuration and what it told."""
+    """Where to read this backend's events, by its configuration and what it reports."""
     config, facts = backend.config.kv_events, backend.facts
     tokens = backend.kv_cache_tokens
     capacity = tokens // facts.engines if tokens is not None else None
@@ -74,37 +74,33 @@ def plan(backend: Backend) -> ReadingPlan:
     if not facts.kv_event_sources:
         return ReadingPlan(problem="the backend publishes no KV events (vLLM: --kv-events-config)")
     sources, problems, ranks = list[Source](), list[str](), set[int]()
-    for told in facts.kv_event_sources:
-        if told.rank in ranks:
-            problems.append(f"duplicate rank {told.rank} in /kv_event_sources")
+    for reported in facts.kv_event_sources:
+        if reported.rank in ranks:
+            problems.append(f"duplicate rank {reported.rank} in /kv_event_sources")
             continue
-        ranks.add(told.rank)
+        ranks.add(reported.rank)
         try:
-            source = _told(told, backend.origin.host, capacity)
+            endpoint = _published_at(reported, backend.origin.host)
         except ValueError as error:
             problems.append(str(error))
             continue
-        try:
-            replay = _replay(told, backend.origin.host)
-        except ValueError as error:
-            problems.append(str(error))
-            replay = None
-        sources.append(replace(source, replay=replay))
+        replay = None
+        if reported.replay_endpoint:
+            try:
+                replay = str(Address(backend.origin.host, Address.of(reported.replay_endpoint).port))
+            except ValueError as error:
+                problems.append(str(error))
+        sources.append(Source(reported.rank, endpoint, replay, reported.topic, capacity_tokens=capacity))
     return ReadingPlan(tuple(sources), "; ".join(dict.fromkeys(problems)) or None)
 
 
-def _told(source: KvEventSource, host: str, capacity: int | None) -> Source:
+def _published_at(source: KvEventSource, host: str) -> str:
     """Raises ValueError with the reason why it cannot be read."""
     if source.publisher != "zmq":
         raise ValueError(f"unsupported publisher {source.publisher or 'null'}; only zmq is supported")
     if not source.endpoint:
         raise ValueError("/kv_event_sources does not contain the endpoint")
-    endpoint = Address(host, Address.of(source.endpoint).port)
-    return Source(source.rank, str(endpoint), None, source.topic, capacity_tokens=capacity)
-
-
-def _replay(source: KvEventSource, host: str) -> str | None:
-    return str(Address(host, Address.of(source.replay_endpoint).port)) if source.replay_endpoint else None
+    return str(Address(host, Address.of(source.endpoint).port))
 
 
 def _configured(config: KvEventsConfig, backend: Backend, capacity: int | None) -> Iterator[Source]:
@@ -115,14 +111,8 @@ def _configured(config: KvEventsConfig, backend: Backend, capacity: int | None) 
             endpoint = _reachable(endpoint, backend.origin.host)
         if replay is not None:
             replay = _reachable(replay, backend.origin.host)._replace(port=replay.port + rank)
-        yield Source(
-            rank,
-            str(endpoint._replace(port=endpoint.port + rank)),
-            None if replay is None else str(replay),
-            config.topic,
-            config.bind,
-            capacity,
-        )
+        endpoint = endpoint._replace(port=endpoint.port + rank)
+        yield Source(rank, str(endpoint), str(replay) if replay else None, config.topic, config.bind, capacity)
 
 
 def _reachable(address: Address, host: str) -> Address:

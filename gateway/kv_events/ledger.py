@@ -1,17 +1,17 @@
-"""What one engine holds, by its own account, in our keys. Pure.
+"""What one engine holds according to its events, by the gateway's keys. Pure.
 
 An engine names its blocks by hashes that only it can compute. Here each is matched with a key of
 `routing.token_blocks`, chained from the parent's key, so that a prompt that was tokenized here finds it. A block whose
 parent is not known (its event was never received) is kept as an orphan: it counts, but has no key.
 
 Only blocks in GPU memory count; a connector's copies elsewhere do not. Of a model with several groups of layers, the
-first group with full attention speaks for all: the others keep a window or a state, which proves no prefix.
+first group with full attention stands for all: the others keep a window or a state, which proves no prefix.
 
-vLLM keeps several copies of a block that it computed twice, and tells of each one stored and each one removed: the
-block is gone with its last copy. It also tells of reused blocks again if a request wants that
+vLLM keeps several copies of a block that it computed twice, and reports each copy stored and each one removed: the
+block is gone with its last copy. It also reports reused blocks again if a request asks for it
 (`kv_cache_report_mode`): a prompt of several blocks that are all held is such a report, because for a prompt that it
-holds the engine computes at most the last block. An account that grows beyond the cache cannot be right, so from then
-on one removal ends a block.
+holds the engine computes at most the last block. A count that grows beyond the cache cannot be right, so from then on
+one removal ends a block.
 
 Blocks are spread over many small dicts: growing a large one would hold the interpreter for milliseconds.
 """
@@ -24,7 +24,7 @@ from xxhash import xxh3_64_intdigest
 from gateway.kv_events.wire import BlockHash, Cleared, Event, Removed, Stored
 from gateway.routing.exact_index import TOKEN_BYTES, packed, token_keys, token_seed
 
-FULL_ATTENTION = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})  # None: not told
+FULL_ATTENTION = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})  # None: not reported
 GPU = frozenset({None, "GPU"})
 SHARDS = 64  # a power of two
 BLOCK_MEMORY_BYTES = 256  # that a block with a hash of 32 bytes takes, in the routing index too; measured
@@ -34,9 +34,8 @@ MAX_COPIED_BLOCKS = 1 << 18  # with more of them, copies are counted no longer
 
 
 class Changes(NamedTuple):
-    """What became of an engine's keys. `cleared`: its cache is empty, or another process's; the keys that went are in
-    `removed` all the same, for a reader that wants to take them off a few at a time. A view that was dropped is told by
-    `removed` alone."""
+    """Changes of an engine's keys. `cleared`: its cache is empty, or another process's;
+    `removed` lists the keys in this case too. After a dropped view only `removed` is set."""
 
     cleared: bool
     added: list[int]
@@ -81,8 +80,11 @@ class Ledger:
 
     @property
     def pending(self) -> int:
-        """Changes that were not taken yet; another number of blocks is one, though none has a key."""
+        """Number of changes not taken yet; a change in the number of blocks without keys counts too."""
         return len(self._changes) + len(self._dropped) + self._cleared + (self._blocks != self._blocks_taken)
+
+    def resize(self, capacity_tokens: int | None) -> None:
+        self.capacity_tokens = capacity_tokens
 
     def apply(self, event: Event) -> None:
         if isinstance(event, Stored):
@@ -98,7 +100,7 @@ class Ledger:
         self._cleared = True
 
     def drop(self) -> None:
-        """Nothing is known any more, whatever the engine holds."""
+        """Forget all blocks, although the engine may still hold them."""
         self._changes = {key: False for key, held in self._changes.items() if not held}
         self._dropped += [hashes for hashes in self._hashes if hashes]
         self._hashes = [{} for _ in range(SHARDS)]
@@ -108,7 +110,7 @@ class Ledger:
         self._blocks = self._copies = self.orphans = 0
 
     def forget(self) -> None:
-        """Nothing is known any more, the sizes of blocks included."""
+        """Forget all blocks and the block size."""
         self.drop()
         self.block_tokens, self._group, self._counts_copies = 0, None, True
 
@@ -203,7 +205,6 @@ class Ledger:
                 self._changes[key] = False
 
     def _counts(self, event: Stored) -> bool:
-        """Whether the event tells of blocks that prove a prefix in GPU memory."""
         if event.medium not in GPU or event.kv_cache_spec_kind not in FULL_ATTENTION:
             return False
         if self._group is None:
@@ -228,7 +229,6 @@ class Ledger:
         return min(MAX_BLOCKS, self.capacity_tokens // self.block_tokens + 1)
 
     def _overflowed(self) -> None:
-        """More blocks than the engine can hold."""
         self._counts_copies = False
         self._more_copies.clear()
         self._copies = self._blocks

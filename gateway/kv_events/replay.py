@@ -1,13 +1,13 @@
-"""One request for messages that were missed, and what comes of it.
+"""One request for missed messages, and its answer.
 
 vLLM numbers its messages from 0 in each process. It answers a request for missed messages from a buffer of its last
 ones, then sends an end marker. Its socket silently drops what a slow receiver cannot take, so an answer can have holes,
 or no end; it is then requested again from there. Each request has a connection of its own, so that a late answer is
-never taken for the answer to the next. Missed messages come a second time as live ones, which is no restart: only a
-live number that is not above the live number before it is one.
+never mistaken for the answer to the next. Missed messages arrive a second time as live ones, which is no restart: a
+restart is a live number that is not above the live number before it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 
 import zmq
@@ -15,11 +15,12 @@ from xxhash import xxh3_64_intdigest
 
 from gateway.kv_events.wire import END_OF_REPLAY, MAX_PAYLOAD_BYTES, SEQUENCE_BYTES
 
-RECEIVE_QUEUE_MESSAGES = 512  # what is sent beyond it may be dropped, and is asked for again
+RECEIVE_QUEUE_MESSAGES = 512  # messages beyond it may be dropped, and are requested again
+PAUSE_SECONDS = 1.0  # until the next message, or the end marker
 
 
 class Replay:
-    """Asks on creation; `close` it."""
+    """The request, sent on creation. The owner closes it."""
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, start: int, deadline: float, *, proving: bool
@@ -27,7 +28,7 @@ class Replay:
         self.deadline = deadline
         self.proving = proving  # the first message is one that was used before
         self.received = 0
-        self.used = 0
+        self.used = False
         self.torn = False  # a message in the middle is missing
         self.ended = False
         self.socket = context.socket(zmq.DEALER)
@@ -41,7 +42,7 @@ class Replay:
         self.socket.connect(endpoint)
         self.socket.send_multipart([b"", start.to_bytes(SEQUENCE_BYTES, "big")])
 
-    def messages(self) -> Iterator[tuple[int, bytes]]:
+    def messages(self, clock: Callable[[], float]) -> Iterator[tuple[int, bytes]]:
         """Sequence numbers and payloads that have arrived; `ended` is set once the end marker has."""
         while not self.ended:
             try:
@@ -53,24 +54,37 @@ class Replay:
             if frames[-2] == END_OF_REPLAY and not frames[-1]:
                 self.ended = True
             else:
+                self.received += 1
+                self.deadline = clock() + PAUSE_SECONDS
                 yield int.from_bytes(frames[-2], "big"), frames[-1]
 
+    @property
+    def is_unproven(self) -> bool:
+        return self.proving and not self.received
+
+    def accepts(self, sequence: int, expected: int | None) -> bool:
+        """Whether to use a message; notes it if messages before it are missing."""
+        if expected is not None and sequence != expected and (sequence < expected or self.received > 1):
+            self.torn = self.torn or sequence > expected
+            return False
+        self.used = True
+        return True
+
     def close(self) -> None:
-        """What has not arrived yet is dropped."""
         self.socket.close()
 
 
 class MessagePlace(Enum):
-    """Where a live message stands."""
+    """Position of a live message in its sequence."""
 
     NEXT = "next"
-    REPEATED = "repeated"  # was already had by a replay
+    REPEATED = "repeated"  # already received by a replay
     AFTER_GAP = "after_gap"
-    RESTARTED = "restarted"  # another process counts
+    RESTARTED = "restarted"  # another process's sequence
 
 
 class Continuity:
-    """The numbers of one publisher. `expected` None = nothing was received or asked for yet."""
+    """Sequence numbers of one publisher. `expected` None = nothing was received or requested yet."""
 
     def __init__(self) -> None:
         self.expected: int | None = None
@@ -78,11 +92,10 @@ class Continuity:
         self._last_digest: int | None = None
 
     def reset(self) -> None:
-        """Another process counts, or nothing is known."""
         self.expected = self._last_live = self._last_digest = None
 
     def begin(self, sequence: int) -> None:
-        """Go on with this number, whatever was before it."""
+        """Continue with this number, whatever was before it."""
         self.expected = sequence
         self._last_digest = None
 
@@ -101,7 +114,7 @@ class Continuity:
 
     @property
     def can_prove(self) -> bool:
-        """Whether a message was used whose repetition proves that the same process still speaks."""
+        """Whether a message was used whose repetition proves that the process is the same."""
         return self._last_digest is not None
 
     def proves(self, sequence: int, payload: bytes) -> bool:

@@ -14,8 +14,8 @@ began with is gone by now: after a reset, or when what is known fills the cache.
 All methods run in the reader's thread.
 """
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
 
 import structlog
@@ -30,41 +30,13 @@ from gateway.kv_events.wire import MAX_PAYLOAD_BYTES, Cleared, read_batch, read_
 State = Literal["connecting", "repairing", "live", "lost"]
 
 
-@dataclass(slots=True)
-class Status:
-    """One engine's stream. Counts are since it was first followed."""
-
-    backend: str
-    rank: int
-    state: State = "connecting"
-    whole: bool = False  # all that the engine holds is known
-    last_event_at: float | None = None  # on the clock that the stream was given
-    events: int = 0
-    messages: int = 0
-    gaps: int = 0
-    repairs: int = 0  # times that all missed messages were had again
-    restarts: int = 0
-    lost_views: int = 0  # times that what was known had to be dropped
-    malformed: int = 0
-    ignored_events: int = 0  # of other media, or of layers that prove no prefix
-    resident_blocks: int = 0
-    orphans: int = 0  # blocks whose prefix is not known
-    block_tokens: int = 0
-
-    def told(self, engine: int, now: float) -> dict[str, Any]:
-        fields = asdict(self)
-        at = fields.pop("last_event_at")
-        return {"engine": engine, **fields, "last_event_seconds": None if at is None else now - at}
-
-
 REPLAY_PATIENCE_SECONDS = 3.0  # until the first message; vLLM looks for requests ten times a second
-REPLAY_PAUSE_SECONDS = 1.0  # until the next one, or the end marker
-REPLAY_REST_SECONDS = 30.0  # after a replay endpoint did not answer
-REOPEN_SECONDS = 10.0  # without a connection; libzmq connects no more after a message that is too large
+REPLAY_REST_SECONDS = 30.0  # after a replay endpoint timed out
+REOPEN_SECONDS = 10.0  # without a connection; libzmq stops reconnecting after a message that is too large
 RECEIVE_QUEUE_MESSAGES = 512  # beyond it messages wait at the publisher; with MAX_PAYLOAD_BYTES they bound memory
 FULL = 0.98  # share of a cache
 RECONNECT_MS, RECONNECT_MAX_MS = 100, 5000
-HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5000, 15000  # a machine that is gone says nothing
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5000, 15000  # a machine that is gone closes no connection
 _SUBSCRIPTION_OPTIONS = (
     (zmq.LINGER, 0),
     (zmq.IPV6, 1),
@@ -75,12 +47,14 @@ _SUBSCRIPTION_OPTIONS = (
     (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
     (zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS),
 )
+# `repairs`: times that all missed messages were received again; `lost_views`: that all known blocks were dropped.
+_COUNTS = ("events", "messages", "gaps", "repairs", "restarts", "lost_views", "malformed")
 
 log = structlog.get_logger()
 
 
 class Turn(Protocol):
-    """The reader's turn, as a stream sees it."""
+    """The part of the reader that a stream uses."""
 
     def hear(self, socket: "zmq.Socket[bytes]", handle: Callable[[], None]) -> None:
         """Call `handle` whenever something can be received."""
@@ -88,10 +62,10 @@ class Turn(Protocol):
     def ignore(self, socket: "zmq.Socket[bytes]") -> None: ...
 
     def may_go_on(self) -> bool:
-        """False = the handler has had its time; it is called again soon."""
+        """False = the handler's time is used up; it is called again soon."""
 
     def breathe(self) -> None:
-        """A moment when other threads may run."""
+        """Let other threads run for a moment."""
 
 
 class Stream:
@@ -107,7 +81,11 @@ class Stream:
     ) -> None:
         self.source = source
         self.ledger = Ledger(source.capacity_tokens)
-        self.status = Status(backend, source.rank)
+        self.backend = backend
+        self.counts = Counter[str]()  # since it was first followed
+        self._state: State = "connecting"
+        self._is_complete = False  # if live: all blocks on the engine are known
+        self._last_event_at: float | None = None
         self._context = context
         self._turn = turn
         self._clock = clock
@@ -125,13 +103,13 @@ class Stream:
 
     @property
     def trusted(self) -> bool:
-        """Whether the ledger holds nothing that the engine is not thought to hold."""
-        return self.status.state == "live" and not self._unsure
+        """Whether every block in the ledger is assumed to be on the engine."""
+        return self._state == "live" and not self._unsure
 
     @property
     def whole(self) -> bool:
-        """Whether it is trusted, and nothing that the engine holds is missing."""
-        return self.trusted and self.status.whole
+        """Whether it is trusted, and no block of the engine is missing."""
+        return self.trusted and self._is_complete
 
     def open(self) -> None:
         """Subscribe; zmq connects, and connects again, by itself. Raises ZMQError if it cannot listen."""
@@ -150,12 +128,12 @@ class Stream:
             socket.connect(self.source.endpoint)
 
     def close(self) -> None:
-        """End it. What was known is dropped."""
+        """Close the sockets, and drop all that was known."""
         self._end_replay()
         self._close_sockets()
         self._connected = False
         self._forget_process()
-        self.status.state = "connecting"
+        self._state = "connecting"
 
     def _close_sockets(self) -> None:
         if self._subscription is not None and self._monitor is not None:
@@ -167,7 +145,7 @@ class Stream:
         self._subscription = self._monitor = None
 
     def restarted(self) -> None:
-        """Somebody else found that another process serves now. A connection that is proven tells that by itself."""
+        """Another component found a restart of the backend. A proven connection detects that by itself."""
         if not self._connected or self._unsure:
             self._forget_process()
 
@@ -182,17 +160,22 @@ class Stream:
             else:
                 self._replay_failed()
 
-    def snapshot(self) -> Status:
-        """The status now. May be called from another thread; values may then be of neighbouring moments."""
-        ledger = self.ledger
-        return replace(
-            self.status,
-            whole=self.whole,
-            ignored_events=ledger.ignored_events,
-            resident_blocks=ledger.resident_blocks,
-            orphans=ledger.orphans,
-            block_tokens=ledger.block_tokens,
-        )
+    def as_dict(self, engine: int) -> dict[str, Any]:
+        """The state for operators. May be called from another thread; values may then be of neighbouring moments."""
+        ledger, at = self.ledger, self._last_event_at
+        return {
+            "engine": engine,
+            "backend": self.backend,
+            "rank": self.source.rank,
+            "state": self._state,
+            "whole": self.whole,
+            **{name: self.counts[name] for name in _COUNTS},
+            "ignored_events": ledger.ignored_events,  # of other media, or of layers that prove no prefix
+            "resident_blocks": ledger.resident_blocks,
+            "orphans": ledger.orphans,
+            "block_tokens": ledger.block_tokens,
+            "last_event_seconds": None if at is None else self._clock() - at,
+        }
 
     # Connections.
 
@@ -206,24 +189,24 @@ class Stream:
                 self._unconnected_since = self._clock()
                 self._held = None
                 self._end_replay()
-                self.status.state = "lost"
-                log.info("kv_events_lost", backend=self.status.backend, rank=self.status.rank)
+                self._state = "lost"
+                log.info("kv_events_lost", backend=self.backend, rank=self.source.rank)
 
     def _now_connected(self, held: tuple[int, bytes] | None) -> None:
         self._connected = True
         self._held = held
-        log.info("kv_events_connected", backend=self.status.backend, rank=self.status.rank)
+        log.info("kv_events_connected", backend=self.backend, rank=self.source.rank)
         if self._can_replay():
             self._ask()
             return
         self._unsure = self._continuity.expected is not None
-        self.status.state = "live"
+        self._state = "live"
         self._settle()
 
     # Live messages.
 
     def _receive(self) -> None:
-        self._observe()  # a new connection is to be known before what comes over it
+        self._observe()  # a new connection must be known before its messages
         while self._subscription is not None and self._replay is None and self._turn.may_go_on():
             try:
                 frames = self._subscription.recv_multipart(zmq.NOBLOCK)
@@ -235,12 +218,12 @@ class Stream:
                 self._complain(error)
                 continue
             if self._topic is not None and topic != self._topic:
-                continue  # a subscription is to all topics that begin alike
+                continue  # a subscription matches all topics with this prefix
             if self._connected:
                 self._live(sequence, payload)
-            elif self._continuity.place(sequence) is MessagePlace.NEXT:  # it came before the connection was lost
+            elif self._continuity.place(sequence) is MessagePlace.NEXT:  # received before the connection was lost
                 self._take(sequence, payload)
-            else:  # it overtook the news of its connection
+            else:  # it overtook the event of its connection
                 self._now_connected((sequence, payload))
 
     def _live(self, sequence: int, payload: bytes) -> None:
@@ -251,7 +234,7 @@ class Stream:
         elif place is MessagePlace.RESTARTED or self._unsure:
             self._begin_anew((sequence, payload), proven=place is MessagePlace.RESTARTED)
         elif place is MessagePlace.AFTER_GAP:
-            self.status.gaps += self._continuity.expected is not None
+            self.counts["gaps"] += self._continuity.expected is not None
             self._held = sequence, payload
             if self._can_replay():
                 self._ask()
@@ -259,7 +242,7 @@ class Stream:
                 self._settle()
 
     def _settle(self) -> None:
-        """Go on with the message that was held, if there is one; what is still missing before it is lost."""
+        """Continue with the held message, if there is one; anything still missing before it is lost."""
         held, self._held = self._held, None
         if held is None:
             return
@@ -277,15 +260,15 @@ class Stream:
             self._take(sequence, payload)
 
     def _begin_with(self, sequence: int, payload: bytes, whole: bool = True) -> None:
-        self.status.whole = whole and sequence == 0
+        self._is_complete = whole and sequence == 0
         self._continuity.begin(sequence)
         self._take(sequence, payload)
 
     def _begin_anew(self, held: tuple[int, bytes] | None, *, proven: bool) -> None:
-        """Another process publishes, with another cache; or that cannot be ruled out."""
+        """Start over: another process publishes, with another cache, or that cannot be ruled out."""
         self._forget_process()
         if proven:
-            self.status.restarts += 1
+            self.counts["restarts"] += 1
             self.ledger.clear()
         else:
             self._lost_view()
@@ -296,44 +279,44 @@ class Stream:
         if self._can_replay():
             self._ask()
         else:
-            self.status.state = "live"
+            self._state = "live"
             self._settle()
 
     def _forget_process(self) -> None:
         self.ledger.forget()
         self._continuity.reset()
-        self._unsure = self.status.whole = False
+        self._unsure = self._is_complete = False
 
     def _drop_view(self) -> None:
         self.ledger.drop()
         self._lost_view()
 
     def _lost_view(self) -> None:
-        self.status.whole = False
-        self.status.lost_views += 1
-        log.warning("kv_events_missed", backend=self.status.backend, rank=self.status.rank)
+        self._is_complete = False
+        self.counts["lost_views"] += 1
+        log.warning("kv_events_missed", backend=self.backend, rank=self.source.rank)
 
     def _take(self, sequence: int, payload: bytes) -> None:
         self._continuity.took(sequence, payload)
-        self.status.messages += 1
-        self.status.last_event_at = self._clock()
+        self.counts["messages"] += 1
+        self._last_event_at = self._clock()
         try:
             batch = read_batch(payload, self._turn.breathe)
         except ValueError as error:
             self._complain(error)
-            self._drop_view()  # what it told is not known
+            self._drop_view()  # its changes are lost
             return
-        self.status.events += len(batch.events)
+        self.counts["events"] += len(batch.events)
         apply, breathe, overflows = self.ledger.apply, self._turn.breathe, self.ledger.overflows
         for event in batch.events:
             apply(event)
             breathe()
             if isinstance(event, Cleared):
-                self.status.whole = True  # nothing is cached that is not known
+                self._is_complete = True  # nothing is cached that is not known
         if self.ledger.overflows != overflows:
             self._lost_view()
-        if not self.status.whole and self.ledger.fullness > FULL:
-            self.status.whole = True  # there is no room for blocks that are not known
+        if not self._is_complete and self.ledger.fullness > FULL:
+            self._is_complete = True  # there is no room for blocks that are not known
 
     # Missed messages.
 
@@ -341,7 +324,7 @@ class Stream:
         return self.source.replay is not None and self._clock() >= self._replay_rests_until
 
     def _ask(self) -> None:
-        """Ask for what follows the last message that was used, and for that one too, as a proof."""
+        """Request all messages after the last used one, and that one again, as a proof."""
         assert self.source.replay is not None
         self._end_replay()
         proving = self._continuity.can_prove
@@ -351,7 +334,7 @@ class Stream:
         self._turn.hear(self._replay.socket, self._receive_replay)
         if self._subscription is not None:
             self._turn.ignore(self._subscription)  # live messages wait
-        self.status.state = "repairing"
+        self._state = "repairing"
 
     def _end_replay(self) -> None:
         if self._replay is None:
@@ -366,10 +349,8 @@ class Stream:
         replay = self._replay
         if replay is None:
             return
-        for sequence, payload in replay.messages():
-            replay.deadline = self._clock() + REPLAY_PAUSE_SECONDS
+        for sequence, payload in replay.messages(self._clock):
             self._replayed(replay, sequence, payload)
-            replay.received += 1
             if self._replay is not replay or not self._turn.may_go_on():
                 return
         if replay.ended:
@@ -377,14 +358,10 @@ class Stream:
 
     def _replayed(self, replay: Replay, sequence: int, payload: bytes) -> None:
         expected = self._continuity.expected
-        if replay.proving:
-            replay.proving = False
+        if replay.proving and replay.received == 1:
             if not self._continuity.proves(sequence, payload):
                 self._begin_anew(self._held, proven=expected is not None and sequence < expected)
-        elif expected is not None and sequence > expected and replay.received:
-            replay.torn = True
-        elif expected is None or sequence >= expected:
-            replay.used += 1
+        elif replay.accepts(sequence, expected):
             if expected is None:
                 self._begin_with(sequence, payload)
             elif sequence == expected:
@@ -394,31 +371,31 @@ class Stream:
                 self._begin_with(sequence, payload, whole=False)
 
     def _replay_ended(self, replay: Replay) -> None:
-        if replay.proving:  # not even the message that was used is there
+        if replay.is_unproven:  # not even the message that was used is there
             self._begin_anew(self._held, proven=True)
         elif replay.torn:
             self._ask()
         else:
             if self._continuity.expected is None:  # nothing was ever published
                 self._continuity.begin(0)
-                self.status.whole = True
+                self._is_complete = True
             self._unsure = False
-            self.status.repairs += 1
+            self.counts["repairs"] += 1
             self._end_replay()
-            self.status.state = "live"
+            self._state = "live"
             self._settle()
 
     def _replay_failed(self) -> None:
-        log.warning("kv_events_replay_failed", backend=self.status.backend, endpoint=self.source.replay)
+        log.warning("kv_events_replay_failed", backend=self.backend, endpoint=self.source.replay)
         self._replay_rests_until = self._clock() + REPLAY_REST_SECONDS
-        self._unsure = self._replay is not None and self._replay.proving
+        self._unsure = self._replay is not None and self._replay.is_unproven
         self._end_replay()
-        self.status.state = "live"
+        self._state = "live"
         self._settle()
 
     def _complain(self, error: ValueError) -> None:
-        """Count it, and log each reason once."""
-        self.status.malformed += 1
+        """Count a malformed message, and log each reason once."""
+        self.counts["malformed"] += 1
         if str(error) != self._complaint:
             self._complaint = str(error)
-            log.warning("kv_events_malformed", backend=self.status.backend, reason=self._complaint)
+            log.warning("kv_events_malformed", backend=self.backend, reason=self._complaint)

@@ -1,8 +1,8 @@
-"""vLLM's KV event messages: frames in, events out. Pure; whatever is malformed raises ValueError and nothing else.
+"""vLLM's KV event messages: frames in, events out. Pure; malformed messages raise ValueError and nothing else.
 
 A message is `[topic, sequence, payload]`; the payload is a MessagePack array of time, events, and the data-parallel
-rank. From vLLM 0.24 on an event is a map with a key `type`, before it was an array that begins with its type. Unknown
-fields and unknown types of event are passed over, so that a newer engine is still understood.
+rank. From vLLM 0.24 on an event is a map with a key `type`; before, it was an array that begins with its type. Unknown
+fields and unknown types of event are ignored, so that newer engines are still supported.
 
 Decoding holds the interpreter, so no single call of the decoder gets more than a part of a message whose cost is
 bounded: sizes are looked at before, events are decoded one by one, and what may be nested at will is left raw.
@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-MAX_PAYLOAD_BYTES = 2 * 1024 * 1024  # a step of vLLM with 131,072 tokens tells 1 MiB
+MAX_PAYLOAD_BYTES = 2 * 1024 * 1024  # a step of vLLM with 131,072 tokens is 1 MiB
 MAX_EVENTS = 65536  # of a message
-MAX_EXTRA_KEYS_BYTES = 131072  # of an event; events with more are passed over
+MAX_EXTRA_KEYS_BYTES = 131072  # of an event; events with more are ignored
 MAX_EXTRA_KEY_BYTES = 1024  # of a block; likewise
 MAX_HASH_BYTES = 64  # vLLM's are 32
 SEQUENCE_BYTES = 8
@@ -117,7 +117,6 @@ _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, Overflow
 
 
 def read_frames(frames: Sequence[bytes]) -> tuple[bytes, int, bytes]:
-    """Topic, sequence number and payload of a message."""
     if len(frames) != 3:
         raise ValueError(f"a message has {len(frames)} frames")
     topic, sequence, payload = frames
@@ -145,7 +144,7 @@ def read_batch(payload: bytes, breathe: Callable[[], None] = lambda: None) -> Ba
 
 
 def _length(array: msgspec.Raw) -> int:
-    """Elements of an array, by its header; 0 for what is none, which the decoder refuses."""
+    """Elements of an array, by its header; 0 for anything else, which the decoder refuses."""
     header = bytes(memoryview(array)[:5])
     if header[:1] in (b"\xdc", b"\xdd"):
         return int.from_bytes(header[1:3] if header[0] == 0xDC else header[1:5], "big")

@@ -1,33 +1,32 @@
 """One JSON line a request in the access log, with salted hashes of the prompt's prefix blocks.
 
-The hashes show which prompts begin alike, and nothing else of them.
+The hashes show which prompts share a prefix, and nothing else of them.
 """
 
 import json
 from collections.abc import Callable
 from hashlib import blake2b, sha256
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import orjson
 
 from gateway.observe.log import LineWriter
 from gateway.observe.record import Record
-from gateway.request import Ask
+from gateway.request import Demand
 
 _HASH_BYTES = 8
 
 
 class PrefixHashes:
-    """Hashes with one salt. Without its secret nobody can tell whether a prompt that they guess was among them."""
+    """Hashes with one salt, whose secret is needed to check whether a guessed prompt was logged."""
 
     def __init__(self, secret: bytes) -> None:
         key = sha256(b"access log\0" + secret).digest()  # the same secret makes other salts too
         self._salted = blake2b(key=key, digest_size=_HASH_BYTES)
 
-    def of(self, ask: Ask) -> dict[str, Any]:
+    def of(self, demand: Demand) -> dict[str, Any]:
         """The prompt's size in bytes, where its blocks end, and the hash of all that is before each end."""
-        return {"bytes": ask.prompt_size, "ends": ask.edges, "hashes": [self._hash(key) for key in ask.keys]}
+        return {"bytes": demand.prompt_size, "ends": demand.edges, "hashes": [self._hash(key) for key in demand.keys]}
 
     def _hash(self, key: int) -> str:
         hashed = self._salted.copy()  # half the cost of salting it again
@@ -67,10 +66,8 @@ class AccessLog:
         self._writer.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._writer.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._writer.__exit__(*error)
 
     def _look_at_clocks(self) -> None:
         self._looked_seconds = self._clock()
@@ -79,8 +76,8 @@ class AccessLog:
 
 def line_of(record: Record, offset_seconds: float, prefixes: PrefixHashes | None = None) -> bytes:
     """The line: Unix time, and times in milliseconds since arrival; null where a thing did not happen."""
-    ask = record.ask
-    prefix = {} if prefixes is None else {"prefix": prefixes.of(ask) if ask is not None and ask.keys else None}
+    demand = record.demand
+    prefix = {} if prefixes is None else {"prefix": prefixes.of(demand) if demand is not None and demand.keys else None}
     arrived, first, ended = record.arrived_seconds, record.first_byte_seconds, record.ended_seconds
     return _as_line(
         {

@@ -9,7 +9,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from types import TracebackType
 from typing import Any, BinaryIO, Self, TextIO, cast
 
 import structlog
@@ -52,9 +51,7 @@ class LineWriter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join(_EXIT_SECONDS)  # a reader that hangs keeps the thread, not the process
 
@@ -108,7 +105,7 @@ _STEPS: tuple[Any, ...] = (
 
 @contextmanager
 def logging_to(out: BinaryIO) -> Iterator[LineWriter]:
-    """Log to `out` while the block runs, and with it whatever else goes to standard error: asyncio's complaints,
+    """Log to `out` while the block runs, and with it all other output to standard error: asyncio's messages,
     warnings, tracebacks of threads. `out` must be unbuffered.
     """
     with LineWriter(out, "log") as writer:

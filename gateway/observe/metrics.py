@@ -145,21 +145,23 @@ class Metrics(Collector):
             "gateway_requests_total", "Completed requests, by outcome.", ("endpoint", "model", "backend", "outcome")
         )
         self.duration = Histogram(
-            "gateway_request_duration_seconds", "Time from the end of a request to the end of its response.",
-            ("endpoint", "model"), _LONG,
-        )  # fmt: skip
+            "gateway_request_duration_seconds",
+            "Time from the end of a request to the end of its response.",
+            ("endpoint", "model"),
+            _LONG,
+        )
         self.first_byte = Histogram(
-            "gateway_time_to_first_token_seconds", "Time from the end of a request to the first event of a stream.",
-            model, _SHORT,
-        )  # fmt: skip
-        self.queue_wait = Histogram(
-            "gateway_queue_wait_seconds", "Time in the queue.", ("model", "class"), _SHORT
-        )  # fmt: skip
+            "gateway_time_to_first_token_seconds",
+            "Time from the end of a request to the first event of a stream.",
+            model,
+            _SHORT,
+        )
+        self.queue_wait = Histogram("gateway_queue_wait_seconds", "Time in the queue.", ("model", "class"), _SHORT)
         self.hit_tokens = Counter(
             "gateway_prefix_hit_tokens_total",
             "Prompt tokens found in the KV cache, as predicted by the gateway and as reported by the backend.",
             ("backend", "kind"),
-        )  # fmt: skip
+        )
         self.prompt_tokens = Counter("gateway_prompt_tokens_total", "Prompt tokens reported by backends.", model)
         self.completion_tokens = Counter(
             "gateway_completion_tokens_total", "Output tokens reported by backends.", model
@@ -177,15 +179,11 @@ class Metrics(Collector):
         self.loop_lag = Histogram(
             "gateway_event_loop_lag_seconds", "Delay of a periodic timer on the event loop.", (), _LAG
         )
-        self._live: list[Live] = [
-            self.requests, self.duration, self.first_byte, self.queue_wait, self.hit_tokens,
-            self.prompt_tokens, self.completion_tokens, self.attempts, self.limit_moves, self.loop_lag,
-        ]  # fmt: skip
+        self._live: list[Live] = list(vars(self).values())  # all of the above
         self._models: set[str] = set()
         self.before_collecting: Callable[[], None] = lambda: None
 
     def gauge(self, name: str, documentation: str, labels: Labels, read: Read) -> None:
-        """Add a gauge that is read when scraped."""
         self._live.append(Scraped(GaugeMetricFamily, name, documentation, labels, read))
 
     def counter(self, name: str, documentation: str, labels: Labels, read: Read) -> None:
@@ -193,7 +191,6 @@ class Metrics(Collector):
         self._live.append(Scraped(CounterMetricFamily, name, documentation, labels, read))
 
     def include(self, *live: Counter | Histogram) -> None:
-        """Add metrics that somebody else counts."""
         self._live += live
 
     def __iter__(self) -> Iterator[Live]:
@@ -248,9 +245,11 @@ class EmbeddingMetrics:
             "gateway_embedding_batch_tokens", "Estimated tokens per embeddings batch.", model, _TOKENS
         )
         self.batch_wait = Histogram(
-            "gateway_embedding_batch_wait_seconds", "Time that inputs waited for their batch to be sent.", model,
+            "gateway_embedding_batch_wait_seconds",
+            "Time that inputs waited for their batch to be sent.",
+            model,
             _WAIT,
-        )  # fmt: skip
+        )
         self.flushes = Counter(
             "gateway_embedding_flushes_total", "Embeddings batches sent, by reason.", ("model", "reason")
         )
@@ -275,17 +274,13 @@ class EmbeddingMetrics:
         self.evictions = Counter(
             "gateway_embedding_cache_evictions_total", "Cached embedding vectors evicted to free memory.", ()
         )
-        metrics.include(
-            self.batch_items, self.batch_tokens, self.batch_wait, self.flushes, self.isolations, self.splits,
-            self.counted, self.inputs, self.evictions,
-        )  # fmt: skip
+        metrics.include(*vars(self).values())
 
 
 _EVERY_SECONDS = 0.1
 
 
 async def watch_lag(histogram: Histogram) -> None:
-    """Sample the delay of a timer until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + _EVERY_SECONDS

@@ -1,18 +1,19 @@
-"""What is remembered of one request, for metrics, the access log and learning. No prompts, no keys.
+"""The record of one request, for metrics, the access log and learning: no prompts, no keys.
 
-Ended requests are counted and logged in batches: done in a row, the same work costs a third.
+Records are counted and logged in batches: done in a row, the same work costs a third.
 """
 
 from collections.abc import Callable
 
-from gateway.request import Ask, Usage
+from gateway.request import Demand, Usage
 from gateway.supervisor import Supervisor
 
 
 class Record:
-    """One request's story. Times are the loop's clock, in seconds; None = did not happen.
+    """What happened to one request. Times are seconds of the loop's clock; None = did not happen.
 
-    Defaults stand in the class, so that making one costs only what is set.
+    Written only by its methods, in the order of the request's life. Defaults are class attributes: creating a record
+    costs only what is set.
     """
 
     model: str = ""
@@ -30,26 +31,103 @@ class Record:
     actual_hit_tokens: int | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    reused_inputs: int | None = None  # of embeddings: not computed for this request; None = none could be
-    streamed_tokens: int = 0  # at least so many came, also of an answer that was cut short
+    reused_inputs: int | None = None  # embeddings from the cache; None = the cache was not used
+    streamed_tokens: int = 0  # a lower bound, also for a response that was cut short
     error: str = ""
-    ask: Ask | None = None
+    demand: Demand | None = None
     engine_index: int = 0
     usage: Usage | None = None
-    held_up: bool = False  # the client took its answer more slowly than it came
+    client_was_slow: bool = False  # backpressure: the client read its response more slowly than it came
 
-    def __init__(self, request_id: str, endpoint: str, arrived_seconds: float, request_bytes: int = 0) -> None:
+    def __init__(
+        self, request_id: str, endpoint: str, arrived_seconds: float, request_bytes: int = 0, client: str = ""
+    ) -> None:
         self.request_id = request_id
         self.endpoint = endpoint
         self.arrived_seconds = arrived_seconds
         self.request_bytes = request_bytes
+        self.client = client
+
+    def parsed(self, demand: Demand, model: str) -> None:
+        """The request is valid; `model` is the label for metrics, which is not the client's text if it is unknown."""
+        self.model = model
+        self.streams = demand.streams
+        self.batch = demand.batch
+
+    def waited(self, seconds: float) -> None:
+        """Add to the time that the request was queued."""
+        self.queue_seconds += seconds
+
+    def placed(self, model: str, backend: str, waited_seconds: float, hit_tokens: int) -> None:
+        """An attempt begins: the scheduler chose this backend and predicts a prefix-cache hit of this many tokens."""
+        self.model = model  # the label until now, if the model was unknown
+        self.backend = backend
+        self.attempts += 1
+        self.queue_seconds += waited_seconds
+        self.predicted_hit_tokens = hit_tokens
+
+    def attempted(self, first_byte_seconds: float | None, streamed_tokens: int) -> None:
+        """The attempt is over, whether or not it succeeded."""
+        self.first_byte_seconds = first_byte_seconds
+        self.streamed_tokens = streamed_tokens
+
+    def answered(self, usage: Usage, *, client_was_slow: bool) -> None:
+        """The response is complete, and the backend reported its usage."""
+        self.prompt_tokens = usage.prompt_tokens
+        self.completion_tokens = usage.completion_tokens
+        self.actual_hit_tokens = usage.cached_tokens
+        self.client_was_slow = client_was_slow
+
+    def learnable(self, demand: Demand, engine_index: int, usage: Usage) -> None:
+        """Estimates may learn from this response: its usage is plausible."""
+        self.demand = demand
+        self.engine_index = engine_index
+        self.usage = usage
+
+    def reused(self, inputs: int) -> None:
+        """This many embeddings came from the cache."""
+        self.reused_inputs = inputs
+
+    def batched(self, backend: str, attempts: int, queue_seconds: float, first_byte_seconds: float | None) -> None:
+        """The request's inputs were sent in batches with those of others."""
+        self.backend = backend
+        self.attempts = attempts
+        self.queue_seconds = queue_seconds
+        self.first_byte_seconds = first_byte_seconds
+
+    def merge(self, part: "Record", waited_seconds: float) -> None:
+        """Add one of the pieces that the request was sent in, which waited this long before its own record began."""
+        self.backend = self.backend or part.backend
+        self.attempts = max(self.attempts, part.attempts)
+        self.queue_seconds = max(self.queue_seconds, waited_seconds + part.queue_seconds)
+        if self.first_byte_seconds is None:
+            self.first_byte_seconds = part.first_byte_seconds
+
+    def restarted(self, queue_seconds: float) -> None:
+        """The request is sent whole, after its batches or pieces were rejected or failed."""
+        self.attempts = 0
+        self.reused_inputs = None
+        self.queue_seconds = queue_seconds
+
+    def counted(self, prompt_tokens: int) -> None:
+        """The prompt tokens of a response that the gateway composed of several."""
+        self.prompt_tokens = prompt_tokens
+
+    def ended(self, outcome: str, status: int, now: float, error: str = "") -> None:
+        """Called once, whatever happened; `status` is 0 if the client got no response."""
+        self.outcome = outcome
+        self.status = status
+        self.ended_seconds = now
+        self.error = error
+        if self.model and not self.backend and outcome != "completed":
+            self.queue_seconds = now - self.arrived_seconds  # it was queued and got no backend
 
 
 _BATCH = 64
 
 
 class RecordBatcher:
-    """Collects records and hands each to every consumer, 64 at a time or when asked to."""
+    """Passes each record to every consumer, 64 at a time or when `settle` is called."""
 
     def __init__(self, supervisor: Supervisor, *consumers: Callable[[Record], None]) -> None:
         self._supervisor = supervisor
@@ -62,7 +140,7 @@ class RecordBatcher:
             self.settle()
 
     def settle(self) -> None:
-        """Hand on what has been collected. What one consumer raises for one record keeps nothing from the others."""
+        """Pass on the collected records. An exception of one consumer for one record affects no other."""
         records, self._records = self._records, []
         for consume in self._consumers:
             for record in records:

@@ -1,4 +1,4 @@
-"""Reads a model's folder: how many bytes its weights take, and config.json with the names of different families."""
+"""Reads a model's folder: the size of its weights, and config.json, whose field names differ between families."""
 
 import json
 import re
@@ -32,7 +32,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "head_dim": 256,
         "vocab_size": 262208,
         "max_position_embeddings": 131072,
-    },
+    }
 }
 _TIED = frozenset(("gemma", "gemma2", "gemma3", "cohere", "cohere2", "gpt2", "opt", "bloom", "falcon", "mpt", "bert"))
 
@@ -43,7 +43,7 @@ _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 class PlanError(Exception):
-    """There is no plan; the message says in one line why, and what to give."""
+    """No plan can be made; the message gives the reason and the option to set, in one line."""
 
 
 def text_part(document: Document) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def text_part(document: Document) -> dict[str, Any]:
         inner = text_part(inner)
     outer = {name: value for name, value in document.items() if not isinstance(value, dict)}
     whole = {"quantization_config": document["quantization_config"]} if "quantization_config" in document else {}
-    # The library's defaults are those of the inner family; what the outer file says of tying holds for the whole.
+    # The library's defaults are those of the inner family; tying in the outer file applies to the whole model.
     return _with_defaults({**outer, **whole, **inner})
 
 
@@ -74,8 +74,13 @@ def number(fields: Document, names: tuple[str, ...]) -> int | None:
     return None
 
 
+def kv_heads(fields: Document, heads: int) -> int:
+    if fields.get("multi_query") and not fields.get("new_decoder_architecture"):
+        return 1
+    return number(fields, KV_HEADS) or heads
+
+
 def listed(fields: Document, name: str) -> list[Any]:
-    """The list in this field; empty where there is none."""
     value = fields.get(name)
     return value if isinstance(value, list) else []
 
@@ -84,22 +89,23 @@ def needed(fields: Document, *wanted: tuple[str, ...]) -> tuple[int, ...]:
     """These fields, all of them. Raises PlanError that names all that are missing."""
     found = [number(fields, names) for names in wanted]
     if missing := [names[0] for names, value in zip(wanted, found, strict=True) if value is None]:
-        told = " ".join(f"--set {name}=N" for name in missing)
-        raise PlanError(f"the model's config.json lacks {', '.join(missing)}: give {told}")
+        options = " ".join(f"--set {name}=N" for name in missing)
+        raise PlanError(f"the model's config.json lacks {', '.join(missing)}: give {options}")
     return tuple(value for value in found if value is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a folder, or a config.json alone, says of a model."""
+    """A model as found in a folder, or in a config.json alone."""
 
     name: str
     config: dict[str, Any]
     folder: Path
 
     def weigh(self, value_bytes: int) -> tuple[int | None, str]:
-        """Bytes of its weights if floating-point ones are loaded with `value_bytes` each (None: they are not here),
-        and where that is from. Raises PlanError.
+        """Size of the weights in bytes, with floating-point values loaded as `value_bytes` each, and its source.
+
+        The size is None if the folder has no weights. Raises PlanError.
         """
         text = text_part(self.config)
         # Layers behind the last are for speculation, which is off unless asked for.
@@ -140,7 +146,7 @@ def _section(file: Path, name: str) -> dict[str, Any]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Those of the index, if there is one: a folder may hold the same weights in another form too."""
+    """The files listed in the index, if there is one: a folder may hold the same weights in another form too."""
     index = folder / _INDEX
     if index.is_file():
         names = {str(name) for name in _section(index, "weight_map").values()}

@@ -6,12 +6,12 @@ figures replace the estimated ones.
 
 import asyncio
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gateway.backends.health import ProbeResult
-from gateway.cli.check import examine, why_not_used
+from gateway.backends.survey import survey
 from gateway.config import ConfigError
 from gateway.config_file import parse
 from gateway.plan import checkpoint as of
@@ -21,8 +21,6 @@ from gateway.plan.memory import (
     GIB,
     UTILIZATION,
     BlockPool,
-    Fit,
-    Group,
     KvLayout,
     Settings,
     bytes_per_sequence,
@@ -60,7 +58,7 @@ class Running:
     max_length_tokens: int
     engines: int
     kv_tokens: int  # of one engine
-    max_num_seqs: int | None  # of one engine; None = it does not tell
+    max_num_seqs: int | None  # of one engine; None = not exposed
     pool: BlockPool
 
 
@@ -70,10 +68,10 @@ def ask_running(url: str, api_key: str = "") -> Running:
         config = parse({"backends": [{"url": url, "api_key": api_key}]})
     except ConfigError as error:
         raise PlanError(str(error).splitlines()[0]) from None
-    [answers] = asyncio.run(examine(config))
+    [answers] = asyncio.run(survey(config))
     facts = answers.facts
     if answers.probe is not ProbeResult.OK:
-        raise PlanError(f"{url}: {why_not_used(answers)}")
+        raise PlanError(f"{url}: {answers.why_not_used}")
     if not facts.models:
         why = next(
             (str(error) for path, error in answers.problems.items() if path == "/v1/models"), "it lists no model"
@@ -85,7 +83,7 @@ def ask_running(url: str, api_key: str = "") -> Running:
     if card.max_model_len is None:
         raise PlanError(f"{url}/v1/models does not tell max_model_len of {card.id}")
     block, tokens = facts.block_size_tokens or BLOCK_TOKENS, facts.kv_cache_tokens // facts.engines
-    pool = BlockPool(KvLayout(block, 0, (Group(None),)), tokens // block)
+    pool = BlockPool(KvLayout(block, 0, (None,)), tokens // block)
     return Running(url, card.id, facts.version, card.max_model_len, facts.engines, tokens, facts.max_num_seqs, pool)
 
 
@@ -107,8 +105,8 @@ def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: 
             "weights_from": weights_from,
             "quantization": settings.quantization.name if settings.quantization else None,
             "dtype": shape.dtype,
-            "layers": [{"count": kind.count, "window_tokens": kind.window_tokens} for kind in shape.attention],
-            "kv_heads": None if encoder or shape.stored is None else shape.stored.heads,
+            "layers": list(map(asdict, shape.attention)),
+            "kv_heads": None if shape.stored is None else shape.stored.heads,
             "latent": shape.stored is not None and shape.stored.latent,
             "kv_bytes_per_token": bytes_per_token(shape, settings.kv_value_bytes),
             "kv_bytes_of_longest": bytes_per_sequence(shape, text, settings.kv_value_bytes),
@@ -116,13 +114,13 @@ def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: 
         },
         "gpus": {"count": plan.gpus, "memory_bytes": settings.gpu_bytes, "utilization": settings.utilization},
         "assumed": _assumed(plan),
-        "workload": _workload(plan.workload),
+        "workload": asdict(plan.workload),
         "options": [_option(option) for option in plan.options],
         "cannot_split_by": [size for size in TENSOR_PARALLEL if size <= plan.gpus and not shape.splits(size)],
         "choice": None if choice is None else choice.fit.tensor_parallel,
         "lengths": []
         if choice is None or encoder
-        else _lengths(choice.fit.pool, text, plan.workload, choice.fit.tensor_parallel),
+        else list(map(asdict, rows(choice.fit.pool, text, plan.workload, choice.fit.tensor_parallel))),
         "without_paging": None if choice is None or encoder else choice.fit.kv_tokens // text,
         "block_tokens": settings.block_tokens,
         "max_num_batched_tokens": settings.batched_tokens,
@@ -134,7 +132,6 @@ def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: 
 
 
 def running_document(running: Running, workload: Workload, warnings: list[str], max_num_seqs: int) -> Document:
-    """The same of a backend that runs: nothing is assumed but the requests."""
     return {
         "model": {"name": running.model, "max_model_len": running.max_length_tokens, "version": running.version},
         "backend": {
@@ -143,8 +140,8 @@ def running_document(running: Running, workload: Workload, warnings: list[str], 
             "kv_cache_tokens": running.kv_tokens,
             "max_num_seqs": running.max_num_seqs,
         },
-        "workload": _workload(workload),
-        "lengths": _lengths(running.pool, running.max_length_tokens, workload, None),
+        "workload": asdict(workload),
+        "lengths": list(map(asdict, rows(running.pool, running.max_length_tokens, workload, None))),
         "without_paging": running.kv_tokens // running.max_length_tokens,
         "block_tokens": running.pool.layout.block_tokens,
         "kv_headroom": KV_HEADROOM,
@@ -169,28 +166,8 @@ def _assumed(plan: Plan) -> list[str]:
     return found
 
 
-def _workload(workload: Workload) -> Document:
-    return {
-        "prompt_tokens": workload.prompt_tokens,
-        "output_tokens": workload.output_tokens,
-        "shared_prefix_tokens": workload.shared_prefix_tokens,
-        "concurrency": workload.concurrency,
-        "assumed": workload.assumed,
-    }
-
-
 def _option(option: PlanOption) -> Document:
-    return {
-        **_fit(option.fit),
-        "replicas": option.replicas,
-        "sequences": option.sequences,
-        "max_num_seqs": option.max_num_seqs,
-        "fleet_sequences": option.fleet_sequences,
-        "fleet_kv_tokens": option.fleet_kv_tokens,
-    }
-
-
-def _fit(fit: Fit) -> Document:
+    fit = option.fit
     return {
         "tensor_parallel": fit.tensor_parallel,
         "starts": fit.starts,
@@ -202,14 +179,12 @@ def _fit(fit: Fit) -> Document:
         },
         "blocks": fit.pool.blocks,
         "kv_tokens": fit.kv_tokens,
+        "replicas": option.replicas,
+        "sequences": option.sequences,
+        "max_num_seqs": option.max_num_seqs,
+        "fleet_sequences": option.fleet_sequences,
+        "fleet_kv_tokens": option.fleet_kv_tokens,
     }
-
-
-def _lengths(pool: BlockPool, longest: int, workload: Workload, gpus: int | None) -> list[Document]:
-    return [
-        {"tokens": row.tokens, "sequences": row.sequences, "kv_bytes": row.kv_bytes, "is_workload": row.is_workload}
-        for row in rows(pool, longest, workload, gpus)
-    ]
 
 
 def serve_command(plan: Plan, choice: PlanOption, model: str, kv_cache_dtype: str, quantization: str) -> list[str]:
@@ -223,13 +198,12 @@ def serve_command(plan: Plan, choice: PlanOption, model: str, kv_cache_dtype: st
         words += ["--block-size", str(settings.block_tokens)]
     if kv_cache_dtype != "auto":
         words += ["--kv-cache-dtype", kv_cache_dtype]
-    if quantization == "fp8":  # the others are made beforehand, and found in the checkpoint
+    if quantization == "fp8":  # other methods are applied beforehand, and found in the checkpoint
         words += ["--quantization", "fp8"]
     return [*words, "--enable-prompt-tokens-details", "--shutdown-timeout", "600"]
 
 
 def shell(words: list[str]) -> str:
-    """The command for a shell, an option a line."""
     lines: list[list[str]] = [[]]
     for word in words:
         if word.startswith("--"):
@@ -239,19 +213,18 @@ def shell(words: list[str]) -> str:
 
 
 def gateway_file(replicas: int, max_in_flight: int, url: str | None = None) -> str:
-    """The section of the gateway's file."""
     urls = [url] if url else [f"http://HOST-{number}:8000" for number in range(1, replicas + 1)]
     lines = [f'  - {{url: "{each}", max_in_flight: {max_in_flight}}}' for each in urls]
     return "\n".join(["backends:", *lines]) + "\n"
 
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 1024, 256
-_LARGEST_DEFAULT = 1024  # of vLLM's own for max_num_seqs
+_LARGEST_DEFAULT = 1024  # the largest of vLLM's defaults of max_num_seqs
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What was typed; None = not said."""
+class PlanRequest:
+    """The options of the command; None = not given."""
 
     model: str
     gpu_memory_gib: float | None
@@ -292,88 +265,84 @@ class Asked:
         return Workload(prompt, output, self.shared_prefix_tokens, self.concurrency, assumed)
 
 
-def plan_running(asked: Asked) -> Document:
-    """What fits in a backend that runs. Raises PlanError."""
-    running, workload = ask_running(asked.model, asked.api_key), asked.workload
-    told = asked.max_num_seqs or running.max_num_seqs
-    most = told or _LARGEST_DEFAULT
-    fits = recommended(running.pool, workload, most)
+def plan_running(request: PlanRequest) -> Document:
+    """What fits in a running backend. Raises PlanError."""
+    running, workload = ask_running(request.model, request.api_key), request.workload
+    max_num_seqs = request.max_num_seqs or running.max_num_seqs
+    fits = recommended(running.pool, workload, max_num_seqs or _LARGEST_DEFAULT)
     held = running.pool.sequences(workload.tokens, workload.shared_prefix_tokens)
-    found = [*too_long(workload, running.max_length_tokens), *caps(held, fits, told, workload)]
+    found = [*too_long(workload, running.max_length_tokens), *caps(held, fits, max_num_seqs, workload)]
     found += concurrency_of(workload, running.engines, fits)
-    return running_document(replace(running, max_num_seqs=told), workload, found, fits)
+    return running_document(replace(running, max_num_seqs=max_num_seqs), workload, found, fits)
 
 
-def plan_model(asked: Asked) -> Document:
+def plan_model(request: PlanRequest) -> Document:
     """What a model needs, and what fits. Raises PlanError."""
-    checkpoint = read_checkpoint(Path(asked.model))
-    if asked.gpu_memory_gib is None:
+    checkpoint = read_checkpoint(Path(request.model))
+    if request.gpu_memory_gib is None:
         raise PlanError("give --gpu-memory-gib: the memory of one GPU, as nvidia-smi tells it")
-    config = with_fields(checkpoint.config, asked.fields)
-    shape = read_shape(config, asked.dtype)
+    config = with_fields(checkpoint.config, request.fields)
+    shape = read_shape(config, request.dtype)
     size, source = replace(checkpoint, config=config).weigh(shape.dtype_bytes)
-    if asked.quantization != "auto":
+    if request.quantization != "auto":
         size, source = None, "counted from config.json"
-    settings = _settings(asked, shape, size)
-    plan, found = _planned(asked, shape, settings)
+    settings = _settings(request, shape, size)
+    plan, found = _planned(request, shape, settings)
     command = None
     if plan.choice is not None:
-        command = shell(serve_command(plan, plan.choice, checkpoint.name, asked.kv_cache_dtype, asked.quantization))
+        command = shell(serve_command(plan, plan.choice, checkpoint.name, request.kv_cache_dtype, request.quantization))
     return plan_document(plan, found, model=checkpoint.name, weights_from=source, command=command)
 
 
-def _planned(asked: Asked, shape: ModelShape, settings: Settings) -> tuple[Plan, list[str]]:
-    splits = _splits(asked, shape)
-    plan = make_plan(shape, settings, asked.workload, asked.gpus, splits)
-    if asked.max_model_len is None and (length := startable_length(plan)):
-        shorter = make_plan(shape, replace(settings, max_length_tokens=length), asked.workload, asked.gpus, splits)
-        return shorter, [shortened(plan, length), *warnings(shorter, asked.max_num_seqs)]
-    return plan, warnings(plan, asked.max_num_seqs)
+def _planned(request: PlanRequest, shape: ModelShape, settings: Settings) -> tuple[Plan, list[str]]:
+    splits = _splits(request, shape)
+    plan = make_plan(shape, settings, request.workload, request.gpus, splits)
+    if request.max_model_len is None and (length := startable_length(plan)):
+        shorter = make_plan(shape, replace(settings, max_length_tokens=length), request.workload, request.gpus, splits)
+        return shorter, [shortened(plan, length), *warnings(shorter, request.max_num_seqs)]
+    return plan, warnings(plan, request.max_num_seqs)
 
 
-def _splits(asked: Asked, shape: ModelShape) -> tuple[int, ...]:
-    told = asked.tensor_parallel
-    if told is None:
+def _splits(request: PlanRequest, shape: ModelShape) -> tuple[int, ...]:
+    size = request.tensor_parallel
+    if size is None:
         return TENSOR_PARALLEL
-    if told > asked.gpus:
-        raise PlanError(f"--tensor-parallel-size {told} needs as many GPUs: give --gpus {told}")
-    if not shape.splits(told):
-        raise PlanError(f"--tensor-parallel-size {told}: vLLM cannot split {shape.heads} attention heads like that")
-    return (told,)
+    if size > request.gpus:
+        raise PlanError(f"--tensor-parallel-size {size} needs as many GPUs: give --gpus {size}")
+    if not shape.splits(size):
+        raise PlanError(f"--tensor-parallel-size {size}: vLLM cannot split {shape.heads} attention heads like that")
+    return (size,)
 
 
 def with_fields(config: Document, assignments: tuple[str, ...]) -> Document:
     """The config.json with `FIELD=VALUE` of the command line, in the part that makes text. Raises PlanError."""
-    told: Document = {}
+    fields: Document = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals or not name or not value.isascii() or not value.isdigit():
             raise PlanError(f"--set {assignment}: give a field of config.json and a number, such as head_dim=128")
-        told[name] = int(value)
-    return {**of.text_part(config), **_beside_text(config), **told} if told else config
+        fields[name] = int(value)
+    other_parts = {name: part for name, part in config.items() if name in ("vision_config", "audio_config")}
+    return {**of.text_part(config), **other_parts, **fields} if fields else config
 
 
-def _beside_text(config: Document) -> Document:
-    return {name: part for name, part in config.items() if name in ("vision_config", "audio_config")}
-
-
-def _settings(asked: Asked, shape: ModelShape, size: int | None) -> Settings:
-    gpu_bytes = int((asked.gpu_memory_gib or 0) * GIB)
+def _settings(request: PlanRequest, shape: ModelShape, size: int | None) -> Settings:
+    gpu_bytes = int((request.gpu_memory_gib or 0) * GIB)
     seqs, batched = defaults(gpu_bytes)
-    quantization = chosen(asked.quantization, shape.quantization)
-    length = asked.max_model_len or shape.max_length_tokens
-    batched = asked.batched_tokens or batched
+    quantization = chosen(request.quantization, shape.quantization)
+    length = request.max_model_len or shape.max_length_tokens
+    batched = request.batched_tokens or batched
     return Settings(
         gpu_bytes=gpu_bytes,
         max_length_tokens=length,
-        max_num_seqs=min(asked.max_num_seqs or seqs, batched),
+        max_num_seqs=min(request.max_num_seqs or seqs, batched),
         batched_tokens=batched,
-        block_tokens=asked.block_tokens or default_block_tokens(shape),
-        kv_value_bytes=_kv_value_bytes(asked.kv_cache_dtype, shape),
-        utilization=asked.utilization,
+        block_tokens=request.block_tokens or default_block_tokens(shape),
+        kv_value_bytes=_kv_value_bytes(request.kv_cache_dtype, shape),
+        utilization=request.utilization,
         quantization=quantization,
         weight_bytes=size,
-        reserve_bytes=None if asked.reserve_gib is None else int(asked.reserve_gib * GIB),
+        reserve_bytes=None if request.reserve_gib is None else int(request.reserve_gib * GIB),
     )
 
 

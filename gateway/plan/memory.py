@@ -25,45 +25,35 @@ _LOGITS_BYTES = 8  # 32-bit logits of every sequence, and a copy for sampling
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Layers that share one table of blocks."""
-
-    window_tokens: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class KvLayout:
     """How sequences take blocks on each GPU of one engine."""
 
     block_tokens: int
     block_bytes: int
-    groups: tuple[Group, ...]
+    groups: tuple[int | None, ...]  # layers that share a table of blocks, by their window in tokens; None = all
 
     def blocks_for(self, tokens: int, shared_tokens: int = 0) -> int:
-        """Whole blocks that one sequence of this length holds for itself, while it decodes."""
-        return sum(self._blocks(group, tokens, shared_tokens) for group in self.groups)
+        """Blocks that one sequence of this length holds for itself, while it decodes."""
+        return sum(self._blocks(window, tokens, shared_tokens) for window in self.groups)
 
     def shared_blocks(self, shared_tokens: int) -> int:
         """Blocks of a prefix that many sequences begin with: held once. Only whole ones are shared."""
-        return sum(
-            min(shared_tokens, group.window_tokens or shared_tokens) // self.block_tokens for group in self.groups
-        )
+        return sum(min(shared_tokens, window or shared_tokens) // self.block_tokens for window in self.groups)
 
     def blocks_to_start(self, tokens: int, batched_tokens: int) -> int:
-        """What vLLM wants to have for one sequence: a window also holds the tokens of the batches under way."""
-        return sum(self._at_most(group, tokens, batched_tokens) for group in self.groups)
+        """Blocks that vLLM requires for one sequence: a window also holds the tokens of the batches in progress."""
+        return sum(self._at_most(window, tokens, batched_tokens) for window in self.groups)
 
-    def _at_most(self, group: Group, tokens: int, batched_tokens: int) -> int:
-        if group.window_tokens is None:
+    def _at_most(self, window: int | None, tokens: int, batched_tokens: int) -> int:
+        if window is None:
             return _ceil(tokens, self.block_tokens)
-        held = group.window_tokens - 1 + _BATCHES_UNDER_WAY * batched_tokens
+        held = window - 1 + _BATCHES_UNDER_WAY * batched_tokens
         return _ceil(min(held, tokens), self.block_tokens) + 1  # it need not begin where a block does
 
-    def _blocks(self, group: Group, tokens: int, shared_tokens: int) -> int:
-        whole, window = _ceil(tokens, self.block_tokens), group.window_tokens
+    def _blocks(self, window: int | None, tokens: int, shared_tokens: int) -> int:
         behind = 0 if window is None else max(0, tokens - window) // self.block_tokens  # dropped blocks
         shared = max(0, shared_tokens // self.block_tokens - behind)
-        return max(1, whole - behind - shared)
+        return max(1, _ceil(tokens, self.block_tokens) - behind - shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +73,6 @@ class BlockPool:
 
 
 def default_block_tokens(shape: ModelShape) -> int:
-    """vLLM's block size where nobody chooses one."""
     return LATENT_BLOCK_TOKENS if shape.stored is not None and shape.stored.latent else BLOCK_TOKENS
 
 
@@ -92,10 +81,8 @@ def layout(shape: ModelShape, tensor_parallel: int, value_bytes: float, block_to
         return KvLayout(block_tokens, 0, ())
     layers_in_group, counts = _group(shape.attention)
     one_layer = shape.stored.bytes_on_gpu(tensor_parallel, value_bytes)
-    groups = tuple(
-        Group(kind.window_tokens) for kind, count in zip(shape.attention, counts, strict=True) for _ in range(count)
-    )
-    return KvLayout(block_tokens, int(block_tokens * one_layer * layers_in_group), groups)
+    groups = [kind.window_tokens for kind, count in zip(shape.attention, counts, strict=True) for _ in range(count)]
+    return KvLayout(block_tokens, int(block_tokens * one_layer * layers_in_group), tuple(groups))
 
 
 def bytes_per_token(shape: ModelShape, value_bytes: float) -> int:
@@ -135,7 +122,7 @@ class Settings:
     utilization: float = UTILIZATION
     quantization: Quantization | None = None
     weight_bytes: int | None = None  # of the checkpoint's files; None = counted from config.json
-    reserve_bytes: int | None = None  # told by the operator; None = assumed
+    reserve_bytes: int | None = None  # set by the operator; None = assumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +151,6 @@ class Fit:
 
     @property
     def weights_fit(self) -> bool:
-        """Something is left beside weights and working memory."""
         return self.kv_bytes > 0
 
     @property

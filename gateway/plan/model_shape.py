@@ -10,19 +10,19 @@ _FULL = "full_attention"
 _SLIDING = "sliding_attention"
 _CHUNKED = "chunked_attention"
 _INDEXED = "indexed_attention"  # it reads a part of the sequence, but keeps all of it
-# Families whose files may leave the pattern out: every so many layers, one looks at everything.
+# Families whose files may omit the pattern: every n-th layer has full attention.
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4, "gpt_oss": 2}
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "half": 2, "float": 4}
 _LARGEST_FACTOR = 1024
 DEFAULT_LENGTH_TOKENS = 2048  # what vLLM assumes where config.json does not say
 
-# Families that read a whole text at once and answer with vectors: they keep nothing between steps.
+# Families that read a whole text at once and return vectors: they have no KV cache.
 _ENCODERS = frozenset(
     ("bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "mpnet", "nomic_bert", "modernbert", "gte",
      "new", "deberta", "deberta-v2", "camembert", "jina_bert")
 )  # fmt: skip
-# These change what is stored for a sequence in ways that only the engine itself can work out.
+# These change what is stored for a sequence in ways that only the engine itself can calculate.
 _BEYOND = (
     "compress_ratios", "hybrid_override_pattern", "layers_block_type", "mamba_d_state", "mamba_n_heads", "ssm_cfg",
     "state_size", "linear_num_value_heads", "linear_attn_config", "num_kv_shared_layers", "global_head_dim",
@@ -30,21 +30,21 @@ _BEYOND = (
     "swa_num_key_value_heads", "swa_head_dim", "attention_other_setting", "hidden_size_per_layer_input", "conv_L_cache",
     "full_attn_idxs",
 )  # fmt: skip
-_BEYOND_FAMILIES = ("gemma4",)  # other heads in layers that see everything
+_BEYOND_FAMILIES = ("gemma4",)  # different heads in layers with full attention
 # Families whose latent vectors vLLM stores; in others it stores whole keys and values.
 _LATENT_FAMILIES = ("deepseek", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite", "pangu_ultra_moe", "axk1")
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayers:
-    """So many layers with the same reach; None = the whole sequence."""
+    """A number of layers with the same attention window; None = the whole sequence."""
 
     count: int
     window_tokens: int | None = None
 
 
 def attention_layers(fields: Document, layers: int) -> tuple[AttentionLayers, ...]:
-    """Layers by reach, those that see everything first."""
+    """Layers by window, those with full attention first."""
     window = of.number(fields, ("sliding_window",))
     if fields.get("use_sliding_window") is False:
         window = None
@@ -64,8 +64,8 @@ def attention_layers(fields: Document, layers: int) -> tuple[AttentionLayers, ..
 
 
 def _kinds(fields: Document, layers: int, window: int | None) -> list[str]:
-    if told := of.listed(fields, "layer_types"):
-        kinds = [_FULL if kind == _INDEXED else str(kind) for kind in told[:layers]]
+    if types := of.listed(fields, "layer_types"):
+        kinds = [_FULL if kind == _INDEXED else str(kind) for kind in types[:layers]]
         return kinds + [_FULL] * (layers - len(kinds))
     if str(fields.get("model_type")).startswith("llama4") and of.number(fields, ("attention_chunk_size",)):
         local = of.listed(fields, "no_rope_layers") or [(index + 1) % 4 for index in range(layers)]
@@ -115,14 +115,13 @@ class ModelShape:
     attention: tuple[AttentionLayers, ...]
     parameters: Parameters
     quantization: Quantization | None
-    has_other_parts: bool = False  # it sees or hears: those weights are not counted from config.json
+    has_other_parts: bool = False  # vision or audio, whose weights are not counted from config.json
 
     @property
     def dtype_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype]
 
     def splits(self, tensor_parallel: int) -> bool:
-        """Whether vLLM can split it over so many GPUs."""
         if self.heads % tensor_parallel:
             return False
         if self.stored is None or self.stored.latent:
@@ -177,22 +176,14 @@ def _stored(fields: Document, hidden: int, heads: int) -> StoredToken:
         rope = of.number(fields, ("qk_rope_head_dim",)) or 0
         index = of.number(fields, ("index_head_dim",)) or 0
         # Sparse attention keeps a key in 8 bits for each layer, with a 4-byte scale for each 128 values. Its kernels
-        # want an 8-bit cache in the same form, and what tells positions in 16 bits; those of Blackwell take less.
+        # need an 8-bit cache in the same form, with positions in 16 bits; those of Blackwell need less.
         packed = rank + rank // 128 * 4 + 2 * rope if index else None
         extra = index + index // 128 * 4
         return StoredToken(1, rank + rope, latent=True, extra_bytes=extra, bytes_in_8_bits=packed)
     size = of.number(fields, of.HEAD_DIM) or hidden // heads
-    return StoredToken(heads=_kv_heads(fields, heads), values_per_head=size + (_value_dim(fields) or size))
-
-
-def _value_dim(fields: Document) -> int | None:
-    return of.number(fields, ("v_head_dim",))
-
-
-def _kv_heads(fields: Document, heads: int) -> int:
-    if fields.get("multi_query") and not fields.get("new_decoder_architecture"):
-        return 1
-    return of.number(fields, of.KV_HEADS) or heads
+    return StoredToken(
+        heads=of.kv_heads(fields, heads), values_per_head=size + (of.number(fields, ("v_head_dim",)) or size)
+    )
 
 
 def _max_length(fields: Document) -> int:
@@ -207,10 +198,10 @@ def _max_length(fields: Document) -> int:
 
 
 def _dtype(fields: Document, wanted: str, encoder: bool) -> str:
-    told = wanted if wanted != "auto" else str(fields.get("dtype") or fields.get("torch_dtype") or "float32")
-    told = told.removeprefix("torch.")
-    if wanted == "auto" and told == "float32":
+    dtype = wanted if wanted != "auto" else str(fields.get("dtype") or fields.get("torch_dtype") or "float32")
+    dtype = dtype.removeprefix("torch.")
+    if wanted == "auto" and dtype == "float32":
         return "float16" if encoder else "bfloat16"  # as vLLM does
-    if told not in DTYPE_BYTES:
-        raise PlanError(f"dtype {told!r} is not known: give --dtype bfloat16, float16 or float32")
-    return told
+    if dtype not in DTYPE_BYTES:
+        raise PlanError(f"dtype {dtype!r} is not known: give --dtype bfloat16, float16 or float32")
+    return dtype

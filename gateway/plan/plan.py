@@ -23,7 +23,7 @@ class Workload:
     output_tokens: int
     shared_prefix_tokens: int = 0
     concurrency: int | None = None
-    assumed: bool = False  # nobody told the lengths
+    assumed: bool = False  # no lengths were given
 
     @property
     def tokens(self) -> int:
@@ -42,7 +42,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class PlanOption:
-    """One way to use the GPUs: so many backends, each on `fit.tensor_parallel` of them."""
+    """One way to use the GPUs: `replicas` backends, each on `fit.tensor_parallel` GPUs."""
 
     fit: Fit
     replicas: int
@@ -50,28 +50,21 @@ class PlanOption:
     max_num_seqs: int
 
     @property
-    def gpus(self) -> int:
-        return self.replicas * self.fit.tensor_parallel
-
-    @property
     def fleet_sequences(self) -> int:
-        """Sequences of the workload that the backends hold together."""
         return self.replicas * self.sequences
 
     @property
     def fleet_kv_tokens(self) -> int:
-        """Tokens that the backends hold together."""
         return self.replicas * self.fit.kv_tokens
 
     @property
     def fleet_slots(self) -> int:
-        """Sequences that the backends are given together at most."""
         return self.replicas * self.max_num_seqs
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All of it. `choice` is None if the model fits in no way."""
+    """All options; `choice` is None if none of them fits."""
 
     shape: ModelShape
     settings: Settings
@@ -89,14 +82,13 @@ def defaults(gpu_bytes: int) -> tuple[int, int]:
 def make_plan(
     shape: ModelShape, settings: Settings, workload: Workload, gpus: int, splits: Sequence[int] = TENSOR_PARALLEL
 ) -> Plan:
-    """Try these splits of the model, as far as the GPUs and its heads allow, and choose one."""
     splits = [size for size in splits if size <= gpus and shape.splits(size)]
     options = tuple(_option(shape, settings, workload, gpus // size, size) for size in splits)
     return Plan(shape, settings, workload, gpus, options, choose(options, workload))
 
 
 def startable_length(plan: Plan) -> int:
-    """The greatest length with which vLLM starts if the model is split most, in whole steps; 0 = none."""
+    """The greatest length with which vLLM starts at the largest split, in whole steps; 0 = none."""
     if plan.choice is not None or not plan.options:
         return 0
     split = plan.options[-1].fit.tensor_parallel
@@ -104,9 +96,9 @@ def startable_length(plan: Plan) -> int:
 
 
 def choose(options: Sequence[PlanOption], workload: Workload) -> PlanOption | None:
-    """The least split that will do, for GPUs that need not talk are faster.
+    """The smallest split that is sufficient, since GPUs that need not communicate are faster.
 
-    It does if it holds the expected concurrency; where none is told, if no other holds twice as much.
+    A split is sufficient if it holds the expected concurrency; without one, if no other split holds twice as much.
     """
     possible = [option for option in options if option.fit.starts]
     if not possible or not possible[0].fit.kv_layout.groups:
@@ -124,15 +116,14 @@ def recommended(pool: BlockPool, workload: Workload, most: int) -> int:
 
 
 def rows(pool: BlockPool, max_length_tokens: int, workload: Workload, gpus: int | None) -> tuple[Row, ...]:
-    """Sequences that fit by their length, shortest first."""
-    asked = min(workload.tokens, max_length_tokens)
-    lengths = sorted({asked, max_length_tokens, *(size for size in _LENGTHS if size < max_length_tokens)})
+    expected = min(workload.tokens, max_length_tokens)
+    lengths = sorted({expected, max_length_tokens, *(size for size in _LENGTHS if size < max_length_tokens)})
     return tuple(
         Row(
             tokens=length,
-            sequences=pool.sequences(length, workload.shared_prefix_tokens if length == asked else 0),
+            sequences=pool.sequences(length, workload.shared_prefix_tokens if length == expected else 0),
             kv_bytes=None if gpus is None else pool.layout.blocks_for(length) * pool.layout.block_bytes * gpus,
-            is_workload=length == asked,
+            is_workload=length == expected,
         )
         for length in lengths
     )
@@ -151,8 +142,8 @@ def _option(
 _SPLITS = (1, 2, 4, 8, 16, 32, 64)
 
 
-def warnings(plan: Plan, told_max_num_seqs: int | None) -> list[str]:
-    """In the order of their weight; the first lines of a plan that does not fit say what would."""
+def warnings(plan: Plan, given_max_num_seqs: int | None) -> list[str]:
+    """The most important first; if nothing fits, the first lines say what would."""
     if plan.choice is None:
         return list(_does_not_fit(plan))
     if not plan.choice.fit.kv_layout.groups:
@@ -163,29 +154,29 @@ def warnings(plan: Plan, told_max_num_seqs: int | None) -> list[str]:
             f"max_model_len {plan.settings.max_length_tokens:,} is more than the model's own "
             f"{plan.shape.max_length_tokens:,}: vLLM refuses to start."
         )
-    found += caps(plan.choice.sequences, plan.choice.max_num_seqs, told_max_num_seqs, plan.workload)
+    found += caps(plan.choice.sequences, plan.choice.max_num_seqs, given_max_num_seqs, plan.workload)
     found += _concurrency(plan, plan.choice)
     return found
 
 
-def caps(held: int, recommended: int, told: int | None, workload: Workload) -> Iterator[str]:
-    """What max_num_seqs does that is not what fits."""
-    if told is None:
+def caps(held: int, recommended: int, given: int | None, workload: Workload) -> Iterator[str]:
+    """The effect of a given max_num_seqs that does not match the KV cache."""
+    if given is None:
         return
-    if told > held:
+    if given > held:
         yield (
-            f"max_num_seqs {told:,} is more than the {held:,} sequences of {workload.tokens:,} tokens that the KV "
+            f"max_num_seqs {given:,} is more than the {held:,} sequences of {workload.tokens:,} tokens that the KV "
             f"cache holds: if so many come, the engine will preempt and compute again what it drops. Set it to "
             f"{recommended:,}."
         )
-    elif told < held // 2:
+    elif given < held // 2:
         yield (
-            f"max_num_seqs {told:,} leaves KV cache unused: it holds {held:,} sequences of {workload.tokens:,} tokens."
+            f"max_num_seqs {given:,} leaves KV cache unused: it holds {held:,} sequences of {workload.tokens:,} tokens."
         )
 
 
 def concurrency_of(workload: Workload, replicas: int, slots: int) -> Iterator[str]:
-    """What the expected concurrency means for the batches and the line. `slots` are those of one backend."""
+    """The effect of the expected concurrency on batches and queue. `slots` are those of one backend."""
     expected = workload.concurrency
     if expected is None:
         return
@@ -216,7 +207,7 @@ def _concurrency(plan: Plan, choice: PlanOption) -> Iterator[str]:
     if not needs:
         return
     split = min(needs, key=lambda size: (needs[size], size))
-    way = f"{_gpus(needs[split])} ({needs[split] // split} x tp {split})"
+    way = f"{gpu_text(needs[split])} ({needs[split] // split} x tp {split})"
     if needs[split] < plan.gpus:
         yield (
             f"{way} would hold {expected:,} at once: fewer backends decode larger batches, and so more tokens a GPU; "
@@ -236,7 +227,7 @@ def too_long(workload: Workload, length: int) -> Iterator[str]:
 
 def _does_not_fit(plan: Plan) -> Iterator[str]:
     if not plan.options:
-        yield f"{plan.shape.heads} attention heads cannot be split over {_gpus(plan.gpus)} in a way that vLLM knows."
+        yield f"{plan.shape.heads} attention heads cannot be split over {gpu_text(plan.gpus)} in a way that vLLM knows."
         return
     roomiest = max(plan.options, key=lambda option: option.fit.kv_bytes).fit
     yield _what_lacks(plan, roomiest)
@@ -248,18 +239,18 @@ def _does_not_fit(plan: Plan) -> Iterator[str]:
 
 
 def shortened(plan: Plan, length: int) -> str:
-    """That the model's own length has no room, and what would give it."""
+    """That the model's own length does not fit, and what would make it fit."""
     split = max(option.fit.tensor_parallel for option in plan.options)
     ways = list(_ways(plan.shape, plan.settings, split, plan.gpus))
-    told = f" That fits {'; or '.join(ways)}." if ways else ""
+    alternatives = f" That fits {'; or '.join(ways)}." if ways else ""
     return (
         f"The KV cache has no room for one sequence of the model's own {plan.settings.max_length_tokens:,} tokens, so "
-        f"this is a plan for --max-model-len {length}.{told}"
+        f"this is a plan for --max-model-len {length}.{alternatives}"
     )
 
 
 def _what_lacks(plan: Plan, best: Fit) -> str:
-    on = _gpus(best.tensor_parallel)
+    on = gpu_text(best.tensor_parallel)
     if not best.weights_fit:
         return (
             f"It does not fit on {on}: each would need {best.weight_bytes / GIB:.1f} GiB for weights and "
@@ -276,16 +267,16 @@ def _what_lacks(plan: Plan, best: Fit) -> str:
 def _ways(shape: ModelShape, settings: Settings, split: int, gpus: int) -> Iterator[str]:
     more = [size for size in _SPLITS if size > gpus and shape.splits(size)]
     if size := next((size for size in more if fit(shape, settings, size).starts), None):
-        yield f"on {_gpus(size)} (tensor parallel {size})"
+        yield f"on {gpu_text(size)} (tensor parallel {size})"
     if settings.kv_value_bytes > 1 and fit(shape, replace(settings, kv_value_bytes=1), split).starts:
         yield "with --kv-cache-dtype fp8"
     if settings.quantization is None:
-        for name, told in (("fp8", "with --quantization fp8"), ("int4", "as a 4-bit checkpoint (AWQ, GPTQ)")):
+        for name, how in (("fp8", "with --quantization fp8"), ("int4", "as a 4-bit checkpoint (AWQ, GPTQ)")):
             packed = replace(settings, quantization=chosen(name, None), weight_bytes=None)
             if fit(shape, packed, split).starts:
-                yield f"{told} on {_gpus(split)}"
+                yield f"{how} on {gpu_text(split)}"
                 return
 
 
-def _gpus(count: int) -> str:
+def gpu_text(count: int) -> str:
     return "1 GPU" if count == 1 else f"{count} GPUs"

@@ -1,4 +1,4 @@
-"""A plan for people: a picture of one GPU's memory, the ways to use the GPUs, and what to write down."""
+"""Draws a plan: a picture of one GPU's memory, the ways to use the GPUs, and the settings."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.plan.memory import GIB
+from gateway.plan.plan import gpu_text
 
 Document = dict[str, Any]
 _WIDTH = 64
@@ -21,28 +22,23 @@ _PARTS = (
 
 
 def as_view(document: Document) -> Group:
-    """The plan of a model on GPUs."""
-    return Group(*_parts(document))
-
-
-def as_running_view(document: Document) -> Group:
-    """What fits in a backend that runs."""
-    return Group(*_running_parts(document))
+    """The plan of a model, or what fits in a running backend."""
+    return Group(*(_running_parts(document) if "backend" in document else _parts(document)))
 
 
 def _parts(document: Document) -> Iterator[RenderableType]:
     yield from _model(document["model"])
     if document["model"]["layers"]:
         yield _requests(document)
-    picture = _chosen(document) or (document["options"][-1] if document["options"] else None)
-    if picture is not None:
-        yield from _memory(picture, document)
+    if options := document["options"]:
+        chosen = (option for option in options if option["tensor_parallel"] == document["choice"])
+        yield from _memory(next(chosen, options[-1]), document)
         yield from _options(document)
     if document["lengths"]:
-        yield from _lengths(document, f"one backend on {_gpus(document['choice'])}")
+        yield from _lengths(document, f"one backend on {gpu_text(document['choice'])}")
     yield from _warnings(document)
     if document["vllm"]:
-        yield _title("To set up")
+        yield title("To set up")
         yield Padding(Text(document["vllm"], "cyan"), (0, 0, 0, 2))
         yield Padding(Text(document["gateway"].rstrip(), "cyan"), (0, 0, 0, 2))
     if document["assumed"]:
@@ -55,15 +51,15 @@ def _running_parts(document: Document) -> Iterator[RenderableType]:
         f", vLLM {model['version'] or '?'}, max_model_len {model['max_model_len']:,}", "default"
     )
     ranks = f" in each of {backend['engines']} engines" if backend["engines"] > 1 else ""
-    told = backend["max_num_seqs"]
+    seqs = backend["max_num_seqs"]
     yield Text(
         f"KV cache: {backend['kv_cache_tokens']:,} tokens{ranks}, in blocks of {document['block_tokens']}; "
-        f"max_num_seqs {f'{told:,}' if told else 'is not told: give --max-num-seqs'}"
+        f"max_num_seqs {f'{seqs:,}' if seqs else 'is not told: give --max-num-seqs'}"
     )
     yield _requests(document)
     yield from _lengths(document, "one engine" if backend["engines"] > 1 else "this backend")
     yield from _warnings(document)
-    yield _title(f"To set up: --max-num-seqs {document['max_num_seqs']}, and")
+    yield title(f"To set up: --max-num-seqs {document['max_num_seqs']}, and")
     yield Padding(Text(document["gateway"].rstrip(), "cyan"), (0, 0, 0, 2))
     yield Text(
         "\nThe size of the KV cache is the backend's own, as it counts for sequences of max_model_len. Of models with "
@@ -94,36 +90,36 @@ def _model(model: Document) -> Iterator[Text]:
 
 def _requests(document: Document) -> Text:
     load = document["workload"]
-    told = f"Requests: {load['prompt_tokens']:,} + {load['output_tokens']:,} tokens"
-    told += " (assumed)" if load["assumed"] else ""
+    line = f"Requests: {load['prompt_tokens']:,} + {load['output_tokens']:,} tokens"
+    line += " (assumed)" if load["assumed"] else ""
     if load["shared_prefix_tokens"]:
-        told += f", the first {load['shared_prefix_tokens']:,} the same in all"
+        line += f", the first {load['shared_prefix_tokens']:,} the same in all"
     if load["concurrency"]:
-        told += f"; {load['concurrency']:,} at once"
-    return Text(told)
+        line += f"; {load['concurrency']:,} at once"
+    return Text(line)
 
 
 def _memory(option: Document, document: Document) -> Iterator[RenderableType]:
     whole, utilization = document["gpus"]["memory_bytes"], document["gpus"]["utilization"]
     sizes = dict(option["gpu_bytes"])
     sizes["left"] = max(0, whole - sizes["weights"] - sizes["reserve"] - sizes["kv_cache"])
-    yield _title(f"Memory of each GPU: {_gib(whole)}, tensor parallel {option['tensor_parallel']}")
-    bar, told, encoder = Text(), Text(), not document["model"]["layers"]
+    yield title(f"Memory of each GPU: {_gib(whole)}, tensor parallel {option['tensor_parallel']}")
+    bar, legend, encoder = Text(), Text(), not document["model"]["layers"]
     used = [min(sizes[key], whole) for key, *_ in _PARTS]
-    for width, (key, name, mark, style) in zip(_cells(used, _WIDTH), _PARTS, strict=True):
+    for width, (key, name, mark, style) in zip(cells(used, _WIDTH), _PARTS, strict=True):
         if sizes[key]:
             bar.append(mark * width, style)
-            told.append(f"{mark} ", style)
-            told.append(f"{'free' if encoder and key == 'kv_cache' else name} {_gib(sizes[key])}  ")
+            legend.append(f"{mark} ", style)
+            legend.append(f"{'free' if encoder and key == 'kv_cache' else name} {_gib(sizes[key])}  ")
     yield bar
-    yield told
+    yield legend
     yield Text(f"--gpu-memory-utilization {utilization:g} lets vLLM use {_gib(option['gpu_bytes']['budget'])}", "dim")
 
 
 def _options(document: Document) -> Iterator[RenderableType]:
     load = document["workload"]
     tokens = load["prompt_tokens"] + load["output_tokens"]
-    yield _title(f"Ways to use {_gpus(document['gpus']['count'])}")
+    yield title(f"Ways to use {gpu_text(document['gpus']['count'])}")
     columns: dict[str, Callable[[Document], str | Text]] = {
         "backends": lambda option: f"{option['replicas']} x tp {option['tensor_parallel']}",
         "weights": lambda option: _gib(option["gpu_bytes"]["weights"]),
@@ -140,12 +136,12 @@ def _options(document: Document) -> Iterator[RenderableType]:
     for option in document["options"]:
         table.add_row(*(column(option) for column in columns.values()), _verdict(option, document))
     yield table
-    told = "Weights and KV cache are those of each GPU."
+    note = "Weights and KV cache are those of each GPU."
     if document["model"]["layers"]:
-        told += f" x {tokens:,}: your requests that one backend holds at once, and then all backends."
+        note += f" x {tokens:,}: your requests that one backend holds at once, and then all backends."
     if document["cannot_split_by"]:
-        told += f" Heads cannot be split by {', '.join(map(str, document['cannot_split_by']))}."
-    yield Text(told, "dim")
+        note += f" Heads cannot be split by {', '.join(map(str, document['cannot_split_by']))}."
+    yield Text(note, "dim")
 
 
 def _verdict(option: Document, document: Document) -> Text:
@@ -156,13 +152,13 @@ def _verdict(option: Document, document: Document) -> Text:
 
 
 def _lengths(document: Document, where: str) -> Iterator[RenderableType]:
-    yield _title(f"Batch x cache: sequences that fit at once in {where}")
+    yield title(f"Batch x cache: sequences that fit at once in {where}")
     has_bytes = document["lengths"][0]["kv_bytes"] is not None
     table = _table("tokens each", *(["KV of one"] if has_bytes else []), "fit at once", "")
     shared = document["workload"]["shared_prefix_tokens"]
     yours = "<- your requests" + (f", {shared:,} tokens of them shared" if shared else "")
     for row in document["lengths"]:
-        cells = [f"{row['tokens']:,}", *([_mib(row["kv_bytes"])] if has_bytes else []), f"{row['sequences']:,}"]
+        cells = [f"{row['tokens']:,}", *([_gib(row["kv_bytes"], GIB)] if has_bytes else []), f"{row['sequences']:,}"]
         table.add_row(*cells, yours if row["is_workload"] else "", style="bold" if row["is_workload"] else None)
     yield table
     block, longest = document["block_tokens"], document["model"]["max_model_len"]
@@ -179,12 +175,8 @@ def _warnings(document: Document) -> Iterator[RenderableType]:
     yield from (Text(f"! {warning}", "yellow") for warning in document["warnings"])
 
 
-def _chosen(document: Document) -> Document | None:
-    return next((each for each in document["options"] if each["tensor_parallel"] == document["choice"]), None)
-
-
-def _cells(sizes: Sequence[int], width: int) -> list[int]:
-    """How many cells each gets: by its size, but at least one if it is there at all."""
+def cells(sizes: Sequence[int], width: int) -> list[int]:
+    """Cells of each part of a bar: in proportion to its size, at least one if it is not empty."""
     whole = sum(sizes) or 1
     cells = [max(1, round(size / whole * width)) if size else 0 for size in sizes]
     while sum(cells) > width and max(cells) > 1:
@@ -199,24 +191,16 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _title(text: str) -> Text:
+def title(text: str) -> Text:
     return Text(f"\n{text}", "bold")
-
-
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def _count(number: int) -> str:
     return f"{number / 1e9:.1f} billion" if number >= 1e9 else f"{number / 1e6:.0f} million"
 
 
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB" if size >= GIB // 10 else f"{size / (1 << 20):.1f} MiB"
-
-
-def _mib(size: int) -> str:
-    return _gib(size) if size >= GIB else f"{size / (1 << 20):.1f} MiB"
+def _gib(size: int, least: int = GIB // 10) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= least else f"{size / (1 << 20):.1f} MiB"
 
 
 def _kib(size: int) -> str:

@@ -1,4 +1,4 @@
-"""How many weights a model has, counted from its config.json, how they are packed, and how many bytes they take."""
+"""Counts a model's weights from its config.json, with their quantization, and their size in bytes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,7 @@ class Quantization:
 
 
 def chosen(name: str, found: Quantization | None) -> Quantization | None:
-    """What the command line asks for; auto = what the checkpoint has."""
+    """The quantization of the command line; auto = that of the checkpoint."""
     keeps_fp8_cache = found is not None and found.kv_cache_fp8
     bits = {"fp8": 8.0, "int8": 8.0, "int4": 4 + (_SCALE_BITS + 4) / _GROUP}
     if name == "auto":
@@ -86,7 +86,7 @@ def _has_fp8_cache(section: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Numbers of weights by what is done with them."""
+    """Numbers of weights by their use, since each is packed in its own way."""
 
     embeddings: int  # and the output layer: never packed
     linear: int
@@ -131,8 +131,7 @@ def _attention(fields: Document, hidden: int, heads: int) -> int:
         query = (hidden * query_rank + query_rank * queries) if query_rank else hidden * queries
         return query + hidden * (rank + rope) + rank * heads * (plain + value) + heads * value * hidden
     size = of.number(fields, of.HEAD_DIM) or hidden // heads
-    one = fields.get("multi_query") and not fields.get("new_decoder_architecture")
-    kv_heads = 1 if one else of.number(fields, of.KV_HEADS) or heads
+    kv_heads = of.kv_heads(fields, heads)
     biases = (heads + 2 * kv_heads) * size if fields.get("attention_bias") or fields.get("model_type") == "qwen2" else 0
     return hidden * size * (2 * heads + 2 * kv_heads) + biases
 
@@ -150,15 +149,15 @@ def _with_experts(fields: Document, experts: int, rest: Parameters, layers: int,
 
 
 def _unknown_experts(fields: Document) -> str | None:
-    """A field that tells of experts by another name than those that are known."""
+    """A field that seems to give the number of experts under an unknown name."""
     beside = ("per_tok", "shared", "group", "used", "top")
     names = (name for name in fields if "experts" in name and not any(word in name for word in beside))
     return next((name for name in names if (of.number(fields, (name,)) or 0) > 1), None)
 
 
 def _shared(fields: Document, inner: int) -> int:
-    if told := of.number(fields, ("shared_expert_intermediate_size", "shared_intermediate_size")):
-        return told
+    if size := of.number(fields, ("shared_expert_intermediate_size", "shared_intermediate_size")):
+        return size
     if str(fields.get("model_type", "")).startswith("llama4"):
         return inner
     return (of.number(fields, ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")) or 0) * inner
@@ -180,6 +179,6 @@ def _is_sparse(fields: Document, index: int) -> bool:
 
 
 def _has_no_output_layer(fields: Document) -> bool:
-    """It answers with vectors, not words."""
+    """Whether it returns vectors instead of text."""
     names = [str(name) for name in of.listed(fields, "architectures")]
     return bool(names) and all(name.endswith(("Model", "ForSequenceClassification")) for name in names)

@@ -28,7 +28,7 @@ _SURELY_READ_BYTES = 65536  # of a larger body, a backend that refuses it may le
 
 
 class Receiver(Protocol):
-    """Takes one answer. Calls come in this order; `flushed` ends every batch of bytes that arrived together."""
+    """Gets one answer. Calls are in this order; `flushed` ends every batch of bytes that arrived together."""
 
     def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None: ...
 
@@ -65,7 +65,7 @@ class BackendConnection(asyncio.Protocol):
         self._informational = False
         self._keep_alive = False
         self._paused = False
-        self._room: asyncio.Future[None] | None = None  # set while the backend takes no more
+        self._room: asyncio.Future[None] | None = None  # set while the write buffer is full
 
     @property
     def usable(self) -> bool:
@@ -99,7 +99,7 @@ class BackendConnection(asyncio.Protocol):
             self.transport.abort()
 
     def pause_reading(self) -> None:
-        """Take nothing from the backend until told otherwise."""
+        """Read nothing from the backend until `resume_reading`."""
         if self.transport is not None and not self._paused:
             self._paused = True
             self.transport.pause_reading()
@@ -109,6 +109,12 @@ class BackendConnection(asyncio.Protocol):
             self._paused = False
             self.transport.resume_reading()
 
+    def rest(self, now: float) -> None:
+        """The connection is idle from now on. A slow client may have paused it."""
+        self.idle_since = now
+        if self._paused:
+            self.resume_reading()
+
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -117,7 +123,7 @@ class BackendConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         receiver = self._receiver
         if receiver is None:
-            self.abort()  # bytes that nobody asked for: the next answer could not be told from them
+            self.abort()  # unexpected bytes: they would be read as the next answer
             return
         self.answered = True
         try:
@@ -153,7 +159,7 @@ class BackendConnection(asyncio.Protocol):
             self._fail(FreshConnectionClosed(f"The backend closed the connection before the response {reason}."))
 
     def pause_writing(self) -> None:
-        """The backend takes no more for now."""
+        """Backpressure: the write buffer is full."""
         self._room = asyncio.get_running_loop().create_future()
 
     def resume_writing(self) -> None:
@@ -162,7 +168,7 @@ class BackendConnection(asyncio.Protocol):
             room.set_result(None)
 
     async def drained(self) -> None:
-        """Wait until the backend takes more, or is gone."""
+        """Wait until the write buffer has space, or the connection is closed."""
         if self._room is not None:
             await self._room
 
@@ -220,7 +226,7 @@ class BackendConnection(asyncio.Protocol):
 
 
 class _Rest:
-    """Takes the end of an answer that is over for its client."""
+    """Reads the end of an answer that the client has completely."""
 
     def __init__(self, connection: BackendConnection, keep: Callable[[BackendConnection], None]) -> None:
         self._connection = connection
@@ -232,7 +238,7 @@ class _Rest:
         """Does not come: the head has been taken."""
 
     def body(self, data: bytes) -> None:  # noqa: ARG002
-        """More of the answer after its end: the connection is of no use."""
+        """More of the answer after its end: the connection is unusable."""
         self._late.cancel()
         self._connection.abort()
 
@@ -286,10 +292,14 @@ class Pool:
     async def take(self, *, fresh: bool = False) -> BackendConnection:
         """A usable connection; `fresh` = not one that was used before. Raises ConnectFailed or OutOfDescriptors."""
         if not fresh:
-            now = self._clock()
+            config, now = self._config, self._clock()
             while self._idle:
                 connection = self._idle.pop()
-                if self._still_good(connection, now):
+                if (
+                    connection.usable
+                    and now - connection.idle_since < config.keep_alive_seconds
+                    and now - connection.made_at < config.max_connection_age_seconds
+                ):
                     self.open += 1
                     return connection
                 connection.abort()
@@ -312,9 +322,8 @@ class Pool:
         if not connection.reusable:
             connection.abort()
             return
-        connection.resume_reading()  # a slow client may have paused it
-        idle = self._idle
-        now = connection.idle_since = self._clock()
+        idle, now = self._idle, self._clock()
+        connection.rest(now)
         idle.append(connection)
         while idle and now - idle[0].idle_since >= self._config.keep_alive_seconds:
             idle.pop(0).abort()
@@ -322,13 +331,6 @@ class Pool:
     def close(self) -> None:
         while self._idle:
             self._idle.pop().abort()
-
-    def _still_good(self, connection: BackendConnection, now: float) -> bool:
-        return (
-            connection.usable
-            and now - connection.idle_since < self._config.keep_alive_seconds
-            and now - connection.made_at < self._config.max_connection_age_seconds
-        )
 
     async def _connect(self) -> BackendConnection:
         origin, loop = self.backend.origin, asyncio.get_running_loop()

@@ -9,10 +9,10 @@ from typing import Any
 
 import orjson
 
-from gateway.request import Ask, Usage, most_prompt_tokens
+from gateway.request import Usage
 
 _MAX_PARTIAL_BYTES = 131072
-_KEPT_BYTES = 4096  # of a longer event, until its end: usage stands there, and must not be cut in two
+_KEPT_BYTES = 4096  # of the end of a longer event, so that the usage there is not cut in two
 _DONE = b"data: [DONE]\n\n"
 EVENT_END = re.compile(rb"(\r?\n\r?\n)")  # JSON holds no line ends, so either spelling is found safely
 _HAS_USAGE = re.compile(rb'"usage"\s*:\s*\{')  # and not null, which some engines put into every event
@@ -156,7 +156,6 @@ def _stripped(event: bytes) -> bytes:
 
 
 _USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
-_UNKNOWN_CONTEXT_TOKENS = 1048576  # of a model whose backend does not state it
 _MOST_TRIES = 8  # places in a piece that look like usage, from the last one on
 
 
@@ -186,22 +185,6 @@ def read_stream_usage(*pieces: bytes) -> Usage | None:
                 if type(holder) is dict and type(found := holder.get("usage")) is dict:
                     merged |= found
     return _usage(merged)
-
-
-def possible(usage: Usage, ask: Ask, context_tokens: int | None) -> Usage:
-    """The usage itself, if the request could have used so much; else as much of it as the request could have.
-
-    `context_tokens` is the most that the model takes in one sequence, prompt and answer; None = not known.
-    """
-    most = (context_tokens or _UNKNOWN_CONTEXT_TOKENS) * max(1, ask.sequences)
-    most_prompt = most
-    if ask.learnable_bytes and ask.pinned is None:  # the prompt is text, and all in the request
-        most_prompt = min(most, most_prompt_tokens(ask.sequences, ask.size_bytes))
-    prompt, completion, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
-    if prompt <= most_prompt and completion <= most and (cached is None or cached <= prompt):
-        return usage
-    prompt = min(prompt, most_prompt)
-    return Usage(prompt, min(completion, most), None if cached is None else min(cached, prompt))
 
 
 def _last_usage(piece: bytes) -> dict[str, Any]:

@@ -7,8 +7,6 @@ events is passed on as it comes. A long plain answer is passed on once it has gr
 import asyncio
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 import orjson
 
@@ -27,62 +25,26 @@ from gateway.errors import (
 )
 from gateway.relay.connection import BackendConnection
 from gateway.relay.sse import ABORTED, EventStream, read_stream_usage, read_usage
-from gateway.request import Usage
+from gateway.request import Sink, UpstreamResult, Usage
 
-_HELD_BYTES = 131072  # besides what the last read brings; a client that does not read takes no more
+_HELD_BYTES = 131072  # plus the last read; also the limit of memory for a client that does not read
 _TAIL_BYTES = 4096
 _EVENT_END = b"\n\n"
 _EVENT_BYTES = 512  # a larger piece may hold several events
-_ENGINE_DEATH = re.compile(rb'"(?:message|type|detail)"\s*:\s*"Engine(?:Core|Dead)')  # no words quoted of a request
+_ENGINE_DEATH = re.compile(rb'"(?:message|type|detail)"\s*:\s*"Engine(?:Core|Dead)')  # never in quoted text
 _MAX_VALUE_BYTES = 1024  # a longer header of a backend goes no further
 _MAX_EXTRA_BYTES = 4096
 _PASSED_HEADERS = frozenset((b"content-language", b"content-disposition", b"openai-processing-ms", b"retry-after"))
 
 
-class Sink(Protocol):
-    """Where an answer goes: the client's side of the gateway."""
-
-    begun: bool
-    on_room: Callable[[], None] | None
-
-    @property
-    def blocked(self) -> bool:
-        """It takes no more for now."""
-
-    def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None: ...
-
-    def begin(self, status: int, content_type: bytes, extra: bytes) -> None:
-        """The head of an answer whose length is not known."""
-
-    def comment(self) -> None:
-        """A sign of life to one who waits for a stream: no part of an answer."""
-
-    def write(self, data: bytes) -> bool:
-        """Body bytes. True = it takes no more for now."""
-
-    def end(self) -> None: ...
-
-
-@dataclass(slots=True)
-class UpstreamResult:
-    """How a backend answered: status, what it counted, and when its first byte came (the loop's clock)."""
-
-    status: int
-    usage: Usage | None
-    first_byte_seconds: float | None
-    body: bytes = b""
-    content_type: bytes = b""
-    extra: bytes = b""
-    held_up: bool = False  # the client took it more slowly than it came
-
-
-class Exchange:
-    """Takes one answer from a connection and passes it on to a sink. `done` holds the Answer, or a BackendError."""
+class UpstreamResponse:
+    """Takes one answer from a connection and passes it on to a sink. `done` is its result, or a BackendError."""
 
     __slots__ = (
-        "_came", "_clock", "_connection", "_content_type", "_done_marker", "_ended", "_events", "_expected", "_extra",
-        "_first_byte_seconds", "_first_token", "_held_bytes", "_held_parts", "_held_up", "_hides_usage", "_left",
-        "_parts", "_sink", "_status", "_tail", "body", "done", "heard", "on_opening", "silent_seconds", "streams",
+        "_client_was_slow", "_clock", "_connection", "_content_type", "_done_marker", "_ended", "_events", "_expected",
+        "_extra", "_first_byte_seconds", "_first_token", "_held_bytes", "_held_parts", "_hides_usage", "_left",
+        "_on_opening", "_on_tokens", "_parts", "_silent_seconds", "_sink", "_status", "_tail", "body", "done", "heard",
+        "streams",
     )  # fmt: skip
 
     def __init__(
@@ -90,21 +52,23 @@ class Exchange:
         sink: Sink,
         connection: BackendConnection,
         first_token: Callable[[], None],
-        came: Callable[[int], int],
+        on_tokens: Callable[[int], int],
         clock: Callable[[], float],
         done_marker: bytes | None,
         hides_usage: bool,
+        streams: bool = False,
+        on_opening: Callable[[bytes], None] | None = None,
     ) -> None:
         self.done: asyncio.Future[UpstreamResult] = asyncio.get_running_loop().create_future()
-        self.heard = False  # a byte came since the last look
-        self.silent_seconds = 0.0
-        self.streams = False  # the client asked for a stream of events
-        self.on_opening: Callable[[bytes], None] | None = None  # told of the first bytes of an answer with status 200
+        self.heard = False  # a byte came since the last call of `silence`
+        self.streams = streams  # the client requested a stream of events
+        self._silent_seconds = 0.0
+        self._on_opening = on_opening  # gets the first bytes of an answer with status 200
         self._sink = sink
         self._connection = connection
         self._first_token = first_token
-        self._came = came
-        self._expected = self._left = 0  # events until `came` is told of them, and how many are left of these
+        self._on_tokens = on_tokens
+        self._expected = self._left = 0  # events between two calls of `on_tokens`, and how many of these are left
         self._clock = clock
         self._done_marker = done_marker
         self._hides_usage = hides_usage
@@ -118,7 +82,7 @@ class Exchange:
         self._held_bytes = 0
         self._tail = b""
         self._ended = False
-        self._held_up = False
+        self._client_was_slow = False
         self._first_byte_seconds: float | None = None
 
     @property
@@ -131,13 +95,17 @@ class Exchange:
         """The client has its whole answer."""
         return self.done.done() and not self.done.cancelled() and self.done.exception() is None
 
-    @property
-    def paused(self) -> bool:
-        """The client takes no more for now, so the backend is not read."""
-        return self._sink.blocked
+    def silence(self, passed_seconds: float) -> float:
+        """For how many seconds the backend has sent nothing; 0 while the client is slow, so that it is not read."""
+        if self.heard or self._sink.blocked:
+            self.heard = False
+            self._silent_seconds = 0.0
+        else:
+            self._silent_seconds += passed_seconds
+        return self._silent_seconds
 
     def comment(self) -> None:
-        """Show the client that it is waiting, while nothing has come for it."""
+        """Send the client a keep-alive comment, unless a part of the answer has arrived."""
         if self._first_byte_seconds is None and not self.done.done():
             self._sink.comment()
 
@@ -184,7 +152,7 @@ class Exchange:
         if self.done.done():
             return
         if self._events is not None and self._events.complete and self._done_marker is not None:
-            self._finish()  # the end marker came; only the framing is missing
+            self._finish()  # the end marker arrived; only the framing is missing
         elif self._sink.begun:
             self.done.set_exception(error if isinstance(error, StreamInterrupted) else StreamInterrupted(error.message))
         elif isinstance(error, AnswerBrokeOff) and self._first_byte_seconds is None:
@@ -192,11 +160,16 @@ class Exchange:
         else:
             self.done.set_exception(error)
 
-    def tell_rest(self) -> None:
-        """Tell of the tokens that have come since they were last told of: no more will be passed on."""
+    def close(self) -> bool:
+        """Pass on no more, and count the tokens that are not counted yet. Returns `answered`."""
+        if self._client_was_slow:
+            self._sink.when_writable(None)
+        if answered := self.answered:
+            return answered
         rest, self._expected = self._expected - self._left, self._left
         if rest:
-            self._came(rest)
+            self._on_tokens(rest)
+        return answered
 
     def give_up(self, error: BackendError) -> None:
         """Wait no longer for the backend."""
@@ -215,7 +188,7 @@ class Exchange:
         parts.clear()
         if data:
             sink = self._sink
-            if self.on_opening is not None:
+            if self._on_opening is not None:
                 self._note_opening(data)
             if not sink.begun:
                 sink.begin(200, self._content_type, self._extra)
@@ -223,9 +196,9 @@ class Exchange:
                 self._wait_for_room()
             self._left -= count if len(data) <= count * _EVENT_BYTES else data.count(_EVENT_END)
             if self._left <= 0:
-                self._expected = self._left = self._came(self._expected - self._left)
+                self._expected = self._left = self._on_tokens(self._expected - self._left)
             if events.ended and not self._ended:
-                self._finish()  # engines send the end of the framing a little later; nobody has to wait for it
+                self._finish()  # engines send the end of the framing a little later: do not wait for it
 
     def _pass_plain(self) -> None:
         data = b"".join(self._parts)
@@ -238,20 +211,20 @@ class Exchange:
         self._held_bytes += sum(map(len, self._parts[self._held_parts :]))
         self._held_parts = len(self._parts)
         if self._held_bytes > _HELD_BYTES:
-            if self.on_opening is not None:
+            if self._on_opening is not None:
                 self._note_opening(b"".join(self._parts))
             self._sink.begin(self._status, self._content_type, self._extra)
             self._pass_plain()
 
     def _note_opening(self, data: bytes) -> None:
-        if self.on_opening is not None and self._status == 200:
-            self.on_opening(data)
-        self.on_opening = None
+        if self._on_opening is not None and self._status == 200:
+            self._on_opening(data)
+        self._on_opening = None
 
     def _wait_for_room(self) -> None:
-        self._held_up = True
+        self._client_was_slow = True
         self._connection.pause_reading()
-        self._sink.on_room = self._connection.resume_reading
+        self._sink.when_writable(self._connection.resume_reading)
 
     def _finish(self) -> None:
         events, sink = self._events, self._sink
@@ -275,9 +248,8 @@ class Exchange:
         """The backend ended the stream with an error, or by aborting it."""
         aborted = ABORTED in event or _is_engine_death(event)
         if self._sink.begun:
-            error = StreamInterrupted(f"The backend aborted the response: {_message(event)}")
-            error.answered = not aborted
-            self.done.set_exception(error)
+            message = f"The backend aborted the response: {_message(event)}"
+            self.done.set_exception(StreamInterrupted(message, answered=not aborted))
         elif aborted:
             self.done.set_exception(BackendAborted("The backend aborted the response."))
         else:
@@ -289,34 +261,33 @@ class Exchange:
             self.done.set_exception(BackendAborted("The backend aborted the response."))
             return
         if status < 400:
-            if self.on_opening is not None:
+            if self._on_opening is not None:
                 self._note_opening(body)
             self._sink.send(status, self._content_type, self._extra, body)
             self.done.set_result(self._answer(read_usage(body[-_TAIL_BYTES:])))
             return
         answer = UpstreamResult(status, None, self._first_byte_seconds, body, self._content_type, self._extra)
-        if error := _judge(status, body):
-            if not isinstance(error, BackendRefusesKey | EndpointNotOffered):
-                error.answer = answer
+        if error := _judge(answer):
             self.done.set_exception(error)
         else:
             self._sink.send(status, self._content_type, self._extra, body)
             self.done.set_result(answer)
 
     def _answer(self, usage: Usage | None) -> UpstreamResult:
-        return UpstreamResult(self._status, usage, self._first_byte_seconds, held_up=self._held_up)
+        return UpstreamResult(self._status, usage, self._first_byte_seconds, client_was_slow=self._client_was_slow)
 
 
-def _judge(status: int, body: bytes) -> BackendError | None:
-    """What an error answer says of the backend; None = it says something of the request."""
+def _judge(answer: UpstreamResult) -> BackendError | None:
+    """The failure of the backend that an error response shows; None = the request is at fault."""
+    status, body = answer.status, answer.body
     if status in (429, 503):
-        return BackendBusy(f"The backend returned {status}.")
+        return BackendBusy(f"The backend returned {status}.", answer=answer)
     if status >= 500:
         if _is_engine_death(body):
-            return EngineDead("The backend's engine is dead.")
-        return BackendFault(f"The backend returned {status}.")
+            return EngineDead("The backend's engine is dead.", answer=answer)
+        return BackendFault(f"The backend returned {status}.", answer=answer)
     if status == 404 and b"does not exist" in body:
-        return ModelMissing("The backend no longer serves this model.")
+        return ModelMissing("The backend no longer serves this model.", answer=answer)
     if status in (401, 403):
         return BackendRefusesKey("The backend rejected the gateway's API key: set its api_key in the configuration.")
     if status in (404, 405) and b'"error"' not in body:

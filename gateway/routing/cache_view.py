@@ -1,22 +1,175 @@
 """Predicted hits: how many of a prompt's tokens each engine has in its KV cache.
 
-The prediction joins the gateway's own record, the engines' KV events, blocks that were sent and are not in the events
-yet (events are tens of milliseconds late, and requests that begin alike often come closer together), how accurate
-predictions were lately, and engines whose events have stopped although the connection stands.
+The prediction joins the gateway's own record of placements, the engines' KV events, blocks that were sent and are not
+in the events yet (events are tens of milliseconds late, and requests that begin alike often come closer together), how
+accurate predictions were lately, and engines whose events have stopped although the connection stands.
+
+The own record of a backend is an LRU of block keys, as large as the backend's KV cache. A prompt's blocks are touched
+from the last to the first, so a block is always at least as recent as its successors, and eviction never leaves a hole:
+the set of backends can only shrink along a chain. Look-ups rely on that and search by bisection. An answer is one more
+block, known by the prompt that it followed.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-from gateway.request import Ask
+from gateway.request import Demand, Usage
 from gateway.routing.engine import Engine
+from gateway.routing.estimates import Estimates
 from gateway.routing.exact_index import ExactIndex
-from gateway.routing.prefix_index import PrefixIndex
 
-LIFE_SECONDS = 5.0  # what was not told after this to twice this never will be: the request failed
+_ANSWER = 0x9E3779B97F4A7C15  # makes the key of an answer from the last key of its prompt
+_LEAST_BYTES = 64  # minimum size of a block, so that many tiny messages do not make a large record
+BLOCK_MEMORY_BYTES = 200  # of a block in the record, about
+DEFAULT_MAX_BLOCKS = 1 << 21
+
+
+class PrefixIndex:
+    """Owner of the record. Keys and edges are those of `prompt_blocks.prefix_keys`; backends are numbered from 0.
+
+    `max_blocks` bounds the memory of all records together (`BLOCK_MEMORY_BYTES` each).
+    """
+
+    def __init__(self, capacities_bytes: Sequence[int], max_blocks: int = DEFAULT_MAX_BLOCKS) -> None:
+        self._holders: dict[int, int] = {}  # key -> bit mask of backends
+        self._records: list[OrderedDict[int, int]] = []  # key -> bytes
+        self._used_bytes: list[int] = []
+        self._capacities_bytes: list[int] = []
+        self._max_blocks = max_blocks
+        self._share = max_blocks  # of each backend
+        for backend, capacity in enumerate(capacities_bytes):
+            self.resize(backend, capacity)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(str(len(record)) for record in self._records)
+        return f"<PrefixIndex {len(self._holders)} keys; blocks by backend: {sizes}>"
+
+    def used_bytes(self, backend: int) -> int:
+        """Prompt bytes that the record says are cached on a backend."""
+        return self._used_bytes[backend]
+
+    def blocks(self, backend: int) -> int:
+        return len(self._records[backend])
+
+    def resize(self, backend: int, capacity_bytes: int) -> None:
+        """Follow a new size of the backend's KV cache, or begin the record of a new one."""
+        if backend >= len(self._records):
+            self._grow(backend + 1)
+        self._capacities_bytes[backend] = capacity_bytes
+        self._evict(backend)
+
+    def _grow(self, backends: int) -> None:
+        while len(self._records) < backends:
+            self._records.append(OrderedDict())
+            self._used_bytes.append(0)
+            self._capacities_bytes.append(0)
+        self._share = self._max_blocks // backends
+        for backend, record in enumerate(self._records):
+            if len(record) > self._share:
+                self._evict(backend)
+
+    def shrink(self, backend: int, held_bytes: int) -> None:
+        """The backend holds at most this much now: forget the least recently used blocks."""
+        if self._used_bytes[backend] > held_bytes:
+            capacity, self._capacities_bytes[backend] = self._capacities_bytes[backend], held_bytes
+            self._evict(backend)
+            self._capacities_bytes[backend] = capacity
+
+    def depths(self, keys: Sequence[int]) -> list[int]:
+        """For each backend, how many of the leading blocks it holds."""
+        depths = [0] * len(self._records)
+        if not keys:
+            return depths
+        first = self._holders.get(keys[0], 0)
+        if first:
+            last = self._holders.get(keys[-1], 0)
+            self._descend(keys, 0, first, len(keys) - 1, last, depths)
+            _assign(depths, last, len(keys))
+        return depths
+
+    def _descend(self, keys: Sequence[int], low: int, held: int, high: int, kept: int, depths: list[int]) -> None:
+        """Find where each backend that holds block `low` but not block `high` stops."""
+        while lost := held & ~kept:
+            if high - low == 1:
+                _assign(depths, lost, high)
+                return
+            middle = (low + high) // 2
+            between = self._holders.get(keys[middle], 0) & held
+            self._descend(keys, low, held, middle, between, depths)
+            low, held = middle, between
+
+    def holders(self, key: int) -> list[int]:
+        """The backends that hold a block."""
+        mask = self._holders.get(key, 0)
+        return [backend for backend in range(mask.bit_length()) if mask >> backend & 1]
+
+    def answered(self, prompt_key: int) -> int:
+        """Bit mask of the backends that hold an answer to the prompt whose last key this is."""
+        return self._holders.get(prompt_key ^ _ANSWER, 0)
+
+    def record(self, backend: int, keys: Sequence[int], edges: Sequence[int]) -> None:
+        """A prompt with these blocks was sent to the backend: it holds them now, most recently used."""
+        record, holders, bit = self._records[backend], self._holders, 1 << backend
+        touch, added = record.move_to_end, 0
+        for place in range(len(keys) - 1, -1, -1):
+            key = keys[place]
+            if key in record:
+                touch(key)
+            else:
+                size = max(_LEAST_BYTES, edges[place] - (edges[place - 1] if place else 0))
+                record[key] = size
+                added += size
+                holders[key] = holders.get(key, 0) | bit
+        if added:
+            self._used_bytes[backend] += added
+            if self._used_bytes[backend] > self._capacities_bytes[backend] or len(record) > self._share:
+                self._evict(backend)
+
+    def record_answer(self, backend: int, prompt_key: int, size_bytes: int) -> None:
+        """The backend has answered the prompt whose last key this is; the answer's tokens are cached behind it."""
+        if prompt_key in self._records[backend]:  # else it is gone already, and so is what followed it
+            self.record(backend, (prompt_key ^ _ANSWER,), (size_bytes,))
+
+    def supersede_answer(self, backend: int, prompt_key: int) -> None:
+        """The answer came back as part of a longer prompt, whose blocks now stand for it."""
+        key = prompt_key ^ _ANSWER
+        length = self._records[backend].pop(key, 0)
+        if length:
+            self._used_bytes[backend] -= length
+            self._drop(key, 1 << backend)
+
+    def wipe(self, backend: int) -> None:
+        self.shrink(backend, 0)
+
+    def _evict(self, backend: int) -> None:
+        record, bit = self._records[backend], 1 << backend
+        used, capacity = self._used_bytes[backend], self._capacities_bytes[backend]
+        while record and (used > capacity or len(record) > self._share):
+            key, length = record.popitem(last=False)
+            used -= length
+            self._drop(key, bit)
+        self._used_bytes[backend] = used
+
+    def _drop(self, key: int, bit: int) -> None:
+        left = self._holders[key] & ~bit
+        if left:
+            self._holders[key] = left
+        else:
+            del self._holders[key]
+
+
+def _assign(depths: list[int], mask: int, depth: int) -> None:
+    while mask:
+        bit = mask & -mask
+        depths[bit.bit_length() - 1] = depth
+        mask ^= bit
+
+
+LIFE_SECONDS = 5.0  # without an event after once to twice this time, the request has failed
 
 
 class PendingBlocks:
-    """Keys of `routing.token_blocks`, by engine, until events tell of them."""
+    """Blocks sent to each engine and not in its events yet, by the keys of `exact_index.token_keys`."""
 
     def __init__(self) -> None:
         self._young: dict[int, int] = {}  # key -> bit mask of engines
@@ -32,8 +185,8 @@ class PendingBlocks:
         for key in keys:
             young[key] = young.get(key, 0) | bit
 
-    def told(self, engine: int, keys: Iterable[int]) -> None:
-        """The engine's events speak for these blocks from now on."""
+    def reported(self, engine: int, keys: Iterable[int]) -> None:
+        """The engine's events have reported these blocks, as stored or removed."""
         if not self:
             return
         others = ~(1 << engine)
@@ -47,17 +200,16 @@ class PendingBlocks:
                     del generation[key]
 
     def forget(self, engine: int) -> None:
-        """Nothing is on its way there."""
-        self.told(engine, [*self._young, *self._old])
+        self.reported(engine, [*self._young, *self._old])
 
     def age(self, now: float) -> None:
-        """Time has passed; to be told now and then."""
+        """Forget blocks whose time is over; to be called now and then."""
         if now - self._since_seconds >= LIFE_SECONDS:
             self._since_seconds = now
             self._young, self._old = {}, self._young
 
     def run(self, engine: int, keys: Sequence[int], start: int) -> int:
-        """How many of these blocks, from `start` on, follow each other on their way to the engine."""
+        """Number of consecutive blocks, from `start` on, that are pending on the engine."""
         young, old, end = self._young, self._old, start
         while end < len(keys) and (young.get(keys[end], 0) | old.get(keys[end], 0)) >> engine & 1:
             end += 1
@@ -65,32 +217,30 @@ class PendingBlocks:
 
 
 _WEIGHT = 0.2
-_LEAST_TOKENS = 64  # predicted; less says little
-_GOOD_ENOUGH = (
-    0.8  # no correction for what a partly filled block, or a prompt that was still being computed, takes away
-)
+_LEAST_TOKENS = 64  # predicted; smaller hits are ignored
+_GOOD_ENOUGH = 0.8  # no correction above: partly filled blocks and prompts still in prefill cost some hits
 _LOW = 0.5
-_LEAST = 0.1  # share: what is predicted must stay large enough to be confirmed
+_LEAST = 0.1  # share: predictions must stay large enough to be confirmed
 
 
 class HitAccuracy:
-    """Share of the predicted hit tokens that each engine has lately confirmed.
+    """Share of the predicted hit tokens that each engine has recently confirmed.
 
-    `on_change` hears of falls and rises: the engine, its share, and whether predictions hold there.
+    `on_change` is called with an engine, its share, and whether predictions hold there again or have begun to fail.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_change: Callable[[int, float, bool], None] = lambda *_: None) -> None:
         self._shares: dict[int, float] = {}
-        self.lowered: dict[int, float] = {}  # the shares of those whose predictions do not hold
+        self.lowered: dict[int, float] = {}  # shares of engines whose predictions do not hold
         self._low: set[int] = set()
-        self.on_change: list[Callable[[int, float, bool], None]] = []
+        self._on_change = on_change
 
     def share(self, engine: int) -> float:
-        """What a predicted hit is worth there: 1 while predictions hold."""
+        """Factor for predicted hits there: 1 while predictions hold."""
         return self.lowered.get(engine, 1.0)
 
     def observed(self, engine: int, predicted_tokens: int, actual_tokens: int) -> None:
-        """A request's predicted hit, before it was discounted, and what the engine reported."""
+        """Learn from a request: its predicted hit before the discount, and the hit that the engine reported."""
         if predicted_tokens < _LEAST_TOKENS:
             return
         known = self._shares.get(engine, 1.0)
@@ -106,36 +256,35 @@ class HitAccuracy:
             self._low.remove(engine)
         else:
             return
-        for tell in self.on_change:
-            tell(engine, share, share >= _GOOD_ENOUGH)
+        self._on_change(engine, share, share >= _GOOD_ENOUGH)
 
     def reset(self, engine: int) -> None:
-        """Another process, another cache: what was learned of the old one is void."""
+        """Forget what was learned: another process with another cache answers there."""
         self._shares.pop(engine, None)
         self.lowered.pop(engine, None)
         self._low.discard(engine)
 
 
-class Hits:
-    """Reads the exact blocks where there are any, else the own record, as far as that is trusted."""
+class HitPredictor:
+    """Predicts from KV events where they are followed, otherwise from the own record times its accuracy."""
 
-    def __init__(self, index: PrefixIndex, trust: HitAccuracy, exact: ExactIndex | None = None) -> None:
+    def __init__(self, index: PrefixIndex, hit_accuracy: HitAccuracy, exact: ExactIndex | None = None) -> None:
         self.index = index
-        self._trust = trust
+        self._hit_accuracy = hit_accuracy
         self._exact = exact
-        self.coming = PendingBlocks()
+        self.pending_blocks = PendingBlocks()
 
-    def of(self, ask: Ask, engines: Sequence[Engine]) -> list[int]:
-        """Tokens, for each engine. An engine finds whole blocks only, and always computes the last token."""
-        if not ask.reads_cache:
+    def predict(self, demand: Demand, engines: Sequence[Engine]) -> list[int]:
+        """Hit tokens, for each engine. An engine finds whole blocks only, and always computes the last token."""
+        if not demand.reads_cache:
             return [0] * len(engines)
-        depths = self.index.depths(ask.keys)
-        exact = self._exact_depths(ask)
+        depths = self.index.depths(demand.keys)
+        exact = self._exact_depths(demand)
         if not exact and not any(depths):
             return [0] * len(engines)
-        turn, turn_end, most = ask.turn, ask.turn_end, ask.prompt_tokens - 1
-        answered = self.index.answered(ask.keys[turn - 1]) if turn_end else 0
-        lowered, known, hits = self._trust.lowered, {0: 0}, [0] * len(engines)
+        turn, turn_end, most = demand.turn, demand.turn_end, demand.prompt_tokens - 1
+        answered = self.index.answered(demand.keys[turn - 1]) if turn_end else 0
+        lowered, known, hits = self._hit_accuracy.lowered, {0: 0}, [0] * len(engines)
         for place, engine in enumerate(engines):
             index = engine.index
             if index in exact:
@@ -145,7 +294,7 @@ class Hits:
                 if has_answer:
                     depth = turn_end
                 if depth not in known:
-                    known[depth] = ask.tokens_shared(depth)
+                    known[depth] = demand.tokens_shared(depth)
                 held = known[depth] - 1 if has_answer else known[depth]  # an answer's last token is never computed
                 if index in lowered:
                     held = int(held * lowered[index])
@@ -156,58 +305,103 @@ class Hits:
                 hits[place] = (held if held < most else most) // block * block
         return hits
 
-    def _exact_depths(self, ask: Ask) -> dict[int, int]:
-        """Blocks held or on their way, by engine, of those that tell."""
-        keys, exact = ask.token_keys, self._exact
+    def _exact_depths(self, demand: Demand) -> dict[int, int]:
+        """Blocks held or pending, by engine, for engines whose events are followed."""
+        keys, exact = demand.token_keys, self._exact
         if not keys or exact is None:
             return {}
         found = {engine: depth for engine, depth in enumerate(exact.depths(keys)) if exact.live(engine)}
-        if self.coming:
+        if self.pending_blocks:
             for engine, depth in found.items():
-                while depth < len(keys) and (more := self.coming.run(engine, keys, depth)):
+                while depth < len(keys) and (more := self.pending_blocks.run(engine, keys, depth)):
                     depth += more
                     depth += exact.depths(keys[depth:])[engine]  # engines evict a block before its successors
                 found[engine] = depth
         return found
 
-    def placed(self, ask: Ask, engine: Engine) -> None:
-        """The engine will hold this prompt."""
-        if ask.turn_end:
-            self.index.supersede_answer(engine.index, ask.keys[ask.turn - 1])
-        self.index.record(engine.index, ask.keys, ask.edges)
-        if ask.token_keys and self._exact is not None and self._exact.live(engine.index):
-            held = self._exact.depths(ask.token_keys)[engine.index]
-            self.coming.expect(engine.index, ask.token_keys[held:])
+    def placed(self, demand: Demand, engine: Engine) -> None:
+        """The prompt is sent there: the engine will hold it."""
+        if demand.turn_end:
+            self.index.supersede_answer(engine.index, demand.keys[demand.turn - 1])
+        self.index.record(engine.index, demand.keys, demand.edges)
+        if demand.token_keys and self._exact is not None and self._exact.live(engine.index):
+            held = self._exact.depths(demand.token_keys)[engine.index]
+            self.pending_blocks.expect(engine.index, demand.token_keys[held:])
 
 
 PATIENCE_SECONDS = 3.0  # events follow an answer by tens of milliseconds
 
 
 class StaleEventDetector:
-    """Who is waited for, since when. Times are those at which requests ended."""
+    """Engines that answered and have sent no events since. Times are those at which requests ended."""
 
     def __init__(self) -> None:
-        self._unheard: dict[int, float] = {}
-        self._silent: set[int] = set()
+        self._awaited: dict[int, float] = {}
+        self._stale: set[int] = set()
 
     def __contains__(self, engine: int) -> bool:
-        return engine in self._silent
+        return engine in self._stale
 
     def answered(self, engine: int, now: float) -> None:
-        """It has computed blocks of which it has told nothing yet."""
-        self._unheard.setdefault(engine, now)
+        """The engine has computed blocks that its events have not reported yet."""
+        self._awaited.setdefault(engine, now)
 
     def heard(self, engine: int) -> bool:
-        """It told something. Whether it had fallen silent."""
-        self._unheard.pop(engine, None)
-        was_silent = engine in self._silent
-        self._silent.discard(engine)
-        return was_silent
+        """An event came; returns whether the engine's events had been stale."""
+        self._awaited.pop(engine, None)
+        was_stale = engine in self._stale
+        self._stale.discard(engine)
+        return was_stale
 
-    def fallen(self, now: float) -> list[int]:
-        """Engines that have been waited for too long by now, each told once."""
-        fallen = [engine for engine, since in self._unheard.items() if now - since > PATIENCE_SECONDS]
+    def newly_stale(self, now: float) -> list[int]:
+        """Engines whose events have become stale by now, each returned once."""
+        fallen = [engine for engine, since in self._awaited.items() if now - since > PATIENCE_SECONDS]
         for engine in fallen:
-            del self._unheard[engine]
-        self._silent.update(fallen)
+            del self._awaited[engine]
+        self._stale.update(fallen)
         return fallen
+
+
+_LARGE_HIT_TOKENS = 1024
+_LOST_SHARE = 0.25  # of a predicted hit: less was confirmed, so the cache may be lost
+_MISSES = 2  # in a row: a single one may be a prompt that the engine evicted a little earlier than the record
+
+
+class Learning:
+    """Corrects estimates, the prefix index and hit accuracy from reported usage."""
+
+    def __init__(self, estimates: Estimates, index: PrefixIndex, hit_accuracy: HitAccuracy) -> None:
+        self._estimates = estimates
+        self._index = index
+        self._hit_accuracy = hit_accuracy
+        self._misses: dict[int, int] = {}  # consecutive large predicted hits that failed, by engine
+
+    def answered(self, demand: Demand, engine: int, predicted_hit_tokens: int, usage: Usage) -> None:
+        """Learn from a response's usage. Large predicted hits that fail show that the engine's cache was lost."""
+        prompt, output, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
+        if demand.sequences != 1:  # the tokens are those of all its prompts and answers
+            self._estimates.learn(demand.model, 0, 0, output // max(1, demand.sequences))
+            return
+        self._estimates.learn(demand.model, demand.learnable_bytes, prompt, output)
+        if not demand.keys or prompt < 1:
+            return
+        last = demand.keys[-1]
+        if demand.edges[-1] == demand.prompt_size:
+            self._estimates.remember(last, prompt, output)
+        if cached is not None:
+            self._hit_accuracy.observed(engine, int(predicted_hit_tokens / self._hit_accuracy.share(engine)), cached)
+            if predicted_hit_tokens >= _LARGE_HIT_TOKENS and self._is_gone(engine, predicted_hit_tokens, cached):
+                self._index.wipe(engine)
+                self._index.record(engine, demand.keys, demand.edges)
+        if output > 1:
+            size = (
+                self._estimates.bytes_per_token(demand.model) if demand.learnable_bytes else demand.prompt_size / prompt
+            )
+            self._index.record_answer(engine, last, int(output * size))
+
+    def _is_gone(self, engine: int, predicted_hit_tokens: int, cached_tokens: int) -> bool:
+        """Whether enough large predicted hits in a row failed."""
+        missed = cached_tokens < _LOST_SHARE * predicted_hit_tokens
+        misses = self._misses.get(engine, 0) + 1 if missed else 0
+        self._misses[engine] = misses % _MISSES
+        return misses == _MISSES

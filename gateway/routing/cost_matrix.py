@@ -1,33 +1,41 @@
 """The costs of all waiting requests on all engines at once: `cost.placement_seconds`, vectorised.
 
-During a scan of the queue some requests are bound and others keep waiting for an engine; both make one engine dearer
-for all that follow. Long runs of requests that keep waiting are found at once (`skip`). `EngineTable` of the scheduler
-has a row an engine; the matrix has a column for each.
+During a scan of the queue some requests are bound and others keep waiting for an engine; both raise the cost of one
+engine for all that follow. Long runs of requests that keep waiting are found at once (`skip`).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from math import exp
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from gateway.request import Ask
-from gateway.routing.cost import CostModel, mean_stall_of
-from gateway.routing.engine import INTERRUPTED_STEPS, LEAST_SHARE, MOST_SHARE, Engine, Option
-from gateway.routing.engine_load import MEMORY_SECONDS, EngineLoad
+from gateway.request import Demand
+from gateway.routing.engine import (
+    INTERRUPTED_STEPS,
+    LEAST_SHARE,
+    MEMORY_SECONDS,
+    MOST_SHARE,
+    CostModel,
+    Engine,
+    EngineLoad,
+    Option,
+    mean_stall_of,
+)
 
 Floats = npt.NDArray[np.float64]
 
-_TIE = 1e-9  # seconds that a sequence in flight is worth: it decides between equal costs only
-_FINE_TIE = 1e-14  # the same for a request that was placed there before
+_TIE = 1e-9  # seconds for each sequence in flight: decides between equal costs only
+_FINE_TIE = 1e-14  # the same for each request that was placed there before
 
 
 class Column(NamedTuple):
-    """Of one engine: its `Terms`, of which those that are multiplied with the same are one."""
+    """The `Terms` of one engine; terms with the same factor are added up."""
 
     by_prompt: float  # for each token of output and of prompt
-    waits: float  # in any case; it decides between equal costs, too
+    waits: float  # constant part, with what decides between equal costs
     by_output: float  # for each token of output
     slowness: float
     step: float
@@ -36,11 +44,11 @@ class Column(NamedTuple):
     room_by_output: float
     room_rate: float
     recent: float  # share of the time that went into prefill lately
-    interruption: float  # seconds that are worth a recent share of a half
+    interruption: float  # seconds at a recent share of a half
 
 
 class Columns(NamedTuple):
-    """The same of all engines, with what is ahead on each now."""
+    """The columns of all engines, with the prefill that is ahead on each now."""
 
     of_output: Floats  # by_prompt, waits and by_output
     slowness: Floats
@@ -51,7 +59,7 @@ class Columns(NamedTuple):
 
 
 class EngineColumns:
-    """Works out anew only what has changed since the last look."""
+    """Keeps the columns of a model's engines; recomputes those whose load has changed."""
 
     def __init__(self) -> None:
         self._engines: Sequence[Engine] = ()
@@ -63,8 +71,8 @@ class EngineColumns:
         self._rows: tuple[Floats, ...] = ()
         self._seconds = 0.0
 
-    def look(self, engines: Sequence[Engine], model: CostModel, now: float) -> Columns:
-        """Good until the next look. Engines whose sizes have changed count as changed loads."""
+    def refresh(self, engines: Sequence[Engine], model: CostModel, now: float) -> Columns:
+        """The columns now; valid until the next call. Engines whose sizes have changed count as changed loads."""
         if engines is not self._engines or model is not self._model:
             self._begin(engines, model)
         array, changes, ahead = self._array, self._changes, [0.0] * len(engines)
@@ -91,7 +99,7 @@ class EngineColumns:
 
 
 def column_of(engine: Engine, model: CostModel, now: float) -> Column:
-    """What it adds to the cost of every request, but for the prefill that is ahead."""
+    """What the engine adds to the cost of every request, without the prefill that is ahead."""
     slowness, step, waits, stall, slowdown, by_prompt, slot, room, room_by_output, room_rate = engine.terms(model)
     load = engine.load
     made = (  # no call of Column itself, which takes as long as all else here
@@ -107,13 +115,72 @@ Hit = Floats  # predicted hit tokens of one request, for each engine; less than 
 
 _INFINITE = float("inf")
 _ROUNDS = 4
-_MOST_ROWS = 64  # weighed against one another at once
+_MOST_ROWS = 64  # compared at once
 _ROWS = np.arange(_MOST_ROWS)
 _BEFORE = np.tri(_MOST_ROWS, k=-1)  # sums, for each row, all rows before it
 
 
-class CostMatrix:
-    """Rows are requests, columns are engines."""
+class Ranking(ABC):
+    """The order of engines (columns) for each waiting request (row).
+
+    The defaults are for policies that rank one request at a time: no prediction of prefills, no waiting for an engine.
+    """
+
+    @abstractmethod
+    def by_cost(self, row: int) -> list[int]:
+        """The engines that are not closed to a request, cheapest first."""
+
+    @abstractmethod
+    def close(self, column: int, row: int | None = None) -> None:
+        """Close an engine to one request, or to all."""
+
+    def best(self, row: int) -> int | None:
+        """The cheapest engine for a request; None if all are closed to it."""
+        return next(iter(self.by_cost(row)), None)
+
+    def skip(self, row: int, is_open: Sequence[bool]) -> int:  # noqa: ARG002
+        """The first request from `row` on that may be bound; those before it keep waiting for their best engine."""
+        return row
+
+    def prefill(self, row: int, column: int) -> float:  # noqa: ARG002
+        """Seconds of the request's own prefill on the engine."""
+        return 0.0
+
+    def keep_waiting(self, row: int, column: int) -> None:  # noqa: B027
+        """A request waits for this engine: its prefill counts there for all that come after."""
+
+    def bound(self, column: int) -> None:  # noqa: B027
+        """A request was bound to this engine, whose load has changed."""
+
+
+class OneByOne(Ranking):
+    """Ranks by a policy's options for one request at a time, read anew at each call."""
+
+    def __init__(
+        self,
+        demands: Sequence[Demand],
+        engines: Sequence[Engine],
+        options: Callable[[Demand, Sequence[Engine]], list[Option]],
+    ) -> None:
+        self._demands = demands
+        self._engines = engines
+        self._options = options
+        self._closed: set[tuple[int | None, int]] = set()
+
+    def by_cost(self, row: int) -> list[int]:
+        options = self._options(self._demands[row], self._engines)
+
+        def rank(column: int) -> tuple[float, int, int]:
+            return options[column].cost, self._engines[column].load.in_flight, self._engines[column].placed
+
+        return sorted((at for at in range(len(options)) if not self._closed & {(None, at), (row, at)}), key=rank)
+
+    def close(self, column: int, row: int | None = None) -> None:
+        self._closed.add((row, column))
+
+
+class CostMatrix(Ranking):
+    """The costs of each request on each engine, in seconds."""
 
     def __init__(
         self,
@@ -134,7 +201,7 @@ class CostMatrix:
         self._of_requests: Floats = np.empty((3, len(prompt)))
         np.multiply(output, prompt, out=self._of_requests[0])
         self._of_requests[1], self._of_requests[2] = 1.0, output
-        columns = (table or EngineColumns()).look(engines, model, now)
+        columns = (table or EngineColumns()).refresh(engines, model, now)
         shape = (len(prompt), len(engines))
         uncached: Floats = np.concatenate(hits).reshape(shape) if hits else np.zeros(shape)
         np.subtract(prompt[:, None], uncached, out=uncached)
@@ -151,22 +218,21 @@ class CostMatrix:
         room, room_by_output, room_rate = columns.room
         if (room - self._most_output * room_by_output).min(initial=_INFINITE) < self._most_prompt:
             self._add_memory(self.cost, room, room_by_output, room_rate)
-        self._favours: list[tuple[int, int, float]] = []
-        self._held: Floats = np.zeros(len(engines))  # seconds of prefill that others hold out for
+        self._discounts: list[tuple[int, int, float]] = []
+        self._held: Floats = np.zeros(len(engines))  # seconds of prefill of requests that wait for the engine
         self._stale: list[int] = []
 
     def best(self, row: int) -> int | None:
-        """The cheapest engine for a request; None if all are closed to it."""
         if self._stale:
             self._renew()
         column = int((self.cost[row] + self._held).argmin())
         return column if self.cost[row, column] < _INFINITE else None
 
     def skip(self, row: int, is_open: Sequence[bool]) -> int:
-        """The first request from `row` on that may be bound, after letting those before it hold out for their best.
+        """The first request from `row` on that may be bound; those before it keep waiting for their best engine.
 
-        First all are taken to hold out for what is best for them now; then for what is best with that counted; and so
-        on, which is right for some more of them each time.
+        Iterates: first each request is assumed to wait for its best engine now, then for its best engine given what
+        those before it wait for, and so on. Each round settles some more of them.
         """
         if self._stale:
             self._renew()
@@ -180,7 +246,7 @@ class CostMatrix:
         opens, prefill, best = np.array(is_open), self._prefill_seconds[row:], cost.argmin(axis=1)
         count = 0
         for _ in range(_ROUNDS):
-            # Whoever is best off at an open engine stays so, whatever those before hold out for: all else is before.
+            # A request whose best engine is open stays so, whatever those before wait for: the rest is before it.
             at_open = opens[best].argmax()
             if opens[best[at_open]]:
                 cost, best = cost[: at_open + 1], best[: at_open + 1]
@@ -188,7 +254,7 @@ class CostMatrix:
             holds[rows, best] = prefill[rows, best]
             held = _BEFORE[: len(best), : len(best)] @ holds
             then_best = (cost + held).argmin(axis=1)
-            # Right up to the first that is not as it was taken to be; nothing matters beyond the first that is open.
+            # Settled up to the first that changed; nothing matters beyond the first that may be bound.
             is_settled = then_best == best
             matters = opens[then_best] | np.isinf(cost[rows, then_best])
             end = int(matters.argmax()) if matters.any() else len(best)
@@ -201,26 +267,22 @@ class CostMatrix:
         return count
 
     def by_cost(self, row: int) -> list[int]:
-        """The engines that are not closed to a request, cheapest first."""
         if self._stale:
             self._renew()
         costs = self.cost[row] + self._held
         return [column for column in np.argsort(costs, kind="stable").tolist() if costs[column] < _INFINITE]
 
     def prefill(self, row: int, column: int) -> float:
-        """Seconds of the request's own prefill there."""
         return float(self._prefill_seconds[row, column])
 
-    def hold_out(self, row: int, column: int) -> None:
-        """A request waits for this engine: its prefill counts there for all that come after."""
+    def keep_waiting(self, row: int, column: int) -> None:
         self._held[column] += self._prefill_seconds[row, column]
 
     def bound(self, column: int) -> None:
-        """A request was bound to this engine, whose load has changed."""
         self._stale.append(column)
 
     def _renew(self) -> None:
-        """Work out anew what engines cost to which requests were bound. Mostly that is not asked for any more."""
+        """Recompute the columns of engines to which requests were bound; done late, since it is seldom needed."""
         for column in self._stale:
             engine = self._engines[column]
             ahead = engine.ahead_seconds(self._model, self._now)  # first: it may change the load
@@ -230,31 +292,27 @@ class CostMatrix:
                 self._add_memory(cost, *room)
             cost[np.isinf(self.cost[:, column])] = _INFINITE
             self.cost[:, column] = cost
-            for favour in self._favours:
-                if favour[1] == column:
-                    self._discount(*favour)
+            for discount in self._discounts:
+                if discount[1] == column:
+                    self._discount(*discount)
         self._stale.clear()
 
     def favour(self, row: int, column: int, share: float) -> None:
         """This engine is cheaper for the request by a share of its prefill there."""
-        self._favours.append((row, column, share))
+        self._discounts.append((row, column, share))
         self._discount(row, column, share)
 
     def _discount(self, row: int, column: int, share: float) -> None:
         self.cost[row, column] -= share * self._prefill_seconds[row, column]
 
     def close(self, column: int, row: int | None = None) -> None:
-        """Nobody more is bound there; or not this request."""
         if row is None:
             self.cost[:, column] = _INFINITE
         else:
             self.cost[row, column] = _INFINITE
 
     def _cost(self, columns: slice | int, of_output: Floats, step: Any, stall: Any) -> Floats:
-        """`placement_seconds` on these engines, or one, but for the time until there is room.
-
-        Products of requests and engines are those of matrices.
-        """
+        """`placement_seconds` on these engines, or one, without the wait for KV cache (`_add_memory`)."""
         cost: Floats = self._prefill_seconds[:, columns] * (stall + self._mean_stall)
         if self._chunks is None:
             of_output[1] += step
@@ -264,72 +322,7 @@ class CostMatrix:
         return cost
 
     def _add_memory(self, cost: Floats, room: Any, room_by_output: Any, room_rate: Any) -> None:
-        """The time until there is room."""
+        """Add the time until enough KV cache is free."""
         lacking = np.add.outer(self._prompt, -room) + np.multiply.outer(self._output, room_by_output)
         np.maximum(lacking, 0.0, out=lacking)
         cost += (self._output * (lacking * room_rate).T).T
-
-
-class Ranking(Protocol):
-    """Rows are requests, columns are engines."""
-
-    def best(self, row: int) -> int | None:
-        """The best engine for a request; None if all are closed to it."""
-
-    def skip(self, row: int, is_open: Sequence[bool]) -> int:
-        """The first request from `row` on to look at; those before it hold out for their best."""
-
-    def by_cost(self, row: int) -> Sequence[int]:
-        """The engines that are not closed to a request, best first."""
-
-    def prefill(self, row: int, column: int) -> float:
-        """Seconds of the request's own prefill there."""
-
-    def hold_out(self, row: int, column: int) -> None:
-        """The request waits for this engine, which all that come after have to reckon with."""
-
-    def bound(self, column: int) -> None:
-        """A request was bound to this engine, whose load has changed."""
-
-    def close(self, column: int, row: int | None = None) -> None:
-        """Nobody more is bound there; or not this request."""
-
-
-class OneByOne:
-    """The ranking of a policy that looks at one request at a time."""
-
-    def __init__(
-        self, asks: Sequence[Ask], engines: Sequence[Engine], options: Callable[[Ask, Sequence[Engine]], list[Option]]
-    ) -> None:
-        self._asks = asks
-        self._engines = engines
-        self._options = options
-        self._closed: set[tuple[int | None, int]] = set()
-
-    def best(self, row: int) -> int | None:
-        order = self.by_cost(row)
-        return order[0] if order else None
-
-    def skip(self, row: int, is_open: Sequence[bool]) -> int:  # noqa: ARG002
-        return row
-
-    def by_cost(self, row: int) -> list[int]:
-        options = self._options(self._asks[row], self._engines)
-
-        def rank(column: int) -> tuple[float, int, int]:
-            return options[column].cost, self._engines[column].load.in_flight, self._engines[column].placed
-
-        places = [at for at in range(len(options)) if not self._closed & {(None, at), (row, at)}]
-        return sorted(places, key=rank)
-
-    def prefill(self, row: int, column: int) -> float:  # noqa: ARG002
-        return 0.0
-
-    def hold_out(self, row: int, column: int) -> None:
-        """Nobody holds out under these policies."""
-
-    def bound(self, column: int) -> None:
-        """Loads are read anew each time."""
-
-    def close(self, column: int, row: int | None = None) -> None:
-        self._closed.add((row, column))

@@ -1,18 +1,21 @@
-"""Running estimates learned from answers: bytes per token, tokens of known prompts, answer lengths, prefill seconds.
+"""Running estimates learned from answers: bytes per token, known prompts, answer lengths, prefill seconds.
 
 Seconds per uncached prefill token come from times to first token, one value for each model. Learning a speed for each
 backend of a model would feed back on itself (the faster-looking one gets more, and looks slower), so relative speeds
 come from the configuration.
+
+Answer lengths are quantiles by model and tenant. An answer that its `max_tokens` cut short only shows that it would
+have been longer. So there is a histogram of answers that ended and one of answers that were cut, and the quantile is
+that of the lengths without a limit (the Kaplan-Meier estimate). Old answers fade.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from math import log2
 from typing import NamedTuple
 
-from gateway.request import Ask, Usage
-from gateway.routing.cache_view import HitAccuracy
-from gateway.routing.cost import CostModel
-from gateway.routing.prefix_index import PrefixIndex
+from gateway.request import Demand, Usage
+from gateway.routing.engine import CostModel
 
 _MAX_KNOWN = 65536
 _MOST_MODELS = 1024
@@ -27,9 +30,9 @@ class Counted(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """A prompt's tokens, the first part of it for which an engine has told them, and whether its last answer is whole.
+    """A prompt's tokens, its first part whose tokens an engine has counted, and whether its last answer is whole.
 
-    A client may leave out what a model only thought; then the cache holds something else than the conversation.
+    A client may leave out a model's reasoning; then the cache holds something else than the conversation.
     """
 
     prompt_tokens: int
@@ -49,14 +52,14 @@ class Estimates:
         self._answers: dict[str, tuple[float, int]] = {}  # mean length and number, by model
 
     def bytes_per_token(self, model: str) -> float:
-        """Prompt bytes that make one token of this model; 4 until an answer has told."""
+        """Prompt bytes that make one token of this model; 4 until one is known."""
         known = self._ratios.get(model)
         return known[0] if known else self._start_ratio
 
     def measure(
         self, model: str, keys: Sequence[int], edges: Sequence[int], size: int, turn: int, turn_end: int
     ) -> Measure:
-        """The tokens of a prompt of `size` bytes; `turn` and `turn_end` as in `Ask`."""
+        """The tokens of a prompt of `size` bytes; `turn` and `turn_end` as in `Demand`."""
         ratio, anchor, tokens, is_whole = self.bytes_per_token(model), 0, 0, False
         if turn and (known := self._known.get(keys[turn - 1])) is not None:
             anchor, tokens, after = edges[turn - 1], known.prompt_tokens, edges[turn_end - 1]
@@ -69,17 +72,17 @@ class Estimates:
         return Measure(max(1, tokens + int((size - anchor) / ratio)), anchor, tokens, is_whole)
 
     def output_tokens(self, model: str) -> float:
-        """The mean length of this model's answers; 200 until one has told."""
+        """The mean length of this model's answers; 200 until one is known."""
         known = self._answers.get(model)
         return known[0] if known else self._start_output_tokens
 
     def expected_output_tokens(self, model: str, limit: int | None) -> float:
-        """The expected length of an answer whose client allows it so many tokens; None = any number."""
+        """The expected length of an answer; `limit` is the client's, None = no limit."""
         expected = self.output_tokens(model)
         return expected if limit is None or limit > expected else limit
 
     def learn(self, model: str, prompt_bytes: int, prompt_tokens: int, output_tokens: int) -> None:
-        """An answer's usage. Short prompts are mostly chat template and tell nothing of the ratio."""
+        """Learn from a response's usage. Short prompts are mostly chat template: the ratio ignores them."""
         if prompt_tokens >= 64 and prompt_bytes >= 256:
             ratio, seen = self._ratios.get(model, (self._start_ratio, 0))
             weight = max(0.02, 1 / (seen + 1))
@@ -93,7 +96,7 @@ class Estimates:
             self._answers[model] = mean + (output_tokens - mean) / answers, answers
 
     def remember(self, prompt_key: int, prompt_tokens: int, output_tokens: int) -> None:
-        """What an engine counted in the prompt whose last key this is."""
+        """Keep what an engine counted for the prompt with this last key."""
         self._known[prompt_key] = Counted(prompt_tokens, output_tokens)
         self._known.move_to_end(prompt_key)
         if len(self._known) > _MAX_KNOWN:
@@ -101,7 +104,7 @@ class Estimates:
 
 
 def _bound(by_model: dict[str, tuple[float, int]]) -> None:
-    """Make room: adapters come and go."""
+    """Bound the number of models: adapters come and go."""
     if len(by_model) > _MOST_MODELS:
         del by_model[next(iter(by_model))]
 
@@ -110,9 +113,9 @@ _MIN_TOKENS = 64
 _CLIP = (0.25, 4.0)
 _LEAST_WEIGHT = 0.05
 _B_RANGE = (1e-7, 1e-1)
-_STEP = 0.02  # share by which a value has to move before the model follows: every change voids what costs were kept
+_STEP = 0.02  # relative change before the model follows: every change voids cached costs
 _WINDOW_TOKENS = 3600  # prefill that may be ahead on an open backend: about 0.4 of a token budget
-_WINDOW_FLOOR_SECONDS = 0.02  # the way to the backend and back, and tokenization, must be covered
+_WINDOW_FLOOR_SECONDS = 0.02  # covers the network and tokenization
 
 
 class Calibrations:
@@ -135,11 +138,11 @@ class Calibrations:
         return len(self._known)
 
     def of(self, model: str) -> "Calibration":
-        """What is known of a model, to be read."""
+        """The calibration of a model, to be read only."""
         return self._known.get(self._family(model), self._unknown)
 
     def learning(self, model: str) -> "Calibration":
-        """The same, to be taught: of a model that has answered."""
+        """The calibration to update, of a model that has answered."""
         family = self._family(model)
         known = self._known.get(family)
         if known is None:
@@ -160,13 +163,13 @@ class Calibration:
 
     @property
     def window_seconds(self) -> float:
-        """Most prefill that may be ahead on a backend that is open."""
+        """Most prefill that may be ahead on an open engine."""
         if self._window_seconds is not None:
             return self._window_seconds
         return max(_WINDOW_FLOOR_SECONDS, _WINDOW_TOKENS * self.model.b)
 
     def first_token(self, uncached_tokens: int, predicted_seconds: float, seconds: float) -> None:
-        """A request that was alone in prefill on its backend got its first token after this time."""
+        """Learn from a request that was alone in prefill on its engine."""
         if uncached_tokens < _MIN_TOKENS or predicted_seconds <= 0 or seconds <= 0:
             return
         self._samples += 1
@@ -177,49 +180,130 @@ class Calibration:
             self.model = CostModel(b, self.model.decode_weight, self.model.max_batched_tokens)
 
     def at_most(self, uncached_tokens: int, predicted_seconds: float, seconds: float) -> None:
-        """The same for a request whose first token was not seen, but whose whole answer came in less than predicted."""
+        """The same for a request whose first token was not seen: `seconds` is the time of its whole answer."""
         if seconds < predicted_seconds:
             self.first_token(uncached_tokens, predicted_seconds, seconds)
 
 
-_WORTH_A_LOOK_TOKENS = 1024
-_SHARE_THAT_IS_GONE = 0.25
-_MISSES = 2  # in a row: one may be a prompt that the engine evicted a little earlier than the record
+_STEPS = 4  # buckets for each doubling of the length: the edges are 19 % apart
+_BUCKETS = 20 * _STEPS  # up to a million tokens
+_FADES = 0.98  # of the weight of an answer with each later one: fifty answers' worth are remembered
+_REFRESH = 25  # answers between two computations of the quantile, once there are many
+_FEW = 20.0  # answers; for a tenant with fewer, the model's lengths are used
+_UNKNOWN_TOKENS = 512.0
+_MAX_TENANTS = 1024  # and models
+_LEAST_SAMPLE_WEIGHT = 0.02  # of one prompt in what prompts are usually longer than estimated
+
+_EDGES = tuple(2 ** ((number + 1) / _STEPS) for number in range(_BUCKETS))
 
 
-class Learning:
-    """Corrects estimates, the prefix index and the trust in it from reported usage."""
+class _Lengths:
+    """A fading histogram of the lengths of answers, and its quantile."""
 
-    def __init__(self, estimates: Estimates, index: PrefixIndex, trust: HitAccuracy) -> None:
-        self._estimates = estimates
-        self._index = index
-        self._trust = trust
-        self._misses: dict[int, int] = {}  # large hits that did not happen, in a row, by engine
+    __slots__ = ("_cut", "_ended", "_unseen", "_weight", "answers", "quantile_tokens")
 
-    def answered(self, ask: Ask, engine: int, predicted_hit_tokens: int, usage: Usage) -> None:
-        """An answer's usage. A large hit that did not happen means that the backend's cache was lost."""
-        prompt, output, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
-        if ask.sequences != 1:  # the tokens are those of all its prompts and answers
-            self._estimates.learn(ask.model, 0, 0, output // max(1, ask.sequences))
+    def __init__(self) -> None:
+        self._ended = [0.0] * _BUCKETS
+        self._cut = [0.0] * _BUCKETS
+        self._weight = 1.0  # of the next answer: growing weights cost less than shrinking all others
+        self._unseen = 0
+        self.answers = 0
+        self.quantile_tokens = _UNKNOWN_TOKENS
+
+    def add(self, tokens: int, share: float, *, was_cut: bool) -> None:
+        """Add an answer. `was_cut`: its limit ended it; `share`: the quantile to compute."""
+        bucket = min(_BUCKETS - 1, int(_STEPS * log2(tokens))) if tokens > 1 else 0
+        (self._cut if was_cut else self._ended)[bucket] += self._weight
+        self._weight /= _FADES
+        if self._weight > 1e100:
+            self._scale(1 / self._weight)
+        self.answers += 1
+        self._unseen += 1
+        if self.answers <= _FEW or self._unseen >= _REFRESH:
+            self._unseen = 0
+            self.quantile_tokens = self._quantile(share)
+
+    def _quantile(self, share: float) -> float:
+        """The length that this share of answers does not exceed; if it is unknown, twice the longest one or more."""
+        left, lasting, longest, longer = sum(self._ended) + sum(self._cut), 1.0, 0, 1 - share
+        negligible = 1e-6 * left
+        for bucket, (ended, cut) in enumerate(zip(self._ended, self._cut, strict=True)):
+            here = ended + cut
+            if here <= negligible:
+                continue
+            before = lasting
+            lasting *= 1 - ended / left
+            if lasting <= longer:
+                within = (before - longer) / (before - lasting)
+                return _EDGES[bucket] * 2 ** ((within - 1) / _STEPS)
+            left -= here
+            longest = bucket
+        return max(_UNKNOWN_TOKENS, 2 * _EDGES[longest])
+
+    def _scale(self, by: float) -> None:
+        self._ended = [weight * by for weight in self._ended]
+        self._cut = [weight * by for weight in self._cut]
+        self._weight *= by
+
+
+class OutputLengths:
+    """Lengths of answers by model and tenant: a high quantile, for reservations (costs use the mean)."""
+
+    def __init__(self, quantile: float = 0.9, max_tenants: int = _MAX_TENANTS, prompt_excess_tokens: int = 0) -> None:
+        self._share = quantile
+        self._unknown_excess_tokens = prompt_excess_tokens
+        self._max_tenants = max_tenants
+        self._models: dict[str, _Lengths] = {}
+        self._excess: dict[str, tuple[float, int]] = {}  # mean and count, by model
+        self._tenants: OrderedDict[tuple[str, str], _Lengths] = OrderedDict()  # least recently used first
+
+    def __repr__(self) -> str:
+        return f"<OutputLengths of {len(self._models)} models, {len(self._tenants)} tenants>"
+
+    def expected(self, model: str, tenant: str, limit: int | None) -> int:
+        """Tokens to reserve for an answer; `limit` is the client's, None = no limit."""
+        known = self._tenants.get((model, tenant)) if tenant else None
+        if known is None or known.answers < _FEW:
+            known = self._models.get(model)
+        tokens = _UNKNOWN_TOKENS if known is None else known.quantile_tokens
+        return int(tokens) if limit is None or limit > tokens else limit
+
+    def prompt_excess_tokens(self, model: str) -> int:
+        """Mean number of prompt tokens beyond the estimate, which does not see the chat template."""
+        known = self._excess.get(model)
+        return self._unknown_excess_tokens if known is None else max(0, round(known[0]))
+
+    def answered(self, demand: Demand, usage: Usage) -> None:
+        """Learn from a request's usage; several sequences count as answers of equal length."""
+        if not demand.sequences or not usage.prompt_tokens:
             return
-        self._estimates.learn(ask.model, ask.learnable_bytes, prompt, output)
-        if not ask.keys or prompt < 1:
-            return
-        last = ask.keys[-1]
-        if ask.edges[-1] == ask.prompt_size:
-            self._estimates.remember(last, prompt, output)
-        if cached is not None:
-            self._trust.observed(engine, int(predicted_hit_tokens / self._trust.share(engine)), cached)
-            if predicted_hit_tokens >= _WORTH_A_LOOK_TOKENS and self._is_gone(engine, predicted_hit_tokens, cached):
-                self._index.wipe(engine)
-                self._index.record(engine, ask.keys, ask.edges)
-        if output > 1:
-            size = self._estimates.bytes_per_token(ask.model) if ask.learnable_bytes else ask.prompt_size / prompt
-            self._index.record_answer(engine, last, int(output * size))
+        mean, count = self._excess.get(demand.model, (0.0, 0))
+        excess = usage.prompt_tokens - demand.prompt_tokens
+        if len(self._excess) > _MAX_TENANTS:
+            del self._excess[next(iter(self._excess))]
+        self._excess[demand.model] = mean + (excess - mean) * max(_LEAST_SAMPLE_WEIGHT, 1 / (count + 1)), count + 1
+        if usage.completion_tokens > 0:
+            self.learn(demand.model, demand.tenant, usage.completion_tokens // demand.sequences, demand.output_tokens)
 
-    def _is_gone(self, engine: int, predicted_hit_tokens: int, cached_tokens: int) -> bool:
-        """Whether enough large hits in a row did not happen."""
-        missed = cached_tokens < _SHARE_THAT_IS_GONE * predicted_hit_tokens
-        misses = self._misses.get(engine, 0) + 1 if missed else 0
-        self._misses[engine] = misses % _MISSES
-        return misses == _MISSES
+    def learn(self, model: str, tenant: str, tokens: int, limit: int | None) -> None:
+        """Learn the length of one answer; `limit` is the client's, None = no limit."""
+        was_cut = limit is not None and tokens >= limit
+        self._of_model(model).add(tokens, self._share, was_cut=was_cut)
+        if not tenant:
+            return
+        known = self._tenants.get((model, tenant))
+        if known is None:
+            known = self._tenants[model, tenant] = _Lengths()
+            if len(self._tenants) > self._max_tenants:
+                self._tenants.popitem(last=False)
+        else:
+            self._tenants.move_to_end((model, tenant))
+        known.add(tokens, self._share, was_cut=was_cut)
+
+    def _of_model(self, model: str) -> _Lengths:
+        known = self._models.get(model)
+        if known is None:
+            if len(self._models) >= _MAX_TENANTS:
+                del self._models[next(iter(self._models))]
+            known = self._models[model] = _Lengths()
+        return known

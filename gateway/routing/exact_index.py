@@ -16,7 +16,7 @@ SHARDS = 256  # a power of two
 
 
 class ExactIndex:
-    """Owner of the engines' view. Keys are those of `routing.token_blocks`; engines are numbered from 0, and new
+    """Owner of the engines' view. Keys are those of `token_keys`; engines are numbered from 0, and new
     numbers may come at any time."""
 
     def __init__(self) -> None:
@@ -31,17 +31,17 @@ class ExactIndex:
         return sum(map(len, self._holders))
 
     def live(self, engine: int) -> bool:
-        """Whether what is known of the engine is kept up to date."""
+        """Whether the engine's blocks are known and current."""
         return bool(self._live >> engine & 1)
 
     def set_live(self, engine: int, live: bool) -> None:
-        """The engine's events arrive, or no longer do. What was known stays, and is not used by `depths`."""
+        """Set whether `depths` uses the engine's blocks, which are kept anyway."""
         self._grow(engine)
         bit = 1 << engine
         self._live = self._live | bit if live else self._live & ~bit
 
     def apply(self, engine: int, added: Iterable[int], removed: Iterable[int]) -> None:
-        """Blocks that the engine holds now, and others that it holds no more. Repetition is harmless."""
+        """Add and remove blocks of the engine. Repetition is harmless."""
         self._grow(engine)
         shards, low, bit = self._holders, SHARDS - 1, 1 << engine
         for key in added:
@@ -57,7 +57,7 @@ class ExactIndex:
                 holders[key] = mask & others
 
     def clear(self, engine: int) -> None:
-        """The engine holds nothing. Goes through all keys of all engines."""
+        """Remove all blocks of the engine. Visits all keys of all engines."""
         bit = 1 << engine
         self.apply(engine, (), [key for holders in self._holders for key, mask in holders.items() if mask & bit])
 

@@ -32,7 +32,7 @@ _EDGES = tuple(end for _, end in _SPANS)
 
 
 def seed(*parts: str) -> int:
-    """The chain's start: everything outside the prompt that changes its KV cache (model, LoRA, cache salt, tenant)."""
+    """The chain's start: a hash of what changes the KV cache besides the prompt (model, LoRA, cache salt, tenant)."""
     return xxh3_64_intdigest("\0".join(f"{len(part)}:{part}" for part in parts).encode())
 
 
@@ -60,7 +60,7 @@ def prefix_keys(pieces: Sequence[bytes], chain: int) -> Blocks:
         length = len(piece)
         if position + length > LONGEST_BYTES:
             piece, length = piece[: LONGEST_BYTES - position], LONGEST_BYTES - position
-        if position == 0:  # the usual case of one long message costs no arithmetic
+        if position == 0:  # fast path for one long message
             full = bisect_right(_EDGES, length)
             for start, end in _SPANS[:full]:
                 chain = digest(piece[start:end], chain)
@@ -89,7 +89,7 @@ def prefix_keys(pieces: Sequence[bytes], chain: int) -> Blocks:
     return Blocks(tuple(keys), tuple(edges), tuple(ends))
 
 
-# What a chat template or the tokenization is given besides the turns, in the order in which templates use it.
+# Inputs of chat templates and tokenization besides the turns, in the order in which templates use them.
 _OPENING = (
     "system", "instructions", "tools", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort",
     "reasoning", "add_special_tokens", "add_generation_prompt", "continue_final_message", "truncate_prompt_tokens",
@@ -98,17 +98,17 @@ _OPENING = (
 _NOT_MESSAGES = frozenset((*_OPENING, "tool_choice"))
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text"))
 _TURN_FIELDS = frozenset(("role", "content"))
-_LEAST_BYTES = 512  # what a turn or part takes at least of the room for blocks: there are 4096 of them at most
+_LEAST_BYTES = 512  # least size that a turn or part counts with: at most 4096 of them become blocks
 _MOST_SHOWN = 4096  # items of a prompt that is neither text nor token ids
 
 
 class Prompt(NamedTuple):
     """The prompt's canonical bytes, message by message.
 
-    `media`: images, sounds and files, which stand there by their digest. `answer`: the piece that is the last
-    answer which the conversation already has, or -1. `token_ids`: what the client gave in place of text, four bytes
-    each. `more_bytes`: size of what is left out: prompts after the first, where there are several, and text beyond the
-    last prefix block, each character counted as one byte.
+    `media`: number of images, sounds and files, which are replaced by their digest. `answer`: index of the piece with
+    the conversation's last answer, or -1. `token_ids`: the prompt if the client sent token ids, four bytes each.
+    `more_bytes`: size of what is left out, one byte for each character: prompts after the first one, and text beyond
+    the last prefix block.
     """
 
     pieces: list[bytes]
@@ -125,8 +125,8 @@ class Prompt(NamedTuple):
 def canonical_prompt(document: dict[str, Any], field: str | None = None) -> Prompt:
     """System text and tools first, as chat templates put them, then the turns.
 
-    A longer conversation begins with the pieces of a shorter one. Of a list of prompts the first one speaks for all.
-    The turns or the text are in `field`, whatever other fields the document has; None = in the first there is.
+    A longer conversation begins with the pieces of a shorter one. Of a list of prompts only the first one is used.
+    `field` holds the turns or the text; None = the first known field that the document has.
     """
     if field is None:
         has_turns = type(document.get("messages")) is list
@@ -176,8 +176,8 @@ def _turns(messages: list[Any]) -> Prompt:
 
 
 def _content(content: Any, room: int) -> tuple[str, int, int]:
-    """The text of a turn's content as far as there is room, how many of its parts are something else, and the size of
-    the rest of the text. What is neither text nor a part is for the backend to refuse."""
+    """The first `room` characters of a turn's text, how many of its parts are not text, and the size of the rest of the
+    text. The backend refuses what is neither text nor a part."""
     if type(content) is str:
         return content[:room], 0, len(content[room:])
     if type(content) is not list:
@@ -201,11 +201,15 @@ def _content(content: Any, room: int) -> tuple[str, int, int]:
             text = text[:room]
         texts.append(text)
         room -= max(len(text), _LEAST_BYTES)
-    return "\x1c".join(texts), media, more  # templates put something, or nothing, between: never what one text has
+    return (
+        "\x1c".join(texts),
+        media,
+        more,
+    )  # a separator that text does not contain: templates differ in what they insert
 
 
 def _size(message: dict[str, Any]) -> tuple[int, int]:
-    """About how many bytes a turn has, and how many of its parts are no text."""
+    """About how many bytes a turn has, and how many of its parts are not text."""
     text, media, more = _content(message.get("content"), 0)
     others = {key: value for key, value in message.items() if key not in _TURN_FIELDS} if len(message) > 2 else None
     return len(text) + more + (len(orjson.dumps(others)) if others else 0), media
@@ -229,19 +233,19 @@ def _one(prompt: Any) -> Prompt:
         try:
             return Prompt([array("I", prompt).tobytes()], token_ids=prompt)
         except (TypeError, OverflowError):
-            prompt = prompt[:_MOST_SHOWN]  # not token ids: the backend will say so
+            prompt = prompt[:_MOST_SHOWN]  # not token ids: the backend will refuse it
     return Prompt([orjson.dumps(prompt)[1:-1]])
 
 
 def sequences_of(document: dict[str, Any]) -> int:
-    """How many sequences the engine runs at once for this: `n` (or `best_of`) times the number of prompts."""
+    """Sequences that the engine runs for a generation request: `n` (or `best_of`) times the number of prompts."""
     prompts = document.get("prompt")
     count = len(prompts) if type(prompts) is list and prompts and type(prompts[0]) is not int else 1
     return count * max(_positive(document.get("n")), _positive(document.get("best_of")))
 
 
 def inputs_of(document: dict[str, Any]) -> int:
-    """How many sequences a pooling request makes: inputs, or documents to be scored."""
+    """Sequences of a pooling request: its inputs, or documents to be scored."""
     for key in ("input", "documents", "items", "text_2", "data_2", "queries"):
         value = document.get(key)
         if type(value) is list and value and type(value[0]) is not int:

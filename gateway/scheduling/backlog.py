@@ -2,7 +2,7 @@
 
 from math import exp
 
-_GUARDED_SHARE = 16  # one of so many places is kept from those who have much, or are not told apart by tenant
+_GUARDED_SHARE = 16  # one place in 16 is kept from tenants over their share and from requests of unknown tenant
 
 
 class Backlog:
@@ -20,7 +20,7 @@ class Backlog:
         return f"<Backlog {self.requests} requests, {self.size_bytes} bytes>"
 
     def is_full_for(self, size_bytes: int, *, guarded: bool) -> bool:
-        """Whether no more of this size may wait. `guarded`: the last places are kept from it."""
+        """Whether one more request of this size would be too much. `guarded`: it may not take the last places."""
         most, most_bytes = self._max_requests, self._max_bytes
         if guarded:
             most, most_bytes = most - most // _GUARDED_SHARE, most_bytes - most_bytes // _GUARDED_SHARE
@@ -31,17 +31,16 @@ class Backlog:
         self.size_bytes += size_bytes
 
     def leave(self, size_bytes: int) -> None:
-        """One of this size waits no more."""
         self.requests -= 1
         self.size_bytes -= size_bytes
 
 
 _MEMORY_SECONDS = 10.0
-_UNKNOWN_SECONDS = 1.0  # answers take seconds, so nobody should be back in a tenth
+UNKNOWN_SECONDS = 1.0  # answers take seconds, so a retry after a tenth is too early
 
 
 class ServiceRate:
-    """Mean time between two requests leaving, over the last ten seconds or so: they often leave in bursts."""
+    """Mean time between two completed requests of one model, over the last ten seconds or so: they come in bursts."""
 
     __slots__ = ("_count", "_last", "_seconds")
 
@@ -51,7 +50,6 @@ class ServiceRate:
         self._count = 0.0
 
     def left(self, now: float) -> None:
-        """A request gave its place back."""
         if self._last is not None:
             gap = now - self._last
             fading = exp(-gap / _MEMORY_SECONDS)
@@ -60,9 +58,9 @@ class ServiceRate:
         self._last = now
 
     def seconds_for(self, places: int, now: float) -> float:
-        """Expected time until this many places came free, between 0.1 and 60 seconds."""
+        """Expected time until this many slots are released, between 0.1 and 60 seconds."""
         between = self.between_seconds(now)
-        return _UNKNOWN_SECONDS if between is None else min(60.0, max(0.1, places * between))
+        return UNKNOWN_SECONDS if between is None else min(60.0, max(0.1, places * between))
 
     def between_seconds(self, now: float) -> float | None:
         """The mean; None = not known yet."""
@@ -72,28 +70,3 @@ class ServiceRate:
         fading = exp(-silence / _MEMORY_SECONDS)
         if_now = (self._seconds * fading + silence) / (self._count * fading + 1)  # if another left at this moment
         return max(self._seconds / self._count, if_now)
-
-
-class ServiceRates:
-    """The rate of each model's line."""
-
-    def __init__(self) -> None:
-        self._rates: dict[str, ServiceRate] = {}
-
-    def left(self, model: str, now: float) -> None:
-        """A request for this model gave its place back."""
-        rate = self._rates.get(model)
-        if rate is None:
-            rate = self._rates[model] = ServiceRate()
-        rate.left(now)
-
-    def seconds_for(self, model: str, places: int, now: float) -> float:
-        """Expected time until this many places came free for the model."""
-        rate = self._rates.get(model)
-        return rate.seconds_for(places, now) if rate is not None else _UNKNOWN_SECONDS
-
-    def per_second(self, model: str, now: float) -> float | None:
-        """Requests for the model that give their place back in a second; None = not known yet."""
-        rate = self._rates.get(model)
-        between = rate.between_seconds(now) if rate is not None else None
-        return None if not between else 1 / between

@@ -9,63 +9,64 @@ many tenants wait.
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-from gateway.request import Ask
+from gateway.request import Demand
 
 T = TypeVar("T")
 
 
-class ServedShare(Protocol):
-    """A share: what it was given ends at virtual time `end`."""
+class Share:
+    """A tenant's part in one class. `end`: the virtual time at which what it was served ends."""
 
-    end: float
-    weight: float
+    __slots__ = ("end", "weight")
+
+    def __init__(self, weight: float, end: float) -> None:
+        self.weight = weight
+        self.end = end
 
 
 class FairTurns(Generic[T]):
-    """Shares in the order of start-time fair queueing: a share starts where it ends, but lags `most_apart_tokens` by
-    weight behind virtual time at most.
+    """Shares in the order of start-time fair queueing. A share's next start is its end, but at most
+    `most_apart_tokens` by weight behind virtual time.
 
-    One that lags so far starts at a fixed distance from virtual time: it is kept in a list of its own, by that
-    distance. Shares get into it when a look finds them, and leave it when they are moved.
+    Shares that lag as far as that start at a fixed distance from virtual time: a second list keeps them by that
+    distance. `after` moves shares into it; `moved` takes them out.
     """
 
     def __init__(self, most_apart_tokens: float) -> None:
         self._most_apart_tokens = most_apart_tokens
-        self._by_end: list[tuple[float, int, ServedShare, T]] = []
-        self._lagging: list[tuple[float, int, ServedShare, T]] = []  # by distance, which is below zero
-        self._entries: dict[ServedShare, tuple[float, int, ServedShare, T]] = {}
+        self._by_end: list[tuple[float, int, Share, T]] = []
+        self._lagging: list[tuple[float, int, Share, T]] = []  # by distance, which is below zero
+        self._entries: dict[Share, tuple[float, int, Share, T]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, share: ServedShare) -> bool:
+    def __contains__(self, share: Share) -> bool:
         return share in self._entries
 
-    def join(self, share: ServedShare, number: int, what: T) -> None:
-        """A share begins to wait; the number is its own."""
+    def join(self, share: Share, number: int, what: T) -> None:
+        """A share begins to wait; `number` is unique and decides between equal starts."""
         entry = self._entries[share] = share.end, number, share, what
         insort(self._by_end, entry)
 
-    def leave(self, share: ServedShare) -> None:
-        """It does not wait any more."""
+    def leave(self, share: Share) -> None:
         entry = self._entries.pop(share)
         for entries in (self._by_end, self._lagging):
             place = bisect_left(entries, entry)
             if place < len(entries) and entries[place] is entry:
                 del entries[place]
 
-    def moved(self, share: ServedShare) -> None:
-        """Its end or weight has changed."""
+    def moved(self, share: Share) -> None:
         _, number, _, what = self._entries[share]
         self.leave(share)
         self.join(share, number, what)
 
     def after(self, now: float) -> Iterator[tuple[float, int, float, T]]:
-        """Start, number and weight of each share at virtual time `now`, by start and then number, with what it is.
+        """Start, number, weight and value of each share at virtual time `now`, by start and then number.
 
-        Shares must not change until the last is had.
+        Shares must not change while this is iterated.
         """
         by_end, lagging = self._by_end, self._lagging
         at = behind = 0
@@ -92,25 +93,15 @@ class FairTurns(Generic[T]):
 
 _ACTIVE_SECONDS = 60.0
 _SUM_GOOD_FOR_SECONDS = 1.0
-_BACKLOG_SECONDS = 1.0  # who waits for longer will not be helped by slots that are kept
+_BACKLOG_SECONDS = 1.0  # after this, tenants that all have a backlog gain nothing from slots kept free
 _MOST_TENANTS = 1024
-_MOST_APART_TOKENS = 65536.0  # what was missed or had in advance counts up to this: nobody pays for long ago
+_MOST_APART_TOKENS = 65536.0  # most credit or debt of a share, so that distant history does not count
 _BYTES_PER_TOKEN = 4
 _NEVER = float("-inf")
 
 
-class Share:
-    """A tenant's part in one class. `end`: the virtual time at which what it was given ends."""
-
-    __slots__ = ("end", "weight")
-
-    def __init__(self, weight: float, end: float) -> None:
-        self.weight = weight
-        self.end = end
-
-
 class FairClock:
-    """Virtual time, in tokens per weight. Knows in which order shares wait: it alone changes them."""
+    """Virtual time, in tokens per weight, and the order of waiting shares. All changes of shares go through it."""
 
     __slots__ = ("now", "starving", "waiting")
 
@@ -120,12 +111,12 @@ class FairClock:
         self.starving: FairTurns[Any] = FairTurns(_MOST_APART_TOKENS)  # of batch requests
 
     def start(self, share: Share) -> float:
-        """When the share's next request starts. One that waited for its own best engine keeps its place."""
+        """Virtual start of the share's next request; waiting for a best engine costs no position."""
         least = self.now - _MOST_APART_TOKENS / share.weight
         return share.end if share.end > least else least
 
     def wake(self, share: Share) -> None:
-        """It begins to wait, or is served at once: no credit is saved up while nothing is wanted."""
+        """The share begins to wait: idle time earns no credit."""
         if share.end < self.now:
             share.end = self.now
         else:
@@ -133,7 +124,7 @@ class FairClock:
         self._moved(share)
 
     def serve(self, share: Share, tokens: float, *, at_once: bool = False) -> None:
-        """The share's next request is bound; `at_once`: it had nothing waiting."""
+        """The share's next request is bound; `at_once`: without having waited."""
         now, start = self.now, share.end
         if start > now:
             self.now = start
@@ -145,12 +136,11 @@ class FairClock:
         self._moved(share)
 
     def correct(self, share: Share, more_tokens: float) -> None:
-        """What it was given took so many tokens more than expected."""
+        """A served request took `more_tokens` more than expected."""
         share.end += more_tokens / share.weight
         self._moved(share)
 
     def weigh(self, share: Share, weight: float) -> None:
-        """What it is given from now on counts by this."""
         share.weight = weight
         self._moved(share)
 
@@ -172,7 +162,7 @@ class Tenant:
         self.shares = shares  # interactive, batch
         self.in_flight = 0  # sequences
         self.waiting = 0  # requests
-        self.served_tokens = 0.0  # since it is known, of what has ended as reported, of the rest as expected
+        self.served_tokens = 0.0  # as reported for completed requests, as expected for others
         self.seen_seconds = _NEVER
 
     def __repr__(self) -> str:
@@ -188,10 +178,10 @@ class Tenants:
         self.waiting = 0
         self.waiting_batch = 0
         self.waiting_tenants = 0
-        self.flow_began_seconds = _NEVER  # when somebody last began to wait
+        self.flow_began_seconds = _NEVER  # when a tenant without waiting requests last queued one
         self._by_name: dict[str, Tenant] = {}
-        self._last: Tenant | None = None  # to send a request
-        self._other_seconds = _NEVER  # when one that is not the last sent one
+        self._last: Tenant | None = None  # that sent a request
+        self._other_seconds = _NEVER  # when another tenant last sent one
         self._interactive_seconds = _NEVER
         self._active = 0  # tenants, and their weight, when they were last counted
         self._active_weight = 0.0
@@ -210,18 +200,18 @@ class Tenants:
     def __iter__(self) -> Iterator[Tenant]:
         return iter(self._by_name.values())
 
-    def of(self, ask: Ask) -> Tenant:
-        tenant = self._by_name.get(ask.tenant)
-        return self._new(ask) if tenant is None else tenant
+    def of(self, demand: Demand) -> Tenant:
+        tenant = self._by_name.get(demand.tenant)
+        return self._new(demand) if tenant is None else tenant
 
-    def arrived(self, ask: Ask, now: float) -> Tenant:
-        """A request came; gives its tenant."""
-        tenant = self.of(ask)
-        if tenant.weight != ask.weight:
-            self._active_weight += ask.weight - tenant.weight
-            tenant.weight = ask.weight
+    def arrived(self, demand: Demand, now: float) -> Tenant:
+        """Note the arrival of a request; returns its tenant."""
+        tenant = self.of(demand)
+        if tenant.weight != demand.weight:
+            self._active_weight += demand.weight - tenant.weight
+            tenant.weight = demand.weight
             for clock, share in zip(self.clocks, tenant.shares, strict=True):
-                clock.weigh(share, ask.weight)
+                clock.weigh(share, demand.weight)
         last = self._last
         if tenant is not last:
             self._other_seconds = last.seen_seconds if last is not None else _NEVER
@@ -230,33 +220,49 @@ class Tenants:
                 self._active += 1
                 self._active_weight += tenant.weight
         tenant.seen_seconds = now
-        if not ask.batch:
+        if not demand.batch:
             self._interactive_seconds = now
         return tenant
 
-    def bound(self, tenant: Tenant, ask: Ask, sequences: int, tokens: float, at_once: bool) -> None:
-        """A request is sent to an engine, and expected to take so many tokens."""
+    def bound(self, tenant: Tenant, demand: Demand, sequences: int, tokens: float, at_once: bool) -> None:
+        """A request is sent to an engine; `tokens` are expected, in prefill and output."""
         tenant.in_flight += sequences
         self.in_flight += sequences
         tenant.served_tokens += tokens
-        self.clocks[ask.batch].serve(tenant.shares[ask.batch], tokens, at_once=at_once)
+        self.clocks[demand.batch].serve(tenant.shares[demand.batch], tokens, at_once=at_once)
 
-    def released(self, tenant: Tenant, ask: Ask, sequences: int, more_tokens: float) -> None:
-        """It is over, and took so many tokens more than expected."""
+    def released(self, tenant: Tenant, demand: Demand, sequences: int, more_tokens: float) -> None:
+        """A request is over; it took `more_tokens` more than expected."""
         tenant.in_flight -= sequences
         self.in_flight -= sequences
         if more_tokens:
             tenant.served_tokens += more_tokens
-            self.clocks[ask.batch].correct(tenant.shares[ask.batch], more_tokens)
+            self.clocks[demand.batch].correct(tenant.shares[demand.batch], more_tokens)
+
+    def flow_began(self, now: float) -> None:
+        """A tenant without waiting requests of a class queues one."""
+        self.flow_began_seconds = now
+
+    def queued(self, tenant: Tenant, *, batch: bool) -> None:
+        self.waiting_tenants += not tenant.waiting
+        tenant.waiting += 1
+        self.waiting += 1
+        self.waiting_batch += batch
+
+    def dequeued(self, tenant: Tenant, *, batch: bool) -> None:
+        tenant.waiting -= 1
+        self.waiting_tenants -= not tenant.waiting
+        self.waiting -= 1
+        self.waiting_batch -= batch
 
     def guards(self, now: float, *, batch: bool) -> bool:
-        """Whether some slots are kept from some: from tenants that have much, or from batch requests."""
+        """Whether the last slots are kept from any requests: of tenants over their share, or batch requests."""
         return (batch and self._interactive_lately(now)) or self._guards_tenants(now)
 
-    def has_much(self, tenant: Tenant, now: float, *, batch: bool) -> bool:
-        """Whether guarded slots are kept from a request of this tenant: they are for others that may come soon.
+    def is_over_share(self, tenant: Tenant, now: float, *, batch: bool) -> bool:
+        """Whether the guarded slots are kept from a request of this tenant, for others that may come soon.
 
-        Those may have them who have no more than their share of what is in flight, and were not served ahead of others.
+        A tenant may use them if it has at most its share of what is in flight and was not served ahead of others.
         """
         if batch and self._interactive_lately(now):
             return True
@@ -269,17 +275,17 @@ class Tenants:
         return now - self._interactive_seconds < _ACTIVE_SECONDS
 
     def _guards_tenants(self, now: float) -> bool:
-        """Several were active lately; where all of them have a backlog, there is nobody to keep anything for."""
+        """Several tenants were active lately, and not all of them have a backlog: then no other would use the slots."""
         if not self._several_lately(now):
             return False
         return self.waiting_tenants < self._active or now - self.flow_began_seconds < _BACKLOG_SECONDS
 
-    def waits_much(self, tenant: Tenant, now: float) -> bool:
-        """The same for places in the line."""
+    def waits_over_share(self, tenant: Tenant, now: float) -> bool:
+        """Whether the tenant has more than its share of the queue."""
         return self._several_lately(now) and tenant.waiting * self._active_weight > tenant.weight * self.waiting
 
     def _several_lately(self, now: float) -> bool:
-        """Whether more than one tenant was active lately; if so, what is known of them all is counted up."""
+        """Whether more than one tenant was active lately; if so, their number and weight are kept up to date."""
         if now - self._other_seconds >= _ACTIVE_SECONDS:
             return False
         if now - self._summed_seconds > _SUM_GOOD_FOR_SECONDS:
@@ -287,29 +293,28 @@ class Tenants:
         return True
 
     def _sum(self, now: float) -> None:
-        """Who was active lately, and their weight."""
         active = [tenant.weight for tenant in self._by_name.values() if now - tenant.seen_seconds < _ACTIVE_SECONDS]
         self._active, self._active_weight = len(active), sum(active)
         self._summed_seconds = now
 
-    def _new(self, ask: Ask) -> Tenant:
+    def _new(self, demand: Demand) -> Tenant:
         if len(self._by_name) >= self._most_tenants:
             self._forget_some()
         interactive, batch = self.clocks
-        shares = Share(ask.weight, interactive.now), Share(ask.weight, batch.now)
-        tenant = self._by_name[ask.tenant] = Tenant(ask.tenant, ask.weight, shares)
+        shares = Share(demand.weight, interactive.now), Share(demand.weight, batch.now)
+        tenant = self._by_name[demand.tenant] = Tenant(demand.tenant, demand.weight, shares)
         return tenant
 
     def _forget_some(self) -> None:
-        """Drop the half that was away for longest, of those that have nothing here."""
-        away = [one for one in self._by_name.values() if not (one.in_flight or one.waiting)]
-        away.sort(key=attrgetter("seen_seconds"))
-        for tenant in away[: len(self._by_name) // 2]:
+        """Drop up to half of the tenants: those without requests, the longest inactive first."""
+        idle = [one for one in self._by_name.values() if not (one.in_flight or one.waiting)]
+        idle.sort(key=attrgetter("seen_seconds"))
+        for tenant in idle[: len(self._by_name) // 2]:
             del self._by_name[tenant.name]
-        self._most_tenants = max(_MOST_TENANTS, 2 * len(self._by_name))  # else each new one would look at all
+        self._most_tenants = max(_MOST_TENANTS, 2 * len(self._by_name))  # else each new tenant would sort all again
 
 
-def expected_tokens(ask: Ask, hit_tokens: int, output_tokens: float) -> float:
-    """What a request will take of an engine: prompt that is not cached, and output of all its sequences."""
-    prompt = ask.prompt_tokens - hit_tokens if ask.prompt_tokens > 1 else ask.size_bytes // _BYTES_PER_TOKEN
+def expected_tokens(demand: Demand, hit_tokens: int, output_tokens: float) -> float:
+    """Tokens that a request costs an engine: uncached prompt, and output of all its sequences."""
+    prompt = demand.prompt_tokens - hit_tokens if demand.prompt_tokens > 1 else demand.size_bytes // _BYTES_PER_TOKEN
     return max(1, prompt) + output_tokens

@@ -1,4 +1,4 @@
-"""The queue: one queue a model, in fair order, within the bounds of all that waits, and how long the wait will be.
+"""The waiting requests of each model in fair order, the limit of the backlog, and wait estimates.
 
 Fair order: over tenants by tokens served, within a tenant by least prefill, aged. Interactive requests come before
 batch requests. Batch requests that starve take part among the interactive ones, together as one more tenant.
@@ -6,7 +6,7 @@ batch requests. Batch requests that starve take part among the interactive ones,
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush, heapreplace
 from itertools import count, islice
 from math import ceil, inf
@@ -14,45 +14,65 @@ from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from gateway.errors import DeadlineUnmeetable, QueueFull
-from gateway.request import Ask
-from gateway.routing.cost_matrix import Hit
-from gateway.scheduling.backlog import Backlog, ServiceRates
+from gateway.request import Demand
+from gateway.scheduling.backlog import UNKNOWN_SECONDS, Backlog, ServiceRate
 from gateway.scheduling.fair_share import FairClock, Share, Tenant, Tenants, expected_tokens
 
-_NO_HITS: Hit = np.zeros(0)
+_NO_HITS: npt.NDArray[np.float64] = np.zeros(0)
 
 
 class Ticket:
     """One waiting request."""
 
     __slots__ = (
-        "arrived_seconds", "ask", "avoid", "goes_anywhere", "hits", "hits_of", "hits_seconds", "late_seconds",
-        "opening", "prefill_seconds", "tokens", "turn",
+        "arrived_seconds",
+        "avoid",
+        "demand",
+        "goes_anywhere",
+        "hits",
+        "hits_of",
+        "hits_seconds",
+        "late_seconds",
+        "opening",
+        "prefill_seconds",
+        "tokens",
+        "turn",
     )  # fmt: skip
 
-    def __init__(self, ask: Ask, arrived_seconds: float, avoid: frozenset[str], prefill_seconds: float) -> None:
-        self.ask = ask
+    def __init__(self, demand: Demand, arrived_seconds: float, avoid: frozenset[str], prefill_seconds: float) -> None:
+        self.demand = demand
         self.arrived_seconds = arrived_seconds
         self.avoid = avoid
-        self.goes_anywhere = not avoid and ask.pinned is None and ask.rank is None and ask.sequences == 1
-        self.prefill_seconds = prefill_seconds  # on the backend that holds most of its prompt
+        self.goes_anywhere = not avoid and demand.pinned is None and demand.rank is None and demand.sequences == 1
+        self.prefill_seconds = prefill_seconds  # on the engine that holds most of its prompt
         # When even the least prefill would end after its deadline.
-        self.late_seconds = inf if ask.deadline_seconds is None else ask.deadline_seconds - prefill_seconds
-        self.turn = prefill_seconds  # who comes first: the least prefill, and what was waited for counts against it
-        self.tokens = expected_tokens(ask, 0, 0.0)  # that it will take of its tenant's share
-        self.opening = ask.keys[0] if ask.keys else 0
+        self.late_seconds = inf if demand.deadline_seconds is None else demand.deadline_seconds - prefill_seconds
+        self.turn = prefill_seconds  # least first within a tenant; the scheduler adds the arrival time, weighted
+        self.tokens = expected_tokens(demand, 0, 0.0)  # charged to its tenant's share
+        self.opening = demand.keys[0] if demand.keys else 0
         self.hits = _NO_HITS  # predicted, for each of the engines `hits_of`, at `hits_seconds`
         self.hits_of: object = None
         self.hits_seconds = 0.0
 
+    def enqueue(self, turn: float, tokens: float) -> None:
+        """Set its place among its tenant's requests, and what it is charged."""
+        self.turn, self.tokens = turn, tokens
 
-# A share with waiting requests: when the first of them starts, what decides between equal starts, weight, and these.
-Contender = tuple[float, float, float, Iterator[Ticket]]
+    def keep_hits(self, hits: Sequence[int], engines: Sequence[object], now: float) -> npt.NDArray[np.float64]:
+        """Keep the predicted hit tokens, for each engine, that were found just now."""
+        self.hits = found = np.array(hits, dtype=np.float64)
+        self.hits_of, self.hits_seconds = engines, now
+        return found
 
-_FURTHER_SECONDS = 0.05  # between looks that go further
-_FURTHER = 4  # times as many are looked at then
+
+# A share with waiting requests: virtual start of the first one, tie-breaker, weight, and the requests.
+_Contender = tuple[float, float, float, Iterator[Ticket]]
+
+_FURTHER_SECONDS = 0.05  # between two longer scans
+_FURTHER = 4  # how much longer they are
 _LEAST_WINDOW = 8  # of a tenant's requests are put in order, however many tenants wait
 
 
@@ -63,7 +83,7 @@ class TenantQueue:
 
     def __init__(self, tenant: Tenant, number: int, *, batch: bool) -> None:
         self.tenant = tenant
-        self.number = number  # of the line's flows, in the order in which they began to wait
+        self.number = number  # in the order in which the model's tenant queues began to wait
         self.age: tuple[float, int, TenantQueue] | None = None  # its entry among those that do not starve
         self.batch = batch
         self.tickets: OrderedDict[Ticket, None] = OrderedDict()
@@ -72,8 +92,8 @@ class TenantQueue:
     def since_seconds(self) -> float:
         return next(iter(self.tickets)).arrived_seconds
 
-    def parts(self, order: "Order", count: int) -> tuple[list[Ticket], list[Ticket]]:
-        """Of the oldest, those who starve and the others, each by their turn."""
+    def parts(self, order: "ScanOrder", count: int) -> tuple[list[Ticket], list[Ticket]]:
+        """The oldest `count` tickets: those that starve, and the others, each in order."""
         tickets, since, starving = list(islice(self.tickets, count)), order.starving_since_seconds, 0
         while starving < len(tickets) and tickets[starving].arrived_seconds < since:
             starving += 1
@@ -81,15 +101,15 @@ class TenantQueue:
             return tickets[:starving], tickets[starving:]
         return sorted(tickets[:starving], key=_turn), sorted(tickets[starving:], key=_turn)
 
-    def in_order(self, order: "Order", count: int) -> list[Ticket]:
+    def in_order(self, order: "ScanOrder", count: int) -> list[Ticket]:
         starving, others = self.parts(order, count)
         return starving + others
 
 
-class Order(NamedTuple):
-    """How a look at `scan` of the line is made, from place `start` on.
+class ScanOrder(NamedTuple):
+    """Which part of a model's queue to scan: `scan` tickets from position `start` on.
 
-    `by_turn`: within a tenant; else the oldest come first.
+    `by_turn`: tickets of one tenant are ordered by their turn; otherwise the oldest come first.
     """
 
     scan: int
@@ -99,7 +119,7 @@ class Order(NamedTuple):
 
 
 class ModelQueue:
-    """One model's."""
+    """The waiting requests of one model, in a queue for each tenant and class."""
 
     def __init__(self, tenants: Tenants, began_seconds: float) -> None:
         self.tenants = tenants
@@ -112,8 +132,8 @@ class ModelQueue:
         self._ages: list[
             tuple[float, int, TenantQueue]
         ] = []  # of batch requests that do not starve: when the oldest came
-        self._further = 0  # the place at which the next look that goes further begins
-        self._further_seconds = -inf  # when the last one was made
+        self._further = 0  # start of the next longer scan
+        self._further_seconds = -inf  # time of the last one
 
     def __len__(self) -> int:
         return self.tenants.waiting
@@ -127,45 +147,41 @@ class ModelQueue:
         return self._flows.values()
 
     def join(self, ticket: Ticket) -> None:
-        ask = ticket.ask
-        flow = self._flows.get((ask.tenant, ask.batch))
+        demand = ticket.demand
+        flow = self._flows.get((demand.tenant, demand.batch))
         if flow is None:
-            tenant = self.tenants.of(ask)
-            flow = self._flows[ask.tenant, ask.batch] = TenantQueue(tenant, next(self._numbers), batch=ask.batch)
-            clock, share = self.tenants.clocks[ask.batch], tenant.shares[ask.batch]
+            tenant = self.tenants.of(demand)
+            flow = self._flows[demand.tenant, demand.batch] = TenantQueue(
+                tenant, next(self._numbers), batch=demand.batch
+            )
+            clock, share = self.tenants.clocks[demand.batch], tenant.shares[demand.batch]
             clock.wake(share)
             clock.waiting.join(share, flow.number, flow)
-            self.tenants.flow_began_seconds = ticket.arrived_seconds
-            self.tenants.waiting_tenants += not tenant.waiting
+            self.tenants.flow_began(ticket.arrived_seconds)
         flow.tickets[ticket] = None
-        if ask.batch and len(flow.tickets) == 1:
+        if demand.batch and len(flow.tickets) == 1:
             self._note_age(flow)
-        flow.tenant.waiting += 1
-        self.tenants.waiting += 1
-        self.tenants.waiting_batch += ask.batch
+        self.tenants.queued(flow.tenant, batch=demand.batch)
 
     def leave(self, ticket: Ticket) -> bool:
-        """Give the place back; False if it was given back before."""
-        ask = ticket.ask
-        flow = self._flows.get((ask.tenant, ask.batch))
+        """Remove a ticket; False if it was removed before."""
+        demand = ticket.demand
+        flow = self._flows.get((demand.tenant, demand.batch))
         if flow is None or ticket not in flow.tickets:
             return False
-        is_oldest = ask.batch and next(iter(flow.tickets)) is ticket
+        is_oldest = demand.batch and next(iter(flow.tickets)) is ticket
         del flow.tickets[ticket]
         if is_oldest:
             self._forget_age(flow)
         if not flow.tickets:
-            del self._flows[ask.tenant, ask.batch]
-            self.tenants.clocks[ask.batch].waiting.leave(flow.tenant.shares[ask.batch])
+            del self._flows[demand.tenant, demand.batch]
+            self.tenants.clocks[demand.batch].waiting.leave(flow.tenant.shares[demand.batch])
         elif is_oldest:
             self._note_age(flow)
-        flow.tenant.waiting -= 1
-        self.tenants.waiting_tenants -= not flow.tenant.waiting
-        self.tenants.waiting -= 1
-        self.tenants.waiting_batch -= ask.batch
+        self.tenants.dequeued(flow.tenant, batch=demand.batch)
         return True
 
-    def in_order(self, order: Order) -> list[Ticket]:
+    def in_order(self, order: ScanOrder) -> list[Ticket]:
         if len(self._flows) == 1:
             self._aged_wait = False
             [flow] = self._flows.values()
@@ -183,10 +199,10 @@ class ModelQueue:
             return tickets
         return tickets + merged(_contenders(batch, order, window), order.scan - len(tickets))
 
-    def further(self, order: Order, now: float) -> Order | None:
-        """Those to ask when the first leave an engine idle, because they hold out for others; None = not so soon.
+    def further(self, order: ScanOrder, now: float) -> ScanOrder | None:
+        """The next part of the queue to scan when the first part leaves an engine idle; None = too soon.
 
-        Each time it is more of the line, until all were asked; what a look may cost has a bound.
+        Successive calls cover the whole queue; the cost of each scan is bounded.
         """
         if now - self._further_seconds < _FURTHER_SECONDS:
             return None
@@ -194,25 +210,25 @@ class ModelQueue:
         self._further, self._further_seconds = start + scan, now
         return order._replace(start=start, scan=scan)
 
-    def serve(self, ticket: Ticket, order: Order) -> None:
-        """A request goes to an engine: one of batch that starved was served among the interactive ones, too."""
+    def serve(self, ticket: Ticket, order: ScanOrder) -> None:
+        """A request goes to an engine. A batch request that starved is charged to the starving share, too."""
         self.served += 1
-        if self._aged_wait and ticket.ask.batch and ticket.arrived_seconds < order.starving_since_seconds:
+        if self._aged_wait and ticket.demand.batch and ticket.arrived_seconds < order.starving_since_seconds:
             self.tenants.clocks[0].serve(self._aged, ticket.tokens)
 
-    def ahead(self, ask: Ask) -> int:
-        """About how many will be served before a new request, if all take as many tokens."""
-        own = self._flows.get((ask.tenant, ask.batch))
+    def ahead(self, demand: Demand) -> int:
+        """About how many requests will be served before a new one, if all take as many tokens."""
+        own = self._flows.get((demand.tenant, demand.batch))
         places = 1 if own is None else len(own.tickets) + 1
         count = places - 1
         for flow in self._flows.values():
-            if flow.batch < ask.batch:
+            if flow.batch < demand.batch:
                 count += len(flow.tickets)
-            elif flow.batch == ask.batch and flow is not own:
-                count += min(len(flow.tickets), ceil(places * flow.tenant.weight / ask.weight))
+            elif flow.batch == demand.batch and flow is not own:
+                count += min(len(flow.tickets), ceil(places * flow.tenant.weight / demand.weight))
         return count
 
-    def _starving(self, order: Order, window: int) -> Iterator[Contender]:
+    def _starving(self, order: ScanOrder, window: int) -> Iterator[_Contender]:
         """The batch requests that starve, by tenant."""
         clock, ages, since = self.tenants.clocks[1], self._ages, order.starving_since_seconds
         while ages and ages[0][0] < since:
@@ -223,7 +239,7 @@ class ModelQueue:
             yield start, number, weight, iter(flow.parts(order, window)[0])
 
     def _note_age(self, flow: TenantQueue, starving_since_seconds: float = -inf) -> None:
-        """Keep when a flow of batch requests begins to starve, or that it does."""
+        """Note when a queue of batch requests begins to starve, or that it starves now."""
         share, starving = flow.tenant.shares[True], self.tenants.clocks[True].starving
         if flow.since_seconds < starving_since_seconds:
             starving.join(share, flow.number, flow)
@@ -239,10 +255,10 @@ class ModelQueue:
             flow.age = None
 
 
-def merged(contenders: Iterator[Contender], count: int, *others: Contender) -> list[Ticket]:
-    """The first so many: who starts first comes first, as if each were bound in turn.
+def merged(contenders: Iterator[_Contender], count: int, *others: _Contender) -> list[Ticket]:
+    """The first `count` tickets by virtual start, as if each were bound in turn.
 
-    Contenders come in order of their start, and no more of them are asked for than have a ticket among these; others
+    `contenders` come in order of their start, and no more of them are read than have a ticket in the result; `others`
     come in any order.
     """
     heap, found = list(others), list[Ticket]()
@@ -263,14 +279,14 @@ def merged(contenders: Iterator[Contender], count: int, *others: Contender) -> l
     return found
 
 
-def _contenders(clock: FairClock, order: Order, count: int) -> Iterator[Contender]:
-    """All flows of a class by their turn; those that starve in the other class have only the rest here."""
+def _contenders(clock: FairClock, order: ScanOrder, count: int) -> Iterator[_Contender]:
+    """All tenant queues of a class by virtual start, without the tickets that starve."""
     for start, number, weight, flow in clock.waiting.after(clock.now):
         yield start, number, weight, _tickets(flow, order, count)
 
 
-def _tickets(flow: TenantQueue, order: Order, count: int) -> Iterator[Ticket]:
-    """The first `count` in order, and if its weight gives it more of a look, the oldest of those after them."""
+def _tickets(flow: TenantQueue, order: ScanOrder, count: int) -> Iterator[Ticket]:
+    """The first `count` in order; then, where its weight gives it more of the scan, the oldest of the rest."""
     if flow.batch and flow.since_seconds < order.starving_since_seconds:
         yield from flow.parts(order, count)[1]
         return
@@ -281,15 +297,15 @@ def _tickets(flow: TenantQueue, order: Order, count: int) -> Iterator[Ticket]:
 _turn = attrgetter("turn")
 
 
-_MOST_MODELS = 1024  # more are kept only while they are in use
+_MOST_MODELS = 1024  # idle ones beyond are forgotten
 
 
 class Queue:
-    """Owner of who waits. What waits elsewhere is counted in its `backlog`, too."""
+    """Owner of all waiting requests. Requests that wait elsewhere count in its `backlog`, too."""
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self.backlog = Backlog(max_requests, max_bytes)
-        self._lines: dict[str, ModelQueue] = {}
+        self._queues: dict[str, ModelQueue] = {}
         self._tenants: dict[str, Tenants] = {}
         self._requests = 0
         self._bytes = 0
@@ -298,8 +314,8 @@ class Queue:
         return self._requests
 
     def __repr__(self) -> str:
-        lines = ", ".join(f"{model} {len(line)}" for model, line in self._lines.items())
-        return f"<Queue {self._requests} waiting, {self._bytes} bytes: {lines or 'empty'}>"
+        models = ", ".join(f"{model} {len(queue)}" for model, queue in self._queues.items())
+        return f"<Queue {self._requests} waiting, {self._bytes} bytes: {models or 'empty'}>"
 
     @property
     def size_bytes(self) -> int:
@@ -315,112 +331,129 @@ class Queue:
         return tenants
 
     def _forget_idle(self) -> None:
-        """Clients name models, also such as do not exist: what is known of those that nobody uses is dropped."""
+        """Clients name models that do not exist, too: models without requests are dropped."""
         for model, tenants in list(self._tenants.items()):
             if not tenants.waiting and not tenants.in_flight:
                 del self._tenants[model]
 
     def waiting(self, model: str) -> int:
-        """How many wait for a model."""
-        line = self._lines.get(model)
-        return 0 if line is None else len(line)
+        """Number of requests that wait for a model."""
+        queue = self._queues.get(model)
+        return 0 if queue is None else len(queue)
 
     def models(self) -> list[str]:
-        return list(self._lines)
+        return list(self._queues)
 
-    def line(self, model: str) -> ModelQueue | None:
-        """The line of a model that somebody waits for."""
-        return self._lines.get(model)
+    def of_model(self, model: str) -> ModelQueue | None:
+        """The queue of a model; None if no request waits for it."""
+        return self._queues.get(model)
 
-    def in_order(self, model: str, order: Order) -> list[Ticket]:
-        """The first tickets of a model's line."""
-        line = self._lines.get(model)
-        return [] if line is None else line.in_order(order)
+    def in_order(self, model: str, order: ScanOrder) -> list[Ticket]:
+        """The first tickets of a model's queue."""
+        queue = self._queues.get(model)
+        return [] if queue is None else queue.in_order(order)
 
     def __iter__(self) -> Iterator[Ticket]:
-        for line in self._lines.values():
-            yield from line
+        for queue in self._queues.values():
+            yield from queue
 
     def join(self, ticket: Ticket, retry_after_seconds: float) -> None:
-        ask = ticket.ask
-        tenants = self.tenants(ask.model)
-        self.refuse_if_full(ask, ticket.arrived_seconds, retry_after_seconds)
-        line = self._lines.get(ask.model)
-        if line is None:
-            line = self._lines[ask.model] = ModelQueue(tenants, ticket.arrived_seconds)
-        line.join(ticket)
+        demand = ticket.demand
+        tenants = self.tenants(demand.model)
+        self.refuse_if_full(demand, ticket.arrived_seconds, retry_after_seconds)
+        queue = self._queues.get(demand.model)
+        if queue is None:
+            queue = self._queues[demand.model] = ModelQueue(tenants, ticket.arrived_seconds)
+        queue.join(ticket)
         self._requests += 1
-        self._bytes += ask.size_bytes
-        self.backlog.join(ask.size_bytes)
+        self._bytes += demand.size_bytes
+        self.backlog.join(demand.size_bytes)
 
-    def refuse_if_full(self, ask: Ask, now: float, retry_after_seconds: float) -> None:
-        """Raises QueueFull when as many requests or bytes wait as may.
+    def refuse_if_full(self, demand: Demand, now: float, retry_after_seconds: float) -> None:
+        """Raises QueueFull when the limit of waiting requests or bytes is reached.
 
-        The last places are kept from a tenant that has more than its share of them, while others have been there.
+        A tenant over its share of the queue may not take the last places while others were active lately.
         """
-        tenants = self.tenants(ask.model)
-        if self.backlog.is_full_for(ask.size_bytes, guarded=tenants.waits_much(tenants.of(ask), now)):
+        tenants = self.tenants(demand.model)
+        if self.backlog.is_full_for(demand.size_bytes, guarded=tenants.waits_over_share(tenants.of(demand), now)):
             raise QueueFull(
-                f"The queue is full: all backends for model {ask.model!r} are busy and {self.backlog.requests} requests"
-                " are waiting. Retry after the time in the retry-after header.",
+                f"The queue is full: all backends for model {demand.model!r} are busy and {self.backlog.requests}"
+                " requests are waiting. Retry after the time in the retry-after header.",
                 retry_after_seconds=retry_after_seconds,
             )
 
-    def serve(self, ticket: Ticket, order: Order) -> None:
-        """A ticket's request goes to an engine."""
-        line = self._lines.get(ticket.ask.model)
-        if line is not None:
-            line.serve(ticket, order)
+    def serve(self, ticket: Ticket, order: ScanOrder) -> None:
+        queue = self._queues.get(ticket.demand.model)
+        if queue is not None:
+            queue.serve(ticket, order)
         self.leave(ticket)
 
     def leave(self, ticket: Ticket) -> bool:
-        """Give the place back; False if it was given back before."""
-        line = self._lines.get(ticket.ask.model)
-        if line is None or not line.leave(ticket):
+        """Remove a ticket; False if it was removed before."""
+        queue = self._queues.get(ticket.demand.model)
+        if queue is None or not queue.leave(ticket):
             return False
-        if not len(line):
-            del self._lines[ticket.ask.model]
+        if not len(queue):
+            del self._queues[ticket.demand.model]
         self._requests -= 1
-        self._bytes -= ticket.ask.size_bytes
-        self.backlog.leave(ticket.ask.size_bytes)
+        self._bytes -= ticket.demand.size_bytes
+        self.backlog.leave(ticket.demand.size_bytes)
         return True
 
 
-_ENOUGH_SERVED = 16  # of those who have waited since the line began: fewer tell nothing of how fast it moves
-_DOUBT = 2.0  # nobody is sent away for a wait that is less than so much too long
+_ENOUGH_SERVED = 16  # requests that waited in this queue: with fewer its rate is unknown
+_DOUBT = 2.0  # an expected wait refuses a request only if it is this many times too long
 
 
 class WaitEstimator:
-    """Looks at the line and at how fast it moves."""
+    """Expected waits by model, from its queue and from the rate at which its requests release their slots."""
 
-    def __init__(self, queue: Queue, rates: ServiceRates) -> None:
+    def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._rates = rates
+        self._rates: dict[str, ServiceRate] = {}
 
-    def wait_seconds(self, ask: Ask, now: float) -> float | None:
-        """The expected wait of a request that joins now; None = it cannot be told yet.
+    def released(self, model: str, now: float) -> None:
+        """A request for this model released its slot."""
+        rate = self._rates.get(model)
+        if rate is None:
+            rate = self._rates[model] = ServiceRate()
+        rate.left(now)
 
-        Places come free at the rate at which requests leave; while few have waited, that is the rate at which they
-        came. So those must have moved on who waited in this line, and the better of both rates counts.
+    def retry_after_seconds(self, model: str, now: float) -> float:
+        """Expected time until a slot is free for a request behind all that wait."""
+        return self._seconds_for(model, self._queue.waiting(model) + 1, now)
+
+    def wait_seconds(self, demand: Demand, now: float) -> float | None:
+        """The expected wait of a request that joins now; None = not known yet.
+
+        Two estimates: the rate at which slots are released (while few requests have waited, that is only the arrival
+        rate), and the rate at which this queue was served. The shorter wait counts.
         """
-        line = self._queue.line(ask.model)
-        if line is None or line.served < _ENOUGH_SERVED:
+        queue = self._queue.of_model(demand.model)
+        if queue is None or queue.served < _ENOUGH_SERVED:
             return None
-        places = line.ahead(ask) + 1
-        by_line = places * (now - line.began_seconds) / line.served
-        return min(by_line, self._rates.seconds_for(ask.model, places, now))
+        places = queue.ahead(demand) + 1
+        by_queue = places * (now - queue.began_seconds) / queue.served
+        return min(by_queue, self._seconds_for(demand.model, places, now))
 
     def service_rate(self, model: str, now: float) -> float | None:
-        """Requests a second that give their place back; None = not known yet."""
-        return self._rates.per_second(model, now)
+        """Requests of this model that release their slot in a second; None = not known yet."""
+        rate = self._rates.get(model)
+        between = rate.between_seconds(now) if rate is not None else None
+        return None if not between else 1 / between
 
-    def refuse_late(self, ticket: Ticket, now: float, retry_after: Callable[[], float]) -> None:
-        """Raises DeadlineUnmeetable if the deadline cannot be met: a wait must be twice as long as what is left."""
+    def refuse_late(self, ticket: Ticket, now: float) -> None:
+        """Raises DeadlineUnmeetable if the deadline has passed, or the wait is expected to be twice what is left."""
         left = ticket.late_seconds - now
-        wait = self.wait_seconds(ticket.ask, now) or 0.0
+        wait = self.wait_seconds(ticket.demand, now) or 0.0
         if left < 0 or wait > _DOUBT * left:
+            model = ticket.demand.model
             raise DeadlineUnmeetable(
-                f"All backends for model {ticket.ask.model!r} are busy, and none will have free capacity in time for"
-                " this request's deadline.",
-                retry_after_seconds=retry_after(),
+                f"All backends for model {model!r} are busy, and none will have free capacity in time for this"
+                " request's deadline.",
+                retry_after_seconds=self.retry_after_seconds(model, now),
             )
+
+    def _seconds_for(self, model: str, places: int, now: float) -> float:
+        rate = self._rates.get(model)
+        return rate.seconds_for(places, now) if rate is not None else UNKNOWN_SECONDS

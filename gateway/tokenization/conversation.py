@@ -1,7 +1,7 @@
-"""What of a request decides its prompt's text, read as vLLM's OpenAI front end reads it.
+"""The fields of a request that determine its prompt's text, interpreted as vLLM's OpenAI front end does.
 
-Only what is known to be read alike is read at all: a request with anything else is refused here, and is then routed by
-its bytes. vLLM knows two forms of a turn's content, and which one a template gets is a property of the template.
+A request with a field whose effect is not known is refused here, and is then routed by its bytes. vLLM has two forms of
+a turn's content; which one it passes to a template depends on the template.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 
 class Feature(StrEnum):
-    """A way in which prompts differ in their making; each is compared with the backend by itself."""
+    """A way in which prompts are made; each is compared with the backend separately."""
 
     COMPLETION = "completion"
     CHAT = "chat"
@@ -29,7 +29,7 @@ class ContentFormat(StrEnum):
 
 
 class NotUnderstood(Exception):
-    """The request's prompt cannot be told with certainty; the message says what stands against it."""
+    """The request's prompt cannot be determined with certainty; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,6 @@ _DROPPED_SYSTEM_TEXT: Final = "x-anthropic-billing-header"  # some versions of v
 
 
 def decisive(document: dict[str, Any]) -> dict[str, Any]:
-    """The part of a request that decides its prompt's text."""
     return {name: document[name] for name in DECISIVE if name in document}
 
 
@@ -142,7 +141,6 @@ def _message(turn: Any, content_format: str, features: set[Feature]) -> dict[str
 
 
 def _texts(turn: dict[str, Any], role: str, features: set[Feature]) -> list[str]:
-    """The texts of a turn's content."""
     content = turn.get("content")
     if content is None and role == "assistant":
         return []
@@ -208,7 +206,7 @@ def _tools(document: dict[str, Any]) -> list[dict[str, Any]] | None:
         return None
     if type(tools) is not list or not tools:
         raise NotUnderstood("tools that are no list, or an empty one")
-    _require(document.get("tool_choice") != "none", "tools that are not to be used")  # told or not, by a flag of vLLM
+    _require(document.get("tool_choice") != "none", "tools that are not to be used")
     return [_tool(tool) for tool in tools]
 
 

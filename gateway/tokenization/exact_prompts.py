@@ -1,10 +1,11 @@
-"""Prompts whose token ids are known: given by the client, or told by the model's tokenizer before placement."""
+"""Prompts whose token ids are known: from the client, or from the model's tokenizer before placement."""
 
+from dataclasses import replace
 from typing import Any
 
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
-from gateway.request import InferenceRequest
+from gateway.request import Demand, InferenceRequest
 from gateway.routing.exact_index import TOKEN_BYTES, ExactIndex, packed, token_keys, token_seed
 from gateway.tokenization.tokenization import Tokenization
 
@@ -20,34 +21,34 @@ class ExactPrompts:
         self._tokenization = tokenization
 
     def wanted(self, model: str) -> bool:
-        """Whether the tokens of this model's prompts may be told."""
+        """Whether the prompts of this model can be tokenized."""
         return self._tokenization.covers(model)
 
-    async def complete(self, request: InferenceRequest) -> None:
-        """Fill in what can be known of the request's prompt; lets go of its document."""
-        document, request.document = request.document, None
+    async def complete(self, request: InferenceRequest) -> InferenceRequest:
+        """The request with the length of its prompt and its block keys, as far as known, and without its document."""
+        document = request.document
         if document is None:
-            return
-        model, accepted = request.ask.model, self._tokenization.accepted
+            return request
+        model, accepted = request.demand.model, self._tokenization.accepted
         serving = self._fleet.serving(model)
         tokens = given_tokens(document, request.endpoint)
         if tokens is None and serving and all(accepted(model, backend.name) for backend in serving):
             tokens = await self._tokenization.token_bytes(model, document, request.endpoint, len(request.body))
-        if tokens:
-            self._know(request, tokens)
+        return replace(request, document=None, demand=self._exact_ask(request, tokens) if tokens else request.demand)
 
-    def _know(self, request: InferenceRequest, tokens: bytes) -> None:
-        ask = request.ask
-        ask.prompt_tokens = ask.anchor_tokens = len(tokens) // TOKEN_BYTES
-        ask.anchor_size = ask.prompt_size
-        serving = self._fleet.serving(ask.model) or ()
+    def _exact_ask(self, request: InferenceRequest, tokens: bytes) -> Demand:
+        demand, count = request.demand, len(tokens) // TOKEN_BYTES
+        keys: tuple[int, ...] = ()
+        serving = self._fleet.serving(demand.model) or ()
         blocks = {backend.engines[0].block_tokens for backend in serving}
-        if len(blocks) == 1 and any(map(self._tells, serving)):
-            lora = self._fleet.adapter(ask.model)
-            ask.token_keys = token_keys(tokens, blocks.pop(), token_seed(lora, request.salt))
+        if len(blocks) == 1 and any(map(self._reports_blocks, serving)):
+            keys = token_keys(tokens, blocks.pop(), token_seed(self._fleet.adapter(demand.model), request.salt))
+        return replace(
+            demand, prompt_tokens=count, anchor_tokens=count, anchor_size=demand.prompt_size, token_keys=keys
+        )
 
-    def _tells(self, backend: Backend) -> bool:
-        """Whether it is known what one of its engines holds."""
+    def _reports_blocks(self, backend: Backend) -> bool:
+        """Whether the blocks in the cache of one of its engines are known."""
         return any(self._exact.live(engine.index) for engine in backend.engines)
 
 

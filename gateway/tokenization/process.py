@@ -1,7 +1,4 @@
-"""One life of the tokenizer process, as the gateway sees it: questions go in, answers come back, until it ends.
-
-On the wire: length, then MessagePack.
-"""
+"""The tokenizer process from the gateway's side, and its messages: a length, then MessagePack."""
 
 import asyncio
 import os
@@ -25,7 +22,7 @@ class LoadTokenizer(msgspec.Struct, tag=True, frozen=True):
 
 
 class Job(msgspec.Struct, tag=True, frozen=True):
-    """Tell a prompt's tokens. `features` are those that may be rendered: another one makes the answer unknown."""
+    """Tokenize a prompt. `features` may be rendered; a prompt with another one is refused."""
 
     number: int
     model: str
@@ -48,12 +45,12 @@ Question = LoadTokenizer | Job | Count
 
 
 class TokenizerReply(msgspec.Struct, frozen=True):
-    """What came of a question; without `tokens` (packed ids; none, but `counts`, for `Count`), `reason` says why."""
+    """The answer to a question: packed ids (for `Count`, `counts` instead), or no `tokens` and a `reason`."""
 
     number: int
     tokens: bytes | None = None
     reason: str = ""
-    failed: bool = False  # by a fault, not because the prompt is none that can be told exactly
+    failed: bool = False  # by a fault, not because the prompt is unsupported
     seconds: float = 0.0
     segments: int = 0
     cached_segments: int = 0
@@ -70,34 +67,29 @@ def length_of(prefix: bytes) -> int:
     return int.from_bytes(prefix, "little")
 
 
-def read_question(body: bytes) -> Question:
-    question: Question = msgspec.msgpack.decode(body, type=Question)
-    return question
+read_question: Callable[[bytes], Question] = msgspec.msgpack.Decoder(Question).decode
+read_answer: Callable[[bytes], TokenizerReply] = msgspec.msgpack.Decoder(TokenizerReply).decode
 
 
-def read_answer(body: bytes) -> TokenizerReply:
-    return msgspec.msgpack.decode(body, type=TokenizerReply)
-
-
-# What finds the modules of a process, its cache, and a hub behind a proxy. Nothing else of the environment is passed
-# on: it may hold the keys of clients and backends.
+# Variables for a process's modules, its cache, and a hub behind a proxy. Nothing else of the environment is passed on:
+# it may contain the keys of clients and backends.
 _INHERITED: Final = frozenset((
     "PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "HOME", "USER", "TMPDIR", "LANG", "LC_ALL",
     "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
     "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy",
     "TRANSFORMERS_CACHE", "TRANSFORMERS_OFFLINE",
 ))  # fmt: skip
-COMMAND: Final = (sys.executable, "-m", "gateway.tokenization.worker")
+COMMAND: Final = (sys.executable, "-m", "gateway.tokenization.tokenizer")
 _QUIET: Final = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
 }
-_IN_HAND: Final = 2  # questions sent and not yet answered: the next one is there when the process is done with one
+_IN_HAND: Final = 2  # questions sent and not yet answered, so that the process never waits for the next one
 
 
 class ProcessEnded(Exception):
-    """The tokenizer process is no longer there to answer."""
+    """The tokenizer process ended before it answered."""
 
 
 class TokenizerProcess:
@@ -114,11 +106,10 @@ class TokenizerProcess:
         self._number = 0
         self._ended = False
 
-    async def ask(self, make: Callable[[int], Question], hung_seconds: float) -> TokenizerReply:
-        """The answer to the question that `make` makes of its number. Raises ProcessEnded.
+    async def ask(self, question: Question, hung_seconds: float) -> TokenizerReply:
+        """The answer to a question, whose number is set here. Raises ProcessEnded.
 
-        A caller that is cancelled leaves its question to be answered unheard. A process that takes longer than
-        `hung_seconds` over one question is killed.
+        The answer to a cancelled call is dropped. A process that takes longer than `hung_seconds` is killed.
         """
         await self._turns.acquire()  # released when the question is answered, or the process has ended
         if self._ended or self._questions.is_closing():
@@ -127,7 +118,7 @@ class TokenizerProcess:
         self._number += 1
         number = self._number
         try:
-            message = framed(make(number))
+            message = framed(msgspec.structs.replace(question, number=number))
         except BaseException:
             self._turns.release()
             raise
@@ -138,7 +129,6 @@ class TokenizerProcess:
         return await answered
 
     async def listen(self) -> None:
-        """Hand out answers until the process ends."""
         try:
             while True:
                 prefix = await self._answers.readexactly(LENGTH_BYTES)
@@ -169,22 +159,18 @@ class TokenizerProcess:
 
 @asynccontextmanager
 async def running(command: tuple[str, ...] = COMMAND) -> AsyncIterator[TokenizerProcess]:
-    """A process for the block; it ends with it. Raises OSError if none can be started."""
-    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=_environment())
-    asking = TokenizerProcess(process)
+    """A process that ends with the block. Raises OSError if it cannot be started."""
+    inherited = {name: value for name, value in os.environ.items() if name in _INHERITED or name.startswith("HF_")}
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=inherited | _QUIET)
+    running_process = TokenizerProcess(process)
     try:
-        yield asking
+        yield running_process
     finally:
-        asking._end()
-        asking._kill()
+        running_process._end()
+        running_process._kill()
         assert process.stdin is not None
         process.stdin.close()
         await _reaped(process)
-
-
-def _environment() -> dict[str, str]:
-    given = os.environ.items()
-    return {name: value for name, value in given if name in _INHERITED or name.startswith("HF_")} | _QUIET
 
 
 async def _reaped(process: Process) -> None:

@@ -1,17 +1,16 @@
-"""Exact tokens of prompts for models with a configured tokenizer, once a backend was seen to make the same ones.
+"""Exact tokens of prompts, for models with a configured tokenizer that was verified against the backends.
 
-Rendering and encoding happen in a process of their own. Whatever goes wrong there, a request gets None in bounded time,
-and is routed by its bytes.
+Rendering and encoding run in a separate process. If anything fails there, a request gets None in bounded time, and is
+routed by its bytes.
 """
 
 import asyncio
 import math
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.util import find_spec
-from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Self
 
 import structlog
@@ -29,17 +28,13 @@ from gateway.tokenization.process import (
     LoadTokenizer,
     ProcessEnded,
     TokenizerProcess,
-    TokenizerReply,
     running,
 )
 from gateway.tokenization.verification import EMBEDDED, CannotCompare, Probe, best_format, compared, counts_alike
 
 
 class TokenizerVerdict(NamedTuple):
-    """Whether a backend makes a model's tokens as they are made here.
-
-    `counts`: it counts the tokens of texts that it embeds as they are counted here.
-    """
+    """Whether a backend's tokens of a model are those of the gateway; `counts`: also those of embedded texts."""
 
     state: Literal["pending", "verified", "refused"] = "pending"
     reason: str = ""
@@ -47,25 +42,14 @@ class TokenizerVerdict(NamedTuple):
     counts: bool = False
 
 
-@dataclass
-class Counters:
-    """What became of the prompts whose tokens were wanted; seconds and segments are sums."""
-
-    encoded: int = 0
-    unknown: int = 0  # holds something that is not known to be rendered alike
-    late: int = 0
-    busy: int = 0
-    too_long: int = 0
-    failed: int = 0
-    segments: int = 0
-    cached_segments: int = 0
-    encode_seconds: float = 0.0
-    wait_seconds: float = 0.0
+# Results of tokenizing prompts, and sums. `unknown`: the prompt contains a feature that is not verified.
+_RESULTS: Final = ("encoded", "unknown", "late", "busy", "too_long", "failed")
+_SUMS: Final = ("segments", "cached_segments", "encode_seconds", "wait_seconds")
 
 
 @dataclass
 class ModelState:
-    """One model's tokenizer, and which backends make the same tokens."""
+    """One model's tokenizer, and the backends that it was compared with."""
 
     name: str
     source: str
@@ -73,23 +57,28 @@ class ModelState:
     failure: str = ""
     content_format: ContentFormat = ContentFormat.STRING
     verdicts: dict[str, TokenizerVerdict] = field(default_factory=dict)
-    features: frozenset[Feature] = frozenset()  # what every verified backend does alike
+    features: frozenset[Feature] = frozenset()  # verified on every verified backend
 
     def verdict(self, backend: str) -> TokenizerVerdict:
-        """What is known of a backend."""
         return self.verdicts.get(backend, TokenizerVerdict())
 
-    def judged(self, backend: str, verdict: TokenizerVerdict) -> None:
-        """Remember what was seen of a backend."""
+    def loaded(self, encoding: str) -> None:
+        self.encoding, self.failure = encoding, ""
+
+    def not_loaded(self, reason: str) -> None:
+        self.failure = reason
+
+    def judged(self, backend: str, verdict: TokenizerVerdict, content_format: ContentFormat | None = None) -> None:
+        self.content_format = content_format or self.content_format
         self.verdicts[backend] = verdict
         verified = [each.features for each in self.verdicts.values() if each.state == "verified"]
         self.features = frozenset.intersection(*verified) if verified else frozenset()
 
     def unload(self) -> None:
-        """The process that had the tokenizer has ended; what the next one makes of it is to be compared again."""
+        """The tokenizer's process has ended: the next one must be verified again."""
         self.encoding, self.verdicts, self.features = "", {}, frozenset()
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return {
             "model": self.name,
             "tokenizer": self.source,
@@ -118,7 +107,7 @@ log = structlog.get_logger("gateway")
 
 
 class TokenizerLimits(NamedTuple):
-    """How long and for how much things are done."""
+    """Limits in time, size and number."""
 
     max_waiting: int = 32  # requests that wait for their tokens; more are routed by their bytes
     max_request_bytes: int = 1048576
@@ -136,9 +125,9 @@ DEFAULT_BOUNDS: Final = TokenizerLimits()
 
 
 class NotCounted(StrEnum):
-    """Why the tokens of texts are not told."""
+    """Why the tokens of texts are not counted."""
 
-    UNVERIFIED = "unverified"  # the backend was not seen to count alike
+    UNVERIFIED = "unverified"  # no backend was verified to count alike
     FIELDS = "fields"  # of the request, whose effect on tokens is not known
     TOO_LONG = "too_long"
     BUSY = "busy"
@@ -147,7 +136,7 @@ class NotCounted(StrEnum):
 
 
 class Tokenization:
-    """Tells prompts' tokens inside its `async with` block. Raises ConfigError if the library for it is not installed.
+    """Tokenizes prompts inside its `async with` block. Raises ConfigError if the library is not installed.
 
     The owner calls `look_again` when the fleet has changed, and `forget` when a backend has restarted.
     """
@@ -161,7 +150,7 @@ class Tokenization:
         command: tuple[str, ...] = COMMAND,
         supervisor: Supervisor | None = None,
     ) -> None:
-        self.counters = Counters()
+        self.totals: dict[str, float] = dict.fromkeys(_RESULTS + _SUMS, 0)  # since the start, for metrics
         self._models = {
             name: ModelState(name, model.tokenizer) for name, model in models.by_name.items() if model.tokenizer
         }
@@ -195,18 +184,14 @@ class Tokenization:
                 self._stack.push_async_callback(_stopped, asyncio.get_running_loop().create_task(work))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     def covers(self, model: str) -> bool:
-        """Whether `token_bytes` may know the tokens of this model's prompts at all."""
         state = self._models.get(model)
         return state is not None and bool(state.features)
 
     def accepted(self, model: str, backend: str) -> bool:
-        """Whether this backend was seen to make the tokens that are told here."""
         state = self._models.get(model)
         return state is not None and state.verdict(backend).state == "verified"
 
@@ -217,39 +202,42 @@ class Tokenization:
             return None
         bounds = self._bounds
         if size_bytes > bounds.max_request_bytes:
-            self.counters.too_long += 1
+            self.totals["too_long"] += 1
             return None
         if self._waiting >= bounds.max_waiting:
-            self.counters.busy += 1
+            self.totals["busy"] += 1
             return None
         self._waiting += 1
         started = self._clock()
         try:
             async with asyncio.timeout(bounds.wait_seconds + size_bytes * bounds.wait_seconds_per_byte):
-                answer = await self._ask(process, state, endpoint, document, state.content_format, state.features)
+                job = Job(0, model, endpoint, decisive(document), state.content_format, list(state.features))
+                answer = await process.ask(job, HUNG_SECONDS)
         except TimeoutError:
-            self.counters.late += 1
+            self.totals["late"] += 1
             return None
         except (ProcessEnded, TypeError, OverflowError):
-            self.counters.failed += 1
+            self.totals["failed"] += 1
             return None
         finally:
             self._waiting -= 1
-            self.counters.wait_seconds += self._clock() - started
-        self._count(answer)
+            self.totals["wait_seconds"] += self._clock() - started
+        self.totals["encoded" if answer.tokens is not None else "failed" if answer.failed else "unknown"] += 1
+        self.totals["segments"] += answer.segments
+        self.totals["cached_segments"] += answer.cached_segments
+        self.totals["encode_seconds"] += answer.seconds
         return answer.tokens
 
     def configured(self, model: str) -> bool:
-        """Whether a tokenizer is named for this model."""
         return model in self._models
 
     def counts_alike(self, model: str, backend: str) -> bool:
-        """Whether this backend was seen to count the tokens of texts that it embeds as they are counted here."""
+        """Whether this backend was verified to count the tokens of embedded texts alike."""
         state = self._models.get(model)
         return state is not None and state.verdict(backend).counts
 
     async def count(self, model: str, texts: list[str], size_bytes: int, *, special: bool) -> list[int] | NotCounted:
-        """How many tokens each of these texts has to backends that count alike, in bounded time."""
+        """The number of tokens of each text on backends that count alike, in bounded time."""
         serving, process, bounds, started = self._fleet.serving(model), self._process, self._bounds, self._clock()
         if process is None or not any(self.counts_alike(model, each.name) for each in serving or ()):
             return NotCounted.UNVERIFIED
@@ -260,7 +248,7 @@ class Tokenization:
         self._batches += 1
         try:
             async with asyncio.timeout(bounds.batch_wait_seconds + size_bytes * bounds.batch_wait_seconds_per_byte):
-                answer = await process.ask(lambda number: Count(number, model, texts, special), HUNG_SECONDS)
+                answer = await process.ask(Count(0, model, texts, special), HUNG_SECONDS)
         except TimeoutError:
             self._paused_until = self._clock() + bounds.pause_seconds
             return NotCounted.LATE
@@ -275,7 +263,7 @@ class Tokenization:
         self._look.set()
 
     def forget(self, backend: Backend) -> None:
-        """This backend's process is another one now: what it does has to be seen again."""
+        """Verify this backend again: it has restarted."""
         self._lives[backend] = self._lives.get(backend, 0) + 1
         for model in self._models.values():
             if backend.name in model.verdicts:
@@ -283,27 +271,21 @@ class Tokenization:
         self._look.set()
 
     def status(self) -> list[dict[str, Any]]:
-        """What is known of each model's tokenizer, for the admin port."""
-        return [model.told() for model in self._models.values()]
-
-    def totals(self) -> dict[str, float]:
-        """The counters by name, for metrics."""
-        return asdict(self.counters)
+        return [model.as_dict() for model in self._models.values()]
 
     async def verify(self, model: str, backend: Backend) -> TokenizerVerdict:
-        """Compare a model's tokens with this backend's, and remember what came of it."""
+        """Compare a model's tokens with this backend's, and keep the verdict."""
         state, life = self._models[model], self._lives.get(backend, 0)
         process, content_format = self._process, state.content_format
         if process is None or not state.encoding:
             return TokenizerVerdict()
 
-        async def tell_ours(probe: Probe, content_format: ContentFormat) -> bytes | None:
-            document = dict(probe.document)
-            every = frozenset(Feature)
-            return (await self._ask(process, state, probe.endpoint, document, content_format, every)).tokens
+        async def tokenize(probe: Probe, content_format: ContentFormat) -> bytes | None:
+            job = Job(0, model, probe.endpoint, decisive(dict(probe.document)), content_format, list(Feature))
+            return (await process.ask(job, HUNG_SECONDS)).tokens
 
         try:
-            comparisons = await compared(model, backend, self._client, tell_ours)
+            comparisons = await compared(model, backend, self._client, tokenize)
             if not state.features:
                 content_format = best_format(comparisons)
             comparison = comparisons[content_format]
@@ -320,27 +302,25 @@ class Tokenization:
             verdict = TokenizerVerdict("pending", str(error))
         if life != self._lives.get(backend, 0) or process is not self._process:
             return TokenizerVerdict()  # it has restarted meanwhile
-        if verdict.state == "verified":
-            state.content_format = content_format
-        self._tell(state, backend, verdict)
-        state.judged(backend.name, verdict)
+        self._log_verdict(state, backend, verdict)
+        state.judged(backend.name, verdict, content_format if verdict.state == "verified" else None)
         return verdict
 
     async def _counts(self, process: TokenizerProcess, model: str, backend: Backend) -> tuple[bool, str]:
-        """Whether this backend counts texts alike that it embeds, and what differs."""
-        answer = await process.ask(lambda number: Count(number, model, list(EMBEDDED), True), HUNG_SECONDS)
+        """Whether this backend counts the tokens of embedded texts alike, and what differs."""
+        answer = await process.ask(Count(0, model, list(EMBEDDED), True), HUNG_SECONDS)
         if answer.tokens is None:
             return False, answer.reason
         return await counts_alike(model, backend, self._client, answer.counts)
 
-    def _tell(self, state: ModelState, backend: Backend, verdict: TokenizerVerdict) -> None:
+    def _log_verdict(self, state: ModelState, backend: Backend, verdict: TokenizerVerdict) -> None:
         if verdict == state.verdicts.get(backend.name):
             return
         about = {"model": state.name, "backend": backend.name}
         match verdict.state:
             case "verified":
-                told = sorted(each.value for each in verdict.features)
-                log.info("tokens_verified", **about, features=told, embeddings=verdict.counts)
+                features = sorted(each.value for each in verdict.features)
+                log.info("tokens_verified", **about, features=features, embeddings=verdict.counts)
                 if verdict.reason:
                     log.warning("embedding_tokens_differ", **about, reason=verdict.reason)
             case "refused":
@@ -348,34 +328,8 @@ class Tokenization:
             case "pending":
                 log.info("tokens_not_compared_yet", **about, reason=verdict.reason)
 
-    async def _ask(
-        self,
-        process: TokenizerProcess,
-        state: ModelState,
-        endpoint: str,
-        document: dict[str, Any],
-        content_format: ContentFormat,
-        features: frozenset[Feature],
-    ) -> TokenizerReply:
-        def job(number: int) -> Job:
-            return Job(number, state.name, endpoint, decisive(document), content_format, list(features))
-
-        return await process.ask(job, HUNG_SECONDS)
-
-    def _count(self, answer: TokenizerReply) -> None:
-        counters = self.counters
-        if answer.tokens is not None:
-            counters.encoded += 1
-        elif answer.failed:
-            counters.failed += 1
-        else:
-            counters.unknown += 1
-        counters.segments += answer.segments
-        counters.cached_segments += answer.cached_segments
-        counters.encode_seconds += answer.seconds
-
     async def _run_process(self) -> None:
-        """Have a tokenizer process for as long as it lives, then rest; another follows."""
+        """Run one tokenizer process until it ends, then pause; the supervisor repeats this."""
         try:
             async with running(self._command) as process:
                 self._process = process
@@ -392,7 +346,7 @@ class Tokenization:
         await asyncio.sleep(self._bounds.restart_seconds)
 
     async def _compare(self) -> None:
-        """Load what is not loaded and compare what is not compared; return when it is time, or wanted, again."""
+        """Load tokenizers and compare backends where it was not done yet; return when it is time to do it again."""
         self._look.clear()
         try:
             done = await self._load_and_compare()
@@ -403,7 +357,7 @@ class Tokenization:
                 await self._look.wait()
 
     async def _load_and_compare(self) -> bool:
-        """Whether nothing is left to be tried again."""
+        """Whether all of it is done, with nothing to retry."""
         done = True
         for model in self._models.values():
             if not model.encoding and not await self._load(model):
@@ -420,13 +374,13 @@ class Tokenization:
         process = self._process
         if process is None:
             return False
-        answer = await process.ask(lambda number: LoadTokenizer(number, model.name, model.source), LOAD_SECONDS)
+        answer = await process.ask(LoadTokenizer(0, model.name, model.source), LOAD_SECONDS)
         if answer.tokens is None:
             if answer.reason != model.failure:
                 log.error("tokenizer_not_loaded", model=model.name, tokenizer=model.source, reason=answer.reason)
-            model.failure = answer.reason
+            model.not_loaded(answer.reason)
             return False
-        model.encoding, model.failure = answer.reason, ""
+        model.loaded(answer.reason)
         log.info("tokenizer_loaded", model=model.name, encodes=answer.reason, seconds=round(answer.seconds, 3))
         return True
 

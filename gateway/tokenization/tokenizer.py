@@ -1,7 +1,8 @@
-"""A model's own tokenizer and chat template, as Hugging Face's `transformers` loads them.
+"""The tokenizer process: renders and encodes prompts with a model's own tokenizer and chat template.
 
-Runs in the tokenizer process alone: importing the library takes seconds, and rendering and encoding hold the
-interpreter's lock, which would stall an event loop in the same process.
+It loads them by Hugging Face's `transformers`, and answers questions on its standard input, one after the other, until
+that ends. It is a process of its own because importing the library takes seconds, and rendering and encoding hold the
+interpreter's lock, which would stall an event loop.
 
 Texts are encoded piece by piece, so that earlier pieces are looked up. A tokenizer cuts a text at its added tokens
 first. A text that is cut there, each piece beginning with such a token, has the same ids piece by piece as whole; only
@@ -10,29 +11,44 @@ the last turn of a conversation is a new piece.
 
 import os
 import re
+import signal
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import msgspec
 
 from gateway.routing.exact_index import TOKEN_BYTES, packed
 from gateway.tokenization.conversation import ContentFormat, NotUnderstood, Reading, read
+from gateway.tokenization.process import (
+    LENGTH_BYTES,
+    Count,
+    LoadTokenizer,
+    Question,
+    TokenizerReply,
+    framed,
+    length_of,
+    read_question,
+)
 
+CACHE_BYTES: Final = 67108864  # for each model
 Encode = Callable[[list[str]], list[bytes]]
 _ENTRY_BYTES = 200  # what an entry takes besides its text and its ids
 
 
 class AddedToken(NamedTuple):
-    """A text that is one token wherever it stands, and what of its surroundings it heeds."""
+    """A text that is one token wherever it stands, and how its surroundings affect it."""
 
     content: str
-    heeds_left: bool = False  # eats white space before it, or must not touch a word
+    heeds_left: bool = False  # consumes white space before it, or must not touch a word
     normalized: bool = False  # looked for in the normalized text
 
 
 def cut_marks(tokens: Sequence[AddedToken], rendered: Iterable[str]) -> tuple[str, ...]:
-    """The added tokens before which a text may be cut; of the many that some models have, those in use."""
+    """The added tokens before which a text may be cut: of the many that some models have, those in use."""
     every = [token.content for token in tokens if token.content]
     texts = list(rendered)
     return tuple(
@@ -57,7 +73,7 @@ def _hides(other: str, token: str) -> bool:
 
 
 class Segments:
-    """The ids of texts, with a memory of pieces that is bounded in bytes; the least recently used goes first."""
+    """The ids of texts, with an LRU cache of pieces that is bounded in bytes."""
 
     def __init__(self, encode: Encode, marks: Sequence[str], capacity_bytes: int) -> None:
         self.seen = 0
@@ -122,11 +138,11 @@ _SAMPLE_CHATS: tuple[list[dict[str, str]], ...] = (
 
 
 class CannotLoad(Exception):
-    """There is no usable tokenizer there; the message says why."""
+    """The source has no usable tokenizer; the message gives the reason."""
 
 
 class ModelTokenizer:
-    """Tells the tokens of one model's prompts."""
+    """Tokenizes the prompts of one model."""
 
     def __init__(self, source: str, cache_bytes: int) -> None:
         self._tokenizer = _load(source)
@@ -157,7 +173,6 @@ class ModelTokenizer:
         return before + self.segments.tokens(text) + after
 
     def counts(self, texts: list[str], *, special: bool) -> list[int]:
-        """How many tokens each text has by itself."""
         return list(map(len, self._backend.encode_batch_fast(texts, add_special_tokens=special)))
 
     def render(self, reading: Reading) -> str:
@@ -169,7 +184,7 @@ class ModelTokenizer:
     def _render(self, messages: list[dict[str, Any]], **more: Any) -> str:
         try:
             text = self._tokenizer.apply_chat_template(messages, tokenize=False, **more)
-        except Exception as error:  # whatever a template does with what it is given
+        except Exception as error:  # templates raise errors of any kind
             raise NotUnderstood(f"the chat template says: {error or type(error).__name__}") from error
         if type(text) is not str:
             raise NotUnderstood("the chat template gives no text")
@@ -182,7 +197,7 @@ class ModelTokenizer:
         return [packed(found.ids) for found in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def _special_frame(self) -> tuple[bytes, bytes] | None:
-        """What special tokens stand before and after every text; None if that depends on the text."""
+        """The special tokens before and after every text; None if they depend on the text."""
         with_special, bare = self._encode(_SAMPLES[0], special=True), self._encode(_SAMPLES[0])
         at = with_special.find(bare)
         before, after = with_special[:at], with_special[at + len(bare) :]
@@ -208,7 +223,7 @@ class ModelTokenizer:
                     continue
 
     def _awkward_texts(self, marks: Sequence[str]) -> Iterator[str]:
-        """Texts that would show it if pieces influenced each other."""
+        """Texts that would show whether pieces affect each other."""
         yield from self._sample_prompts()
         for mark in marks:
             yield from (mark + sample + mark + mark + sample for sample in _SAMPLES)
@@ -229,3 +244,58 @@ def _load(source: str) -> Any:
     if not getattr(tokenizer, "is_fast", False):
         raise CannotLoad(f"{source} has no fast tokenizer (tokenizer.json)")
     return tokenizer
+
+
+class Worker:
+    """The models' tokenizers."""
+
+    def __init__(self, load: Callable[[str, int], ModelTokenizer], clock: Callable[[], float]) -> None:
+        self._load = load
+        self._clock = clock
+        self._models: dict[str, ModelTokenizer] = {}
+
+    def answer(self, question: Question) -> TokenizerReply:
+        started = self._clock()
+        try:
+            reply = self._reply(question)
+        except (CannotLoad, NotUnderstood) as error:
+            reply = TokenizerReply(question.number, None, str(error), isinstance(error, CannotLoad))
+        except Exception as error:  # one prompt's fault must not end the others' service
+            reply = TokenizerReply(question.number, None, f"{type(error).__name__}: {error}", True)
+        return msgspec.structs.replace(reply, seconds=self._clock() - started)
+
+    def _reply(self, question: Question) -> TokenizerReply:
+        if isinstance(question, LoadTokenizer):
+            self._models[question.model] = model = self._load(question.source, CACHE_BYTES)
+            return TokenizerReply(question.number, b"", "in segments" if model.segmented else "as a whole")
+        if question.model not in self._models:
+            raise CannotLoad(f"the tokenizer of {question.model} is not loaded")
+        model = self._models[question.model]
+        if isinstance(question, Count):
+            return TokenizerReply(question.number, b"", counts=model.counts(question.texts, special=question.special))
+        segments = model.segments
+        seen, cached = segments.seen, segments.cached
+        tokens = model.tokens(question.endpoint, question.document, question.content_format, question.features)
+        return TokenizerReply(
+            question.number, tokens, segments=segments.seen - seen, cached_segments=segments.cached - cached
+        )
+
+
+def serve(questions: BinaryIO, answers: BinaryIO, worker: Worker) -> None:
+    while len(prefix := questions.read(LENGTH_BYTES)) == LENGTH_BYTES:
+        body = questions.read(length_of(prefix))
+        answers.write(framed(worker.answer(read_question(body))))
+        answers.flush()
+
+
+def main() -> None:
+    """Serve the gateway that started this process. Whatever prints to standard output prints to standard error."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # it is the gateway that ends this process, by closing its input
+    with os.fdopen(os.dup(sys.stdin.fileno()), "rb") as questions, os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(sys.stderr.fileno(), 1)
+        serve(questions, answers, Worker(ModelTokenizer, time.monotonic))
+
+
+if __name__ == "__main__":
+    main()

@@ -40,8 +40,8 @@ _ANSWER: Final = {"role": "assistant", "content": " It squares:\n\n```\n4\n```"}
 _THOUGHT: Final = {"role": "assistant", "content": "Four.", "reasoning": "Two squared\nis four."}
 _PARTS: Final = [{"type": "text", "text": "First part."}, {"type": "text", "text": " And a second one."}]
 
-# Texts that would show it if a backend changed texts before it tokenizes them for an embedding. /tokenize does not show
-# that: vLLM makes some models' texts lower case.
+# Texts that show whether a backend changes texts before it tokenizes them for an embedding. /tokenize does not show
+# that: for some models, vLLM changes texts to lower case.
 EMBEDDED: Final = (
     _TEXT,
     "STRASSE, Straße, İstanbul, ÀÉÎ: MIXED Case",
@@ -51,14 +51,13 @@ EMBEDDED: Final = (
 
 
 class Probe(NamedTuple):
-    """A request, as a client would send it and /tokenize takes it, and the feature that it tries."""
+    """A request, as clients send it and /tokenize accepts it, and the feature that it tests."""
 
     feature: Feature
     document: Mapping[str, Any]
 
     @property
     def endpoint(self) -> str:
-        """The endpoint whose requests look like this."""
         return "completions" if self.feature is Feature.COMPLETION else "chat"
 
 
@@ -85,8 +84,7 @@ PROBES: Final = (
     ),
     Probe(Feature.REASONING, _chat(_QUESTION, _THOUGHT, {"role": "user", "content": "And cubed?"})),
     Probe(
-        Feature.CONTINUED,
-        _chat(_QUESTION, _ANSWER) | {"add_generation_prompt": False, "continue_final_message": True},
+        Feature.CONTINUED, _chat(_QUESTION, _ANSWER) | {"add_generation_prompt": False, "continue_final_message": True}
     ),
 )
 _HINTS: Final = {
@@ -97,14 +95,14 @@ _HINTS: Final = {
 
 
 class Comparison(NamedTuple):
-    """What of a model's prompts is made alike on both sides; `difference` is one that makes the rest useless."""
+    """The features that both sides render alike; a `difference` makes all of them unusable."""
 
     features: frozenset[Feature]
     difference: str = ""
 
     @property
     def alike(self) -> bool:
-        """Whether the tokens told here can be used for the backend."""
+        """Whether the gateway's tokens can be used for the backend."""
         return bool(self.features) and not self.difference
 
 
@@ -113,18 +111,18 @@ def compare(ours: Sequence[Tokens | None], theirs: Sequence[Tokens | None]) -> C
 
     A probe that both refuse says nothing (templates may refuse system turns, and some models have no template).
     """
-    told: set[Feature] = set()
+    rendered: set[Feature] = set()
     unlike: dict[Feature, str] = {}
     for probe, our, their in zip(PROBES, ours, theirs, strict=True):
         if our is None and their is None:
             continue
-        told.add(probe.feature)
+        rendered.add(probe.feature)
         if (difference := _difference(our, their)) and probe.feature not in unlike:
             unlike[probe.feature] = difference
     for feature in (Feature.COMPLETION, Feature.CHAT):
         if feature in unlike:
             return Comparison(frozenset(), f"{feature}: {unlike[feature]}; possible cause: {_HINTS[feature]}")
-    return Comparison(frozenset(told - unlike.keys()))
+    return Comparison(frozenset(rendered - unlike.keys()))
 
 
 def _difference(ours: Tokens | None, theirs: Tokens | None) -> str:
@@ -144,27 +142,27 @@ _NOT_THERE = (404, 405, 501)
 _REFUSED = (400, 422)  # the backend cannot render this prompt
 _PASSING = (None, 429, 503)  # ask again
 
-TellOurs = Callable[[Probe, ContentFormat], Awaitable[bytes | None]]
+Tokenize = Callable[[Probe, ContentFormat], Awaitable[bytes | None]]
 
 
 class CannotCompare(Exception):
-    """The backend does not tell its tokens, and will not: the message says why."""
+    """The backend does not expose its tokens; the message gives the reason."""
 
 
 async def compared(
-    model: str, backend: Backend, client: ControlClient, tell_ours: TellOurs
+    model: str, backend: Backend, client: ControlClient, tokenize: Tokenize
 ) -> dict[ContentFormat, Comparison]:
-    """What is alike for each content format. Raises CannotCompare, or ControlError if it is worth another try."""
+    """The comparison for each content format. Raises CannotCompare, or ControlError if a retry may succeed."""
     theirs = [await _theirs(model, backend, client, probe) for probe in PROBES]
     comparisons = {}
     for content_format in ContentFormat:
-        ours = [_ids(await tell_ours(probe, content_format)) for probe in PROBES]
+        ours = [_ids(await tokenize(probe, content_format)) for probe in PROBES]
         comparisons[content_format] = compare(ours, theirs)
     return comparisons
 
 
 def best_format(comparisons: dict[ContentFormat, Comparison]) -> ContentFormat:
-    """The content format under which most is alike."""
+    """The content format with the most features that are alike."""
     return max(comparisons, key=lambda each: (comparisons[each].alike, len(comparisons[each].features)))
 
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from loadtest.report.summarise import Bounds
+from loadtest.report.schema import Bounds, StrictModel
 
 CHECKPOINT_SCHEMA_VERSION = 1
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
 
 
 class Status(StrEnum):
@@ -24,7 +20,7 @@ class Status(StrEnum):
     NOT_CHECKED = "not checked"
 
 
-class Check(_Part):
+class Finding(StrictModel):
     """One thing that was looked at: what should be, what is, and why it could not be looked at."""
 
     name: str
@@ -34,12 +30,12 @@ class Check(_Part):
     why: str = ""
 
 
-class Runtime(_Part):
-    """The machine that the client ran on. None: it does not tell."""
+class Runtime(StrictModel):
+    """The machine that the client ran on. None: not reported."""
 
     os: str
     kernel: str
-    container: str | None = Field(description="What tells that this is a container; None: nothing does.")
+    container: str | None = Field(description="The sign that this is a container; None: there is none.")
     cgroup: dict[str, str] = Field(description="Limits, as the kernel's files have them.")
     python: str
     cpu_model: str
@@ -52,7 +48,7 @@ class Runtime(_Part):
     ulimits: dict[str, str] = Field(description="soft/hard")
 
 
-class Gpu(_Part):
+class Gpu(StrictModel):
     """One GPU, by nvidia-smi."""
 
     name: str
@@ -66,17 +62,17 @@ class Gpu(_Part):
     pcie: str
 
 
-class Hardware(_Part):
-    """What nvidia-smi tells."""
+class Hardware(StrictModel):
+    """The report of nvidia-smi."""
 
-    no_gpu: str | None = Field(description="Why there is none to tell of.")
+    no_gpu: str | None = Field(description="Why none is reported.")
     driver: str = ""
     cuda: str = ""
     gpus: list[Gpu] = Field(default_factory=list)
     topology: str = ""
 
 
-class Source(_Part):
+class SourceTree(StrictModel):
     """The tree that this program runs from, and with it a gateway that was started from the same tree."""
 
     git_revision: str | None
@@ -84,7 +80,7 @@ class Source(_Part):
     why: str = Field(default="", description="Why the revision is not known.")
 
 
-class Freeze(_Part):
+class Freeze(StrictModel):
     """All packages of one Python environment."""
 
     packages: int
@@ -92,7 +88,7 @@ class Freeze(_Part):
     named: dict[str, str] = Field(description="Versions of those that matter most.")
 
 
-class Process(_Part):
+class ProcessInfo(StrictModel):
     """A process of this machine. Secrets are starred out; of the environment, what configures serving is kept."""
 
     pid: int
@@ -103,7 +99,7 @@ class Process(_Part):
     freeze: Freeze | None = None
 
 
-class ModelCard(_Part):
+class ModelCard(StrictModel):
     """What a server lists."""
 
     id: str
@@ -111,7 +107,7 @@ class ModelCard(_Part):
     max_model_len: int | None = None
 
 
-class ModelFiles(_Part):
+class ModelFiles(StrictModel):
     """A model's local folder."""
 
     folder: str
@@ -126,7 +122,7 @@ class Role(StrEnum):
     GATEWAY = "gateway"
 
 
-class Server(_Part):
+class ServerInfo(StrictModel):
     """What a server says of itself, and, on this machine, what its process is."""
 
     name: str
@@ -134,13 +130,13 @@ class Server(_Part):
     role: Role
     driven: bool = Field(description="Whether this run's load went to it.")
     named: bool = Field(description="By the user; others were found by asking the gateway.")
-    unreachable: str = Field(default="", description="Why nobody answers there.")
+    unreachable: str = Field(default="", description="Why nothing answers there.")
     refused: str = Field(default="", description="What it answers instead of a list of models.")
     version: str = ""
     models: list[ModelCard] = Field(default_factory=list)
     cache_config: list[dict[str, str]] = Field(default_factory=list, description="Labels of vllm:cache_config_info.")
     server_info: Any = Field(default=None, description="/server_info, where the server offers it.")
-    process: Process | None = None
+    process: ProcessInfo | None = None
     process_unknown: str = Field(default="", description="Why its command is not known.")
     model_files: list[ModelFiles] = Field(default_factory=list)
     admin_url: str = ""
@@ -148,7 +144,7 @@ class Server(_Part):
     configuration: Any = Field(default=None, description="A local gateway's effective configuration.")
 
 
-class Answer(_Part):
+class GreedyAnswer(StrictModel):
     """A greedy answer that a later look must find again."""
 
     server: str
@@ -159,7 +155,7 @@ class Answer(_Part):
     completion_tokens: int | None
 
 
-class Workload(_Part):
+class SentWorkload(StrictModel):
     """What was sent."""
 
     plan_sha256: str
@@ -169,7 +165,7 @@ class Workload(_Part):
     sent_sha256: str = Field(description="Over the hashes of the bodies that were sent, in order.")
 
 
-class Summary(_Part):
+class Summary(StrictModel):
     """The figures of results.json that people quote, and its verdict."""
 
     offered: int
@@ -188,7 +184,7 @@ class Summary(_Part):
     reasons: list[str]
 
 
-class Checkpoint(_Part):
+class Checkpoint(StrictModel):
     """Everything that is needed to believe a run, or to doubt it."""
 
     schema_version: int = CHECKPOINT_SCHEMA_VERSION
@@ -198,18 +194,18 @@ class Checkpoint(_Part):
     command: list[str]
     runtime: Runtime
     hardware: Hardware
-    source: Source
+    source: SourceTree
     packages: Freeze
     gateway_version: str
-    servers: list[Server]
-    workload: Workload
+    servers: list[ServerInfo]
+    workload: SentWorkload
     bounds: Bounds = Field(description="What the run had to keep to.")
     summary: Summary
-    checks: list[Check]
-    answers: list[Answer]
+    checks: list[Finding]
+    answers: list[GreedyAnswer]
     passed: bool = Field(description="The results' verdict, and no check failed.")
     artefacts: dict[str, str] = Field(description="sha256 of the files beside this one.")
 
 
-def failed(checks: list[Check]) -> list[Check]:
+def failed(checks: list[Finding]) -> list[Finding]:
     return [check for check in checks if check.status is Status.FAILED]

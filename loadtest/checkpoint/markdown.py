@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
-from loadtest.checkpoint.document import Check, Checkpoint, Freeze, Server, Status
+from loadtest.checkpoint.document import Checkpoint, Finding, Freeze, ServerInfo, Status
 
 _MARKS = {Status.OK: "ok", Status.FAILED: "**FAILED**", Status.NOT_CHECKED: "not checked"}
 _LONGEST_CELL = 160
@@ -33,7 +33,7 @@ def markdown(made: Checkpoint) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def check_line(check: Check) -> str:
+def check_line(check: Finding) -> str:
     """A check in a line of text."""
     if check.status is Status.NOT_CHECKED:
         return f"not checked  {check.name}: {check.why}"
@@ -47,7 +47,7 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONGEST_CELL else text[: _LONGEST_CELL - 1] + "…"
 
 
-def _row(check: Check) -> tuple[str, ...]:
+def _row(check: Finding) -> tuple[str, ...]:
     return check.name, _MARKS[check.status], check.expected, check.found or check.why
 
 
@@ -58,7 +58,7 @@ def _figures(made: Checkpoint) -> Iterator[tuple[str, str]]:
             yield name.replace("_", " "), shown
 
 
-def _server(server: Server) -> Iterator[str]:
+def _server(server: ServerInfo) -> Iterator[str]:
     role = f"{server.role}{', driven' if server.driven else ''}"
     yield f"### {server.name or 'the target'} ({role})"
     rows = [("URL", server.url), ("version", server.version or "not told")]
@@ -71,7 +71,7 @@ def _server(server: Server) -> Iterator[str]:
         )
         for backend in server.backends
     ]
-    rows += [("cache", ", ".join(_told(labels))) for labels in server.cache_config]
+    rows += [("cache", ", ".join(_label_lines(labels))) for labels in server.cache_config]
     if server.process is None:
         rows.append(("command", f"not known: {server.process_unknown}"))
     yield _table(("", ""), rows)
@@ -84,7 +84,7 @@ def _server(server: Server) -> Iterator[str]:
         yield _table((f"file of {files.folder}", "sha256"), ((n, f"`{digest}`") for n, digest in files.sha256.items()))
 
 
-def _told(labels: dict[str, str]) -> list[str]:
+def _label_lines(labels: dict[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in labels.items() if value not in ("None", "", "False")]
 
 

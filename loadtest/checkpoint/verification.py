@@ -7,11 +7,10 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from loadtest.checkpoint.answers import Embedded, Question, Said, ask, embed, least_cosine
-from loadtest.checkpoint.asking import Unreachable, get
-from loadtest.checkpoint.document import Answer, Check, Role, Server, Status
+from loadtest.checkpoint.document import Finding, GreedyAnswer, Role, ServerInfo, Status
+from loadtest.checkpoint.questions import Embedded, Question, Said, Unreachable, ask, embed, get, least_cosine
 from loadtest.drive.plan import Plan
-from loadtest.workloads.body import Endpoint
+from loadtest.workloads.prompts import Endpoint
 
 LEAST_COSINE = 0.999
 _NO_DIRECT = "no direct URL: name the engines by --backends or as a target, or the gateway's admin port by --admin-url"
@@ -33,15 +32,18 @@ def questions_of(plan: Plan, new_salt: Callable[[], str]) -> tuple[list[Question
 
 
 async def verify_live(
-    session: aiohttp.ClientSession, servers: Sequence[Server], questions: Sequence[Question], embedders: Sequence[str]
-) -> tuple[list[Check], list[Answer]]:
+    session: aiohttp.ClientSession,
+    servers: Sequence[ServerInfo],
+    questions: Sequence[Question],
+    embedders: Sequence[str],
+) -> tuple[list[Finding], list[GreedyAnswer]]:
     """Asks the driven server and the engines the same things. Raises nothing."""
     driven = next(server for server in servers if server.driven)
     engines = [server for server in servers if server.role is Role.ENGINE and server is not driven]
     checks = [await _health(session, server) for server in servers]
-    answers: list[Answer] = []
+    answers: list[GreedyAnswer] = []
     if driven.unreachable:
-        gone = Check(name="answers", status=Status.FAILED, expected="an answer", found=driven.unreachable)
+        gone = Finding(name="answers", status=Status.FAILED, expected="an answer", found=driven.unreachable)
         return [*checks, gone], answers
     for question in questions:
         direct = {server.name: await ask(session, server.url, question) for server in _serving(engines, question.model)}
@@ -52,7 +54,7 @@ async def verify_live(
         checks += _greedy(question.model, engines, through, direct, again, unsteady)
         checks.append(_terminator(question.model, through, stream))
         answers += [
-            Answer(
+            GreedyAnswer(
                 server=name, model=question.model, endpoint=question.endpoint, text=said.text,
                 prompt_tokens=said.prompt_tokens, completion_tokens=said.completion_tokens,
             )
@@ -65,9 +67,9 @@ async def verify_live(
     return checks + await _embeddings(session, driven, engines, questions, embedders), answers
 
 
-async def _health(session: aiohttp.ClientSession, server: Server) -> Check:
+async def _health(session: aiohttp.ClientSession, server: ServerInfo) -> Finding:
     """`/health` of the server; one that has none is alive if it lists models."""
-    name, expected = f"health of {told(server)}", "200"
+    name, expected = f"health of {server_label(server)}", "200"
     try:
         path = "/health"
         status, _ = await get(session, server.url + path)
@@ -76,37 +78,37 @@ async def _health(session: aiohttp.ClientSession, server: Server) -> Check:
             status, _ = await get(session, server.url + path)
     except Unreachable as why:
         if server.named:
-            return Check(name=name, status=Status.FAILED, expected=expected, found=str(why))
+            return Finding(name=name, status=Status.FAILED, expected=expected, found=str(why))
         return _skipped(name, f"cannot be reached from here: {why}")
     verdict = Status.OK if status == 200 else Status.FAILED
-    return Check(name=name, status=verdict, expected=expected, found=f"{status} of {path}")
+    return Finding(name=name, status=verdict, expected=expected, found=f"{status} of {path}")
 
 
-def told(server: Server) -> str:
+def server_label(server: ServerInfo) -> str:
     """How a server is called; a single target has no name."""
     return server.name or "the target"
 
 
-def _skipped(name: str, why: str) -> Check:
-    return Check(name=name, status=Status.NOT_CHECKED, why=why)
+def _skipped(name: str, why: str) -> Finding:
+    return Finding(name=name, status=Status.NOT_CHECKED, why=why)
 
 
-def _serving(engines: Sequence[Server], model: str) -> list[Server]:
+def _serving(engines: Sequence[ServerInfo], model: str) -> list[ServerInfo]:
     return [server for server in engines if any(card.id == model for card in server.models)]
 
 
 def _greedy(
     model: str,
-    engines: Sequence[Server],
+    engines: Sequence[ServerInfo],
     through: Said,
     direct: Mapping[str, Said],
     again: Said | None,
     unsteady: Sequence[str],
-) -> list[Check]:
+) -> list[Finding]:
     """The text and the usage through the driven server are those of the engine that it names, or of any."""
     text, usage = f"greedy answer of {model}", f"usage of the greedy answer of {model}"
     if through.error:
-        return [Check(name=text, status=Status.FAILED, expected="an answer", found=through.error)]
+        return [Finding(name=text, status=Status.FAILED, expected="an answer", found=through.error)]
     if again is not None:
         return [_same(text, [again.text], through.text), _same(usage, [again.usage], through.usage)]
     if unsteady:
@@ -124,7 +126,7 @@ def _greedy(
 
 async def _unsteady(
     session: aiohttp.ClientSession,
-    engines: Sequence[Server],
+    engines: Sequence[ServerInfo],
     question: Question,
     through: Said,
     direct: Mapping[str, Said],
@@ -140,39 +142,41 @@ async def _unsteady(
     ]
 
 
-def _silent(model: str, engines: Sequence[Server]) -> str:
+def _silent(model: str, engines: Sequence[ServerInfo]) -> str:
     """Why no engine could be asked."""
-    closed = "".join(f"; {told(server)}: {why}" for server in engines if (why := server.unreachable or server.refused))
+    closed = "".join(
+        f"; {server_label(server)}: {why}" for server in engines if (why := server.unreachable or server.refused)
+    )
     return f"no engine that is known lists {model}{closed}" if engines else _NO_DIRECT
 
 
-def _answering(engines: Sequence[Server], backend: str | None, direct: Mapping[str, Said]) -> list[Said]:
-    """The answers that the one through the gateway may equal: its own engine's, where that is told."""
+def _answering(engines: Sequence[ServerInfo], backend: str | None, direct: Mapping[str, Said]) -> list[Said]:
+    """The answers that the one through the gateway may equal: its own engine's, where that is known."""
     named = [server.name for server in engines if backend in (server.name, urlsplit(server.url).netloc)]
     own = [said for name, said in direct.items() if name in named and not said.error]
     return own or [said for said in direct.values() if not said.error]
 
 
-def _same(name: str, expected: Sequence[str], found: str) -> Check:
+def _same(name: str, expected: Sequence[str], found: str) -> Finding:
     """Whether it is one of those expected, which are one where all engines agree."""
     verdict = Status.OK if found in expected else Status.FAILED
-    return Check(name=name, status=verdict, expected=" or ".join(dict.fromkeys(expected)), found=found)
+    return Finding(name=name, status=verdict, expected=" or ".join(dict.fromkeys(expected)), found=found)
 
 
-def _terminator(model: str, whole: Said, stream: Said) -> Check:
+def _terminator(model: str, whole: Said, stream: Said) -> Finding:
     """A stream ends with [DONE], once and last, and says what the whole answer says, with the same usage."""
     name, expected = f"end of streams of {model}", f"[DONE] once, {whole.usage}, {whole.text!r}"
     found = stream.error or stream.ended or f"[DONE] once, {stream.usage}, {stream.text!r}"
-    return Check(name=name, status=Status.OK if found == expected else Status.FAILED, expected=expected, found=found)
+    return Finding(name=name, status=Status.OK if found == expected else Status.FAILED, expected=expected, found=found)
 
 
 async def _embeddings(
     session: aiohttp.ClientSession,
-    driven: Server,
-    engines: Sequence[Server],
+    driven: ServerInfo,
+    engines: Sequence[ServerInfo],
     questions: Sequence[Question],
     embedders: Sequence[str],
-) -> list[Check]:
+) -> list[Finding]:
     """Of the run's embedding models, and of those that engines serve besides."""
     generating = {question.model for question in questions}
     others = {card.id for server in engines for card in server.models} - generating
@@ -188,10 +192,10 @@ async def _embeddings(
     return checks or [_skipped("embeddings", "no server that is known serves embeddings")]
 
 
-def _cosine(model: str, through: Embedded, direct: Sequence[Embedded], engines: Sequence[Server]) -> Check:
+def _cosine(model: str, through: Embedded, direct: Sequence[Embedded], engines: Sequence[ServerInfo]) -> Finding:
     name, expected = f"embeddings of {model}", f"cosine of at least {LEAST_COSINE} with the engine's, equal usage"
     if through.error:
-        return Check(name=name, status=Status.FAILED, expected=expected, found=through.error)
+        return Finding(name=name, status=Status.FAILED, expected=expected, found=through.error)
     good = [each for each in direct if not each.error]
     if not good:
         return _skipped(name, "; ".join(each.error for each in direct) or _silent(model, engines))
@@ -199,4 +203,4 @@ def _cosine(model: str, through: Embedded, direct: Sequence[Embedded], engines: 
     cosine = least_cosine(through.vectors, nearest.vectors)
     fits = cosine >= LEAST_COSINE and through.prompt_tokens == nearest.prompt_tokens
     found = f"cosine {cosine:.6f}, {through.prompt_tokens} tokens, the engine {nearest.prompt_tokens}"
-    return Check(name=name, status=Status.OK if fits else Status.FAILED, expected=expected, found=found)
+    return Finding(name=name, status=Status.OK if fits else Status.FAILED, expected=expected, found=found)

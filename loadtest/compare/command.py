@@ -12,29 +12,26 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.compare import killed_picture
-from loadtest.compare.installing import NotInstalled, arms_of, pip_install, told_of
 from loadtest.compare.options import OF_RUN, CompareOptions, Killing
-from loadtest.compare.ours import OURS, ours
-from loadtest.compare.peers import PEERS, named
-from loadtest.compare.picture import picture
+from loadtest.compare.outage import report
+from loadtest.compare.peers import OURS, PEERS, NotInstalled, arm_info, arms_of, named, ours, pip_install
+from loadtest.compare.report import markdown, notes, picture
 from loadtest.compare.run import compare
 from loadtest.compare.schema import Comparison
 from loadtest.compare.tables import tables, winners
-from loadtest.compare.words import markdown, notes
 from loadtest.drive.command import complaints_of, parameters_of
 from loadtest.drive.options import RunOptions
 from loadtest.drive.target import TargetError
-from loadtest.replay.trace import TraceError
 from loadtest.vllm_cpu.process import VllmFailed
-from loadtest.workloads.body import Endpoint
-from loadtest.workloads.sharegpt import DatasetError
+from loadtest.workloads.prompts import Endpoint
+from loadtest.workloads.sources import DatasetError
+from loadtest.workloads.trace import TraceError
 
 _OUT = Path("compare")
 _ANYWHERE = "http://compared"
 
 
-def compare_command(options: CompareOptions, told: dict[str, Any]) -> None:
+def compare_command(options: CompareOptions, given: dict[str, Any]) -> None:
     """Compare the gateway with other proxies: what they cost, what they make of the engines' prefix caches,
     and what becomes of requests when an engine goes.
 
@@ -47,7 +44,7 @@ def compare_command(options: CompareOptions, told: dict[str, Any]) -> None:
         console.print(_listing(options.peers))
     if options.install or options.list_:
         return
-    run = _of_run({**told, **_own_load(options, told)})
+    run = _of_run({**given, **_own_load(options, given)})
     peers = {**PEERS, OURS: ours(options.gateway_config)}
     try:
         run.check_files()
@@ -68,17 +65,17 @@ def compare_command(options: CompareOptions, told: dict[str, Any]) -> None:
     raise typer.Exit(0 if comparison.passed else 1)
 
 
-def _own_load(options: CompareOptions, told: dict[str, Any]) -> dict[str, Any]:
-    """Where nothing but the load of engines that go is sent, nobody has to give another."""
-    if options.killed is not Killing.ONLY or any(told.get(name) for name in ("concurrency", "rate", "trace")):
+def _own_load(options: CompareOptions, given: dict[str, Any]) -> dict[str, Any]:
+    """Where nothing but the load of engines that go is sent, no other load is required."""
+    if options.killed is not Killing.ONLY or any(given.get(name) for name in ("concurrency", "rate", "trace")):
         return {}
     load = options.killed_load
     return {"rate": f"{load.rate_per_second:g}", "duration": load.seconds}
 
 
-def _of_run(told: dict[str, Any]) -> RunOptions:
+def _of_run(given: dict[str, Any]) -> RunOptions:
     try:
-        run = RunOptions(url=_ANYWHERE, **told)
+        run = RunOptions(url=_ANYWHERE, **given)
     except ValidationError as error:
         raise typer.BadParameter(complaints_of(error)) from None
     if len(run.loads()) > 1:
@@ -101,19 +98,19 @@ def _install(options: CompareOptions, complaints: Console) -> None:
 
 def _listing(peers_dir: Path) -> Table:
     table = Table("proxy", "policy", "version", "how to have it", box=None, padding=(0, 2))
-    for arm in (told_of(peer, peers_dir) for peer in PEERS.values()):
+    for arm in (arm_info(peer, peers_dir) for peer in PEERS.values()):
         table.add_row(arm.name, arm.policy, arm.version or "-", arm.missing.removeprefix("not installed: "))
     return table
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """The tables, who is ahead, and what to know."""
-    for told in tables(comparison, compact=True):
-        table = Table(*told.head, title=told.title, title_justify="left", box=None, padding=(0, 1))
+    """Prints the tables, the best arms, and the notes."""
+    for shown in tables(comparison, compact=True):
+        table = Table(*shown.head, title=shown.title, title_justify="left", box=None, padding=(0, 1))
         for column in table.columns[1:]:
             column.justify = "right"
-        for number, row in enumerate(told.rows):
-            table.add_row(*(f"[bold]{cell}[/]" if (number, at) in told.best else cell for at, cell in enumerate(row)))
+        for number, row in enumerate(shown.rows):
+            table.add_row(*(f"[bold]{cell}[/]" if (number, at) in shown.best else cell for at, cell in enumerate(row)))
         console.print(table)
         console.print()
     for line in winners(comparison):
@@ -141,7 +138,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
 
 def _killed(comparison: Comparison) -> str:
     arms = [arm.name for arm in comparison.arms]
-    return killed_picture.picture(comparison.killed, arms) if comparison.killed else ""
+    return report.picture(comparison.killed, arms) if comparison.killed else ""
 
 
 def with_compare_options(command: Callable[[CompareOptions, dict[str, Any]], None]) -> Callable[..., None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
 
 from loadtest.compare.options import CompareOptions
-from loadtest.drive.pages import page_values
+from loadtest.drive.sampling import page_values
 from loadtest.servers.engines import Engines, Kind, running_engines
 
 _IDLE_SECONDS = 60.0
@@ -24,7 +24,7 @@ class Fleet:
     """The engines, all of one model."""
 
     urls: tuple[str, ...]
-    told: str
+    description: str
     owned: Engines | None = None
 
     @property

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, model_validator
 from typer import Argument, Option
 
-from loadtest.compare.killed_load import KilledLoad, usual
+from loadtest.compare.outage.run import OutageLoad, usual
 from loadtest.compare.peers import PEERS_DIR
 from loadtest.drive.target import base_url
 from loadtest.servers.engines import EngineOptions, Kind
@@ -44,8 +44,8 @@ class Overheads(StrEnum):
     NO = "no"
 
 
-def _option(*names: str, panel: str, told: str, **more: Any) -> Any:
-    return Option(*names, rich_help_panel=panel, help=told, **more)
+def _option(*names: str, panel: str, text: str, **more: Any) -> Any:
+    return Option(*names, rich_help_panel=panel, help=text, **more)
 
 
 class CompareOptions(BaseModel):
@@ -58,55 +58,55 @@ class CompareOptions(BaseModel):
         Argument(help="direct, gateway, and the names that --list shows. Default: all that are installed."),
     ] = None
     list_: Annotated[
-        bool, _option("--list", panel=_ARMS, told="Tell which proxies are installed, and how to have the others.")
+        bool, _option("--list", panel=_ARMS, text="List which proxies are installed, and how to have the others.")
     ] = False
     install: Annotated[
         list[str] | None,
-        _option(panel=_ARMS, told="Install a proxy by pip into an environment of its own: NAME, or NAME=WHAT as pip"
+        _option(panel=_ARMS, text="Install a proxy by pip into an environment of its own: NAME, or NAME=WHAT as pip"
                 " takes it; may be given again."),
     ] = None  # fmt: skip
     peers: Annotated[
-        Path, _option(file_okay=False, panel=_ARMS, told="Folder of the proxies' environments, one of each name.")
+        Path, _option(file_okay=False, panel=_ARMS, text="Folder of the proxies' environments, one of each name.")
     ] = PEERS_DIR
     gateway_config: Annotated[
         Path | None,
-        _option(exists=True, dir_okay=False, panel=_ARMS, told="A gateway's file, but for its addresses and backends."),
+        _option(exists=True, dir_okay=False, panel=_ARMS, text="A gateway's file, but for its addresses and backends."),
     ] = None
     engine: Annotated[
-        Kind, _option(panel=_ENGINES, told="Engines that are started for this: simulated, or real vLLM on the CPU.")
+        Kind, _option(panel=_ENGINES, text="Engines that are started for this: simulated, or real vLLM on the CPU.")
     ] = Kind.SIM
-    engines: Annotated[int, _option(min=1, panel=_ENGINES, told="How many.")] = 2
+    engines: Annotated[int, _option(min=1, panel=_ENGINES, text="How many.")] = 2
     model: Annotated[
-        str | None, _option(panel=_ENGINES, told=f"vllm: its folder (default {_REAL_MODEL}). Else its name.")
+        str | None, _option(panel=_ENGINES, text=f"vllm: its folder (default {_REAL_MODEL}). Else its name.")
     ] = None
-    kv_tokens: Annotated[int, _option(min=1024, panel=_ENGINES, told="KV cache of each engine.")] = 65_536
-    max_num_seqs: Annotated[int, _option(min=1, panel=_ENGINES, told="Sequences that each engine runs at once.")] = 32
+    kv_tokens: Annotated[int, _option(min=1024, panel=_ENGINES, text="KV cache of each engine.")] = 65_536
+    max_num_seqs: Annotated[int, _option(min=1, panel=_ENGINES, text="Sequences that each engine runs at once.")] = 32
     max_model_len: Annotated[
         int | None,
-        _option(min=64, panel=_ENGINES, told="vllm: longest sequence, below --kv-tokens. Default: what the model can."),
+        _option(min=64, panel=_ENGINES, text="vllm: longest sequence, below --kv-tokens. Default: what the model can."),
     ] = None
     backends: Annotated[
         str | None,
-        _option(panel=_ENGINES, told="URLs between commas of vLLM servers that run already and that nobody else uses,"
+        _option(panel=_ENGINES, text="URLs between commas of vLLM servers that run already and that nothing else uses,"
                 " instead of starting any."),
     ] = None  # fmt: skip
     overhead: Annotated[
         Overheads,
-        _option(panel=_ENGINES, told="Cost of requests and of streams, apart from the workload; auto: with simulated"
+        _option(panel=_ENGINES, text="Cost of requests and of streams, apart from the workload; auto: with simulated"
                 " engines, which leave time for it."),
     ] = Overheads.AUTO  # fmt: skip
     pairs: Annotated[
-        int, _option(min=0, panel=_ENGINES, told="Single requests with and without the proxy, for the added latency.")
+        int, _option(min=0, panel=_ENGINES, text="Single requests with and without the proxy, for the added latency.")
     ] = _OVERHEAD_PAIRS
 
     killed: Annotated[
         Killing,
-        _option(panel=_AWAY, told="Take one of the engines away under each proxy, after the workload or instead of it:"
+        _option(panel=_AWAY, text="Take one of the engines away under each proxy, after the workload or instead of it:"
                 " killed and started again, and hanging."),
     ] = Killing.NO  # fmt: skip
     killed_seconds: Annotated[
         float | None,
-        _option(min=_SHORTEST_SECONDS, panel=_AWAY, told="How long each such load is, of which the engine is away for"
+        _option(min=_SHORTEST_SECONDS, panel=_AWAY, text="How long each such load is, of which the engine is away for"
                 f" a third (default: {usual(Kind.SIM).seconds:g}, vllm: {usual(Kind.VLLM).seconds:g})."),
     ] = None  # fmt: skip
 
@@ -135,7 +135,7 @@ class CompareOptions(BaseModel):
         )
 
     @property
-    def killed_load(self) -> KilledLoad:
+    def killed_load(self) -> OutageLoad:
         return usual(self.engine, self.killed_seconds)
 
     @property

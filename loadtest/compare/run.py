@@ -12,25 +12,24 @@ from pathlib import Path
 
 from rich.console import Console
 
+from loadtest.checkpoint.machine import environment
 from loadtest.compare.fleet import Fleet, fleet
-from loadtest.compare.killed import KilledCourse, carry_out
-from loadtest.compare.killed_schema import Killed
-from loadtest.compare.killed_tables import failures
 from loadtest.compare.options import CompareOptions, Killing
-from loadtest.compare.ours import OURS
-from loadtest.compare.peer import Peer
-from loadtest.compare.schema import DIRECT, ArmTold, Comparison, Setup, Turn
+from loadtest.compare.outage.report import failures
+from loadtest.compare.outage.schema import OutageResults
+from loadtest.compare.outage.turns import OutageCourse, carry_out
+from loadtest.compare.peers import OURS
+from loadtest.compare.proxy import Peer
+from loadtest.compare.report import reasons_of
+from loadtest.compare.schema import DIRECT, ArmInfo, ArmRun, Comparison, Setup
 from loadtest.compare.turn import Course, take_turn
-from loadtest.compare.words import reasons_of
 from loadtest.drive.fleet import Stopped
 from loadtest.drive.options import RunOptions
 from loadtest.drive.run import title
 from loadtest.drive.target import look_at
-from loadtest.report.environment import environment
-from loadtest.report.figure import milliseconds, number, percent
+from loadtest.report.formatting import milliseconds, number, percent, seconds_text
 from loadtest.report.schema import Environment
-from loadtest.sweep.pace import told_seconds
-from loadtest.workloads.spec import WITH_PREFIX, WorkloadSpec
+from loadtest.workloads.prompts import WITH_PREFIX, WorkloadSpec
 
 # Apart by more than the parts of a workload, whose seeds follow each other.
 _SEED_STEP = 1000
@@ -39,7 +38,7 @@ _SEED_STEP = 1000
 def compare(
     options: CompareOptions,
     run: RunOptions,
-    arms: Sequence[ArmTold],
+    arms: Sequence[ArmInfo],
     peers: dict[str, Peer],
     out: Path,
     console: Console,
@@ -62,7 +61,7 @@ def compare(
 
 
 def compared(
-    where: Environment, setup: Setup, arms: Sequence[ArmTold], turns: list[Turn], killed: Killed | None = None
+    where: Environment, setup: Setup, arms: Sequence[ArmInfo], turns: list[ArmRun], killed: OutageResults | None = None
 ) -> Comparison:
     reasons = reasons_of(turns) + (failures(killed, OURS) if killed else [])
     if not turns and not (killed and killed.turns):
@@ -78,10 +77,10 @@ def compared(
     )
 
 
-def _killed(course: Course, engines: Fleet, peers: Sequence[Peer]) -> Killed:
+def _killed(course: Course, engines: Fleet, peers: Sequence[Peer]) -> OutageResults:
     assert engines.owned is not None
     options, run = course.options, course.run
-    away = KilledCourse(engines.owned, options.killed_load, run.endpoint, options.peers, course.out, course.console)
+    away = OutageCourse(engines.owned, options.killed_load, run.endpoint, options.peers, course.out, course.console)
     return carry_out(away, peers, run.repeat, run.drawn_seed())
 
 
@@ -94,10 +93,10 @@ def _setup(course: Course, engines: Fleet) -> Setup:
     options, plan = course.options, course.plan(engines.urls[0], 0)
     only = options.killed is Killing.ONLY
     return Setup(
-        engines=engines.told,
+        engines=engines.description,
         engine_count=len(engines.urls),
         model=course.model,
-        load=options.killed_load.told() if only else title(plan) + _sizes(plan.workload),
+        load=options.killed_load.description() if only else title(plan) + _sizes(plan.workload),
         owned=engines.owned is not None,
         slo=course.run.slo or "",
         plan={} if only else plan.model_dump(mode="json"),
@@ -112,10 +111,10 @@ def _sizes(workload: WorkloadSpec) -> str:
     return f" · {prefixes}, {workload.tail_tokens:,} tokens of their own, {workload.max_tokens:,} of answer"
 
 
-def _all_turns(course: Course, arms: Sequence[ArmTold], peers: dict[str, Peer]) -> list[Turn]:
+def _all_turns(course: Course, arms: Sequence[ArmInfo], peers: dict[str, Peer]) -> list[ArmRun]:
     seed, console = course.run.drawn_seed(), course.console
     orders = turn_order([arm.name for arm in arms], course.run.repeat, seed)
-    turns: list[Turn] = []
+    turns: list[ArmRun] = []
     left = sum(map(len, orders))
     for repetition, order in enumerate(orders):
         for name in order:
@@ -144,13 +143,13 @@ def turn_order(arms: Sequence[str], repetitions: int, seed: int) -> list[list[st
     ]
 
 
-def line(turn: Turn, left: int, seconds: float, turns: Sequence[Turn]) -> str:
+def line(turn: ArmRun, left: int, seconds: float, turns: Sequence[ArmRun]) -> str:
     """A turn in a line, with the time that the rest will take."""
     mean = sum(one.seconds for one in turns) / len(turns)
-    rest = f"{left} turns, {told_seconds(mean * left)} left" if left else "the last turn"
+    rest = f"{left} turns, {seconds_text(mean * left)} left" if left else "the last turn"
     if turn.figures is None:
         end = "".join(f"\n    {one}" for one in turn.log)
-        return f"  {turn.failure}{end}\n  after {told_seconds(seconds)}; {rest}"
+        return f"  {turn.failure}{end}\n  after {seconds_text(seconds)}; {rest}"
     found = turn.figures
     failed = sum(found.failed.values())
     parts = [

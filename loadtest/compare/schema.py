@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from loadtest.compare.killed_schema import Killed
-from loadtest.report.schema import Environment
+from loadtest.compare.outage.schema import OutageResults
+from loadtest.report.schema import Environment, FrozenModel
 
 SCHEMA_VERSION = 1
 DIRECT = "direct"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Figures(_Part):
+class ArmFigures(FrozenModel):
     """An arm under the workload, once."""
 
     requests: int
@@ -39,12 +35,12 @@ class Figures(_Part):
     cpu_us_per_event: float | None = Field(description="Of the same CPU time, divided by streamed events instead.")
     memory_mib: float | None = Field(description="Pss of the proxy's processes.")
     others_share: float | None = Field(
-        None, description="Of the machine's cores, what was used by nothing of the comparison; None: cannot be told."
+        None, description="Of the machine's cores, what was used by nothing of the comparison; None: unknown."
     )
     ttft_ms: list[float]
 
 
-class Added(_Part):
+class Added(FrozenModel):
     """Requests one at a time, in turns with and without the proxy."""
 
     pairs: int
@@ -53,7 +49,7 @@ class Added(_Part):
     p99: float
 
 
-class Overhead(_Part):
+class Overhead(FrozenModel):
     """What the proxy itself costs, with little else going on."""
 
     added: Added | None = None
@@ -61,7 +57,7 @@ class Overhead(_Part):
     cpu_us_per_event: float | None = Field(None, description="Long streams, many at once.")
 
 
-class Turn(_Part):
+class ArmRun(FrozenModel):
     """One arm in one repetition."""
 
     arm: str
@@ -69,8 +65,8 @@ class Turn(_Part):
     folder: str
     seconds: float
     overhead: Overhead = Overhead()
-    figures: Figures | None = None
-    passes_salt: bool | None = Field(None, description="Whether engines get the cache_salt; None: could not be told.")
+    figures: ArmFigures | None = None
+    passes_salt: bool | None = Field(None, description="Whether engines get the cache_salt; None: unknown.")
     valid: bool = Field(True, description="Whether the client was not the limit.")
     passed: bool = True
     ended_early: bool = False
@@ -79,7 +75,7 @@ class Turn(_Part):
     log: list[str] = []
 
 
-class ArmTold(_Part):
+class ArmInfo(FrozenModel):
     """An arm: what it is, or how it could be had."""
 
     name: str
@@ -88,7 +84,7 @@ class ArmTold(_Part):
     missing: str = ""
 
 
-class Setup(_Part):
+class Setup(FrozenModel):
     """What all arms were put through."""
 
     engines: str
@@ -100,19 +96,19 @@ class Setup(_Part):
     plan: dict[str, Any] = Field(description="Of the first run.")
 
 
-class Comparison(_Part):
+class Comparison(FrozenModel):
     """A whole comparison; turns in the order in which they ran."""
 
     schema_version: int = SCHEMA_VERSION
     environment: Environment
     setup: Setup
-    arms: list[ArmTold]
-    turns: list[Turn]
-    killed: Killed | None = None
+    arms: list[ArmInfo]
+    turns: list[ArmRun]
+    killed: OutageResults | None = None
     passed: bool
     reasons: list[str]
 
-    def turns_of(self, arm: str) -> list[Turn]:
+    def turns_of(self, arm: str) -> list[ArmRun]:
         """The turns of an arm that have figures; those that the client spoilt only where there are no others."""
         measured = [turn for turn in self.turns if turn.arm == arm and turn.figures is not None]
         return [turn for turn in measured if turn.valid] or measured

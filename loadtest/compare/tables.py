@@ -1,29 +1,217 @@
-"""The tables of a comparison, as cells of text."""
+"""The tables of a comparison as cells of text: medians with their range by arm, ties, and ratios."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
 
-from loadtest.compare import killed_tables
-from loadtest.compare.columns import (
-    COST,
-    DETAILS,
-    DIFFERENCES,
-    QUALITY,
-    Column,
-    best,
-    cell,
-    columns_of,
-    measured_arms,
-    ratio,
-    ties,
-    told,
+from loadtest.compare.outage import report
+from loadtest.compare.outage.schema import Fault
+from loadtest.compare.peers import OURS
+from loadtest.compare.schema import DIRECT, ArmFigures, ArmRun, Comparison
+from loadtest.report.formatting import milliseconds, number, percent
+from loadtest.report.statistics import FEWEST, mann_whitney, significant
+
+_UNIT = re.compile(r"(.*\d)(\D*)")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure of a turn; None where a turn has none."""
+
+    title: str
+    value: Callable[[ArmRun], float | None]
+    shown: Callable[[float], str]
+    higher_is_better: bool | None = False
+    """None: a count of events, without a winner."""
+
+
+@dataclass(frozen=True)
+class ArmFigure:
+    """A figure over the repetitions of an arm."""
+
+    middle: float
+    low: float
+    high: float
+
+
+def _of(name: str) -> Callable[[ArmRun], float | None]:
+    def value(turn: ArmRun) -> float | None:
+        found: float | None = getattr(turn.figures, name) if turn.figures else None
+        return found
+
+    return value
+
+
+def _errors(turn: ArmRun) -> float | None:
+    figures = turn.figures
+    return sum(figures.failed.values()) / max(figures.requests, 1) if figures else None
+
+
+def _peak(turn: ArmRun) -> float | None:
+    known = [value for value in (turn.figures.peak_running if turn.figures else []) if value is not None]
+    return max(known, default=None)
+
+
+def _added(name: str) -> Callable[[ArmRun], float | None]:
+    def value(turn: ArmRun) -> float | None:
+        found: float | None = getattr(turn.overhead.added, name) if turn.overhead.added else None
+        return found
+
+    return value
+
+
+def _cpu(name: str) -> Callable[[ArmRun], float | None]:
+    """Measured by itself where it was, else under the workload."""
+
+    def value(turn: ArmRun) -> float | None:
+        alone: float | None = getattr(turn.overhead, name)
+        return alone if alone is not None else _of(name)(turn)
+
+    return value
+
+
+def _signed_ms(value: float) -> str:
+    return ("+" if value >= 0 else "-") + milliseconds(abs(value))
+
+
+def _us(value: float) -> str:
+    return f"{number(value)} µs"
+
+
+def _mib(value: float) -> str:
+    return f"{value:.0f} MiB"
+
+
+QUALITY = (
+    Column("hit rate", _of("hit_ratio"), percent, True),
+    Column("TTFT p50", _of("ttft_p50"), milliseconds),
+    Column("TTFT p99", _of("ttft_p99"), milliseconds),
+    Column("output tokens/s", _of("output_tokens_per_second"), number, True),
+    Column("in SLO", _of("attainment"), percent, True),
+    Column("failed", _errors, percent),
 )
-from loadtest.compare.killed_schema import Fault
-from loadtest.compare.ours import OURS
-from loadtest.compare.schema import DIRECT, Comparison
-from loadtest.report.inference import FEWEST
+DETAILS = (
+    Column("TPOT p50", _of("tpot_p50"), milliseconds),
+    Column("E2E p50", _of("e2e_p50"), milliseconds),
+    Column("E2E p99", _of("e2e_p99"), milliseconds),
+    Column("least used engine", _of("least_share"), percent, None),
+    Column("most sequences at once", _peak, number, None),
+    Column("preemptions", _of("preemptions"), number),
+)
+DIFFERENCES = (
+    Column("added latency p50", _added("p50"), _signed_ms),
+    Column("added latency p99", _added("p99"), _signed_ms),
+)
+COST = (
+    *DIFFERENCES,
+    Column("CPU a request", _cpu("cpu_us_per_request"), _us),
+    Column("CPU a streamed event", _cpu("cpu_us_per_event"), _us),
+    Column("memory", _of("memory_mib"), _mib),
+)
+
+
+def measured_arms(comparison: Comparison) -> list[str]:
+    """The arms that have figures, in the order of the tables."""
+    return [arm.name for arm in comparison.arms if comparison.turns_of(arm.name)]
+
+
+def cell(turns: Sequence[ArmRun], column: Column) -> ArmFigure | None:
+    """None where no turn has the figure."""
+    known = [value for turn in turns if (value := column.value(turn)) is not None]
+    return ArmFigure(median(known), min(known), max(known)) if known else None
+
+
+def cell_text(found: ArmFigure | None, shown: Callable[[float], str], *, compact: bool = False) -> str:
+    """The median, and in brackets the range where there is one; compact: how far the farthest is off, in percent."""
+    if found is None:
+        return "-"
+    if found.low == found.high:
+        return shown(found.middle)
+    if compact:
+        farthest = max(found.high - found.middle, found.middle - found.low)
+        return shown(found.middle) + (f" ±{farthest / abs(found.middle):.0%}" if found.middle else "")
+    return f"{shown(found.middle)} ({_from_to(shown(found.low), shown(found.high))})"
+
+
+def _from_to(low: str, high: str) -> str:
+    """Without the unit where both have the same: the median beside them has it."""
+    parts = [_UNIT.fullmatch(text) for text in (low, high)]
+    units = {part[2] for part in parts if part}
+    return " to ".join(part[1] for part in parts if part) if len(units) == 1 and all(parts) else f"{low} to {high}"
+
+
+def columns_of(comparison: Comparison, columns: Sequence[Column]) -> list[Column]:
+    """Those with figures, and in which anything happened."""
+    cells = {
+        column: [found for arm in measured_arms(comparison) if (found := cell(comparison.turns_of(arm), column))]
+        for column in columns
+    }
+    silent = {"failed", "preemptions"}
+    return [
+        column
+        for column, found in cells.items()
+        if found and (column.title not in silent or any(one.high for one in found))
+    ]
+
+
+def best(comparison: Comparison, column: Column) -> str | None:
+    """The arm with the best median; None where there is no winner. An engine without a proxy does not compete."""
+    if column.higher_is_better is None:
+        return None
+    cells = _competing(comparison, column)
+    if len(cells) < 2:
+        return None
+    pick = max if column.higher_is_better else min
+    ahead = pick(found.middle for found in cells.values())
+    first = [arm for arm, found in cells.items() if found.middle == ahead]
+    return first[0] if len(first) == 1 else None
+
+
+def ties(comparison: Comparison, columns: Sequence[Column]) -> dict[Column, list[str]]:
+    """The arms that do not differ from the best one of a column significantly. All pairs are tested together."""
+    ahead = {column: first for column in columns if (first := best(comparison, column)) is not None}
+    values = {
+        column: {arm: _values(comparison, arm, column) for arm in _competing(comparison, column)} for column in ahead
+    }
+    p_values = {
+        (column, frozenset(pair)): mann_whitney(*(arms[arm] for arm in pair))
+        for column, arms in values.items()
+        for pair in combinations(arms, 2)
+    }
+    apart = significant(p_values)
+    return {
+        column: [arm for arm in values[column] if arm != first and (column, frozenset((first, arm))) not in apart]
+        for column, first in ahead.items()
+    }
+
+
+def _values(comparison: Comparison, arm: str, column: Column) -> list[float]:
+    return [value for turn in comparison.turns_of(arm) if (value := column.value(turn)) is not None]
+
+
+def _competing(comparison: Comparison, column: Column) -> dict[str, ArmFigure]:
+    arms = [arm for arm in measured_arms(comparison) if arm != DIRECT]
+    return {arm: found for arm in arms if (found := cell(comparison.turns_of(arm), column))}
+
+
+def ratio(comparison: Comparison, other: str, column: Column) -> ArmFigure | None:
+    """Ours over the other's, repetition by repetition."""
+    ours = {turn.repetition: column.value(turn) for turn in comparison.turns_of(OURS)}
+    ratios = []
+    for turn in comparison.turns_of(other):
+        mine, its = ours.get(turn.repetition), column.value(turn)
+        if mine is not None and its is not None and mine >= 0 and its > 0:
+            ratios.append(mine / its)
+    return ArmFigure(median(ratios), min(ratios), max(ratios)) if ratios else None
+
+
+def has_figures(turns: Sequence[ArmRun]) -> list[ArmFigures]:
+    return [turn.figures for turn in turns if turn.figures is not None]
+
 
 _OF = "ours / theirs"
 
@@ -57,10 +245,10 @@ def _away(comparison: Comparison, compact: bool) -> list[Table]:
     labels = {arm.name: f"{arm.name} {arm.version}".strip() for arm in comparison.arms}
     made = []
     for fault in Fault:
-        if rows := killed_tables.rows(killed, fault, labels):
-            lines = [killed_tables.HEAD, *rows]
+        if rows := report.rows(killed, fault, labels):
+            lines = [report.HEAD, *rows]
             head, *others = map(list, zip(*lines, strict=True)) if compact else lines
-            made.append(Table(killed_tables.TITLES[fault], head, others))
+            made.append(Table(report.TITLES[fault], head, others))
     return made
 
 
@@ -70,7 +258,9 @@ def _medians(title: str, comparison: Comparison, columns: Sequence[Column], comp
     rows: list[list[str]] = []
     ahead: set[tuple[int, int]] = set()
     for name, arm in arms.items():
-        cells = [told(cell(comparison.turns_of(name), column), column.shown, compact=compact) for column in columns]
+        cells = [
+            cell_text(cell(comparison.turns_of(name), column), column.shown, compact=compact) for column in columns
+        ]
         if any(one != "-" for one in cells):
             ahead |= {(len(rows), at + 1) for at, leader in enumerate(leading) if leader == name}
             rows.append([f"{name} {arm.version}".strip(), *cells])
@@ -78,10 +268,12 @@ def _medians(title: str, comparison: Comparison, columns: Sequence[Column], comp
 
 
 def _ratios(comparison: Comparison, columns: Sequence[Column], compact: bool) -> Table:
-    """Differences of latency have no ratio, and neither has what nobody wins."""
+    """Differences of latency have no ratio, and neither have columns without a winner."""
     shown = [column for column in columns if column.higher_is_better is not None and column not in DIFFERENCES]
     others = [arm for arm in measured_arms(comparison) if arm not in (OURS, DIRECT)]
-    cells = [[told(ratio(comparison, other, column), _times, compact=compact) for column in shown] for other in others]
+    cells = [
+        [cell_text(ratio(comparison, other, column), _times, compact=compact) for column in shown] for other in others
+    ]
     kept = [at for at in range(len(shown)) if any(row[at] != "-" for row in cells)]
     rows = [[other, *(row[at] for at in kept)] for other, row in zip(others, cells, strict=True)]
     return Table("Ours over theirs, repetition by repetition", [_OF, *(_directed(shown[at]) for at in kept)], rows)
@@ -104,5 +296,5 @@ def winners(comparison: Comparison) -> list[str]:
         note = f" (ties with: {', '.join(tied)})" if tied and enough else ""
         lines.append(f"{column.title}: {best(comparison, column)}{note}")
     if lines and not enough:
-        lines.insert(0, f"too few repetitions to tell proxies apart (--repeat {FEWEST} or more can)")
+        lines.insert(0, f"too few repetitions to separate proxies (--repeat {FEWEST} or more can)")
     return lines

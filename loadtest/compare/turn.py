@@ -1,37 +1,170 @@
-"""One arm, once: started, held against the engines alone, put under the workload, stopped."""
+"""One arm, once: start it, compare it with the engines alone, run the workload, stop it.
+
+Measures latency added to single requests, CPU time and memory of the proxy, the CPU that other processes used,
+and whether `cache_salt` is passed on: without it, an arm would hit prefixes that another arm left in the caches.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import aiohttp
 from rich.console import Console
 
 from gateway.cli.demo import free_ports
-from loadtest.compare.added import added_latency
 from loadtest.compare.fleet import Fleet
 from loadtest.compare.options import CompareOptions
-from loadtest.compare.peer import Peer, Setting
-from loadtest.compare.proxy import Proxy, ProxyFailed, log_end, started
-from loadtest.compare.salt import passes_salt
-from loadtest.compare.schema import DIRECT, Figures, Overhead, Turn
-from loadtest.compare.spending import Spending
+from loadtest.compare.proxy import Peer, Proxy, ProxyFailed, Setting, ask, log_end, started
+from loadtest.compare.schema import DIRECT, Added, ArmFigures, ArmRun, Overhead
 from loadtest.drive import counted
+from loadtest.drive.client import Client, open_session
+from loadtest.drive.counted import hits
 from loadtest.drive.fleet import WorkerDied
 from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
-from loadtest.drive.record import Record
+from loadtest.drive.record import INTERRUPTED, Record
 from loadtest.drive.run import Order, measured
-from loadtest.drive.target import Target, TargetError
+from loadtest.drive.target import Target, TargetError, read_counters
 from loadtest.report.files import write_results
 from loadtest.report.schema import Results
-from loadtest.report.statistics import value_of
-from loadtest.workloads.spec import WorkloadKind, WorkloadSpec
+from loadtest.report.statistics import percentile, value_of
+from loadtest.servers.processes import CpuTimes, core_busy_seconds, cpu_seconds_between, cpu_times, memory_mib
+from loadtest.workloads.prompts import NO_GROUP, BodyMaker, Endpoint, Prompt, WorkloadKind, WorkloadSpec
+
+_WARM_UPS = 4
+_TIMEOUT_SECONDS = 60.0
+
+
+async def added_latency(engines: Sequence[str], proxy: str, endpoint: Endpoint, model: str, pairs: int) -> Added | None:
+    """Short whole answers of one token, no two at once; None where too few came."""
+    bodies = BodyMaker(endpoint, model, stream=False)
+    plan = Plan(url=proxy, endpoint=endpoint, model=model, stream=False, concurrency=1, requests=1,
+                timeout_seconds=_TIMEOUT_SECONDS)  # fmt: skip
+    found: list[tuple[float, float]] = []
+    async with open_session(plan) as session:
+        direct = [Client(plan.model_copy(update={"url": url}), session, time.monotonic) for url in engines]
+        through = Client(plan, session, time.monotonic)
+        for number in range(-_WARM_UPS, pairs):
+            body = bodies.body(Prompt(NO_GROUP, "", f"{number} is a number, and so is", 1))
+            # Who goes first changes, too: the second may find something warm.
+            both = [direct[number % len(direct)], through]
+            took = [await _seconds(client, body) for client in (both if number % 2 else both[::-1])]
+            without, with_proxy = took if number % 2 else took[::-1]
+            if number >= 0 and without is not None and with_proxy is not None:
+                found.append((without, with_proxy))
+    return added_of(found)
+
+
+def added_of(pairs: Sequence[tuple[float, float]]) -> Added | None:
+    if not pairs:
+        return None
+    differences = sorted((with_proxy - without) * 1e3 for without, with_proxy in pairs)
+    direct = sorted(without * 1e3 for without, _ in pairs)
+    return Added(
+        pairs=len(pairs),
+        direct_p50=percentile(direct, 50),
+        p50=percentile(differences, 50),
+        p99=percentile(differences, 99),
+    )
+
+
+async def _seconds(client: Client, body: bytes) -> float | None:
+    now = time.monotonic()
+    record = Record(index=0, group=NO_GROUP, intended=now, sent=now, end=now, outcome=INTERRUPTED)
+    await client.send(record, body)
+    return record.end - record.sent if record.ok else None
+
+
+class Spending:
+    """Counts inside the block. With `all_are_ours`, every process of the comparison descends from this one."""
+
+    def __init__(self, pid: int | None, *, all_are_ours: bool = False) -> None:
+        self._pid = pid
+        self._all_are_ours = all_are_ours
+        self._before: CpuTimes = {}
+        self._ours_before: CpuTimes = {}
+        self._busy_before = self._began = 0.0
+        self.cpu_seconds: float | None = None
+        self.memory_mib: float | None = None
+        """At the end; pages that are shared count once (Pss)."""
+        self.others_share: float | None = None
+        """Of all cores' time."""
+
+    def __enter__(self) -> Self:
+        if self._all_are_ours:
+            self._began, self._busy_before = time.monotonic(), _busy_seconds()
+            self._ours_before = cpu_times(os.getpid())
+        if self._pid is not None:
+            self._before = cpu_times(self._pid)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pid is not None:
+            self.cpu_seconds = cpu_seconds_between(self._before, cpu_times(self._pid))
+            self.memory_mib = memory_mib(self._pid)
+        if self._all_are_ours:
+            ours = cpu_seconds_between(self._ours_before, cpu_times(os.getpid()))
+            seconds = (time.monotonic() - self._began) * len(os.sched_getaffinity(0))
+            self.others_share = others_share(_busy_seconds() - self._busy_before, ours, seconds)
+
+
+def others_share(busy_seconds: float, ours_seconds: float, core_seconds: float) -> float:
+    """What is busy beside us, of all the time that cores had."""
+    return max(0.0, busy_seconds - ours_seconds) / max(core_seconds, 1e-9)
+
+
+def _busy_seconds() -> float:
+    return sum(core_busy_seconds(core) for core in os.sched_getaffinity(0))
+
+
+_WORDS = 120  # several blocks, and shorter than any engine's longest prompt
+
+
+def passes_salt(engines: Sequence[str], proxy: str, endpoint: Endpoint, model: str) -> bool | None:
+    """Every engine gets a prompt by itself, then one of them the same with another salt, through the proxy.
+
+    A hit means that the salt was lost. None where the engines cache nothing, or a server does not answer.
+    """
+    prompt = Prompt(NO_GROUP, "", " ".join([secrets.token_hex(8)] + [f"word{number}" for number in range(_WORDS)]), 1)
+    first, second = (
+        BodyMaker(endpoint, model, stream=False, cache_salt=secrets.token_hex(8)).body(prompt) for _ in range(2)
+    )
+    try:
+        for url in engines:
+            ask(url + endpoint.path, first)
+        before = _hits(engines)
+        ask(engines[0] + endpoint.path, first)
+        warm = _hits(engines)
+        ask(proxy + endpoint.path, second)
+        after = _hits(engines)
+    except (OSError, ValueError):
+        return None
+    return judged(before, warm, after)
+
+
+def judged(before: float, warm: float, after: float) -> bool | None:
+    """Of the engines' hits before and after a repetition that must hit, and after the one with another salt."""
+    return None if warm <= before else after <= warm
+
+
+def _hits(engines: Sequence[str]) -> float:
+    return sum(hits(_read(url)) for url in engines)
+
+
+def _read(url: str) -> Mapping[str, float]:
+    return asyncio.run(read_counters(f"{url}/metrics"))
+
 
 _REQUESTS, _REQUEST_USERS = 600, 16
 _STREAMS, _STREAM_USERS, _STREAM_TOKENS = 96, 32, 100
@@ -60,11 +193,11 @@ class Course:
         return Order(plan, self.target, self.run.bounds, pages, None)
 
 
-def take_turn(course: Course, peer: Peer | None, repetition: int, seed: int) -> Turn:
-    """Runs an arm; None is an engine without a proxy. What fails is told in the turn."""
+def take_turn(course: Course, peer: Peer | None, repetition: int, seed: int) -> ArmRun:
+    """Runs an arm; None is an engine without a proxy. A failure is recorded in the result."""
     name = DIRECT if peer is None else peer.name
     began = time.monotonic()
-    turn = Turn(arm=name, repetition=repetition, folder=f"{name}-{repetition + 1}", seconds=0.0)
+    turn = ArmRun(arm=name, repetition=repetition, folder=f"{name}-{repetition + 1}", seconds=0.0)
     try:
         with _running(course, peer) as proxy:
             turn = _measured(course, turn, proxy, seed)
@@ -95,7 +228,7 @@ def _log(course: Course, peer: Peer) -> Path:
     return course.out / "proxies" / peer.name / "log.err"
 
 
-def _measured(course: Course, turn: Turn, proxy: Proxy | None, seed: int) -> Turn:
+def _measured(course: Course, turn: ArmRun, proxy: Proxy | None, seed: int) -> ArmRun:
     fleet, endpoint = course.fleet, course.run.endpoint
     salted = passes_salt(fleet.urls, proxy.url, endpoint, course.model) if proxy else True
     fleet.settle()
@@ -154,17 +287,17 @@ def short(plan: Plan, *, stream: bool, users: int, requests: int, tokens: int) -
     )  # fmt: skip
 
 
-def figures(results: Results, records: Sequence[Record], engines: list[str], spending: Spending) -> Figures:
+def figures(results: Results, records: Sequence[Record], engines: list[str], spending: Spending) -> ArmFigures:
     latency, requests = results.latency, results.requests
     by_engine = counted.of_each(results.metrics_delta, engines)
     ttft, e2e = latency.ttft_from_intended, latency.e2e_from_intended
     first = (record.first_token - record.due for record in records if record.ok and record.first_token is not None)
     pages = {page.name: page for page in results.samples.pages} if results.samples else {}
     running = [[value for value in pages[name].running if value is not None] for name in engines if name in pages]
-    return Figures(
+    return ArmFigures(
         requests=requests.offered,
         failed=requests.errors,
-        first_error=next((f"{kind}: {told}" for kind, told in requests.error_examples.items()), ""),
+        first_error=next((f"{kind}: {example}" for kind, example in requests.error_examples.items()), ""),
         hit_ratio=counted.hit_ratio(results.metrics_delta),
         requests_per_second=results.overall.requests_per_second,
         output_tokens_per_second=results.overall.output_tokens_per_second,

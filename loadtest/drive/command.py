@@ -11,18 +11,17 @@ import typer
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
+from loadtest.checkpoint.keep import Keeping, prepared
 from loadtest.drive.fleet import Stopped, WorkerDied
-from loadtest.drive.keeping import Keeping, prepared
 from loadtest.drive.options import RunOptions
-from loadtest.drive.run import carry_out
-from loadtest.drive.series import carry_out_series, orders_of
+from loadtest.drive.run import carry_out, carry_out_series, orders_of
 from loadtest.drive.target import Target, TargetError, look_at
-from loadtest.replay.trace import TraceError
-from loadtest.workloads.sharegpt import DatasetError
+from loadtest.workloads.sources import DatasetError
+from loadtest.workloads.trace import TraceError
 
 
 def run(options: RunOptions) -> None:
-    """Load an OpenAI-compatible URL and tell what it does, and whether that can be believed.
+    """Load an OpenAI-compatible URL, measure it, and check that the measurement is valid.
 
     Exit code 0: fine. 1: requests failed, the SLO was missed, the client itself was the limit, or a check of the
     servers failed. 2: usage.

@@ -44,7 +44,7 @@ def of_each(counters: Mapping[str, float], engines: list[str]) -> list[dict[str,
 
 
 def least_share(requests: list[float]) -> float | None:
-    """Of the engine with the fewest, over an even share; None where it cannot be told."""
+    """Of the engine with the fewest, over an even share; None where it is unknown."""
     whole = sum(requests)
     return min(requests) * len(requests) / whole if whole and len(requests) > 1 else None
 

@@ -1,4 +1,4 @@
-"""The worker processes of a run, seen from the parent."""
+"""The worker processes of a run, seen from the parent, and stopping them early on Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -11,18 +11,54 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
-from loadtest.drive.health import WorkerHealth
-from loadtest.drive.messages import Finished, FromWorker, Progress, Ready, Start, Stop, ToWorker
 from loadtest.drive.plan import Plan
-from loadtest.drive.process import work
 from loadtest.drive.record import Record
-from loadtest.drive.stopping import STOP_SIGNALS
+from loadtest.drive.worker import (
+    Finished,
+    FinishedRequests,
+    FromWorker,
+    Ready,
+    Start,
+    Stop,
+    ToWorker,
+    WorkerHealth,
+    work,
+)
 
 if TYPE_CHECKING:
     Channel = Connection[ToWorker, FromWorker]
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignals:
+    """Inside the block the first signal is only noted; a second one interrupts as usual."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def asked(self) -> bool:
+        return self._asked
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+
 
 _POLL_SECONDS = 0.1
 _START_DELAY_SECONDS = 0.2
@@ -60,7 +96,7 @@ class Tick:
     in_flight: int
 
 
-class Fleet:
+class WorkerFleet:
     """Starts the workers on entry and leaves no process behind on exit."""
 
     def __init__(
@@ -75,7 +111,7 @@ class Fleet:
 
     def __enter__(self) -> Self:
         context = multiprocessing.get_context("spawn")
-        # A signal may reach the whole process group; workers inherit the disregard, and the parent tells them instead.
+        # A signal may reach the whole process group: workers inherit that it is ignored; the parent notifies them.
         restored = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
         try:
             for worker in range(self._plan.workers):
@@ -140,7 +176,7 @@ class Fleet:
             fresh: list[Record] = []
             for channel in self._readable(running):
                 message = self._received(channel)
-                if isinstance(message, Progress):
+                if isinstance(message, FinishedRequests):
                     self._in_flight[message.worker] = message.in_flight
                     fresh += message.records
                     continue

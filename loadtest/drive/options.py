@@ -14,11 +14,9 @@ from typer import Argument, Option
 from loadtest.drive.plan import Arrivals, MixPart, Plan
 from loadtest.drive.spelling import Load, bounds_of, json_object, loads_of, pages_of, shares_of, slo_of, targets_of
 from loadtest.drive.target import Target, base_url
-from loadtest.report.summarise import Bounds
-from loadtest.workloads.body import Endpoint
-from loadtest.workloads.recorded import trace_of
-from loadtest.workloads.sharegpt import exchanges_of
-from loadtest.workloads.spec import SourceFile, WorkloadKind, WorkloadSpec
+from loadtest.report.schema import Bounds
+from loadtest.workloads.prompts import Endpoint, SourceFile, WorkloadKind, WorkloadSpec
+from loadtest.workloads.sources import exchanges_of, trace_of
 
 DEFAULT_DURATION_SECONDS = 30.0
 _MOST_AUTO_WORKERS = 8
@@ -28,8 +26,8 @@ _FROM_DATASETS = (WorkloadKind.SHAREGPT, WorkloadKind.SESSIONS)
 _LOAD, _TARGET, _PROMPTS, _OUTCOME = "Load", "Target", "Prompts", "Verdict and results"
 
 
-def _option(*names: str, panel: str, told: str, **more: Any) -> Any:
-    return Option(*names, rich_help_panel=panel, help=told, **more)
+def _option(*names: str, panel: str, text: str, **more: Any) -> Any:
+    return Option(*names, rich_help_panel=panel, help=text, **more)
 
 
 class RunOptions(BaseModel):
@@ -43,67 +41,67 @@ class RunOptions(BaseModel):
 
     concurrency: Annotated[
         str | None,
-        _option("--concurrency", "-c", panel=_LOAD, told="Closed loop of N users; A:B from A to B; 8,16 one by one."),
+        _option("--concurrency", "-c", panel=_LOAD, text="Closed loop of N users; A:B from A to B; 8,16 one by one."),
     ] = None
     rate: Annotated[
         str | None,
-        _option("--rate", "-r", panel=_LOAD, told="Open loop of R requests/s; A:B from A to B; 5,10 one by one."),
+        _option("--rate", "-r", panel=_LOAD, text="Open loop of R requests/s; A:B from A to B; 5,10 one by one."),
     ] = None
     ramp: Annotated[
-        float | None, _option(panel=_LOAD, told="Seconds in which A becomes B. Default: all of --duration.")
+        float | None, _option(panel=_LOAD, text="Seconds in which A becomes B. Default: all of --duration.")
     ] = None
     arrivals: Annotated[
-        Arrivals, _option(panel=_LOAD, told="Open loop: how arrivals are spaced; they are never rescaled.")
+        Arrivals, _option(panel=_LOAD, text="Open loop: how arrivals are spaced; they are never rescaled.")
     ] = Arrivals.POISSON
     burstiness: Annotated[
-        float | None, _option(panel=_LOAD, told="gamma: shape of the gaps; below 1 comes in bursts. Default: 0.5.")
+        float | None, _option(panel=_LOAD, text="gamma: shape of the gaps; below 1 comes in bursts. Default: 0.5.")
     ] = None
     trace: Annotated[
         Path | None,
         _option(
             exists=True, dir_okay=False, panel=_LOAD,
-            told="Mooncake's JSONL or a derivative, sessions, or Azure's CSV: its requests, at its times without -c or"
+            text="Mooncake's JSONL or a derivative, sessions, or Azure's CSV: its requests, at its times without -c or"
             " -r.",
         ),
     ] = None  # fmt: skip
-    trace_speed: Annotated[float, _option(min=0.001, panel=_LOAD, told="The trace's times pass so much faster.")] = 1.0
+    trace_speed: Annotated[float, _option(min=0.001, panel=_LOAD, text="The trace's times pass so much faster.")] = 1.0
     trace_block: Annotated[
-        int | None, _option(min=1, panel=_LOAD, told="Tokens of a hash_ids block. Default: as the format has it.")
+        int | None, _option(min=1, panel=_LOAD, text="Tokens of a hash_ids block. Default: as the format has it.")
     ] = None
     duration: Annotated[
         float | None,
-        _option("--duration", "-d", panel=_LOAD, told="Seconds to send for. Default: 30 without --requests."),
+        _option("--duration", "-d", panel=_LOAD, text="Seconds to send for. Default: 30 without --requests."),
     ] = None
     requests: Annotated[
-        int | None, _option("--requests", "-n", min=1, panel=_LOAD, told="Requests (or sessions) to send.")
+        int | None, _option("--requests", "-n", min=1, panel=_LOAD, text="Requests (or sessions) to send.")
     ] = None
     max_in_flight: Annotated[
-        int, _option(min=1, panel=_LOAD, told="Open loop: arrivals above this are dropped, and the run is invalid.")
+        int, _option(min=1, panel=_LOAD, text="Open loop: arrivals above this are dropped, and the run is invalid.")
     ] = 10_000
-    workers: Annotated[str, _option(panel=_LOAD, told="Client processes; auto is half of the cores.")] = "1"
+    workers: Annotated[str, _option(panel=_LOAD, text="Client processes; auto is half of the cores.")] = "1"
     repeat: Annotated[
-        int, _option(min=1, panel=_LOAD, told="Times each load and target is run, in turns; 3 or more show the spread.")
+        int, _option(min=1, panel=_LOAD, text="Times each load and target is run, in turns; 3 or more show the spread.")
     ] = 1
-    timeout: Annotated[float, _option(panel=_LOAD, told="Seconds a request may take.")] = 600.0
-    warmup: Annotated[int, _option(min=0, panel=_LOAD, told="Requests before, with prompts no other shares.")] = 4
+    timeout: Annotated[float, _option(panel=_LOAD, text="Seconds a request may take.")] = 600.0
+    warmup: Annotated[int, _option(min=0, panel=_LOAD, text="Requests before, with prompts no other shares.")] = 4
 
-    endpoint: Annotated[Endpoint, _option("--endpoint", "-e", panel=_TARGET, told="What to call.")] = Endpoint.CHAT
+    endpoint: Annotated[Endpoint, _option("--endpoint", "-e", panel=_TARGET, text="What to call.")] = Endpoint.CHAT
     targets: Annotated[
-        str | None, _option(panel=_TARGET, told="Several to compare, in turns: direct=URL,gateway=URL.")
+        str | None, _option(panel=_TARGET, text="Several to compare, in turns: direct=URL,gateway=URL.")
     ] = None
-    model: Annotated[str | None, _option(panel=_TARGET, told="Default: the first of /v1/models.")] = None
+    model: Annotated[str | None, _option(panel=_TARGET, text="Default: the first of /v1/models.")] = None
     embeddings_model: Annotated[
-        str | None, _option(panel=_TARGET, told="The model of a mix's embeddings. Default: that of the rest.")
+        str | None, _option(panel=_TARGET, text="The model of a mix's embeddings. Default: that of the rest.")
     ] = None
-    stream: Annotated[bool, _option("--stream/--no-stream", panel=_TARGET, told="Token by token, or whole.")] = True
+    stream: Annotated[bool, _option("--stream/--no-stream", panel=_TARGET, text="Token by token, or whole.")] = True
     api_key: Annotated[
-        str | None, _option(envvar="LOADTEST_API_KEY", panel=_TARGET, told="Sent as a bearer token, never recorded.")
+        str | None, _option(envvar="LOADTEST_API_KEY", panel=_TARGET, text="Sent as a bearer token, never recorded.")
     ] = None
     metrics_url: Annotated[
         str | None,
         _option(
             panel=_TARGET,
-            told="Prometheus pages, URL or NAME=URL between commas, read once a second. Default: /metrics of an"
+            text="Prometheus pages, URL or NAME=URL between commas, read once a second. Default: /metrics of an"
             " engine.",
         ),
     ] = None
@@ -112,13 +110,13 @@ class RunOptions(BaseModel):
         str | None,
         _option(
             panel=_TARGET,
-            told="For the checkpoint: the engines behind a gateway, URL or NAME=URL between commas. Default: as the"
-            " gateway's admin port tells.",
+            text="For the checkpoint: the engines behind a gateway, URL or NAME=URL between commas. Default: as the"
+            " gateway's admin port reports.",
         ),
     ] = None
     admin_url: Annotated[
         str | None,
-        _option(panel=_TARGET, told="For the checkpoint: the gateway's admin port. Default: found, if it is local."),
+        _option(panel=_TARGET, text="For the checkpoint: the gateway's admin port. Default: found, if it is local."),
     ] = None
 
     workload: Annotated[
@@ -127,64 +125,64 @@ class RunOptions(BaseModel):
             "--workload",
             "-w",
             panel=_PROMPTS,
-            told="Shape of the prompts. Default: shared-prefix; trace, sharegpt and"
+            text="Shape of the prompts. Default: shared-prefix; trace, sharegpt and"
             " texts where a trace, a dataset and embeddings are asked for.",
         ),
     ] = None
     mix: Annotated[
         str | None,
-        _option(panel=_PROMPTS, told="Several at once by share, as endpoints or workloads: chat=0.8,embeddings=0.2."),
+        _option(panel=_PROMPTS, text="Several at once by share, as endpoints or workloads: chat=0.8,embeddings=0.2."),
     ] = None
     dataset: Annotated[
         Path | None,
         _option(
             exists=True, dir_okay=False, panel=_PROMPTS,
-            told="sharegpt, sessions: a JSON file in ShareGPT's form. Default: made-up words, lengths as in ShareGPT.",
+            text="sharegpt, sessions: a JSON file in ShareGPT's form. Default: made-up words, lengths as in ShareGPT.",
         ),
     ] = None  # fmt: skip
-    turns: Annotated[str, _option(panel=_PROMPTS, told="sessions: turns of each, N or LOW:HIGH.")] = "2:6"
+    turns: Annotated[str, _option(panel=_PROMPTS, text="sessions: turns of each, N or LOW:HIGH.")] = "2:6"
     think: Annotated[
-        float, _option(min=0, panel=_PROMPTS, told="sessions: mean seconds between an answer and the next turn.")
+        float, _option(min=0, panel=_PROMPTS, text="sessions: mean seconds between an answer and the next turn.")
     ] = 0.0
     inputs: Annotated[
-        str | None, _option(panel=_PROMPTS, told="embeddings: texts of a request, N or LOW:HIGH. Default: 1.")
+        str | None, _option(panel=_PROMPTS, text="embeddings: texts of a request, N or LOW:HIGH. Default: 1.")
     ] = None
-    groups: Annotated[int, _option(min=1, panel=_PROMPTS, told="How many distinct prefixes there are.")] = 8
-    prefix_tokens: Annotated[int, _option(min=1, panel=_PROMPTS, told="Length of each prefix.")] = 1024
-    tail_tokens: Annotated[int, _option(min=1, panel=_PROMPTS, told="Length of what each prompt has alone.")] = 64
+    groups: Annotated[int, _option(min=1, panel=_PROMPTS, text="How many distinct prefixes there are.")] = 8
+    prefix_tokens: Annotated[int, _option(min=1, panel=_PROMPTS, text="Length of each prefix.")] = 1024
+    tail_tokens: Annotated[int, _option(min=1, panel=_PROMPTS, text="Length of what each prompt has alone.")] = 64
     bytes_per_token: Annotated[
         float | None,
-        _option(min=0.1, panel=_PROMPTS, told="Turns tokens into bytes. Default: as /tokenize says, else 4.5."),
+        _option(min=0.1, panel=_PROMPTS, text="Turns tokens into bytes. Default: as /tokenize says, else 4.5."),
     ] = None
-    max_tokens: Annotated[int, _option(min=1, panel=_PROMPTS, told="Output length in tokens.")] = 128
+    max_tokens: Annotated[int, _option(min=1, panel=_PROMPTS, text="Output length in tokens.")] = 128
     output_spread: Annotated[
-        float, _option(min=0, max=0.99, panel=_PROMPTS, told="Output lengths vary by this share, so that users drift.")
+        float, _option(min=0, max=0.99, panel=_PROMPTS, text="Output lengths vary by this share, so that users drift.")
     ] = 0.2
     ignore_eos: Annotated[
-        bool, _option("--ignore-eos/--no-ignore-eos", panel=_PROMPTS, told="Generate the whole length, always.")
+        bool, _option("--ignore-eos/--no-ignore-eos", panel=_PROMPTS, text="Generate the whole length, always.")
     ] = True
     cache_salt: Annotated[
-        str, _option(panel=_PROMPTS, told="auto: every run finds a cold prefix cache; off; or the salt itself.")
+        str, _option(panel=_PROMPTS, text="auto: every run finds a cold prefix cache; off; or the salt itself.")
     ] = "auto"
-    extra_body: Annotated[str, _option(panel=_PROMPTS, told="JSON object merged into every request.")] = "{}"
-    seed: Annotated[int | None, _option(panel=_PROMPTS, told="Default: drawn, and recorded.")] = None
+    extra_body: Annotated[str, _option(panel=_PROMPTS, text="JSON object merged into every request.")] = "{}"
+    seed: Annotated[int | None, _option(panel=_PROMPTS, text="Default: drawn, and recorded.")] = None
 
     slo: Annotated[
         str | None,
         _option(
             panel=_OUTCOME,
-            told="ttft=0.5,tpot=0.05,e2e=9,p=0.95: bounds in seconds, some or all, for that share of what is offered.",
+            text="ttft=0.5,tpot=0.05,e2e=9,p=0.95: bounds in seconds, some or all, for that share of what is offered.",
         ),
     ] = None
     max_error_ratio: Annotated[
-        float, _option(min=0, max=1, panel=_OUTCOME, told="Share of requests that may fail.")
+        float, _option(min=0, max=1, panel=_OUTCOME, text="Share of requests that may fail.")
     ] = 0.0
     out: Annotated[
-        Path | None, _option("--out", "-o", file_okay=False, panel=_OUTCOME, told="Folder for results and report.")
+        Path | None, _option("--out", "-o", file_okay=False, panel=_OUTCOME, text="Folder for results and report.")
     ] = None
     verify: Annotated[
         bool,
-        _option("--verify/--no-verify", panel=_OUTCOME, told="With --out: after each run, check what the servers do."),
+        _option("--verify/--no-verify", panel=_OUTCOME, text="With --out: after each run, check what the servers do."),
     ] = True
 
     @model_validator(mode="after")
@@ -282,7 +280,7 @@ class RunOptions(BaseModel):
         return len(self.target_urls) * len(self.loads()) * self.repeat
 
     def check_files(self) -> None:
-        """Reads the files once, so that a bad one is told before anything starts. Raises TraceError, DatasetError."""
+        """Reads the files once, so that a bad one fails before anything starts. Raises TraceError, DatasetError."""
         for _, _, _, kind in self._parts():
             if self.trace is not None:
                 trace_of(self._workload(kind, None, 0))

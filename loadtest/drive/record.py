@@ -32,7 +32,7 @@ def http_outcome(status: int) -> str:
 
 @dataclass(slots=True)
 class Record:
-    """One request. Times are seconds from the start of the run; None is "did not happen" or "was not told"."""
+    """One request. Times are seconds from the start of the run; None is "did not happen" or "was not reported"."""
 
     index: int
     group: int
@@ -78,7 +78,7 @@ class Record:
 
     @property
     def tpot_seconds(self) -> float | None:
-        """(E2E - TTFT) / (n - 1), n from the server's usage, never from chunks. One read tells nothing."""
+        """(E2E - TTFT) / (n - 1), n from the server's usage, never from chunks. None for an answer of one read."""
         if self.first_token is None or self.completion_tokens is None or self.completion_tokens < 2 or self.reads == 1:
             return None
         return (self.end - self.first_token) / (self.completion_tokens - 1)

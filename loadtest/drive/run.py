@@ -1,11 +1,14 @@
-"""A whole run: look at the target, warm up, measure, summarise, write."""
+"""A whole run: inspect the target, warm up, measure, summarise, write; and a series of runs.
+
+A series runs every target under every load in turns, so that drift of the machines affects all of them alike.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,20 +16,21 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.drive.fleet import Fleet
-from loadtest.drive.keeping import Keeping
+from loadtest.checkpoint.keep import Keeping
+from loadtest.checkpoint.machine import environment
+from loadtest.drive.fleet import Stopped, StopSignals, WorkerDied, WorkerFleet
+from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
 from loadtest.drive.sampling import Sampling
-from loadtest.drive.stopping import StopSignals
 from loadtest.drive.target import Target, TargetError, change, read_counters
-from loadtest.report.environment import environment
-from loadtest.report.files import write_results, write_summary
-from loadtest.report.live import Progress
-from loadtest.report.load import asked_told, load_told
-from loadtest.report.schema import Results
-from loadtest.report.summarise import Bounds, summarise
-from loadtest.report.terminal import show
+from loadtest.report.files import write_results, write_series, write_summary
+from loadtest.report.formatting import load_text, requested_text
+from loadtest.report.schema import Bounds, Results
+from loadtest.report.series import Ran, Series, folder_of, series_of
+from loadtest.report.series_tables import run_line
+from loadtest.report.summarise import summarise
+from loadtest.report.terminal import Progress, show, show_series
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ def measured(
 ) -> tuple[Results, list[Record]]:
     """Warms up and runs the order, `beside` around what is measured; shows its progress, but not its results."""
     started_at = datetime.now(UTC)
-    with StopSignals() as signals, Fleet(order.plan, signals.asked) as fleet:
+    with StopSignals() as signals, WorkerFleet(order.plan, signals.asked) as fleet:
         console.print(f"warming up {order.plan.url}", style="dim", highlight=False)
         _check_warm_up(fleet.warm_up())
         before = _counters(order.pages)
@@ -78,7 +82,7 @@ def title(plan: Plan) -> str:
     bounds += [f"{plan.duration_seconds:g} s"] if plan.duration_seconds else []
     until = f" · {' or '.join(bounds)}" if bounds else ""
     recorded = plan.model_dump(mode="json")
-    return f"{asked_told(recorded)} · {load_told(recorded)}{until}"
+    return f"{requested_text(recorded)} · {load_text(recorded)}{until}"
 
 
 def _check_warm_up(records: Sequence[Record]) -> None:
@@ -105,3 +109,70 @@ def _counters(pages: Mapping[str, str]) -> dict[str, float]:
         prefix = f"{name} " if len(pages) > 1 else ""
         found |= {prefix + counter: value for counter, value in asyncio.run(read_counters(url)).items()}
     return found
+
+
+# Apart by more than the parts of a mix, whose seeds follow each other.
+_SEED_STEP = 1000
+
+
+def orders_of(options: RunOptions, looked: Mapping[str, Target]) -> Iterator[tuple[str, str, int, Order]]:
+    """(target, load, repetition, order) in the order of the runs; another target begins each repetition.
+
+    In one repetition all targets get the same prompts at the same times, in another they get others.
+    """
+    urls, seed = options.target_urls, options.drawn_seed()
+    names = list(looked)
+    for repetition in range(options.repeat):
+        first = repetition % len(names)
+        for load in options.loads():
+            for name in names[first:] + names[:first]:
+                plan = options.plan(urls[name], looked[name], load, seed)
+                pages = options.pages(looked[name])
+                order = Order(plan, looked[name], options.bounds, pages, options.out, name)
+                yield name, load.label, repetition, order
+            seed += _SEED_STEP
+
+
+def carry_out_series(
+    options: RunOptions, looked: Mapping[str, Target], console: Console, keeping: Keeping | None = None
+) -> Series | None:
+    """Runs all of it, shows what it comes to and writes it where asked. None if no run came to its end.
+
+    A run that cannot start is reported and fails the series, and the next one follows. A run that is ended by hand is
+    the last one, and the series has failed as well.
+    """
+    ran: list[Ran] = []
+    failures: dict[str, str] = {}
+    with StopSignals() as between_runs:
+        for target, load, repetition, order in orders_of(options, looked):
+            folder = folder_of(target, load, repetition)
+            try:
+                found = None if between_runs.asked() else measured(order, console)
+            except Stopped:
+                found = None
+            except (TargetError, WorkerDied, OSError) as error:
+                failures[folder] = str(error)
+                console.print(f"{folder}: failed: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+                continue
+            if found is None or found[0].verdict.ended_early:
+                failures[folder] = "ended by hand, as all that follow"
+                break
+            results, records = found
+            one = Ran(target, load, repetition, results)
+            ran.append(one)
+            console.print(run_line(one.folder, results), highlight=False, markup=False, soft_wrap=True)
+            if options.out is not None:
+                written = write_results(results, records, options.out / one.folder)
+                if keeping is not None:
+                    keeping.keep(order.target_name, order.plan, order.bounds, results, records, written)
+    if not ran:
+        return None
+    series = series_of(ran, ran[0].results.environment, failures)
+    show_series(series, console)
+    if options.out is not None:
+        _tell(write_series(series, options.out), console)
+    return series
+
+
+def _tell(written: list[Path], console: Console) -> None:
+    console.print("written:", ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)

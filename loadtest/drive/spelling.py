@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from loadtest.drive.target import base_url
-from loadtest.workloads.body import Endpoint
-from loadtest.workloads.spec import WorkloadKind
+from loadtest.workloads.prompts import Endpoint, WorkloadKind
 
 _OF_A_MIX = [*Endpoint, *(kind for kind in WorkloadKind if kind is not WorkloadKind.TRACE)]
 
@@ -96,8 +95,8 @@ def slo_of(text: str | None) -> dict[str, float]:
         try:
             found[fields[name]] = float(value) * (1 if name == "p" else 1e3)
         except (KeyError, ValueError):
-            told = "give ttft=, tpot= and e2e= in seconds, such as ttft=0.5, and p= as a share, such as p=0.95"
-            raise ValueError(f"--slo: {part!r}: {told}") from None
+            hint = "give ttft=, tpot= and e2e= in seconds, such as ttft=0.5, and p= as a share, such as p=0.95"
+            raise ValueError(f"--slo: {part!r}: {hint}") from None
     if not all(math.isfinite(value) and value > 0 for value in found.values()) or found.get("attainment", 0.5) > 1:
         raise ValueError("--slo: times are above 0, and p is above 0 and at most 1")
     if found and found.keys() == {"attainment"}:

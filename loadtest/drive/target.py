@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest.workloads.text import Corpus
+from loadtest.workloads.prompts import Corpus
 
 _TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 _SAMPLE_BYTES = 8192
@@ -41,7 +41,7 @@ def base_url(url: str) -> str:
 
 
 async def look_at(url: str, api_key: str | None, model: str | None = None) -> Target:
-    """The models the target serves, and, where it tells them, its version and how it cuts our prose into tokens."""
+    """The models the target serves, and, where it reports them, its version and how it cuts our prose into tokens."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         async with aiohttp.ClientSession(timeout=_TIMEOUT, headers=headers) as session:

@@ -1,16 +1,69 @@
-"""One answer that is being generated: how long it gets, how it ends, and its text token by token."""
+"""One answer that is being generated: its length, how it ends, and its text token by token."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from loadtest.engine.block_content import BlockContent
-from loadtest.engine.output_keys import OutputKeys
-from loadtest.engine.prose import Prose
-from loadtest.engine.sampling import Sampling
-from loadtest.engine.sequence import SequenceState
-from loadtest.engine.steering import Steering
-from loadtest.engine.tokens import BYTES_PER_TOKEN, TokenisedText, tokenise
+from loadtest.engine.kv_cache import BlockContent, SequenceState
+from loadtest.engine.request_parameters import SamplingParams, Steering
+from loadtest.engine.tokens import BYTES_PER_TOKEN, OutputKeys, TokenisedText, tokenise
+
+# Three letters a word: with the space before it, a token.
+_LETTERS: Final = (
+    "theandforyouanycanhadherwasoneouroutdaygethashimhishowmannewnowoldseetwowaywho"
+    "boydiditsletputsayshetoousesunskyseaiceoakelmfoxowlcatdoghenbeeantairfogmuddew"
+    "logmappeninkcupjarkeyboxbaghatcapnetrod"
+)
+_WORDS: Final = tuple(" " + _LETTERS[i : i + 3] for i in range(0, len(_LETTERS), 3))
+_NONCE: Final = re.compile(r"nonce:([A-Za-z0-9_-]{1,64})")
+_MULTIPLIER: Final = 0x9E3779B97F4A7C15
+
+
+def find_nonce(prompt: str) -> str | None:
+    """The last `nonce:<word>` in the prompt: the answer repeats it, so a client can prove that it is its own."""
+    found = None
+    for found in _NONCE.finditer(prompt):  # noqa: B007
+        pass
+    return found.group(1) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Prose:
+    """The answer to one prompt, token by token."""
+
+    seed: int
+    opening: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, seed: int, nonce: str | None, max_tokens: int) -> "Prose":
+        """An answer that begins with the nonce, in as many tokens as there are at most."""
+        if nonce is None or max_tokens < 1:
+            return cls(seed)
+        text = f"nonce:{nonce}"
+        pieces = [text[i : i + BYTES_PER_TOKEN] for i in range(0, len(text), BYTES_PER_TOKEN)]
+        if len(pieces) > max_tokens:
+            pieces[max_tokens - 1 :] = ["".join(pieces[max_tokens - 1 :])]
+        return cls(seed, tuple(pieces))
+
+    def token(self, index: int) -> str:
+        """The text of the answer's token number `index`."""
+        opening = self.opening
+        if index < len(opening):
+            return opening[index]
+        mixed = (self.seed ^ (index * _MULTIPLIER)) * _MULTIPLIER
+        return _WORDS[(mixed >> 40) % len(_WORDS)]
+
+    def text(self, start: int, stop: int) -> str:
+        """The text of the tokens from `start` up to `stop`."""
+        token = self.token
+        return "".join([token(index) for index in range(start, stop)])
+
+    def packed(self, start: int, stop: int) -> bytes:
+        """The tokens from `start` up to `stop` as the tokeniser would pack them."""
+        width = BYTES_PER_TOKEN
+        return b"".join(self.token(i).encode()[:width].ljust(width, b"\0") for i in range(start, stop))
+
 
 _SHORTEST_NATURAL_TOKENS: Final = 16
 _NATURAL_SPREAD_TOKENS: Final = 240
@@ -18,7 +71,7 @@ _NATURAL_SPREAD_TOKENS: Final = 240
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """An answer's plan: `pieces` holds the text of each token if a stop string cut it, else the prose tells it."""
+    """An answer's plan: `pieces` holds the text of each token if a stop string cut it, else the prose has it."""
 
     index: int
     prompt: TokenisedText
@@ -54,7 +107,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PreparedPrompt:
     """A prompt ready for the engine."""
 
     tokens: TokenisedText
@@ -69,8 +122,8 @@ class Prompt:
 def plan_choice(
     index: int,
     sequence_id: int,
-    prompt: Prompt,
-    sampling: Sampling,
+    prompt: PreparedPrompt,
+    sampling: SamplingParams,
     limit_tokens: int,
     block_size: int,
     forced_tokens: int | None = None,
@@ -103,8 +156,8 @@ def plan_choice(
     return choice
 
 
-def content_of(choice: Choice, prompt: Prompt, lora_id: int | None, steering: Steering) -> BlockContent:
-    """What KV events tell of the blocks of an answer and its prompt."""
+def content_of(choice: Choice, prompt: PreparedPrompt, lora_id: int | None, steering: Steering) -> BlockContent:
+    """What KV events report of the blocks of an answer and its prompt."""
     return BlockContent(
         prompt.tokens,
         choice.prose.packed,
@@ -116,7 +169,7 @@ def content_of(choice: Choice, prompt: Prompt, lora_id: int | None, steering: St
     )
 
 
-def _cut_at_stop(choice: Choice, sampling: Sampling) -> None:
+def _cut_at_stop(choice: Choice, sampling: SamplingParams) -> None:
     """End the answer before the first stop string, with the token that completes it."""
     pieces = [choice.prose.token(i) for i in range(choice.words)]
     text = "".join(pieces)

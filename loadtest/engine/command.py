@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -10,16 +9,8 @@ import uvloop
 
 from loadtest.engine.config import EngineConfig, KvEventsConfig
 from loadtest.engine.kv_events import Encoding, HashFormat
-from loadtest.engine.scheduler import Limits
+from loadtest.engine.scheduler import PRESETS, Limits, Preset
 from loadtest.engine.server import SimulatedEngine
-from loadtest.engine.step_time import PRESETS
-
-
-class Preset(StrEnum):
-    """How fast the simulated engine is."""
-
-    H100_8B = "h100-8b"
-    CPU_TINY = "cpu-tiny"
 
 
 def sim(

@@ -1,15 +1,14 @@
-"""What a simulated engine is told at its start."""
+"""The settings of a simulated engine, given at its start."""
 
 from dataclasses import dataclass, field
 
 from loadtest.engine.kv_events import Encoding, HashFormat
-from loadtest.engine.scheduler import Limits
-from loadtest.engine.step_time import PRESETS, StepTime
+from loadtest.engine.scheduler import PRESETS, Limits, StepTime
 
 
 @dataclass(frozen=True, slots=True)
 class KvEventsConfig:
-    """vLLM's --kv-events-config, and in which of its forms the events are told. The ports are those of rank 0."""
+    """vLLM's --kv-events-config, and the form of its events. The ports are those of rank 0."""
 
     endpoint: str = "tcp://*:5557"
     replay_endpoint: str | None = None

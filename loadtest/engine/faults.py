@@ -37,7 +37,7 @@ class Script(BaseModel):
 
 
 class ServerFaults(BaseModel):
-    """What is wrong with the server until it is told otherwise."""
+    """What is wrong with the server until that is changed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

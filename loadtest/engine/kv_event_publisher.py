@@ -1,18 +1,78 @@
-"""Publishes one rank's KV events: a PUB socket, a numbered buffer of what was sent, and a ROUTER that replays it."""
+"""Publishes a rank's KV events: a log of the step's changes, a PUB socket, and a ROUTER socket for replay."""
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from typing import Any, Final
 
 import zmq
 import zmq.asyncio
 
 from loadtest.engine.config import KvEventsConfig
-from loadtest.engine.kv_event_addresses import Address
-from loadtest.engine.kv_event_log import KvEventLog
-from loadtest.engine.kv_events import encoder
+from loadtest.engine.kv_cache import SequenceState
+from loadtest.engine.kv_events import (
+    GROUP,
+    MEDIUM,
+    SPEC_KIND,
+    Address,
+    AllBlocksCleared,
+    BlockHash,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    HashFormat,
+    encoder,
+)
+
+
+def long_hash(key: int) -> bytes:
+    """A hash of 32 bytes whose low 64 bits are the key."""
+    low = key.to_bytes(8, "big")
+    return sha256(low).digest()[:24] + low
+
+
+class KvEventLog:
+    """Observes a scheduler and its block pool."""
+
+    def __init__(self, block_size: int, hashes: HashFormat) -> None:
+        self._block_size = block_size
+        self._hash: Callable[[int], BlockHash] = long_hash if hashes is HashFormat.BYTES else int
+        self._events: list[Event] = []
+
+    def take(self) -> list[Event]:
+        """The events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def on_stored(self, sequence: SequenceState, first_block: int, parent_key: int | None, keys: Sequence[int]) -> None:
+        """Blocks of a sequence can be found from now on."""
+        content, size, as_published = sequence.content, self._block_size, self._hash
+        assert content is not None, "a sequence with published blocks has their content"
+        self._events.append(
+            BlockStored(
+                block_hashes=[as_published(key) for key in keys],
+                parent_block_hash=None if parent_key is None else as_published(parent_key),
+                token_ids=content.token_ids(first_block * size, (first_block + len(keys)) * size),
+                block_size=size,
+                lora_id=content.lora_id,
+                medium=MEDIUM,
+                lora_name=content.lora_name,
+                extra_keys=content.extra_keys(first_block, len(keys)),
+                group_idx=GROUP,
+                kv_cache_spec_kind=SPEC_KIND,
+                session_id=content.session_id,
+            )
+        )
+
+    def on_removed(self, key: int) -> None:
+        """One block with that key was overwritten."""
+        self._events.append(BlockRemoved([self._hash(key)], MEDIUM, GROUP))
+
+    def on_cleared(self) -> None:
+        self._events.append(AllBlocksCleared())
+
 
 _END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
 # Between looks at the rest of the engine, while a replay is sent.
@@ -70,13 +130,13 @@ class KvEventPublisher:
                 socket.close(linger=0)
 
     def source(self) -> dict[str, Any]:
-        """What /kv_event_sources tells of this rank."""
+        """What /kv_event_sources reports of this rank."""
         published, replayed = self.addresses
         return {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
-            "endpoint": published.told,
-            "replay_endpoint": None if replayed is None else replayed.told,
+            "endpoint": published.advertised,
+            "replay_endpoint": None if replayed is None else replayed.advertised,
             "buffer_steps": self._config.buffer_steps,
             "hwm": self._config.hwm,
             "max_queue_size": self._config.max_queue_size,

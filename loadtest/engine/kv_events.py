@@ -1,10 +1,12 @@
-"""KV events as vLLM encodes them: what entered and left the prefix cache, in one msgpack batch a step."""
+"""KV events as vLLM encodes them, one msgpack batch a step, and its rules for endpoints, ports and ranks."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
 import msgspec
+import zmq
 
 BlockHash: TypeAlias = int | bytes
 
@@ -22,7 +24,7 @@ class Encoding(StrEnum):
 
 
 class HashFormat(StrEnum):
-    """How a block's hash is told: its low 64 bits, or all its bytes."""
+    """How a block's hash is published: its low 64 bits, or all its bytes."""
 
     INT = "int"
     BYTES = "bytes"
@@ -89,3 +91,53 @@ def encoder(encoding: Encoding) -> Callable[[float, Sequence[Event], int], bytes
 def _positional(event: Event) -> list[Any]:
     kind = type(event)
     return [kind.__name__, *(getattr(event, field) for field in _POSITIONS[kind])]
+
+
+_ANY_PORT = "tcp://*:0"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One socket's address: as it is published, and as it is bound or connected to."""
+
+    advertised: str
+    target: str
+    binds: bool
+
+    def attach(self, socket: "zmq.Socket[Any]") -> "Address":
+        """Bind or connect; the address with the port that the system chose, if it was to choose one."""
+        if not self.binds:
+            socket.connect(self.target)
+            return self
+        if "::" in self.target:
+            socket.setsockopt(zmq.IPV6, 1)
+        socket.bind(self.target)
+        if self.advertised != _ANY_PORT:
+            return self
+        chosen: str = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return replace(self, advertised=chosen, target=chosen)
+
+
+def publish_address(endpoint: str, rank: int, host: str) -> Address:
+    """Where a rank publishes: it binds wildcards, and connects to anything else."""
+    address = replay_address(endpoint, rank, host)
+    local = endpoint.startswith(("ipc://", "inproc://"))
+    return replace(address, binds="*" in endpoint or "::" in endpoint or local)
+
+
+def replay_address(endpoint: str, rank: int, host: str) -> Address:
+    """Where a rank replays: it always binds."""
+    address = of_rank(endpoint, rank)
+    return Address(address, f"tcp://{host}:0" if address == _ANY_PORT else address, binds=True)
+
+
+def of_rank(endpoint: str, rank: int) -> str:
+    """The endpoint of a data-parallel rank: its number is added to the port, unless the system chooses that."""
+    if rank == 0:
+        return endpoint
+    if endpoint.startswith("inproc://"):
+        return f"{endpoint}_dp{rank}"
+    if not endpoint.startswith("tcp://"):
+        raise ValueError(f"data-parallel ranks need a tcp or inproc endpoint, not {endpoint}")
+    before, _, port = endpoint.rpartition(":")
+    return endpoint if int(port) == 0 else f"{before}:{int(port) + rank}"

@@ -1,4 +1,4 @@
-"""Who asked what, and how it ended: the record that tests hold against the gateway's."""
+"""Requests received and how they ended: tests compare this record with the gateway's."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ class Ending(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class LedgerEntry:
     """One HTTP request."""
 
     method: str
@@ -70,7 +70,7 @@ class Ledger:
     def __init__(self, clock: Callable[[], float], keep: int) -> None:
         self._clock = clock
         self._keep = keep
-        self._entries: deque[Entry] = deque(maxlen=keep or 1)
+        self._entries: deque[LedgerEntry] = deque(maxlen=keep or 1)
         self.in_flight = 0
         self.max_in_flight = 0
         self.total = 0
@@ -88,9 +88,9 @@ class Ledger:
         headers: Sequence[tuple[str, str]],
         script: Script | None,
         inference: bool,
-    ) -> Entry:
+    ) -> LedgerEntry:
         """A request arrived. Inference requests are those whose concurrency counts."""
-        entry = Entry(method, path, self._clock(), raw_path, headers, inference, script)
+        entry = LedgerEntry(method, path, self._clock(), raw_path, headers, inference, script)
         self.total += 1
         self.in_flight += inference
         self.max_in_flight = max(self.max_in_flight, self.in_flight)
@@ -98,7 +98,7 @@ class Ledger:
             self._entries.append(entry)
         return entry
 
-    def end(self, entry: Entry, ending: Ending) -> None:
+    def end(self, entry: LedgerEntry, ending: Ending) -> None:
         if entry.struck:
             ending = Ending.FAILED
         entry.ending = ending

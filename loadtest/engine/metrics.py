@@ -1,20 +1,108 @@
-"""The /metrics page: vLLM's names, labels and buckets, with the values of the simulated engine."""
+"""The /metrics page: vLLM's names, labels, help and buckets, with the values of the simulated engine."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from loadtest.engine.cache_config_labels import cache_config_labels
-from loadtest.engine.engine_loop import EngineLoop
-from loadtest.engine.engine_stats import EngineStats, Histogram
-from loadtest.engine.metric_texts import TEXTS
+from loadtest.engine.config import EngineConfig
+from loadtest.engine.engine_loop import EngineLoop, EngineStats, Histogram
 
 if TYPE_CHECKING:
     from loadtest.engine.service import Service
+
+
+def cache_config_labels(config: EngineConfig, rank: int) -> dict[str, str]:
+    """Labels with values for one data-parallel rank; those that the gateway reads are the simulated cache's."""
+    limits = config.limits
+    tokens = None if config.embedding else limits.num_blocks * limits.block_size  # encoders have no KV cache
+    values: dict[str, object] = {
+        "_block_size_resolved": True,
+        "block_size": limits.block_size,
+        "cache_dtype": "auto",
+        "cache_hit_alignment_tokens": None,
+        "effective_attention_block_size": limits.block_size,
+        "enable_mamba_shared_prefix_checkpoint": False,
+        "enable_prefix_caching": limits.prefix_caching and not config.embedding,
+        "engine": rank,
+        "gpu_memory_utilization": 0.92,
+        "hash_block_size": None,
+        "is_attention_free": False,
+        "kv_cache_dtype_skip_layers": [],
+        "kv_cache_layout": None,
+        "kv_cache_max_concurrency": None if tokens is None else tokens / config.max_model_len,
+        "kv_cache_memory_bytes": None,
+        "kv_cache_size_tokens": tokens,
+        "kv_offloading_backend": "native",
+        "kv_offloading_size": None,
+        "kv_sharing_fast_prefill": False,
+        "mamba_block_size": None,
+        "mamba_cache_dtype": "auto",
+        "mamba_cache_mode": "none",
+        "mamba_page_size_padded": None,
+        "mamba_ssm_cache_dtype": "auto",
+        "num_cpu_blocks": None,
+        "num_gpu_blocks": 1 if config.embedding else limits.num_blocks,
+        "num_gpu_blocks_override": None,
+        "prefix_cache_retention_interval": 0,
+        "prefix_caching_hash_algo": "sha256",
+        "prefix_match_unit": None,
+        "replayssm_buffer_len": 16,
+        "skip_page_size_padded": None,
+        "sliding_window": None,
+        "swa_bounded_replay": True,
+        "use_kda_recoverssm": False,
+        "use_replayssm": False,
+        "user_specified_block_size": True,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+TEXTS: Final = MappingProxyType(
+    {
+        "vllm:num_requests_running": "Requests in the running batch.",
+        "vllm:num_requests_waiting": "Requests in the queue.",
+        "vllm:num_requests_waiting_by_reason": "Requests in the queue, by what they wait for.",
+        "vllm:engine_sleep_state": "Whether the engine is awake, or which sleep level it is in.",
+        "vllm:kv_cache_usage_perc": "Share of the KV cache in use; 1 is all of it.",
+        "vllm:prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
+        "vllm:prefix_cache_hits": "Prompt tokens found in the prefix cache.",
+        "vllm:external_prefix_cache_queries": "Prompt tokens looked up in a shared cache.",
+        "vllm:external_prefix_cache_hits": "Prompt tokens found in a shared cache.",
+        "vllm:mm_cache_queries": "Multi-modal items looked up.",
+        "vllm:mm_cache_hits": "Multi-modal items found.",
+        "vllm:num_preemptions": "Preemptions.",
+        "vllm:prompt_tokens": "Prefilled tokens.",
+        "vllm:prompt_tokens_by_source": "Prompt tokens by where their KV came from.",
+        "vllm:prompt_tokens_cached": "Prompt tokens found in a cache.",
+        "vllm:prompt_tokens_cached_by_source": "Prompt tokens found in a cache, by cache tier.",
+        "vllm:generation_tokens": "Generated tokens.",
+        "vllm:request_success": "Ended requests, by reason.",
+        "vllm:admission_rejections": "Requests refused by a queue limit, by reason.",
+        "vllm:request_prompt_tokens": "Prompt tokens of a request.",
+        "vllm:request_generation_tokens": "Generated tokens of a request.",
+        "vllm:iteration_tokens_total": "Tokens of an engine step.",
+        "vllm:request_max_num_generation_tokens": "Longest answer of a request.",
+        "vllm:request_params_n": "The n that was asked for.",
+        "vllm:request_params_max_tokens": "The max_tokens that was asked for.",
+        "vllm:time_to_first_token_seconds": "From arrival to the first token.",
+        "vllm:inter_token_latency_seconds": "From token to token.",
+        "vllm:request_time_per_output_token_seconds": "Mean time a token of a request, the first excluded.",
+        "vllm:e2e_request_latency_seconds": "From arrival to the last token.",
+        "vllm:request_queue_time_seconds": "From arrival to the first scheduling.",
+        "vllm:request_inference_time_seconds": "From the first scheduling to the last token.",
+        "vllm:request_prefill_time_seconds": "From the first scheduling to the first token.",
+        "vllm:request_decode_time_seconds": "From the first token to the last.",
+        "vllm:request_num_preemptions": "Preemptions of a request.",
+        "vllm:request_prefill_kv_computed_tokens": "Prompt tokens of a request not found in a cache.",
+        "vllm:cache_config_info": "The cache configuration, in labels.",
+    }
+)
+
 
 Sample: TypeAlias = tuple[Mapping[str, str], float]
 

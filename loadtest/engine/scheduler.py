@@ -1,18 +1,63 @@
-"""Continuous batching as vLLM V1 does it: running sequences first, then the queue, within a budget of tokens a step.
+"""Continuous batching as in vLLM V1: running sequences first, then the queue, within a budget of tokens a step.
 
-Pure: the caller says what time it is, asks for the next step, waits for its duration, and commits it. A decode step
+Pure: the caller passes the time, takes the next step, waits for its duration (`StepTime`), commits it. A decode step
 costs O(sequences that cross a block boundary), not O(sequences): every decoding sequence advances by one token a step,
-so one counter (`decode_clock`) tells the length of all of them, and ends and block boundaries are looked up by it.
+so one counter (`decode_clock`) gives the length of all of them, and ends and block boundaries are looked up by it.
 """
 
 import heapq
 from collections import deque
 from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
 
-from loadtest.engine.block_pool import BlockPool
-from loadtest.engine.cache_observer import CacheObserver
-from loadtest.engine.sequence import SequenceState, State
-from loadtest.engine.step_time import StepTime
+from loadtest.engine.kv_cache import BlockPool, CacheObserver, SequenceState, State
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Coefficients of t = a + b*P + e*pairs + c*D + d*K, in seconds.
+
+    P is the number of prefilled tokens, pairs the (token, earlier token) pairs that their attention covers, D the
+    number of decoding sequences and K the number of KV tokens that they read.
+    """
+
+    base_seconds: float
+    per_prefill_token_seconds: float
+    per_attention_pair_seconds: float
+    per_decode_sequence_seconds: float
+    per_context_token_seconds: float
+
+    def prefill_seconds(self, tokens: int, already_computed_tokens: int) -> float:
+        """What prefilling a chunk of `tokens` after `already_computed_tokens` adds to a step."""
+        pairs = tokens * already_computed_tokens + tokens * (tokens + 1) // 2
+        return self.per_prefill_token_seconds * tokens + self.per_attention_pair_seconds * pairs
+
+    def decode_seconds(self, sequences: int, context_tokens: int) -> float:
+        """What decoding one token for each of `sequences` adds to a step."""
+        return self.per_decode_sequence_seconds * sequences + self.per_context_token_seconds * context_tokens
+
+    def decode_stretch_seconds(self, steps: int, sequences: int, context_tokens: int) -> float:
+        """The length of `steps` consecutive decode-only steps; the context grows by `sequences` at each."""
+        one = self.base_seconds + self.decode_seconds(sequences, context_tokens)
+        return steps * one + self.per_context_token_seconds * sequences * steps * (steps - 1) / 2
+
+
+# h100-8b: fitted to a published H100 / Llama-3.1-8B layer profile. cpu-tiny: a 4.5 M parameter Llama on one core.
+PRESETS: Final = MappingProxyType(
+    {
+        "h100-8b": StepTime(8e-3, 28e-6, 1.3e-9, 14e-6, 47e-9),
+        "cpu-tiny": StepTime(3.3e-3, 60e-6, 5e-9, 150e-6, 45e-9),
+    }
+)
+
+
+class Preset(StrEnum):
+    """How fast the simulated engine is."""
+
+    H100_8B = "h100-8b"
+    CPU_TINY = "cpu-tiny"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +221,7 @@ class Scheduler:
         return Step(duration, repeat, prefills, decodes)
 
     def commit(self, step: Step, now_seconds: float) -> Committed:
-        """The step is done: hand out its tokens, end who is at the end."""
+        """The step is done: hand out its tokens, end the sequences that are complete."""
         done = Committed(step.repeat)
         counters = self.counters
         counters.steps += step.repeat

@@ -1,28 +1,120 @@
-"""The HTTP server of a simulated engine."""
+"""The HTTP server of a simulated engine, and its table of routes."""
 
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from types import TracebackType
-from typing import Final
+from types import MappingProxyType, TracebackType
+from typing import Final, TypeAlias
 
 from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 from pydantic import ValidationError
 
-from loadtest.engine.answer_faults import play_opening, play_whole
-from loadtest.engine.api import errors
+from loadtest.engine.api import errors, operations
+from loadtest.engine.api.chat import chat_completions, transcribe
+from loadtest.engine.api.completions import completions
 from loadtest.engine.api.errors import ApiError
 from loadtest.engine.api.exchange import empty_answer, error_answer
-from loadtest.engine.api.routes import INFERENCE, PROBES, Handler, Routes, routes
+from loadtest.engine.api.messages import count_tokens, messages
+from loadtest.engine.api.operations import detokenize, tokenize
+from loadtest.engine.api.pooling import classify, embeddings, pooling, rerank, score
+from loadtest.engine.api.responses import cancel_response, create_response, get_response
 from loadtest.engine.config import EngineConfig
+from loadtest.engine.fault_injection import play_opening, play_whole
 from loadtest.engine.faults import Faults, ServerFaults
-from loadtest.engine.ledger import Ending, Entry, Ledger
-from loadtest.engine.process import new_engines, new_publishers
+from loadtest.engine.ledger import Ending, Ledger, LedgerEntry
+from loadtest.engine.ranks import new_engines, new_publishers
 from loadtest.engine.service import Service
+
+Handler: TypeAlias = Callable[[Service, web.BaseRequest, LedgerEntry], Awaitable[web.StreamResponse]]
+Routes: TypeAlias = Mapping[str, Mapping[str, Handler]]
+
+_OPERATIONS: Routes = {
+    "/health": {"GET": operations.health},
+    "/ping": {"GET": operations.health, "POST": operations.health},
+    "/version": {"GET": operations.version},
+    "/load": {"GET": operations.load},
+    "/metrics": {"GET": operations.metrics},
+    "/v1/models": {"GET": operations.models},
+    "/kv_event_sources": {"GET": operations.kv_event_sources},
+    "/tokenize": {"POST": tokenize},
+    "/detokenize": {"POST": detokenize},
+}
+_GENERATION: Routes = {
+    "/v1/chat/completions": {"POST": chat_completions},
+    "/v1/completions": {"POST": completions},
+    "/v1/responses": {"POST": create_response},
+    "/v1/responses/{response_id}": {"GET": get_response},
+    "/v1/responses/{response_id}/cancel": {"POST": cancel_response},
+    "/v1/messages": {"POST": messages},
+    "/v1/messages/count_tokens": {"POST": count_tokens},
+    "/v1/audio/transcriptions": {"POST": transcribe},
+    "/v1/audio/translations": {"POST": transcribe},
+}
+_POOLING: Routes = {
+    "/v1/embeddings": {"POST": embeddings},
+    "/pooling": {"POST": pooling},
+    "/classify": {"POST": classify},
+    **{path: {"POST": score} for path in ("/score", "/v1/score")},
+    **{path: {"POST": rerank} for path in ("/rerank", "/v1/rerank", "/v2/rerank")},
+}
+_SIMULATION: Routes = {
+    "/sim/ledger": {"GET": operations.ledger, "DELETE": operations.ledger},
+    "/sim/restart": {"POST": operations.restart},
+    "/sim/faults": {"GET": operations.faults, "POST": operations.faults, "DELETE": operations.faults},
+}
+_DANGEROUS = (
+    "/sleep",
+    "/wake_up",
+    "/pause",
+    "/resume",
+    "/collective_rpc",
+    "/reset_mm_cache",
+    "/reset_encoder_cache",
+    "/release_kv_cache_memory",
+    "/abort_requests",
+    "/inference/v1/abort_requests",
+    "/inference/v1/generate",
+    "/scale_elastic_ep",
+    "/is_scaling_elastic_ep",
+    "/fault_tolerance/apply",
+    "/start_profile",
+    "/stop_profile",
+    "/invocations",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/init_weight_transfer_engine",
+    "/update_weights",
+)
+_DEV_MODE: Routes = {
+    **{path: {"POST": operations.accept} for path in _DANGEROUS},
+    "/reset_prefix_cache": {"POST": operations.reset_prefix_cache},
+    "/server_info": {"GET": operations.server_info},
+    "/is_sleeping": {"GET": operations.accept},
+    "/is_paused": {"GET": operations.accept},
+    "/tokenizer_info": {"GET": operations.accept},
+    "/docs": {"GET": operations.accept},
+    "/openapi.json": {"GET": operations.accept},
+}
+# What is asked for every second or so, by whoever watches an engine.
+PROBES = frozenset({"/health", "/ping", "/version", "/load", "/metrics", "/v1/models", "/kv_event_sources"})
+# Requests that count as load and that scripts apply to.
+INFERENCE = frozenset({*_GENERATION, *_POOLING})
+
+
+def routes(config: EngineConfig) -> Routes:
+    """The routes of an engine with that configuration."""
+    table: dict[str, Mapping[str, Handler]] = dict(_OPERATIONS)
+    table.update(_POOLING if config.embedding else _GENERATION)
+    if config.dev_mode or config.control:
+        table.update(_DEV_MODE)
+    if config.control:
+        table.update(_SIMULATION)
+    return MappingProxyType(table)
+
 
 _KEPT_ENTRIES: Final = 200_000
 # aiohttp waits twice for handlers; 0 would mean for ever.
@@ -182,7 +274,7 @@ class SimulatedEngine:
         """Probes and /sim/ leave no trace in the ledger; all else does, whatever becomes of it."""
         path = request.path
         if path in PROBES or path.startswith("/sim/"):
-            response = await self._answer(request, Entry(request.method, path, 0.0))
+            response = await self._answer(request, LedgerEntry(request.method, path, 0.0))
             self._count(request.method, path, response.status)
             return response
         try:
@@ -191,7 +283,7 @@ class SimulatedEngine:
             return error_answer(ApiError(400, f"x-sim-script: {problem}"), path)
         return await self._recorded(request, entry)
 
-    async def _recorded(self, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:
+    async def _recorded(self, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:
         service, script = self.service, entry.script
         service.server_load += entry.inference
         self._idle.clear()
@@ -207,7 +299,7 @@ class SimulatedEngine:
             self._count(entry.method, entry.path, response.status)
             return response
         except ConnectionResetError:
-            # The client left while it was being answered: nobody reads this.
+            # The client left while it was being answered: nothing reads this.
             return empty_answer(499)
         finally:
             service.server_load -= entry.inference
@@ -215,7 +307,7 @@ class SimulatedEngine:
             if not service.ledger.in_flight:
                 self._idle.set()
 
-    async def _answer(self, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:
         try:
             handler = self._find(entry.method, entry.path)
             self._authenticate(request, entry.path)
@@ -225,7 +317,7 @@ class SimulatedEngine:
         except web.HTTPRequestEntityTooLarge:
             return error_answer(ApiError(413, "Request body too large", "Request Entity Too Large"), entry.path)
 
-    def _begin(self, request: web.BaseRequest, path: str) -> Entry:
+    def _begin(self, request: web.BaseRequest, path: str) -> LedgerEntry:
         inference = path in INFERENCE
         if not self.config.control:
             return self.service.ledger.begin(request.method, path, path, (), None, inference)

@@ -9,15 +9,13 @@ import xxhash
 from aiohttp import web
 
 from loadtest.engine.api.errors import engine_dead, queue_full, too_long, unknown_model
-from loadtest.engine.choice import Choice, Prompt, content_of, plan_choice
+from loadtest.engine.choice import Choice, PreparedPrompt, content_of, find_nonce, plan_choice
 from loadtest.engine.config import EngineConfig
-from loadtest.engine.data_parallel import EngineRanks
 from loadtest.engine.faults import Faults
 from loadtest.engine.kv_event_publisher import KvEventPublishers
-from loadtest.engine.ledger import Entry, Ledger
-from loadtest.engine.prose import find_nonce
-from loadtest.engine.sampling import Sampling
-from loadtest.engine.steering import Steering
+from loadtest.engine.ledger import Ledger, LedgerEntry
+from loadtest.engine.ranks import EngineRanks
+from loadtest.engine.request_parameters import SamplingParams, Steering
 from loadtest.engine.tokens import TokenisedText, block_keys, namespace
 
 
@@ -78,7 +76,7 @@ class Service:
             self.engine.rejected += 1
             raise queue_full()
 
-    def prompt(self, tokens: TokenisedText, text: str, model: str, cache_salt: str) -> Prompt:
+    def prompt(self, tokens: TokenisedText, text: str, model: str, cache_salt: str) -> PreparedPrompt:
         """Hash a prompt; 400 if it exceeds the context."""
         if tokens.num_tokens > self.config.max_model_len:
             raise too_long(tokens.num_tokens, self.config.max_model_len)
@@ -88,10 +86,14 @@ class Service:
         nonce = find_nonce(text) if "nonce:" in text else None
         # What a model says depends on the prompt, not on the salt of its cache.
         seed = xxhash.xxh3_64_intdigest(tokens.packed, namespace(lora or ""))
-        return Prompt(tokens, keys, parent, seed, nonce, lora, cache_salt or None)
+        return PreparedPrompt(tokens, keys, parent, seed, nonce, lora, cache_salt or None)
 
     def choices(
-        self, prompts: Iterable[Prompt], sampling: Sampling, entry: Entry, steering: Steering | None = None
+        self,
+        prompts: Iterable[PreparedPrompt],
+        sampling: SamplingParams,
+        entry: LedgerEntry,
+        steering: Steering | None = None,
     ) -> list[Choice]:
         """One planned answer for each prompt and each of its `n`."""
         planned: list[Choice] = []

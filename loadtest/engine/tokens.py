@@ -1,15 +1,15 @@
-"""Text to tokens without a vocabulary: a token is four bytes of UTF-8, a short one ends each piece of the text.
+"""Text to tokens without a vocabulary: a token is four bytes of UTF-8; a short one ends each piece of the text.
 
-Chat markers are pieces of their own, so a conversation's next turn has the same tokens for what was said before, and a
-text's tokens begin with those of its prefixes. A prompt is held as packed bytes, four to a token; ids are made on
-demand.
+Chat markers are pieces of their own, so a conversation's next turn has the same tokens for the earlier turns, and a
+text's tokens begin with those of its prefixes. A prompt is held as packed bytes, four to a token; token ids and the
+keys of an answer's blocks are made on demand.
 """
 
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, overload
 
 import xxhash
 
@@ -75,3 +75,53 @@ def render_chat(messages: Iterable[tuple[str, str]], add_generation_prompt: bool
     """The chat template: (role, content) pairs to the prompt's text."""
     turns = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages)
     return turns + "<|im_start|>assistant\n" if add_generation_prompt else turns
+
+
+class OutputKeys(Sequence[int]):
+    """Chain hashes that go on from the last full block of a prompt.
+
+    `tail` are the packed prompt tokens after that block, `packed_output` packs the output's tokens from one number up
+    to another. An answer that is broken off early costs no more than it had.
+    """
+
+    def __init__(
+        self,
+        parent_key: int,
+        tail: bytes,
+        packed_output: Callable[[int, int], bytes],
+        output_tokens: int,
+        block_size: int,
+    ) -> None:
+        self._parent_key = parent_key
+        self._tail = tail
+        self._packed_output = packed_output
+        self._block_size = block_size
+        self._tail_tokens = len(tail) // BYTES_PER_TOKEN
+        self._length = (self._tail_tokens + output_tokens) // block_size
+        self._keys: list[int] = []
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        wanted = range(self._length)[index]
+        if isinstance(wanted, range):
+            self._extend(max(wanted[0], wanted[-1]) + 1 if wanted else 0)
+            return [self._keys[number] for number in wanted]
+        self._extend(wanted + 1)
+        return self._keys[wanted]
+
+    def _extend(self, blocks: int) -> None:
+        have = len(self._keys)
+        if blocks <= have:
+            return
+        start, stop = have * self._block_size, blocks * self._block_size
+        packed = self._tail[start * BYTES_PER_TOKEN :]
+        packed += self._packed_output(max(start - self._tail_tokens, 0), stop - self._tail_tokens)
+        self._keys += block_keys(packed, self._block_size, self._keys[-1] if have else self._parent_key)

@@ -1,1 +1,1 @@
-"""`loadtest predict`: how well the engine model predicts what a gateway's access log tells of."""
+"""`loadtest predict`: how well the engine model predicts what a gateway's access log has."""

@@ -1,28 +1,106 @@
-"""`loadtest predict`: reads an access log, replays it, and says how near the model was."""
+"""`loadtest predict`: reads an access log, replays it, and reports the error of the model."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import orjson
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 
-from loadtest.engine.command import Preset
-from loadtest.engine.step_time import PRESETS
-from loadtest.predict.client import Mismatch, read_run
-from loadtest.predict.compare import verdict
-from loadtest.predict.fit import NoFit
-from loadtest.predict.model import trace_from
-from loadtest.predict.prediction import Prediction, predict
-from loadtest.predict.report import document, markdown, notes, table
-from loadtest.recording.access_log import Logged, read_log
+from loadtest.engine.scheduler import PRESETS, Preset
+from loadtest.predict.comparison import Mismatch, read_run, verdict
+from loadtest.predict.fit import FEWEST_IDLE, NoFit
+from loadtest.predict.prediction import Prediction, predict, trace_from
+from loadtest.recording import Logged, read_log
 from loadtest.replay.policies import OWN
 from loadtest.replay.scenario import Scenario
-from loadtest.replay.trace import Trace, TraceError
+from loadtest.workloads.trace import Trace, TraceError
+
+_HEAD = ("", "measured", "predicted", "difference")
+
+
+def table(prediction: Prediction) -> Table:
+    shown = Table(box=SIMPLE_HEAD)
+    for number, name in enumerate(_HEAD):
+        shown.add_column(name, justify="right" if number else "left")
+    for row in _rows(prediction):
+        shown.add_row(*row)
+    return shown
+
+
+def notes(prediction: Prediction, scenario: Scenario) -> list[str]:
+    """What was compared, and what times are made of."""
+    calibration, step = prediction.calibration, prediction.calibration.step_time
+    engines = f"{scenario.engines} modelled engine{'' if scenario.engines == 1 else 's'}"
+    source = f"fitted to {calibration.answers} earlier answers" if calibration.answers else "given"
+    seconds, way = calibration.overhead_seconds, prediction.client_seconds
+    if seconds is None:
+        around = f"left out: of the earlier requests only {calibration.idle_requests} met an idle engine"
+        around += f" ({FEWEST_IDLE} are needed)"
+    else:
+        around = f"{seconds * 1e3:.2f} ms, from {calibration.idle_requests} earlier requests that met an idle engine"
+    between = "the gateway's log is what was measured" if way is None else f"{way * 1e3:.2f} ms from client to gateway"
+    return [
+        f"{prediction.judged:,} requests on {engines}, after {prediction.before:,} that calibrate and fill caches.",
+        f"Step time, {source}: {step.base_seconds * 1e3:.2f} ms, {step.per_prefill_token_seconds * 1e6:.1f} µs a"
+        f" prefilled token, {step.per_decode_sequence_seconds * 1e6:.1f} µs a decoding sequence.",
+        f"Added to predicted TTFT and E2E: gateway and HTTP: {around}; {between}.",
+        *(f"The client does not trust what it measured: {doubt}." for doubt in prediction.doubts),
+    ]
+
+
+def markdown(prediction: Prediction, scenario: Scenario) -> str:
+    """The table, what it is made of, and the verdict."""
+    head = f"| {' | '.join(_HEAD)} |\n|---|---:|---:|---:|\n"
+    rows = "".join(f"| {' | '.join(row)} |\n" for row in _rows(prediction))
+    _, text = verdict(prediction.lines)
+    return head + rows + "\n" + "\n".join((*notes(prediction, scenario), "", text)) + "\n"
+
+
+def document(prediction: Prediction, scenario: Scenario, command: str) -> dict[str, Any]:
+    fits, text = verdict(prediction.lines)
+    return {
+        "command": command,
+        "fits": fits,
+        "verdict": text,
+        "judged": prediction.judged,
+        "before": prediction.before,
+        "figures": [
+            {
+                "name": line.name,
+                "unit": "share" if line.points else "ms" if line.name.startswith(("TTFT", "E2E")) else "tokens/s",
+                "measured": line.measured,
+                "predicted": line.predicted,
+                "difference": line.difference,
+                "difference_unit": "points" if line.points else "share",
+            }
+            for line in prediction.lines
+        ],
+        "doubts": list(prediction.doubts),
+        "calibration": asdict(prediction.calibration),
+        "client_seconds": prediction.client_seconds,
+        "engines": {
+            "count": scenario.engines,
+            "kv_tokens": scenario.kv_tokens,
+            "max_num_seqs": scenario.max_num_seqs,
+            "max_num_batched_tokens": scenario.max_num_batched_tokens,
+        },
+    }
+
+
+def _rows(prediction: Prediction) -> list[tuple[str, str, str, str]]:
+    return [
+        (line.name, line.shown(line.measured), line.shown(line.predicted), line.difference_text)
+        for line in prediction.lines
+    ]
+
 
 _FEWEST = 10
 
@@ -82,15 +160,15 @@ def _requests(path: Path, model: str | None, complaints: Console) -> list[Logged
     with path.open("rb") as lines:
         log = read_log(lines, model)
     if len(log.requests) < _FEWEST:
-        told = ", ".join(f"{count:,} {reason}" for reason, count in log.left_out.most_common())
-        raise ValueError(f"{path}: {len(log.requests)} requests are too few; left out: {told or 'none'}")
+        text = ", ".join(f"{count:,} {reason}" for reason, count in log.left_out.most_common())
+        raise ValueError(f"{path}: {len(log.requests)} requests are too few; left out: {text or 'none'}")
     models = {request.model for request in log.requests}
     if len(models) > 1:
         raise ValueError(f"--model: the log has {', '.join(sorted(models))}")
     others = {reason: count for reason, count in log.left_out.most_common() if reason != "not of the access log"}
     if others:
-        told = ", ".join(f"{count:,} {reason}" for reason, count in others.items())
-        complaints.print(f"lines left out, though engines may have worked on some: {told}", soft_wrap=True)
+        text = ", ".join(f"{count:,} {reason}" for reason, count in others.items())
+        complaints.print(f"lines left out, though engines may have worked on some: {text}", soft_wrap=True)
     return log.requests
 
 
@@ -99,8 +177,8 @@ def _tell(found: Prediction, scenario: Scenario) -> None:
     console.print(table(found))
     for note in notes(found, scenario):
         console.print(note, highlight=False, soft_wrap=True)
-    fits, told = verdict(found.lines)
-    console.print(told, style="green" if fits else "yellow", highlight=False, soft_wrap=True)
+    fits, text = verdict(found.lines)
+    console.print(text, style="green" if fits else "yellow", highlight=False, soft_wrap=True)
 
 
 def _keep(found: Prediction, scenario: Scenario, trace: Trace, out: Path) -> None:

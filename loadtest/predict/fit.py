@@ -1,4 +1,4 @@
-"""Step times of an engine that nobody knows, by least squares over what it did; and what is around the engine.
+"""Step times of an unknown engine, by least squares over the requests that it served; and the overhead around it.
 
 A decode of n tokens takes n - 1 steps: each has a base, a part for every sequence that decodes, and what prefills of
 others add. A prompt that meets an idle engine takes the base, its own prefill, and the overhead: gateway, HTTP, and
@@ -7,7 +7,7 @@ whatever the engine's server does besides stepping. Errors are relative, so long
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -15,8 +15,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.engine.step_time import StepTime
-from loadtest.predict.served import Served
+from loadtest.engine.scheduler import StepTime
+from loadtest.recording import Logged
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One streamed answer. Times are Unix time; `computed_tokens` are the prompt's that were not cached."""
+
+    backend: str
+    sent: float
+    first: float
+    end: float
+    cached_tokens: int
+    computed_tokens: int
+    output_tokens: int
+
+
+def served(requests: Iterable[Logged]) -> Iterator[Served]:
+    """Of those whose times and cached tokens the log has."""
+    for request in requests:
+        first, cached = request.first_seconds, request.cached_tokens
+        if first is None or cached is None:
+            continue
+        sent = request.at_seconds + request.queue_seconds
+        end = request.at_seconds + request.duration_seconds
+        if sent < request.at_seconds + first <= end:
+            yield Served(
+                request.backend, sent, request.at_seconds + first, end, cached,
+                max(1, request.prompt_tokens - cached), request.output_tokens,
+            )  # fmt: skip
+
 
 FEWEST_IDLE = 5
 FEWEST_ANSWERS = 20
@@ -45,7 +74,7 @@ class _Seen:
 
     decoding: _Array  # mean number of sequences that decoded with it
     prefilled: _Array  # tokens that others prefilled meanwhile
-    idle: NDArray[np.bool_]  # nobody else was there until its first token
+    idle: NDArray[np.bool_]  # no other request ran until its first token
 
 
 def overhead_of(past: Sequence[Served], step_time: StepTime, max_batched_tokens: int) -> Calibration:

@@ -14,18 +14,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadtest.engine.command import Preset
+from loadtest.engine.scheduler import Preset
 from loadtest.replay import options as asked
-from loadtest.replay.capacity import Kept, kept_in
-from loadtest.replay.formats import read_trace
-from loadtest.replay.grid import Cell, Outcome, Workers
-from loadtest.replay.knee import knee
-from loadtest.replay.lengths import Lengths
-from loadtest.replay.picture import page
-from loadtest.replay.results import GridResults
-from loadtest.replay.scenario import Bounds, Faults, Scenario
-from loadtest.replay.tables import terminal_tables
-from loadtest.replay.trace import Trace, TraceError
+from loadtest.replay.grid import CellOutcome, GridCell, GridResults, Kept, Workers, kept_in
+from loadtest.replay.report import knee, page, terminal_tables
+from loadtest.replay.scenario import EngineFaults, LatencyBounds, Lengths, Scenario
+from loadtest.workloads.trace import Trace, TraceError, read_trace
 
 _WIDEST = 200
 
@@ -74,7 +68,7 @@ def replay(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             itl_objective_seconds=itl_objective,
-            bounds=Bounds(slo_ttft, slo_ttft_prefills, slo_tpot),
+            bounds=LatencyBounds(slo_ttft, slo_ttft_prefills, slo_tpot),
             faults=_faults(slow, restart, flash_crowd=flash_crowd),
             lengths=Lengths(output_times, max_tokens_times, misjudged),
         )
@@ -98,9 +92,9 @@ def _cells(
     loads: Sequence[float],
     seeds: int,
     policies: Sequence[str],
-) -> list[Cell]:
+) -> list[GridCell]:
     return [
-        Cell(share, replace(fleet, rate_per_second=share * capacities[fleet.engines], seed=seed), name)
+        GridCell(share, replace(fleet, rate_per_second=share * capacities[fleet.engines], seed=seed), name)
         for fleet in fleets
         for share in loads
         for seed in range(seeds)
@@ -108,11 +102,11 @@ def _cells(
     ]
 
 
-def _faults(slow: str | None, restart: str | None, *, flash_crowd: bool) -> Faults:
-    faults = Faults(flash_crowd=flash_crowd)
+def _faults(slow: str | None, restart: str | None, *, flash_crowd: bool) -> EngineFaults:
+    faults = EngineFaults(flash_crowd=flash_crowd)
     if slow is not None:
-        told = asked.slow(slow)
-        faults = replace(faults, slow_factor=told.factor, slow_engines=told.engines)
+        slow_engines = asked.slow(slow)
+        faults = replace(faults, slow_factor=slow_engines.factor, slow_engines=slow_engines.engines)
     if restart is not None:
         lost = asked.restart(restart)
         faults = replace(faults, restart_at=lost.at, restart_share=lost.share)
@@ -145,11 +139,11 @@ def _capacities(
     return dict(sorted(found.items()))
 
 
-def _replayed(cells: Sequence[Cell], workers: Workers, progress: Progress) -> tuple[list[Outcome], float]:
+def _replayed(cells: Sequence[GridCell], workers: Workers, progress: Progress) -> tuple[list[CellOutcome], float]:
     """What the cells came to, and how many seconds it took."""
     began = time.monotonic()
     task = progress.add_task("replays", total=len(cells))
-    found: dict[Cell, Outcome] = {}
+    found: dict[GridCell, CellOutcome] = {}
     for outcome in workers.outcomes(cells):
         found[outcome.cell] = outcome
         progress.advance(task)
@@ -163,7 +157,7 @@ def _progress(console: Console) -> Progress:
     )  # fmt: skip
 
 
-def _pace(outcomes: Sequence[Outcome], seconds: float) -> str:
+def _pace(outcomes: Sequence[CellOutcome], seconds: float) -> str:
     requests = sum(outcome.figures.requests for outcome in outcomes)
     cpu_seconds = sum(outcome.figures.cpu_seconds for outcome in outcomes)
     pace = f"{requests / seconds:,.0f} requests per second, {requests / cpu_seconds:,.0f} per second of CPU"

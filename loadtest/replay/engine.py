@@ -1,6 +1,6 @@
-"""One modelled engine in virtual time, for a replay that may hand it a request at any moment.
+"""One modelled engine in virtual time, for a replay that may send it a request at any moment.
 
-A stretch of decode-only steps is not carried out until its end, or until a request comes in the middle of it; a step
+A stretch of decode-only steps is not carried out until its end, or until a request arrives in the middle of it; a step
 that has begun is never changed. So a replay costs a few operations a request, and is exact all the same.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import heapq
 import math
+from dataclasses import dataclass, field
 
-from loadtest.engine.scheduler import Committed, Limits, Scheduler, Step
-from loadtest.engine.sequence import SequenceState, State
-from loadtest.engine.step_time import StepTime
+from loadtest.engine.kv_cache import SequenceState, State
+from loadtest.engine.scheduler import Committed, Limits, Scheduler, Step, StepTime
 
 _NOTHING = Committed(0)
 
@@ -19,7 +19,7 @@ _NOTHING = Committed(0)
 class _Scheduler(Scheduler):
     @property
     def only_decodes(self) -> bool:
-        """Nobody is in prefill, nobody waits."""
+        """No request is in prefill and none waits."""
         return bool(self.decoding) and not self.prefilling and not self.waiting
 
     def steps_to_first_end(self) -> int:
@@ -76,7 +76,7 @@ class ReplayEngine:
             self._catch_up(now)
 
     def forget_cache(self) -> None:
-        """The prefix cache is lost, but for what running sequences hold; nobody is told."""
+        """The prefix cache is lost, but for what running sequences hold; no event reports it."""
         pool = self.scheduler.pool
         pool.release(pool.allocate(pool.num_free))
 
@@ -91,7 +91,7 @@ class ReplayEngine:
                 return
             self._step = scheduler.schedule(now)
         else:
-            # Whoever waits is first in line, so an arrival cannot change a stretch in which nobody is admitted.
+            # Waiting requests are first in line, so an arrival cannot change a stretch without admissions.
             self._step = scheduler.schedule(now, math.inf)
         self.peak_waiting = max(self.peak_waiting, scheduler.num_waiting)
         self.next_event_seconds = math.inf if self._step is None else now + self._step.duration_seconds
@@ -115,3 +115,99 @@ class ReplayEngine:
     def _commit(self, step: Step, now: float) -> Committed:
         self.sequence_seconds += step.duration_seconds * self.scheduler.num_running
         return self.scheduler.commit(step, now)
+
+
+class VirtualEngine:
+    """One engine whose clock moves only when it is advanced."""
+
+    def __init__(self, limits: Limits, step_time: StepTime) -> None:
+        self.scheduler = Scheduler(limits, step_time)
+        self.now_seconds = 0.0
+        self._step: Step | None = None
+        self._step_ends_seconds = 0.0
+
+    @property
+    def next_event_seconds(self) -> float | None:
+        """When the step under way ends; None when idle."""
+        return self._step_ends_seconds if self._step else None
+
+    def submit(self, sequence: SequenceState) -> None:
+        sequence.arrived_seconds = self.now_seconds
+        self.scheduler.add(sequence)
+
+    def advance(self, until_seconds: float) -> list[SequenceState]:
+        """Run all steps that begin before `until_seconds`; who ended by then, in order of their ends."""
+        finished: list[SequenceState] = []
+        while True:
+            if self._step is None:
+                if self.now_seconds >= until_seconds:
+                    break
+                self._step = self.scheduler.schedule(self.now_seconds, until_seconds)
+                if self._step is None:
+                    break
+                self._step_ends_seconds = self.now_seconds + self._step.duration_seconds
+            if self._step_ends_seconds > until_seconds:
+                break
+            self.now_seconds = self._step_ends_seconds
+            finished += self._commit().finished
+        if until_seconds != float("inf"):
+            self.now_seconds = until_seconds
+        return finished
+
+    def _commit(self) -> Committed:
+        assert self._step is not None
+        done = self.scheduler.commit(self._step, self.now_seconds)
+        self._step = None
+        return done
+
+
+_NEVER = -1.0
+
+
+@dataclass(slots=True, eq=False)
+class ReplayRequest:
+    """Times are in seconds from the replay's start; a negative one has not come.
+
+    `keys` are of the prompt's full blocks, `answer_keys` of those that its answer completes. `following` is the
+    session's next turn, sent `think_seconds` of its own after this one's end. `turn` and `turn_end` count the keys
+    before and through the last answer that the prompt holds; 0 if the trace shows none.
+    """
+
+    number: int
+    arrival_seconds: float
+    prompt_tokens: int
+    output_tokens: int
+    keys: tuple[int, ...] = ()
+    answer_keys: tuple[int, ...] = ()
+    think_seconds: float = 0.0
+    turn: int = 0
+    turn_end: int = 0
+    following: ReplayRequest | None = field(default=None, repr=False)
+    max_tokens: int | None = None  # as the client states it
+    believed_tokens: int | None = None  # what the gateway takes its prompt for; None = what it has
+
+    sequence: SequenceState | None = field(default=None, repr=False)  # in the engine it was sent to
+    engine: int = -1
+    sent_seconds: float = _NEVER
+    cached_tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    first_token_seconds: float = _NEVER
+    finished_seconds: float = _NEVER
+
+    @property
+    def ttft_seconds(self) -> float:
+        """From arrival at the gateway to the first token."""
+        return self.first_token_seconds - self.arrival_seconds
+
+    @property
+    def e2e_seconds(self) -> float:
+        """From arrival at the gateway to the last token."""
+        return self.finished_seconds - self.arrival_seconds
+
+    @property
+    def tpot_seconds(self) -> float | None:
+        """Mean time between tokens after the first; None for an answer of one token."""
+        if self.output_tokens < 2:
+            return None
+        return (self.finished_seconds - self.first_token_seconds) / (self.output_tokens - 1)

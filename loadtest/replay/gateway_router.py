@@ -1,39 +1,148 @@
-"""The gateway's own placement as a replay's router. Everything that the gateway's classes want is made here."""
+"""The gateway's own placement as a replay's router, with backends that exist only here.
+
+Admission arms differ in what keeps a request out of an engine; placement and routing are the same in all of them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from gateway.backends.concurrency_limit import EngineSample, Limiter
 from gateway.config import AdmissionConfig, HealthConfig, RoutingConfig
-from gateway.request import Ask, Usage
-from gateway.routing.cache_view import HitAccuracy, Hits
-from gateway.routing.cost import CostModel
-from gateway.routing.estimates import Calibrations, Estimates, Learning
+from gateway.request import Demand, Usage
+from gateway.routing.cache_view import HitAccuracy, HitPredictor, Learning, PrefixIndex
+from gateway.routing.engine import CostModel, Engine
+from gateway.routing.estimates import Calibrations, Estimates, OutputLengths
 from gateway.routing.exact_index import ExactIndex
 from gateway.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
-from gateway.routing.prefix_index import PrefixIndex
-from gateway.scheduling.output_length import OutputLengths
-from gateway.scheduling.scheduler import Binding, Knobs, Placement
+from gateway.scheduling.scheduler import Binding, Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue, Ticket
-from loadtest.replay.admission import GATEWAY, Admission
-from loadtest.replay.engine import ReplayEngine
-from loadtest.replay.fleet import fleet
-from loadtest.replay.request import ReplayRequest
+from loadtest.replay.engine import ReplayEngine, ReplayRequest
 from loadtest.replay.router import Sending
 from loadtest.replay.scenario import Scenario
 
+
+@dataclass(slots=True)
+class ModelledBackend:
+    """An engine, and its adaptive limit where it has one; always up."""
+
+    engine: Engine
+    limiter: Limiter | None = None
+
+    def scraped(self, modelled: ReplayEngine, now: float) -> bool:
+        """What the engine's metrics show at this moment; True if the limit moved for it."""
+        if self.limiter is None:
+            return False
+        scheduler, engine = modelled.scheduler, self.engine
+        look = EngineSample(
+            at_seconds=now,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            preemptions=scheduler.counters.preemptions,
+            kv_usage=scheduler.pool.num_used / scheduler.pool.num_blocks,
+            in_flight=engine.load.in_flight,
+            sent=engine.placed,
+        )
+        if self.limiter.observe(look) is None:
+            return False
+        engine.resize(min(engine.cap, self.limiter.limit), engine.kv_cache_tokens)
+        return True
+
+    def answered(self, request: ReplayRequest, now: float) -> None:
+        """An answer was streamed to its end."""
+        if self.limiter is not None and (tpot := request.tpot_seconds) is not None:
+            self.limiter.streamed(tpot, request.first_token_seconds, now)
+
+
+def fleet(
+    engines: int,
+    cap: int,
+    kv_cache_tokens: int,
+    block_tokens: int,
+    speeds: tuple[float, ...],
+    *,
+    adaptive: bool = False,
+    itl_objective_seconds: float | None = None,
+) -> list[ModelledBackend]:
+    """As many backends as there are engines; `speeds` are their relative step times."""
+    backends = []
+    for index in range(engines):
+        engine = Engine(index, f"engine-{index}", slowness=speeds[index] ** 0.5)
+        engine.configure(cap, block_tokens, caches_prefixes=True)
+        engine.resize(cap, kv_cache_tokens)
+        backends.append(ModelledBackend(engine))
+        if adaptive:
+            limiter = backends[-1].limiter = Limiter(itl_objective_seconds=itl_objective_seconds)
+            limiter.bind(cap, 1)
+    return backends
+
+
+_NO_LIMIT = 1 << 20  # sequences
+_SEPARATOR = ", "
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Which of the gateway's bounds hold. `limit` is of sequences on each engine; None = what the engine runs at once.
+
+    `window`: little prefill may be ahead; `ledger`: KV cache is reserved; `adaptive`: the limit follows what the
+    engine's metrics show.
+    """
+
+    name: str
+    limit: int | None = None
+    window: bool = True
+    ledger: bool = False
+    adaptive: bool = False
+
+    def cap(self, max_num_seqs: int) -> int:
+        """Sequences that each engine may be given at once."""
+        return max_num_seqs if self.limit is None else self.limit
+
+
+NONE = Admission("none", _NO_LIMIT, window=False)
+SLOTS = Admission("slots")
+LEDGER = Admission("ledger", ledger=True)
+LIMITER = Admission("limiter", adaptive=True)
+GATEWAY = Admission("adaptive", ledger=True, adaptive=True)
+_NAMED = {arm.name: arm for arm in (NONE, SLOTS, LEDGER, LIMITER, GATEWAY)}
+WAYS = (*_NAMED, "static:N")
+
+
+def admission_of(name: str) -> Admission:
+    """The arm of that name. Raises ValueError."""
+    kind, colon, limit = name.partition(":")
+    if kind == "static" and colon and limit.isdecimal() and int(limit) > 0:
+        return Admission(name, int(limit))
+    if name not in _NAMED:
+        raise ValueError(f"--admission: {name!r} unknown; there are {', '.join(WAYS)}")
+    return _NAMED[name]
+
+
+def with_admission(policy: str, arm: str) -> str:
+    """What a policy of the gateway is called under an arm of admission."""
+    return f"{policy}{_SEPARATOR}{arm}"
+
+
+def parted(name: str) -> tuple[str, Admission | None]:
+    """Policy and arm of a name; None where the name has no arm."""
+    policy, _, arm = name.partition(_SEPARATOR)
+    return policy, admission_of(arm) if arm else None
+
+
 _MODEL = "replayed"
-_BYTES_PER_TOKEN = 4  # prompts have no text here; sizes are told as if they had
-_NO_BOUND = 1 << 62  # everybody waits as long as it takes, so that all policies answer the same requests
+_BYTES_PER_TOKEN = 4  # prompts have no text here; sizes are stated as if they had
+_NO_BOUND = 1 << 62  # requests wait as long as it takes, so that all policies answer the same requests
 _NO_WINDOW_SECONDS = 1e9
 _PASSING_SECONDS = 0.1  # between two looks at how far streams are
-_TOLD_TOKENS = 8  # of a stream, since it was told last; the gateway counts as many before it tells again
+_REPORTED_TOKENS = 8  # of a stream, since the last report; the gateway counts as many before it reports again
 _NO_LEDGER = 1e9  # a share of the KV cache that is never filled
 
 
 class PoolBlocks(ExactIndex):
-    """What KV events would tell, without their delay: the blocks in the engines' own pools."""
+    """What KV events would report, without their delay: the blocks in the engines' own pools."""
 
     def __init__(self, engines: Sequence[ReplayEngine]) -> None:
         super().__init__()
@@ -47,7 +156,7 @@ class PoolBlocks(ExactIndex):
 
 
 class GatewayRouter:
-    """Requests go through `Placement` and its line, and their usage is learned from, as in the gateway."""
+    """Requests go through `Scheduler` and its line, and their usage is learned from, as in the gateway."""
 
     def __init__(
         self,
@@ -64,8 +173,8 @@ class GatewayRouter:
         model = CostModel(routing.seconds_per_prefill_token, routing.decode_weight, scenario.max_num_batched_tokens)
         calibration = Calibrations(model, routing.prefill_window_seconds if admission.window else _NO_WINDOW_SECONDS)
         capacity = int(scenario.kv_tokens * routing.index_capacity_factor * _BYTES_PER_TOKEN)
-        index, trust = PrefixIndex([capacity] * scenario.engines), HitAccuracy()
-        self._learning = Learning(self._estimates, index, trust)
+        index, hit_accuracy = PrefixIndex([capacity] * scenario.engines), HitAccuracy()
+        self._learning = Learning(self._estimates, index, hit_accuracy)
         self._queue = Queue(_NO_BOUND, _NO_BOUND)
         cap = admission.cap(scenario.max_num_seqs)
         self._engines = engines
@@ -75,14 +184,14 @@ class GatewayRouter:
         )  # fmt: skip
         self.scrape_seconds = HealthConfig().probe_interval_seconds if admission.adaptive else math.inf
         headroom = AdmissionConfig().kv_headroom if admission.ledger else _NO_LEDGER
-        knobs = Knobs(routing.aging, headroom, routing.scan, routing.starvation_seconds)
-        hits = Hits(index, trust, PoolBlocks(engines) if exact else None)
+        settings = SchedulerSettings(routing.aging, headroom, routing.scan, routing.starvation_seconds)
+        hit_predictor = HitPredictor(index, hit_accuracy, PoolBlocks(engines) if exact else None)
         serving = {_MODEL: [backend.engine for backend in self._backends]}
-        chosen = _policy(policy, calibration, hits, self._estimates)
-        self.placement = Placement(serving.get, chosen, self._queue, self._lengths, calibration, knobs)
+        chosen = _policy(policy, calibration, hit_predictor, self._estimates)
+        self.scheduler = Scheduler(serving.get, chosen, self._queue, self._lengths, calibration, settings)
         self._block_tokens = block_tokens
         self._tells_tokens = exact
-        self._asks: dict[int, tuple[ReplayRequest, Ask, Binding]] = {}  # by the request's number
+        self._demands: dict[int, tuple[ReplayRequest, Demand, Binding]] = {}  # by the request's number
         self._passed_seconds = 0.0
         self._tickets: dict[Ticket, ReplayRequest] = {}
         self._changed = False  # since the last look through the line
@@ -94,35 +203,35 @@ class GatewayRouter:
     def arrived(self, request: ReplayRequest, now: float) -> list[Sending]:
         """Bound at once, or in the line."""
         self._pass(now)
-        ask = self._ask(request)
-        placed = self.placement.place(ask, now)
+        demand = self._demand(request)
+        placed = self.scheduler.place(demand, now)
         if isinstance(placed, Binding):
-            return [self._bound(request, ask, placed)]
+            return [self._bound(request, demand, placed)]
         self._tickets[placed] = request
         self._changed = True
         return []
 
     def first_token(self, request: ReplayRequest, now: float) -> None:
         """As the gateway sees it pass."""
-        self.placement.first_token(self._asks[request.number][2], now)
+        self.scheduler.first_token(self._demands[request.number][2], now)
         self._changed = True
 
     def finished(self, request: ReplayRequest, now: float) -> None:
         """The lease is given back, and the answer's usage learned."""
-        _, ask, binding = self._asks.pop(request.number)
+        _, demand, binding = self._demands.pop(request.number)
         served = request.prompt_tokens - request.cached_tokens + request.output_tokens
-        self.placement.release(binding, now, answered=True, served_tokens=served)
+        self.scheduler.release(binding, now, answered=True, served_tokens=served)
         self._changed = True
         usage = Usage(request.prompt_tokens, request.output_tokens, request.cached_tokens)
         self._backends[binding.engine.index].answered(request, now)
-        self._lengths.answered(ask, usage)
-        self._learning.answered(ask, binding.engine.index, binding.hit_tokens, usage)
+        self._lengths.answered(demand, usage)
+        self._learning.answered(demand, binding.engine.index, binding.hit_tokens, usage)
 
     def scraped(self, now: float) -> None:
         """Limits follow what the engines' metrics show."""
         moved = [backend.scraped(engine, now) for backend, engine in zip(self._backends, self._engines, strict=True)]
         if any(moved):
-            self.placement.refresh()
+            self.scheduler.refresh()
             self._changed = True
 
     def settle(self, now: float, *, is_look: bool) -> list[Sending]:
@@ -132,11 +241,11 @@ class GatewayRouter:
             return sendings
         self._changed = False
         self._pass(now)
-        for ticket, granted in self.placement.drain(_MODEL, now):
+        for ticket, granted in self.scheduler.scan_queue(_MODEL, now):
             request = self._tickets.pop(ticket)
             if not isinstance(granted, Binding):
                 raise granted
-            sendings.append(self._bound(request, ticket.ask, granted))
+            sendings.append(self._bound(request, ticket.demand, granted))
         return sendings
 
     def _pass(self, now: float) -> None:
@@ -146,19 +255,19 @@ class GatewayRouter:
         self._passed_seconds = now
         for engine in self._engines:
             engine.catch_up(now)
-        for request, _, binding in self._asks.values():
+        for request, _, binding in self._demands.values():
             if request.sequence is not None:
                 generated = self._engines[request.engine].scheduler.generated_tokens(request.sequence)
-                if (more := generated - binding.reservation.came_tokens) >= _TOLD_TOKENS:
+                if (more := generated - binding.reservation.streamed_tokens) >= _REPORTED_TOKENS:
                     binding.engine.kv.on_tokens(binding.reservation, more)
 
-    def _bound(self, request: ReplayRequest, ask: Ask, binding: Binding) -> Sending:
-        self._asks[request.number] = request, ask, binding
+    def _bound(self, request: ReplayRequest, demand: Demand, binding: Binding) -> Sending:
+        self._demands[request.number] = request, demand, binding
         return request, binding.engine.index
 
-    def _ask(self, request: ReplayRequest) -> Ask:
+    def _demand(self, request: ReplayRequest) -> Demand:
         step = self._block_tokens * _BYTES_PER_TOKEN
-        return Ask(
+        return Demand(
             _MODEL,
             keys=request.keys,
             edges=tuple(range(step, step * len(request.keys) + 1, step)),
@@ -172,7 +281,7 @@ class GatewayRouter:
         )
 
 
-def _policy(name: str, calibration: Calibrations, hits: Hits, estimates: Estimates) -> Policy:
+def _policy(name: str, calibration: Calibrations, hit_predictor: HitPredictor, estimates: Estimates) -> Policy:
     if name == "prefix":
-        return PrefixPolicy(calibration, hits, estimates, Affinity())
+        return PrefixPolicy(calibration, hit_predictor, estimates, Affinity())
     return LeastLoadedPolicy() if name == "least_loaded" else RoundRobinPolicy()

@@ -9,73 +9,74 @@ from typing import Annotated, Any, TypeVar
 
 from typer import Argument, Option
 
-from loadtest.engine.command import Preset
-from loadtest.replay.admission import WAYS, admission_of, with_admission
+from loadtest.engine.scheduler import Preset
+from loadtest.replay.gateway_router import WAYS, admission_of, with_admission
 from loadtest.replay.policies import NAMES, OWN, USUAL
 
 _T = TypeVar("_T")
 _ROWS, _GRID, _ENGINE, _FAULTS, _OUTCOME = "Trace", "Grid", "Engines", "Faults", "Bounds and results"
 
 
-def _option(*names: str, panel: str, told: str, **more: Any) -> Any:
-    return Option(*names, rich_help_panel=panel, help=told, **more)
+def _option(*names: str, panel: str, text: str, **more: Any) -> Any:
+    return Option(*names, rich_help_panel=panel, help=text, **more)
 
 
 TracePath = Annotated[Path, Argument(help="Mooncake's JSONL, a derivative of it, or sessions; or Azure's CSV.")]
 BlockSize = Annotated[
-    int | None, _option(min=1, panel=_ROWS, told="Tokens of a hash_ids block. Default: as the format has it.")
+    int | None, _option(min=1, panel=_ROWS, text="Tokens of a hash_ids block. Default: as the format has it.")
 ]
-Limit = Annotated[int | None, _option(min=1, panel=_ROWS, told="The first rows only.")]
-Minutes = Annotated[float | None, _option(min=0.01, panel=_ROWS, told="The first minutes only.")]
+Limit = Annotated[int | None, _option(min=1, panel=_ROWS, text="The first rows only.")]
+Minutes = Annotated[float | None, _option(min=0.01, panel=_ROWS, text="The first minutes only.")]
 
-Policies = Annotated[str, _option(panel=_GRID, told=f"`all` ({', '.join(USUAL)}), or some of {', '.join(NAMES)}.")]
+Policies = Annotated[str, _option(panel=_GRID, text=f"`all` ({', '.join(USUAL)}), or some of {', '.join(NAMES)}.")]
 Admissions = Annotated[
     str | None,
-    _option("--admission", panel=_GRID, told=f"The gateway's policies once under each of {', '.join(WAYS)}."),
+    _option("--admission", panel=_GRID, text=f"The gateway's policies once under each of {', '.join(WAYS)}."),
 ]
-Backends = Annotated[str, _option(panel=_GRID, told="Numbers of engines.")]
-Loads = Annotated[str, _option("--load", panel=_GRID, told="Shares of capacity.")]
+Backends = Annotated[str, _option(panel=_GRID, text="Numbers of engines.")]
+Loads = Annotated[str, _option("--load", panel=_GRID, text="Shares of capacity.")]
 Capacity = Annotated[
-    float | None, _option(min=0.001, panel=_GRID, told="Requests/s that one engine carries. Default: found, and kept.")
+    float | None, _option(min=0.001, panel=_GRID, text="Requests/s that one engine carries. Default: found, and kept.")
 ]
-Seeds = Annotated[int, _option(min=1, panel=_GRID, told="How many; they shift and jitter the trace, and decide lots.")]
-Baseline = Annotated[str, _option(panel=_GRID, told="The policy that ratios are against.")]
-Jobs = Annotated[int, _option("--jobs", "-j", min=1, panel=_GRID, told="Processes.")]
+Seeds = Annotated[int, _option(min=1, panel=_GRID, text="How many; they shift and jitter the trace, and decide lots.")]
+Baseline = Annotated[str, _option(panel=_GRID, text="The policy that ratios are against.")]
+Jobs = Annotated[int, _option("--jobs", "-j", min=1, panel=_GRID, text="Processes.")]
 
-Speed = Annotated[Preset, _option("--preset", panel=_ENGINE, told="How fast an engine is.")]
-KvTokens = Annotated[int, _option(min=1, panel=_ENGINE, told="Size of a KV cache in tokens.")]
-MaxNumSeqs = Annotated[int, _option(min=1, panel=_ENGINE, told="Sequences that run at once.")]
-MaxNumBatchedTokens = Annotated[int, _option(min=1, panel=_ENGINE, told="Tokens of a step.")]
+Speed = Annotated[Preset, _option("--preset", panel=_ENGINE, text="How fast an engine is.")]
+KvTokens = Annotated[int, _option(min=1, panel=_ENGINE, text="Size of a KV cache in tokens.")]
+MaxNumSeqs = Annotated[int, _option(min=1, panel=_ENGINE, text="Sequences that run at once.")]
+MaxNumBatchedTokens = Annotated[int, _option(min=1, panel=_ENGINE, text="Tokens of a step.")]
 
 OutputTimes = Annotated[
-    float, _option("--output-times", min=0.01, panel=_ROWS, told="Answers are so many times as long as recorded.")
+    float, _option("--output-times", min=0.01, panel=_ROWS, text="Answers are so many times as long as recorded.")
 ]
 MaxTokensTimes = Annotated[
     float | None,
-    _option("--max-tokens-times", min=1, panel=_ROWS, told="Clients state max_tokens, so many times the answer."),
+    _option("--max-tokens-times", min=1, panel=_ROWS, text="Clients state max_tokens, so many times the answer."),
 ]
 Misjudged = Annotated[
     float,
-    _option("--misjudged", min=0, panel=_ROWS, told="Deviation of the logarithm of the gateway's prompt lengths."),
+    _option("--misjudged", min=0, panel=_ROWS, text="Deviation of the logarithm of the gateway's prompt lengths."),
 ]
 ItlObjective = Annotated[
-    float | None, _option("--itl-objective", min=0.001, panel=_GRID, told="Seconds; adaptive limits keep to it.")
+    float | None, _option("--itl-objective", min=0.001, panel=_GRID, text="Seconds; adaptive limits keep to it.")
 ]
 SlowEngines = Annotated[
-    str | None, _option("--slow", panel=_FAULTS, told="FACTOR:COUNT engines are slower; the gateway is told, once.")
+    str | None,
+    _option("--slow", panel=_FAULTS, text="FACTOR:COUNT engines are slower; the gateway knows, from the start."),
 ]
 LostCaches = Annotated[
-    str | None, _option("--restart", panel=_FAULTS, told="AT:SHARE of the engines lose their caches; nobody is told.")
+    str | None, _option("--restart", panel=_FAULTS, text="AT:SHARE of the engines lose their caches, without an event.")
 ]
 Crowd = Annotated[
-    bool, _option("--flash-crowd", panel=_FAULTS, told="12 % more requests, all on one new prefix of 8k tokens.")
+    bool, _option("--flash-crowd", panel=_FAULTS, text="12 % more requests, all on one new prefix of 8k tokens.")
 ]
 
-SloTtft = Annotated[float, _option(min=0, panel=_OUTCOME, told="Bound on TTFT: these seconds, and what comes next.")]
-SloTtftPrefills = Annotated[float, _option(min=0, panel=_OUTCOME, told="Times the prompt's prefill without a cache.")]
-SloTpot = Annotated[float, _option(min=0, panel=_OUTCOME, told="Bound on TPOT in seconds.")]
+SloTtft = Annotated[float, _option(min=0, panel=_OUTCOME, text="Bound on TTFT: these seconds, and what comes next.")]
+SloTtftPrefills = Annotated[float, _option(min=0, panel=_OUTCOME, text="Times the prompt's prefill without a cache.")]
+SloTpot = Annotated[float, _option(min=0, panel=_OUTCOME, text="Bound on TPOT in seconds.")]
 Out = Annotated[
-    Path | None, _option("--out", "-o", file_okay=False, panel=_OUTCOME, told="Folder for results.json, report.html.")
+    Path | None, _option("--out", "-o", file_okay=False, panel=_OUTCOME, text="Folder for results.json, report.html.")
 ]
 
 

@@ -1,28 +1,286 @@
-"""The policies that can be replayed, by name."""
+"""The policies that can be replayed, by name: rules of other routers, and rules by load alone.
+
+- SGLang's router and vllm-router: a tree of what was sent where, and two thresholds.
+- KubeAI: consistent hashing with bounded loads; the opening of the prompt has a place on a ring.
+- NVIDIA Dynamo: blocks to prefill plus blocks that would be active; the fewest win.
+- llm-d: scorers from 0 to 1 and their weighted sum; the highest wins, ties by lot.
+- LMetric: prefill queued on an engine times its batch; the smallest product wins.
+"""
 
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from xxhash import xxh64_intdigest
+
 from gateway.config import RoutingConfig
-from loadtest.replay.admission import GATEWAY, LEDGER, Admission, parted
-from loadtest.replay.engine import ReplayEngine
-from loadtest.replay.gateway_router import GatewayRouter
-from loadtest.replay.peers.cache_aware import CacheAware
-from loadtest.replay.peers.chwbl import BoundedLoadRing
-from loadtest.replay.peers.dynamo import DynamoCost
-from loadtest.replay.peers.llm_d import active_request_profile, default_profile
-from loadtest.replay.peers.lmetric import LMetric
-from loadtest.replay.peers.load_only import LeastInFlight, PowerOfTwoChoices, RoundRobin
-from loadtest.replay.router import PushRouter, Router, Rule
+from loadtest.replay.engine import ReplayEngine, ReplayRequest
+from loadtest.replay.gateway_router import GATEWAY, LEDGER, Admission, GatewayRouter, parted
+from loadtest.replay.router import EngineView, PushRouter, Router, RoutingRule
 from loadtest.replay.scenario import Scenario
-from loadtest.replay.view import EngineView
+
+_TREE_TOKENS = (1 << 26) // 4  # the routers bound a tree at 2^26 characters
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class Thresholds:
+    """The routers' defaults: share of the prompt that must match; loads that count as out of balance."""
+
+    match: float = 0.3
+    absolute: int = 64
+    relative: float = 1.5
+
+
+class CacheAware:
+    """Out of balance: the emptiest engine. Else the best match if it is good enough, else the smallest tree."""
+
+    def __init__(self, engines: int, block_tokens: int, rng: random.Random, limits: Thresholds | None = None) -> None:
+        self._limits = limits or Thresholds()
+        self._rng = rng
+        self._block_tokens = block_tokens
+        self._trees: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(engines)]
+        self._tokens = [0] * engines  # of text in each tree, partial blocks too
+
+    def choose(self, request: ReplayRequest, engines: Sequence[EngineView]) -> int:
+        """The engine; the prompt joins its tree."""
+        loads = [view.in_flight for view in engines]
+        least, most = min(loads), max(loads)
+        if most - least > self._limits.absolute and most > self._limits.relative * least:
+            chosen = loads.index(least)
+        else:
+            chosen = self._by_match(request)
+        self._insert(request, chosen)
+        return chosen
+
+    def released(self, request: ReplayRequest) -> None:
+        """The trees forget by size alone."""
+
+    def _by_match(self, request: ReplayRequest) -> int:
+        depths = [self._depth(tree, request.keys) for tree in self._trees]
+        deepest = max(depths)
+        if deepest * self._block_tokens > self._limits.match * request.prompt_tokens:
+            return self._rng.choice([index for index, depth in enumerate(depths) if depth == deepest])
+        return self._tokens.index(min(self._tokens))
+
+    @staticmethod
+    def _depth(tree: OrderedDict[int, None], keys: Sequence[int]) -> int:
+        for depth, key in enumerate(keys):
+            if key not in tree:
+                return depth
+        return len(keys)
+
+    def _insert(self, request: ReplayRequest, engine: int) -> None:
+        tree, block = self._trees[engine], self._block_tokens
+        known = len(tree)
+        for key in reversed(request.keys):
+            tree[key] = None
+            tree.move_to_end(key)
+        added = len(tree) - known
+        self._tokens[engine] += added * block + (request.prompt_tokens - len(request.keys) * block if added else 0)
+        while len(tree) * block > _TREE_TOKENS:
+            tree.popitem(last=False)
+            self._tokens[engine] -= block
+
+
+_REPLICAS = 256
+_LOAD_FACTOR = 1.25
+
+
+class BoundedLoadRing:
+    """Clockwise from the opening's hash, the first engine whose load with this request is within 1.25 of the mean.
+
+    KubeAI hashes the first 100 characters, which lie within the first block.
+    """
+
+    def __init__(self, engines: int, replicas: int = _REPLICAS, load_factor: float = _LOAD_FACTOR) -> None:
+        places = (
+            (xxh64_intdigest(f"engine-{i}{copy}".encode()), i) for i in range(engines) for copy in range(replicas)
+        )
+        self._ring = sorted(places)
+        self._hashes = [place for place, _ in self._ring]
+        self._load_factor = load_factor
+
+    def choose(self, request: ReplayRequest, engines: Sequence[EngineView]) -> int:
+        """The first engine on the way round that has room; a prompt without a full block is an opening of its own."""
+        opening = (f"{request.keys[0]}" if request.keys else f"prompt {request.number}").encode()
+        start = bisect_left(self._hashes, xxh64_intdigest(opening)) % len(self._ring)
+        total = sum(view.in_flight for view in engines)
+        bound = (total + 1) / len(engines) * self._load_factor
+        for step in range(len(self._ring)):
+            index = self._ring[(start + step) % len(self._ring)][1]
+            if total == 0 or engines[index].in_flight + 1 <= bound:
+                return index
+        return self._ring[start][1]
+
+    def released(self, request: ReplayRequest) -> None: ...
+
+
+class DynamoCost:
+    """cost = weight x (prompt tokens in prefill + own uncached ones) / block + active blocks with this request's."""
+
+    def __init__(self, engines: int, block_tokens: int, rng: random.Random, overlap_weight: float = 1.0) -> None:
+        self._block_tokens = block_tokens
+        self._rng = rng
+        self._weight = overlap_weight
+        self._references: list[dict[int, int]] = [{} for _ in range(engines)]  # active blocks that have a key
+        self._unnamed = [0] * engines  # partial blocks of active requests
+        self._sent: dict[ReplayRequest, int] = {}
+
+    def choose(self, request: ReplayRequest, engines: Sequence[EngineView]) -> int:
+        """The cheapest engine, ties by lot."""
+        costs = [self._cost(request, view) for view in engines]
+        least = min(costs)
+        chosen = self._rng.choice([index for index, cost in enumerate(costs) if cost == least])
+        references = self._references[chosen]
+        for key in request.keys:
+            references[key] = references.get(key, 0) + 1
+        self._unnamed[chosen] += self._blocks(request) - len(request.keys)
+        self._sent[request] = chosen
+        return chosen
+
+    def released(self, request: ReplayRequest) -> None:
+        """Its blocks are active no more."""
+        engine = self._sent.pop(request)
+        references = self._references[engine]
+        for key in request.keys:
+            if references[key] == 1:
+                del references[key]
+            else:
+                references[key] -= 1
+        self._unnamed[engine] -= self._blocks(request) - len(request.keys)
+
+    def _cost(self, request: ReplayRequest, view: EngineView) -> float:
+        references = self._references[view.index]
+        shared = 0
+        for key in request.keys:
+            if key not in references:
+                break
+            shared += 1
+        active = len(references) + self._unnamed[view.index] + self._blocks(request) - shared
+        prefill = (view.prefill_tokens + view.uncached_tokens(request)) / self._block_tokens
+        return self._weight * prefill + active
+
+    def _blocks(self, request: ReplayRequest) -> int:
+        return -(-request.prompt_tokens // self._block_tokens)
+
+
+Scorer = Callable[[ReplayRequest, Sequence[EngineView]], list[float]]
+
+
+def prefix_scores(request: ReplayRequest, engines: Sequence[EngineView]) -> list[float]:
+    """The share of the prompt's blocks that an engine holds."""
+    total = len(request.keys)
+    return [view.cached_blocks(request) / total if total else 0.0 for view in engines]
+
+
+def queue_scores(request: ReplayRequest, engines: Sequence[EngineView]) -> list[float]:  # noqa: ARG001
+    """1 for the shortest queue in an engine, 0 for the longest; 1 for all if they are equal."""
+    lengths = [view.waiting for view in engines]
+    least, most = min(lengths), max(lengths)
+    return [(most - length) / (most - least) if most > least else 1.0 for length in lengths]
+
+
+def kv_scores(request: ReplayRequest, engines: Sequence[EngineView]) -> list[float]:  # noqa: ARG001
+    """The share of the KV cache that is free."""
+    return [1.0 - view.kv_usage for view in engines]
+
+
+def active_request_scores(request: ReplayRequest, engines: Sequence[EngineView]) -> list[float]:  # noqa: ARG001
+    """1 for an idle engine, 0 for the one with the most requests in flight."""
+    counts = [view.in_flight for view in engines]
+    most = max(counts)
+    return [(most - count) / most if count else 1.0 for count in counts]
+
+
+class WeightedScores:
+    """A scheduling profile: scorers with weights."""
+
+    def __init__(self, profile: Sequence[tuple[float, Scorer]], rng: random.Random) -> None:
+        self._profile = profile
+        self._rng = rng
+
+    def choose(self, request: ReplayRequest, engines: Sequence[EngineView]) -> int:
+        """The engine with the highest sum."""
+        sums = [0.0] * len(engines)
+        for weight, scorer in self._profile:
+            sums = [total + weight * score for total, score in zip(sums, scorer(request, engines), strict=True)]
+        best = max(sums)
+        return self._rng.choice([index for index, total in enumerate(sums) if total == best])
+
+    def released(self, request: ReplayRequest) -> None: ...
+
+
+def default_profile(rng: random.Random) -> WeightedScores:
+    """The chart's default: prefix 3, queue 2, KV cache 2."""
+    return WeightedScores(((3.0, prefix_scores), (2.0, queue_scores), (2.0, kv_scores)), rng)
+
+
+def active_request_profile(rng: random.Random) -> WeightedScores:
+    """Prefix 2, active requests 1, KV cache 1."""
+    return WeightedScores(((2.0, prefix_scores), (1.0, active_request_scores), (1.0, kv_scores)), rng)
+
+
+class LMetric:
+    """(uncached tokens in prefill + own uncached tokens) x (requests in flight with this one)."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def choose(self, request: ReplayRequest, engines: Sequence[EngineView]) -> int:
+        """The engine with the smallest product, ties by lot."""
+        products = [(view.prefill_tokens + view.uncached_tokens(request)) * (view.in_flight + 1) for view in engines]
+        least = min(products)
+        return self._rng.choice([index for index, product in enumerate(products) if product == least])
+
+    def released(self, request: ReplayRequest) -> None: ...
+
+
+class RoundRobin:
+    """Each engine in turn."""
+
+    def __init__(self) -> None:
+        self._turn = -1
+
+    def choose(self, request: ReplayRequest, engines: Sequence[EngineView]) -> int:  # noqa: ARG002
+        self._turn = (self._turn + 1) % len(engines)
+        return self._turn
+
+    def released(self, request: ReplayRequest) -> None: ...
+
+
+class LeastInFlight:
+    """The engine with the fewest requests in flight; ties by lot."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def choose(self, request: ReplayRequest, engines: Sequence[EngineView]) -> int:  # noqa: ARG002
+        least = min(view.in_flight for view in engines)
+        return self._rng.choice([view.index for view in engines if view.in_flight == least])
+
+    def released(self, request: ReplayRequest) -> None: ...
+
+
+class PowerOfTwoChoices:
+    """The emptier of two engines drawn by lot."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def choose(self, request: ReplayRequest, engines: Sequence[EngineView]) -> int:  # noqa: ARG002
+        """The emptier one; of one engine, that one."""
+        drawn = self._rng.sample(range(len(engines)), min(2, len(engines)))
+        return min(drawn, key=lambda index: engines[index].in_flight)
+
+    def released(self, request: ReplayRequest) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RouterContext:
     """What a router is made for."""
 
     scenario: Scenario
@@ -32,15 +290,15 @@ class Site:
     admission: Admission | None = None  # None = the policy's own
 
 
-def _push(rule: Callable[[Site], Rule]) -> Callable[[Site], Router]:
-    def made(site: Site) -> Router:
+def _push(rule: Callable[[RouterContext], RoutingRule]) -> Callable[[RouterContext], Router]:
+    def made(site: RouterContext) -> Router:
         return PushRouter(rule(site), [EngineView(index, engine) for index, engine in enumerate(site.engines)])
 
     return made
 
 
-def _own(policy: str, *, exact: bool = False, admission: Admission = GATEWAY) -> Callable[[Site], Router]:
-    def made(site: Site) -> Router:
+def _own(policy: str, *, exact: bool = False, admission: Admission = GATEWAY) -> Callable[[RouterContext], Router]:
+    def made(site: RouterContext) -> Router:
         return GatewayRouter(
             policy, site.scenario, site.engines, site.block_tokens, RoutingConfig(), site.admission or admission,
             exact=exact,
@@ -49,7 +307,7 @@ def _own(policy: str, *, exact: bool = False, admission: Admission = GATEWAY) ->
     return made
 
 
-_ROUTERS: dict[str, Callable[[Site], Router]] = {
+_ROUTERS: dict[str, Callable[[RouterContext], Router]] = {
     "ours": _own("prefix"),
     "ours_exact": _own("prefix", exact=True),
     "ours_push": _own("prefix", admission=replace(LEDGER, window=False)),
@@ -72,7 +330,7 @@ USUAL = (
 )  # fmt: skip
 
 
-def router_of(name: str, site: Site) -> Router:
+def router_of(name: str, site: RouterContext) -> Router:
     """A new router of that policy, which may be named with an arm of admission."""
     policy, admission = parted(name)
     return _ROUTERS[policy](replace(site, admission=admission))

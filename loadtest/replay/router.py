@@ -1,4 +1,4 @@
-"""What a replay asks of whoever routes, and the routers that send on arrival."""
+"""The protocol of a replay's router, the engine as its rules see it, and routers that send on arrival."""
 
 from __future__ import annotations
 
@@ -6,8 +6,37 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from loadtest.replay.request import ReplayRequest
-from loadtest.replay.view import EngineView
+from loadtest.replay.engine import ReplayEngine, ReplayRequest
+
+
+class EngineView:
+    """`in_flight` and `prefill_tokens` (uncached, no first token yet) are the router's own counts."""
+
+    def __init__(self, index: int, engine: ReplayEngine) -> None:
+        self.index = index
+        self.in_flight = 0
+        self.prefill_tokens = 0
+        self._scheduler = engine.scheduler
+        self._block_tokens = engine.scheduler.limits.block_size
+
+    @property
+    def waiting(self) -> int:
+        return self._scheduler.num_waiting
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV cache's blocks that sequences refer to."""
+        pool = self._scheduler.pool
+        return pool.num_used / pool.num_blocks
+
+    def cached_blocks(self, request: ReplayRequest) -> int:
+        """Leading blocks of the prompt that the engine's cache holds."""
+        return len(self._scheduler.pool.find(request.keys, len(request.keys)))
+
+    def uncached_tokens(self, request: ReplayRequest) -> int:
+        """Tokens of the prompt that it would have to compute; at least one."""
+        return max(1, request.prompt_tokens - self._block_tokens * self.cached_blocks(request))
+
 
 Sending = tuple[ReplayRequest, int]
 
@@ -34,10 +63,10 @@ class Router(Protocol):
         """It is time to look at the engines' metrics."""
 
     def settle(self, now: float, *, is_look: bool) -> list[Sending]:
-        """All events of this moment are told: who may go now? `is_look`: it is time to look though nothing happened."""
+        """Requests to send now, after all events of this moment. `is_look`: a look by the clock, without events."""
 
 
-class Rule(Protocol):
+class RoutingRule(Protocol):
     """A peer's rule: which engine is best for a request at its arrival."""
 
     def choose(self, request: ReplayRequest, engines: Sequence[EngineView]) -> int:
@@ -50,7 +79,7 @@ class Rule(Protocol):
 class PushRouter:
     """Sends each request on arrival to where a rule says; requests wait inside the engines."""
 
-    def __init__(self, rule: Rule, engines: Sequence[EngineView]) -> None:
+    def __init__(self, rule: RoutingRule, engines: Sequence[EngineView]) -> None:
         self._rule = rule
         self._engines = engines
         self._uncached: dict[ReplayRequest, int] = {}

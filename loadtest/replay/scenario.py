@@ -1,16 +1,41 @@
-"""What is replayed: engines, load, faults, and the bounds that answers must keep."""
+"""What is replayed: engines, load, lengths, faults, and the latency bounds that answers must keep."""
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import dataclass, field
 
-from loadtest.engine.scheduler import Limits
-from loadtest.engine.step_time import PRESETS, StepTime
-from loadtest.replay.lengths import Lengths
+from loadtest.engine.scheduler import PRESETS, Limits, StepTime
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class Lengths:
+    """Answers are `output_times` as long as recorded. Clients state `max_tokens_times` what they will get as
+    `max_tokens`, or nothing. The gateway misjudges prompts by a factor whose logarithm has the deviation `misjudged`.
+    """
+
+    output_times: float = 1.0
+    max_tokens_times: float | None = None
+    misjudged: float = 0.0
+
+    def output_tokens(self, recorded: int) -> int:
+        return max(1, round(recorded * self.output_times))
+
+    def max_tokens(self, output_tokens: int) -> int | None:
+        """What the client of such an answer states."""
+        times = self.max_tokens_times
+        return None if times is None else max(output_tokens, math.ceil(output_tokens * times))
+
+    def believed_tokens(self, prompt_tokens: int, number: int) -> int:
+        """What the gateway takes the prompt of that request for."""
+        if not self.misjudged:
+            return prompt_tokens
+        return max(1, round(prompt_tokens * math.exp(random.Random(number).gauss(0.0, self.misjudged))))
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyBounds:
     """An answer is good if TTFT is within base + factor x its prefill on an idle engine without a cache, and TPOT is
     within its bound."""
 
@@ -20,7 +45,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Faults:
+class EngineFaults:
     """What is wrong: slow engines (`slow_factor` x all step times), and engines that lose their cache midway."""
 
     slow_factor: float = 1.0
@@ -42,8 +67,8 @@ class Scenario:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     itl_objective_seconds: float | None = None  # that the gateway's adaptive limit keeps to
-    bounds: Bounds = field(default_factory=Bounds)
-    faults: Faults = field(default_factory=Faults)
+    bounds: LatencyBounds = field(default_factory=LatencyBounds)
+    faults: EngineFaults = field(default_factory=EngineFaults)
     lengths: Lengths = field(default_factory=Lengths)
 
     @property

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from loadtest.replay.engine import ReplayEngine
-from loadtest.replay.request import ReplayRequest
+from loadtest.replay.engine import ReplayEngine, ReplayRequest
 from loadtest.replay.scenario import Scenario
 from loadtest.report.statistics import percentile
 
@@ -16,7 +15,7 @@ _VIOLATION_FLOOR = 0.01  # added to both sides of a ratio of violations: none ag
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Percentiles:
     """Mean and percentiles; seconds."""
 
     mean: float
@@ -26,13 +25,13 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class PolicyFigures:
     """One policy in one scenario; shares are of the requests that count."""
 
     requests: int
-    ttft: Spread
-    tpot: Spread
-    e2e: Spread
+    ttft: Percentiles
+    tpot: Percentiles
+    e2e: Percentiles
     goodput: float  # share that kept both bounds
     ttft_violations: float
     tpot_violations: float
@@ -55,7 +54,7 @@ class Figures:
 
 def figures_of(
     requests: Sequence[ReplayRequest], scenario: Scenario, engines: Sequence[ReplayEngine], cpu_seconds: float
-) -> Figures:
+) -> PolicyFigures:
     """Figures of a finished replay. The first tenth to arrive found empty caches and counts for nothing."""
     ordered = sorted(requests, key=lambda request: (request.arrival_seconds, request.number))
     counted = ordered[int(len(ordered) * WARM_UP_SHARE) :]
@@ -71,7 +70,7 @@ def figures_of(
         computed[request.engine] += request.prompt_tokens - request.cached_tokens
     good = sum(not (a or b) for a, b in zip(late, slow, strict=True))
     virtual_seconds = max(request.finished_seconds for request in requests)
-    return Figures(
+    return PolicyFigures(
         requests=len(counted),
         ttft=_spread(request.ttft_seconds for request in counted),
         tpot=_spread(tpot for request in counted if (tpot := request.tpot_seconds) is not None),
@@ -95,12 +94,12 @@ def figures_of(
     )
 
 
-def _spread(values: Iterable[float]) -> Spread:
+def _spread(values: Iterable[float]) -> Percentiles:
     ordered = sorted(values)
     if not ordered:
-        return Spread(0.0, 0.0, 0.0, 0.0)
+        return Percentiles(0.0, 0.0, 0.0, 0.0)
     mean = math.fsum(ordered) / len(ordered)
-    return Spread(mean, percentile(ordered, 50), percentile(ordered, 90), percentile(ordered, 99))
+    return Percentiles(mean, percentile(ordered, 50), percentile(ordered, 90), percentile(ordered, 99))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ class Ratios:
     violations: float
 
 
-def ratios(pairs: Sequence[tuple[Figures, Figures]]) -> Ratios:
+def ratios(pairs: Sequence[tuple[PolicyFigures, PolicyFigures]]) -> Ratios:
     """Of (policy's, baseline's) figures, one pair a scenario."""
     return Ratios(
         ttft=_geometric((a.ttft.mean, b.ttft.mean) for a, b in pairs),

@@ -1,4 +1,7 @@
-"""A trace as the traffic of N engines: copies rotated in time, each with prefixes of its own, at a chosen rate."""
+"""A trace as the traffic of N engines: copies rotated in time, each with its own prefixes, at a chosen rate.
+
+An engine also caches the blocks of answers, which a later prompt of the same conversation contains.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,68 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from loadtest.replay.answers import Turn, turns_of
-from loadtest.replay.lengths import Lengths
-from loadtest.replay.request import ReplayRequest
-from loadtest.replay.trace import Row, Trace
+from loadtest.replay.engine import ReplayRequest
+from loadtest.replay.scenario import Lengths
+from loadtest.workloads.trace import Row, Trace
+
+
+@dataclass(slots=True)
+class TraceTurn:
+    """What a trace shows of one request's answer, and of the answer before it.
+
+    `answer_keys` are those of the blocks that its answer completes. Its prompt holds an earlier answer after the first
+    `turn` blocks, up to the end of block `turn_end`; both are 0 if it holds none.
+    """
+
+    answer_keys: tuple[int, ...] = ()
+    turn: int = 0
+    turn_end: int = 0
+
+
+def turns_of(rows: Sequence[Row], block_tokens: int) -> list[TraceTurn]:
+    """For each row, what later and earlier rows show of its conversation.
+
+    A row continues an earlier one if its prompt begins with all full blocks of the earlier prompt and is at least as
+    long as that prompt and its answer. A prompt that ends inside a widely shared opening is no earlier turn.
+    The first continuation decides; one that branches off later may differ from the answer.
+    """
+    turns = [TraceTurn() for _ in rows]
+    ending: dict[int, int] = {}  # last full block -> the latest row whose prompt ends with it
+    shared = _shared(rows)
+    for number, row in enumerate(rows):
+        parent = _parent(row, rows, ending)
+        if parent is not None:
+            before = rows[parent]
+            # The last token is never computed, so it is not cached.
+            done = (before.prompt_tokens + before.output_tokens - 1) // block_tokens
+            answer = row.keys[len(before.keys) : done]
+            if answer and turns[parent].answer_keys in ((), answer):
+                turns[parent].answer_keys = answer
+                turns[number].turn, turns[number].turn_end = len(before.keys), done
+        if row.keys and row.keys[-1] not in shared:
+            ending[row.keys[-1]] = number
+    return turns
+
+
+def _parent(row: Row, rows: Sequence[Row], ending: dict[int, int]) -> int | None:
+    for key in reversed(row.keys):
+        parent = ending.get(key)
+        if parent is not None and rows[parent].prompt_tokens + rows[parent].output_tokens <= row.prompt_tokens:
+            return parent
+    return None
+
+
+def _shared(rows: Sequence[Row]) -> set[int]:
+    """Blocks that more than three different blocks follow: the end of an opening such as a system prompt."""
+    follower: dict[int, int] = {}
+    branching: dict[int, int] = {}
+    for row in rows:
+        for key, after in zip(row.keys, row.keys[1:], strict=False):
+            known = follower.setdefault(key, after)
+            if known != after:
+                branching[key] = branching.get(key, 0) + 1
+    return {key for key, count in branching.items() if count > 2}
+
 
 _ENGINES_PER_COPY = 4
 _NAMESPACE = 1 << 44  # added to the keys of a copy
@@ -75,7 +136,7 @@ def requests_of(
 
 def _copy(
     trace: Trace,
-    turns: Sequence[Turn],
+    turns: Sequence[TraceTurn],
     renamed: Callable[[tuple[int, ...]], tuple[int, ...]],
     offset: float,
     stretch: float,

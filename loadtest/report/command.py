@@ -13,12 +13,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.report.diff import Diff, diff
+from loadtest.report.diff import (
+    FIGURES_HEAD,
+    MADE_HEAD,
+    Diff,
+    FailRule,
+    RuleError,
+    broken,
+    colour,
+    diff,
+    figure_rows,
+    made_rows,
+    rule_of,
+)
 from loadtest.report.diff_page import diff_page
-from loadtest.report.diff_tables import FIGURES_HEAD, MADE_HEAD, colour, figure_rows, made_rows
-from loadtest.report.files import write_page, write_series, write_summary
-from loadtest.report.gate import Rule, RuleError, broken, rule_of
-from loadtest.report.saved import Saved, UnreadableError, read, runs_of
+from loadtest.report.files import Saved, UnreadableError, read, runs_of, write_page, write_series, write_summary
 
 _CHECKPOINT_PARTS = ("servers", "gateway_version", "packages", "source", "hardware", "runtime")
 _DIFF_NAME = "diff.html"
@@ -63,7 +72,7 @@ def report(paths: Paths, out: Out = None, fail_if: FailIf = None) -> None:
     raise typer.Exit(1 if complaints else 0)
 
 
-def _renew(saved: Saved, rules: Sequence[Rule], out: Path | None, console: Console) -> list[str]:
+def _renew(saved: Saved, rules: Sequence[FailRule], out: Path | None, console: Console) -> list[str]:
     if out is not None:
         raise typer.BadParameter("--out is for the page of a comparison; a report's files are renewed where they are")
     if changing := [rule.text for rule in rules if rule.change]:
@@ -77,7 +86,7 @@ def _renew(saved: Saved, rules: Sequence[Rule], out: Path | None, console: Conso
     return broken(rules, diff(saved.series, saved.series, {}, {}).pairs)
 
 
-def _compare(before: Saved, after: Saved, rules: Sequence[Rule], out: Path, console: Console) -> list[str]:
+def _compare(before: Saved, after: Saved, rules: Sequence[FailRule], out: Path, console: Console) -> list[str]:
     if (before.run is None) != (after.run is None):
         raise typer.BadParameter("one of them is a run and the other a series")
     found = diff(before.series, after.series, _checkpoint(before), _checkpoint(after))
@@ -90,7 +99,7 @@ def _compare(before: Saved, after: Saved, rules: Sequence[Rule], out: Path, cons
 
 
 def _checkpoint(saved: Saved) -> dict[str, Any]:
-    """What the checkpoint (of a series: its first run's) tells of machines and serve commands, where there is one."""
+    """What the checkpoint (of a series: its first run's) has on machines and serve commands, where there is one."""
     folder = saved.folder if saved.run is not None else saved.folder / next(iter(saved.series.folders), "")
     try:
         document = orjson.loads((folder / "checkpoint.json").read_bytes())

@@ -1,16 +1,23 @@
-"""What differs between two runs, or two series: how they were made, and what came of it. Pure."""
+"""What differs between two runs, or two series, in setup and in figures, and rules that fail on it. Pure.
+
+Rules look like `ttft_p95>+5%`, `output_tokens_per_second<-3%`, `hit_ratio<0.5`, `failed_ratio>0`.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from loadtest.report.definitions import redefined
-from loadtest.report.inference import can_tell, mann_whitney, significant
-from loadtest.report.series import FIGURES, Point, Series, Spread, place_of
+from loadtest.report.formatting import number
+from loadtest.report.schema import redefined
+from loadtest.report.series import FIGURES, UNITS, Point, Series, Spread, place_of
+from loadtest.report.series_tables import spread_text, title_of
+from loadtest.report.statistics import can_tell, mann_whitney, significant
 
 _HIGHER_IS_BETTER = {name for name in FIGURES if "per_second" in name or name in ("attainment", "hit_ratio")}
 _NEITHER = {"peak_in_flight"}
@@ -20,7 +27,7 @@ _FLEETING = {"pid", "started_at", "clocks", "directory", "backends"}
 
 
 class Significance(StrEnum):
-    """Whether the runs of two sides tell them apart."""
+    """Whether two sides differ significantly."""
 
     YES = "yes"
     NO = "no"
@@ -44,7 +51,7 @@ class Change:
 
     @property
     def better(self) -> bool | None:
-        """None where the runs do not tell them apart, or neither is better."""
+        """None where the difference is not significant, or neither is better."""
         if self.figure in _NEITHER or self.significance is not Significance.YES:
             return None
         return (self.after.median > self.before.median) == (self.figure in _HIGHER_IS_BETTER)
@@ -149,3 +156,106 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _flat(part, f"{path}.{part.get('name', number)}")
     elif value is not None:
         yield path, value if isinstance(value, str) else json.dumps(value)
+
+
+MADE_HEAD = ("", "before", "after")
+FIGURES_HEAD = ("", "before", "after", "change", "significant")
+
+
+def made_rows(found: Diff) -> list[list[str]]:
+    """How the two were made, where that differs."""
+    return [list(row) for row in found.made]
+
+
+def figure_rows(pair: Pair) -> Iterator[tuple[Change, list[str]]]:
+    for change in pair.changes:
+        figures = [spread_text(change.figure, spread) for spread in (change.before, change.after)]
+        yield change, [title_of(change.figure), *figures, change_text(change), change.significance]
+
+
+def colour(change: Change) -> str | None:
+    """`better` or `worse`; None where that cannot be said."""
+    return None if change.better is None else "better" if change.better else "worse"
+
+
+def change_text(change: Change) -> str:
+    """In percent of what it was."""
+    if change.before.median == change.after.median:
+        return "same"
+    return "from zero" if change.relative is None else f"{change.relative:+.1%}"
+
+
+_RULE = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?)(\d+(?:\.\d*)?|\.\d+)\s*(%?)\s*")
+
+
+class RuleError(ValueError):
+    """A rule that cannot be read; the message says why, for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailRule:
+    """Fails what is above or below the bound: the value itself, its change, or its change in percent."""
+
+    text: str
+    figure: str
+    above: bool
+    bound: float
+    change: bool
+    percent: bool
+
+    def broken_by(self, before: float | None, after: float) -> str | None:
+        """Why it is broken. `before` is needed for a change."""
+        unit = UNITS[self.figure] if UNITS[self.figure] == "ms" else ""
+        if not self.change or before is None:
+            found, text = after, f"is {number(after)} {unit}".rstrip()
+        else:
+            found = _percents(before, after) if self.percent else after - before
+            text = f"went from {number(before)} to {number(after)} {unit}".rstrip()
+            text += f" ({found:+.1f}%)" if self.percent else ""
+        return f"{self.figure} {text}" if (found > self.bound if self.above else found < self.bound) else None
+
+
+def _percents(before: float, after: float) -> float:
+    if before:
+        return (after / before - 1) * 100
+    return math.inf if after else 0.0
+
+
+def rule_of(text: str) -> FailRule:
+    """Reads a rule: a figure's name, > or <, and a number; a sign makes it a change, which % makes a relative one."""
+    found = _RULE.fullmatch(text)
+    if found is None:
+        raise RuleError(f"{text!r}: a rule is such as 'ttft_p95>+5%' (a change), 'ttft_p95>+20', or 'ttft_p95>500'")
+    figure, direction, sign, bound, percent = found.groups()
+    if figure not in FIGURES:
+        raise RuleError(f"{text!r}: no figure is called {figure}; there are {', '.join(FIGURES)}")
+    if percent and not sign:
+        raise RuleError(f"{text!r}: a percentage is a change, so it has a sign: {figure}{direction}+{bound}%")
+    return FailRule(text.strip(), figure, direction == ">", float(sign + bound), bool(sign), bool(percent))
+
+
+def broken(rules: Sequence[FailRule], pairs: Sequence[Pair]) -> list[str]:
+    """What each rule finds, pair by pair. Figures that cannot be believed, or are not there, break it."""
+    if not pairs:
+        return ["nothing was measured in both"] if rules else []
+    return [text for rule in rules for pair in pairs for text in _broken(rule, pair)]
+
+
+def _broken(rule: FailRule, pair: Pair) -> Iterator[str]:
+    place = f"{pair.label}: " if pair.label else ""
+    sides = [("before", pair.before), ("after", pair.after)] if rule.change else [("after", pair.after)]
+    complaints = [complaint for side, point in sides for complaint in _unusable(rule, side, point)]
+    if complaints:
+        yield from (f"{place}{complaint} [{rule.text}]" for complaint in complaints)
+        return
+    before = pair.before.figures[rule.figure].median if rule.change else None
+    text = rule.broken_by(before, pair.after.figures[rule.figure].median)
+    if text is not None:
+        yield f"{place}{text} [{rule.text}]"
+
+
+def _unusable(rule: FailRule, side: str, point: Point) -> Iterator[str]:
+    if not point.valid:
+        yield f"no valid run {side}"
+    elif rule.figure not in point.figures:
+        yield f"no {rule.figure} {side}"

@@ -7,16 +7,24 @@ from dataclasses import replace
 from html import escape
 
 from loadtest.drive.record import Record
-from loadtest.report.axes import linear, logarithmic, nice_top
-from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, Point, Series
-from loadtest.report.curves import series_charts
-from loadtest.report.diff import Diff, Pair
-from loadtest.report.diff_tables import FIGURES_HEAD, MADE_HEAD, colour, figure_rows, made_rows
-from loadtest.report.document import document, table, table_head
-from loadtest.report.pictures import curves
-from loadtest.report.plots import Plots
-from loadtest.report.saved import Saved
+from loadtest.report.chart import (
+    X_END,
+    X_START,
+    Y_END,
+    Y_START,
+    Chart,
+    ChartSeries,
+    Point,
+    linear,
+    logarithmic,
+    nice_top,
+)
+from loadtest.report.diff import FIGURES_HEAD, MADE_HEAD, Diff, Pair, colour, figure_rows, made_rows
+from loadtest.report.document import Plots, document, table, table_head
+from loadtest.report.files import Saved
+from loadtest.report.run_charts import curves
 from loadtest.report.schema import Bucket, Results
+from loadtest.report.series_charts import series_charts
 
 _OVER_TIME = (("ttft_p50", "TTFT p50"), ("ttft_p95", "TTFT p95"), ("tpot_p50", "TPOT p50"), ("e2e_p95", "E2E p95"))
 _BEFORE, _AFTER = "s1", "s2"
@@ -60,8 +68,8 @@ def _figures(pair: Pair) -> str:
     rows = []
     for change, cells in figure_rows(pair):
         style = f' class="{of}"' if (of := colour(change)) else ""
-        told = [f"<td{style if place == 3 else ''}>{escape(cell)}</td>" for place, cell in enumerate(cells)]
-        rows.append(f"<tr>{''.join(told)}</tr>")
+        row = [f"<td{style if place == 3 else ''}>{escape(cell)}</td>" for place, cell in enumerate(cells)]
+        rows.append(f"<tr>{''.join(row)}</tr>")
     title = f"Figures: {pair.label}" if pair.label else "Figures"
     return f'<h2>{escape(title)}</h2><div class="card"><table>{table_head(FIGURES_HEAD)}{"".join(rows)}</table></div>'
 
@@ -92,9 +100,9 @@ def _over_time(before: Results, after: Results) -> Iterator[Chart]:
         yield Chart("Output tokens per second", "", x, y, lines)
 
 
-def _lines(before: Results, after: Results, name: str) -> list[Series]:
+def _lines(before: Results, after: Results, name: str) -> list[ChartSeries]:
     sides = (("before", _BEFORE, before.timeline), ("after", _AFTER, after.timeline))
-    return [Series(told, style, _points(buckets, name)) for told, style, buckets in sides if buckets]
+    return [ChartSeries(label, style, _points(buckets, name)) for label, style, buckets in sides if buckets]
 
 
 def _points(buckets: Sequence[Bucket], name: str) -> list[Point]:

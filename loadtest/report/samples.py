@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from loadtest.report.axes import Axis, linear, nice_top
-from loadtest.report.chart import Y_END, Y_START, Chart, Point, Series
-from loadtest.report.figure import number, percent
+from loadtest.report.chart import Y_END, Y_START, Axis, Chart, ChartSeries, Point, linear, nice_top
+from loadtest.report.formatting import number, percent
 from loadtest.report.schema import GpuSeries, PageSeries, Samples
 
 _STYLES = tuple(f"s{number}{dashes}" for dashes in ("", " dashed") for number in range(1, 7))
@@ -17,25 +16,25 @@ _RECENT_SECONDS = 5.0
 _Line = tuple[str, Sequence[float], Sequence[float | None]]
 
 
-def samples_told(samples: Samples) -> list[tuple[str, str]]:
-    """(what, how it was) for each GPU and page; that there is no GPU is told as well."""
-    told = [(f"GPU {gpu.name}", _gpu(gpu)) for gpu in samples.gpus]
+def samples_rows(samples: Samples) -> list[tuple[str, str]]:
+    """(what, how it was) for each GPU and page; a machine without a GPU has a row as well."""
+    rows = [(f"GPU {gpu.name}", _gpu(gpu)) for gpu in samples.gpus]
     if samples.no_gpu or not samples.gpus:
-        told.append(("GPU", samples.no_gpu or "none"))
-    return told + [(f"metrics of {page.name}", _page(page)) for page in samples.pages]
+        rows.append(("GPU", samples.no_gpu or "none"))
+    return rows + [(f"metrics of {page.name}", _page(page)) for page in samples.pages]
 
 
 def sample_charts(samples: Samples, time: Axis) -> Iterator[Chart]:
     """GPU utilisation, requests in the engines, how full their KV caches were and what was found in them."""
     if samples.gpus:
         lines = [(gpu.name, gpu.at, gpu.utilization_percent) for gpu in samples.gpus]
-        yield from _chart("GPU utilisation", "as nvidia-smi tells it", time, lines, unit=" %")
+        yield from _chart("GPU utilisation", "from nvidia-smi", time, lines, unit=" %")
     requests: list[_Line] = []
     for page in samples.pages:
         requests += [(f"{page.name} running", page.at, page.running), (f"{page.name} waiting", page.at, page.waiting)]
-    yield from _chart("Requests in the engines", "as their metrics tell it, once a second", time, requests)
+    yield from _chart("Requests in the engines", "from their metrics, once a second", time, requests)
     used: list[_Line] = [(page.name, page.at, _percents(page.kv_cache_usage)) for page in samples.pages]
-    yield from _chart("KV cache in use", "as the engines tell it", time, used, unit=" %")
+    yield from _chart("KV cache in use", "from the engines", time, used, unit=" %")
     hits: list[_Line] = [
         (page.name, page.at, _percents(_recent_ratio(page.at, page.prefix_hits, page.prefix_queries)))
         for page in samples.pages
@@ -56,7 +55,7 @@ def _chart(title: str, note: str, time: Axis, lines: Sequence[_Line], unit: str 
         x=time,
         y=linear(0, top, Y_START, Y_END, 4, unit),
         series=[
-            Series(name, _STYLES[number % len(_STYLES)], points)
+            ChartSeries(name, _STYLES[number % len(_STYLES)], points)
             for number, ((name, _, _), points) in enumerate(zip(known, drawn, strict=True))
         ],
     )
@@ -113,7 +112,7 @@ def _recent_ratio(
 
 def _gpu(gpu: GpuSeries) -> str:
     busy, used, power = _known(gpu.utilization_percent), _known(gpu.memory_used_mib), _known(gpu.power_watts)
-    parts = [f"busy {_mean(busy):.0f}% on average, {max(busy):.0f}% at most"] if busy else ["utilisation not told"]
+    parts = [f"busy {_mean(busy):.0f}% on average, {max(busy):.0f}% at most"] if busy else ["utilisation not reported"]
     if used and gpu.memory_total_mib:
         parts.append(f"{max(used) / 1024:.1f} of {gpu.memory_total_mib / 1024:.1f} GiB")
     if power:

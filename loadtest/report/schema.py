@@ -1,7 +1,11 @@
-"""The schema of results.json. Latencies are milliseconds, moments are seconds from the start of the run."""
+"""The schema of results.json, and the versions of what its figures mean.
+
+Latencies are milliseconds, moments are seconds from the start of the run.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -13,11 +17,19 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 SCHEMA_VERSION = 4
 
 
-class _Part(BaseModel):
+class StrictModel(BaseModel):
+    """A part of a document in which unknown keys are errors."""
+
     model_config = ConfigDict(extra="forbid")
 
 
-class Distribution(_Part):
+class FrozenModel(StrictModel):
+    """A strict part of a document that does not change."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Distribution(StrictModel):
     """Percentiles by nearest rank."""
 
     count: int
@@ -29,7 +41,7 @@ class Distribution(_Part):
     max: float
 
 
-class Environment(_Part):
+class Environment(StrictModel):
     """What ran where."""
 
     versions: dict[str, str]
@@ -39,7 +51,7 @@ class Environment(_Part):
     server: dict[str, str] = Field(description="What the target said of itself.")
 
 
-class Requests(_Part):
+class Requests(StrictModel):
     """Counts. offered = succeeded + failed + dropped + interrupted."""
 
     offered: int
@@ -52,7 +64,7 @@ class Requests(_Part):
     error_examples: dict[str, str]
 
 
-class Throughput(_Part):
+class Throughput(StrictModel):
     """Rates over some stretch of the run. Tokens are spread evenly over each request's decode time."""
 
     start: float
@@ -62,7 +74,7 @@ class Throughput(_Part):
     prompt_tokens_per_second: float
 
 
-class Tokens(_Part):
+class Tokens(StrictModel):
     """As the server's `usage` counts them."""
 
     prompt: int
@@ -74,7 +86,7 @@ class Tokens(_Part):
     short_outputs: int = Field(description="Successful answers with fewer tokens than asked for.")
 
 
-class Latency(_Part):
+class Latency(StrictModel):
     """Successful requests only; how many there are not is in `requests`."""
 
     ttft_from_intended: Distribution | None
@@ -86,7 +98,7 @@ class Latency(_Part):
     gateway_queue: Distribution | None = Field(description="x-gateway-queue-ms.")
 
 
-class PartFigures(_Part):
+class PartFigures(StrictModel):
     """One part of a mix."""
 
     name: str
@@ -94,7 +106,7 @@ class PartFigures(_Part):
     latency: Latency
 
 
-class Streaming(_Part):
+class Streaming(StrictModel):
     """How tokens were packed. Above 1 token an event or 1 event a read, times between reads are not between tokens."""
 
     tokens_per_event: float
@@ -102,7 +114,7 @@ class Streaming(_Part):
     whole_ratio: float = Field(default=0.0, description="Share of answers of several tokens that came in one read.")
 
 
-class Stall(_Part):
+class Stall(StrictModel):
     """A stretch in which nothing came for any of the requests in flight."""
 
     start: float
@@ -110,14 +122,14 @@ class Stall(_Part):
     in_flight: int
 
 
-class Concurrency(_Part):
+class Concurrency(StrictModel):
     """Requests in flight as the client saw them, by event sweep."""
 
     peak: int
     mean: float
 
 
-class BackendShare(_Part):
+class BackendShare(StrictModel):
     """What one backend did."""
 
     name: str
@@ -127,13 +139,13 @@ class BackendShare(_Part):
     prompt_tokens: int
     predicted_tokens: int | None
     cached_tokens: int | None
-    hit_ratio: float | None = Field(description="cached / prompt tokens, where the backend told the cached tokens.")
+    hit_ratio: float | None = Field(description="cached / prompt tokens, where the backend reported the cached tokens.")
     predicted_ratio: float | None
     peak_in_flight: int = Field(description="Leaves out the time the gateway reports as queueing.")
     ttft_p50: float | None
 
 
-class Routing(_Part):
+class Routing(StrictModel):
     """Where requests went and what the prefix caches saved."""
 
     backends: list[BackendShare]
@@ -142,7 +154,7 @@ class Routing(_Part):
     affinity: float | None = Field(description="Share of requests that went to their group's most used backend.")
 
 
-class Slo(_Part):
+class Slo(StrictModel):
     """Attainment: requests within every bound, over all that were offered, refused and dropped ones included."""
 
     ttft_ms: float | None
@@ -157,7 +169,7 @@ class Slo(_Part):
     attainments: dict[str, float] = Field(default_factory=dict, description="Of each bound by itself.")
 
 
-class WorkerLoad(_Part):
+class WorkerLoad(StrictModel):
     """How one client process coped."""
 
     worker: int
@@ -168,7 +180,7 @@ class WorkerLoad(_Part):
     cpu_share_p90: float | None
 
 
-class ClientLoad(_Part):
+class ClientLoad(StrictModel):
     """Whether the client itself was the limit."""
 
     workers: list[WorkerLoad]
@@ -177,8 +189,8 @@ class ClientLoad(_Part):
     lost: list[str] = Field(default_factory=list, description="Why workers ended before their time.")
 
 
-class GpuSeries(_Part):
-    """One GPU of the machine that the client ran on. A None was not told."""
+class GpuSeries(StrictModel):
+    """One GPU of the machine that the client ran on. None: not reported."""
 
     name: str
     driver: str
@@ -189,14 +201,14 @@ class GpuSeries(_Part):
     power_watts: list[float | None] = Field(default_factory=list)
 
 
-class BackendGauges(_Part):
-    """What a gateway told of one backend, at the moments of its page."""
+class BackendGauges(StrictModel):
+    """What a gateway reported of one backend, at the moments of its page."""
 
     in_flight: list[float | None] = Field(default_factory=list)
     limit: list[float | None] = Field(default_factory=list, description="Sequences that it may have.")
 
 
-class PageSeries(_Part):
+class PageSeries(StrictModel):
     """One Prometheus page, read once a second. A None was not on the page; totals count from the server's start."""
 
     name: str
@@ -212,7 +224,7 @@ class PageSeries(_Part):
     backends: dict[str, BackendGauges] = Field(default_factory=dict, description="A gateway's, by name.")
 
 
-class Samples(_Part):
+class Samples(StrictModel):
     """What was watched beside the load."""
 
     gpus: list[GpuSeries]
@@ -220,15 +232,15 @@ class Samples(_Part):
     pages: list[PageSeries]
 
 
-class Check(_Part):
-    """One thing that a run must be: `message` says why it is not. None: it cannot be told, as the run is invalid."""
+class Check(StrictModel):
+    """One thing that a run must be: `message` says why it is not. None: unknown, as the run is invalid."""
 
     name: str
     passed: bool | None
     message: str = ""
 
 
-class Verdict(_Part):
+class Verdict(StrictModel):
     """Invalid: the figures are the client's, not the server's. Not passed: invalid, too many errors, or SLO missed."""
 
     valid: bool
@@ -239,7 +251,7 @@ class Verdict(_Part):
     checks: list[Check] = Field(default_factory=list)
 
 
-class Bucket(_Part):
+class Bucket(StrictModel):
     """One stretch of the timeline; requests belong to the bucket in which they end, latencies where they were due."""
 
     start: float
@@ -258,7 +270,7 @@ class Bucket(_Part):
     tpot_p99: float | None = None
 
 
-class Figures(_Part):
+class Figures(StrictModel):
     """Everything measured in one run."""
 
     schema_version: int = SCHEMA_VERSION
@@ -296,3 +308,64 @@ class Results(Figures):
     """One run: the figures and what to think of them."""
 
     verdict: Verdict
+
+
+class Bounds(BaseModel):
+    """What a run must keep to for it to pass."""
+
+    model_config = ConfigDict(frozen=True)
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+    attainment: float = 0.95
+    max_error_ratio: float = 0.0
+
+    def one_by_one(self) -> Iterator[tuple[str, Bounds]]:
+        """Each latency's bound, and bounds that hold nothing else."""
+        for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
+            if getattr(self, name) is not None:
+                yield name, Bounds(**{name: getattr(self, name)})
+
+
+# By path in results.json; a path covers everything below it. A figure whose definition changes gets a new version here.
+DEFINITIONS = {
+    "requests": 1,
+    "overall": 1,
+    "steady": 1,
+    "tokens": 1,
+    "latency": 1,
+    "streaming": 1,
+    "stalls": 1,
+    "concurrency": 1,
+    "routing": 1,
+    "parts": 1,
+    "client": 1,
+    "timeline": 1,
+    # 2: an answer of several tokens without a measured TPOT misses a bound on TPOT; 1: it kept the bound.
+    "slo": 2,
+    # 2: as above, and over the same stretch of the run as requests/s; 1: over the whole run.
+    "slo.goodput_per_second": 2,
+    # 2: half of ITL p50 bounds the client's lag too; one stall is not a rate above capacity.
+    "verdict": 2,
+}
+_FIRST = 1
+
+
+def redefined(path: str, before: Mapping[str, int], after: Mapping[str, int] = DEFINITIONS) -> tuple[int, int] | None:
+    """Both versions of the figure at a path of results.json; None where they are the same.
+
+    A file without any versions has the first ones.
+    """
+    place = path.partition("[")[0]
+    one, other = _version(place, before), _version(place, after)
+    return None if one == other else (one, other)
+
+
+def _version(path: str, versions: Mapping[str, int]) -> int:
+    """Of the nearest path at or above it that has one."""
+    while path:
+        if path in versions:
+            return versions[path]
+        path = path.rpartition(".")[0]
+    return _FIRST

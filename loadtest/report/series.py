@@ -7,21 +7,16 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from loadtest.report.inference import mean_interval
-from loadtest.report.schema import Environment, Results, Throughput
-from loadtest.report.statistics import value_of
+from loadtest.report.schema import Environment, Results, StrictModel, Throughput
+from loadtest.report.statistics import mean_interval, value_of
 
 # 2: ratios. 3: each run's value, versions of definitions. Whatever reads this version reads older files as well.
 SERIES_SCHEMA_VERSION = 3
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Spread(_Part):
+class Spread(StrictModel):
     """A figure over repetitions."""
 
     median: float
@@ -35,7 +30,7 @@ class Spread(_Part):
         return mean_interval(self.values)
 
 
-class Point(_Part):
+class Point(StrictModel):
     """All repetitions of one load on one target. Figures are of the valid runs, and of all only where none is valid."""
 
     target: str
@@ -47,7 +42,7 @@ class Point(_Part):
     figures: dict[str, Spread]
 
 
-class Difference(_Part):
+class Difference(StrictModel):
     """A target against the first target, pair by pair: same load, same repetition, same prompts."""
 
     target: str
@@ -58,7 +53,7 @@ class Difference(_Part):
     ratios: dict[str, Spread] = Field(default_factory=dict, description="The target's to the first one's.")
 
 
-class Series(_Part):
+class Series(StrictModel):
     """The results of several runs; each run's own are in the folder that `folders` names."""
 
     schema_version: int = SERIES_SCHEMA_VERSION
@@ -132,7 +127,7 @@ _PLACES = {
     "failed_ratio": "requests", "peak_in_flight": "concurrency", "ttft_": "latency", "tpot_": "latency",
     "itl_": "latency", "e2e_": "latency",
 }  # fmt: skip
-# In which unit a figure is; what none is told of has its unit in its name, or is a count.
+# In which unit a figure is; a figure without one has its unit in its name, or is a count.
 UNITS = {
     name: "ms" if name.startswith(("ttft_", "tpot_", "itl_", "e2e_")) else "ratio" if name == "attainment" else ""
     for name in FIGURES

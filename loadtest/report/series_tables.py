@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtest.report.figure import milliseconds, number, percent
+from loadtest.report.formatting import milliseconds, number, percent
 from loadtest.report.schema import Results
 from loadtest.report.series import UNITS, Difference, Point, Series, Spread
 
@@ -32,7 +32,7 @@ _TITLES = {
 
 
 def tables(series: Series, *, compact: bool = False) -> list[Table]:
-    """Title, head and rows of each; columns that nobody has a figure for are left out.
+    """Title, head and rows of each; columns without figures are left out.
 
     Compact: the farther end of the interval in percent of the median.
     """
@@ -53,20 +53,20 @@ def run_line(folder: str, results: Results) -> str:
     rates, latency = results.steady or results.overall, results.latency
     ttft, e2e = latency.ttft_from_intended, latency.e2e_from_intended
     verdict = results.verdict
-    told = "passed" if verdict.passed else "failed" if verdict.valid else "invalid"
+    outcome = "passed" if verdict.passed else "failed" if verdict.valid else "invalid"
     name, values = ("TTFT", ttft) if ttft else ("E2E", e2e)
     parts = [f"{folder}: {number(rates.requests_per_second)} requests/s"]
     parts += [f"{name} p50 {milliseconds(values.p50)}, p95 {milliseconds(values.p95)}"] if values else []
     parts += [f"{percent(results.slo.attainment)} in SLO"] if results.slo else []
-    return ", ".join([*parts, told + (f" ({verdict.reasons[0]})" if verdict.reasons else "")])
+    return ", ".join([*parts, outcome + (f" ({verdict.reasons[0]})" if verdict.reasons else "")])
 
 
 def _points(title: str, points: Sequence[Point], names: Sequence[str], compact: bool) -> Table:
     shown = [name for name in names if any(name in point.figures for point in points)]
-    told = _close if compact else told_spread
+    outcome = _close if compact else spread_text
     head = [*_head(points), "passed", *map(title_of, shown)]
     rows = [
-        [*_place(point, points), _runs(point), *(told(name, point.figures.get(name)) for name in shown)]
+        [*_place(point, points), _runs(point), *(outcome(name, point.figures.get(name)) for name in shown)]
         for point in points
     ]
     return title, head, rows
@@ -86,7 +86,7 @@ def _differences(title: str, differences: Sequence[Difference], compact: bool) -
             one.target,
             one.load,
             str(one.pairs),
-            *(told_spread(name, one.figures.get(name), signed=True) for name in shown),
+            *(spread_text(name, one.figures.get(name), signed=True) for name in shown),
         ]
         for one in differences
     ]
@@ -125,14 +125,14 @@ def _place(point: Point, points: Sequence[Point]) -> list[str]:
     return [point.target, point.load] if any(other.target for other in points) else [point.load]
 
 
-def told_spread(name: str, spread: Spread | None, *, signed: bool = False) -> str:
+def spread_text(name: str, spread: Spread | None, *, signed: bool = False) -> str:
     """The median, and the interval where there are several runs."""
     if spread is None:
         return "-"
 
     def value(amount: float) -> str:
         sign = "-" if amount < 0 else "+" if signed else ""
-        return sign + told_figure(name, abs(amount))
+        return sign + figure_text(name, abs(amount))
 
     if (interval := spread.interval) is None or interval[0] == interval[1]:
         return value(spread.median)
@@ -144,10 +144,10 @@ def _close(name: str, spread: Spread | None) -> str:
         return "-"
     interval = spread.interval
     if interval is None or name in _UNITS or not spread.median:
-        return told_figure(name, spread.median)
+        return figure_text(name, spread.median)
     farthest = max(interval[1] - spread.median, spread.median - interval[0])
-    return f"{told_figure(name, spread.median)} ±{farthest / spread.median:.0%}"
+    return f"{figure_text(name, spread.median)} ±{farthest / spread.median:.0%}"
 
 
-def told_figure(name: str, value: float) -> str:
+def figure_text(name: str, value: float) -> str:
     return _UNITS.get(name, milliseconds if UNITS[name] == "ms" else number)(value)

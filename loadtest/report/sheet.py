@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from loadtest.report.axes import Axis
-from loadtest.report.chart import HEIGHT, WIDTH, X_END, X_START, Y_START, Chart, Point, Series
+from loadtest.report.chart import HEIGHT, WIDTH, X_END, X_START, Y_START, Axis, Chart, ChartSeries, Point
 
 _COLOURS = ("#1f66c1", "#c2410c", "#0f766e", "#7c3aed", "#92600a", "#be185d", "#4d5a63")
 _TITLE, _LEGEND_LINE, _GAP = 26.0, 17.0, 12.0
@@ -55,7 +54,7 @@ def _drawing(chart: Chart) -> str:
     return _grid(chart.x, chart.y) + "".join(_line(series, chart.x, chart.y) for series in chart.series)
 
 
-def _line(series: Series, x: Axis, y: Axis) -> str:
+def _line(series: ChartSeries, x: Axis, y: Axis) -> str:
     drawn = [_whiskers(series, x, y)] if series.spread else []
     for run in _runs(series.points, x, y):
         drawn.append(f'<path class="line {series.style}" d="{_path(run, series.steps)}"/>')
@@ -64,7 +63,7 @@ def _line(series: Series, x: Axis, y: Axis) -> str:
     return "".join(drawn)
 
 
-def _whiskers(series: Series, x: Axis, y: Axis) -> str:
+def _whiskers(series: ChartSeries, x: Axis, y: Axis) -> str:
     path = "".join(
         f"M{x.place(at):.1f} {y.place(ends[0]):.1f}V{y.place(ends[1]):.1f}"
         for (at, _), ends in zip(series.points, series.spread, strict=True)

@@ -1,22 +1,19 @@
-"""Turns what a run brought in into its results. Pure: records in, figures out."""
+"""Computes a run's results from its records: figures, routing, prefix-cache savings. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Iterable, Mapping, Sequence
 
 from loadtest.drive.driver import ITL_TICKS_PER_SECOND
 from loadtest.drive.fleet import Harvest
-from loadtest.drive.health import WorkerHealth
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import DROPPED, INTERRUPTED, OK, Record
-from loadtest.report.backlog import backlog
-from loadtest.report.concurrency import Level, mean, peak, sweep
-from loadtest.report.definitions import DEFINITIONS
-from loadtest.report.routing import routing
+from loadtest.drive.worker import WorkerHealth
 from loadtest.report.schema import (
+    DEFINITIONS,
+    BackendShare,
+    Bounds,
     ClientLoad,
     Concurrency,
     Environment,
@@ -25,6 +22,7 @@ from loadtest.report.schema import (
     PartFigures,
     Requests,
     Results,
+    Routing,
     Samples,
     Slo,
     Stall,
@@ -33,11 +31,104 @@ from loadtest.report.schema import (
     Tokens,
     WorkerLoad,
 )
-from loadtest.report.stalls import stalls
 from loadtest.report.statistics import distribution_ms, distribution_of_ticks_ms, percentile
-from loadtest.report.timeline import timeline
+from loadtest.report.timeline import (
+    Level,
+    backlog,
+    mean,
+    peak,
+    requests_per_second,
+    stalls,
+    steady_window,
+    sweep,
+    throughput,
+    timeline,
+    whole_window,
+)
 from loadtest.report.verdict import judge, packed
-from loadtest.report.window import requests_per_second, steady_window, throughput, whole_window
+from loadtest.workloads.prompts import NO_GROUP, WITH_PREFIX, WorkloadKind, WorkloadSpec
+
+
+def routing(records: Sequence[Record], workload: WorkloadSpec | None) -> Routing:
+    """The routing part of the results; empty of backends where nothing named them."""
+    by_backend: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        if record.backend is not None:
+            by_backend[record.backend].append(record)
+    named = sum(len(theirs) for theirs in by_backend.values())
+    good = [record for record in records if record.ok]
+    return Routing(
+        backends=[_share(name, by_backend[name], named) for name in sorted(by_backend)],
+        hit_ratio=_ratio(_sum(record.cached_tokens for record in good), _prompts(good, "cached")),
+        ideal_hit_ratio=_ideal(good, workload),
+        affinity=_affinity(good),
+    )
+
+
+def _share(name: str, records: list[Record], named: int) -> BackendShare:
+    good = [record for record in records if record.ok]
+    cached = _sum(record.cached_tokens for record in good)
+    predicted = _sum(record.predicted_tokens for record in good)
+    spans = ((record.sent + (record.queue_seconds or 0.0), record.end) for record in records if record.was_sent)
+    ttft = distribution_ms([record.first_token - record.sent for record in good if record.first_token is not None])
+    return BackendShare(
+        name=name,
+        requests=len(records),
+        share=len(records) / named,
+        succeeded=len(good),
+        prompt_tokens=sum(record.prompt_tokens or 0 for record in good),
+        predicted_tokens=predicted,
+        cached_tokens=cached,
+        hit_ratio=_ratio(cached, _prompts(good, "cached")),
+        predicted_ratio=_ratio(predicted, _prompts(good, "predicted")),
+        peak_in_flight=peak(sweep((start, max(start, end)) for start, end in spans)),
+        ttft_p50=ttft.p50 if ttft else None,
+    )
+
+
+def _prompts(records: Iterable[Record], kind: str) -> int:
+    """Prompt tokens of the requests of which the cached (or predicted) tokens are known."""
+    return sum(record.prompt_tokens or 0 for record in records if getattr(record, f"{kind}_tokens") is not None)
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _ratio(part: int | None, whole: int) -> float | None:
+    return None if part is None or whole == 0 else part / whole
+
+
+def _ideal(good: Sequence[Record], workload: WorkloadSpec | None) -> float | None:
+    """What one cache without evictions would have hit; None where the workload does not define it."""
+    grouped = [record for record in good if record.group != NO_GROUP]
+    if not grouped or workload is None or workload.kind not in WITH_PREFIX:
+        return None
+    if workload.kind is WorkloadKind.SESSIONS:
+        return _ideal_of_sessions(grouped, workload.prefix_tokens)
+    repeats = len(grouped) - len({record.group for record in grouped})
+    return repeats * workload.prefix_tokens / (len(grouped) * workload.prompt_tokens)
+
+
+def _ideal_of_sessions(good: Sequence[Record], prefix_tokens: int) -> float | None:
+    """A first turn repeats its group's prefix, a later one the whole turn before it with its answer."""
+    known = [record for record in good if record.prompt_tokens is not None]
+    said = {(r.index, r.turn): (r.prompt_tokens or 0) + (r.completion_tokens or 0) for r in known}
+    firsts = [record for record in known if not record.turn]
+    repeated = (len(firsts) - len({record.group for record in firsts})) * prefix_tokens
+    repeated += sum(said.get((record.index, record.turn - 1), 0) for record in known if record.turn)
+    return _ratio(repeated, sum(record.prompt_tokens or 0 for record in known))
+
+
+def _affinity(good: Sequence[Record]) -> float | None:
+    by_group: dict[int, Counter[str]] = defaultdict(Counter)
+    for record in good:
+        if record.group != NO_GROUP and record.backend is not None:
+            by_group[record.group][record.backend] += 1
+    total = sum(backends.total() for backends in by_group.values())
+    return sum(max(backends.values()) for backends in by_group.values()) / total if total else None
+
 
 _LATE_SECONDS = 0.010
 _NEGLIGIBLE_LAG_MS = 10.0
@@ -45,24 +136,6 @@ _LAG_SHARE_OF_LATENCY = 0.10
 # However long the queue in front of the first token is, a loop this late misses the times between tokens.
 _MOST_LAG_MS = 50.0
 _LONG_TOKENS = 4
-
-
-class Bounds(BaseModel):
-    """What a run must keep to for it to pass."""
-
-    model_config = ConfigDict(frozen=True)
-
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    e2e_ms: float | None = None
-    attainment: float = 0.95
-    max_error_ratio: float = 0.0
-
-    def one_by_one(self) -> Iterator[tuple[str, Bounds]]:
-        """Each latency's bound, and bounds that hold nothing else."""
-        for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
-            if getattr(self, name) is not None:
-                yield name, Bounds(**{name: getattr(self, name)})
 
 
 def summarise(
@@ -149,7 +222,7 @@ def _asked(good: Sequence[Record]) -> int:
 
 
 def _parts(records: Sequence[Record]) -> list[PartFigures]:
-    """Each part of a mix by itself; times between tokens are not told apart."""
+    """Each part of a mix by itself; times between tokens are not split."""
     by_part: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         if record.part is not None:
@@ -174,14 +247,14 @@ def _latency(good: Sequence[Record], itl_ticks: Mapping[int, int]) -> Latency:
 
 
 def _streaming(good: Sequence[Record]) -> Streaming | None:
-    told = [record for record in good if record.events and record.completion_tokens]
-    if not told:
+    counted = [record for record in good if record.events and record.completion_tokens]
+    if not counted:
         return None
-    events = sum(record.events for record in told)
-    long = [record for record in told if (record.completion_tokens or 0) >= _LONG_TOKENS]
+    events = sum(record.events for record in counted)
+    long = [record for record in counted if (record.completion_tokens or 0) >= _LONG_TOKENS]
     return Streaming(
-        tokens_per_event=sum(record.completion_tokens or 0 for record in told) / events,
-        events_per_read=events / sum(record.reads for record in told),
+        tokens_per_event=sum(record.completion_tokens or 0 for record in counted) / events,
+        events_per_read=events / sum(record.reads for record in counted),
         whole_ratio=sum(record.reads == 1 for record in long) / len(long) if long else 0.0,
     )
 

@@ -1,19 +1,26 @@
-"""The results as terminal tables."""
+"""Results as terminal tables, and the progress of a run while it lasts."""
 
 from __future__ import annotations
 
+from collections import deque
+from types import TracebackType
+from typing import Self
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.report.figure import milliseconds, number, percent
-from loadtest.report.mix import PART_COLUMNS, part_cells
-from loadtest.report.samples import samples_told
+from loadtest.drive.fleet import Tick
+from loadtest.drive.record import Record
+from loadtest.report.formatting import PART_COLUMNS, milliseconds, number, part_cells, percent
+from loadtest.report.samples import samples_rows
 from loadtest.report.schema import Distribution, Results, Throughput
 from loadtest.report.series import Series
 from loadtest.report.series_tables import tables
+from loadtest.report.statistics import percentile
 from loadtest.report.verdict import loop_lag_limit
 
 
@@ -69,19 +76,19 @@ def _summary(results: Results) -> Table:
     table.add_row("tokens", f"{tokens.prompt:,} in{cached}, {tokens.completion:,} out")
     if (hit := results.routing.hit_ratio) is not None:
         ideal, affinity = results.routing.ideal_hit_ratio, results.routing.affinity
-        told = f"{percent(hit)} of prompt tokens"
-        told += f" (ideal {percent(ideal)})" if ideal is not None else ""
-        told += f", {percent(affinity)} of requests on their group's main backend" if affinity is not None else ""
-        table.add_row("prefix cache hits", told)
+        text = f"{percent(hit)} of prompt tokens"
+        text += f" (ideal {percent(ideal)})" if ideal is not None else ""
+        text += f", {percent(affinity)} of requests on their group's main backend" if affinity is not None else ""
+        table.add_row("prefix cache hits", text)
     if results.streaming is not None:
         packing = results.streaming
-        told = f"{packing.tokens_per_event:.2f} tokens an event, {packing.events_per_read:.2f} events a read"
-        table.add_row("streaming", told)
+        text = f"{packing.tokens_per_event:.2f} tokens an event, {packing.events_per_read:.2f} events a read"
+        table.add_row("streaming", text)
     if (slo := results.slo) is not None:
         met = f"{percent(slo.attainment)} of offered ({slo.met} of {slo.offered}), {number(slo.goodput_per_second)}/s"
         table.add_row("goodput", Text(met, style="green" if slo.passed else "red"))
     table.add_row("client", _client(results))
-    for what, how in samples_told(results.samples) if results.samples else []:
+    for what, how in samples_rows(results.samples) if results.samples else []:
         table.add_row(what, Text(how))
     return table
 
@@ -90,20 +97,20 @@ def _rates(rates: Throughput) -> str:
     rate, kind = rates.output_tokens_per_second, "output"
     if not rate:
         rate, kind = rates.prompt_tokens_per_second, "prompt"
-    told = f"{number(rates.requests_per_second)} requests/s, {number(rate)} {kind} tokens/s"
-    return f"{told} over {rates.end - rates.start:.1f} s"
+    text = f"{number(rates.requests_per_second)} requests/s, {number(rate)} {kind} tokens/s"
+    return f"{text} over {rates.end - rates.start:.1f} s"
 
 
 def _client(results: Results) -> str:
     client = results.client
     lags = [worker.loop_lag_p99 for worker in client.workers if worker.loop_lag_p99 is not None]
     shares = [worker.cpu_share_p90 for worker in client.workers if worker.cpu_share_p90 is not None]
-    told = f"{len(client.workers)} worker{'s' if len(client.workers) != 1 else ''}"
-    told += f", loop lag p99 {milliseconds(max(lags))} (limit {milliseconds(loop_lag_limit(results))})" if lags else ""
-    told += f", {max(shares):.0%} of a core" if shares else ""
+    text = f"{len(client.workers)} worker{'s' if len(client.workers) != 1 else ''}"
+    text += f", loop lag p99 {milliseconds(max(lags))} (limit {milliseconds(loop_lag_limit(results))})" if lags else ""
+    text += f", {max(shares):.0%} of a core" if shares else ""
     if client.send_lag:
-        told += f", send lag p99 {milliseconds(client.send_lag.p99)} (limit {milliseconds(client.lag_limit)})"
-    return told
+        text += f", send lag p99 {milliseconds(client.send_lag.p99)} (limit {milliseconds(client.lag_limit)})"
+    return text
 
 
 def _latencies(results: Results) -> Table:
@@ -172,3 +179,90 @@ def _verdict(results: Results) -> Panel:
     lines += [Text(f"! {warning}", style="yellow") for warning in verdict.warnings]
     lines = lines or [Text("no complaints")]
     return Panel(Group(*lines), title=title, title_align="left", border_style=style, expand=False)
+
+
+_WINDOW_SECONDS = 10.0
+_PLAIN_INTERVAL_SECONDS = 5.0
+
+
+class Recent:
+    """Rates and latencies over the last ten seconds, and counts since the start."""
+
+    def __init__(self) -> None:
+        self._records: deque[Record] = deque()
+        self._elapsed = 0.0
+        self.done = 0
+        self.failed = 0
+        self.in_flight = 0
+
+    @property
+    def elapsed(self) -> float:
+        return self._elapsed
+
+    def take(self, tick: Tick) -> None:
+        """Adds news and forgets what is too old to be recent."""
+        self._elapsed, self.in_flight = tick.elapsed_seconds, tick.in_flight
+        self.done += len(tick.records)
+        self.failed += sum(not record.ok for record in tick.records)
+        self._records.extend(tick.records)
+        while self._records and self._records[0].end < self._elapsed - _WINDOW_SECONDS:
+            self._records.popleft()
+
+    def figures(self) -> dict[str, str]:
+        """What is shown, by its label."""
+        length = max(min(self._elapsed, _WINDOW_SECONDS), 1e-9)
+        good = [record for record in self._records if record.ok]
+        ttft = sorted((r.first_token - r.due) * 1e3 for r in good if r.first_token is not None)
+        e2e = sorted((record.end - record.due) * 1e3 for record in good)
+        shown, values = ("TTFT", ttft) if ttft else ("E2E", e2e)
+        return {
+            "elapsed": f"{self._elapsed:.0f} s",
+            "done": number(self.done),
+            "in flight": number(self.in_flight),
+            "req/s": number(len(good) / length),
+            "tok/s": number(sum(record.completion_tokens or 0 for record in good) / length),
+            f"{shown} p50": milliseconds(percentile(values, 50) if values else None),
+            f"{shown} p99": milliseconds(percentile(values, 99) if values else None),
+            "errors": number(self.failed),
+        }
+
+
+class Progress:
+    """Shows `Recent` for the length of a `with` block."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self._console = console
+        self._title = title
+        self._recent = Recent()
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._next_line_seconds = _PLAIN_INTERVAL_SECONDS
+
+    def __enter__(self) -> Self:
+        self._console.print(self._title, style="bold", highlight=False)
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def take(self, tick: Tick) -> None:
+        self._recent.take(tick)
+        if self._live is not None:
+            self._live.update(self._table(), refresh=True)
+        elif self._recent.elapsed >= self._next_line_seconds:
+            self._next_line_seconds += _PLAIN_INTERVAL_SECONDS
+            line = "  ".join(f"{label} {value}" for label, value in self._recent.figures().items())
+            self._console.print(line, highlight=False, soft_wrap=True)
+
+    def _table(self) -> Table:
+        figures = self._recent.figures()
+        table = Table(box=None, padding=(0, 2), header_style="dim")
+        for label in figures:
+            table.add_column(label, justify="right")
+        failed = self._recent.failed
+        table.add_row(*figures.values(), style="red" if failed and failed == self._recent.done else "")
+        return table

@@ -68,15 +68,15 @@ def _client_checks(figures: Figures) -> Iterator[Check]:
             f"client worker {worker.worker}: {share or 0.0:.0%} of a core > {_CPU_LIMIT:.0%}; use more --workers",
         )
     late = figures.client.send_lag
-    told = f"requests were sent late: lag p99 {late.p99:.1f} ms > {limit:.1f} ms" if late else ""
-    yield _check("client sends in time", late is None or late.p99 <= limit, told)
+    message = f"requests were sent late: lag p99 {late.p99:.1f} ms > {limit:.1f} ms" if late else ""
+    yield _check("client sends in time", late is None or late.p99 <= limit, message)
     dropped, refused = figures.requests.dropped, figures.requests.errors.get(CLIENT_LIMIT, 0)
-    told = f"{dropped} requests were never sent: --max-in-flight was reached"
-    yield _check("client sends everything", not dropped, told)
+    message = f"{dropped} requests were never sent: --max-in-flight was reached"
+    yield _check("client sends everything", not dropped, message)
     lost = figures.client.lost
     yield _check("client workers run to the end", not lost, f"{'; '.join(lost)}: the load was not the planned one")
-    told = f"{refused} requests failed for want of files or ports on the client"
-    yield _check("client has files and ports", not refused, told)
+    message = f"{refused} requests failed for want of files or ports on the client"
+    yield _check("client has files and ports", not refused, message)
 
 
 def _answers(figures: Figures, max_error_ratio: float) -> Iterator[Check]:
@@ -96,10 +96,10 @@ def _slo(slo: Slo | None) -> Iterator[Check]:
         return
     bounds = {"ttft": slo.ttft_ms, "tpot": slo.tpot_ms, "e2e": slo.e2e_ms}
     for name, attainment in slo.attainments.items():
-        told = f"{name.upper()} of at most {bounds[name]:g} ms kept by {attainment:.1%} of offered requests"
-        yield _check(_BOUND_NAMES[name], attainment >= slo.wanted, f"{told} < {slo.wanted:.1%}")
-    told = f"SLO met by {slo.attainment:.1%} of offered requests < {slo.wanted:.1%}"
-    yield _check("SLO", slo.passed, told)
+        message = f"{name.upper()} of at most {bounds[name]:g} ms kept by {attainment:.1%} of offered requests"
+        yield _check(_BOUND_NAMES[name], attainment >= slo.wanted, f"{message} < {slo.wanted:.1%}")
+    message = f"SLO met by {slo.attainment:.1%} of offered requests < {slo.wanted:.1%}"
+    yield _check("SLO", slo.passed, message)
 
 
 def _check(name: str, passed: bool, message: str) -> Check:
@@ -142,12 +142,12 @@ def _packing(streaming: Streaming) -> list[str]:
     warnings: list[str] = []
     if packed(streaming):
         many = streaming.tokens_per_event >= streaming.events_per_read
-        told = (
+        message = (
             f"{streaming.tokens_per_event:.2f} tokens an event"
             if many
             else (f"{streaming.events_per_read:.2f} events a read")
         )
-        warnings.append(f"tokens came packed ({told}), so ITL is not measured; TPOT takes its tokens from usage")
+        warnings.append(f"tokens came packed ({message}), so ITL is not measured; TPOT takes its tokens from usage")
     if streaming.whole_ratio > _WHOLE_RATIO:
         warnings.append(
             f"{streaming.whole_ratio:.0%} of the streamed answers came in one piece: their TTFT is the time of the "
@@ -158,10 +158,10 @@ def _packing(streaming: Streaming) -> list[str]:
 
 def _stall(stalls: list[Stall], *, closed_loop: bool) -> str:
     longest = max(stalls, key=lambda stall: stall.seconds)
-    told = (
+    message = (
         f"{len(stalls)} stall{'s' if len(stalls) > 1 else ''}: nothing came for {longest.seconds:.1f} s from second "
         f"{longest.start:.1f} on, with {longest.in_flight} in flight"
     )
     if closed_loop:
-        told += "; users who wait send nothing, so percentiles hide what others would have waited: use --rate"
-    return told
+        message += "; waiting users send nothing, so percentiles hide what others would have waited: use --rate"
+    return message

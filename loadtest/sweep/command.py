@@ -9,17 +9,15 @@ import typer
 import yaml
 from rich.console import Console
 
-from loadtest.drive.fleet import Stopped
-from loadtest.drive.stopping import StopSignals
-from loadtest.replay.trace import TraceError
-from loadtest.report.figure import number
-from loadtest.sweep.outcome import outcome
-from loadtest.sweep.plan import Plan, PlanError, parse
-from loadtest.sweep.report import show, write_report
+from loadtest.drive.fleet import Stopped, StopSignals
+from loadtest.report.formatting import number
+from loadtest.sweep.plan import PlanError, SweepPlan, parse
+from loadtest.sweep.report import outcome, show, write_report
 from loadtest.sweep.run import Sweep
 from loadtest.sweep.space import Space, space_of
 from loadtest.sweep.store import Store
-from loadtest.workloads.sharegpt import DatasetError
+from loadtest.workloads.sources import DatasetError
+from loadtest.workloads.trace import TraceError
 
 
 def sweep(
@@ -28,10 +26,10 @@ def sweep(
         Path | None,
         typer.Option("--out", "-o", file_okay=False, help="Folder of the results. Default: PLAN without .yaml."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be tried, and start nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be tried, and start nothing.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try again what failed.")] = False,
 ) -> None:
-    """Try vLLM's settings one after another under the same load, and tell which serves it best within the bounds.
+    """Try vLLM's settings one after another under the same load, and report which serves it best within the bounds.
 
     Run it again to go on where it was stopped: what is finished is not run again.
 
@@ -68,7 +66,7 @@ class _PlanLoader(yaml.SafeLoader):
     yaml_constructors = yaml.SafeLoader.yaml_constructors | {"tag:yaml.org,2002:int": _whole_number}
 
 
-def read_plan(file: Path) -> Plan:
+def read_plan(file: Path) -> SweepPlan:
     try:
         document = yaml.load(file.read_text(encoding="utf-8"), Loader=_PlanLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -76,7 +74,7 @@ def read_plan(file: Path) -> Plan:
     return parse(document)
 
 
-def _carried_out(plan: Plan, space: Space, store: Store, console: Console) -> bool:
+def _carried_out(plan: SweepPlan, space: Space, store: Store, console: Console) -> bool:
     with StopSignals() as signals:
         under_way = Sweep(plan, space, store, console, signals.asked)
         try:

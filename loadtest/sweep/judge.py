@@ -1,14 +1,17 @@
-"""What runs say of a configuration, against the objective. Pure."""
+"""Judges configurations by their runs against the objective, and plans the rounds of the search. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import median
+from typing import TypeVar
 
 from loadtest.report.schema import Distribution, Results
-from loadtest.sweep.plan import Figure, Objective
+from loadtest.report.statistics import mann_whitney, significant
+from loadtest.sweep.plan import Figure, Halving, Objective
 
 LATENCIES = ("ttft_p95_seconds", "tpot_p95_seconds", "e2e_p95_seconds")
 
@@ -62,18 +65,71 @@ def judged(runs: Sequence[Results], objective: Objective, gpus: int) -> Judged:
     excess = 0.0 if not complaints else math.inf
     for name, bound in objective.bounds.items():
         if (found := figures.get(name)) is None:
-            complaints.append(f"{told_name(name)} was not measured")
+            complaints.append(f"{figure_label(name)} was not measured")
             excess = math.inf
         elif found > bound:
-            complaints.append(f"{told_name(name)} {found:.3g} s > {bound:g} s")
+            complaints.append(f"{figure_label(name)} {found:.3g} s > {bound:g} s")
             excess = max(excess, found / bound - 1)
     values = [one[objective.maximise.value] for one in each]
     return Judged(figures, figures[objective.maximise.value], excess, complaints, values)
 
 
-def told_name(figure: str) -> str:
+def figure_label(figure: str) -> str:
     """A figure's name as people write it."""
     if figure in LATENCIES:
         name, percentile, _ = figure.split("_")
         return f"{name.upper()} {percentile}"
     return figure.replace("_per_second", "/s").replace("_per_gpu", " a GPU").replace("_", " ")
+
+
+Item = TypeVar("Item", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """So many configurations, at most, each in runs that are this share of whole ones."""
+
+    count: int
+    share: float
+
+
+def rounds(count: int, halving: Halving | None) -> list[Round]:
+    """One round of whole runs, or successive halving: each round is longer and has fewer, the last one is whole."""
+    if halving is None or count <= 1:
+        return [Round(count, 1.0)]
+    by_length = math.floor(math.log(1 / halving.shortest, halving.factor) + 1e-9)
+    by_count = math.ceil(math.log(count, halving.factor) - 1e-9)
+    cuts = min(by_length, by_count)
+    return [
+        Round(math.ceil(count / halving.factor**cut - 1e-9), halving.factor ** (cut - cuts)) for cut in range(cuts + 1)
+    ]
+
+
+def best(found: Mapping[Item, Judged], count: int) -> list[Item]:
+    """The best of those that could be measured, at most `count`, best first."""
+    return sorted(found, key=lambda item: found[item].rank)[:count]
+
+
+def winner(found: Mapping[Item, Judged]) -> Item | None:
+    """The best of those that nothing stands against."""
+    return next((item for item in best(found, 1) if found[item].fits), None)
+
+
+def tied(found: Mapping[Item, Judged], first: Item) -> list[Item]:
+    """Those within all bounds that do not differ from the first one significantly, best first.
+
+    All pairs are tested together, as any of them could have come first by chance.
+    """
+    fitting = [item for item in best(found, len(found)) if found[item].fits]
+    p_values = {pair: mann_whitney(found[pair[0]].values, found[pair[1]].values) for pair in combinations(fitting, 2)}
+    apart = significant(p_values)
+    return [item for item in fitting if item != first and not apart & {(first, item), (item, first)}]
+
+
+def frontier(items: Sequence[Item], cost: Callable[[Item], float], worth: Callable[[Item], float]) -> list[Item]:
+    """Those that no other beats in one without losing in the other, by rising cost."""
+    kept: list[Item] = []
+    for item in sorted(items, key=lambda item: (cost(item), -worth(item))):
+        if not kept or worth(item) > worth(kept[-1]):
+            kept.append(item)
+    return kept

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from gateway.config_file import complaints
+from gateway.config_file import error_lines
 from loadtest.drive.options import DEFAULT_DURATION_SECONDS, RunOptions
 
 Scalar = bool | int | float | str | None
@@ -113,7 +113,7 @@ class Workload(Section):
         try:
             runs = RunOptions(**run, url=_ANY_URL).runs
         except ValidationError as error:
-            raise ValueError("; ".join(line.removeprefix("configuration: ") for line in complaints(error))) from None
+            raise ValueError("; ".join(line.removeprefix("configuration: ") for line in error_lines(error))) from None
         if runs > 1:
             raise ValueError("several loads: make each a workload of its own")
         return run
@@ -186,7 +186,7 @@ class Halving(Section):
 Way = Literal["direct", "gateway"]
 
 
-class Plan(Section):
+class SweepPlan(Section):
     """A whole sweep."""
 
     serve: Serve
@@ -238,11 +238,11 @@ class Plan(Section):
         return self
 
 
-def parse(document: Any) -> Plan:
+def parse(document: Any) -> SweepPlan:
     """Checks a parsed document. Raises PlanError with one line for each thing that is wrong."""
     if not isinstance(document, dict):
         raise PlanError("the plan must be a mapping with the keys serve, flags and workloads")
     try:
-        return Plan.model_validate(document)
+        return SweepPlan.model_validate(document)
     except ValidationError as error:
-        raise PlanError("\n".join(complaints(error)).replace("configuration: ", "plan: ")) from None
+        raise PlanError("\n".join(error_lines(error)).replace("configuration: ", "plan: ")) from None

@@ -1,28 +1,258 @@
-"""Tells and writes what a sweep came to: tables, sweep.json, a page in Markdown, pictures, vLLM's own layout."""
+"""Writes a sweep's results: tables, sweep.json, Markdown, SVG of the frontier, vLLM's own bench layout."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import orjson
+from pydantic import Field
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.report.figure import milliseconds, number
-from loadtest.report.inference import FEWEST
-from loadtest.sweep.judge import LATENCIES, told_name
-from loadtest.sweep.outcome import Entry, Outcome, Winner
-from loadtest.sweep.picture import pareto
-from loadtest.sweep.plan import Plan, Way
-from loadtest.sweep.run import Sweep
-from loadtest.sweep.vllm_layout import write_vllm_layout
+from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, ChartSeries, linear, nice_top
+from loadtest.report.formatting import milliseconds, number
+from loadtest.report.schema import Distribution, Results, StrictModel
+from loadtest.report.sheet import sheet, style
+from loadtest.report.statistics import FEWEST
+from loadtest.sweep.judge import LATENCIES, Judged, best, figure_label, frontier, tied, winner
+from loadtest.sweep.plan import FlagValue, Objective, SweepPlan, Way
+from loadtest.sweep.run import Stage, Sweep
+from loadtest.sweep.server import command_text
+from loadtest.sweep.space import Configuration
+
+# 2: ties.
+SWEEP_SCHEMA_VERSION = 2
+
+
+class ConfigurationResult(StrictModel):
+    """A configuration under a workload: what it came to, or why it failed."""
+
+    label: str
+    flags: dict[str, FlagValue]
+    workload: str
+    through: Way
+    share: float = Field(description="Of a whole run: the longest that it was tried for.")
+    runs: int
+    figures: dict[str, float] = Field(description="Medians of the runs.")
+    value: float | None = Field(description="What is maximised.")
+    fits: bool
+    complaints: list[str]
+    log: list[str] = Field(default_factory=list, description="Of a server that failed.")
+    folder: str
+
+
+class Winner(StrictModel):
+    """The configuration with the best median within all bounds, and those that do not differ from it significantly."""
+
+    workload: str
+    label: str
+    flags: dict[str, FlagValue]
+    value: float
+    command: str = Field(description="That starts it.")
+    runs: int = Field(1, description="Of it, that count.")
+    tied: list[str] = Field(default_factory=list, description="Labels of the configurations that tie with it.")
+
+
+class SweepOutcome(StrictModel):
+    """A sweep: finished, or as far as it came."""
+
+    schema_version: int = SWEEP_SCHEMA_VERSION
+    finished: bool
+    plan: dict[str, Any]
+    gpus: dict[str, int] = Field(description="Of each configuration, by label.")
+    winners: list[Winner]
+    entries: list[ConfigurationResult] = Field(description="By workload and way, best first.")
+    left_out: dict[str, str] = Field(description="Why configurations were not tried.")
+
+    def of(self, workload: str, through: Way) -> list[ConfigurationResult]:
+        return [entry for entry in self.entries if (entry.workload, entry.through) == (workload, through)]
+
+
+def outcome(sweep: Sweep, *, finished: bool) -> SweepOutcome:
+    """What the sweep's folder holds for its plan."""
+    plan, space = sweep.plan, sweep.space
+    winners, entries = [], []
+    for workload in plan.workloads:
+        stages = [stage for stage in sweep.stages if stage.workload is workload]
+        for way in plan.through:
+            entries += _entries(sweep, stages, way)
+        whole = stages[-1] if stages and stages[-1].share == 1 else None
+        found = sweep.found(whole, plan.through[0]) if whole else {}
+        # Of a part of the configurations the best is no winner yet.
+        if finished and (first := winner(found)) is not None:
+            ties = [configuration.label for configuration in tied(found, first)]
+            winners.append(_winner(plan, workload.name, first, found[first], ties))
+    return SweepOutcome(
+        finished=finished,
+        plan=plan.model_dump(mode="json", exclude={"serve": {"env"}}),
+        gpus={configuration.label: sweep.gpus(configuration) for configuration in space.configurations},
+        winners=winners,
+        entries=entries,
+        left_out={configuration.label: why for configuration, why in space.left_out},
+    )
+
+
+def _winner(plan: SweepPlan, workload: str, first: Configuration, found: Judged, ties: list[str]) -> Winner:
+    return Winner(
+        workload=workload,
+        label=first.label,
+        flags=dict(first.flags),
+        value=found.value,
+        command=shlex.join(command_text(plan, first)),
+        runs=len(found.values),
+        tied=ties,
+    )
+
+
+def _entries(sweep: Sweep, stages: list[Stage], way: Way) -> list[ConfigurationResult]:
+    """Of each configuration the last stage that it ended or failed in; those that came further stand first."""
+    entries: dict[Configuration, ConfigurationResult] = {}
+    for stage in reversed(stages):
+        found, failures = sweep.found(stage, way), sweep.failures(stage, way)
+        for configuration in best(found, len(found)):
+            if configuration not in entries and configuration not in failures:
+                this = found[configuration]
+                entries[configuration] = _entry(
+                    sweep, stage, way, configuration, figures=dict(this.figures), value=this.value, fits=this.fits,
+                    complaints=this.complaints,
+                )  # fmt: skip
+        for configuration, failure in failures.items():
+            if configuration not in entries:
+                entries[configuration] = _entry(
+                    sweep, stage, way, configuration, figures={}, value=None, fits=False, complaints=[failure.why],
+                    log=failure.log,
+                )  # fmt: skip
+    return list(entries.values())
+
+
+def _entry(sweep: Sweep, stage: Stage, way: Way, configuration: Configuration, **fields: Any) -> ConfigurationResult:
+    return ConfigurationResult(
+        label=configuration.label,
+        flags=dict(configuration.flags),
+        workload=stage.workload.name,
+        through=way,
+        share=stage.share,
+        runs=sweep.plan.repeat,
+        folder=sweep.store.folder_of(configuration).relative_to(sweep.store.folder).as_posix(),
+        **fields,
+    )
+
+
+_LINE, _GREY, _BOUND = style(6), style(6), style(5)
+_COLOURS = 5  # the sixth and seventh are the bound's and that of the line
+
+
+def pareto(entries: Sequence[ConfigurationResult], objective: Objective) -> str | None:
+    """A chart for each latency that was measured; None where no configuration has both figures."""
+    measured = {name: found for name in LATENCIES[:2] if (found := [one for one in entries if name in one.figures])}
+    on_a_frontier = dict.fromkeys(label for name, found in measured.items() for label in _frontier(found, name))
+    best = {label: style(number % _COLOURS) for number, label in enumerate(on_a_frontier)}
+    charts = [_chart(found, name, objective, best) for name, found in measured.items()]
+    if not charts:
+        return None
+    legend = [(colour, label) for label, colour in best.items()]
+    legend += [(_LINE, "frontier; grey dots are on none")]
+    legend += [(_BOUND, "bound")] if objective.bounds else []
+    return sheet(charts, legend)
+
+
+def _frontier(entries: Sequence[ConfigurationResult], name: str) -> list[str]:
+    costs, worths = _points(entries, name)
+    return frontier(list(costs), costs.__getitem__, worths.__getitem__)
+
+
+def _points(entries: Sequence[ConfigurationResult], name: str) -> tuple[dict[str, float], dict[str, float]]:
+    return {one.label: one.figures[name] for one in entries}, {one.label: one.value or 0.0 for one in entries}
+
+
+def _chart(entries: Sequence[ConfigurationResult], name: str, objective: Objective, best: Mapping[str, str]) -> Chart:
+    """`best` has the colours of configurations that are on the frontier of this chart or another."""
+    costs, worths = _points(entries, name)
+    kept = _frontier(entries, name)
+    bound = objective.bounds.get(name)
+    right = nice_top(max([*costs.values(), *([bound] if bound is not None else [])]))
+    top = nice_top(max(worths.values()))
+    series = [ChartSeries("frontier", _LINE, [(costs[label], worths[label]) for label in kept], steps=True)]
+    if bound is not None:
+        series.append(ChartSeries("bound", _BOUND, [(bound, 0.0), (bound, top)]))
+    series += [
+        ChartSeries(label, best.get(label, _GREY), [(costs[label], worths[label])])
+        for label in sorted(costs, key=lambda label: label in best)
+    ]
+    return Chart(
+        title=f"{figure_label(objective.maximise.value)} against {figure_label(name)}",
+        note="in seconds; up and left is better",
+        x=linear(0, right, X_START, X_END, 6),
+        y=linear(0, top, Y_START, Y_END, 4),
+        series=series,
+    )
+
+
+def write_vllm_layout(sweep: Sweep, folder: Path) -> None:
+    """Whole runs alone: a folder with a summary.json for each configuration, workload and way."""
+    for stage in (stage for stage in sweep.stages if stage.share == 1):
+        for way in sweep.plan.through:
+            for configuration in stage.configurations:
+                runs = sweep.runs(stage, way, configuration)
+                if not runs:
+                    continue
+                bench = {"workload": stage.workload.name, "through": way}
+                records = [record(run, number, dict(configuration.flags), bench) for number, run in enumerate(runs)]
+                name = sweep.store.folder_of(configuration).name
+                written = folder / f"SERVE-{name}-BENCH-{stage.workload.name}-{way}"
+                written.mkdir(parents=True, exist_ok=True)
+                (written / "summary.json").write_bytes(orjson.dumps(records, option=orjson.OPT_INDENT_2))
+
+
+def record(results: Results, number: int, flags: Mapping[str, FlagValue], bench: Mapping[str, str]) -> dict[str, Any]:
+    """One run under vLLM's names; latencies count from the actual send, as there."""
+    overall, tokens, latency, plan = results.overall, results.tokens, results.latency, results.plan
+    seconds = overall.end - overall.start
+    made: dict[str, Any] = {
+        "duration": seconds,
+        "completed": results.requests.succeeded,
+        "failed": results.requests.failed,
+        "total_input_tokens": tokens.prompt,
+        "total_output_tokens": tokens.completion,
+        "request_throughput": overall.requests_per_second,
+        "output_throughput": tokens.completion / seconds if seconds else 0.0,
+        "total_token_throughput": (tokens.prompt + tokens.completion) / seconds if seconds else 0.0,
+        "max_concurrent_requests": results.concurrency.peak,
+        "request_rate": plan.get("rate_per_second") or "inf",
+        "model_id": plan.get("model"),
+        "num_prompts": results.requests.offered,
+        "date": re.sub(r"[^0-9]", "", results.environment.started_at)[:14],
+    }
+    if plan.get("concurrency"):
+        made["max_concurrency"] = plan["concurrency"]
+    for name, values in (
+        ("ttft", latency.ttft), ("tpot", latency.tpot), ("itl", latency.itl), ("e2el", latency.e2e),
+    ):  # fmt: skip
+        made |= _latency(name, values)
+    chosen = {flag.replace("-", "_"): value for flag, value in flags.items() if value is not None}
+    return made | {"run_number": number} | chosen | dict(bench)
+
+
+def _latency(name: str, values: Distribution | None) -> dict[str, float]:
+    if values is None:
+        return {}
+    return {
+        f"mean_{name}_ms": values.mean,
+        f"median_{name}_ms": values.p50,
+        **{f"p{point}_{name}_ms": getattr(values, f"p{point}") for point in (90, 95, 99)},
+    }
+
 
 _LOG_LINES = 8
 
 
-def write_report(sweep: Sweep, found: Outcome) -> list[Path]:
+def write_report(sweep: Sweep, found: SweepOutcome) -> list[Path]:
     """Writes into the sweep's folder what all runs together say."""
     folder = sweep.store.folder
     figures, page = folder / "sweep.json", folder / "report.md"
@@ -39,7 +269,7 @@ def write_report(sweep: Sweep, found: Outcome) -> list[Path]:
     return [figures, page, *(folder / name for name in pictures.values()), folder / "vllm"]
 
 
-def show(found: Outcome, plan: Plan, console: Console) -> None:
+def show(found: SweepOutcome, plan: SweepPlan, console: Console) -> None:
     """A table for each workload and way, then the winners."""
     for workload in plan.workloads:
         for way in plan.through:
@@ -57,7 +287,7 @@ def show(found: Outcome, plan: Plan, console: Console) -> None:
         console.print(line, style="bold", markup=False, highlight=False, soft_wrap=True)
 
 
-def winner_lines(found: Outcome, plan: Plan) -> list[str]:
+def winner_lines(found: SweepOutcome, plan: SweepPlan) -> list[str]:
     """One for each workload, and how its server is started."""
     lines = []
     for workload in plan.workloads:
@@ -66,8 +296,8 @@ def winner_lines(found: Outcome, plan: Plan) -> list[str]:
             why = "no configuration keeps within the bounds" if found.finished else "not finished"
             lines.append(f"{workload.name}: {why}")
         else:
-            told = f"{number(won.value)} {told_name(plan.objective.maximise.value)}"
-            lines.append(f"{workload.name}: {won.label}, {told}\n  {won.command}")
+            text = f"{number(won.value)} {figure_label(plan.objective.maximise.value)}"
+            lines.append(f"{workload.name}: {won.label}, {text}\n  {won.command}")
             if won.tied:
                 lines.append(f"  {_unsure(won)}")
     return lines
@@ -78,12 +308,12 @@ def _unsure(won: Winner) -> str:
     if won.runs >= FEWEST:
         return f"no clear winner: it ties with {', '.join(won.tied)}"
     runs = "1 run" if won.runs == 1 else f"{won.runs} runs"
-    return f"no clear winner: {runs} of each cannot tell configurations apart, repeat: {FEWEST} or more can"
+    return f"no clear winner: {runs} of each cannot separate configurations, repeat: {FEWEST} or more can"
 
 
-def markdown(found: Outcome, plan: Plan, pictures: dict[str, str]) -> str:
-    bounds = [f"{told_name(name)} at most {bound:g} s" for name, bound in plan.objective.bounds.items()]
-    aim = f"Most {told_name(plan.objective.maximise.value)}{' with ' if bounds else ''}{' and '.join(bounds)}."
+def markdown(found: SweepOutcome, plan: SweepPlan, pictures: dict[str, str]) -> str:
+    bounds = [f"{figure_label(name)} at most {bound:g} s" for name, bound in plan.objective.bounds.items()]
+    aim = f"Most {figure_label(plan.objective.maximise.value)}{' with ' if bounds else ''}{' and '.join(bounds)}."
     parts = ["# Sweep", aim]
     if not found.finished:
         parts.append("It was stopped before its end.")
@@ -110,19 +340,19 @@ def markdown(found: Outcome, plan: Plan, pictures: dict[str, str]) -> str:
 
 
 def _won(won: Winner) -> list[str]:
-    told = f"Best median: `{won.label}`; {_unsure(won)}." if won.tied else f"Winner: `{won.label}`"
-    return [told, f"```sh\n{won.command}\n```"]
+    text = f"Best median: `{won.label}`; {_unsure(won)}." if won.tied else f"Winner: `{won.label}`"
+    return [text, f"```sh\n{won.command}\n```"]
 
 
 def _title(workload: str, way: Way) -> str:
     return f"{workload}, {'direct' if way == 'direct' else 'through the gateway'}"
 
 
-def _head(plan: Plan) -> list[str]:
-    return ["configuration", told_name(plan.objective.maximise.value), *map(told_name, LATENCIES), "runs", ""]
+def _head(plan: SweepPlan) -> list[str]:
+    return ["configuration", figure_label(plan.objective.maximise.value), *map(figure_label, LATENCIES), "runs", ""]
 
 
-def _row(entry: Entry, plan: Plan) -> list[str]:
+def _row(entry: ConfigurationResult, plan: SweepPlan) -> list[str]:
     cells = [entry.label, number(entry.figures.get(plan.objective.maximise.value))]
     for name in LATENCIES:
         seconds = entry.figures.get(name)

@@ -1,4 +1,4 @@
-"""Carries a plan out: starts each configuration's server, measures it, stops it; keeps what it finds as it goes."""
+"""Carries a sweep out: starts, measures and stops each configuration's server; keeps results; estimates the end."""
 
 from __future__ import annotations
 
@@ -12,21 +12,55 @@ from rich.console import Console
 
 from gateway.cli.demo import free_ports
 from loadtest.checkpoint.document import failed
-from loadtest.checkpoint.keep import Checkpoints, Site
+from loadtest.checkpoint.keep import Checkpoints, CommandContext
 from loadtest.checkpoint.markdown import check_line
-from loadtest.checkpoint.neighbours import neighbours
+from loadtest.checkpoint.servers import neighbours
 from loadtest.drive.fleet import Stopped, WorkerDied
 from loadtest.drive.run import Order, measured
 from loadtest.drive.target import Target, TargetError, look_at
-from loadtest.report.figure import milliseconds, number
+from loadtest.report.formatting import milliseconds, number, seconds_text
 from loadtest.report.schema import Results
-from loadtest.sweep.judge import Judged, judged
-from loadtest.sweep.pace import Pace, Work, told_seconds
-from loadtest.sweep.plan import Plan, Way, Workload
-from loadtest.sweep.search import Round, best, rounds
+from loadtest.sweep.judge import Judged, Round, best, judged, rounds
+from loadtest.sweep.plan import SweepPlan, Way, Workload
 from loadtest.sweep.server import Launch, Server, ServerFailed, engine, gateway
 from loadtest.sweep.space import Configuration, Space, fixed_flags, gpus_of
-from loadtest.sweep.store import Cell, Failure, Store
+from loadtest.sweep.store import Failure, Store, SweepRun
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Servers to start, and the shares of whole runs to make, added up."""
+
+    starts: float
+    shares: float
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.starts + other.starts, self.shares + other.shares)
+
+
+@dataclass(slots=True)
+class Pace:
+    """Learns from each start and each run."""
+
+    _starts: list[float] = field(default_factory=list)
+    _run_seconds: float = 0.0
+    _shares: float = 0.0
+
+    def started(self, seconds: float) -> None:
+        """A server took so long, stopping it included or not."""
+        self._starts.append(seconds)
+
+    def ran(self, seconds: float, share: float) -> None:
+        """A run of that share of a whole one took so long."""
+        self._run_seconds += seconds
+        self._shares += share
+
+    def seconds_left(self, work: Work) -> float | None:
+        """None as long as nothing is known."""
+        if not self._starts or (work.shares and not self._shares):
+            return None
+        runs = work.shares * self._run_seconds / self._shares if work.shares else 0.0
+        return work.starts * sum(self._starts) / len(self._starts) + runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +76,14 @@ class Stage:
 class Sweep:
     """A plan under way."""
 
-    plan: Plan
+    plan: SweepPlan
     space: Space
     store: Store
     console: Console
     should_stop: Callable[[], bool]
     stages: list[Stage] = field(default_factory=list)
     _pace: Pace = field(default_factory=Pace)
-    _site: Site | None = None
+    _site: CommandContext | None = None
 
     def carry_out(self) -> None:
         """All rounds. Raises Stopped; what has ended by then is kept."""
@@ -93,9 +127,10 @@ class Sweep:
         chosen = {flag: value for flag, value in configuration.flags if value is not None}
         return gpus_of(fixed_flags(self.plan) | chosen)
 
-    def _cells(self, configuration: Configuration, stage: Stage, way: Way) -> list[Cell]:
+    def _cells(self, configuration: Configuration, stage: Stage, way: Way) -> list[SweepRun]:
         return [
-            Cell(configuration, way, stage.workload, stage.share, repetition) for repetition in range(self.plan.repeat)
+            SweepRun(configuration, way, stage.workload, stage.share, repetition)
+            for repetition in range(self.plan.repeat)
         ]
 
     def _expected(self, ahead: Sequence[Round]) -> Work:
@@ -113,11 +148,11 @@ class Sweep:
                 left += Work(1, sum(cell.share for cell in others))
             seconds = self._pace.seconds_left(left)
             length = f", runs of {stages[0].share:.0%}" if stages[0].share < 1 else ""
-            about = f", about {told_seconds(seconds)} left" if seconds is not None else ""
+            about = f", about {seconds_text(seconds)} left" if seconds is not None else ""
             self._say(f"[{place}/{len(todo)}{length}{about}] {configuration.label}", style="bold")
             self._configuration(configuration, cells)
 
-    def _todo(self, stages: Sequence[Stage]) -> Iterator[tuple[Configuration, list[Cell]]]:
+    def _todo(self, stages: Sequence[Stage]) -> Iterator[tuple[Configuration, list[SweepRun]]]:
         """Each configuration with its runs that have not ended: one start serves all workloads."""
         for configuration in self.space.configurations:
             cells = [
@@ -131,7 +166,7 @@ class Sweep:
             if cells:
                 yield configuration, cells
 
-    def _configuration(self, configuration: Configuration, cells: Sequence[Cell]) -> None:
+    def _configuration(self, configuration: Configuration, cells: Sequence[SweepRun]) -> None:
         if self.should_stop():
             raise Stopped
         log = self.store.folder_of(configuration) / "server.log"
@@ -148,7 +183,7 @@ class Sweep:
         except ServerFailed as failed:
             self._failed(cells, failed)
 
-    def _through_gateway(self, server: Server, port: int, cells: Sequence[Cell]) -> None:
+    def _through_gateway(self, server: Server, port: int, cells: Sequence[SweepRun]) -> None:
         launch = gateway(self.plan, server.launch.url, port)
         try:
             with self._server(launch, server.log_path.with_name("gateway.log")) as before:
@@ -160,7 +195,7 @@ class Sweep:
     def _server(self, launch: Launch, log_path: Path) -> Server:
         return Server(launch, log_path, self.should_stop)
 
-    def _measure_all(self, server: Server, url: str, cells: Sequence[Cell]) -> None:
+    def _measure_all(self, server: Server, url: str, cells: Sequence[SweepRun]) -> None:
         for cell in cells:
             if self.should_stop():
                 raise Stopped
@@ -172,7 +207,7 @@ class Sweep:
                 self._failed([cell], ServerFailed(str(error), []))
             self._pace.ran(time.monotonic() - started, cell.share)
 
-    def _measure(self, server: Server, url: str, cell: Cell) -> None:
+    def _measure(self, server: Server, url: str, cell: SweepRun) -> None:
         options = cell.workload.options(url, cell.share, cell.repetition)
         (load,) = options.loads()
         target = asyncio.run(look_at(url, None, options.model))
@@ -194,14 +229,16 @@ class Sweep:
         self.store.keep(cell, results, records, checked)
         self._site = checkpoints.site
         found = judged([results], self.plan.objective, self.gpus(cell.configuration))
-        self._say(f"  {cell.workload.name}, {cell.way}: {told(found, self.plan)}", style=None if found.fits else "red")
+        self._say(
+            f"  {cell.workload.name}, {cell.way}: {summary_line(found, self.plan)}", style=None if found.fits else "red"
+        )
 
     def _page(self, server: Server, target: Target, model: str | None) -> dict[str, str]:
         """The engine's own page, also where requests go through the gateway."""
         url = target.metrics_url or asyncio.run(look_at(server.launch.url, None, model)).metrics_url
         return {"engine": url} if url else {}
 
-    def _failed(self, cells: Sequence[Cell], failed: ServerFailed) -> None:
+    def _failed(self, cells: Sequence[SweepRun], failed: ServerFailed) -> None:
         for cell in cells:
             if not self.store.is_done(cell):
                 self.store.keep_failure(cell, Failure(why=str(failed), log=failed.log))
@@ -213,7 +250,7 @@ class Sweep:
         self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def told(found: Judged, plan: Plan) -> str:
+def summary_line(found: Judged, plan: SweepPlan) -> str:
     """What a configuration came to, in a line."""
     parts = [f"{number(found.value)} {plan.objective.maximise.value.replace('_', ' ')}"]
     parts += [

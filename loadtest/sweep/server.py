@@ -12,9 +12,8 @@ from types import TracebackType
 from typing import Self
 
 from loadtest.drive.fleet import Stopped
-from loadtest.servers.process_group import ProcessGroup
-from loadtest.servers.serving import NotServing, wait_until_serving
-from loadtest.sweep.plan import Plan
+from loadtest.servers.processes import NotServing, ProcessGroup, wait_until_serving
+from loadtest.sweep.plan import SweepPlan
 from loadtest.sweep.space import Configuration, spelled
 from loadtest.vllm_cpu.process import (
     LOG_TAIL_LINES,
@@ -54,7 +53,7 @@ class Launch:
         return f"http://{_HOST}:{self.port}"
 
 
-def engine(plan: Plan, configuration: Configuration, port: int) -> Launch:
+def engine(plan: SweepPlan, configuration: Configuration, port: int) -> Launch:
     serve, arguments, ours = plan.serve, configuration.arguments(), dict(os.environ)
     if serve.vllm_cpu is not None:
         own = serve.vllm_cpu
@@ -74,7 +73,7 @@ def engine(plan: Plan, configuration: Configuration, port: int) -> Launch:
     return Launch(command, port, "/health", serve.ready_seconds, ours | serve.env)
 
 
-def told_command(plan: Plan, configuration: Configuration) -> list[str]:
+def command_text(plan: SweepPlan, configuration: Configuration) -> list[str]:
     """How people start the server of a configuration."""
     serve = plan.serve
     if serve.vllm_cpu is not None:
@@ -87,7 +86,7 @@ def told_command(plan: Plan, configuration: Configuration) -> list[str]:
     return first + configuration.arguments()
 
 
-def gateway(plan: Plan, backend_url: str, port: int) -> Launch:
+def gateway(plan: SweepPlan, backend_url: str, port: int) -> Launch:
     command = [sys.executable, "-m", "gateway", "serve", "--backend", backend_url, "--host", _HOST, "--port", str(port)]
     command += ["--admin-port", "0"]
     if plan.gateway_config is not None:
@@ -103,7 +102,7 @@ def log_end(path: Path) -> list[str]:
 
 
 class Server:
-    """Runs inside the block. A signal that `should_stop` tells of ends the wait for it."""
+    """Runs inside the block. A signal that `should_stop` reports ends the wait for it."""
 
     def __init__(self, launch: Launch, log_path: Path, should_stop: Callable[[], bool]) -> None:
         self.launch = launch

@@ -9,7 +9,7 @@ from itertools import product
 
 import orjson
 
-from loadtest.sweep.plan import FlagValue, Plan
+from loadtest.sweep.plan import FlagValue, SweepPlan
 
 _PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 # Other names that vLLM gives them.
@@ -28,7 +28,7 @@ class Configuration:
 
     @property
     def label(self) -> str:
-        """How people are told of it."""
+        """As it is shown in tables and logs."""
         return " ".join(f"{flag}={shown(value)}" for flag, value in self.flags) or "as it is"
 
     def arguments(self) -> list[str]:
@@ -64,7 +64,7 @@ def spelled(flag: str, value: FlagValue) -> list[str]:
     return [f"--{flag}", orjson.dumps(value).decode() if isinstance(value, dict) else str(value)]
 
 
-def space_of(plan: Plan) -> Space:
+def space_of(plan: SweepPlan) -> Space:
     """Every combination of the plan's values, in its order; the last flag changes first."""
     space = Space([], [])
     fixed = fixed_flags(plan)
@@ -79,7 +79,7 @@ def space_of(plan: Plan) -> Space:
     return space
 
 
-def fixed_flags(plan: Plan) -> dict[str, FlagValue]:
+def fixed_flags(plan: SweepPlan) -> dict[str, FlagValue]:
     """What the server's own command says, for the flags that a constraint may need."""
     if plan.serve.simulated is not None:
         return dict(plan.serve.simulated)
@@ -116,7 +116,7 @@ def gpus_of(flags: Mapping[str, FlagValue]) -> int:
     return needed
 
 
-def _complaints(flags: Mapping[str, FlagValue], own: Mapping[str, FlagValue], plan: Plan) -> Iterator[str]:
+def _complaints(flags: Mapping[str, FlagValue], own: Mapping[str, FlagValue], plan: SweepPlan) -> Iterator[str]:
     """Why a configuration is not worth a start. Only what is known counts: vLLM's defaults depend on the GPU."""
     for part in plan.exclude:
         if all(own.get(flag) == value and type(own.get(flag)) is type(value) for flag, value in part.items()):

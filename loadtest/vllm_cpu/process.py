@@ -11,8 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from gateway.cli.demo import free_ports
-from loadtest.servers.process_group import ProcessGroup
-from loadtest.servers.serving import NotServing, wait_until_serving
+from loadtest.servers.processes import NotServing, ProcessGroup, wait_until_serving
 
 DEFAULT_VENV = Path(".venv-vllm")
 READY_DEADLINE_SECONDS = 180.0

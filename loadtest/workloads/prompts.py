@@ -1,14 +1,106 @@
-"""Prompts by index: the same seed and index give the same prompt in any process, so workers can share a workload."""
+"""Workloads: their description, prompts by index, and request bodies.
+
+The same seed and index give the same prompt in any process, so workers can share a workload.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import cycle
+from typing import Any
 
-from loadtest.workloads.spec import WorkloadKind, WorkloadSpec
-from loadtest.workloads.text import Corpus
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class WorkloadKind(StrEnum):
+    """The shapes of prompt there are."""
+
+    SHARED_PREFIX = "shared-prefix"
+    PREFIX_REPETITION = "prefix-repetition"
+    UNIQUE = "unique"
+    SESSIONS = "sessions"
+    SHAREGPT = "sharegpt"
+    TEXTS = "texts"
+    TRACE = "trace"
+
+
+WITH_PREFIX = (WorkloadKind.SHARED_PREFIX, WorkloadKind.PREFIX_REPETITION, WorkloadKind.SESSIONS)
+
+
+class SourceFile(BaseModel):
+    """A file that prompts are made from, and what was in it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str
+    sha256: str
+
+
+class WorkloadSpec(BaseModel):
+    """Sizes are asked in tokens and approximated by bytes; the report says what the server counted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: WorkloadKind = WorkloadKind.SHARED_PREFIX
+    groups: int = Field(default=8, ge=1, description="Distinct shared prefixes.")
+    prefix_tokens: int = Field(default=1024, ge=1, description="Tokens every request of a group shares.")
+    tail_tokens: int = Field(default=64, ge=1, description="Tokens only this request has.")
+    bytes_per_token: float = Field(default=4.5, gt=0, description="How many bytes of prose make a token.")
+    max_tokens: int = Field(default=128, ge=1, description="Output length.")
+    output_spread: float = Field(default=0.0, ge=0, lt=1, description="Output lengths vary by this share, evenly.")
+    seed: int = 0
+    turns: tuple[int, int] = Field(default=(2, 6), description="Fewest and most turns of a session.")
+    think_seconds: float = Field(default=0.0, ge=0, description="Mean pause between an answer and the next turn.")
+    inputs: tuple[int, int] = Field(default=(1, 1), description="Fewest and most texts of a request (texts).")
+    file: SourceFile | None = Field(default=None, description="The trace, or the dataset.")
+    block_tokens: int | None = Field(default=None, ge=1, description="Tokens of a hash_ids block, if not the format's.")
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens asked for in one prompt, where all are alike."""
+        return self.tail_tokens + (self.prefix_tokens if self.kind in WITH_PREFIX else 0)
+
+
+_PROSE = (
+    "the of and to in is that it was for on are as with they at be this from have or by one had not but what all "
+    "were when we there can an your which their said if do will each about how up out them then she many some so "
+    "these would other into has more her two like him see time could no make than first been its who now people my "
+    "made over did down only way find use may water long little very after words called just where most know get "
+    "through back much before also around another came come work three word must because does part even place well "
+    "such here take why things help put years different away again off went old number great tell men say small "
+    "every found still between name should home big give air line set own under read last never us left end along "
+    "while might next sound below saw something thought both few those always looked show large often together asked "
+    "house world going want school important until form food keep children feet land side without boy once animals "
+    "life enough took sometimes four head above kind began almost live page got earth need far hand high year mother "
+    "light parts country father let night following picture being study second eyes soon times story boys since "
+    "white days ever paper hard near sentence better best across during today others however sure means knew try told"
+)
+
+_CORPUS_BYTES = 1 << 18
+
+
+class Corpus:
+    """A fixed stretch of prose; a slice costs one copy, so a long prompt costs no per-word work while driving."""
+
+    def __init__(self, seed: int) -> None:
+        rng = random.Random(f"corpus-{seed}")
+        words = rng.choices(_PROSE.split(), k=_CORPUS_BYTES // 5)
+        self._text = " ".join(words)
+
+    def slice(self, rng: random.Random, length_bytes: int) -> str:
+        """`length_bytes` of prose from a random place; wraps round, so any length can be had."""
+        start = rng.randrange(len(self._text))
+        piece = self._text[start : start + length_bytes]
+        while len(piece) < length_bytes:
+            piece += self._text[: length_bytes - len(piece)]
+        return piece
+
 
 NO_GROUP = -1
 
@@ -117,3 +209,60 @@ class PromptSource(Source):
             return Prompt(NO_GROUP, "", tail, max_tokens, asked)
         group = rng.randrange(len(self._prefixes)) if self._rounds is None else self._rounds.group(index)
         return Prompt(group, self._prefixes[group], tail, max_tokens, asked)
+
+
+class Endpoint(StrEnum):
+    """The endpoints that can be driven."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    EMBEDDINGS = "embeddings"
+
+    @property
+    def path(self) -> str:
+        """Its path below the base URL."""
+        return {"chat": "/v1/chat/completions", "completions": "/v1/completions", "embeddings": "/v1/embeddings"}[self]
+
+
+def fingerprint(body: bytes) -> str:
+    """A short hash by which a body that was sent is known again."""
+    return hashlib.sha256(body).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class BodyMaker:
+    """Turns prompts into bodies; what is the same for every request is set once."""
+
+    endpoint: Endpoint
+    model: str
+    stream: bool
+    ignore_eos: bool = True
+    cache_salt: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def body(self, prompt: Prompt) -> bytes:
+        fields: dict[str, Any] = {"model": self.model}
+        if self.endpoint is Endpoint.EMBEDDINGS:
+            fields["input"] = list(prompt.inputs) if len(prompt.inputs) > 1 else prompt.prefix + prompt.tail
+        else:
+            fields |= self._prompt_fields(prompt) | self._generation_fields(prompt.max_tokens)
+        if self.cache_salt:
+            fields["cache_salt"] = self.cache_salt
+        return orjson.dumps(fields | dict(self.extra))
+
+    def _prompt_fields(self, prompt: Prompt) -> dict[str, Any]:
+        if self.endpoint is Endpoint.COMPLETIONS:
+            return {"prompt": "".join((prompt.prefix, *prompt.history, prompt.tail))}
+        said = zip(cycle(("user", "assistant")), (*prompt.history, prompt.tail), strict=False)
+        messages = [{"role": role, "content": text} for role, text in said]
+        if prompt.prefix:
+            messages.insert(0, {"role": "system", "content": prompt.prefix})
+        return {"messages": messages}
+
+    def _generation_fields(self, max_tokens: int) -> dict[str, Any]:
+        fields: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0}
+        if self.ignore_eos:
+            fields |= {"ignore_eos": True, "min_tokens": max_tokens}
+        if self.stream:
+            fields |= {"stream": True, "stream_options": {"include_usage": True}}
+        return fields

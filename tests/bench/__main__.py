@@ -28,10 +28,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from gateway.config import ServerConfig
-from loadtest.compare.installing import NotInstalled, version
-from loadtest.compare.ours import OURS
-from loadtest.compare.peer import Peer
-from loadtest.compare.peers import named
+from loadtest.compare.peers import OURS, NotInstalled, named, version
+from loadtest.compare.proxy import Peer
 from tests.bench import bodies_stall, fairness, measure, peers, report, scenarios
 from tests.bench.alone import alone
 from tests.bench.bounds.command import bounds

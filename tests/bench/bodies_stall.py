@@ -13,7 +13,7 @@ from itertools import islice, repeat
 
 from gateway.config import BackendConfig, Config, EmbeddingsConfig, KeyConfig, ModelsConfig, ServerConfig
 from gateway.errors import InvalidRequest
-from gateway.front.http_request import Incoming
+from gateway.front.http_request import HttpRequest
 from gateway.front.read import RequestReader, StoredResponses
 from gateway.front.routes import find_route
 from gateway.request import InferenceRequest
@@ -81,13 +81,14 @@ def measure(limits: ServerConfig, named: str = "") -> Iterator[Timing]:
 def _timing(body: Body, reader: RequestReader, limits: ServerConfig) -> Timing:
     data = body.make(limits)
     assert len(data) <= limits.max_body_bytes, (body.name, len(data))
-    incoming = Incoming()
+    incoming = HttpRequest()
     incoming.method, incoming.path, incoming.body = b"POST", _PATHS[body.endpoint], data
+    incoming.key = _ISOLATED
     route = find_route(incoming.method, incoming.path)
 
     def read() -> Iterator[None]:
         try:
-            request: InferenceRequest = yield from reader.read(incoming, route, "id", _ISOLATED, lambda: "model")
+            request: InferenceRequest = yield from reader.read(incoming, route, "id", lambda: "model")
             yield
             if request.document is not None:
                 given_tokens(request.document, request.endpoint)

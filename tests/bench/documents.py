@@ -15,7 +15,7 @@ import typer
 import yaml
 
 from gateway.cli.demo import free_ports
-from loadtest.servers.procs import running
+from loadtest.servers.processes import running
 from tests.integration.processes import wait_until_serving
 
 _MODEL = "ranks"

@@ -14,8 +14,7 @@ from typing import IO, Any
 
 import yaml
 
-from loadtest.servers.procs import guarded, launch, stop
-from loadtest.servers.serving import NotServing, wait_until_serving
+from loadtest.servers.processes import NotServing, guarded, launch, stop, wait_until_serving
 
 _START_SECONDS = 30.0
 _STANDARD_ERROR = 2

@@ -5,9 +5,8 @@ import shutil
 import subprocess
 from collections.abc import Iterable
 
-from loadtest.compare.installing import NotInstalled, Say, pip_install, version
-from loadtest.compare.ours import OURS
-from loadtest.compare.peer import Peer
+from loadtest.compare.peers import OURS, NotInstalled, Say, pip_install, version
+from loadtest.compare.proxy import Peer
 from tests.bench.bodies import write_bodies
 from tests.bench.place import SOURCES, Place
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from loadtest.compare.peer import Peer
-from loadtest.servers.procs import (
+from loadtest.compare.proxy import Peer
+from loadtest.servers.processes import (
     CpuTimes,
     core_busy_seconds,
     cpu_seconds_between,

@@ -13,6 +13,7 @@ are functions of the texts. `python -m tests.bench.mock_engine` serves in a proc
 """
 
 import asyncio
+import errno
 import re
 import sys
 from base64 import b64encode
@@ -46,6 +47,8 @@ vllm:num_preemptions_total{engine="0"} 0
 vllm:generation_tokens_total{engine="0"} %d
 vllm:cache_config_info{block_size="16",engine="0",kv_cache_size_tokens="100000",num_gpu_blocks="6250"} 1.0
 """
+
+_PORT_RETRY_SECONDS = 0.01
 
 
 def vector_of(text: str) -> bytes:
@@ -81,9 +84,17 @@ class MockEngine:
         return 200 if self._healthy else 500
 
     async def start(self) -> None:
-        """Listen, at the same port as before."""
+        """Listen, at the same port as before, as soon as no outgoing connection of this machine has it."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: EngineConnection(self), "127.0.0.1", self.port, backlog=1024)
+        while self._server is None:
+            try:
+                self._server = await loop.create_server(
+                    lambda: EngineConnection(self), "127.0.0.1", self.port, backlog=1024
+                )
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                await asyncio.sleep(_PORT_RETRY_SECONDS)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def die(self) -> None:

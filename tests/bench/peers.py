@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from loadtest.compare.ours import OURS, ours
-from loadtest.compare.peer import Peer, Setting
+from loadtest.compare.peers import OURS, ours
 from loadtest.compare.peers import PEERS as KNOWN
+from loadtest.compare.proxy import Peer, Setting
 from tests.bench.place import SOURCES, Place, Ports
 
 _OTHERS = ("nginx", "haproxy", "sglang-router", "vllm-router", "smg")

@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from loadtest.compare.ours import OURS
-from loadtest.compare.peer import Peer
+from loadtest.compare.peers import OURS
+from loadtest.compare.proxy import Peer
 from tests.bench.deciding import results as timings
 from tests.bench.embeddings.run import table as embeddings_table
 from tests.bench.peers import PEERS

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from gateway.cli.demo import free_ports
-from loadtest.servers.serving import wait_until_serving
+from loadtest.servers.processes import wait_until_serving
 from tests.clients import Answer, Client, request
 from tests.scripted import ScriptedBackend
 

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from gateway.config_file import parse
 from gateway.front.connection import ClientConnection
-from gateway.front.http_request import Incoming
+from gateway.front.http_request import HttpRequest
 from tests.clients import Answer, Client, chat, request
 from tests.recounted_gateway import RecountedGateway
 from tests.scripted import ScriptedBackend
@@ -51,14 +51,14 @@ class UnderTest:
         self.events: Sequence[Any] = []
         self.complaints: list[str] = []
         self.expects_internal_errors = False
-        serve = gateway.server.serve
+        serve = gateway.handler.serve
 
-        async def counted(incoming: Incoming, connection: ClientConnection) -> None:
+        async def counted(incoming: HttpRequest, connection: ClientConnection) -> None:
             if incoming.route is None or not incoming.route.public:  # probes of the gateway are not counted
                 self.accepted += 1
             await serve(incoming, connection)
 
-        gateway.server.serve = counted  # type: ignore[method-assign]
+        gateway.handler.serve = counted  # type: ignore[method-assign]
 
     @property
     def port(self) -> int:
@@ -108,11 +108,11 @@ class UnderTest:
         gateway = self.gateway
         found = {
             "queued": len(gateway.queue), "backlog": gateway.queue.backlog.requests + gateway.queue.backlog.size_bytes,
-            "waiting": gateway.gate.waiting, "relayed": len(gateway.relay),
+            "waiting": gateway.lease_broker.waiting, "relayed": len(gateway.relay),
             "answering": gateway.server.answering, "clients": len(gateway.server._connections),
             "connections in use": sum(pool.open for pool in gateway.relay._pools.values()),
             "held bytes": gateway.memory.used_bytes,
-            "coalesced": gateway.coalescer.busy, "spread": gateway.spreader.busy,
+            "coalesced": gateway.coalescer.busy, "spread": gateway.rerank_splitter.busy,
             "unanswered": self.accepted - sum(self.outcomes.values()),
         }  # fmt: skip
         for engine in [engine for backend in gateway.fleet.backends for engine in backend.all_engines]:

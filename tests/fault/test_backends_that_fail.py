@@ -101,7 +101,7 @@ async def test_requests_in_line_for_a_backend_that_dies_are_told_where_nobody_is
         first = asyncio.create_task(under_test.ask())
         await holds(lambda: len(backend.ledger) == 1, "the first one runs")
         waiting = [asyncio.create_task(under_test.ask()) for _ in range(5)]
-        await holds(lambda: under_test.gateway.gate.waiting == 5, "five wait")
+        await holds(lambda: under_test.gateway.lease_broker.waiting == 5, "five wait")
         await backend.stop()
         answers = await asyncio.gather(first, *waiting)
         assert {answer.status for answer in answers} <= {502, 503}

@@ -39,7 +39,7 @@ async def test_a_batch_whose_answer_does_not_end_is_aborted(backend: ScriptedBac
         answer = await under_test.ask(asked(TEXTS), target=EMBEDDINGS)
         assert (answer.status, answer.error["code"]) == (502, "wrong_backend_answer")
         assert f"limit of {MIB + 3 * MIB // 2} bytes" in answer.error["message"]
-        await holds(lambda: backend.ledger[0].peer_left_at is not None, "the backend is told")
+        await holds(lambda: backend.ledger[0].peer_left_at is not None, "the backend sees the disconnect")
         assert not backend.ledger[0].played
         assert len(backend.ledger) == 1  # and no other backend is asked for the same
         assert under_test.state(backend) == "up"
@@ -61,7 +61,7 @@ async def test_a_list_one_of_whose_pieces_is_answered_without_end_is_aborted(bac
         body = {"model": MODEL, "query": "q", "documents": ["d"] * 300 + ["endless"]}
         answer = await under_test.ask(orjson.dumps(body), target=RERANK)
         assert (answer.status, answer.error["code"]) == (502, "wrong_backend_answer")
-        await holds(lambda: backend.running == 0, "the backend is told")
+        await holds(lambda: backend.running == 0, "the backend sees the disconnect")
         await under_test.comes_to_rest()
 
 
@@ -220,4 +220,4 @@ async def test_clients_of_one_batch_hear_of_its_wrong_answer_together(backend: S
 
 
 def waiting(under_test: UnderTest) -> int:
-    return len(under_test.gateway.coalescer._waiting)
+    return len(under_test.gateway.coalescer._waitlist)

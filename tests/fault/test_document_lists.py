@@ -21,7 +21,7 @@ DOCUMENTS = [f"document {number}" for number in range(300)]
 
 
 class Ranks:
-    """A step that answers as an engine does, unless it is told to change its answer to some document's piece."""
+    """A step that answers as an engine does, unless it has to change its answer to some document's piece."""
 
     def __init__(self, lie: tuple[bytes, bytes] | None = None, about: str = "") -> None:
         self.lie, self.about = lie, about
@@ -107,7 +107,7 @@ async def test_a_client_that_leaves_takes_all_pieces_with_it(backend: ScriptedBa
         client.close()
         await holds(
             lambda: all(seen.peer_left_at is not None for seen in [*backend.ledger, *other.ledger]),
-            "both are told", ABORT_SECONDS,
+            "both see the disconnect", ABORT_SECONDS,
         )  # fmt: skip
         await under_test.comes_to_rest(ABORT_SECONDS)
         assert under_test.outcomes == {"completed": 1, "client_gone": 1}

@@ -59,7 +59,7 @@ def vectors(answer: Answer) -> list[bytes]:
 
 
 async def ask_all(under_test: UnderTest, *texts: str) -> list[Answer]:
-    """Everybody asks at the same time."""
+    """Send all requests at the same time."""
     return list(await asyncio.gather(*(under_test.ask(body(text), target=PATH) for text in texts)))
 
 
@@ -128,7 +128,7 @@ async def test_a_batch_is_aborted_when_the_last_of_its_clients_has_left(backend:
         mine = next(seen for seen in backend.ledger if b"text 0" in seen.body)
         assert mine.peer_left_at is None
         clients[0].close()
-        await holds(lambda: mine.peer_left_at is not None, "the backend is told", ABORT_SECONDS)
+        await holds(lambda: mine.peer_left_at is not None, "the backend sees the disconnect", ABORT_SECONDS)
         await under_test.comes_to_rest(ABORT_SECONDS)
 
 

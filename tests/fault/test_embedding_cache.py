@@ -34,7 +34,7 @@ async def test_an_answer_from_memory_is_authorized_limited_charged_and_logged_li
     ] * 2
 
 
-async def test_isolated_keys_are_not_told_what_others_asked(backend: ScriptedBackend) -> None:
+async def test_isolated_keys_cannot_learn_what_others_asked(backend: ScriptedBackend) -> None:
     backend.plays(Embeds())
     keys = [{"name": name, "key": f"sk-{name}", "isolate_cache": name != "all"} for name in ("ann", "bob", "all")]
     async with running(backend, sections={**KEPT, "auth": {"keys": keys}}) as under_test:

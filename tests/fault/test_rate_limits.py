@@ -88,7 +88,7 @@ async def test_requests_at_once_are_limited_and_clients_that_leave_give_theirs_b
     sections = limited(max_concurrent_requests=3, requests_per_minute=100)
     async with running(backend, sections=sections, per_backend={"max_in_flight": 1}) as under_test:
         asked = [asyncio.create_task(under_test.ask(STREAM, AS_CLIENT)) for _ in range(3)]
-        await holds(lambda: under_test.gateway.gate.waiting == 2, "one runs, two wait")
+        await holds(lambda: under_test.gateway.lease_broker.waiting == 2, "one runs, two wait")
         refused = await under_test.ask(STREAM, AS_CLIENT)
         assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
         for task in asked:

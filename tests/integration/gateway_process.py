@@ -13,7 +13,7 @@ import yaml
 from openai import AsyncOpenAI
 
 from gateway.cli.demo import free_ports
-from loadtest.servers.serving import serves
+from loadtest.servers.processes import serves
 from tests.integration.fleet import Fleet
 from tests.integration.processes import stopped_at_exit, wait_until_serving
 from tests.recounted_gateway import LOGGED, MODULE, VIOLATIONS

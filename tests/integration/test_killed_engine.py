@@ -11,23 +11,20 @@ import orjson
 import pytest
 
 from gateway.cli.demo import free_ports
-from loadtest.compare.killed_fates import Fate, fate_of
-from loadtest.compare.killed_figures import figures
-from loadtest.compare.killed_load import KilledLoad
-from loadtest.compare.killed_run import Observed, observe
-from loadtest.compare.killed_schema import Fault
-from loadtest.compare.ours import ours
-from loadtest.compare.peer import Setting
-from loadtest.compare.proxy import started
+from loadtest.compare.outage.run import Observed, OutageLoad, observe
+from loadtest.compare.outage.schema import Fate, Fault, fate_of
+from loadtest.compare.outage.turns import figures
+from loadtest.compare.peers import ours
+from loadtest.compare.proxy import Setting, started
 from loadtest.drive.record import ERROR_OBJECT
 from loadtest.servers.engines import EngineOptions, Engines, Kind, running_engines
-from loadtest.workloads.body import Endpoint
+from loadtest.workloads.prompts import Endpoint
 
 pytestmark = pytest.mark.timeout(180)
 
 OPTIONS = EngineOptions(Kind.SIM, 2, Path("simulated"))
 # Patient enough for a machine that does something else meanwhile.
-LOAD = KilledLoad(rate_per_second=8.0, seconds=18.0, max_tokens=200)
+LOAD = OutageLoad(rate_per_second=8.0, seconds=18.0, max_tokens=200)
 PATIENCE_SECONDS = 20.0
 COMES_BACK_SECONDS = 40.0
 

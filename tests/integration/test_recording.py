@@ -4,8 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from loadtest.replay.formats import read_trace
-from loadtest.replay.trace import Row
+from loadtest.workloads.trace import Row, read_trace
 from tests.integration.fleet import CHAT_MODEL, Fleet
 from tests.integration.gateway_process import config_for, running_gateway
 

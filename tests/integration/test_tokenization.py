@@ -89,13 +89,13 @@ async def test_vllm_makes_the_tokens_that_are_told(fleet: Fleet, request: pytest
         assert tokenization.status()[0]["features"] == sorted(Feature)
         for document in conversations(Random(20), 25):
             told = await tokenization.token_bytes(CHAT_MODEL, document, "chat", 10000)
-            assert told is not None, tokenization.totals()
+            assert told is not None, tokenization.totals
             asked = {"model": CHAT_MODEL, "max_tokens": 1, "return_token_ids": True, **document}
             answer = await client.post(backends[0], "/v1/chat/completions", asked)
             assert array("I", told).tolist() == answer["prompt_token_ids"]
         text = "".join(PIECES) * 20
         told = await tokenization.token_bytes(CHAT_MODEL, {"prompt": text}, "completions", len(text))
-        assert told is not None, tokenization.totals()
+        assert told is not None, tokenization.totals
         answer = await client.post(backends[0], "/tokenize", {"model": CHAT_MODEL, "prompt": text})
         assert array("I", told).tolist() == answer["tokens"]
 

@@ -11,22 +11,19 @@ from gateway.backends.backend import Backend, Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.config import BackendConfig, HealthConfig, UpstreamConfig
-from gateway.dispatch import Dispatcher
+from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.errors import (
     BackendError,
 )
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
 from gateway.relay.relay import Relay
-from gateway.relay.retry import RetryBudget
-from gateway.relay.upstream import UpstreamResult
-from gateway.request import Ask, InferenceRequest, Kind, Usage
-from gateway.routing.cost import CostModel
-from gateway.routing.estimates import Calibrations
+from gateway.request import Demand, InferenceRequest, Kind, UpstreamResult, Usage
+from gateway.routing.engine import CostModel
+from gateway.routing.estimates import Calibrations, OutputLengths
 from gateway.routing.policy import RoundRobinPolicy
-from gateway.scheduling.leases import Gate
-from gateway.scheduling.output_length import OutputLengths
-from gateway.scheduling.scheduler import Knobs, Placement
+from gateway.scheduling.leases import LeaseBroker
+from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue
 from tests.unit.front.wires import FakeWire, reply_on
 from tests.unit.scheduling.virtual_time import turns
@@ -36,7 +33,7 @@ WELL = UpstreamResult(200, Usage(100, 7, 48), 1003.5)
 
 
 def request(**ask: Any) -> InferenceRequest:
-    return InferenceRequest("chat", Kind.GENERATE, b"POST", b"/x", Ask("m", streams=True, **ask), "id-1")
+    return InferenceRequest("chat", Kind.GENERATE, b"POST", b"/x", Demand("m", streams=True, **ask), "id-1")
 
 
 class Scene:
@@ -56,11 +53,13 @@ class Scene:
             self.fleet.learned(backend, Facts(models=(ModelCard("m"),)))
             self.fleet.probed(backend, ProbeResult.OK)
         self.doubts: list[str] = []
-        self.fleet.on_doubt.append(lambda backend: self.doubts.append(backend.name))
+        self.fleet.on_probe_wanted.append(lambda backend: self.doubts.append(backend.name))
         queue, lengths, calibration = Queue(10, 1000), OutputLengths(), Calibrations(CostModel())
-        self.placement = Placement(self.fleet.candidates, RoundRobinPolicy(), queue, lengths, calibration, Knobs())
-        self.gate = Gate(self.placement, queue, 60.0, loop.time)
-        self.fleet.on_change.append(self.gate.fleet_changed)
+        self.scheduler = Scheduler(
+            self.fleet.candidates, RoundRobinPolicy(), queue, lengths, calibration, SchedulerSettings()
+        )
+        self.lease_broker = LeaseBroker(self.scheduler, queue, 60.0, loop.time)
+        self.fleet.on_change.append(self.lease_broker.fleet_changed)
         self.metrics, self.record, self.wire = Metrics(), Record("id-1", "chat", 1000.0), FakeWire()
         self.reply = reply_on(self.wire)
         self.script = list(script)
@@ -70,7 +69,7 @@ class Scene:
         self.release = asyncio.Event()
         budget = RetryBudget(UpstreamConfig.model_validate(upstream))
         self.dispatcher = Dispatcher(
-            self.fleet, self.gate, cast(Relay, self), budget, self.metrics, response_headers=True, holds=holds
+            self.fleet, self.lease_broker, cast(Relay, self), budget, self.metrics, response_headers=True, holds=holds
         )
 
     # The relay.
@@ -118,7 +117,7 @@ class Scene:
         self.check_that_nothing_is_left()
 
     def check_that_nothing_is_left(self) -> None:
-        assert self.gate.waiting == 0
+        assert self.lease_broker.waiting == 0
         for engine in self.fleet.engines():
             assert repr(engine.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
             assert repr(engine.kv) == "<KvLedger 0 tokens, 0 requests, 0 prefixes>"

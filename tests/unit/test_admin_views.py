@@ -10,14 +10,14 @@ from gateway.backends.health import ProbeResult
 from gateway.config_file import parse
 from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBackend, RouteNotFound
 from gateway.front.json_body import at_once
-from gateway.request import Ask
+from gateway.request import Demand
 from gateway.routing.exact_index import packed, token_keys, token_seed
 from gateway.scheduling.scheduler import Binding
 from tests.unit.front.wires import Sent
 
 TEXT = "x" * 4096
 CHAT = {"model": "m", "messages": [{"role": "system", "content": TEXT}, {"role": "user", "content": "Hi"}]}
-NOBODY = Ask("m", sequences=1, prompt_tokens=10, output_tokens=10)
+SHORT = Demand("m", sequences=1, prompt_tokens=10, output_tokens=10)
 
 
 class Scene:
@@ -43,14 +43,14 @@ class Scene:
         body = document if isinstance(document, bytes) else orjson.dumps(document)
         return asyncio.run(self.gateway.overview.route(body, path))
 
-    def read(self, document: Any) -> Ask:
+    def read(self, document: Any) -> Demand:
         """What the gateway makes of a chat request that a client sends."""
         incoming = Sent(b"/v1/chat/completions", orjson.dumps(document)).incoming()
         assert incoming.route is not None
-        return at_once(self.gateway.reader.read(incoming, incoming.route, "id", None, lambda: None)).ask
+        return at_once(self.gateway.reader.read(incoming, incoming.route, "id", lambda: None)).demand
 
-    def place(self, ask: Ask = NOBODY) -> Binding:
-        placed = self.gateway.placement.place(ask, self.now)
+    def place(self, ask: Demand = SHORT) -> Binding:
+        placed = self.gateway.scheduler.place(ask, self.now)
         assert isinstance(placed, Binding)
         return placed
 
@@ -60,19 +60,21 @@ class Scene:
         return float(values[labels])
 
 
-def test_a_dry_run_tells_what_each_engine_would_cost() -> None:
+def test_a_dry_run_has_the_cost_of_each_engine() -> None:
     scene = Scene(engines=2)
-    told = scene.route()
-    assert (told["model"], told["policy"], told["queued_requests"], told["waits"]) == ("m", "prefix", 0, False)
-    assert told["prefix_blocks"] > 10
-    assert told["prompt_tokens"] == pytest.approx(len(TEXT) / 4, rel=0.05)
-    assert sorted((each["backend"], each["rank"]) for each in told["backends"]) in ([("a", None), ("b", 0), ("b", 1)],)
-    assert [each["cost"] for each in told["backends"]] == sorted(each["cost"] for each in told["backends"])
-    for each in told["backends"]:
+    answer = scene.route()
+    assert (answer["model"], answer["policy"], answer["queued_requests"], answer["waits"]) == ("m", "prefix", 0, False)
+    assert answer["prefix_blocks"] > 10
+    assert answer["prompt_tokens"] == pytest.approx(len(TEXT) / 4, rel=0.05)
+    assert sorted((each["backend"], each["rank"]) for each in answer["backends"]) in (
+        [("a", None), ("b", 0), ("b", 1)],
+    )
+    assert [each["cost"] for each in answer["backends"]] == sorted(each["cost"] for each in answer["backends"])
+    for each in answer["backends"]:
         assert (each["open"], each["in_flight"], each["hit_tokens"]) == (True, 0, 0)
         assert sum(each["cost_parts_ms"].values()) == pytest.approx(each["cost"], abs=0.001)
-    first = told["backends"][0]
-    assert told["chosen"] == (first["backend"] if first["rank"] is None else f"{first['backend']}#{first['rank']}")
+    first = answer["backends"][0]
+    assert answer["chosen"] == (first["backend"] if first["rank"] is None else f"{first['backend']}#{first['rank']}")
 
 
 def test_a_dry_run_sees_the_hit_and_changes_nothing() -> None:
@@ -80,12 +82,12 @@ def test_a_dry_run_sees_the_hit_and_changes_nothing() -> None:
     before, cache_state = scene.route(), scene.gateway.cache_state
     assert scene.route() == before
     assert cache_state.index.used_bytes(0) + cache_state.index.used_bytes(1) == 0
-    cache_state.hits.placed(scene.read(CHAT), scene.gateway.fleet.engines()[1])
+    cache_state.hit_predictor.placed(scene.read(CHAT), scene.gateway.fleet.engines()[1])
     assert scene.gateway.prefix_report.report(scene.now)["samples"]["kept"] == 1  # that one was no dry run
-    told = scene.route()
-    assert [(each["backend"], each["hit_tokens"] > 1000) for each in told["backends"]] == [("b", True), ("a", False)]
-    assert told["chosen"] == "b"
-    assert scene.route() == told
+    answer = scene.route()
+    assert [(each["backend"], each["hit_tokens"] > 1000) for each in answer["backends"]] == [("b", True), ("a", False)]
+    assert answer["chosen"] == "b"
+    assert scene.route() == answer
 
 
 def test_a_dry_run_of_token_ids_sees_the_engines_own_blocks() -> None:
@@ -94,9 +96,9 @@ def test_a_dry_run_of_token_ids_sees_the_engines_own_blocks() -> None:
     for engine, blocks in enumerate((20, 40)):
         scene.gateway.cache_state.changed(engine, keys[:blocks], (), 16 * blocks)
         scene.gateway.cache_state.state(engine, True, True)
-    told = scene.route({"model": "m", "prompt": ids})
-    assert (told["prompt_tokens"], told["chosen"]) == (900, "b")
-    assert [each["hit_tokens"] for each in told["backends"]] == [640, 320]
+    answer = scene.route({"model": "m", "prompt": ids})
+    assert (answer["prompt_tokens"], answer["chosen"]) == (900, "b")
+    assert [each["hit_tokens"] for each in answer["backends"]] == [640, 320]
 
 
 def test_the_other_policy_chooses_among_what_is_open() -> None:
@@ -106,32 +108,32 @@ def test_the_other_policy_chooses_among_what_is_open() -> None:
     free = "b" if held.engine.name == "a" else "a"
     assert scene.route()["other_policies"] == {"least_loaded": free}
     scene.place()
-    told = scene.route()
-    assert told["other_policies"] == {"least_loaded": None}
-    assert told["waits"]
+    answer = scene.route()
+    assert answer["other_policies"] == {"least_loaded": None}
+    assert answer["waits"]
 
 
 @pytest.mark.parametrize("policy", ["least_loaded", "round_robin"])
-def test_a_policy_that_waits_for_nobody_chooses_the_first_that_is_open(policy: str) -> None:
+def test_a_policy_that_does_not_wait_chooses_the_first_open_engine(policy: str) -> None:
     scene = Scene(policy, max_in_flight=1)
     if policy == "round_robin":
-        scene.gateway.placement.release(scene.place(), scene.now)
+        scene.gateway.scheduler.release(scene.place(), scene.now)
     held = scene.place().engine.name
     if policy == "round_robin":
-        scene.gateway.placement.release(scene.place(), scene.now)  # the turn is with the one that is taken
-    told = scene.route()
-    assert told["policy"] == policy
-    assert (told["chosen"], told["waits"]) == ("a" if held == "b" else "b", False)
-    assert all(each["cost_parts_ms"] == {} for each in told["backends"])
+        scene.gateway.scheduler.release(scene.place(), scene.now)  # the turn is with the one that is taken
+    answer = scene.route()
+    assert answer["policy"] == policy
+    assert (answer["chosen"], answer["waits"]) == ("a" if held == "b" else "b", False)
+    assert all(each["cost_parts_ms"] == {} for each in answer["backends"])
 
 
-def test_one_who_waits_for_the_best_is_told_so() -> None:
+def test_a_dry_run_shows_that_the_request_would_wait_for_the_best() -> None:
     scene = Scene(max_in_flight=1)
     short = CHAT | {"max_tokens": 1}
     held = scene.place(scene.read(short))
-    scene.gateway.placement.first_token(held, scene.now)
-    told = scene.route(short)
-    assert (told["chosen"], told["backends"][0]["open"], told["waits"]) == (held.engine.name, False, True)
+    scene.gateway.scheduler.first_token(held, scene.now)
+    answer = scene.route(short)
+    assert (answer["chosen"], answer["backends"][0]["open"], answer["waits"]) == (held.engine.name, False, True)
 
 
 @pytest.mark.parametrize(
@@ -146,9 +148,9 @@ def test_one_who_waits_for_the_best_is_told_so() -> None:
     ids=["completions", "responses", "messages", "embeddings", "rerank"],
 )
 def test_every_endpoint_that_is_routed_by_its_body_can_be_tried(document: Any, path: str, hashes: bool) -> None:
-    told = Scene().route(document, path)
-    assert len(told["backends"]) == 2
-    assert (told["prefix_blocks"] > 0) == hashes
+    answer = Scene().route(document, path)
+    assert len(answer["backends"]) == 2
+    assert (answer["prefix_blocks"] > 0) == hashes
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ def test_every_endpoint_that_is_routed_by_its_body_can_be_tried(document: Any, p
         (b"{", "/v1/chat/completions", InvalidRequest),
         (b"[]", "", InvalidRequest),
         (b"", "", InvalidRequest),
-        (CHAT | {"model": "nobody"}, "", ModelNotFound),
+        (CHAT | {"model": "missing"}, "", ModelNotFound),
         ({"messages": []}, "", InvalidRequest),  # two models, and none is named
         (CHAT | {"n": -1}, "", InvalidRequest),
         (CHAT, "/v1/nothing", RouteNotFound),
@@ -172,7 +174,7 @@ def test_what_a_request_would_be_refused_for_a_dry_run_is_refused_for(
         Scene().route(document, path)
 
 
-def test_a_dry_run_finds_out_that_nobody_is_there() -> None:
+def test_a_dry_run_without_a_backend_fails() -> None:
     scene = Scene()
     for backend in (scene.a, scene.b):
         for _ in range(3):
@@ -209,7 +211,7 @@ def test_gauges_follow_what_runs() -> None:
     assert scene.gauge("gateway_backend_kv_tokens_reserved", name) == 16 + 16 + 32  # of a chat template
     assert scene.gauge("gateway_backend_in_flight_limit", other) == 4
     assert scene.gauge("gateway_backend_kv_tokens_limit", other) == 95_000
-    scene.gateway.placement.release(held, scene.now)
+    scene.gateway.scheduler.release(held, scene.now)
     assert scene.gauge("gateway_backend_in_flight", name) == 0
     assert scene.gauge("gateway_backend_kv_tokens_reserved", name) == 0
     assert scene.gauge("gateway_backend_up", "a") == 1
@@ -219,7 +221,7 @@ def test_gauges_follow_what_runs() -> None:
     assert scene.gauge("gateway_backend_up", "a") == 0
     assert scene.gauge("gateway_queued_requests", "m") == 0
     scene.gateway.fleet.learned(scene.b, Facts())
-    scene.gateway.placement.place(Ask("not told of yet"), scene.now)
+    scene.gateway.scheduler.place(Demand("not listed yet"), scene.now)
     assert scene.gauge("gateway_queued_requests", "unknown") == 1
     assert scene.gauge("gateway_tokenizer_prompts_total", "encoded") == 0
 
@@ -229,8 +231,8 @@ def test_the_trust_in_a_backend_is_that_in_its_least_trusted_engine() -> None:
     engine = scene.gateway.cache_state.engine_number("b", 1)
     assert engine is not None
     for _ in range(5):
-        scene.gateway.cache_state.trust.observed(engine, 1000, 100)
-    share = scene.gateway.cache_state.trust.share(engine)
+        scene.gateway.cache_state.hit_accuracy.observed(engine, 1000, 100)
+    share = scene.gateway.cache_state.hit_accuracy.share(engine)
     assert share < 0.5
     assert scene.gauge("gateway_backend_prefix_trust", "b") == share
     assert scene.gauge("gateway_backend_prefix_trust", "a") == 1.0

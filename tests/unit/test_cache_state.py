@@ -8,11 +8,10 @@ from structlog.testing import capture_logs
 from gateway.backends.backend import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.config import BackendConfig, Config, HealthConfig, RoutingConfig
-from gateway.feedback import CacheState, TrustLog
+from gateway.feedback import CacheState
 from gateway.observe.record import Record
-from gateway.request import Ask, Usage
-from gateway.routing.engine import Engine
-from gateway.routing.engine_load import EngineLoad
+from gateway.request import Demand, Usage
+from gateway.routing.engine import Engine, EngineLoad
 from gateway.routing.exact_index import packed, token_keys, token_seed
 from gateway.routing.prompt_blocks import prefix_keys, seed
 
@@ -27,7 +26,7 @@ class Scene:
         configs = tuple(BackendConfig(url=f"http://10.0.0.{number}:1", name="ab"[number]) for number in range(2))
         self.fleet = Fleet(configs, HealthConfig(), clock=lambda: 0.0, random=Random(1))
         config = Config(backends=configs, routing=RoutingConfig(index_memory_bytes=1 << 22))
-        self.cache_state = CacheState(config, self.fleet)
+        self.cache_state = CacheState(config, self.fleet, lambda: 0.0)
         self.fleet.on_change.append(self.cache_state.follow_sizes)
         self.fleet.on_restart.append(self.cache_state.forget)
         self.a, self.b = self.fleet.backends
@@ -38,16 +37,21 @@ class Scene:
         self.fleet.learned(self.a, Facts(**known))
         self.fleet.learned(self.b, Facts(**known | {"engines": engines, "kv_cache_tokens": engines * KV_TOKENS}))
 
-    def hits(self, ask: Ask) -> list[int]:
-        return self.cache_state.hits.of(ask, self.fleet.engines())
+    def hits(self, ask: Demand) -> list[int]:
+        return self.cache_state.hit_predictor.predict(ask, self.fleet.engines())
 
-    def sent(self, ask: Ask, engine: int) -> None:
+    def sent(self, ask: Demand, engine: int) -> None:
         """The request is placed there."""
-        self.cache_state.hits.placed(ask, Engine(engine, "?"))
+        self.cache_state.hit_predictor.placed(ask, Engine(engine, "?"))
 
-    def answered(self, ask: Ask, engine: int, predicted: int, cached: int | None, output: int = 1) -> None:
+    def answered(self, ask: Demand, engine: int, predicted: int, cached: int | None, output: int = 1) -> None:
         record = Record("id", "chat", 0.0)
-        record.model, record.ask, record.engine_index, record.predicted_hit_tokens = ask.model, ask, engine, predicted
+        record.model, record.demand, record.engine_index, record.predicted_hit_tokens = (
+            ask.model,
+            ask,
+            engine,
+            predicted,
+        )
         record.usage = Usage(ask.prompt_tokens, output, cached)
         self.cache_state.learn(record)
 
@@ -64,12 +68,12 @@ def loaded(scene: Scene, index: int) -> EngineLoad:
     return engine.load
 
 
-def asking(text: str, exact: bool = False) -> Ask:
+def asking(text: str, exact: bool = False) -> Demand:
     """A prompt of four bytes a token; `exact`: its tokens are known."""
     keys, edges, _ = prefix_keys([text.encode()], seed("m"))
     size = len(text)
     blocks = token_keys(packed(list(text.encode()[::4])), BLOCK_TOKENS, token_seed()) if exact else ()
-    return Ask(
+    return Demand(
         "m", keys=keys, edges=edges, prompt_size=size, prompt_tokens=size // 4, learnable_bytes=size, token_keys=blocks
     )
 
@@ -94,7 +98,7 @@ def test_every_engine_of_a_backend_has_a_number_of_its_own() -> None:
         assert (engine.name, engine.rank) == ("b", rank)
 
 
-@pytest.mark.parametrize(("backend", "rank"), [("b", 2), ("a", 1), ("nobody", 0)])
+@pytest.mark.parametrize(("backend", "rank"), [("b", 2), ("a", 1), ("missing", 0)])
 def test_an_engine_that_does_not_exist_has_no_number(backend: str, rank: int) -> None:
     assert Scene(engines=2).cache_state.engine_number(backend, rank) is None
 
@@ -112,10 +116,10 @@ def test_records_are_as_large_as_the_caches_by_the_bytes_a_token_that_were_learn
     assert KV_TOKENS * 6 < scene.cache_state.index.used_bytes(scene.a.engines[0].index) <= KV_TOKENS * 8
 
 
-@pytest.mark.parametrize("told", [None, 0])
-def test_a_cache_of_unknown_size_has_a_large_record(told: int | None) -> None:
+@pytest.mark.parametrize("size", [None, 0])
+def test_a_cache_of_unknown_size_has_a_large_record(size: int | None) -> None:
     scene, long = Scene(), asking("x" * 200_000)
-    scene.fleet.learned(scene.a, Facts(models=(ModelCard("m"),), kv_cache_tokens=told))
+    scene.fleet.learned(scene.a, Facts(models=(ModelCard("m"),), kv_cache_tokens=size))
     scene.cache_state.follow_sizes()
     scene.sent(long, scene.a.engines[0].index)
     assert scene.cache_state.index.used_bytes(scene.a.engines[0].index) == 200_000
@@ -127,10 +131,10 @@ def test_a_backend_that_restarted_holds_nothing_and_is_trusted_again() -> None:
         scene.sent(ask, engine)
     for _ in range(10):
         scene.answered(ask, scene.a.engines[0].index, 512, 0)
-    assert scene.cache_state.trust.share(scene.a.engines[0].index) < 0.5
+    assert scene.cache_state.hit_accuracy.share(scene.a.engines[0].index) < 0.5
     scene.learn_facts(process_start_seconds=2.0)
     assert scene.hits(ask) == [0, 0]
-    assert scene.cache_state.trust.share(scene.a.engines[0].index) == 1.0
+    assert scene.cache_state.hit_accuracy.share(scene.a.engines[0].index) == 1.0
 
 
 def test_all_engines_of_a_backend_that_restarted_hold_nothing() -> None:
@@ -143,49 +147,49 @@ def test_all_engines_of_a_backend_that_restarted_hold_nothing() -> None:
 
 def test_an_engines_own_blocks_count_while_all_of_them_are_known() -> None:
     scene, ask = Scene(), asking("x" * 4096, exact=True)
-    engine, tell = scene.a.engines[0].index, scene.cache_state.changed
+    engine, report = scene.a.engines[0].index, scene.cache_state.changed
     scene.sent(ask, engine)
-    tell(engine, ask.token_keys[:10], (), 160)
+    report(engine, ask.token_keys[:10], (), 160)
     for live, whole, hits in [(True, False, 1008), (True, True, 160), (False, False, 1008), (True, True, 160)]:
         scene.cache_state.state(engine, live, whole)
         assert scene.hits(ask)[engine] == hits
-    tell(engine, (), ask.token_keys[3:10], 48)
+    report(engine, (), ask.token_keys[3:10], 48)
     assert scene.hits(ask)[engine] == 48
 
 
-def test_blocks_on_their_way_count_until_they_are_told_evicted_or_never_come() -> None:
+def test_blocks_on_their_way_count_until_they_are_reported_evicted_or_never_come() -> None:
     scene, ask, engine = Scene(), asking("x" * 4096, exact=True), 0
     scene.cache_state.state(engine, True, True)
-    tell, keys = scene.cache_state.changed, ask.token_keys
+    report, keys = scene.cache_state.changed, ask.token_keys
 
     def never_comes() -> None:
         for seconds in (100.0, 200.0, 300.0):
             scene.over(seconds)
 
     ends: list[tuple[Callable[[], None], int]] = [
-        (lambda: tell(engine, keys, (), 1024), 1008),
-        (lambda: tell(engine, (), keys, 0), 0),
+        (lambda: report(engine, keys, (), 1024), 1008),
+        (lambda: report(engine, (), keys, 0), 0),
         (lambda: scene.cache_state.cleared(engine), 0),
         (never_comes, 0),
     ]
     for end, hit in ends:
-        tell(engine, (), keys, 0)
+        report(engine, (), keys, 0)
         scene.sent(ask, engine)
         assert scene.hits(ask)[engine] == 1008
         end()
         assert scene.hits(ask)[engine] == hit
 
 
-def answering(scene: Scene, ask: Ask, engine: int, now: float, cached: int = 0) -> None:
+def answering(scene: Scene, ask: Demand, engine: int, now: float, cached: int = 0) -> None:
     """The request is sent and answered."""
     scene.sent(ask, engine)
     record = Record("id", "chat", now)
-    record.model, record.ask, record.engine_index, record.ended_seconds = "m", ask, engine, now
+    record.model, record.demand, record.engine_index, record.ended_seconds = "m", ask, engine, now
     record.usage = Usage(ask.prompt_tokens, 1, cached)
     scene.cache_state.learn(record)
 
 
-def test_an_engine_that_answers_and_tells_nothing_is_silent_and_the_record_is_used_again() -> None:
+def test_an_engine_that_answers_without_events_is_stale_and_the_record_is_used_again() -> None:
     scene, engine = Scene(), 0
     first, second = asking("abcd" * 1024, exact=True), asking("efgh" * 1024, exact=True)
     scene.cache_state.state(engine, True, True)
@@ -200,11 +204,11 @@ def test_an_engine_that_answers_and_tells_nothing_is_silent_and_the_record_is_us
         scene.cache_state.changed(engine, second.token_keys, (), 1024)
         assert scene.cache_state.exact.live(engine)
         assert [scene.hits(ask)[engine] for ask in (first, second)] == [0, 1008]
-    told = [(entry["log_level"], entry["silent"]) for entry in logs if entry["event"] == "kv_events_silent"]
-    assert told == [("warning", True), ("info", False)]
+    logged = [(entry["log_level"], entry["silent"]) for entry in logs if entry["event"] == "kv_events_silent"]
+    assert logged == [("warning", True), ("info", False)]
 
 
-def test_an_engine_that_had_nothing_new_to_tell_is_not_silent() -> None:
+def test_an_engine_without_new_blocks_is_not_stale() -> None:
     scene, ask, engine = Scene(), asking("abcd" * 1024, exact=True), 0
     scene.cache_state.state(engine, True, True)
     scene.cache_state.changed(engine, ask.token_keys, (), 1024)
@@ -271,7 +275,7 @@ def test_events_of_an_engine_that_is_no_more_are_put_up_with() -> None:
     scene.learn_facts(engines=1)
     assert scene.fleet.engine(gone) is None
     scene.answered(ask, gone, 0, 0)
-    for _ in range(10):  # until it is not trusted any more, which nobody has to be told
+    for _ in range(10):  # until its share is lowered, which is not logged
         scene.answered(asking("z" * 4096), gone, 512, 0)
     scene.cache_state.changed(gone, (), ask.token_keys[:5], 900)
     scene.cache_state.cleared(gone)
@@ -280,17 +284,15 @@ def test_events_of_an_engine_that_is_no_more_are_put_up_with() -> None:
     assert len(scene.cache_state.exact) == 0
 
 
-def test_failing_predictions_lower_the_trust_and_are_told() -> None:
+def test_failing_predictions_lower_the_hit_accuracy_and_are_logged() -> None:
     scene, ask = Scene(engines=2), asking("x" * 4096)
     engine = scene.cache_state.engine_number("b", 1)
     assert engine is not None
-    log = TrustLog(scene.fleet, lambda: 0.0)
-    scene.cache_state.trust.on_change.append(log.changed)
     with capture_logs() as logs:
         for cached in [100] * 10 + [512] * 20:
-            scene.answered(ask, engine, int(512 * scene.cache_state.trust.share(engine)), cached)
-    told = [(entry["log_level"], entry["event"], entry["backend"], entry["rank"]) for entry in logs]
-    assert told == [("warning", "prefix_trust", "b", 1), ("info", "prefix_trust", "b", 1)]
+            scene.answered(ask, engine, int(512 * scene.cache_state.hit_accuracy.share(engine)), cached)
+    logged = [(entry["log_level"], entry["event"], entry["backend"], entry["rank"]) for entry in logs]
+    assert logged == [("warning", "prefix_trust", "b", 1), ("info", "prefix_trust", "b", 1)]
     assert logs[0]["confirmed_share"] < 0.5 < 0.8 <= logs[1]["confirmed_share"]
 
 
@@ -300,19 +302,19 @@ def test_what_events_predicted_says_nothing_of_the_record() -> None:
     scene.cache_state.state(engine, True, True)
     for _ in range(10):
         scene.answered(ask, engine, 2032, 0)
-    assert scene.cache_state.trust.share(engine) == 1.0
+    assert scene.cache_state.hit_accuracy.share(engine) == 1.0
     scene.cache_state.state(engine, False, False)
     assert scene.hits(ask)[engine] == 2032
     for _ in range(2):
         scene.answered(ask, engine, 2032, 0)
-    assert scene.cache_state.trust.share(engine) == pytest.approx(0.64)
+    assert scene.cache_state.hit_accuracy.share(engine) == pytest.approx(0.64)
     assert scene.cache_state.index.used_bytes(engine) == 8192  # wiped, but for this prompt
 
 
 def test_requests_without_usage_or_prompt_teach_nothing() -> None:
     scene = Scene()
     scene.cache_state.learn(Record("id", "chat", 0.0))
-    scene.answered(Ask("m"), 0, 0, 0)
+    scene.answered(Demand("m"), 0, 0, 0)
     assert scene.cache_state.index.used_bytes(0) == 0
-    assert scene.cache_state.trust.share(0) == 1.0
+    assert scene.cache_state.hit_accuracy.share(0) == 1.0
     assert scene.cache_state.estimates.bytes_per_token("m") == 4.0

@@ -55,13 +55,13 @@ def test_without_a_backend_there_is_no_configuration(document: Any) -> None:
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_place(document: dict[str, Any], place: str) -> None:
+def test_a_mistake_is_reported_with_its_key(document: dict[str, Any], place: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse({"backends": BACKENDS} | document)
     assert str(error.value).startswith(place)
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_every_mistake_is_reported_at_once() -> None:
     with pytest.raises(ConfigError) as error:
         parse({"backends": BACKENDS, "a": 1, "b": 2})
     assert str(error.value).splitlines() == ["a: unknown key", "b: unknown key"]
@@ -167,7 +167,7 @@ KV_EVENTS_FORMS = "must be auto, off, or a mapping such as {endpoint: tcp://10.0
         ("{endpoint: 'tcp://h:1', replai: 'tcp://h:2'}", ".replai: unknown key"),
     ],
 )
-def test_a_wrong_word_on_kv_events_is_told_once(written: str, complaint: str) -> None:
+def test_a_wrong_value_of_kv_events_is_reported_once(written: str, complaint: str) -> None:
     document = yaml.safe_load(f"backends: [{{url: http://h:1, kv_events: {written}}}]")
     with pytest.raises(ConfigError) as error:
         parse(document)
@@ -183,7 +183,7 @@ def test_kv_events_are_followed_unless_they_are_off(written: str) -> None:
 @pytest.mark.parametrize(
     "endpoint", ["tcp://*:5557", "tcp://10.0.0.1:1", "tcp://[fd00::1]:5557", "tcp://gpu-a.x:65535"]
 )
-def test_kv_event_endpoints_may_be_told(endpoint: str) -> None:
+def test_kv_event_endpoints_may_be_configured(endpoint: str) -> None:
     [backend] = parse({"backends": [{"url": "http://h:1", "kv_events": {"endpoint": endpoint}}]}).backends
     assert backend.kv_events == KvEventsConfig(endpoint=endpoint, replay=None, topic=None, bind=False)
 
@@ -219,6 +219,15 @@ def test_a_model_may_say_otherwise_how_its_embeddings_are_treated() -> None:
     assert found == [[False, True, True], [True, False, True]]
 
 
+def test_the_former_name_of_a_relative_cost_is_accepted_and_reported() -> None:
+    old, new = ({"url": "http://a:1", key: 2.0} for key in ("speed", "relative_cost"))
+    assert [parse({"backends": [each]}).backends[0].relative_cost for each in (old, new)] == [2.0, 2.0]
+    assert parse({"backends": [new]}).renamed == {}
+    assert parse({"backends": [old]}).renamed == {"backends.0.speed": "backends.0.relative_cost"}
+    with pytest.raises(ConfigError, match="speed is the former name of relative_cost: remove it"):
+        parse({"backends": [old | new]})
+
+
 def test_a_deprecated_key_is_accepted_and_named_whatever_its_value() -> None:
     assert parse({"backends": BACKENDS}).without_effect == []
     assert with_section("embeddings", cache_bytes=1).without_effect == []
@@ -228,7 +237,7 @@ def test_a_deprecated_key_is_accepted_and_named_whatever_its_value() -> None:
     assert "deduplicate" not in str(config.model_dump())
 
 
-def test_the_schema_tells_what_a_models_section_may_hold() -> None:
+def test_the_schema_has_the_keys_of_a_models_section() -> None:
     definitions = Config.model_json_schema()["$defs"]
     assert definitions["ModelsConfig"]["additionalProperties"] == {"$ref": "#/$defs/ModelConfig"}
     assert definitions["ModelConfig"]["additionalProperties"] is False

@@ -22,7 +22,7 @@ def test_variables_are_replaced_wherever_they_stand() -> None:
     assert substitute(document, {"X": "1x"}) == {"a": "1x", "b": ["1x-d", {"c": ""}], "n": 5}
 
 
-def test_a_variable_that_is_not_set_is_told_with_its_place() -> None:
+def test_an_unset_variable_is_reported_with_its_key() -> None:
     with pytest.raises(ConfigError, match=r"backends\.0\.api_key: the environment variable KEY is not set"):
         substitute({"backends": [{"api_key": "${KEY}"}]}, {})
 
@@ -82,14 +82,14 @@ def test_nothing_at_all_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("text", ["a: [", "\t", "backends: !!python/object:os.system {}", "a: 1\n---\nb: 2", "\x00"])
-def test_a_file_that_is_no_yaml_is_told_with_its_name(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_yaml_is_reported_by_name(tmp_path: Path, text: str) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=r"gateway\.yaml"):
         load(file, [])
 
 
-def test_a_file_that_is_not_there_is_told_with_its_name(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         load(tmp_path / "nowhere.yaml", [])
 

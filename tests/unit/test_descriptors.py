@@ -1,4 +1,4 @@
-"""The limit of open files: raised, divided, and told apart from failures of backends."""
+"""The limit of open files: raised, divided, and distinguished from failures of backends."""
 
 import errno
 import resource

@@ -31,7 +31,9 @@ def test_a_request_that_goes_well_is_written_down() -> None:
         record = scene.record
         assert (record.backend, record.attempts, record.first_byte_seconds) == ("a", 1, 1003.5)
         assert (record.prompt_tokens, record.completion_tokens, record.actual_hit_tokens) == (100, 7, 48)
-        assert scene.reply.extra == (b"x-gateway-backend: a\r\nx-gateway-queue-ms: 0\r\nx-gateway-prefix-tokens: 0\r\n")
+        assert scene.reply.backend_headers == (
+            b"x-gateway-backend: a\r\nx-gateway-queue-ms: 0\r\nx-gateway-prefix-tokens: 0\r\n"
+        )
         assert scene.attempts() == {("a", "ok"): 1}
         assert scene.record.usage is not None
         assert scene.record.usage.completion_tokens == 7
@@ -83,7 +85,7 @@ def test_nothing_is_tried_again_once_the_client_has_seen_part_of_an_answer(failu
     run(main())
 
 
-def test_each_backend_is_asked_once_when_none_can_be_reached_and_nobody_is_held() -> None:
+def test_each_backend_is_tried_once_when_none_is_reachable_and_requests_do_not_wait() -> None:
     async def main() -> None:
         scene = Scene(*(ConnectFailed(name) for name in "abc"), holds=False)
         await scene.fails(ConnectFailed)
@@ -193,7 +195,7 @@ def test_time_in_the_line_adds_up_over_tries() -> None:
         with pytest.raises(BackendBusy):
             await waiting
         assert second.queue_seconds == pytest.approx(3.0)
-        assert b"x-gateway-queue-ms: 3000\r\n" in scene.reply.extra
+        assert b"x-gateway-queue-ms: 3000\r\n" in scene.reply.backend_headers
         scene.check_that_nothing_is_left()
 
     run(main())
@@ -242,28 +244,31 @@ def test_a_retry_avoids_every_engine_of_the_backend_that_failed() -> None:
     run(main())
 
 
-def test_a_client_that_asks_why_is_told_of_every_backend_best_first() -> None:
+def test_an_explanation_lists_every_backend_best_first() -> None:
     async def main() -> None:
         scene = Scene(WELL, WELL)
         what = request()
         what.explains = True
         await scene.dispatch(what)
-        assert b"\r\nx-gateway-explain: a;cost=0;hit=0;open=1, b;cost=1;hit=0;open=1, c;cost=2;" in scene.reply.extra
+        assert (
+            b"\r\nx-gateway-explain: a;cost=0;hit=0;open=1, b;cost=1;hit=0;open=1, c;cost=2;"
+            in scene.reply.backend_headers
+        )
         await scene.dispatch(request())
-        assert b"explain" not in scene.reply.extra
+        assert b"explain" not in scene.reply.backend_headers
 
     run(main())
 
 
 @pytest.mark.parametrize("look_up", [True, False])
-def test_nobody_is_told_why_where_there_is_nothing_to_tell(look_up: bool) -> None:
+def test_there_is_no_explanation_where_nothing_was_chosen(look_up: bool) -> None:
     async def main() -> None:
         scene = Scene(WELL)
         what = request(sequences=0) if look_up else request()
         what.explains = True
         scene.dispatcher._response_headers = look_up
         await scene.dispatch(what)
-        assert b"explain" not in scene.reply.extra
+        assert b"explain" not in scene.reply.backend_headers
 
     run(main())
 
@@ -314,12 +319,12 @@ def test_a_client_that_leaves_the_line_or_its_backend_lets_the_next_one_in(after
     run(main())
 
 
-def test_without_response_headers_nothing_of_the_fleet_is_told() -> None:
+def test_without_response_headers_nothing_of_the_fleet_is_shown() -> None:
     async def main() -> None:
         scene = Scene(WELL)
         scene.dispatcher._response_headers = False
         await scene.dispatch()
-        assert scene.reply.extra == b""
+        assert scene.reply.backend_headers == b""
 
     run(main())
 

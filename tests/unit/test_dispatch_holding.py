@@ -52,7 +52,7 @@ def test_a_request_whose_only_backend_restarts_waits_for_it(failure: BackendErro
         scene.fleet.probed(backend, ProbeResult.REFUSED)
         await asyncio.sleep(30.0)
         assert scene.sent == ["a"]
-        assert scene.gate.waiting == 1
+        assert scene.lease_broker.waiting == 1
         scene.fleet.probed(backend, ProbeResult.OK)
         assert await task is WELL
         scene.check_that_nothing_is_left()

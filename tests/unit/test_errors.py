@@ -54,16 +54,16 @@ def test_nothing_is_tried_again_once_an_answer_has_begun() -> None:
     assert {ConnectFailed.__name__, ReusedConnectionClosed.__name__} <= retryable
 
 
-def test_an_error_carries_what_the_client_is_told() -> None:
+def test_an_error_has_what_its_response_contains() -> None:
     error = QueueFull("why", param="n", retry_after_seconds=1.5)
     assert (str(error), error.message, error.param, error.retry_after_seconds) == ("why", "why", "n", 1.5)
 
 
 def test_what_is_the_requests_own_fault_is_not_to_be_sent_again() -> None:
-    assert errors.DeadlineUnmeetable("why").hopeless
+    assert errors.DeadlineUnmeetable("why").not_retryable
     others = [kind for kind in LEAVES if kind not in (errors.MethodNotAllowed, errors.DeadlineUnmeetable)]
-    hopeless = {kind.status for kind in others if kind("why").hopeless}
-    assert hopeless.isdisjoint({408, 429, 500, 503, 504})
-    assert {400, 401, 404, 413, 415, 431} <= hopeless
-    assert errors.BackendRefusesKey("why").hopeless
-    assert not errors.BackendFault("why").hopeless
+    not_retryable = {kind.status for kind in others if kind("why").not_retryable}
+    assert not_retryable.isdisjoint({408, 429, 500, 503, 504})
+    assert {400, 401, 404, 413, 415, 431} <= not_retryable
+    assert errors.BackendRefusesKey("why").not_retryable
+    assert not errors.BackendFault("why").not_retryable

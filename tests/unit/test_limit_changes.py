@@ -8,10 +8,10 @@ from gateway.backends.backend import Backend, Facts, ModelCard, Telemetry
 from gateway.backends.health import ProbeResult
 from gateway.config_file import parse
 from gateway.observe.record import Record
-from gateway.request import Ask, Usage
+from gateway.request import Demand, Usage
 from gateway.scheduling.scheduler import Binding
 
-WISH = Ask("m", prompt_tokens=1, output_tokens=1)
+WISH = Demand("m", prompt_tokens=1, output_tokens=1)
 
 
 class Scene:
@@ -35,8 +35,8 @@ class Scene:
     def fill(self) -> list[Binding]:
         """Take every place."""
         taken = []
-        while isinstance(placed := self.gateway.placement.place(WISH, self.now), Binding):
-            self.gateway.placement.first_token(placed, self.now)
+        while isinstance(placed := self.gateway.scheduler.place(WISH, self.now), Binding):
+            self.gateway.scheduler.first_token(placed, self.now)
             taken.append(placed)
         self.gateway.queue.leave(placed)
         return taken
@@ -51,7 +51,7 @@ class Scene:
 
     def stream(self, tokens: int = 101, seconds: float = 10.0, **changes: object) -> None:
         record = Record("id", "chat", self.now - seconds - 1)
-        record.backend, record.streams, record.ask = "a", True, WISH
+        record.backend, record.streams, record.demand = "a", True, WISH
         record.usage, record.first_byte_seconds = Usage(5, tokens), self.now - seconds
         record.ended_seconds = self.now
         for name, value in changes.items():
@@ -60,19 +60,19 @@ class Scene:
         self.gateway.finished.settle()
 
 
-def test_a_limit_that_falls_holds_at_once_and_one_that_grows_lets_in_who_waits() -> None:
+def test_a_falling_limit_holds_at_once_and_a_growing_one_admits_waiting_requests() -> None:
     async def main() -> None:
         scene = Scene()
-        gate = scene.gateway.gate
+        lease_broker = scene.gateway.lease_broker
         taken = scene.fill()
         assert len(taken) == 16
-        waiting = asyncio.get_running_loop().create_task(gate.lease(WISH))
+        waiting = asyncio.get_running_loop().create_task(lease_broker.lease(WISH))
         await asyncio.sleep(0)
         scene.look()
         scene.look(preempted=1)
         assert scene.backend.limit(scene.now) == 15
         for binding in taken[:2]:
-            gate.release(binding)
+            lease_broker.release(binding)
         await asyncio.sleep(0)
         assert not waiting.done()
         for _ in range(2):
@@ -84,10 +84,10 @@ def test_a_limit_that_falls_holds_at_once_and_one_that_grows_lets_in_who_waits()
     asyncio.run(main())
 
 
-def test_what_was_sent_and_is_in_flight_is_told_to_the_limiter() -> None:
+def test_the_limiter_gets_the_counts_sent_and_in_flight() -> None:
     scene = Scene()
     taken = scene.fill()
-    scene.gateway.placement.release(taken[0], scene.now)
+    scene.gateway.scheduler.release(taken[0], scene.now)
     assert (scene.backend.in_flight, scene.backend.placed) == (15, 16)
 
 
@@ -99,18 +99,18 @@ def test_the_pace_of_a_stream_is_that_of_the_tokens_after_the_first() -> None:
 
 def test_several_answers_of_one_request_come_side_by_side() -> None:
     scene = Scene()
-    scene.stream(tokens=202, ask=Ask("m", sequences=2))
+    scene.stream(tokens=202, demand=Demand("m", sequences=2))
     assert scene.backend.limiter.pace_seconds == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"held_up": True},
+        {"client_was_slow": True},
         {"streams": False},
         {"first_byte_seconds": None},
         {"usage": None},
-        {"ask": None},
+        {"demand": None},
         {"backend": ""},
         {"usage": Usage(5, 7)},
     ],
@@ -138,7 +138,7 @@ def test_a_fall_is_logged_once_a_minute_and_a_rise_is_not() -> None:
             taken = scene.fill()
             scene.look(preempted=1)
             for binding in taken:
-                scene.gateway.placement.release(binding, scene.now)
+                scene.gateway.scheduler.release(binding, scene.now)
             scene.look()
     assert scene.moves("preemptions") > 3
     falls = [line for line in lines if line["event"] == "limit_fell"]
@@ -153,14 +153,14 @@ def test_a_fall_is_logged_once_a_minute_and_a_rise_is_not() -> None:
     assert 1 <= len(falls) <= 160 / 60 + 1
 
 
-def test_the_overview_tells_the_limit_its_bound_and_its_last_move() -> None:
+def test_the_overview_has_the_limit_its_bound_and_its_last_change() -> None:
     scene = Scene()
-    [told] = scene.gateway.overview.backends()
-    assert (told["limit"], told["limit_upper"], told["limit_moved"]) == (16, 16, None)
+    [shown] = scene.gateway.overview.backends()
+    assert (shown["limit"], shown["limit_upper"], shown["limit_moved"]) == (16, 16, None)
     scene.fill()
     scene.look()
     scene.look(preempted=1)
     scene.now += 5.0
-    [told] = scene.gateway.overview.backends()
-    assert (told["limit"], told["limit_upper"]) == (15, 16)
-    assert told["limit_moved"] == {"reason": "preemptions", "before": 16, "after": 15, "seconds_ago": 5.0}
+    [shown] = scene.gateway.overview.backends()
+    assert (shown["limit"], shown["limit_upper"]) == (15, 16)
+    assert shown["limit_moved"] == {"reason": "preemptions", "before": 16, "after": 15, "seconds_ago": 5.0}

@@ -8,13 +8,13 @@ class Clock:
         return self.now
 
 
-def test_a_thing_is_told_of_once_a_minute_whatever_is_told_of_others() -> None:
+def test_each_subject_is_logged_once_a_minute() -> None:
     clock = Clock()
-    quiet = LogThrottle(clock)
-    assert quiet.tells("a")
+    throttle = LogThrottle(clock)
+    assert throttle.allows("a")
     clock.now += 59.0
-    assert not quiet.tells("a")
-    assert quiet.tells("b")
+    assert not throttle.allows("a")
+    assert throttle.allows("b")
     clock.now += 1.0
-    assert quiet.tells("a")
-    assert not quiet.tells("b")
+    assert throttle.allows("a")
+    assert not throttle.allows("b")

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admin_views import LineView
+from gateway.admin_views import QueueView
 from gateway.observe.metrics import Metrics
 from gateway.scheduling.scheduler import Binding
 from tests.unit.scheduling.builders import ask, hall
@@ -14,8 +14,8 @@ class Scene:
 
     def __init__(self) -> None:
         self.here = hall(1, max_requests=1000, max_bytes=100_000)
-        self.view = LineView(self.here.queue, self.here.placement, lambda: ["m", "o"], ["key"], self.here.clock)
-        self.held = self.here.placement.place(ask(tenant="a"), 0.0)
+        self.view = QueueView(self.here.queue, self.here.scheduler, lambda: ["m", "o"], ["key"], self.here.clock)
+        self.held = self.here.scheduler.place(ask(tenant="a"), 0.0)
 
     @property
     def charged(self) -> float:
@@ -24,7 +24,7 @@ class Scene:
 
     def join(self, *tenants: str, batch: bool = False, weight: float = 1.0) -> None:
         for tenant in tenants:
-            self.here.placement.place(ask(tenant=tenant, batch=batch, weight=weight), self.here.now)
+            self.here.scheduler.place(ask(tenant=tenant, batch=batch, weight=weight), self.here.now)
 
     def gauge(self) -> dict[tuple[str, ...], float]:
         metrics = Metrics()
@@ -37,7 +37,7 @@ class Scene:
         return dict(found)
 
 
-def test_who_waits_is_counted_by_tenant_and_class() -> None:
+def test_waiting_requests_are_counted_by_tenant_and_class() -> None:
     scene = Scene()
     assert scene.gauge() == {}
     scene.join("a", "a", "b")
@@ -57,7 +57,7 @@ def test_the_names_of_tenants_in_metrics_are_bounded_and_those_of_keys_are_among
     assert scene.gauge() == counts
 
 
-def test_the_line_is_shown_live() -> None:
+def test_the_queue_is_shown_live() -> None:
     scene = Scene()
     scene.join("a", "a")
     scene.join("b", weight=2.0)
@@ -79,20 +79,20 @@ def test_the_line_is_shown_live() -> None:
     assert asyncio.run(scene.view.document())["waiting"] == 4
 
 
-def test_a_model_that_nobody_waits_for_is_shown_empty() -> None:
+def test_a_model_without_waiting_requests_is_shown_empty() -> None:
     model = Scene().model("o")
     assert (model["waiting"], model["drain_requests_per_second"], model["tenants"]) == (0, None, [])
 
 
-def test_the_rate_and_the_wait_are_told_once_they_are_known() -> None:
+def test_the_rate_and_the_wait_are_shown_once_they_are_known() -> None:
     scene = Scene()
     scene.join(*["a"] * 40)
     held = scene.held
     for _ in range(20):
         scene.here.now += 1.0
         assert isinstance(held, Binding)
-        scene.here.placement.release(held, scene.here.now)
-        [(_, granted)] = scene.here.placement.drain("m", scene.here.now)
+        scene.here.scheduler.release(held, scene.here.now)
+        [(_, granted)] = scene.here.scheduler.scan_queue("m", scene.here.now)
         assert isinstance(granted, Binding)
         held = granted
     model = scene.model()
@@ -100,15 +100,15 @@ def test_the_rate_and_the_wait_are_told_once_they_are_known() -> None:
     assert model["tenants"][0]["classes"][0]["expected_wait_seconds"] == pytest.approx(21, rel=0.05)
 
 
-def test_requests_held_for_models_that_nobody_has_told_of_are_counted_together() -> None:
+def test_requests_held_for_models_that_no_backend_listed_are_counted_together() -> None:
     scene = Scene()
     for model in ("made up", "another"):
         scene.here.serving[model] = []
-        scene.here.placement.place(ask(model=model, tenant="a"), 0.0)
+        scene.here.scheduler.place(ask(model=model, tenant="a"), 0.0)
     assert scene.gauge() == {("unknown", "a", "interactive"): 2}
 
 
-def test_others_run_while_a_long_line_is_looked_through() -> None:
+def test_others_run_while_a_long_queue_is_read() -> None:
     scene, turns = Scene(), 0
     scene.join(*(f"t{number}" for number in range(150)))
 

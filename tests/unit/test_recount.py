@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.config_file import parse
-from gateway.routing.engine_load import Work
+from gateway.routing.engine import Work
 from gateway.scheduling.scheduler import Binding
 from gateway.scheduling.wait_queue import Queue, Ticket
 from tests.recount import mismatches
@@ -21,13 +21,13 @@ class Scene:
         self.here: Hall = hall(2)
         wish = ask(keys=(1, 2), edges=(50, 100), prompt_size=120)
         self.bound = [self._bind(wish), self._bind(wish)]
-        self.here.placement.first_token(self.bound[0], 0.0)
+        self.here.scheduler.first_token(self.bound[0], 0.0)
         for _ in range(2):
-            assert isinstance(self.here.placement.place(ask(), 0.0), Ticket)
+            assert isinstance(self.here.scheduler.place(ask(), 0.0), Ticket)
         self.load, self.ledger = self.bound[0].engine.load, self.bound[0].engine.kv
 
     def _bind(self, wish: object) -> Binding:
-        placed = self.here.placement.place(wish, 0.0)  # type: ignore[arg-type]
+        placed = self.here.scheduler.place(wish, 0.0)  # type: ignore[arg-type]
         assert isinstance(placed, Binding)
         return placed
 
@@ -42,12 +42,12 @@ class Scene:
 def test_books_that_add_up_pass_while_requests_come_and_go() -> None:
     scene = Scene()
     assert scene.found() == []
-    scene.here.placement.release(scene.bound[0], 1.0)
+    scene.here.scheduler.release(scene.bound[0], 1.0)
     assert scene.found() == []
-    scene.here.placement.drain("m", 1.0)
-    scene.here.placement.release(scene.bound[1], 2.0)
+    scene.here.scheduler.scan_queue("m", 1.0)
+    scene.here.scheduler.release(scene.bound[1], 2.0)
     assert scene.found() == []
-    scene.here.placement.drain("m", 2.0)
+    scene.here.scheduler.scan_queue("m", 2.0)
     assert scene.found() == []
 
 
@@ -89,7 +89,7 @@ def _misweigh_the_line(scene: Scene) -> None:
 
 
 def _miscount_a_tenant(scene: Scene) -> None:
-    line = scene.queue.line("m")
+    line = scene.queue.of_model("m")
     assert line is not None
     line.tenants.waiting += 1
 
@@ -105,7 +105,7 @@ def _forget_who_waits(scene: Scene) -> None:
 def _release_for_a_tenant_twice(scene: Scene) -> None:
     binding, tenants = scene.bound[0], scene.queue.tenants("m")
     for _ in range(3):
-        tenants.released(binding.tenant, binding.ask, 1, 0.0)
+        tenants.released(binding.tenant, binding.demand, 1, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_books_that_do_not_add_up_are_noticed(cook: Callable[[Scene], None], fou
 def test_tokens_that_an_idle_engine_keeps_are_noticed() -> None:
     scene = Scene()
     for binding in scene.bound:
-        scene.here.placement.release(binding, 1.0)
+        scene.here.scheduler.release(binding, 1.0)
     scene.ledger.taken_tokens += 16
     assert ("kv_tokens_when_idle", "a") in scene.found()
 
@@ -144,9 +144,9 @@ def test_tokens_that_an_idle_engine_keeps_are_noticed() -> None:
 def test_every_engine_is_recounted() -> None:
     here = hall(*[100] * 8, max_requests=0)
     for _ in range(800):
-        placed = here.placement.place(ask(), 0.0)
+        placed = here.scheduler.place(ask(), 0.0)
         assert isinstance(placed, Binding)
-        here.placement.first_token(placed, 0.0)
+        here.scheduler.first_token(placed, 0.0)
     for engine in here.sites:
         engine.load.in_flight += 1
         engine.load.decoding += 1

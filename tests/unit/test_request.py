@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.request import Ask, EmbeddingInputs, InferenceRequest, Kind
+from gateway.request import Demand, EmbeddingInputs, InferenceRequest, Kind
 
 
 def test_what_placement_needs_is_small_enough_to_travel() -> None:
-    ask = Ask(
+    ask = Demand(
         "m",
         keys=(1, 2, 3),
         edges=(128, 256, 300),
@@ -22,12 +22,12 @@ def test_what_placement_needs_is_small_enough_to_travel() -> None:
 
 
 def test_by_default_a_request_is_one_sequence_of_unknown_length_that_may_go_anywhere() -> None:
-    ask = Ask("m")
+    ask = Demand("m")
     assert (ask.sequences, ask.divisible, ask.output_tokens, ask.pinned, ask.keys) == (1, False, None, None, ())
 
 
 def test_by_default_a_request_may_be_sent_again_and_hides_nothing() -> None:
-    request = InferenceRequest("chat", Kind.GENERATE, b"POST", b"/v1/chat/completions", Ask("m"), "id-1")
+    request = InferenceRequest("chat", Kind.GENERATE, b"POST", b"/v1/chat/completions", Demand("m"), "id-1")
     assert request.repeatable
     assert not request.hides_usage
     assert (request.body, request.upload, request.headers) == (b"", None, b"")
@@ -45,10 +45,10 @@ def test_kinds_are_spelled_as_they_are_logged() -> None:
 # How many tokens a part of a prompt has.
 
 
-def asking(**fields: object) -> Ask:
+def asking(**fields: object) -> Demand:
     """Four blocks in two messages; 4000 bytes, of which the last 400 have no block."""
     known = {"edges": (100, 1000, 2000, 3600), "ends": (2, 4), "prompt_size": 4000, "prompt_tokens": 1000}
-    return Ask("m", **(known | fields))  # type: ignore[arg-type]
+    return Demand("m", **(known | fields))  # type: ignore[arg-type]
 
 
 def test_without_an_anchor_tokens_are_in_proportion_to_bytes() -> None:
@@ -83,7 +83,7 @@ def test_more_blocks_never_have_fewer_tokens_and_never_more_than_the_prompt(
 ) -> None:
     edges = tuple(sum(sizes[: count + 1]) for count in range(len(sizes)))
     anchor = min(anchor, len(edges))
-    ask = Ask(
+    ask = Demand(
         "m",
         edges=edges,
         ends=None if ends is None else tuple(sorted(ends)),

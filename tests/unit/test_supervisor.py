@@ -71,7 +71,7 @@ async def test_a_step_that_raises_is_taken_again_until_the_task_is_cancelled() -
 
 async def test_what_a_callback_of_the_loop_raises_is_counted() -> None:
     supervisor, loop = Supervisor(Clock()), asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: supervisor.complained(context))
+    loop.set_exception_handler(lambda _, context: supervisor.on_loop_error(context))
 
     def fail() -> None:
         raise ValueError("in a callback")

@@ -1,26 +1,71 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions, with token usage and log probabilities, and the audio endpoints."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import orjson
-from aiohttp import web
+from aiohttp import BodyPartReader, web
 
-from loadtest.engine.api.exchange import Body, json_answer, read_json, read_messages
-from loadtest.engine.api.logprobs import chat_logprobs
-from loadtest.engine.api.usage import final_chunk_usage, usage
-from loadtest.engine.choice import Choice, Prompt
-from loadtest.engine.event_stream import EventStream
-from loadtest.engine.generation import Generation
-from loadtest.engine.ledger import Entry
-from loadtest.engine.sampling import Sampling, read_sampling
+from loadtest.engine.api.errors import ApiError, invalid
+from loadtest.engine.api.exchange import Body, EventStream, json_answer, read_json, read_messages
+from loadtest.engine.choice import Choice, PreparedPrompt
+from loadtest.engine.generation import Generation, StreamedGeneration
+from loadtest.engine.ledger import LedgerEntry
+from loadtest.engine.request_parameters import SamplingParams, read_sampling, read_steering
 from loadtest.engine.service import Service
-from loadtest.engine.steering import read_steering
-from loadtest.engine.streaming import StreamedGeneration
 from loadtest.engine.tokens import render_chat, tokenise
 
 
-async def chat_completions(service: Service, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:
+def usage(prompt_tokens: int, output_tokens: int, details: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The `usage` object of a complete answer."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + output_tokens,
+        "completion_tokens": output_tokens,
+        "prompt_tokens_details": details,
+        "completion_tokens_details": None,
+    }
+
+
+def final_chunk_usage(prompt_tokens: int, output_tokens: int, details: dict[str, Any] | None) -> dict[str, Any]:
+    """The `usage` object of a stream's last chunk, which leaves out what is null."""
+    return {
+        key: {name: count for name, count in value.items() if count is not None} if isinstance(value, dict) else value
+        for key, value in usage(prompt_tokens, output_tokens, details).items()
+        if value is not None
+    }
+
+
+def chat_logprobs(texts: list[str], top: int) -> dict[str, Any]:
+    """The `logprobs` of a chat answer's tokens."""
+    return {"content": [_token(text, -0.5) | {"top_logprobs": _alternatives(text, top)} for text in texts]}
+
+
+def completion_logprobs(texts: list[str], top: int, offset: int = 0) -> dict[str, Any]:
+    """The `logprobs` of a completion's tokens; offsets count characters from the prompt's end."""
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "text_offset": offsets,
+        "token_logprobs": [-0.5] * len(texts),
+        "tokens": texts,
+        "top_logprobs": [
+            {item["token"]: item["logprob"] for item in _alternatives(text, max(top, 1))} for text in texts
+        ],
+    }
+
+
+def _alternatives(text: str, top: int) -> list[dict[str, Any]]:
+    return [_token(text if rank == 0 else f" alt{rank}", -0.5 - rank) for rank in range(top)]
+
+
+def _token(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+async def chat_completions(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:
     """Answer a chat, whole or as a stream."""
     body = await read_json(request)
     messages = read_messages(body)
@@ -43,7 +88,7 @@ async def chat_completions(service: Service, request: web.BaseRequest, entry: En
 
 def chat_prompt(
     service: Service, body: Body, messages: Sequence[tuple[str, str]], model: str, cache_salt: str
-) -> Prompt:
+) -> PreparedPrompt:
     """The prompt that the chat template makes; tools are part of it."""
     tools = body.get("tools")
     head = [("system", orjson.dumps(tools).decode())] if tools else []
@@ -51,14 +96,14 @@ def chat_prompt(
     return service.prompt(tokenise(text), text, model, cache_salt)
 
 
-def note(entry: Entry, model: str, prompts: Sequence[Prompt]) -> None:
+def note(entry: LedgerEntry, model: str, prompts: Sequence[PreparedPrompt]) -> None:
     """Write into the ledger what the request is about."""
     entry.model = model
     entry.nonces = [prompt.nonce for prompt in prompts if prompt.nonce]
 
 
 async def stream_events(
-    service: Service, request: web.BaseRequest, entry: Entry, choices: Sequence[Choice], events: Any
+    service: Service, request: web.BaseRequest, entry: LedgerEntry, choices: Sequence[Choice], events: Any
 ) -> web.StreamResponse:
     """Send a generation's events until its end."""
     headers = {"X-Request-Id": entry.request_id or ""} if service.config.request_id_headers else {}
@@ -81,7 +126,9 @@ def prompt_details(service: Service, choice: Choice) -> dict[str, Any] | None:
     }
 
 
-def _answer(service: Service, answer_id: str, model: str, sampling: Sampling, generation: Generation) -> dict[str, Any]:
+def _answer(
+    service: Service, answer_id: str, model: str, sampling: SamplingParams, generation: Generation
+) -> dict[str, Any]:
     first = generation.choices[0]
     return {
         "id": answer_id,
@@ -101,7 +148,7 @@ def _answer(service: Service, answer_id: str, model: str, sampling: Sampling, ge
     }
 
 
-def _choice(choice: Choice, sampling: Sampling) -> dict[str, Any]:
+def _choice(choice: Choice, sampling: SamplingParams) -> dict[str, Any]:
     tokens = choice.sequence.output_tokens
     texts = choice.token_texts(0, tokens) if sampling.top_logprobs is not None else []
     return {
@@ -127,7 +174,7 @@ class ChatEvents:
     """The chunks of a streamed chat. The common case is a template of bytes around the text."""
 
     def __init__(
-        self, service: Service, answer_id: str, model: str, sampling: Sampling, choices: Sequence[Choice]
+        self, service: Service, answer_id: str, model: str, sampling: SamplingParams, choices: Sequence[Choice]
     ) -> None:
         self._service = service
         self._sampling = sampling
@@ -191,3 +238,54 @@ class ChatEvents:
         return (
             b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"completion_tokens_details":null}'
         ) % (prompt, prompt + tokens, tokens)
+
+
+_MAX_FIELD_BYTES: Final = 64 * 1024
+_MAX_AUDIO_BYTES: Final = 25 * 1024 * 1024
+# Whisper hears 30 s in 1,500 frames; a compressed second is some 16 kB.
+_BYTES_PER_SECOND: Final = 16_000
+_TEXT: Final = "the cat sat on the mat"
+
+
+async def transcribe(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:
+    """Read the audio as it comes, and answer a fixed text."""
+    fields, audio_bytes = await _read_form(request)
+    if audio_bytes is None:
+        raise invalid("body.file", "missing", "Field required", None)
+    model = service.check_model(fields.get("model"))
+    service.check_admission(1)
+    text = f"<|startoftranscript|>{fields.get('prompt') or ''}"
+    prompt = service.prompt(tokenise(text), text, model, "")
+    note(entry, model, [prompt])
+    entry.request_id = service.request_id(request)
+    wanted = len(_TEXT) // 4 + 1
+    choices = service.choices([prompt], SamplingParams(max_tokens=wanted, ignore_eos=True), entry)
+    with Generation(service.engine, choices, entry) as generation:
+        await generation.finished()
+    if fields.get("response_format") == "text":
+        return json_answer(_TEXT)
+    seconds = max(1, audio_bytes // _BYTES_PER_SECOND)
+    return json_answer({"text": _TEXT, "usage": {"type": "duration", "seconds": seconds}})
+
+
+async def _read_form(request: web.BaseRequest) -> tuple[dict[str, str], int | None]:
+    """The text fields, and the size of the file, which is not kept."""
+    if not request.content_type.startswith("multipart/"):
+        raise invalid("body.file", "missing", "Field required", None)
+    fields: dict[str, str] = {}
+    audio_bytes: int | None = None
+    async for part in await request.multipart():
+        if not isinstance(part, BodyPartReader):
+            continue
+        size, kept = 0, bytearray()
+        while chunk := await part.read_chunk(65536):
+            size += len(chunk)
+            if size > _MAX_AUDIO_BYTES:
+                raise ApiError(413, "Maximum file size exceeded", "Request Entity Too Large")
+            if part.name != "file":
+                kept += chunk[: _MAX_FIELD_BYTES - len(kept)]
+        if part.name == "file":
+            audio_bytes = size
+        elif part.name:
+            fields[part.name] = kept.decode("utf-8", "replace")
+    return fields, audio_bytes

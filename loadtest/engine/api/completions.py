@@ -7,24 +7,21 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from loadtest.engine.api.chat import note, stream_events
+from loadtest.engine.api.chat import completion_logprobs, final_chunk_usage, note, stream_events, usage
 from loadtest.engine.api.errors import ApiError, invalid
-from loadtest.engine.api.exchange import Body, json_answer, read_json, read_token_ids
-from loadtest.engine.api.logprobs import completion_logprobs
-from loadtest.engine.api.usage import final_chunk_usage, usage
+from loadtest.engine.api.exchange import Body, json_answer, read_json, tokens_and_text
 from loadtest.engine.choice import Choice
 from loadtest.engine.generation import Generation
-from loadtest.engine.ledger import Entry
-from loadtest.engine.sampling import Sampling, read_sampling
+from loadtest.engine.ledger import LedgerEntry
+from loadtest.engine.request_parameters import SamplingParams, read_sampling, read_steering
 from loadtest.engine.service import Service
-from loadtest.engine.steering import read_steering
-from loadtest.engine.tokens import TokenisedText, from_ids, tokenise
+from loadtest.engine.tokens import TokenisedText, tokenise
 
 _DEFAULT_MAX_TOKENS: Final = 16
 _MAX_PROMPTS: Final = 1024
 
 
-async def completions(service: Service, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:
+async def completions(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:
     """Complete one prompt or several, whole or as a stream."""
     body = await read_json(request)
     texts = read_prompts(body)
@@ -81,17 +78,12 @@ def read_prompts(body: Body) -> list[tuple[TokenisedText, str]]:
     if len(prompt) > _MAX_PROMPTS and not isinstance(prompt[0], int):
         raise ApiError(400, f"prompt must have at most {_MAX_PROMPTS} elements", param="prompt")
     if isinstance(prompt[0], int):
-        return [_from_ids(prompt)]
+        return [tokens_and_text(prompt)]
     if all(isinstance(item, str) for item in prompt):
         return [(tokenise(item), item) for item in prompt]
     if all(isinstance(item, list) for item in prompt):
-        return [_from_ids(item) for item in prompt]
+        return [tokens_and_text(item) for item in prompt]
     raise invalid("body.prompt", "string_type", "Input should be a valid string", prompt)
-
-
-def _from_ids(ids: list[Any]) -> tuple[TokenisedText, str]:
-    tokens = from_ids(read_token_ids(ids))
-    return tokens, tokens.text()
 
 
 def _details(service: Service, cached_tokens: int) -> dict[str, Any] | None:
@@ -100,7 +92,7 @@ def _details(service: Service, cached_tokens: int) -> dict[str, Any] | None:
     return {"cached_tokens": cached_tokens, "created_cache_tokens": None, "multimodal_tokens": None}
 
 
-def _choice(choice: Choice, sampling: Sampling) -> dict[str, Any]:
+def _choice(choice: Choice, sampling: SamplingParams) -> dict[str, Any]:
     tokens = choice.sequence.output_tokens
     logprobs = None
     if sampling.top_logprobs is not None:
@@ -122,7 +114,7 @@ class CompletionEvents:
     """The chunks of a streamed completion."""
 
     def __init__(
-        self, service: Service, answer_id: str, model: str, sampling: Sampling, choices: Sequence[Choice]
+        self, service: Service, answer_id: str, model: str, sampling: SamplingParams, choices: Sequence[Choice]
     ) -> None:
         self._service = service
         self._sampling = sampling

@@ -11,15 +11,14 @@ from loadtest.engine.api.errors import missing
 from loadtest.engine.api.exchange import Body, json_answer, read_json, read_messages, text_of
 from loadtest.engine.choice import Choice
 from loadtest.engine.generation import Generation
-from loadtest.engine.ledger import Entry
-from loadtest.engine.sampling import read_sampling
+from loadtest.engine.ledger import LedgerEntry
+from loadtest.engine.request_parameters import read_sampling, read_steering
 from loadtest.engine.service import Service
-from loadtest.engine.steering import read_steering
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 
 
-async def messages(service: Service, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:
+async def messages(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:
     body = await read_json(request)
     if body.get("max_tokens") is None:
         raise missing("max_tokens", body)
@@ -54,7 +53,7 @@ async def messages(service: Service, request: web.BaseRequest, entry: Entry) -> 
     return json_answer({key: value for key, value in answer.items() if value is not None})
 
 
-async def count_tokens(service: Service, request: web.BaseRequest, entry: Entry) -> web.StreamResponse:  # noqa: ARG001
+async def count_tokens(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:  # noqa: ARG001
     """The length of the prompt that a conversation makes."""
     body = await read_json(request)
     model = service.check_model(body.get("model"))

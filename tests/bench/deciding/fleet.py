@@ -4,15 +4,12 @@ from collections.abc import Iterable, Iterator
 from itertools import cycle
 from random import Random
 
-from gateway.request import Ask
-from gateway.routing.cache_view import HitAccuracy, Hits
-from gateway.routing.cost import CostModel
-from gateway.routing.engine import Engine
-from gateway.routing.estimates import Calibrations, Estimates
+from gateway.request import Demand
+from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
+from gateway.routing.engine import CostModel, Engine
+from gateway.routing.estimates import Calibrations, Estimates, OutputLengths
 from gateway.routing.policy import Affinity, PrefixPolicy
-from gateway.routing.prefix_index import PrefixIndex
-from gateway.scheduling.output_length import OutputLengths
-from gateway.scheduling.scheduler import Binding, Knobs, Placement
+from gateway.scheduling.scheduler import Binding, Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue
 from tests.bench.deciding.traffic import MODEL, asks
 
@@ -34,15 +31,17 @@ class Busy:
             for number in range(engines)
         ]
         fleet = {MODEL: self.engines}
-        policy = PrefixPolicy(calibration, Hits(index, HitAccuracy()), estimates, Affinity())
+        policy = PrefixPolicy(calibration, HitPredictor(index, HitAccuracy()), estimates, Affinity())
         self.queue = Queue(_ENDLESS, _ENDLESS)
-        self.placement = Placement(fleet.get, policy, self.queue, OutputLengths(), calibration, Knobs(scan=scan))
+        self.scheduler = Scheduler(
+            fleet.get, policy, self.queue, OutputLengths(), calibration, SchedulerSettings(scan=scan)
+        )
         self.held: list[Binding] = []
         self.now = 0.0
         self._random = Random(seed)
         known = asks(estimates, prompts)
         self._random.shuffle(known)
-        self._asks: Iterator[Ask] = cycle(known)
+        self._demands: Iterator[Demand] = cycle(known)
         self._prompts = prompts
 
     @property
@@ -50,13 +49,13 @@ class Busy:
         """Requests in the line."""
         return self.queue.waiting(MODEL)
 
-    def next_ask(self) -> Ask:
+    def next_ask(self) -> Demand:
         """The next request; after the last comes the first again, as in a conversation that goes on."""
-        return next(self._asks)
+        return next(self._demands)
 
     def give_back(self, binding: Binding) -> None:
         """A request is over."""
-        self.placement.release(binding, self.now, answered=True)
+        self.scheduler.release(binding, self.now, answered=True)
 
     def give_one_back(self) -> None:
         """Some request in flight is over."""
@@ -68,15 +67,15 @@ class Busy:
         """Every prompt has been placed once: the index holds what the caches would."""
         for _ in range(self._prompts):
             self.now += 0.01
-            placed = self.placement.place(self.next_ask(), self.now)
+            placed = self.scheduler.place(self.next_ask(), self.now)
             assert isinstance(placed, Binding)
-            self.placement.first_token(placed, self.now)
+            self.scheduler.first_token(placed, self.now)
             self.give_back(placed)
 
     def load(self, in_flight: int) -> None:
         """So many requests in flight on the whole fleet, all decoding."""
         while len(self.held) < in_flight:
-            self.take([self.placement.place(self.next_ask(), self.now)])
+            self.take([self.scheduler.place(self.next_ask(), self.now)])
 
     def fill(self, waiting: int) -> None:
         """No slot is free, and so many wait; none of them for so long that it would take any engine."""
@@ -92,16 +91,16 @@ class Busy:
 
     def drain(self) -> None:
         """Whoever can be bound takes a slot."""
-        self.take(binding for _, binding in self.placement.drain(MODEL, self.now))
+        self.take(binding for _, binding in self.scheduler.scan_queue(MODEL, self.now))
 
     def refill(self, waiting: int) -> None:
         """New requests join the line until so many wait."""
         while self.waiting < waiting:
-            self.take([self.placement.place(self.next_ask(), self.now)])
+            self.take([self.scheduler.place(self.next_ask(), self.now)])
 
     def take(self, placed: Iterable[object]) -> None:
         """Those who were bound hold their slots; of the others there is nothing to hold."""
         for binding in placed:
             if isinstance(binding, Binding):
-                self.placement.first_token(binding, self.now)
+                self.scheduler.first_token(binding, self.now)
                 self.held.append(binding)

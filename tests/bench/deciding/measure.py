@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from gateway.config import ServerConfig
 from gateway.errors import NoBackend
-from gateway.front.http_request import Incoming
+from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import at_once, parse_body
-from gateway.request import Ask
+from gateway.request import Demand
 from gateway.routing.estimates import Estimates
 from gateway.routing.prompt_blocks import canonical_prompt, prefix_keys, seed
 from gateway.scheduling.scheduler import Binding
@@ -50,27 +50,27 @@ def measure(runs: int = RUNS) -> list[Timing]:
 
 
 def placing(engines: int, runs: int, goal_us: float | None = None) -> Timing:
-    """`Placement.place` of a request that is bound at once; on each engine some 30 are decoding."""
+    """`Scheduler.place` of a request that is bound at once; on each engine some 30 are decoding."""
     busy = Busy(engines, cap=256, scan=_SCAN, prompts=_PROMPTS_AN_ENGINE * engines)
     busy.know_all_prompts()
     busy.load(30 * engines)
 
-    def prepare() -> Ask:
+    def prepare() -> Demand:
         busy.now += _STEP_SECONDS
         return busy.next_ask()
 
     def settle(binding: object) -> None:
         assert isinstance(binding, Binding)
         busy.held.append(binding)
-        busy.placement.first_token(binding, busy.now)
+        busy.scheduler.first_token(binding, busy.now)
         busy.give_one_back()
 
     name = f"Placement.place, {engines} backends"
-    return timed(name, runs, prepare, lambda ask: busy.placement.place(ask, busy.now), settle, goal_us)
+    return timed(name, runs, prepare, lambda ask: busy.scheduler.place(ask, busy.now), settle, goal_us)
 
 
 def draining(engines: int, scan: int, runs: int, goal_us: float | None = None) -> Timing:
-    """`Placement.drain` with a long line, after one slot of a full fleet came free."""
+    """`Scheduler.drain` with a long line, after one slot of a full fleet came free."""
     busy = Busy(engines, cap=32, scan=scan, prompts=_PROMPTS_AN_ENGINE * engines)
     busy.know_all_prompts()
     busy.fill(_WAITING)
@@ -80,7 +80,7 @@ def draining(engines: int, scan: int, runs: int, goal_us: float | None = None) -
         busy.give_one_back()
 
     def act(_: None) -> list[tuple[Ticket, Binding | NoBackend]]:
-        return busy.placement.drain(MODEL, busy.now)
+        return busy.scheduler.scan_queue(MODEL, busy.now)
 
     def settle(granted: list[tuple[Ticket, Binding | NoBackend]]) -> None:
         busy.take(binding for _, binding in granted)
@@ -107,7 +107,7 @@ def reading(runs: int, goal_us: float | None = None) -> Timing:
     through = reader(Estimates())
     sent = cycle([incoming(body) for body in bodies(_LONG_PROMPTS, [LONG_PROMPT_BYTES])])
 
-    def act(made: Incoming) -> object:
+    def act(made: HttpRequest) -> object:
         return read(through, made)
 
     return timed("Reader.read, 200 KB", runs, lambda: next(sent), act, _ignore, goal_us)

@@ -6,11 +6,11 @@ from itertools import islice
 import orjson
 
 from gateway.config import BackendConfig, Config
-from gateway.front.http_request import Incoming
+from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import at_once
 from gateway.front.read import RequestReader, StoredResponses
 from gateway.front.routes import find_route
-from gateway.request import Ask, InferenceRequest
+from gateway.request import Demand, InferenceRequest
 from gateway.routing.estimates import Estimates
 from tests.bench.bodies import chats
 
@@ -26,18 +26,18 @@ def reader(estimates: Estimates) -> RequestReader:
     )
 
 
-def incoming(body: bytes) -> Incoming:
+def incoming(body: bytes) -> HttpRequest:
     """A chat request as it came over the wire."""
-    made = Incoming()
-    made.take_head(b"POST", "1.1", [(b"host", b"gateway"), (b"content-type", b"application/json")])
-    made.path, made.body, made.route = _PATH, body, find_route(b"POST", _PATH)
+    made = HttpRequest()
+    made.take_head(b"POST", _PATH, "1.1", [(b"host", b"gateway"), (b"content-type", b"application/json")])
+    made.body, made.route = body, find_route(b"POST", _PATH)
     return made
 
 
-def read(through: RequestReader, made: Incoming) -> InferenceRequest:
+def read(through: RequestReader, made: HttpRequest) -> InferenceRequest:
     """What the gateway makes of it."""
     assert made.route is not None
-    return at_once(through.read(made, made.route, "request-1", None, lambda: MODEL))
+    return at_once(through.read(made, made.route, "request-1", lambda: MODEL))
 
 
 def bodies(count: int, sizes: Sequence[int] = _SIZES_BYTES) -> Iterator[bytes]:
@@ -47,7 +47,7 @@ def bodies(count: int, sizes: Sequence[int] = _SIZES_BYTES) -> Iterator[bytes]:
         yield orjson.dumps(next(sources[number % len(sources)]) | {"stream": True, "max_tokens": 256})
 
 
-def asks(estimates: Estimates, count: int) -> list[Ask]:
+def asks(estimates: Estimates, count: int) -> list[Demand]:
     """What placement is asked for so many chats."""
     through = reader(estimates)
-    return [read(through, incoming(body)).ask for body in islice(bodies(count), count)]
+    return [read(through, incoming(body)).demand for body in islice(bodies(count), count)]

@@ -2,8 +2,18 @@
 
 from collections.abc import Sequence
 
-from loadtest.report.axes import doubling, linear, logarithmic, nice_top
-from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, Series
+from loadtest.report.chart import (
+    X_END,
+    X_START,
+    Y_END,
+    Y_START,
+    Chart,
+    ChartSeries,
+    doubling,
+    linear,
+    logarithmic,
+    nice_top,
+)
 from loadtest.report.sheet import sheet, style
 from tests.bench.embeddings.run import Sample, arms_in, middle
 
@@ -36,12 +46,12 @@ def _style(number: int, arm: str) -> str:
     return style(number, strong=arm == "batching")
 
 
-def _series(samples: Sequence[Sample], clients: Sequence[int], figure: str) -> list[Series]:
+def _series(samples: Sequence[Sample], clients: Sequence[int], figure: str) -> list[ChartSeries]:
     return [
-        Series(_NAMES[arm], _style(number, arm), [(float(at), middle(samples, arm, at, figure)) for at in clients])
+        ChartSeries(_NAMES[arm], _style(number, arm), [(float(at), middle(samples, arm, at, figure)) for at in clients])
         for number, arm in enumerate(arms_in(samples))
     ]
 
 
-def _values(series: Sequence[Series]) -> list[float]:
+def _values(series: Sequence[ChartSeries]) -> list[float]:
     return [y for each in series for _, y in each.points if y is not None]

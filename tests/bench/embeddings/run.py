@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from gateway.cli.demo import free_ports
-from loadtest.servers.procs import cpu_seconds_between, cpu_times, running
+from loadtest.servers.processes import cpu_seconds_between, cpu_times, running
 from loadtest.vllm_cpu.process import VllmOptions, VllmProcess
 from tests.bench.embeddings.load import apply, bodies
 from tests.integration.processes import wait_until_serving

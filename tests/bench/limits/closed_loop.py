@@ -5,9 +5,8 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from gateway.backends.concurrency_limit import EngineSample, Limiter
-from loadtest.engine.scheduler import Limits
-from loadtest.engine.sequence import SequenceState
-from loadtest.engine.step_time import PRESETS
+from loadtest.engine.kv_cache import SequenceState
+from loadtest.engine.scheduler import PRESETS, Limits
 from loadtest.replay.engine import ReplayEngine
 
 _LOOK_SECONDS = 2.0  # how often the gateway reads an engine's metrics

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 import yaml
 
-from loadtest.servers import procs
+from loadtest.servers import processes
 from loadtest.servers.engines import EngineOptions, Engines, Kind, running_engines
 from loadtest.vllm_cpu.process import VllmFailed
 from tests.bench.alone import alone
@@ -81,13 +81,13 @@ def _gateway(engines: Engines, folder: Path) -> Iterator[tuple[str, Path]]:
     file, log, events = folder / "gateway.yaml", folder / "access.log", folder / "logs" / "gateway.log"
     file.write_text(yaml.safe_dump(configuration))
     with log.open("wb") as lines, events.open("wb") as errors:
-        process = procs.launch([sys.executable, "-m", "gateway", "serve", "-c", str(file)], None, lines, errors)
+        process = processes.launch([sys.executable, "-m", "gateway", "serve", "-c", str(file)], None, lines, errors)
         try:
             url = f"http://127.0.0.1:{ports.proxy}"
             wait_until_serving(process, f"{url}/readyz", events)
             yield url, log
         finally:
-            procs.stop(process)
+            processes.stop(process)
 
 
 def _say(text: str) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from loadtest.compare.ours import OURS
-from loadtest.compare.peer import Peer
+from loadtest.compare.peers import OURS
+from loadtest.compare.proxy import Peer
 from loadtest.servers.engines import EngineOptions
 from tests.bench.peers import PEERS, setting
 from tests.bench.place import Place, Ports
@@ -60,7 +60,7 @@ class Arm:
         backend = {"max_in_flight": engines.max_num_seqs, "kv_events": "auto" if self.follows_events else "off"}
         backends: list[dict[str, Any]] = [{"url": url, **backend} for url in ports.backends]
         for one, speed in zip(backends, self.speeds, strict=False):
-            one["speed"] = speed
+            one["relative_cost"] = speed
         server = {
             "host": "127.0.0.1",
             "port": ports.proxy,

@@ -8,7 +8,7 @@ import typer
 
 from loadtest.servers.engines import EngineOptions, Kind
 from loadtest.vllm_cpu.process import VllmFailed
-from loadtest.workloads.body import Endpoint
+from loadtest.workloads.prompts import Endpoint
 from tests.bench.alone import alone
 from tests.bench.place import Place
 from tests.bench.routing import trace

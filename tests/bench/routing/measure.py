@@ -12,11 +12,10 @@ from urllib.parse import urlsplit
 from loadtest.drive.client import Client, open_session
 from loadtest.drive.record import Record
 from loadtest.report.statistics import distribution_ms, percentile
-from loadtest.servers import procs
+from loadtest.servers import processes
 from loadtest.servers.engines import Counted, Engines
-from loadtest.servers.serving import NotServing
-from loadtest.workloads.body import BodyMaker, Endpoint
-from loadtest.workloads.prompts import NO_GROUP, Prompt
+from loadtest.servers.processes import NotServing
+from loadtest.workloads.prompts import NO_GROUP, BodyMaker, Endpoint, Prompt
 from tests.bench.place import Place, choose_ports
 from tests.bench.routing.arms import Arm
 from tests.bench.routing.fidelity import fidelity, predictions, recovery
@@ -107,7 +106,7 @@ async def _observe(course: Course, arm: Arm, wording: Wording, log: Path) -> _Ob
             await engines.wipe_some()
 
     command = arm.command(course.place, ports, engines.options)
-    with procs.running(command, None, log) as process:
+    with processes.running(command, None, log) as process:
         await _warm_up(process.poll, plan.url, course, wording)
         await engines.make_cold()
         await engines.start_counting()

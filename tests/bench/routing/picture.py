@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from loadtest.report.axes import logarithmic, percentiles
-from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, Point, Series
+from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, ChartSeries, Point, logarithmic, percentiles
 from loadtest.report.sheet import sheet, style
 from loadtest.report.statistics import percentile
 from tests.bench.routing.report import OURS, figures_of
@@ -32,7 +31,7 @@ def _chart(title: str, latencies: dict[str, list[float]]) -> Chart:
     fewest = min(len(values) for values in latencies.values())
     shown = [percent for percent in _PERCENTS if percent == 100 or (100 - percent) / 100 * fewest >= 1]
     series = [
-        Series(name, _style(number, name), _points(values, shown))
+        ChartSeries(name, _style(number, name), _points(values, shown))
         for number, (name, values) in enumerate(latencies.items())
     ]
     everything = [value for values in latencies.values() for value in (values[0], values[-1])]

@@ -8,8 +8,7 @@ from itertools import count, cycle
 from loadtest.drive.client import Client, open_session
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import INTERRUPTED, Record
-from loadtest.workloads.body import BodyMaker, Endpoint
-from loadtest.workloads.prompts import NO_GROUP, Prompt
+from loadtest.workloads.prompts import NO_GROUP, BodyMaker, Endpoint, Prompt
 from tests.bench.routing.trace import Row
 from tests.bench.routing.wording import Wording
 

@@ -5,10 +5,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from loadtest.compare.installing import version
-from loadtest.compare.ours import OURS
+from loadtest.compare.peers import OURS, version
 from loadtest.servers.engines import EngineOptions, Engines, Kind, running_engines
-from loadtest.workloads.body import BodyMaker, Endpoint
+from loadtest.workloads.prompts import BodyMaker, Endpoint
 from tests.bench.machine import describe
 from tests.bench.peers import PEERS
 from tests.bench.place import Place

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from loadtest.servers.procs import CpuTimes, core_busy_seconds, cpu_seconds_between, cpu_times
+from loadtest.servers.processes import CpuTimes, core_busy_seconds, cpu_seconds_between, cpu_times
 
 
 @dataclass(frozen=True)

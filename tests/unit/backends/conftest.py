@@ -15,7 +15,7 @@ from gateway.errors import ConnectFailed
 
 @dataclass
 class ManualClock:
-    """Monotonic seconds that pass only when told to."""
+    """Monotonic seconds that pass only by a test's action."""
 
     now: float = 1000.0
 
@@ -32,7 +32,7 @@ def refused() -> ConnectFailed:
 
 @dataclass
 class Scene:
-    """A fleet and what it told its listeners."""
+    """A fleet and what its listeners received."""
 
     clock: ManualClock
     fleet: Fleet
@@ -66,7 +66,7 @@ def scene() -> MakeScene:
                 fleet.probed(backend, ProbeResult.OK)
         fleet.on_change.append(lambda: made.changes.append({}))
         fleet.on_restart.append(lambda backend: made.restarts.append(backend.name))
-        fleet.on_doubt.append(lambda backend: made.doubts.append(backend.name))
+        fleet.on_probe_wanted.append(lambda backend: made.doubts.append(backend.name))
         return made
 
     return make

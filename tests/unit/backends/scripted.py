@@ -1,4 +1,4 @@
-"""A backend that answers the control plane's questions as a test tells it to."""
+"""A backend that answers the control plane's requests by a test's script."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -26,7 +26,7 @@ def backend_of(engines: int, **changes: object) -> Backend:
 
 
 def test_an_engine_has_its_share_and_the_rest_is_its_backends() -> None:
-    backend = backend_of(2, speed=2.0, name="b")
+    backend = backend_of(2, relative_cost=2.0, name="b")
     zero, one = backend.engines
     assert (one.name, one.rank, one.index, one.slowness) == ("b", 1, 2, 2.0**0.5)
     assert [engine.cap for engine in (zero, one)] == [64, 64]
@@ -119,24 +119,24 @@ def test_no_two_engines_ever_share_a_number(changes: list[tuple[int, int]]) -> N
     ],
     ids=["more engines", "fewer engines", "other blocks", "no prefix cache", "KV events"],
 )
-def test_what_others_keep_of_a_backend_is_told_when_it_changes(before: Facts, after: Facts) -> None:
+def test_listeners_are_notified_when_facts_of_a_backend_change(before: Facts, after: Facts) -> None:
     config = BackendConfig(url="http://10.0.0.1:8000", max_in_flight=8, kv_cache_tokens=1000)
     fleet = Fleet([config], HealthConfig(), clock=lambda: 0.0, random=Random(1))
     fleet.learned(fleet.backends[0], before)
-    told: list[int] = []
-    fleet.on_change.append(lambda: told.append(1))
+    heard: list[int] = []
+    fleet.on_change.append(lambda: heard.append(1))
     fleet.learned(fleet.backends[0], after)
-    assert told == [1]
+    assert heard == [1]
 
 
-def test_an_unknown_model_has_no_engines_and_one_that_nobody_serves_now_has_none_left(scene: MakeScene) -> None:
+def test_an_unknown_model_has_no_engines_and_one_that_none_serves_now_an_empty_list(scene: MakeScene) -> None:
     s = scene(1)
     assert s.fleet.candidates("other") is None
     s.probe(s.fleet.backends[0], ProbeResult.REFUSED, 3)
     assert s.fleet.candidates("m") == []
 
 
-def test_while_a_backend_has_not_told_its_models_any_may_be_one_of_them(scene: MakeScene) -> None:
+def test_while_a_backend_has_not_listed_its_models_any_may_be_one_of_them(scene: MakeScene) -> None:
     s = scene(2, up=False)
     assert s.fleet.candidates("other") == []
     for number in (0, 1):

@@ -14,13 +14,13 @@ from gateway.backends.concurrency_limit import (
     Limiter,
     LimitReason,
 )
-from gateway.scheduling.capacity import guarded_slots
+from gateway.scheduling.admission import guarded_slots
 
 LOOK_SECONDS = 2.0
 
 
 class Site:
-    """A limiter and an engine that holds so many sequences; everybody wants more."""
+    """A limiter and an engine with a given capacity of sequences; demand exceeds it."""
 
     def __init__(self, limiter: Limiter, seats: int = 10_000) -> None:
         self.limiter = limiter
@@ -50,9 +50,9 @@ class Site:
         return [move for _ in range(times) if (move := self.look())]
 
 
-def bound(told: int | None, objective: float | None = None) -> Limiter:
+def bound(known: int | None, objective: float | None = None) -> Limiter:
     limiter = Limiter(itl_objective_seconds=objective)
-    limiter.bind(told, 1)
+    limiter.bind(known, 1)
     return limiter
 
 
@@ -65,7 +65,7 @@ def stream(limiter: Limiter, tpot: float, at: float, times: int = 8) -> None:
         limiter.streamed(tpot, at - 1.0, at)
 
 
-def test_it_starts_at_the_bound_that_was_told_or_at_vllms_default() -> None:
+def test_it_starts_at_the_known_bound_or_at_vllms_default() -> None:
     limiter = Limiter()
     assert (limiter.limit, limiter.upper) == (DEFAULT_MAX_NUM_SEQS, DEFAULT_MAX_NUM_SEQS)
     limiter.bind(64, 1)
@@ -91,7 +91,7 @@ def test_new_preemptions_lower_it_below_what_ran() -> None:
     assert site.look(preempted=1) == LimitChange(4.0, LimitReason.PREEMPTIONS, 100, 90)
 
 
-def test_a_preemption_that_was_counted_before_the_first_look_is_no_sign() -> None:
+def test_a_preemption_before_the_first_sample_is_no_sign() -> None:
     limiter = bound(100)
     limiter.observe(EngineSample(0.0, 100, 0, 50.0, 0.5, 100, 0))
     assert limiter.observe(EngineSample(2.0, 100, 0, 50.0, 0.5, 100, 0)) is None
@@ -105,7 +105,7 @@ def test_one_overload_is_punished_once_until_what_was_sent_has_ended() -> None:
     assert reason_of(site.look(preempted=5)) is LimitReason.PREEMPTIONS
 
 
-def test_requests_that_wait_inside_at_two_looks_lower_it_to_what_runs() -> None:
+def test_requests_that_wait_inside_in_two_samples_lower_it_to_what_runs() -> None:
     site = Site(bound(100), seats=70)
     assert site.look() is None
     assert reason_of(site.look()) is LimitReason.WAITING
@@ -141,7 +141,7 @@ def test_a_few_may_wait() -> None:
     assert site.looks(10) == []
 
 
-def test_an_engine_that_generates_nothing_has_those_wait_who_come_in_lists() -> None:
+def test_an_engine_that_generates_nothing_may_have_lists_waiting() -> None:
     limiter = bound(256)
     look = EngineSample(0.0, 40, 200, 0.0, 0.1, 240, 0, generation_tokens=7.0)
     for turn in range(5):
@@ -201,7 +201,7 @@ def test_it_does_not_grow_when_streams_are_about_as_slow_as_they_may_be() -> Non
     assert site.looks(5) == []
 
 
-def test_after_slow_streams_it_grows_when_others_were_fast_enough_or_none_has_told_for_a_while() -> None:
+def test_after_slow_streams_it_grows_when_others_were_fast_enough_or_none_ended_for_a_while() -> None:
     site = Site(bound(100, objective=0.05))
     site.look()
     stream(site.limiter, 0.0625, 3.0)
@@ -257,14 +257,14 @@ def test_a_level_that_was_too_much_is_approached_slowly_and_passed_in_growing_st
     assert held == [6.0, 6.0, 6.0]
 
 
-def test_the_upper_bound_is_learned_where_nobody_told_it() -> None:
+def test_an_unknown_upper_bound_is_learned() -> None:
     site = Site(bound(None), seats=600)
     site.looks(60)
     assert 590 <= site.limiter.limit <= 615
     assert site.limiter.upper >= 600
 
 
-def test_a_bound_that_is_learned_does_not_grow_while_anybody_waits_inside() -> None:
+def test_a_learned_bound_does_not_grow_while_requests_wait_inside() -> None:
     site = Site(bound(None), seats=254)
     assert site.looks(20) == []
     assert site.limiter.upper == 256
@@ -310,7 +310,7 @@ def test_one_that_is_not_adaptive_stays_at_the_bound() -> None:
     assert limiter.limit == 100
 
 
-def test_looks_before_and_after_a_gap_are_not_compared() -> None:
+def test_samples_before_and_after_a_gap_are_not_compared() -> None:
     site = Site(bound(100))
     site.look()
     site.limiter.lost()
@@ -334,13 +334,13 @@ class LimiterMachine(RuleBasedStateMachine):
     """Whatever an engine, its other clients and the gateway's own do."""
 
     @initialize(
-        told=st.none() | st.integers(1, 600),
+        known=st.none() | st.integers(1, 600),
         engines=st.integers(1, 4),
         objective=st.none() | st.floats(0.01, 0.2),
     )
-    def begin(self, told: int | None, engines: int, objective: float | None) -> None:
+    def begin(self, known: int | None, engines: int, objective: float | None) -> None:
         self.limiter = Limiter(itl_objective_seconds=objective)
-        self.limiter.bind(told, engines)
+        self.limiter.bind(known, engines)
         self.now = 0.0
         self.preemptions = 0.0
         self.sent = 0
@@ -361,11 +361,11 @@ class LimiterMachine(RuleBasedStateMachine):
         self.sent += running // 10
         in_flight = math.ceil(self.limiter.limit * share)
         look = EngineSample(self.now, running, waiting, self.preemptions, usage, in_flight, self.sent)
-        before, had = self.limiter.limit, self.limiter.last_move
+        before, had = self.limiter.limit, self.limiter.last_change
         move = self.limiter.observe(look)
         assert (move is None) == (self.limiter.limit == before)
         if move is None:
-            assert self.limiter.last_move is had
+            assert self.limiter.last_change is had
         else:
             assert move == LimitChange(self.now, move.reason, before, self.limiter.limit)
             assert self.last is not None
@@ -397,9 +397,9 @@ class LimiterMachine(RuleBasedStateMachine):
             self.limiter.streamed(tpot, self.now - lived, self.now)
         self.slow += times
 
-    @rule(told=st.none() | st.integers(1, 600), engines=st.integers(1, 4))
-    def bind(self, told: int | None, engines: int) -> None:
-        self.limiter.bind(told, engines)
+    @rule(known=st.none() | st.integers(1, 600), engines=st.integers(1, 4))
+    def bind(self, known: int | None, engines: int) -> None:
+        self.limiter.bind(known, engines)
 
     @rule()
     def lose(self) -> None:

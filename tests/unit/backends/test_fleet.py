@@ -19,7 +19,7 @@ from gateway.errors import (
 from .conftest import MakeScene, ManualClock, refused
 
 
-def test_a_model_that_no_backend_ever_listed_is_told_from_one_that_nobody_serves_now(scene: MakeScene) -> None:
+def test_a_model_that_no_backend_ever_listed_differs_from_one_that_none_serves_now(scene: MakeScene) -> None:
     s = scene(1)
     assert s.serving("other") == "never listed"
     s.probe(s.fleet.backends[0], ProbeResult.REFUSED, 3)
@@ -27,7 +27,7 @@ def test_a_model_that_no_backend_ever_listed_is_told_from_one_that_nobody_serves
     assert not s.fleet.ready
 
 
-def test_a_model_may_come_back_while_a_backend_listed_it_last_or_has_told_nothing(scene: MakeScene) -> None:
+def test_a_model_may_come_back_while_a_backend_listed_it_last_or_has_listed_nothing(scene: MakeScene) -> None:
     s = scene(2)
     a, b = s.fleet.backends
     for backend in (a, b):
@@ -56,7 +56,7 @@ def test_a_refusing_backend_is_left_out(scene: MakeScene) -> None:
     s = scene()
     s.fleet.failed(s.fleet.backends[0], refused())
     assert s.serving() == "bcd"
-    assert s.doubts == ["a"]  # a look at once tells whether somebody is there again
+    assert s.doubts == ["a"]  # an immediate probe shows whether a process is there again
     s.fleet.probed(s.fleet.backends[0], ProbeResult.OK)
     assert s.serving() == "abcd"
     for _ in range(5):
@@ -65,7 +65,7 @@ def test_a_refusing_backend_is_left_out(scene: MakeScene) -> None:
     assert s.doubts == ["a"] * 3  # refused, then ejected
 
 
-def test_failures_that_are_not_the_backends_fault_eject_nobody(scene: MakeScene) -> None:
+def test_failures_that_are_not_the_backends_fault_eject_none(scene: MakeScene) -> None:
     s = scene()
     for error in [BackendBusy("busy"), ReusedConnectionClosed("race")] * 10:
         s.fleet.failed(s.fleet.backends[0], error)
@@ -81,7 +81,7 @@ def test_an_error_answer_counts_at_once_where_only_one_backend_gives_them(scene:
     assert s.serving() == "bcd"
 
 
-def test_error_answers_to_one_tenant_from_every_backend_eject_nobody_while_another_is_served(scene: MakeScene) -> None:
+def test_error_answers_to_one_tenant_from_every_backend_eject_none_while_another_is_served(scene: MakeScene) -> None:
     s = scene()
     for backend in s.fleet.backends:
         s.fleet.succeeded(backend, "other")
@@ -184,7 +184,7 @@ def test_a_first_start_is_not_slow(scene: MakeScene) -> None:
         assert backend.limit(s.clock.now) == 256
 
 
-def test_a_limit_that_grows_is_told(scene: MakeScene) -> None:
+def test_a_growing_limit_is_passed_on(scene: MakeScene) -> None:
     s = scene(2)
     a = s.fleet.backends[0]
     s.probe(a, ProbeResult.REFUSED, 3)
@@ -299,7 +299,7 @@ def test_a_missing_model_is_asked_of_others_until_the_list_is_read_again(scene: 
     assert (s.serving("m"), s.serving("new")) == ("b", "a")
 
 
-def test_a_larger_cap_is_told(scene: MakeScene) -> None:
+def test_a_larger_cap_is_passed_on(scene: MakeScene) -> None:
     s = scene(1)
     a = s.fleet.backends[0]
     s.fleet.learned(a, Facts(models=(ModelCard("m"),), max_num_seqs=512, engines=2, kv_cache_tokens=1000))
@@ -328,8 +328,8 @@ class AnyFleet(RuleBasedStateMachine):
         self.health = HealthConfig()
         configs = [BackendConfig(url=f"http://10.0.0.{n}:8000") for n in range(4)]
         self.fleet = Fleet(configs, self.health, clock=self.clock, random=Random(5))
-        self.told: tuple[str, ...] = ()
-        self.fleet.on_change.append(lambda: setattr(self, "told", self.names()))
+        self.heard: tuple[str, ...] = ()
+        self.fleet.on_change.append(lambda: setattr(self, "heard", self.names()))
 
     @property
     def listing(self) -> list[Backend]:
@@ -369,7 +369,7 @@ class AnyFleet(RuleBasedStateMachine):
     @invariant()
     def the_snapshot_is_up_to_date_and_was_told(self) -> None:
         assert self.served == eligible(self.listing, self.health.max_ejected)
-        assert self.told == self.names()
+        assert self.heard == self.names()
 
     @invariant()
     def whoever_is_up_serves_and_traffic_stops_only_when_all_are_gone(self) -> None:
@@ -397,7 +397,7 @@ class AnyFleet(RuleBasedStateMachine):
 TestAnyFleet = AnyFleet.TestCase
 
 
-def test_a_relapse_that_nobody_ticked_before_still_changes_who_is_spared(scene: MakeScene) -> None:
+def test_a_relapse_without_a_tick_before_still_changes_which_ejections_are_spared(scene: MakeScene) -> None:
     s = scene(2)
     a, b = s.fleet.backends
     s.fleet.failed(a, EngineDead("dead"))
@@ -410,7 +410,7 @@ def test_a_relapse_that_nobody_ticked_before_still_changes_who_is_spared(scene: 
     assert s.serving() == "b"
 
 
-def test_a_slow_start_ends_when_nobody_is_left_to_take_the_rest(scene: MakeScene) -> None:
+def test_a_slow_start_ends_when_no_other_backend_can_take_the_rest(scene: MakeScene) -> None:
     s = scene(2)
     a, b = s.fleet.backends
     s.probe(a, ProbeResult.REFUSED, 3)
@@ -420,7 +420,7 @@ def test_a_slow_start_ends_when_nobody_is_left_to_take_the_rest(scene: MakeScene
     assert a.limit(s.clock.now) == a.cap
 
 
-def test_a_restart_is_told_before_the_change_that_may_place_requests(scene: MakeScene) -> None:
+def test_a_restart_is_notified_before_the_change_that_may_place_requests(scene: MakeScene) -> None:
     s = scene(1)
     a = s.fleet.backends[0]
     s.fleet.learned(a, Facts(models=(ModelCard("m"),), process_start_seconds=1.0))
@@ -431,7 +431,7 @@ def test_a_restart_is_told_before_the_change_that_may_place_requests(scene: Make
     assert order == ["restart", "change"]
 
 
-def test_a_client_that_finds_no_backend_is_told_when_one_may_be_back(scene: MakeScene) -> None:
+def test_a_client_that_finds_no_backend_gets_the_time_when_one_may_be_back(scene: MakeScene) -> None:
     fleet = scene(1)
     health = HealthConfig()
     assert fleet.fleet.recovery_seconds() == health.rise * health.probe_interval_seconds

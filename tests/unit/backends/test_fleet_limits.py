@@ -21,7 +21,7 @@ def overloaded(at: float, waiting: int, capacity: int | None = None) -> Telemetr
     return Telemetry(at, 64, waiting, 0.5, 0.0, 0.0, 0.0, capacity)
 
 
-def test_looks_at_an_engine_move_its_limit_and_those_who_listen_hear_of_it(scene: MakeScene) -> None:
+def test_samples_of_an_engine_change_its_limit_and_notify_listeners(scene: MakeScene) -> None:
     s = scene(1)
     [a] = s.fleet.backends
     moves: list[tuple[str, LimitChange]] = []
@@ -42,7 +42,7 @@ def test_requests_that_wait_for_an_adapter_do_not_count(scene: MakeScene) -> Non
     assert a.limit(5.0) == 256
 
 
-def test_looks_with_a_gap_between_them_are_not_compared(scene: MakeScene) -> None:
+def test_samples_with_a_gap_between_them_are_not_compared(scene: MakeScene) -> None:
     s = scene(1)
     [a] = s.fleet.backends
     sent_before(a)
@@ -62,8 +62,8 @@ def test_a_restart_voids_what_the_limit_had_learned(scene: MakeScene) -> None:
     assert a.limiter.limit == 100
     s.fleet.learned(a, replace(a.facts, process_start_seconds=2.0))
     assert a.limiter.limit == 256
-    assert a.limiter.last_move is not None
-    assert a.limiter.last_move.reason is LimitReason.RESTART
+    assert a.limiter.last_change is not None
+    assert a.limiter.last_change.reason is LimitReason.RESTART
 
 
 def test_the_limit_stays_where_the_configuration_says_so() -> None:

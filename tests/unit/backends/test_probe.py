@@ -53,7 +53,7 @@ async def test_nothing_is_left_running_after_the_block() -> None:
     async with Scripted() as server, watched(server.url, f"http://127.0.0.1:{closed_port()}") as fleet:
         await until(lambda: fleet.ready)
     assert asyncio.all_tasks() == before
-    assert fleet.on_doubt == fleet.on_restart == []
+    assert fleet.on_probe_wanted == fleet.on_restart == []
 
 
 async def test_a_backend_that_starts_late_is_found_soon() -> None:

@@ -26,5 +26,5 @@ KEY = ConnectionKey("10.0.0.1", 8000, False, True, None, None, None)
         (ValueError("words"), "words"),
     ],
 )  # fmt: skip
-def test_a_reason_is_told_without_the_address(error: Exception, reason: str) -> None:
+def test_a_reason_has_no_address(error: Exception, reason: str) -> None:
     assert why(error) == reason

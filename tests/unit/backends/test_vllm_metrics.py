@@ -48,7 +48,7 @@ def test_waiting_requests_are_counted_once() -> None:
     assert found.telemetry.waiting == 1
 
 
-def test_those_who_wait_for_capacity_are_told_from_those_who_are_deferred() -> None:
+def test_waiting_for_capacity_is_distinguished_from_deferral() -> None:
     page = "".join(
         rank(number, 3, 10)
         + f'vllm:num_requests_waiting_by_reason{{engine="{number}",model_name="m",reason="capacity"}} {2 + number}\n'
@@ -61,7 +61,7 @@ def test_those_who_wait_for_capacity_are_told_from_those_who_are_deferred() -> N
     assert found.telemetry.waiting == 0
 
 
-def test_an_engine_that_does_not_tell_why_requests_wait_is_known_as_such() -> None:
+def test_an_engine_that_does_not_expose_reasons_of_waiting_is_known_as_such() -> None:
     found = scrape(rank(0, 3, 10).encode())
     assert found.telemetry is not None
     assert found.telemetry.waiting_for_capacity is None

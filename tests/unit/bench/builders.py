@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from loadtest.compare.peer import Peer, Setting
+from loadtest.compare.proxy import Peer, Setting
 from tests.bench.results import Load, Machine, Percentiles, Results, Sample, Turn
 
 MACHINE = Machine(cpu="test CPU", cores=2, memory_gib=8, kernel="6.1", python="CPython 3.11", date="2026-01-01")

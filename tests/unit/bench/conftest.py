@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from loadtest.servers.procs import launch, stop
+from loadtest.servers.processes import launch, stop
 from tests.bench.install import build_tools, find_compiler
 from tests.bench.place import Place
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.compare.installing import NotInstalled
+from loadtest.compare.peers import NotInstalled
 from tests.bench import install as installing
 from tests.bench.install import build_tools, install
 from tests.bench.peers import PEERS

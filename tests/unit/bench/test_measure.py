@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.compare.peer import Peer
+from loadtest.compare.proxy import Peer
 from tests.bench.bodies import write_bodies
 from tests.bench.measure import MeasurementFailed, engines, measure_turn, parse_load
 from tests.bench.place import Cores, Place

@@ -9,8 +9,9 @@ from rich.console import Console
 
 from gateway.backends.backend import Backend, Facts, KvEventSource, ModelCard
 from gateway.backends.health import ProbeResult
+from gateway.backends.survey import Answers
 from gateway.backends.vllm_api import ControlError
-from gateway.cli.check import Answers, Report, as_json, as_table, examine, fleet_warnings, report_on
+from gateway.cli.check import Report, as_json, as_table, examine, fleet_warnings, report_on
 from gateway.config import BackendConfig, Config, HealthConfig, UpstreamConfig
 from tests.unit.backends.scripted import Scripted, hang, json_answer
 from tests.unit.backends.test_vllm_api import closed_port
@@ -83,8 +84,8 @@ def test_a_wrong_key_is_named() -> None:
 
 
 def test_where_the_numbers_come_from_is_said() -> None:
-    told = report_on(answered(GOOD, max_in_flight=8, kv_cache_tokens=10), "prefix")
-    assert (told.cap, told.cap_from, told.kv_cache_tokens_from) == (8, "max_in_flight", "kv_cache_tokens")
+    report = report_on(answered(GOOD, max_in_flight=8, kv_cache_tokens=10), "prefix")
+    assert (report.cap, report.cap_from, report.kv_cache_tokens_from) == (8, "max_in_flight", "kv_cache_tokens")
     ranks = report_on(answered(replace(GOOD, engines=4)), "prefix")
     assert (ranks.cap, ranks.cap_from) == (256, "/server_info x 4 ranks")
     unknown = report_on(answered(replace(GOOD, max_num_seqs=None, kv_cache_tokens=None)), "prefix")
@@ -107,9 +108,9 @@ def test_the_routing_follows_from_policy_and_cache(facts: Facts, policy: str, ro
 def test_no_number_is_made_up_for_a_backend_that_was_not_reached() -> None:
     silent = answered(Facts())
     silent.probe = ProbeResult.REFUSED
-    told = answered(Facts(), "b", max_in_flight=8, kv_cache_tokens=2000)
-    told.probe = ProbeResult.REFUSED
-    reports = [report_on(silent, "prefix"), report_on(told, "prefix")]
+    configured = answered(Facts(), "b", max_in_flight=8, kv_cache_tokens=2000)
+    configured.probe = ProbeResult.REFUSED
+    reports = [report_on(silent, "prefix"), report_on(configured, "prefix")]
     assert [(report.cap, report.cap_from) for report in reports] == [(None, "unknown"), (8, "max_in_flight")]
     rows = {row.split("│")[1].strip(): [cell.strip() for cell in row.split("│")[2:4]] for row in shown(reports)}
     assert rows["cap"] == ["?", "8 sequences (max_in_flight)"]
@@ -136,12 +137,10 @@ def test_kv_event_endpoints_are_shown(
     assert report_on(answered(replace(GOOD, kv_event_sources=sources), **settings), "prefix").kv_events == shown
 
 
-def test_how_the_cache_is_known_is_told_and_why_not_better() -> None:
+def test_the_source_of_cache_contents_is_shown_with_its_reason() -> None:
     def known(policy: str = "prefix", unreachable: str = "", tokenized: str = "", **facts: Any) -> tuple[str, str]:
         answers = answered(replace(GOOD, **facts))
-        answers.events_unreachable = unreachable or None
-        answers.tokenized = frozenset({tokenized})
-        report = report_on(answers, policy)
+        report = report_on(answers, policy, frozenset({tokenized}), unreachable or None)
         return report.knowledge, report.knowledge_because
 
     events = {"kv_event_sources": (ZMQ,)}
@@ -156,17 +155,16 @@ def test_how_the_cache_is_known_is_told_and_why_not_better() -> None:
     assert known(**events, prefix_caching=False)[0] == "none"
 
 
-def test_events_that_cannot_be_read_are_something_to_mend() -> None:
+def test_events_that_cannot_be_read_are_a_warning() -> None:
     answers = answered(replace(GOOD, kv_event_sources=(ZMQ,)))
-    answers.events_unreachable = "tcp://h:5557: connection refused"
-    [warning] = report_on(answers, "prefix").warnings
+    [warning] = report_on(answers, "prefix", events_unreachable="tcp://h:5557: connection refused").warnings
     assert warning == "KV events cannot be read: tcp://h:5557: connection refused."
     assert "ipc:///x is not a network endpoint" in warnings_about(
         replace(GOOD, kv_event_sources=(replace(ZMQ, endpoint="ipc:///x"),))
     )
 
 
-def test_differences_between_backends_are_told() -> None:
+def test_differences_between_backends_are_warnings() -> None:
     reports = [
         report_on(answered(GOOD, "a"), "prefix"),
         report_on(
@@ -176,13 +174,13 @@ def test_differences_between_backends_are_told() -> None:
             "prefix",
         ),
     ]
-    told = " ".join(fleet_warnings(config_for(), reports))
+    text = " ".join(fleet_warnings(config_for(), reports))
     for word in ("different models", "2048, 4096", "different versions"):
-        assert word in told
+        assert word in text
     assert fleet_warnings(config_for(), reports[:1]) == []
 
 
-def test_a_keep_alive_as_long_as_the_backends_is_told() -> None:
+def test_a_keep_alive_as_long_as_the_backends_is_a_warning() -> None:
     config = config_for(upstream=UpstreamConfig(keep_alive_seconds=5.0).model_dump())
     assert "keep_alive_seconds" in fleet_warnings(config, [])[0]
 
@@ -198,7 +196,7 @@ async def test_a_fleet_is_examined_whatever_state_its_backends_are_in() -> None:
             f"http://127.0.0.1:{closed_port()}",
             health={"probe_timeout_seconds": 0.5},
         )
-        reports = [report_on(answers, "prefix") for answers in await examine(config)]
+        reports = await examine(config)
     assert [report.reachable for report in reports] == [True, True, False, False]
     assert reports[0].models == ("m",)
     assert reports[0].warnings == ("max_num_seqs is not visible: set max_in_flight to vLLM's --max-num-seqs.",)

@@ -86,17 +86,13 @@ def test_all_engines_are_up_only_when_the_gateway_says_so_of_each() -> None:
     assert not demo.all_up(None)
 
 
-def test_real_engines_that_are_not_installed_are_told_with_the_command_that_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_names_the_command_that_installs_real_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(demo.DemoFailed, match=r"\.venv-vllm/bin/python is missing: `make demo ENGINE=vllm`"):
         demo.make_engines(1, "vllm", None, tmp_path)
 
 
-def test_a_missing_load_test_package_is_told_with_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_names_the_missing_load_test_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "loadtest", None)
     with pytest.raises(demo.DemoFailed, match=r"loadtest.* is not installed: `pip install vllm-batching-gateway`"):
         demo.make_engines(1, "sim", None, tmp_path)
@@ -152,11 +148,11 @@ def test_a_simulated_engine_starts_answers_and_stops(tmp_path: Path) -> None:
     try:
         engine.start()
         engine.wait_ready()
-        assert demo.answers(f"{engine.url}/v1/models")
+        assert demo.read(f"{engine.url}/v1/models") is not None
     finally:
         engine.stop()
     assert not engine.is_running()
-    assert not demo.answers(f"{engine.url}/health")
+    assert demo.read(f"{engine.url}/health") is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -174,7 +170,7 @@ def test_the_whole_demonstration_runs_and_one_signal_stops_all_of_it(number: sig
         try:
             urls = [line.split()[-1] for line in lines if line.startswith("starting")]
             assert len(urls) == 3, "".join(lines)
-            assert all(demo.answers(f"{url}/v1/models") for url in urls)
+            assert all(demo.read(f"{url}/v1/models") is not None for url in urls)
             assert demo.all_up(demo.read(f"http://{demo.HOST}:{port + 1}/admin/backends"))
             [curl] = [line for line in lines if line.startswith("curl")]
             answer = subprocess.run(shlex.split(curl), capture_output=True, text=True, check=True, timeout=20)
@@ -184,7 +180,7 @@ def test_the_whole_demonstration_runs_and_one_signal_stops_all_of_it(number: sig
             process.send_signal(number)
             rest = output.read()
             assert process.wait(20) == 0, rest
-    assert not any(demo.answers(f"{url}/health") for url in urls)
+    assert not any(demo.read(f"{url}/health") is not None for url in urls)
 
 
 def test_chosen_ports_cannot_be_taken_by_outgoing_connections() -> None:

@@ -12,8 +12,9 @@ from aiohttp import web
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from gateway.cli.http_get import AdminError, ask_admin
 from gateway.cli.main import app
-from gateway.cli.prefixes import AdminError, as_view, ask_admin
+from gateway.cli.prefixes import as_view
 from gateway.config import Listen
 from gateway.front.admin import add_prefix_routes, admin_listening
 from gateway.insights.report import PrefixReport
@@ -51,7 +52,7 @@ async def run(*arguments: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, app, ["prefixes", *arguments], env={"COLUMNS": "120"})
 
 
-def test_a_cause_is_told_and_drawn(report: PrefixReport) -> None:
+def test_a_cause_is_described_and_drawn(report: PrefixReport) -> None:
     text = shown(report.report(31.0))
     assert "1. timestamp in messages[0] (system), byte 5 of it" in text
     assert "About 30 requests of team-a" in text
@@ -63,7 +64,7 @@ def test_a_cause_is_told_and_drawn(report: PrefixReport) -> None:
     assert "0%  found in a cache" in text
 
 
-def test_no_cause_is_told_as_such() -> None:
+def test_that_there_is_no_cause_is_shown() -> None:
     system = Prose(Random(2)).text(3000)
     collected = PrefixReport(0.0, Random(1))
     now = send(collected, [read(chat(system, f"Question {number}")) for number in range(8)])
@@ -88,14 +89,14 @@ async def test_the_command_asks_a_running_gateway(report: PrefixReport) -> None:
         assert json.loads(as_json.stdout)["breakers"][0]["kind"] == "timestamp"
 
 
-async def test_a_report_that_is_switched_off_is_told_in_a_line() -> None:
+async def test_a_disabled_report_is_an_error_of_one_line() -> None:
     async with admin_port(None) as url:
         result = await run(url)
     assert result.exit_code == 1
     assert result.stderr == f"gateway: {url}: The prefix report is disabled: set prefix_report.enabled to true.\n"
 
 
-async def test_a_server_that_is_no_gateway_is_told_in_a_line() -> None:
+async def test_a_server_that_is_no_gateway_is_an_error_of_one_line() -> None:
     async with admin_listening(web.Application(), Listen(port=0)) as port:
         result = await run(f"http://127.0.0.1:{port}")
     assert result.exit_code == 1
@@ -103,7 +104,7 @@ async def test_a_server_that_is_no_gateway_is_told_in_a_line() -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
-async def test_a_report_of_another_shape_is_told_in_a_line() -> None:
+async def test_a_report_of_another_shape_is_an_error_of_one_line() -> None:
     served = web.Application()
     served.router.add_get("/admin/prefixes", _other)
     async with admin_listening(served, Listen(port=0)) as port:
@@ -129,7 +130,7 @@ def test_a_document_comes_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "told"),
+    ("status", "body", "message"),
     [
         (404, b'{"error": "It is switched off."}', "{url}: It is switched off."),
         (404, b"404: Not Found", "{url}/x returned 404: is this the admin port of a gateway?"),
@@ -137,19 +138,19 @@ def test_a_document_comes_back() -> None:
         (200, b"[1]", "{url}/x returned no gateway document: is this the admin port of a gateway?"),
     ],
 )
-def test_other_answers_are_told_in_a_line(status: int, body: bytes, told: str) -> None:
+def test_other_answers_are_errors_of_one_line(status: int, body: bytes, message: str) -> None:
     with answering(status, body) as url, pytest.raises(AdminError) as error:
         ask_admin(url, "/x")
-    assert str(error.value) == told.format(url=url)
+    assert str(error.value) == message.format(url=url)
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://127.0.0.1:99999", "ftp://127.0.0.1"])
-def test_what_is_no_url_is_told_in_a_line(url: str) -> None:
+def test_what_is_no_url_is_an_error_of_one_line(url: str) -> None:
     with pytest.raises(AdminError, match="is unreachable"):
         ask_admin(url, "/x")
 
 
-def test_a_closed_port_is_told_in_a_line() -> None:
+def test_a_closed_port_is_an_error_of_one_line() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"

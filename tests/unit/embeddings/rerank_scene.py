@@ -1,23 +1,21 @@
-"""A spreader with everything below it but the network: engines that answer in virtual time, and are told to fail."""
+"""A rerank splitter and all below it but the network: engines answer in virtual time, and fail on request."""
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import orjson
 
-from gateway.config import AdmissionConfig, EmbeddingsConfig, UpstreamConfig
-from gateway.dispatch import Dispatcher
-from gateway.embeddings.rerank import Spreader
+from gateway.config import EmbeddingsConfig, UpstreamConfig
+from gateway.dispatch import Dispatcher, RetryBudget
+from gateway.embeddings.rerank import RerankSplitter
 from gateway.embeddings.rerank_wire import pairs_of
 from gateway.errors import BackendError, GatewayError
 from gateway.observe.record import Record
 from gateway.relay.relay import Relay
-from gateway.relay.retry import RetryBudget
 from gateway.relay.sse import read_usage
-from gateway.relay.upstream import Sink, UpstreamResult
-from gateway.request import Ask, InferenceRequest, Kind
+from gateway.request import Demand, InferenceRequest, Kind, Sink, UpstreamResult
 from tests.unit.embeddings import rerank_engine as engine
 from tests.unit.embeddings import scene as embeddings
 from tests.unit.front.wires import FakeWire, reply_on
@@ -57,17 +55,13 @@ class Scene:
         **config: Any,
     ) -> None:  # fmt: skip
         below = self.below = embeddings.Scene(backends, cap, admission)
-        bounds = AdmissionConfig.model_validate(admission or {})
         self.clock, self.kind, self.cap = below.clock, kind, cap
         self.dispatcher = Dispatcher(
-            below.fleet, below.gate, cast(Relay, self), RetryBudget(UpstreamConfig()), below.metrics,
+            below.fleet, below.lease_broker, cast(Relay, self), RetryBudget(UpstreamConfig()), below.metrics,
             response_headers=True,
         )  # fmt: skip
-        self.spreader = Spreader(
-            below.fleet, self.dispatcher, EmbeddingsConfig.model_validate(config),
-            below.queue.backlog, bounds.max_wait_seconds, below.counted, self.clock, retry_after=lambda _: 1.0,
-            memory=below.memory, bulk=below.bulk, response_headers=True,
-        )  # fmt: skip
+        sizes = EmbeddingsConfig.model_validate(config)
+        self.rerank_splitter = RerankSplitter(replace(below.services, dispatch=self.dispatcher.dispatch, config=sizes))
         self.sent: list[Sent] = []
         self.in_flight = self.most_in_flight = 0  # documents
         self.fault: Fault = lambda _backend, _sent: None
@@ -113,7 +107,7 @@ class Scene:
         document = {"model": "m", **body}
         written = orjson.dumps(document)
         _, documents = engine.texts_of(document)
-        asked = Ask("m", sequences=len(documents), divisible=True, output_tokens=0, size_bytes=len(written), **ask)
+        asked = Demand("m", sequences=len(documents), divisible=True, output_tokens=0, size_bytes=len(written), **ask)
         return InferenceRequest(
             endpoint, Kind.POOL, b"POST", b"/" + endpoint.encode(), asked, name, body=written,
             headers=b"x-request-id: %b\r\ntraceparent: t\r\n" % name.encode(),
@@ -127,7 +121,7 @@ class Scene:
         record = Record(name, endpoint, self.clock())
         self.records.append(record)
         try:
-            await self.spreader.dispatch(self.request(endpoint, body, name, **ask), reply, record)
+            await self.rerank_splitter.dispatch(self.request(endpoint, body, name, **ask), reply, record)
         except GatewayError as error:
             reply.fail(error)
         return wire
@@ -148,11 +142,11 @@ class Scene:
     async def check_that_nothing_is_left(self) -> None:
         """Everything that was taken is given back."""
         await turns(3)
-        assert self.spreader.busy == 0, self.spreader
+        assert self.rerank_splitter.busy == 0, self.rerank_splitter
         assert self.in_flight == 0
         assert self.below.memory.used_bytes == 0
         assert repr(self.below.queue.backlog) == "<Backlog 0 requests, 0 bytes>"
-        assert self.below.gate.waiting == 0
+        assert self.below.lease_broker.waiting == 0
         for one in self.below.fleet.engines():
             assert repr(one.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
 

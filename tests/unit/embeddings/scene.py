@@ -1,4 +1,4 @@
-"""A coalescer with everything below it but the network: engines that answer in virtual time, and are told to fail."""
+"""A coalescer and all below it but the network: engines answer in virtual time, and fail on request."""
 
 import asyncio
 import hashlib
@@ -15,27 +15,25 @@ from gateway.backends.backend import Backend, Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.config import AdmissionConfig, BackendConfig, Config, EmbeddingsConfig, HealthConfig, UpstreamConfig
-from gateway.dispatch import Dispatcher
+from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batches import TokenCounts
 from gateway.embeddings.cache import cache_as_configured
 from gateway.embeddings.coalescer import Coalescer
-from gateway.embeddings.sizes import BulkShares
+from gateway.embeddings.services import PoolServices
+from gateway.embeddings.waiter import Waitlist
 from gateway.embeddings.wire import inputs_of
 from gateway.errors import BackendError, GatewayError
 from gateway.observe.metrics import EmbeddingMetrics, Metrics
 from gateway.observe.record import Record
 from gateway.relay.relay import Relay
-from gateway.relay.retry import RetryBudget
 from gateway.relay.sse import read_usage
-from gateway.relay.upstream import Sink, UpstreamResult
-from gateway.request import Ask, InferenceRequest, Kind
+from gateway.request import Demand, InferenceRequest, Kind, Sink, UpstreamResult
 from gateway.resources import MemoryBudget
-from gateway.routing.cost import CostModel
-from gateway.routing.estimates import Calibrations
+from gateway.routing.engine import CostModel
+from gateway.routing.estimates import Calibrations, OutputLengths
 from gateway.routing.policy import LeastLoadedPolicy
-from gateway.scheduling.leases import Gate
-from gateway.scheduling.output_length import OutputLengths
-from gateway.scheduling.scheduler import Knobs, Placement
+from gateway.scheduling.leases import LeaseBroker
+from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue
 from gateway.tokenization.tokenization import Tokenization
 from tests.unit.embeddings.words import Words
@@ -112,29 +110,36 @@ class Scene:
         bounds = AdmissionConfig.model_validate(admission or {})
         self.queue = Queue(bounds.max_queued_requests, bounds.max_queued_bytes)
         lengths, calibration = OutputLengths(), Calibrations(CostModel())
-        self.placement = Placement(
-            self.fleet.candidates, LeastLoadedPolicy(), self.queue, lengths, calibration, Knobs()
+        self.scheduler = Scheduler(
+            self.fleet.candidates, LeastLoadedPolicy(), self.queue, lengths, calibration, SchedulerSettings()
         )
-        self.gate = Gate(self.placement, self.queue, 60.0, loop.time)
-        self.fleet.on_change.append(self.gate.fleet_changed)
+        self.lease_broker = LeaseBroker(self.scheduler, self.queue, 60.0, loop.time)
+        self.fleet.on_change.append(self.lease_broker.fleet_changed)
         self.metrics = Metrics()
         self.counted = EmbeddingMetrics(self.metrics)
         budget = RetryBudget(UpstreamConfig())
         self.dispatcher = Dispatcher(
-            self.fleet, self.gate, cast(Relay, self), budget, self.metrics, response_headers=True
+            self.fleet, self.lease_broker, cast(Relay, self), budget, self.metrics, response_headers=True
         )
         self.tokenizer = Words()
         token_counts = TokenCounts(cast(Tokenization, self.tokenizer), self.counted)
         numbers = iter(range(10**9))
         config = Config(backends=tuple(configs), embeddings=EmbeddingsConfig.model_validate(embeddings))
-        self.memory, self.bulk = MemoryBudget(1 << 26), BulkShares()
+        self.memory = MemoryBudget(1 << 26)
         self.cache = cache_as_configured(config, self.fleet, self.counted, b"secret")
-        self.coalescer = Coalescer(
-            self.fleet, self.dispatcher, config.embeddings,
-            self.queue.backlog, bounds.max_wait_seconds, self.counted, loop.time, lambda: f"batch-{next(numbers)}",
-            crowded=self.queue.waiting, retry_after=lambda _: 1.0, token_counts=token_counts, memory=self.memory,
-            bulk=self.bulk, response_headers=True, cache=self.cache,
-        )  # fmt: skip
+        waitlist = Waitlist(self.queue.backlog, bounds.max_wait_seconds, lambda _: 1.0)
+        self.services = PoolServices(
+            self.fleet,
+            self.dispatcher.dispatch,
+            config.embeddings,
+            waitlist,
+            self.counted,
+            loop.time,
+            self.memory,
+            True,
+        )
+        new_id, crowded = (lambda: f"batch-{next(numbers)}"), self.queue.waiting
+        self.coalescer = Coalescer(self.services, new_id, crowded=crowded, token_counts=token_counts, cache=self.cache)
         self.overhead_seconds, self.item_seconds = 0.010, 0.001
         self.sent: list[Sent] = []
         self.most_at_once: dict[str, int] = dict.fromkeys(backends, 0)
@@ -201,7 +206,7 @@ class Scene:
         body = orjson.dumps(document)
         inputs = inputs_of(document, "m", isolation)
         assert inputs is not None
-        asked = Ask("m", sequences=len(inputs.items), divisible=True, output_tokens=0, size_bytes=len(body), **ask)
+        asked = Demand("m", sequences=len(inputs.items), divisible=True, output_tokens=0, size_bytes=len(body), **ask)
         headers = b"x-request-id: %b\r\ntraceparent: t\r\n" % name.encode()
         return InferenceRequest(
             "embeddings", Kind.POOL, b"POST", b"/v1/embeddings", asked, name, body=body, headers=headers, inputs=inputs
@@ -217,9 +222,9 @@ class Scene:
             await self.coalescer.dispatch(self.request(given, name, **options), reply, record)
         except GatewayError as error:
             record.error = error.message
-            told = error.answer if isinstance(error, BackendError) else None
-            if told is not None:
-                reply.send(told.status, told.content_type, told.extra, told.body)
+            refusal = error.answer if isinstance(error, BackendError) else None
+            if refusal is not None:
+                reply.send(refusal.status, refusal.content_type, refusal.extra, refusal.body)
             else:
                 reply.fail(error)
         return wire
@@ -244,7 +249,7 @@ class Scene:
         """Everything that was taken is given back."""
         await turns(3)
         assert self.coalescer.busy == 0, self.coalescer
-        assert self.gate.waiting == 0
+        assert self.lease_broker.waiting == 0
         assert self.memory.used_bytes == 0
         assert repr(self.queue.backlog) == "<Backlog 0 requests, 0 bytes>"
         assert set(self._running.values()) <= {0}

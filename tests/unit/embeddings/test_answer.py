@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.embeddings.wire import answer_pieces, read_vectors, size_of, usage_of
+from gateway.embeddings.wire import answer_pieces, read_vectors, size_of
 from gateway.errors import WrongAnswer
 
 RECORDINGS = Path(__file__).parents[2] / "contract" / "recordings"
@@ -83,7 +83,3 @@ def test_a_long_answer_comes_in_pieces_that_are_never_long(floats: bool) -> None
     assert len(pieces) > 5
     assert max(map(len, pieces)) < 200_000
     assert 0.7 < size_of(data, floats=floats) / sum(map(len, pieces)) < 1.3
-
-
-def test_usage_is_all_prompt() -> None:
-    assert (usage_of(7).prompt_tokens, usage_of(7).completion_tokens) == (7, 0)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.embeddings.sizes import BulkShares, BulkSlots, BulkTaker
+from gateway.embeddings.sizes import BulkSlots, BulkTaker
 
 SHARE = 48
 
@@ -14,7 +14,7 @@ class Lists:
     def __init__(self, slots: BulkSlots) -> None:
         self.waiting: list[int] = []
         self.under_way: list[int] = []
-        self.taker: BulkTaker = slots.joined(lambda: self.waiting[0] if self.waiting else 0, self.look)
+        self.taker: BulkTaker = slots.add(lambda: self.waiting[0] if self.waiting else 0, self.look)
 
     def come(self, items: int) -> None:
         self.waiting.append(items)
@@ -28,12 +28,6 @@ class Lists:
 
     def end(self) -> None:
         self.taker.give_back(self.under_way.pop(0))
-
-
-def test_each_model_has_slots_of_its_own() -> None:
-    shares = BulkShares()
-    assert shares.of("m") is shares.of("m")
-    assert shares.of("m") is not shares.of("n")
 
 
 def test_two_kinds_of_lists_keep_to_one_share() -> None:

@@ -53,7 +53,7 @@ CLIENTS = st.builds(
 
 
 class Engines:
-    """Fail as told, one request after the other."""
+    """Fail as planned, one request after the other."""
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
@@ -123,7 +123,7 @@ def check(wire: FakeWire, client: Client, lives: list[bytes], *, faults: bool, c
     counted=st.booleans(),
 )
 @settings(max_examples=200, deadline=None)
-def test_nobody_is_given_a_wrong_vector_an_old_one_or_another_clients_error(
+def test_no_client_is_given_a_wrong_vector_an_old_one_or_another_clients_error(
     clients: list[Client],
     faults: list[str],
     restarts_ms: list[int],

@@ -13,7 +13,7 @@ from gateway.backends.backend import Facts, ModelCard
 from gateway.backends.health import ProbeResult
 from gateway.errors import BackendFault
 from gateway.observe.record import Record
-from gateway.relay.upstream import UpstreamResult
+from gateway.request import UpstreamResult
 from tests.unit.embeddings.scene import BAD, Scene, answer, expected, tokens, vectors_in
 from tests.unit.front.wires import FakeWire, reply_on
 from tests.unit.scheduling.virtual_time import run, turns
@@ -68,7 +68,7 @@ def test_of_a_list_only_what_is_not_known_is_sent() -> None:
 
 
 @pytest.mark.parametrize("given", [["a", "b c", "d"], [[1, 2], [3]], ["a", "b c", "a"]])
-def test_usage_is_told_as_the_backend_would_and_as_exact_only_where_it_is(given: Any) -> None:
+def test_usage_is_reported_as_the_backend_would_and_as_exact_only_where_it_is(given: Any) -> None:
     async def main() -> None:
         scene = Scene(cache_bytes=MUCH)
         for _ in range(2):
@@ -77,13 +77,13 @@ def test_usage_is_told_as_the_backend_would_and_as_exact_only_where_it_is(given:
             if wire.header(b"x-gateway-usage") == b"exact":
                 assert document_in(wire)["usage"]["prompt_tokens"] == sum(map(tokens, given))
         exact = wire.header(b"x-gateway-usage") == b"exact"
-        assert exact == isinstance(given[0], list)  # of texts in a list, only the sum was told
+        assert exact == isinstance(given[0], list)  # of texts in a list, only the sum was reported
         await scene.check_that_nothing_is_left()
 
     run(main())
 
 
-def test_tokens_that_were_told_of_a_text_alone_stay_exact() -> None:
+def test_tokens_that_were_reported_of_a_text_alone_stay_exact() -> None:
     async def main() -> None:
         scene = Scene(cache_bytes=MUCH)
         for text in ("one", "two words"):
@@ -159,7 +159,7 @@ def test_a_client_may_leave_at_any_moment(after: int) -> None:
     run(main())
 
 
-def test_a_bad_input_fails_each_who_asked_for_it_in_the_engines_own_words_and_nobody_else() -> None:
+def test_a_bad_input_fails_each_request_for_it_in_the_engines_own_words_and_no_other() -> None:
     async def main() -> None:
         scene = Scene(cache_bytes=MUCH)
         await scene.ask("good")

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.errors import BackendFault, ConnectFailed, FreshConnectionClosed
 from gateway.observe.record import Record
-from gateway.relay.upstream import UpstreamResult
+from gateway.request import UpstreamResult
 from tests.unit.embeddings.scene import BAD, Scene, answer, expected, refusal, vectors_in
 from tests.unit.front.wires import FakeWire, reply_on
 from tests.unit.scheduling.virtual_time import run, turns
@@ -57,7 +57,7 @@ def test_requests_that_come_together_are_sent_together() -> None:
         usages = [orjson.loads(wire.body)["usage"] for wire in wires]
         assert sum(usage["prompt_tokens"] for usage in usages) == 4 * 40
         assert all(usage["total_tokens"] == usage["prompt_tokens"] for usage in usages)
-        assert scene.sent[0].request.ask.sequences == 40
+        assert scene.sent[0].request.demand.sequences == 40
         assert {record.backend for record in scene.records} == {"a"}
         assert [record.attempts for record in scene.records] == [1] * 40
         await scene.check_that_nothing_is_left()
@@ -82,7 +82,7 @@ def test_what_comes_while_batches_are_under_way_gathers_until_one_of_them_ends()
     run(main())
 
 
-def test_nobody_gathers_for_longer_than_the_delay_allows() -> None:
+def test_no_batch_gathers_for_longer_than_the_delay_allows() -> None:
     async def main() -> None:
         scene = Scene(max_delay_seconds=0.005)
         scene.overhead_seconds = 1.0
@@ -193,7 +193,7 @@ def test_one_bad_input_among_64_clients_fails_alone_and_its_client_is_kept_apart
     ("bad", "again"),
     [("192.0.2.7", "192.0.2.7"), ("2001:db8::1", "2001:db8::ffff:1"), ("::ffff:192.0.2.7", "192.0.2.7")],
 )
-def test_clients_without_a_name_are_told_apart_by_their_addresses(bad: str, again: str) -> None:
+def test_clients_without_a_name_are_distinguished_by_their_addresses(bad: str, again: str) -> None:
     async def main() -> None:
         scene = Scene()
         await asyncio.gather(scene.ask(BAD, wire=FakeWire(address=bad)), scene.ask("good"))
@@ -204,7 +204,7 @@ def test_clients_without_a_name_are_told_apart_by_their_addresses(bad: str, agai
     run(main())
 
 
-def test_suspects_share_batches_with_each_other() -> None:
+def test_quarantine_share_batches_with_each_other() -> None:
     async def main() -> None:
         scene = Scene()
         await asyncio.gather(scene.ask(BAD, wire=FakeWire(address="192.0.2.9")), scene.ask("x"))
@@ -297,7 +297,7 @@ def test_token_ids_are_counted_exactly() -> None:
     run(main())
 
 
-def test_a_text_that_may_be_too_long_endangers_nobody() -> None:
+def test_a_text_that_may_be_too_long_endangers_no_other() -> None:
     async def main() -> None:
         scene = Scene()
         await scene.ask_all("a", "b", "word " * 250)
@@ -336,7 +336,7 @@ def test_one_tenants_flood_does_not_keep_another_from_the_next_batch() -> None:
     run(main())
 
 
-def test_who_leaves_while_it_waits_is_not_sent() -> None:
+def test_a_request_that_leaves_while_it_waits_is_not_sent() -> None:
     async def main() -> None:
         scene = Scene(max_delay_seconds=1.0)
         tasks = []
@@ -435,7 +435,7 @@ def test_requests_that_want_an_explanation_or_have_no_backend_go_their_usual_way
         wire = FakeWire()
         await scene.coalescer.dispatch(request, reply_on(wire), Record("id", "embeddings", 0.0))
         assert wire.header(b"x-gateway-explain")
-        unknown = replace(request, ask=replace(request.ask, model="absent"))
+        unknown = replace(request, demand=replace(request.demand, model="absent"))
         with pytest.raises(Exception, match="absent"):
             await scene.coalescer.dispatch(unknown, reply_on(FakeWire()), Record("id", "embeddings", 0.0))
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import BackendError, BackendFault, FreshConnectionClosed, ReusedConnectionClosed
-from gateway.relay.upstream import UpstreamResult
+from gateway.request import UpstreamResult
 from tests.unit.embeddings.scene import BAD, Scene, expected, refusal, tokens, vectors_in
 from tests.unit.front.wires import FakeWire
 from tests.unit.scheduling.virtual_time import run
@@ -56,7 +56,7 @@ CLIENTS = st.builds(
 
 
 class Faults:
-    """Engines fail as told, one request after the other."""
+    """Engines fail as planned, one request after the other."""
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
@@ -142,7 +142,7 @@ def test_shared_usage_adds_up_to_what_engines_counted(lengths: list[int]) -> Non
         scene = Scene()
         given = [[f"text {number} " + "w " * (place % 7) for place in range(n)] for number, n in enumerate(lengths)]
         wires = await scene.ask_all(*given)
-        told = sum(orjson.loads(wire.body)["usage"]["prompt_tokens"] for wire in wires)
-        assert told == sum(tokens(item) for items in given for item in items)
+        reported = sum(orjson.loads(wire.body)["usage"]["prompt_tokens"] for wire in wires)
+        assert reported == sum(tokens(item) for items in given for item in items)
 
     run(main())

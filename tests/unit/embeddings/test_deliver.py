@@ -35,15 +35,15 @@ def test_a_long_answer_is_made_while_it_is_taken() -> None:
         await turns(5)
         assert made == 1
         for _ in range(3):
-            assert reply.on_room is not None
-            reply.on_room()
-            reply.on_room()
+            assert reply.on_writable is not None
+            reply.on_writable()
+            reply.on_writable()
             await turns(3)
         assert made == 4
         wire.blocked = False
-        reply.on_room()
+        reply.on_writable()
         await task
-        assert reply.on_room is None
+        assert reply.on_writable is None
         assert reply.complete
         assert wire.body == b"0123456789"
 

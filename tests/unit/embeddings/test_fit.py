@@ -28,7 +28,7 @@ def test_it_forgets() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e6), st.floats(0, 1e6))))
-def test_it_never_tells_less_than_nothing(measured: list[tuple[float, float, float]]) -> None:
+def test_it_never_estimates_less_than_nothing(measured: list[tuple[float, float, float]]) -> None:
     fit = LinearFit(2.0, 0.25, 4.0, 400.0)
     for each in measured:
         fit.learn(*each)

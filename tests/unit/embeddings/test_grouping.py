@@ -1,4 +1,4 @@
-"""Only requests whose inputs can be told apart, and that ask the same of each, may share a batch."""
+"""Only requests with separable inputs and equal fields may share a batch."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def test_a_request_with_anything_that_is_not_understood_is_left_as_it_is(fields:
     assert inputs_of(document(**fields), "m") is None
 
 
-def test_who_asks_for_the_same_has_the_same_template() -> None:
+def test_requests_with_equal_fields_have_the_same_template() -> None:
     one = inputs_of({"model": "m", "input": "a", "dimensions": 8, "user": "u", "encoding_format": "float"}, "m")
     same = inputs_of({"dimensions": 8, "input": ["b"], "model": "m", "cache_salt": None}, "m")
     assert one is not None
@@ -63,7 +63,7 @@ def test_who_asks_for_the_same_has_the_same_template() -> None:
 @pytest.mark.parametrize(
     "fields", [{"dimensions": 9}, {"truncate_prompt_tokens": 5}, {"cache_salt": "s"}, {"add_special_tokens": False}]
 )
-def test_who_asks_for_something_else_has_another(fields: dict[str, Any]) -> None:
+def test_requests_with_other_fields_have_another_template(fields: dict[str, Any]) -> None:
     one, other = inputs_of(document(dimensions=8), "m"), inputs_of(document(dimensions=8) | fields, "m")
     assert one is not None
     assert other is not None

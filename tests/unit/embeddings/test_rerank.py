@@ -86,7 +86,7 @@ def test_a_short_list_and_one_that_wants_reasons_go_as_they_came() -> None:
         assert wire.header(b"x-gateway-usage") is None
         request = scene.request("rerank", {"query": QUERY, "documents": texts(200)})
         request.explains = True
-        await scene.spreader.dispatch(request, reply_on(FakeWire()), Record("x", "rerank", scene.clock()))
+        await scene.rerank_splitter.dispatch(request, reply_on(FakeWire()), Record("x", "rerank", scene.clock()))
         assert len(scene.sent) == 2
 
     run(main())
@@ -100,7 +100,7 @@ def test_a_model_that_ranks_all_documents_together_gets_them_together() -> None:
             check(wire, scene, {"query": QUERY, "documents": texts(200)})
         assert not scene.pieces or all(len(sent.documents) == 200 for sent in scene.pieces)
         assert len([sent for sent in scene.sent if sent.is_probe]) == 2  # and it is not asked again
-        scene.spreader.forget()
+        scene.rerank_splitter.forget()
         await scene.rerank(texts(200))
         assert len([sent for sent in scene.sent if sent.is_probe]) == 4
         await scene.check_that_nothing_is_left()
@@ -167,7 +167,7 @@ def test_a_piece_whose_backend_dies_is_answered_by_another() -> None:
     run(main())
 
 
-def test_when_a_piece_fails_for_good_the_others_are_aborted_at_once() -> None:
+def test_when_a_piece_fails_finally_the_others_are_aborted_at_once() -> None:
     async def main() -> None:
         scene = Scene("ab")
         scene.overhead_seconds = 1.0
@@ -238,7 +238,7 @@ def test_short_requests_find_slots_while_long_lists_are_scored() -> None:
     run(main())
 
 
-def test_a_list_whose_first_piece_finds_no_room_in_time_is_told_when_to_come_back() -> None:
+def test_a_list_whose_first_piece_gets_no_slots_in_time_is_refused_with_a_retry_after() -> None:
     async def main() -> None:
         scene = Scene("a", cap=8, admission={"max_wait_seconds": 0.5})
         await scene.rerank(texts(16), "first")
@@ -260,10 +260,10 @@ def test_a_list_is_not_given_up_because_its_own_pieces_are_in_its_way() -> None:
     async def main() -> None:
         scene = Scene("a", cap=64)
         await scene.rerank(texts(80), "first")
-        scene.below.gate.max_wait_seconds = 0.5
+        scene.below.lease_broker.max_wait_seconds = 0.5
         scene.overhead_seconds = 0.2
         scene.below.fleet.engines()[0].resize(8, None)  # what a backend under load may be given
-        scene.below.gate.drain_soon()
+        scene.below.lease_broker.scan_soon()
         assert (await scene.rerank(texts(80))).status == 200
         await scene.check_that_nothing_is_left()
 

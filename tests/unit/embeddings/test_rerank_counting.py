@@ -1,4 +1,4 @@
-"""Two small requests tell whether documents are scored one by one."""
+"""Two small requests show whether documents are scored one by one."""
 
 import orjson
 import pytest
@@ -17,7 +17,7 @@ from gateway.request import Pairs
         pytest.param(5, 5, Counting.UNKNOWN, id="no sense"),
     ],
 )
-def test_the_tokens_of_two_pairs_tell_how_pairs_are_counted(once: int, twice: int, counting: Counting) -> None:
+def test_the_tokens_of_two_pairs_show_how_pairs_are_counted(once: int, twice: int, counting: Counting) -> None:
     assert counting_of(once, twice) is counting
 
 

@@ -83,7 +83,7 @@ def test_one_query_is_measured_once_however_many_documents_there_are(monkeypatch
         measured.append(text)
         return len(text.encode())
 
-    monkeypatch.setattr("gateway.embeddings.rerank_wire._size", counted)
+    monkeypatch.setattr("gateway.embeddings.rerank_wire.text_bytes", counted)
     pairs = understood("rerank", {"model": "m", "query": "é" * 9, "documents": ["a"] * 5000})
     assert measured.count("é" * 9) == 1
     assert pairs.sizes_bytes == [19] * 5000

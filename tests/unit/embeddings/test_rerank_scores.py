@@ -99,7 +99,7 @@ def test_a_piece_answers_as_many_as_were_asked_for() -> None:
 
 
 @pytest.mark.parametrize("body", [b"{", b"{}", b"[]", b'{"usage": {}}'])
-def test_an_answer_without_tokens_tells_none(body: bytes) -> None:
+def test_an_answer_without_tokens_is_refused(body: bytes) -> None:
     with pytest.raises(WrongAnswer):
         tokens_in(body)
 

@@ -1,4 +1,4 @@
-"""All tasks have ended when the block has, and one failure is everybody's."""
+"""All tasks have ended when the block has, and one failure ends all."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -51,7 +51,7 @@ def test_when_one_fails_the_others_are_aborted_and_the_block_raises_why() -> Non
     run(main())
 
 
-def test_who_leaves_aborts_all() -> None:
+def test_a_block_that_is_left_aborts_all() -> None:
     async def main() -> None:
         others = []
         with pytest.raises(TimeoutError):

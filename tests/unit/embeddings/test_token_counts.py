@@ -1,4 +1,4 @@
-"""Each client of a shared batch of texts is told its own tokens, where a tokenizer counts them meanwhile."""
+"""Each client of a shared batch of texts gets its own token count, where a tokenizer counts meanwhile."""
 
 import asyncio
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def test_texts_that_share_a_batch_are_counted_while_the_backend_has_them() -> No
         check_answers(wires, given, b"exact")
         assert (scene.sizes, counted(scene)) == ([7], {"counted": 1})
         assert scene.records[0].queue_seconds == 0.0
-        assert scene.clock() == pytest.approx(scene.sent[0].at + 0.017), "nobody has waited for the tokenizer"
+        assert scene.clock() == pytest.approx(scene.sent[0].at + 0.017), "no client has waited for the tokenizer"
         await scene.check_that_nothing_is_left()
 
     run(main())
@@ -72,7 +72,7 @@ def test_a_tokenizer_that_is_slower_than_the_backend_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
-def test_nobody_is_counted_who_has_the_backends_own_count(encoding: str) -> None:
+def test_no_request_is_counted_that_has_the_backends_own_count(encoding: str) -> None:
     async def main() -> None:
         scene = with_tokenizer(max_batch_items=8)
         alone = await scene.ask("a text", encoding=encoding)
@@ -133,7 +133,7 @@ def test_a_text_that_is_cut_to_the_context_has_its_length() -> None:
         texts = ["one", "so many words " * 90]
         scene.fault = lambda _backend, items: counting(items, lambda item: min(CONTEXT_TOKENS, tokens(item)))
         async with asyncio.TaskGroup() as group:
-            scene.coalescer._sizes["m"] = sizes = ModelSizes(BulkSlots().joined(lambda: 0, lambda: None))
+            scene.coalescer._sizes["m"] = sizes = ModelSizes(BulkSlots().add(lambda: 0, lambda: None))
             for _ in range(50):
                 sizes.answered(1, 1000, 10, 0.01, are_ids=False)  # so that it does not look long
             asking = [group.create_task(scene.ask(text, fields={"truncate_prompt_tokens": -1})) for text in texts]
@@ -245,7 +245,7 @@ def test_clients_may_leave_at_any_time(leaving: range, counting_seconds: float, 
     run(main())
 
 
-def test_who_waits_for_a_count_when_the_gateway_ends_is_told_so() -> None:
+def test_a_request_that_waits_for_a_count_when_the_gateway_ends_is_refused() -> None:
     async def main() -> None:
         scene = with_tokenizer()
         scene.tokenizer.seconds = 10.0

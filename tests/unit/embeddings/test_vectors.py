@@ -43,13 +43,13 @@ def test_floats_that_are_there_already_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["AAA", "AA==", "no base64", "AAAA\n"])
-def test_what_is_no_base64_of_floats_is_told(wrong: str) -> None:
+def test_what_is_no_base64_of_floats_is_refused(wrong: str) -> None:
     with pytest.raises(NotVectors):
         as_floats([wrong])
 
 
 @pytest.mark.parametrize("wrong", [["a"], [[1], [1, 2]], [None, {}]], ids=str)
-def test_what_is_no_list_of_numbers_is_told(wrong: list[Any]) -> None:
+def test_what_is_no_list_of_numbers_is_refused(wrong: list[Any]) -> None:
     with pytest.raises(NotVectors):
         as_base64([wrong])
 

@@ -1,4 +1,4 @@
-"""A tokenizer for scenes: a token for each word, and one before and one after them. Tests tell it what to do."""
+"""A tokenizer for scenes: a token for each word, and one before and one after them. Tests decide what it does."""
 
 import asyncio
 

@@ -7,8 +7,8 @@ from typing import Any, cast
 from gateway.config import ServerConfig
 from gateway.errors import GatewayError
 from gateway.front.connection import ClientConnection
-from gateway.front.http_request import KNOWN_HEADERS, Incoming
-from gateway.front.reply import JSON, Reply
+from gateway.front.http_request import KNOWN_HEADERS, HttpRequest
+from gateway.front.reply import JSON, ClientResponse
 from gateway.resources import MemoryBudget
 from tests.unit.scheduling.virtual_time import run, turns
 
@@ -18,10 +18,10 @@ CHUNKED = (
     b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"
 )
 UPLOAD = b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
-Story = Callable[[Incoming, Reply], Awaitable[None]]
+Story = Callable[[HttpRequest, ClientResponse], Awaitable[None]]
 
 
-async def echo(incoming: Incoming, reply: Reply) -> None:
+async def echo(incoming: HttpRequest, reply: ClientResponse) -> None:
     """The answer is the request's body."""
     reply.send(200, JSON, b"", incoming.body or incoming.path)
 
@@ -78,12 +78,13 @@ class Scene:
     def __init__(self, story: Story = echo, *, accepts: bool = True, **server: Any) -> None:
         self.config = ServerConfig.model_validate(server)
         self.known_headers = KNOWN_HEADERS
+        self.handler = self
         self.memory = MemoryBudget(self.config.memory_budget_bytes)
         self.read_buffer = memoryview(bytearray(65536))
         self.story = story
         self.accepts = accepts
         self.here: list[ClientConnection] = []
-        self.served: list[Incoming] = []
+        self.served: list[HttpRequest] = []
         self.ended: list[str] = []
         self.refusal: GatewayError | None = None
         self.is_busy = False  # no answer may begin
@@ -102,7 +103,7 @@ class Scene:
     def disconnected(self, connection: ClientConnection) -> None:
         self.here.remove(connection)
 
-    def admit(self, incoming: Incoming) -> bool:
+    def admit(self, incoming: HttpRequest) -> bool:
         if self.refusal is not None:
             raise self.refusal
         incoming.max_body_bytes = self.config.max_body_bytes
@@ -116,9 +117,12 @@ class Scene:
     def begun(self) -> None:
         self.beginning -= 1
 
-    async def serve(self, incoming: Incoming, connection: ClientConnection) -> None:
+    def start_draining(self) -> None: ...
+
+    async def serve(self, incoming: HttpRequest, connection: ClientConnection) -> None:
         self.served.append(incoming)
-        connection.reply = reply = Reply(connection, "id", incoming.keep_alive, http10=incoming.http10)
+        reply = ClientResponse(connection, "id", incoming.keep_alive, http10=incoming.http10)
+        connection.attach(reply)
         try:
             if incoming.error is not None:
                 reply.fail(incoming.error)
@@ -159,13 +163,13 @@ def play(scenario: Callable[[Scene], Awaitable[None]], story: Story = echo, **op
 
 
 def wait_for(event: asyncio.Event) -> Story:
-    async def story(incoming: Incoming, reply: Reply) -> None:
+    async def story(incoming: HttpRequest, reply: ClientResponse) -> None:
         await event.wait()
         await echo(incoming, reply)
 
     return story
 
 
-async def hang(incoming: Incoming, reply: Reply) -> None:
+async def hang(incoming: HttpRequest, reply: ClientResponse) -> None:
     """Never answers."""
     await asyncio.Event().wait()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.config import Listen
 from gateway.errors import ModelNotFound
 from gateway.front import admin as module
-from gateway.front.admin import Breather, Making, add_prefix_routes, admin_app, admin_listening, is_own_host, own_hosts
+from gateway.front.admin import Breather, add_prefix_routes, admin_app, admin_listening, is_own_host, own_hosts
 from gateway.observe.metrics import Metrics
 
 NAMES = {"gateway.svc"}
@@ -44,7 +44,7 @@ async def test_metrics_and_backends_are_served_on_a_port_of_their_own() -> None:
             assert response.status == 404
 
 
-async def test_open_metrics_are_given_to_who_asks_for_them() -> None:
+async def test_open_metrics_are_served_by_content_negotiation() -> None:
     headers = {"accept": "application/openmetrics-text; version=1.0.0"}
     async with (
         admin_listening(admin_app(Metrics().snapshot, list, no_route, three_wait), Listen(port=0)) as port,
@@ -60,7 +60,7 @@ async def test_it_can_be_switched_off() -> None:
 
 
 @pytest.mark.parametrize(("query", "path"), [("", ""), ("?path=/v1/completions", "/v1/completions")])
-async def test_a_dry_run_tells_where_a_body_would_go(query: str, path: str) -> None:
+async def test_a_dry_run_shows_where_a_body_would_go(query: str, path: str) -> None:
     asked: list[tuple[bytes, str]] = []
 
     async def route(body: bytes, path: str) -> dict[str, Any]:
@@ -150,7 +150,7 @@ async def test_metrics_are_taken_on_the_loop_and_rendered_beside_it() -> None:
     seen, metrics = list[int](), Metrics()
     metrics.gauge("gateway_x", "X.", (), lambda: (seen.append(threading.get_ident()), [((), 1.0)])[1])
 
-    class Told:
+    class Family:
         def __init__(self, inner: Any) -> None:
             self._inner = inner
 
@@ -158,7 +158,7 @@ async def test_metrics_are_taken_on_the_loop_and_rendered_beside_it() -> None:
             seen.append(threading.get_ident())
             yield from self._inner.collect()
 
-    app = admin_app(lambda breathe: Told(metrics.snapshot(breathe)), list, no_route, three_wait)  # type: ignore[arg-type,return-value]
+    app = admin_app(lambda breathe: Family(metrics.snapshot(breathe)), list, no_route, three_wait)  # type: ignore[arg-type,return-value]
     async with (
         admin_listening(app, Listen(port=0)) as port,
         aiohttp.ClientSession() as session,
@@ -169,7 +169,7 @@ async def test_metrics_are_taken_on_the_loop_and_rendered_beside_it() -> None:
 
 
 @asynccontextmanager
-async def serving(prepare: Callable[[float | None], Making] | None) -> AsyncIterator[str]:
+async def serving(prepare: Callable[[float | None], Callable[[Breather], dict[str, Any]]] | None) -> AsyncIterator[str]:
     app = web.Application()
     add_prefix_routes(app, prepare)
     async with admin_listening(app, Listen(port=0)) as port:
@@ -185,7 +185,7 @@ async def test_a_snapshot_is_taken_on_the_loop_and_the_report_made_beside_it() -
     loop_thread = threading.get_ident()
     seen: list[object] = []
 
-    def prepare(window_seconds: float | None) -> Making:
+    def prepare(window_seconds: float | None) -> Callable[[Breather], dict[str, Any]]:
         seen.append((window_seconds, threading.get_ident() == loop_thread))
 
         def make(breathe: Callable[[], None]) -> dict[str, Any]:

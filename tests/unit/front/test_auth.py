@@ -11,7 +11,7 @@ BOB = KeyConfig(name="bob", key_sha256=hashlib.sha256(b"secret-b").hexdigest())
 KEYS = Keys([ANN, BOB])
 
 
-def test_without_keys_everybody_may() -> None:
+def test_without_keys_every_request_is_allowed() -> None:
     assert Keys([]).check({}) is None
     assert Keys([]).check({b"authorization": b"Bearer anything"}) is None
 
@@ -62,8 +62,8 @@ def test_the_error_does_not_repeat_the_key() -> None:
 
 
 def test_no_key_that_is_configured_lets_a_request_without_one_in() -> None:
-    nobody = KeyConfig.model_construct(name="nobody", key="", key_sha256="0" * 64)
+    no_digest = KeyConfig.model_construct(name="no-digest", key="", key_sha256="0" * 64)
     nothing = KeyConfig.model_construct(name="nothing", key="", key_sha256=hashlib.sha256(b"").hexdigest())
     for headers in ({}, {b"x-api-key": b" "}, {b"authorization": b"Bearer  "}):
         with pytest.raises(Unauthorized):
-            Keys([nobody, nothing]).check(headers)
+            Keys([no_digest, nothing]).check(headers)

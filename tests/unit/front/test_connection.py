@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import Draining, Unauthorized
-from gateway.front.http_request import Incoming
-from gateway.front.reply import Reply
+from gateway.front.http_request import HttpRequest
+from gateway.front.reply import ClientResponse
 from tests.unit.front.clients import CHUNKED, GET, POST, Scene, hang, play, wait_for
 from tests.unit.scheduling.virtual_time import turns
 
@@ -255,11 +255,11 @@ def test_answers_that_the_client_does_not_take_are_not_piled_up() -> None:
     play(scenario)
 
 
-def test_an_answer_is_told_when_the_client_has_room_again() -> None:
+def test_a_response_is_notified_when_the_clients_buffer_has_space() -> None:
     rooms: list[str] = []
 
-    async def story(incoming: Incoming, reply: Reply) -> None:
-        reply.on_room = lambda: rooms.append("room")
+    async def story(incoming: HttpRequest, reply: ClientResponse) -> None:
+        reply.when_writable(lambda: rooms.append("room"))
         await hang(incoming, reply)
 
     async def scenario(scene: Scene) -> None:
@@ -274,7 +274,7 @@ def test_an_answer_is_told_when_the_client_has_room_again() -> None:
 
 
 def test_an_answer_that_was_not_completed_closes_the_connection() -> None:
-    async def story(incoming: Incoming, reply: Reply) -> None:
+    async def story(incoming: HttpRequest, reply: ClientResponse) -> None:
         reply.begin(200, b"text/event-stream", b"")
         reply.write(b"data: 1\n\n")
 
@@ -294,7 +294,7 @@ def test_too_many_clients_are_turned_away_at_once() -> None:
 
 
 def test_shutting_down_ends_a_stream_with_an_error_and_closes() -> None:
-    async def story(incoming: Incoming, reply: Reply) -> None:
+    async def story(incoming: HttpRequest, reply: ClientResponse) -> None:
         reply.begin(200, b"text/event-stream", b"")
         await hang(incoming, reply)
 

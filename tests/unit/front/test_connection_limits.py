@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.front.http_request import Incoming
-from gateway.front.reply import JSON, Reply
+from gateway.front.http_request import HttpRequest
+from gateway.front.reply import JSON, ClientResponse
 from tests.unit.front.clients import GET, POST, UPLOAD, Scene, hang, play
 from tests.unit.scheduling.virtual_time import turns
 
@@ -82,7 +82,7 @@ def test_a_client_that_takes_nothing_is_dropped_after_its_connection_was_closed_
 # Uploads.
 
 
-async def take_all(incoming: Incoming, reply: Reply) -> None:
+async def take_all(incoming: HttpRequest, reply: ClientResponse) -> None:
     """Answers with the upload."""
     assert incoming.upload is not None
     reply.send(200, JSON, b"", b"".join([piece async for piece in incoming.upload]))
@@ -101,7 +101,7 @@ def test_an_upload_is_answered_while_it_arrives_and_ends_the_connection() -> Non
 
 
 @pytest.mark.parametrize("how", ["leaves", "is too slow", "sends too much", "sends garbage"])
-def test_an_upload_that_will_never_be_whole_is_told_to_who_reads_it(how: str) -> None:
+def test_the_reader_of_an_upload_gets_an_error_if_it_stays_incomplete(how: str) -> None:
     async def scenario(scene: Scene) -> None:
         chunked = UPLOAD.replace(b"Content-Length: 5", b"Transfer-Encoding: chunked")
         await scene.send(chunked, b"2\r\nhe\r\n")
@@ -123,7 +123,7 @@ def test_an_upload_that_will_never_be_whole_is_told_to_who_reads_it(how: str) ->
     play(scenario, take_all, max_body_bytes=6)
 
 
-def test_an_upload_that_nobody_takes_is_held_back() -> None:
+def test_an_upload_that_is_not_read_gets_backpressure() -> None:
     async def scenario(scene: Scene) -> None:
         await scene.send(UPLOAD.replace(b"Length: 5", b"Length: 1500000"), b"x" * 1_100_000)
         assert not scene.wire.reading

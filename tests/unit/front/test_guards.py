@@ -1,4 +1,4 @@
-"""What the guard accepts is what a JSON parser accepts, less what could hurt or fool somebody; limits are exact."""
+"""The guard accepts what a JSON parser accepts, except what could do harm or mislead; limits are exact."""
 
 import json
 import time
@@ -114,7 +114,7 @@ def test_a_key_that_we_do_not_act_on_may_be_there_twice() -> None:
 
 
 @given(st.sampled_from(sorted(REFUSED)), st.data())
-def test_fields_that_act_for_somebody_else_are_refused_in_whatever_spelling(key: str, data: st.DataObject) -> None:
+def test_fields_that_act_for_another_client_are_refused_in_any_spelling(key: str, data: st.DataObject) -> None:
     with pytest.raises(InvalidRequest, match="Unsupported field") as refused:
         parse_body(f'{{"model": "m", {data.draw(spellings(key))}: 1}}'.encode(), LIMITS)
     assert refused.value.param == key

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from random import Random
 from typing import Any, cast
 
@@ -12,9 +13,6 @@ import structlog
 from gateway.backends.backend import ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.config import BackendConfig, Config
-from gateway.dispatch import Dispatcher
-from gateway.embeddings.coalescer import Coalescer
-from gateway.embeddings.rerank import Spreader
 from gateway.errors import (
     BackendBusy,
     BodyTooLarge,
@@ -31,28 +29,27 @@ from gateway.errors import (
 )
 from gateway.front.connection import ClientConnection
 from gateway.front.handler import Handler
-from gateway.front.http_request import Incoming
+from gateway.front.http_request import HttpRequest
 from gateway.front.read import RequestReader, StoredResponses
-from gateway.front.reply import Reply
+from gateway.front.reply import ClientResponse
 from gateway.front.uploads import Upload
 from gateway.observe.record import Record
-from gateway.relay.upstream import UpstreamResult
-from gateway.request import InferenceRequest, Kind
+from gateway.request import InferenceRequest, Kind, UpstreamResult
 from gateway.resources import Holding, MemoryBudget
 from gateway.routing.estimates import Estimates
 from tests.unit.front.wires import Clock, FakeWire, Sent, fleet_of
 from tests.unit.scheduling.virtual_time import run, turns
 
-Story = Callable[[InferenceRequest, Reply, Record], Awaitable[UpstreamResult]]
+Story = Callable[[InferenceRequest, ClientResponse, Record], Awaitable[UpstreamResult]]
 MULTIPART = {b"content-type": b'multipart/form-data; boundary="b"'}
 
 
-async def well(request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
+async def well(request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:
     """The backend `a` answers."""
     record.backend = "a"
     reply.send(200, b"application/json", b"", b'{"ok":true}')
     if request.on_opening is not None:
-        request.on_opening(b'{"id":"resp_1"}')
+        request.on_opening("a", b'{"id":"resp_1"}')
     return UpstreamResult(200, None, 95.0)
 
 
@@ -69,15 +66,13 @@ class Scene:
         self.completed: list[InferenceRequest] = []
         self.records: list[Record] = []
         whole = Config.model_validate({"backends": [BackendConfig(url="http://10.0.0.1:8000")]} | config)
-        stored = StoredResponses()
         self.handler = Handler(
             whole,
             fleet or fleet_of(),
-            cast(Dispatcher, self),
-            cast(Coalescer, self),
-            cast(Spreader, self),
-            RequestReader(whole, Estimates(), stored, b"secret"),
-            stored,
+            self,
+            self,
+            self,
+            RequestReader(whole, Estimates(), StoredResponses(), b"secret"),
             self.records.append,
             Clock(),
             lambda: "made-up",
@@ -85,21 +80,21 @@ class Scene:
             Random(1),
         )
 
-    async def complete(self, request: InferenceRequest) -> None:
+    async def complete(self, request: InferenceRequest) -> InferenceRequest:
         self.completed.append(request)
-        request.document = None
+        return replace(request, document=None)
 
-    async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
+    async def dispatch(self, request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:
         self.requests.append(request)
         return await self.story(request, reply, record)
 
-    async def serve(self, sent: Sent | Incoming, wire: FakeWire | None = None) -> FakeWire:
+    async def serve(self, sent: Sent | HttpRequest, wire: FakeWire | None = None) -> FakeWire:
         wire = wire or FakeWire()
-        incoming = sent if isinstance(sent, Incoming) else sent.incoming()
+        incoming = sent if isinstance(sent, HttpRequest) else sent.incoming()
         await self.handler.serve(incoming, cast(ClientConnection, wire))
         return wire
 
-    def run(self, sent: Sent | Incoming) -> FakeWire:
+    def run(self, sent: Sent | HttpRequest) -> FakeWire:
         return run(self.serve(sent))
 
     @property
@@ -119,7 +114,7 @@ def test_a_request_that_is_answered_is_recorded_as_completed() -> None:
 
 
 def test_an_error_answer_that_says_something_of_the_request_is_recorded_as_refused() -> None:
-    async def refuse(request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
+    async def refuse(request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:
         reply.send(400, b"application/json", b"", b"{}")
         return UpstreamResult(400, None, None)
 
@@ -141,7 +136,7 @@ def test_a_sane_request_id_is_used_and_another_is_replaced(given: bytes, used: b
 
 
 def test_an_error_is_answered_and_recorded_by_its_outcome() -> None:
-    async def refuse(request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
+    async def refuse(request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:
         raise QueueFull("busy", retry_after_seconds=2.0)
 
     scene = Scene(refuse)
@@ -152,19 +147,17 @@ def test_an_error_is_answered_and_recorded_by_its_outcome() -> None:
 
 
 @pytest.mark.parametrize(("refusal", "spread"), [(QueueFull, True), (RateLimited, False)])
-def test_many_who_are_refused_for_the_same_reason_are_not_told_to_come_back_at_the_same_time(
-    refusal: type[GatewayError], spread: bool
-) -> None:
-    async def refuse(request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
+def test_the_retry_after_of_errors_that_come_in_bursts_is_jittered(refusal: type[GatewayError], spread: bool) -> None:
+    async def refuse(request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:
         raise refusal("busy", retry_after_seconds=2.0)
 
     scene = Scene(refuse)
-    told = [int(scene.run(Sent()).header(b"retry-after-ms") or 0) for _ in range(100)]
-    assert (len(set(told)) > 50, min(told) >= 2000, max(told) > 2900) == (spread, True, spread)
+    waits_ms = [int(scene.run(Sent()).header(b"retry-after-ms") or 0) for _ in range(100)]
+    assert (len(set(waits_ms)) > 50, min(waits_ms) >= 2000, max(waits_ms) > 2900) == (spread, True, spread)
 
 
 def test_what_the_backend_said_is_passed_on_when_nothing_else_could_be_tried() -> None:
-    async def busy(request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
+    async def busy(request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:
         error = BackendBusy("busy")
         error.answer = UpstreamResult(503, None, None, b'{"theirs":1}', b"application/json", b"retry-after: 9\r\n")
         raise error
@@ -176,7 +169,7 @@ def test_what_the_backend_said_is_passed_on_when_nothing_else_could_be_tried() -
 
 
 def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
-    async def broken(request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
+    async def broken(request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:
         reply.begin(200, b"text/event-stream", b"")
         reply.write(b"data: 1\n\n")
         raise StreamInterrupted("broke off")
@@ -188,7 +181,7 @@ def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
 
 
 def test_a_fault_of_ours_is_answered_logged_and_recorded() -> None:
-    async def crash(request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
+    async def crash(request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:
         raise ZeroDivisionError("secret detail")
 
     scene = Scene(crash)
@@ -201,8 +194,8 @@ def test_a_fault_of_ours_is_answered_logged_and_recorded() -> None:
 
 
 @pytest.mark.parametrize(("was_cut", "outcome"), [(False, "client_gone"), (True, "cut_by_shutdown")])
-def test_a_request_that_is_cut_says_by_whom(was_cut: bool, outcome: str) -> None:
-    async def endless(request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
+def test_the_outcome_of_a_cut_request_names_the_cause(was_cut: bool, outcome: str) -> None:
+    async def endless(request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -220,7 +213,7 @@ def test_a_request_that_is_cut_says_by_whom(was_cut: bool, outcome: str) -> None
 
 
 def test_a_request_refused_while_it_was_read_is_answered_and_recorded() -> None:
-    incoming = Incoming()
+    incoming = HttpRequest()
     incoming.error = BodyTooLarge("too large")
     scene = Scene()
     wire = scene.run(incoming)
@@ -232,10 +225,10 @@ def test_a_configured_tenant_header_is_kept_and_names_the_tenant() -> None:
     scene = Scene(admission={"tenant_header": "X-User"})
     assert b"x-user" in scene.handler.known_headers
     scene.run(Sent(headers={b"x-user": b"ann", b"x-gateway-priority": b"batch"}))
-    assert (scene.requests[0].ask.tenant, scene.requests[0].ask.batch) == ("ann", True)
+    assert (scene.requests[0].demand.tenant, scene.requests[0].demand.batch) == ("ann", True)
 
 
-def test_a_model_that_nobody_serves_is_recorded_as_unknown() -> None:
+def test_a_model_without_a_backend_is_recorded_as_unknown() -> None:
     scene = Scene()
     scene.run(Sent(body=b'{"model":"nonsense","messages":[]}'))
     assert scene.record.model == "unknown"
@@ -251,13 +244,13 @@ def test_local_answers_are_recorded_too() -> None:
 
 def test_while_draining_connections_are_not_kept() -> None:
     scene = Scene()
-    scene.handler.draining = True
+    scene.handler.start_draining()
     assert scene.run(Sent()).header(b"connection") == b"close"
 
 
 def test_while_draining_it_is_not_ready() -> None:
     scene = Scene()
-    scene.handler.draining = True
+    scene.handler.start_draining()
     assert scene.run(Sent(b"/readyz", b"", b"GET")).status == Draining.status
 
 
@@ -272,9 +265,9 @@ def test_an_upload_is_passed_on_unread_once_its_model_is_known() -> None:
         incoming.upload.end()
         await scene.serve(incoming)
         [request] = scene.requests
-        assert (request.ask.model, request.kind, request.repeatable) == ("w", Kind.UPLOAD, False)
+        assert (request.demand.model, request.kind, request.repeatable) == ("w", Kind.UPLOAD, False)
         assert request.upload is incoming.upload
-        assert request.ask.batch
+        assert request.demand.batch
         assert request.content_type == MULTIPART[b"content-type"]
 
     run(main())
@@ -308,7 +301,7 @@ def test_a_stored_response_is_looked_up_where_it_was_made_by_its_client_alone() 
             assert (await scene.serve(looked_up)).status == status
         request = scene.requests[-1]
         assert (request.method, request.target) == (b"GET", b"/v1/responses/resp_1")
-        assert (request.ask.pinned, request.ask.sequences, request.ask.model) == ("a", 0, "m")
+        assert (request.demand.pinned, request.demand.sequences, request.demand.model) == ("a", 0, "m")
         assert [record.client for record in scene.records] == ["ann", "ann", "bob"]
 
     run(main())
@@ -317,8 +310,8 @@ def test_a_stored_response_is_looked_up_where_it_was_made_by_its_client_alone() 
 # Heads, before their bodies are read.
 
 
-def admit(sent: Sent, **config: Any) -> tuple[bool, Incoming]:
-    incoming = Incoming()
+def admit(sent: Sent, **config: Any) -> tuple[bool, HttpRequest]:
+    incoming = HttpRequest()
     incoming.method, incoming.path, incoming.headers = sent.method, sent.path, dict(sent.headers)
     return Scene(**config).handler.admit(incoming), incoming
 

@@ -13,7 +13,7 @@ from gateway.front.rate_limits import Allowance, Bucket, Charge, KeyLimits, in_w
 
 @dataclass
 class Clock:
-    """Seconds that pass when told to."""
+    """Seconds that pass when the test sets them."""
 
     now: float = 1000.0
 
@@ -33,7 +33,7 @@ def refused(of: KeyLimits, tokens: int = 1) -> RateLimited:
 
 def used(of: KeyLimits, charged: int, used_tokens: int, *, counts: bool = True) -> None:
     with of.charge(charged) as charge:
-        charge.used_tokens, charge.counts = used_tokens, counts
+        charge.correct(used_tokens, counts=counts)
 
 
 def test_a_minutes_worth_of_requests_may_come_at_once_and_then_one_each_sixtieth() -> None:
@@ -56,7 +56,7 @@ def test_tokens_are_charged_by_what_is_expected_and_put_right_by_what_was_used()
         error = refused(key, 2500)
         assert "6000 tokens per minute reached for this API key: 2000 remain, this request needs 2500" in error.message
         assert error.retry_after_seconds == pytest.approx(5.0)
-        charge.used_tokens = 1000
+        charge.correct(1000, counts=False)
     used(key, 5000, 5000)
     assert refused(key, 1).retry_after_seconds == pytest.approx(0.01)
 
@@ -101,7 +101,7 @@ def test_so_many_may_run_at_once_however_they_end() -> None:
 
 def test_what_can_never_be_admitted_is_not_to_be_sent_again() -> None:
     error = refused(limits(tokens_per_minute=100), 101)
-    assert error.hopeless
+    assert error.not_retryable
     assert error.retry_after_seconds is None
     assert "too large" in error.message
     assert refused(limits(max_concurrent_requests=1, tokens_per_minute=100), 101) is not None
@@ -116,10 +116,10 @@ def test_a_refusal_takes_nothing_of_any_limit() -> None:
     assert key.running == 0
 
 
-def test_the_headers_tell_limit_rest_and_when_it_is_whole_again() -> None:
+def test_the_headers_show_limit_remaining_and_reset() -> None:
     key = limits(requests_per_minute=60, tokens_per_minute=6000)
     with key.charge(1500) as charge:
-        charge.used_tokens, charge.counts = 1500, True
+        charge.correct(1500, counts=True)
         assert key.headers().decode().split("\r\n") == [
             "x-ratelimit-limit-requests: 60",
             "x-ratelimit-remaining-requests: 59",
@@ -217,11 +217,11 @@ class KeyMachine(RuleBasedStateMachine):
         if not self.running:
             return
         ended = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
-        ended.charge.used_tokens = int(ended.tokens * share)
-        ended.charge.counts = counts
+        used_tokens = int(ended.tokens * share)
+        ended.charge.correct(used_tokens, counts=counts)
         for _ in range(1 + twice):
             ended.charge.__exit__(None, None, None)
-        self.net_tokens += ended.charge.used_tokens - ended.tokens
+        self.net_tokens += used_tokens - ended.tokens
         self.net_requests -= 0 if counts else 1
 
     @rule(seconds=st.floats(0, 120))
@@ -239,8 +239,8 @@ class KeyMachine(RuleBasedStateMachine):
             assert bucket is None or bucket.level(self.clock.now) <= bucket.limit
 
     @invariant()
-    def what_is_used_never_exceeds_what_was_allowed_but_for_what_nobody_expected(self) -> None:
-        """Nobody is given back more than was charged, so the level is at least the burst less all that was used."""
+    def usage_exceeds_the_limit_only_by_unexpected_tokens(self) -> None:
+        """No more is returned than was charged, so the level is at least the burst less all that was used."""
         for bucket, net in ((self.key._requests, self.net_requests), (self.key._tokens, self.net_tokens)):
             if bucket is not None:
                 assert bucket.level(self.clock.now) >= bucket.limit - net - 1e-6

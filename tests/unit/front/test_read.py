@@ -36,8 +36,9 @@ def read(
 ) -> InferenceRequest:
     body = document if isinstance(document, bytes) else orjson.dumps(document)
     incoming = Sent(path, body, headers=headers or {}).incoming()
+    incoming.key = key
     assert incoming.route is not None
-    return at_once((through or reader()).read(incoming, incoming.route, "id-1", key, lambda: only_model))
+    return at_once((through or reader()).read(incoming, incoming.route, "id-1", lambda: only_model))
 
 
 def test_a_body_that_need_not_change_is_passed_on_byte_for_byte() -> None:
@@ -52,7 +53,7 @@ def test_a_body_that_need_not_change_is_passed_on_byte_for_byte() -> None:
 
 
 def test_what_placement_needs_is_read() -> None:
-    ask = read(CHAT | {"n": 2, "max_tokens": 7, "stream": True}).ask
+    ask = read(CHAT | {"n": 2, "max_tokens": 7, "stream": True}).demand
     assert (ask.model, ask.sequences, ask.output_tokens, ask.streams) == ("m", 2, 7, True)
     assert ask.prompt_size == ask.edges[-1] == ask.learnable_bytes > 3000
     assert ask.prompt_tokens == ask.prompt_size // 4
@@ -62,14 +63,14 @@ def test_what_placement_needs_is_read() -> None:
 
 def test_an_alias_becomes_the_models_name_in_the_body_too() -> None:
     request = read(CHAT | {"model": "gpt"})
-    assert request.ask.model == "org/m"
+    assert request.demand.model == "org/m"
     assert orjson.loads(request.body) == CHAT | {"model": "org/m"}
 
 
 def test_without_a_model_the_only_one_is_meant_and_the_body_stays() -> None:
     body = b'{"messages":[]}'
     request = read(body, only_model="m")
-    assert (request.ask.model, request.body) == ("m", body)
+    assert (request.demand.model, request.body) == ("m", body)
     with pytest.raises(InvalidRequest, match="must provide a model") as error:
         read(body)
     assert error.value.param == "model"
@@ -134,26 +135,26 @@ def test_the_salt_that_an_isolated_client_chose_is_kept_within_its_own(body: byt
 
 def test_prompts_under_another_model_or_salt_have_other_blocks() -> None:
     through = reader()
-    same = read(CHAT, through=through).ask.keys
-    assert read(CHAT, through=through).ask.keys == same
+    same = read(CHAT, through=through).demand.keys
+    assert read(CHAT, through=through).demand.keys == same
     others = [
         read(CHAT | {"model": "other"}, through=through),
         read(CHAT | {"cache_salt": "x"}, through=through),
         read(CHAT, through=through, key=ISOLATED),
         read(CHAT, through=through, key=OTHER),
     ]
-    keys = [same, *(request.ask.keys for request in others)]
+    keys = [same, *(request.demand.keys for request in others)]
     assert len({each[0] for each in keys}) == 5
 
 
 def test_pooling_requests_count_their_inputs_and_have_no_blocks() -> None:
     request = read({"model": "m", "input": ["a", "b", "c"]}, b"/v1/embeddings")
-    assert (request.kind, request.ask.sequences, request.ask.divisible) == (Kind.POOL, 3, True)
-    assert (request.ask.keys, request.ask.output_tokens) == ((), 0)
+    assert (request.kind, request.demand.sequences, request.demand.divisible) == (Kind.POOL, 3, True)
+    assert (request.demand.keys, request.demand.output_tokens) == ((), 0)
 
 
 def test_look_ups_take_no_sequence() -> None:
-    assert read({"model": "m", "prompt": ["a", "b"]}, b"/tokenize").ask.sequences == 0
+    assert read({"model": "m", "prompt": ["a", "b"]}, b"/tokenize").demand.sequences == 0
 
 
 @pytest.mark.parametrize(
@@ -184,14 +185,14 @@ def test_a_field_that_makes_no_sense_is_named(fields: dict[str, Any], param: str
 
 
 def test_exactly_the_allowed_sequences_are_accepted() -> None:
-    assert read(CHAT | {"n": 1024}).ask.sequences == 1024
+    assert read(CHAT | {"n": 1024}).demand.sequences == 1024
     with pytest.raises(InvalidRequest, match="limit of 4 per request"):
         read(CHAT | {"n": 5}, through=reader(max_sequences=4))
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
 def test_each_name_for_the_length_of_the_answer_is_understood(name: str) -> None:
-    assert read(CHAT | {name: 9}).ask.output_tokens == 9
+    assert read(CHAT | {name: 9}).demand.output_tokens == 9
 
 
 @pytest.mark.parametrize(
@@ -234,33 +235,33 @@ def test_a_response_is_continued_where_the_one_before_is_stored_and_by_its_clien
     stored = StoredResponses()
     stored.remember(b'{"id":"resp_1"}', Place("b", "m", ("cat", "cat")))
     through, body = reader(stored), {"model": "m", "input": "x", "previous_response_id": "resp_1"}
-    assert read(body, b"/v1/responses", key=SHARED, through=through).ask.pinned == "b"
-    assert read(body, through=through).ask.pinned is None
+    assert read(body, b"/v1/responses", key=SHARED, through=through).demand.pinned == "b"
+    assert read(body, through=through).demand.pinned is None
     with pytest.raises(ModelNotFound, match="Unknown response") as error:
         read(body, b"/v1/responses", through=through)
     assert error.value.param == "previous_response_id"
 
 
-def test_an_image_counts_as_media_and_tells_nothing_of_bytes_per_token() -> None:
+def test_an_image_counts_as_media_and_not_for_bytes_per_token() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
-    ask = read({"model": "m", "messages": [{"role": "user", "content": [image]}]}).ask
+    ask = read({"model": "m", "messages": [{"role": "user", "content": [image]}]}).demand
     assert MEDIA_TOKENS <= ask.prompt_tokens < 2 * MEDIA_TOKENS
     assert ask.learnable_bytes == 0
 
 
 def test_several_prompts_take_the_tokens_of_all_of_them() -> None:
-    one, three = (read({"model": "m", "prompt": ["x" * 4000] * count}, b"/v1/completions").ask for count in (1, 3))
+    one, three = (read({"model": "m", "prompt": ["x" * 4000] * count}, b"/v1/completions").demand for count in (1, 3))
     assert (one.prompt_tokens, three.prompt_tokens) == (1000, 3000)
     assert one.tokens_of(len(one.keys)) == three.tokens_of(len(three.keys)) == 1000
-    assert read({"model": "m", "prompt": [[1] * 50] * 3}, b"/v1/completions").ask.prompt_tokens == 150
+    assert read({"model": "m", "prompt": [[1] * 50] * 3}, b"/v1/completions").demand.prompt_tokens == 150
 
 
 @pytest.mark.parametrize(
     ("more", "reads_cache"),
     [({}, True), ({"prompt_logprobs": 1}, False), ({"echo": True, "logprobs": 1}, False), ({"logprobs": 1}, True)],
 )
-def test_engines_that_have_to_tell_of_every_prompt_token_use_no_cache(more: dict[str, Any], reads_cache: bool) -> None:
-    assert read({"model": "m", "prompt": "x" * 4000} | more, b"/v1/completions").ask.reads_cache is reads_cache
+def test_engines_that_report_on_every_prompt_token_use_no_cache(more: dict[str, Any], reads_cache: bool) -> None:
+    assert read({"model": "m", "prompt": "x" * 4000} | more, b"/v1/completions").demand.reads_cache is reads_cache
 
 
 def test_lists_of_documents_may_be_cut_where_that_is_on() -> None:
@@ -284,14 +285,16 @@ def test_lists_of_documents_may_be_cut_where_that_is_on() -> None:
     ],
 )
 def test_the_prompt_is_read_where_the_endpoint_reads_it(path: bytes, document: dict[str, Any]) -> None:
-    assert read(document | {"model": "m"}, path).ask.prompt_size >= 3000
+    assert read(document | {"model": "m"}, path).demand.prompt_size >= 3000
 
 
 @pytest.mark.parametrize("value", [["a"] * 100, {"a": 1}, 5, True])
 def test_a_cache_key_that_is_no_string_is_the_backends_to_refuse(value: Any) -> None:
-    assert read(CHAT | {"prompt_cache_key": value}).ask.hint == 0
+    assert read(CHAT | {"prompt_cache_key": value}).demand.hint == 0
 
 
 def test_of_a_cache_key_the_first_1024_characters_count() -> None:
-    one, same, other = (read(CHAT | {"prompt_cache_key": key}).ask.hint for key in ("x" * 1024, "x" * 5000, "x" * 1023))
+    one, same, other = (
+        read(CHAT | {"prompt_cache_key": key}).demand.hint for key in ("x" * 1024, "x" * 5000, "x" * 1023)
+    )
     assert one == same != other

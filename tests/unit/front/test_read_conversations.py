@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from gateway.config import BackendConfig, Config
 from gateway.front.json_body import at_once
 from gateway.front.read import MEDIA_TOKENS, RequestReader, StoredResponses
-from gateway.request import Ask, Usage
-from gateway.routing.cache_view import HitAccuracy, Hits
+from gateway.request import Demand, Usage
+from gateway.routing.cache_view import HitAccuracy, HitPredictor, Learning, PrefixIndex
 from gateway.routing.engine import Engine
-from gateway.routing.estimates import Estimates, Learning
-from gateway.routing.prefix_index import PrefixIndex
+from gateway.routing.estimates import Estimates
 from gateway.routing.prompt_blocks import LONGEST_BYTES
 from tests.unit.front.wires import Sent
 
@@ -39,25 +38,25 @@ class Scene:
     """Three engines; each request is placed where the test says, and learned from when it is answered."""
 
     def __init__(self) -> None:
-        self.estimates, self.index, trust = Estimates(), PrefixIndex([1 << 30] * 3), HitAccuracy()
-        self.hits = Hits(self.index, trust)
-        self.learning = Learning(self.estimates, self.index, trust)
+        self.estimates, self.index, accuracy = Estimates(), PrefixIndex([1 << 30] * 3), HitAccuracy()
+        self.hits = HitPredictor(self.index, accuracy)
+        self.learning = Learning(self.estimates, self.index, accuracy)
         self.engines = [Engine(number, "abc"[number], block_tokens=BLOCK) for number in range(3)]
         config = Config(backends=(BackendConfig(url="http://10.0.0.1:8000"),))
         self.reader = RequestReader(config, self.estimates, StoredResponses(), b"secret")
 
-    def ask(self, *turns: Turn, path: bytes = b"/v1/chat/completions", **fields: Any) -> Ask:
+    def ask(self, *turns: Turn, path: bytes = b"/v1/chat/completions", **fields: Any) -> Demand:
         body = orjson.dumps({"model": "m"} | ({"messages": turns} if turns else {}) | fields)
         incoming = Sent(path, body).incoming()
         assert incoming.route is not None
-        return at_once(self.reader.read(incoming, incoming.route, "id", None, lambda: None)).ask
+        return at_once(self.reader.read(incoming, incoming.route, "id", lambda: None)).demand
 
-    def answer(self, ask: Ask, engine: int, prompt: int, completion: int) -> None:
+    def answer(self, ask: Demand, engine: int, prompt: int, completion: int) -> None:
         self.hits.placed(ask, self.engines[engine])
         self.learning.answered(ask, engine, 0, Usage(prompt, completion))
 
-    def predicted(self, ask: Ask) -> list[int]:
-        return self.hits.of(ask, self.engines)
+    def predicted(self, ask: Demand) -> list[int]:
+        return self.hits.predict(ask, self.engines)
 
 
 FIRST = (user("Tell me all about it, " * 20),)
@@ -204,7 +203,7 @@ def test_usage_without_a_prompt_teaches_nothing() -> None:
     assert scene.predicted(ask)[0] > 0
 
 
-def test_of_texts_longer_than_what_has_keys_one_does_not_tell_the_length_of_another() -> None:
+def test_the_length_of_a_text_longer_than_its_keys_is_not_used_for_another() -> None:
     scene = Scene()
     text = "x" * LONGEST_BYTES
     scene.answer(scene.ask(path=b"/v1/completions", prompt=text + "y" * 4_000_000), 0, 1_500_000, 5)

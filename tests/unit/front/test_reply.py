@@ -28,7 +28,7 @@ def leaves() -> Iterator[GatewayError]:
 def test_a_whole_response_is_one_write() -> None:
     wire = FakeWire()
     reply = reply_on(wire)
-    reply.extra = b"x-gateway-backend: a\r\n"
+    reply.set_backend_headers(b"x-gateway-backend: a\r\n")
     reply.send(200, JSON, b"x-more: 1\r\n", b"{}")
     assert wire.sent == (
         b"HTTP/1.1 200 OK\r\nx-request-id: id-1\r\nx-gateway-backend: a\r\ncontent-type: application/json\r\n"
@@ -128,9 +128,9 @@ def test_other_headers_of_errors() -> None:
     assert error_headers(MethodNotAllowed("why", allow="GET")) == never + b"allow: GET\r\n"
 
 
-def test_one_whom_trying_again_cannot_help_is_told_so() -> None:
+def test_an_error_that_is_not_retryable_says_so_in_a_header() -> None:
     error = RateLimited("too large")
-    error.hopeless = True
+    error.not_retryable = True
     assert error_headers(error) == b"x-should-retry: false\r\n"
     assert b"x-should-retry" not in error_headers(QueueFull("why", retry_after_seconds=3.0))
 
@@ -139,7 +139,8 @@ def test_what_every_answer_has_errors_have_too() -> None:
     for end in (lambda reply: reply.fail(QueueFull("why")), lambda reply: reply.send(200, JSON, b"", b"{}")):
         wire = FakeWire()
         reply = reply_on(wire)
-        reply.standing, reply.extra = b"x-standing: 1\r\n", b"x-extra: 2\r\n"
+        reply.set_headers(b"x-standing: 1\r\n")
+        reply.set_backend_headers(b"x-extra: 2\r\n")
         end(reply)
         assert (wire.header(b"x-standing"), wire.header(b"x-extra")) == (b"1", b"2")
 

@@ -1,4 +1,4 @@
-"""Comments to one who waits for a stream, and what can follow them."""
+"""Comments to a client that waits for a stream, and what can follow them."""
 
 import orjson
 import pytest
@@ -61,7 +61,7 @@ def test_a_backends_error_answer_after_comments_becomes_one_event_on_one_line() 
 
 @pytest.mark.parametrize("body", [b"Bad gateway", b"[]", b'{"detail":"Not Found"}', b'{"choices":[]}'])
 @pytest.mark.parametrize("anthropic", [False, True])
-def test_an_answer_that_is_no_stream_and_says_nothing_of_an_error_is_told_as_one(body: bytes, anthropic: bool) -> None:
+def test_an_answer_that_is_neither_a_stream_nor_an_error_becomes_an_error(body: bytes, anthropic: bool) -> None:
     wire = FakeWire()
     reply = reply_on(wire, anthropic=anthropic)
     reply.comment()
@@ -84,7 +84,7 @@ def test_of_a_long_answer_that_is_no_stream_nothing_is_passed_on_after_comments(
     assert not reply.keep_alive
 
 
-def test_nobody_is_sent_comments_who_takes_nothing_or_has_an_answer() -> None:
+def test_slow_clients_and_those_with_an_answer_get_no_comments() -> None:
     wire = FakeWire(blocked=True)
     reply_on(wire).comment()
     assert wire.sent == b""

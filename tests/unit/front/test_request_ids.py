@@ -9,7 +9,7 @@ def test_ids_are_24_hex_digits_and_never_the_same() -> None:
     assert len(set(ids)) == 1000
 
 
-def test_no_id_tells_anything_of_the_next_one() -> None:
+def test_no_id_reveals_the_next_one() -> None:
     ids = [int(each, 16) for each in islice(request_ids(), 2000)]
     for bit in range(96):
         changed = sum((one ^ other) >> bit & 1 for one, other in pairwise(ids))

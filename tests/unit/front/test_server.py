@@ -8,9 +8,8 @@ from typing import Any, cast
 
 from gateway.config import ServerConfig
 from gateway.front.connection import ClientConnection
-from gateway.front.handler import Handler
-from gateway.front.http_request import KNOWN_HEADERS, Incoming
-from gateway.front.reply import Reply
+from gateway.front.http_request import KNOWN_HEADERS, HttpRequest
+from gateway.front.reply import ClientResponse
 from gateway.front.server import Server
 from gateway.resources import MemoryBudget
 
@@ -18,7 +17,7 @@ GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class FakeHandler:
-    """Answers when told to."""
+    """Answers when the test releases it."""
 
     def __init__(self) -> None:
         self.draining = False
@@ -29,13 +28,17 @@ class FakeHandler:
         self.text = b"data: done\n\n"
         self.began: Callable[[], object] = lambda: None
 
-    def admit(self, incoming: Incoming) -> bool:
+    def admit(self, incoming: HttpRequest) -> bool:
         incoming.max_body_bytes = 1000
         return False
 
-    async def serve(self, incoming: Incoming, connection: ClientConnection) -> None:
+    def start_draining(self) -> None:
+        self.draining = True
+
+    async def serve(self, incoming: HttpRequest, connection: ClientConnection) -> None:
         self.began()
-        connection.reply = reply = Reply(connection, "id", incoming.keep_alive and not self.draining, http10=False)
+        reply = ClientResponse(connection, "id", incoming.keep_alive and not self.draining, http10=False)
+        connection.attach(reply)
         reply.begin(200, b"text/event-stream", b"")
         self.serving.set()
         await self.release.wait()
@@ -47,7 +50,7 @@ class FakeHandler:
 async def serving(**config: Any) -> AsyncIterator[tuple[Server, FakeHandler]]:
     handler = FakeHandler()
     settings = ServerConfig.model_validate({"host": "127.0.0.1", "port": 0, "drain_delay_seconds": 0} | config)
-    server = Server(settings, cast(Handler, handler), asyncio.get_running_loop().time, MemoryBudget(100_000))
+    server = Server(settings, handler, asyncio.get_running_loop().time, MemoryBudget(100_000))
     async with asyncio.timeout(10), server.listening():
         yield server, handler
 
@@ -83,7 +86,7 @@ async def test_more_clients_than_allowed_are_turned_away() -> None:
                 assert await second.read() == b""
 
 
-async def test_draining_finishes_what_runs_and_accepts_nobody_new() -> None:
+async def test_draining_finishes_requests_and_accepts_no_new_connection() -> None:
     async with serving() as (server, handler):
         handler.release.clear()
         async with client(server) as (reader, writer):

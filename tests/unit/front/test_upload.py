@@ -42,7 +42,7 @@ def test_pieces_that_arrived_before_an_error_come_out_before_it() -> None:
     run(main())
 
 
-def test_an_error_reaches_who_waits() -> None:
+def test_an_error_reaches_a_waiting_reader() -> None:
     async def main() -> None:
         upload = upload_of()
         reading = asyncio.create_task(all_of(upload))

@@ -2,19 +2,16 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import cast
 
 import pytest
 
 from gateway.backends.backend import ModelCard
 from gateway.backends.fleet import Fleet
-from gateway.dispatch import Dispatcher
 from gateway.errors import EndpointNotOffered, WaitExpired
-from gateway.front.reply import Reply
+from gateway.front.reply import ClientResponse
 from gateway.front.uploads import Upload, Uploads
 from gateway.observe.record import Record
-from gateway.relay.upstream import UpstreamResult
-from gateway.request import Ask, InferenceRequest, Kind
+from gateway.request import Demand, InferenceRequest, Kind, UpstreamResult
 from gateway.resources import Holding, MemoryBudget
 from tests.unit.front.wires import Clock, FakeWire, fleet_of, reply_on
 from tests.unit.scheduling.virtual_time import run, turns
@@ -30,9 +27,9 @@ class Scene:
         self.running: list[str] = []
         self.release = asyncio.Event()
         self.error: Exception | None = None
-        self.uploads = Uploads(self.fleet, cast(Dispatcher, self), 60.0, self.clock)
+        self.uploads = Uploads(self.fleet, self, 60.0, self.clock)
 
-    async def dispatch(self, request: InferenceRequest, reply: Reply, record: Record) -> UpstreamResult:
+    async def dispatch(self, request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:
         record.backend = "a"
         self.running.append(request.request_id)
         if self.error is not None:
@@ -41,7 +38,7 @@ class Scene:
         return UpstreamResult(200, None, None)
 
     def send(self, name: str, upload: Upload, endpoint: str = "transcriptions") -> "asyncio.Task[UpstreamResult]":
-        request = InferenceRequest(endpoint, Kind.UPLOAD, b"POST", b"/", Ask("m"), name, upload=upload)
+        request = InferenceRequest(endpoint, Kind.UPLOAD, b"POST", b"/", Demand("m"), name, upload=upload)
         record = Record(name, endpoint, 0.0)
         return asyncio.get_running_loop().create_task(
             self.uploads.dispatch(request, reply_on(FakeWire()), record), name=name
@@ -81,7 +78,7 @@ def test_a_quarter_of_the_slots_is_given_to_uploads_that_still_arrive_in_turn() 
         assert scene.running == ["0", "1", "2"]
         for upload in uploads:
             upload.end()
-            upload.end()  # told twice, counted once
+            upload.end()  # called twice, counted once
         await turns(9)
         assert scene.running == ["0", "1", "2", "3", "4"]
         scene.release.set()
@@ -132,7 +129,7 @@ def test_who_leaves_while_it_waits_takes_nobodys_turn(granted: bool) -> None:
     play(story)
 
 
-def test_who_waits_too_long_is_refused() -> None:
+def test_an_upload_that_waits_too_long_is_refused() -> None:
     async def story(scene: Scene) -> None:
         tasks = scene.all_sent([arriving() for _ in range(3)])
         with pytest.raises(WaitExpired) as refused:
@@ -159,8 +156,8 @@ def test_an_endpoint_that_no_backend_offers_is_refused_for_a_minute_or_until_a_r
         scene.clock.now += 61
         assert await refused() == 3
         assert await refused() == 3
-        for tell in scene.fleet.on_restart:
-            tell(scene.fleet.backends[0])
+        for restarted in scene.fleet.on_restart:
+            restarted(scene.fleet.backends[0])
         assert await refused() == 4
 
     play(story)

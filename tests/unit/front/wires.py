@@ -8,8 +8,8 @@ from gateway.backends.backend import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.config import BackendConfig, HealthConfig
-from gateway.front.http_request import Incoming
-from gateway.front.reply import Reply
+from gateway.front.http_request import HttpRequest
+from gateway.front.reply import ClientResponse
 from gateway.front.routes import find_route
 
 
@@ -20,8 +20,9 @@ class FakeWire:
     blocked: bool = False
     sent: bytes = b""
     was_cut: bool = False
-    reply: Reply | None = None
     address: str = "192.0.2.1"
+
+    def attach(self, reply: ClientResponse) -> None: ...
 
     def write(self, data: bytes) -> bool:
         self.sent += data
@@ -50,7 +51,7 @@ class FakeWire:
 
 @dataclass
 class Clock:
-    """Seconds that pass when told to."""
+    """Seconds that pass when the test sets them."""
 
     now: float = 100.0
 
@@ -58,8 +59,10 @@ class Clock:
         return self.now
 
 
-def reply_on(wire: FakeWire, *, keep_alive: bool = True, http10: bool = False, anthropic: bool = False) -> Reply:
-    return Reply(wire, "id-1", keep_alive, http10=http10, anthropic=anthropic)
+def reply_on(
+    wire: FakeWire, *, keep_alive: bool = True, http10: bool = False, anthropic: bool = False
+) -> ClientResponse:
+    return ClientResponse(wire, "id-1", keep_alive, http10=http10, anthropic=anthropic)
 
 
 def fleet_of(*models: ModelCard, up: bool = True) -> Fleet:
@@ -83,9 +86,9 @@ class Sent:
     method: bytes = b"POST"
     headers: dict[bytes, bytes] = field(default_factory=dict)
 
-    def incoming(self) -> Incoming:
+    def incoming(self) -> HttpRequest:
         """The same, read and admitted."""
-        made = Incoming()
+        made = HttpRequest()
         made.method, made.path, made.body = self.method, self.path, self.body
         made.headers = {b"host": b"x"} | self.headers
         made.keep_alive = True

@@ -70,7 +70,7 @@ def test_files_that_users_paste_are() -> None:
     assert (cause.kind, cause.part.name) == (DifferenceKind.WORDS, "messages[1] (user)")
 
 
-def told(texts: list[str], scale: Scale = HOUR, weight: int = 10, model: str = "m") -> Document:
+def described(texts: list[str], scale: Scale = HOUR, weight: int = 10, model: str = "m") -> Document:
     samples = [
         Sample(text.encode(), model, "team", "", (), (), float(place), weight, len(text), len(text) // 4)
         for place, text in enumerate(texts)
@@ -81,16 +81,16 @@ def told(texts: list[str], scale: Scale = HOUR, weight: int = 10, model: str = "
     return found
 
 
-def test_families_of_one_cause_are_told_as_one() -> None:
+def test_families_of_one_cause_are_one_entry() -> None:
     other = PROSE.text(3000)
     texts = [f"Case {number}:\n{(SHARED, other)[number % 2]}" for number in range(100, 120)]
-    found = told(texts)
+    found = described(texts)
     assert (found["requests"], found["variants"]) == (200, 20)
     assert abs(found["saved_tokens_per_request"] - 3500 / 4) < 20
 
 
 def test_samples_stand_for_the_traffic() -> None:
-    found = told([f"Case {number}:\n{SHARED}" for number in range(100, 120)])
+    found = described([f"Case {number}:\n{SHARED}" for number in range(100, 120)])
     assert (found["samples"], found["requests"], found["requests_per_hour"]) == (20, 200, 400)
     assert abs(found["saved_tokens_per_request"] - 1000) < 20
     assert found["saved_tokens_per_hour"] == 400 * found["saved_tokens_per_request"]
@@ -98,7 +98,7 @@ def test_samples_stand_for_the_traffic() -> None:
 
 def test_the_picture_goes_from_the_beginning_to_the_end() -> None:
     texts = [f"Always.\nCase {number}:\n{SHARED}{PROSE.text(400)}" for number in range(100, 112)]
-    picture = told(texts)["picture"]
+    picture = described(texts)["picture"]
     assert [run["what"] for run in picture] == ["shared", "differs", "shared", "own"]
     assert abs(sum(run["tokens"] for run in picture) - len(texts[0]) // 4) < 10
     assert abs(picture[2]["tokens"] - 1000) < 30
@@ -108,42 +108,42 @@ def test_a_picture_of_many_changes_is_kept_short() -> None:
     lines = SHARED.splitlines()
     texts = ["\n".join(f"{line}\n{PROSE.sentence()}" for line in lines) for _ in range(12)]
     texts = [f"{PROSE.sentence()}\n{text}" for text in texts]
-    assert len(told(texts)["picture"]) <= 13
+    assert len(described(texts)["picture"]) <= 13
 
 
 def test_what_differs_further_on_is_named() -> None:
     random = Random(1)
     half = len(SHARED) // 2
     texts = [f"At 09:{number}\n{SHARED[:half]}\nrun {uuid(random)}\n{SHARED[half:]}" for number in range(10, 22)]
-    found = told(texts)
+    found = described(texts)
     assert (found["kind"], found["also"]) == ("timestamp", ["uuid"])
 
 
 def test_a_model_that_never_answered_is_not_named() -> None:
     texts = [f"Case {number}:\n{SHARED}" for number in range(10)]
-    assert told(texts)["models"] == ["m"]
-    assert told(texts, model="tell me a secret")["models"] == ["unknown"]
+    assert described(texts)["models"] == ["m"]
+    assert described(texts, model="tell me a secret")["models"] == ["unknown"]
 
 
 def test_the_same_family_has_the_same_name() -> None:
     one, other = ([f"Case {number + add}:\n{SHARED}" for number in range(10)] for add in (0, 500))
-    assert told(one)["id"] == told(other)["id"]
+    assert described(one)["id"] == described(other)["id"]
     assert (
-        told(one)["id"]
-        != told([f"Case {number}:\n{PROSE.text(4000)[:0]}{SHARED[1000:]}" for number in range(10)])["id"]
+        described(one)["id"]
+        != described([f"Case {number}:\n{PROSE.text(4000)[:0]}{SHARED[1000:]}" for number in range(10)])["id"]
     )
 
 
 @pytest.mark.parametrize("show", [True, False])
 def test_differing_text_is_shown_only_if_that_is_wanted(show: bool) -> None:
     texts = [f"Case {number}:\n{SHARED}" for number in range(100, 112)]
-    found = told(texts, Scale(60.0, show, frozenset()))
+    found = described(texts, Scale(60.0, show, frozenset()))
     assert found.get("examples") == (["100", "101", "102", "103"] if show else None)
 
 
 @pytest.mark.parametrize("kind", DifferenceKind)
 def test_every_kind_has_an_advice(kind: DifferenceKind) -> None:
-    told = advice_on(kind, "tools, byte 12", 1234)
-    assert "it is in tools, byte 12" in told or "It is in tools, byte 12" in told
-    assert "1,234 tokens" in told
-    assert told.endswith(".")
+    described = advice_on(kind, "tools, byte 12", 1234)
+    assert "it is in tools, byte 12" in described or "It is in tools, byte 12" in described
+    assert "1,234 tokens" in described
+    assert described.endswith(".")

@@ -69,8 +69,8 @@ def test_the_common_prefix_is_found_byte_for_byte(shared: bytes, one: bytes, oth
         (["Dear Ada Byron,", "Dear Clara Schumann,", "Dear Emmy,", "Dear Lise Meitner,"], DifferenceKind.NAME,
          ("Ada Byron", "Clara Schumann")),
         (["in loud tone,", "in lush tone,", "in a soft tone,", "in any tone,"], DifferenceKind.WORDS, ("loud", "lush")),
-        (["go,", "go and see whom we know,", "go on,", "go elsewhere,"], DifferenceKind.EXTRA_TEXT,
-         ("", " and see whom we know")),
+        (["go,", "go and see people we know,", "go on,", "go elsewhere,"], DifferenceKind.EXTRA_TEXT,
+         ("", " and see people we know")),
     ],
 )  # fmt: skip
 def test_what_differs_is_found_from_its_first_to_its_last_byte(
@@ -80,8 +80,8 @@ def test_what_differs_is_found_from_its_first_to_its_last_byte(
     found = first_difference(texts)
     assert found is not None
     assert found.kind is kind
-    told = tuple(text[found.start : end] for text, end in zip(texts, found.ends, strict=False))
-    assert told == differing
+    shown = tuple(text[found.start : end] for text, end in zip(texts, found.ends, strict=False))
+    assert shown == differing
 
 
 def test_numbers_of_documents_in_another_order_are_an_order() -> None:
@@ -101,7 +101,7 @@ def test_a_prompt_that_begins_with_another_has_no_difference() -> None:
     assert compare(corpus, family, 0, 1) is None
 
 
-def test_a_place_is_told_by_the_part_that_it_is_in() -> None:
+def test_a_position_is_given_in_its_part() -> None:
     document = chat("Be good.", "Hi.", "Yes?", "Do it.", tools=tools(PROSE, 2), documents=[{"text": "d"}])
     text = b"".join(read(document).pieces)
     for mark, name in (
@@ -117,7 +117,7 @@ def test_a_system_text_beside_the_turns_is_a_part() -> None:
     assert part_of(text, text.index(b"12")) == PromptPart("system", 5)
 
 
-def test_a_plain_prompt_is_one_part_and_a_made_up_role_is_not_told() -> None:
+def test_a_plain_prompt_is_one_part_and_a_made_up_role_is_not_shown() -> None:
     assert part_of(b"some prompt", 5) == PromptPart("prompt", 5)
     text = b"".join(read({"messages": [{"role": "my secret role", "content": "abc"}]}).pieces)
     assert part_of(text, text.index(b"abc")) == PromptPart("messages[0] (other)", 0)

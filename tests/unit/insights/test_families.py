@@ -64,7 +64,7 @@ def test_what_was_found_in_a_cache_is_no_loss() -> None:
     assert family.saving_bytes.tolist()[1::2] == [0, 0, 0, 0]
 
 
-def test_families_at_one_place_are_told_apart_by_what_they_share() -> None:
+def test_families_at_one_place_are_separated_by_what_they_share() -> None:
     other = PROSE.text(1500)
     texts = [f"No {number}.\n{(SHARED, other)[number % 2]}" for number in range(12)]
     found = families(texts)

@@ -6,7 +6,7 @@ def sample(key: int, name: str, text: bytes = b"some text") -> Sample:
     return Sample(text, "m", "a", name, (key, key + 1), (4, 9), 0.0, 1, len(text), 2)
 
 
-def test_rates_are_of_what_was_told() -> None:
+def test_rates_are_of_reported_usage() -> None:
     assert counts([4, 100, 50, 40, 10])["hit_rate"] == 0.25
     assert counts([4, 100, 50, 40, 10])["predicted_hit_rate"] == 0.5
     assert counts([4, 100, 50, 0, 0])["hit_rate"] is None
@@ -31,40 +31,45 @@ def test_keys_come_by_their_tokens() -> None:
 
 def test_an_application_has_a_name_if_all_its_requests_give_the_same() -> None:
     rows = {("a", 1): [2, 10, 0, 0, 0], ("a", 5): [2, 9, 0, 0, 0]}
-    told = applications(rows, [sample(1, "shop"), sample(1, "shop"), sample(5, "x"), sample(5, "y")], 5, False)
-    assert [(row["id"], row["name"]) for row in told] == [(identity(1), "shop"), (identity(5), "")]
-    assert "text" not in told[0]
+    listed = applications(rows, [sample(1, "shop"), sample(1, "shop"), sample(5, "x"), sample(5, "y")], 5, False)
+    assert [(row["id"], row["name"]) for row in listed] == [(identity(1), "shop"), (identity(5), "")]
+    assert "text" not in listed[0]
     assert applications(rows, [sample(1, "shop")], 5, True)[0]["text"] == "some text"
 
 
-def test_applications_that_are_not_listed_are_told_together() -> None:
+def test_applications_that_are_not_listed_are_one_entry() -> None:
     rows = {("a", number): [2, number, 0, 0, 0] for number in range(1, 8)}
     rows |= {("a", OTHERS): [10, 5, 0, 0, 0], ("a", 50): [1, 100, 0, 0, 0]}
-    told = applications(rows, [], 3, False)
-    assert [(row["id"], row["prompt_tokens"]) for row in told] == [
+    listed = applications(rows, [], 3, False)
+    assert [(row["id"], row["prompt_tokens"]) for row in listed] == [
         ("others", 115), (identity(7), 7), (identity(6), 6), (identity(5), 5),
     ]  # fmt: skip
-    assert told[0]["requests"] == 19
+    assert listed[0]["requests"] == 19
 
 
 def test_applications_of_one_name_are_one() -> None:
     rows = {("a", 1): [2, 10, 0, 0, 0], ("a", 5): [2, 9, 0, 0, 0], ("b", 1): [3, 8, 0, 0, 0]}
-    told = applications(rows, [sample(1, "shop"), sample(5, "shop")], 5, False)
-    assert [(row["client"], row["name"], row["requests"]) for row in told] == [("a", "shop", 4), ("b", "", 3)]
+    listed = applications(rows, [sample(1, "shop"), sample(5, "shop")], 5, False)
+    assert [(row["client"], row["name"], row["requests"]) for row in listed] == [("a", "shop", 4), ("b", "", 3)]
 
 
 def reuse(requests: int, saved: float, parent: int = 0, backend: str = "b0") -> Reuse:
     return Reuse(400, 100.0, parent, requests, saved, {backend})
 
 
-def test_a_prefix_that_goes_on_alike_is_told_by_the_longer_one() -> None:
+def test_a_prefix_with_one_continuation_is_listed_as_the_longer_one() -> None:
     prefixes = {1: reuse(100, 500.0), 2: reuse(99, 900.0, 1), 3: reuse(40, 700.0, 2), 4: reuse(50, 100.0, 2)}
-    told = hottest([Epoch(0.0, {}, prefixes)], [], 10, False, None)
-    assert [row["id"] for row in told] == [identity(key) for key in (2, 3, 4)]
-    assert [row["requests"] for row in told] == [99, 40, 50]
+    listed = hottest([Epoch(0.0, {}, prefixes)], [], 10, False, None)
+    assert [row["id"] for row in listed] == [identity(key) for key in (2, 3, 4)]
+    assert [row["requests"] for row in listed] == [99, 40, 50]
 
 
 def test_the_same_prefix_in_several_epochs_is_one() -> None:
     epochs = [Epoch(0.0, {}, {1: reuse(3, 5.0)}), Epoch(1.0, {}, {1: reuse(4, 6.0, 0, "b1")})]
-    (told,) = hottest(epochs, [sample(1, "")], 10, True, None)
-    assert (told["requests"], told["saved_tokens"], told["backends"], told["text"]) == (7, 11, ["b0", "b1"], "some")
+    (row,) = hottest(epochs, [sample(1, "")], 10, True, None)
+    assert (row["requests"], row["saved_tokens"], row["backends"], row["text"]) == (
+        7,
+        11,
+        ["b0", "b1"],
+        "some",
+    )

@@ -129,7 +129,7 @@ def test_json_keys_in_random_order_are_found(prose: Prose, random: Random) -> No
     assert near(found["saved_tokens_per_request"], size / BYTES_PER_TOKEN)
 
 
-def test_keys_of_tools_in_random_order_are_told_from_tools_in_random_order(prose: Prose, random: Random) -> None:
+def test_random_key_order_in_tools_is_distinguished_from_random_tool_order(prose: Prose, random: Random) -> None:
     offered = tools(prose, 6)
 
     def shuffled() -> list[Document]:
@@ -246,7 +246,7 @@ def test_documents_that_are_found_for_a_question_give_no_alarm(seed: int) -> Non
     assert report_on([chat(f"{system}\n{found()}", each) for each in questions(prose, 120)])["breakers"] == []
 
 
-def test_every_cause_is_told_apart_in_mixed_traffic(prose: Prose, random: Random) -> None:
+def test_every_cause_is_found_in_mixed_traffic(prose: Prose, random: Random) -> None:
     clock, offered = times(random), tools(prose, 7)
     one, other, third = prose.text(5000), prose.text(4000), prose.text(300)
     asked = iter(questions(prose, 200))
@@ -290,10 +290,10 @@ def test_no_text_of_a_prompt_is_in_the_report(openings: list[str], role: str, se
         document["messages"].append({"role": role, "content": prose.text(50).upper()})
     report = report_on(documents, application="shop")
     assert report["breakers"]
-    told = "\n".join(strings(report))
+    found_text = "\n".join(strings(report))
     for document in documents:
         text = "\n".join(strings(document["messages"]))
-        assert not any(text[start : start + 8] in told for start in range(len(text) - 8))
+        assert not any(text[start : start + 8] in found_text for start in range(len(text) - 8))
 
 
 def test_text_is_shown_if_that_is_switched_on(prose: Prose, random: Random) -> None:
@@ -306,7 +306,7 @@ def test_text_is_shown_if_that_is_switched_on(prose: Prose, random: Random) -> N
     assert plain["prefixes"][0]["text"].endswith(system[-40:])
 
 
-def test_keys_and_applications_are_told_apart(prose: Prose) -> None:
+def test_keys_and_applications_have_their_own_rows(prose: Prose) -> None:
     systems = [prose.text(2000), prose.text(2000)]
     documents = [chat(systems[number % 2], each) for number, each in enumerate(questions(prose, 20))]
     report = report_on(documents, client=lambda number: ("even", "odd")[number % 2], application="shop")
@@ -321,13 +321,13 @@ def test_few_samples_still_give_each_key_its_share(prose: Prose, random: Random)
     documents = [chat(f"{next(clock)} of {'ab'[place]}\n{systems[place]}", "Hi") for place in order]
     report = report_on(documents, apart_seconds=0.02, client=lambda number: ("most", "some")[order[number]])
     assert report["samples"]["kept"] < 200
-    told = {found["clients"][0]: found["requests"] for found in report["breakers"]}
+    by_client = {found["clients"][0]: found["requests"] for found in report["breakers"]}
     share = {entry["client"]: entry["requests"] for entry in report["clients"]}
-    assert near(told["most"] / told["some"], share["most"] / share["some"], 0.01)
-    assert near(told["most"] + told["some"], 1500, 0.06)
+    assert near(by_client["most"] / by_client["some"], share["most"] / share["some"], 0.01)
+    assert near(by_client["most"] + by_client["some"], 1500, 0.06)
 
 
-def test_hits_that_backends_do_not_tell_are_predicted(prose: Prose) -> None:
+def test_hits_that_backends_do_not_report_are_predicted(prose: Prose) -> None:
     system = prose.text(2000)
     report = report_on([chat(system, each) for each in questions(prose, 10)], tells_cached=False)
     total = report["totals"]["window"]
@@ -379,8 +379,8 @@ def test_a_report_is_made_of_plain_values(prose: Prose, random: Random) -> None:
 
 def test_a_request_that_was_not_answered_is_not_counted(prose: Prose) -> None:
     report = PrefixReport(0.0, Random(1))
-    record = answered(read(chat(prose.text(2000), "hi")).ask, "a", 0, 1.0)
-    record.ask = record.usage = None
+    record = answered(read(chat(prose.text(2000), "hi")).demand, "a", 0, 1.0)
+    record.demand = record.usage = None
     report.finished(record)
     assert report.report(2.0)["totals"]["since_start"]["requests"] == 0
 
@@ -394,8 +394,8 @@ def test_memory_is_bounded_whatever_comes(prose: Prose, random: Random) -> None:
     )
     now = send(report, requests, client=lambda number: f"key-{number % 5}")
     samples, tallies = report._samples, report._tallies
-    assert len(samples) <= 50
-    assert samples.held_bytes == sum(len(sample.text) for sample in samples._kept) <= 200_000
+    assert len(samples._kept) <= 50
+    assert samples._bytes == sum(len(sample.text) for sample in samples._kept) <= 200_000
     assert all(len(sample.text) <= 8_000 for sample in samples._kept)
     assert len(samples._open) == 0
     epochs = tallies.snapshot(-1.0)
@@ -410,7 +410,7 @@ def test_how_long_a_full_store_takes(capsys: pytest.CaptureFixture[str], prose: 
     systems = [prose.text(9_000) for _ in range(8)]
     report = PrefixReport(0.0, Random(1))
     requests = [read(chat(f"{next(clock)} {random.choice(systems)}", each * 40)) for each in questions(prose, 530)]
-    records = [answered(request.ask, "a", 0, 1.0) for request in requests]
+    records = [answered(request.demand, "a", 0, 1.0) for request in requests]
     now = send(report, requests)
     began = time.perf_counter()
     document = report.report(now)

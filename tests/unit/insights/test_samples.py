@@ -6,15 +6,16 @@ from hypothesis import strategies as st
 
 from gateway.insights.samples import OTHERS, Bounds, Limits, Samples, Tallies, add_up
 from gateway.observe.record import Record
-from gateway.request import Ask
+from gateway.request import Demand
 from tests.unit.insights.traffic import answered
 
 LIMITS = Limits(per_second=2.0, burst=3, samples=4, total_bytes=100, text_bytes=40)
 BOUNDS = Bounds(epochs=3, epoch_seconds=10.0, rows=8, prefixes=16, taken=4)
 
 
-def ask(size: int = 10) -> Ask:
-    return Ask("m", keys=(1,), edges=(size,), prompt_size=size, prompt_tokens=5)
+def ask(size: int = 10) -> Demand:
+    """A request with keys of its own: samples are found again by their identity."""
+    return Demand("m", keys=tuple(range(1, 2)), edges=(size,), prompt_size=size, prompt_tokens=5)
 
 
 def test_a_burst_is_taken_and_then_so_many_a_second() -> None:
@@ -57,7 +58,7 @@ def test_the_oldest_are_forgotten_beyond_the_number_and_the_bytes() -> None:
     assert [sample.text for sample in samples.snapshot(0.0)] == [b"C", b"D", b"E", b"F"]
     for _ in range(3):
         samples.add([b"y" * 30, b"z" * 30], ask(), "", "", 9.0)
-    assert samples.held_bytes == 80
+    assert samples._bytes == 80
     assert [sample.text for sample in samples.snapshot(0.0)] == [b"y" * 30 + b"z" * 10] * 2
     assert repr(samples) == "<Samples 2, 80 bytes, 4 open>"
 
@@ -70,11 +71,11 @@ def test_what_became_of_a_request_is_learned() -> None:
     record = Record("id", "chat", 1.0)
     record.prompt_tokens, record.predicted_hit_tokens, record.actual_hit_tokens = 7, 4, 3
     samples.finished(record, ask())  # equal, but another request
-    assert not samples.snapshot(0.0)[0].told
+    assert not samples.snapshot(0.0)[0].has_usage
     samples.finished(record, asked)
     (sample,) = samples.snapshot(0.0)
-    assert (sample.told, sample.prompt_tokens, sample.hit_tokens) == (True, 7, 3)
-    assert not before[0].told
+    assert (sample.has_usage, sample.prompt_tokens, sample.hit_tokens) == (True, 7, 3)
+    assert not before[0].has_usage
     assert repr(samples).endswith("0 open>")
 
 
@@ -86,9 +87,9 @@ def test_an_empty_prompt_and_what_is_too_old_are_left_out() -> None:
     assert [sample.text for sample in samples.snapshot(2.0)] == [b"new"]
 
 
-def ask_of(*keys: int) -> Ask:
+def ask_of(*keys: int) -> Demand:
     edges = tuple(100 * (place + 1) for place in range(len(keys)))
-    return Ask("m", keys=keys, edges=edges, prompt_size=100 * len(keys), prompt_tokens=25 * len(keys))
+    return Demand("m", keys=keys, edges=edges, prompt_size=100 * len(keys), prompt_tokens=25 * len(keys))
 
 
 def count(tallies: Tallies, keys: tuple[int, ...], hit_tokens: int = 0, now: float = 1.0, client: str = "a") -> None:
@@ -145,7 +146,7 @@ def test_of_many_requests_a_share_is_looked_at_and_stands_for_all() -> None:
     for number in range(6000):
         count(tallies, (1 + number % 2, 7), 50)
     epoch = tallies._epoch
-    assert epoch.taken < 600
+    assert tallies._taken < 600
     for key in (1, 2):
         assert abs(epoch.prefixes[key].requests - 3000) < 600
 
@@ -161,7 +162,7 @@ def test_tables_are_bounded_and_lose_no_count(requests: list[tuple[int, str, int
     assert tallies.since_start()[:2] == [len(requests), 75 * len(requests)]
 
 
-def test_the_rarest_applications_are_told_together() -> None:
+def test_the_rarest_applications_share_a_row() -> None:
     tallies = Tallies(0.0, BOUNDS, Random(1))
     for _ in range(5):
         count(tallies, (1,))

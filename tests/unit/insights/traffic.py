@@ -9,7 +9,7 @@ from uuid import UUID
 
 from gateway.insights.report import PrefixReport
 from gateway.observe.record import Record
-from gateway.request import Ask, Usage
+from gateway.request import Demand, Usage
 from gateway.routing.prompt_blocks import canonical_prompt, prefix_keys, seed
 
 Document = dict[str, Any]
@@ -17,7 +17,7 @@ BYTES_PER_TOKEN = 4
 
 
 class Prose:
-    """Sentences of words that nobody has said before."""
+    """Sentences of words that occur nowhere else."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -110,7 +110,7 @@ class Request:
     """A prompt as the gateway has read it."""
 
     pieces: list[bytes]
-    ask: Ask
+    demand: Demand
 
 
 def read(document: Document, model: str = "m", salt: str = "") -> Request:
@@ -118,7 +118,9 @@ def read(document: Document, model: str = "m", salt: str = "") -> Request:
     pieces = canonical_prompt(document).pieces
     keys, edges, _ = prefix_keys(pieces, seed(model, salt))
     size = sum(map(len, pieces))
-    return Request(pieces, Ask(model, keys=keys, edges=edges, prompt_size=size, prompt_tokens=size // BYTES_PER_TOKEN))
+    return Request(
+        pieces, Demand(model, keys=keys, edges=edges, prompt_size=size, prompt_tokens=size // BYTES_PER_TOKEN)
+    )
 
 
 class Cache:
@@ -127,7 +129,7 @@ class Cache:
     def __init__(self) -> None:
         self._keys: set[int] = set()
 
-    def hit_bytes(self, ask: Ask) -> int:
+    def hit_bytes(self, ask: Demand) -> int:
         """How much is known, and know the rest from now on."""
         hit = max((edge for key, edge in zip(ask.keys, ask.edges, strict=True) if key in self._keys), default=0)
         self._keys.update(ask.keys)
@@ -150,19 +152,19 @@ def send(
     now = began
     for number, request in enumerate(requests):
         now += apart_seconds
-        ask = request.ask
+        ask = request.demand
         if report.wants_sample(now):
             report.sample(request.pieces, ask, client(number), application, now)
         report.finished(answered(ask, client(number), cache.hit_bytes(ask) // BYTES_PER_TOKEN, now, tells_cached))
     return now
 
 
-def answered(ask: Ask, client: str, hit_tokens: int, now: float, tells_cached: bool = True) -> Record:
+def answered(ask: Demand, client: str, hit_tokens: int, now: float, tells_cached: bool = True) -> Record:
     """The record of an answered request."""
     record = Record("id", "chat_completions", now)
     record.model, record.client, record.backend, record.outcome = ask.model, client, "b0", "completed"
     record.ended_seconds, record.prompt_tokens = now, ask.prompt_tokens
     record.predicted_hit_tokens = hit_tokens
     record.actual_hit_tokens = hit_tokens if tells_cached else None
-    record.ask, record.usage = ask, Usage(ask.prompt_tokens, 10, record.actual_hit_tokens)
+    record.demand, record.usage = ask, Usage(ask.prompt_tokens, 10, record.actual_hit_tokens)
     return record

@@ -1,4 +1,4 @@
-"""Who is told of engines' caches in tests."""
+"""Receives engines' cache contents in tests."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -71,6 +71,6 @@ def source_of(publisher: Publisher, rank: int = 0, topic: str | None = "kv@test"
 
 
 def status(events: KvEvents, engine: int = 0) -> dict[str, object]:
-    """An engine's status."""
+    """A engine's status."""
     [found] = [entry for entry in events.status() if entry["engine"] == engine]
     return found

@@ -30,7 +30,7 @@ class Publisher:
         connect_to: str | None = None,
     ) -> None:
         self._context = zmq.Context()
-        self._pub = self._context.socket(zmq.XPUB)  # a PUB that tells of subscriptions
+        self._pub = self._context.socket(zmq.XPUB)  # a PUB that reports subscriptions
         self._router = self._context.socket(zmq.ROUTER)
         self._pub.linger = self._router.linger = 0
         self._pub.xpub_verbose = True
@@ -45,12 +45,12 @@ class Publisher:
         self.mute = False  # requests are not answered
         self.answering = threading.Event()  # otherwise requests wait
         self.answering.set()
-        told = ports or (0, 0)
+        given = ports or (0, 0)
         if connect_to is None:
-            self._pub.bind(f"tcp://127.0.0.1:{told[0] or '*'}")
+            self._pub.bind(f"tcp://127.0.0.1:{given[0] or '*'}")
         else:
             self._pub.connect(connect_to)
-        self._router.bind(f"tcp://127.0.0.1:{told[1] or '*'}")
+        self._router.bind(f"tcp://127.0.0.1:{given[1] or '*'}")
         self.endpoint = str(self._pub.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0"))
         router = str(self._router.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0"))
         self.replay_endpoint = router if replay else None
@@ -89,7 +89,7 @@ class Publisher:
     def wait_for_subscriber(self) -> None:
         """A message that is published before its subscriber is known is lost."""
         with self._lock:
-            assert self._pub.poll(5000), "nobody subscribed"
+            assert self._pub.poll(5000), "no subscriber"
             self._pub.recv()
 
     def send_frames(self, *frames: bytes) -> None:

@@ -29,7 +29,7 @@ def backend(*sources: KvEventSource, url: str = "http://10.0.0.11:8000", **setti
         ("https://gpu.example", "gpu.example"),
     ],
 )
-def test_whatever_is_told_only_the_backends_own_host_is_connected_to(endpoint: str, url: str, host: str) -> None:
+def test_only_the_backends_own_host_is_connected_to(endpoint: str, url: str, host: str) -> None:
     [source] = plan(backend(replace(ZMQ, endpoint=endpoint, replay_endpoint=endpoint), url=url)).sources
     assert (source.endpoint, source.replay) == (f"tcp://{host}:5557", f"tcp://{host}:5557")
 
@@ -81,7 +81,7 @@ def test_why_nothing_is_read_is_said() -> None:
     assert plan(backend(ZMQ, kv_events="off")) == ReadingPlan((), "kv_events is off")
 
 
-def test_configured_endpoints_go_before_told_ones() -> None:
+def test_configured_endpoints_go_before_reported_ones() -> None:
     settings = {"endpoint": "tcp://*:7000", "replay": "tcp://relay.example:7100", "topic": "mine"}
     two_ranks = backend(ZMQ, replace(ZMQ, rank=1), kv_events=settings)
     assert plan(two_ranks).sources == (

@@ -18,12 +18,12 @@ def listener() -> Listener:
     return Listener()
 
 
-async def test_engines_of_several_backends_are_followed_in_their_seats(listener: Listener) -> None:
-    engines = {("a", 0): 3, ("a", 1): 1, ("b", 0): 0}
+async def test_engines_of_several_backends_are_followed_under_their_numbers(listener: Listener) -> None:
+    numbers = {("a", 0): 3, ("a", 1): 1, ("b", 0): 0}
     with Publisher() as first, Publisher() as second, Publisher() as third:
         for publisher, number in ((first, 0), (second, 1), (third, 2)):
             publisher.publish(*Cache().serve(prompt(number)))
-        async with KvEvents(listener, lambda *engine: engines.get(engine), time.monotonic) as events:
+        async with KvEvents(listener, lambda *engine: numbers.get(engine), time.monotonic) as events:
             events.follow("a", [source_of(first), source_of(second, rank=1), source_of(third, rank=7)])
             events.follow("b", [source_of(third)])
             for engine in (0, 1, 3):
@@ -31,8 +31,8 @@ async def test_engines_of_several_backends_are_followed_in_their_seats(listener:
             assert [listener.depth(prompt(0), engine=engine) for engine in (0, 1, 3)] == [0, 0, 5]
             assert [listener.depth(prompt(1), engine=engine) for engine in (0, 1, 3)] == [0, 5, 0]
             assert [listener.depth(prompt(2), engine=engine) for engine in (0, 1, 3)] == [5, 0, 0]
-            told = [(entry["engine"], entry["backend"], entry["rank"]) for entry in events.status()]
-    assert told == [(0, "b", 0), (1, "a", 1), (3, "a", 0)]
+            seen = [(entry["engine"], entry["backend"], entry["rank"]) for entry in events.status()]
+    assert seen == [(0, "b", 0), (1, "a", 1), (3, "a", 0)]
 
 
 async def test_following_the_same_again_disturbs_nothing(listener: Listener) -> None:
@@ -71,7 +71,7 @@ async def test_what_was_asked_for_before_the_start_is_followed_from_the_start(li
             await listener.until_live()
 
 
-async def test_of_two_engines_for_one_seat_the_first_is_followed(listener: Listener) -> None:
+async def test_of_two_engines_for_one_number_the_first_is_followed(listener: Listener) -> None:
     with Publisher() as publisher:
         publisher.publish(*Cache().serve(prompt(0)))
         async with KvEvents(listener, lambda *_: 0, time.monotonic) as events:
@@ -106,15 +106,15 @@ async def test_a_loop_that_stalls_loses_nothing_and_is_not_flooded_afterwards(li
     assert listener.largest_update <= 1024
 
 
-async def test_a_fault_in_who_is_told_keeps_back_nothing_that_follows(
+async def test_an_exception_in_the_receiver_stops_no_later_update(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(str(context["exception"])))
-    told = listener.changed
+    seen = listener.changed
 
     def faulty(*news: Any) -> None:
-        monkeypatch.setattr(listener, "changed", told)
+        monkeypatch.setattr(listener, "changed", seen)
         raise RuntimeError("a fault")
 
     monkeypatch.setattr(listener, "changed", faulty)
@@ -127,14 +127,14 @@ async def test_a_fault_in_who_is_told_keeps_back_nothing_that_follows(
     assert faults == ["a fault"]
 
 
-async def test_nothing_is_told_after_the_end(listener: Listener) -> None:
+async def test_nothing_is_passed_on_after_the_end(listener: Listener) -> None:
     with Publisher() as publisher:
         publisher.publish(*Cache().serve(prompt(0)))
         async with following(listener, source_of(publisher)):
             await listener.until_live()
         for _ in range(10):
             await asyncio.sleep(0)
-        told = len(listener.calls)
+        seen = len(listener.calls)
         publisher.publish(*Cache().serve(prompt(1)))
         await asyncio.sleep(0.05)
-        assert len(listener.calls) == told
+        assert len(listener.calls) == seen

@@ -78,7 +78,7 @@ def test_a_block_is_gone_with_its_last_copy() -> None:
     assert ledger.resident_blocks == 0
 
 
-def test_blocks_that_are_told_again_as_reused_are_no_copies() -> None:
+def test_blocks_that_are_reported_again_as_reused_are_no_copies() -> None:
     ledger = Ledger()
     ledger.apply(store([11, 12, 13], range(12)))
     ledger.apply(store([11, 12], range(8)))
@@ -138,7 +138,7 @@ def test_two_hashes_may_have_one_key() -> None:
     assert held(ledger, known) == set()
 
 
-def test_blocks_of_an_unknown_parent_are_orphans_until_their_prefix_is_told() -> None:
+def test_blocks_of_an_unknown_parent_are_orphans_until_their_prefix_is_known() -> None:
     ledger = Ledger()
     ledger.apply(store([12, 13], range(4, 12), 11))
     assert held(ledger) == set()
@@ -152,14 +152,14 @@ def test_blocks_of_an_unknown_parent_are_orphans_until_their_prefix_is_told() ->
     assert (ledger.orphans, ledger.resident_blocks) == (0, 2)
 
 
-def test_what_came_and_went_between_two_takes_is_told_as_gone() -> None:
+def test_a_block_stored_and_removed_between_two_takes_is_removed() -> None:
     ledger = Ledger()
     ledger.apply(store([11], range(4)))
     ledger.apply(remove(11))
     assert ledger.take() == (False, [], keys_of(range(4)))
 
 
-def test_a_reset_tells_every_key_that_went() -> None:
+def test_a_reset_lists_every_removed_key() -> None:
     ledger = Ledger()
     ledger.apply(store([11, 12], range(8)))
     known = held(ledger)

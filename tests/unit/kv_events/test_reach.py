@@ -30,7 +30,7 @@ async def test_a_replay_endpoint_must_answer_too() -> None:
         (None, "timed out"),
     ],
 )
-async def test_a_port_of_another_kind_is_told(says: bytes | None, why: str) -> None:
+async def test_a_port_of_another_kind_is_an_error(says: bytes | None, why: str) -> None:
     ended = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -45,11 +45,11 @@ async def test_a_port_of_another_kind_is_told(says: bytes | None, why: str) -> N
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         endpoint = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        told = await why_unreachable(Source(0, endpoint, None), 0.2)
+        reason = await why_unreachable(Source(0, endpoint, None), 0.2)
         async with asyncio.timeout(5):
             await ended.wait()
-    assert told is not None
-    assert why in told
+    assert reason is not None
+    assert why in reason
 
 
 async def test_where_the_gateway_listens_there_is_nothing_to_reach() -> None:

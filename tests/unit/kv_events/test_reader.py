@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
-from gateway.kv_events import reader as module
+from gateway.kv_events import feed as module
 from gateway.kv_events.endpoints import Source
-from gateway.kv_events.reader import EventReader, Update
+from gateway.kv_events.feed import EventReader, Update
 from gateway.kv_events.stream import Stream
 from gateway.supervisor import Supervisor
 from tests.unit.kv_events.following import prompt
@@ -69,7 +69,7 @@ def test_a_large_change_comes_in_pieces_and_before_the_state(reader: EventReader
         assert {update.resident_tokens for update in inbox.updates} == {12000}
 
 
-def test_of_a_seat_that_is_forgotten_nothing_is_known(reader: EventReader, inbox: Inbox) -> None:
+def test_of_an_engine_that_is_forgotten_nothing_is_known(reader: EventReader, inbox: Inbox) -> None:
     with Publisher() as publisher:
         publisher.publish(*Cache().serve(prompt(0)))
         reader.follow(0, "a", source_of(publisher))
@@ -81,10 +81,10 @@ def test_of_a_seat_that_is_forgotten_nothing_is_known(reader: EventReader, inbox
     states = [update.state for update in inbox.updates]
     assert any(update.removed for update in inbox.updates[states.index((False, False)) :])
     assert not any(update.cleared for update in inbox.updates)  # the engine may hold what it held
-    assert reader.statuses() == {}
+    assert reader.statuses() == []
 
 
-def test_another_source_for_a_seat_takes_the_place_of_the_first(reader: EventReader, inbox: Inbox) -> None:
+def test_another_source_for_an_engine_takes_the_place_of_the_first(reader: EventReader, inbox: Inbox) -> None:
     with Publisher() as first, Publisher() as second:
         first.publish(*Cache().serve(prompt(0)))
         second.publish(*Cache().serve(prompt(1, blocks=7)))
@@ -95,7 +95,7 @@ def test_another_source_for_a_seat_takes_the_place_of_the_first(reader: EventRea
     assert len(inbox.held()) == 7
 
 
-def test_the_end_of_the_reader_tells_that_nothing_is_known(inbox: Inbox) -> None:
+def test_the_end_of_the_reader_clears_every_engine(inbox: Inbox) -> None:
     reader = EventReader(inbox.deliver, lambda: 0, time.monotonic)
     reader.start()
     with Publisher() as publisher:

@@ -19,7 +19,7 @@ def read_to_the_end(replay: Replay) -> list[int]:
     numbers, deadline = list[int](), time.monotonic() + 5
     while not replay.ended and time.monotonic() < deadline:
         replay.socket.poll(100)
-        numbers += [number for number, _ in replay.messages()]
+        numbers += [number for number, _ in replay.messages(time.monotonic)]
     return numbers
 
 

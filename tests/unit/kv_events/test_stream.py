@@ -8,7 +8,7 @@ from typing import Self
 import msgspec
 import pytest
 
-from gateway.kv_events import stream
+from gateway.kv_events import replay, stream
 from gateway.kv_events.endpoints import Source
 from tests.unit.kv_events.following import following, prompt
 from tests.unit.kv_events.listener import Listener, source_of, status
@@ -33,8 +33,8 @@ async def test_events_are_followed_as_they_come(listener: Listener) -> None:
             assert listener.resident_tokens == {0: 32}
             publisher.publish(*cache.reset())
             await listener.until(lambda: listener.clears == [0] and len(listener.index) == 0)
-            told = status(events)
-    assert (told["events"], told["messages"], told["gaps"], told["state"]) == (5, 3, 0, "live")
+            seen = status(events)
+    assert (seen["events"], seen["messages"], seen["gaps"], seen["state"]) == (5, 3, 0, "live")
 
 
 async def test_a_late_subscriber_learns_what_is_cached_already(listener: Listener) -> None:
@@ -91,8 +91,8 @@ async def test_a_gap_is_filled_by_a_replay(listener: Listener) -> None:
             publisher.publish(*cache.serve(prompt(4)))
             await listener.until(lambda: listener.depth(prompt(4)) == 5)
             assert [listener.depth(prompt(number)) for number in range(5)] == [0, 0, 2, 5, 5]
-            told = status(events)
-            assert (told["gaps"], told["lost_views"], told["messages"], told["whole"]) == (1, 0, 5, True)
+            seen = status(events)
+            assert (seen["gaps"], seen["lost_views"], seen["messages"], seen["whole"]) == (1, 0, 5, True)
 
 
 async def test_live_messages_that_come_during_a_replay_are_used_once(listener: Listener) -> None:
@@ -109,8 +109,8 @@ async def test_live_messages_that_come_during_a_replay_are_used_once(listener: L
                 publisher.publish(*cache.serve(prompt(number)))
             publisher.answering.set()
             await listener.until(lambda: listener.depth(prompt(19)) == 5)
-            told = status(events)
-            assert (told["messages"], told["restarts"], told["gaps"]) == (20, 0, 1)
+            seen = status(events)
+            assert (seen["messages"], seen["restarts"], seen["gaps"]) == (20, 0, 1)
             assert listener.depth(prompt(1)) == 5
 
 
@@ -167,7 +167,7 @@ async def test_a_new_connection_that_proves_nothing_is_no_proof_of_a_new_process
             await listener.until(lambda: listener.depth(prompt(0)) == 5)
             await wire.cut()
             await listener.until(lambda: not listener.states[0][0])
-            publisher.publish(*cache.serve(prompt(1)))  # to nobody
+            publisher.publish(*cache.serve(prompt(1)))  # without a subscriber
             async with asyncio.timeout(10):
                 while not status(events)["lost_views"]:
                     publisher.publish(*cache.serve(prompt(2)))
@@ -206,7 +206,7 @@ async def test_an_answer_with_a_hole_is_asked_for_again_from_there(listener: Lis
 async def test_an_answer_without_an_end_is_asked_for_again_from_where_it_stopped(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "REPLAY_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(replay, "PAUSE_SECONDS", 0.1)
     cache = Cache()
     with Publisher() as publisher:
         for number in range(10):
@@ -221,7 +221,7 @@ async def test_an_answer_without_an_end_is_asked_for_again_from_where_it_stopped
 async def test_a_long_replay_is_had_though_queues_are_short(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "REPLAY_PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr(replay, "PAUSE_SECONDS", 0.2)
     with Publisher() as publisher:
         for number in range(10_000):
             publisher.publish(stored([number], range(number, number + 4), None, 4), lost=True)
@@ -262,7 +262,7 @@ async def test_what_came_before_a_process_ended_is_not_taken_for_another_connect
 
 @pytest.mark.parametrize("replay", [True, False])
 @pytest.mark.parametrize("messages", [1, 4, 5, 9])
-async def test_a_new_process_is_told_from_the_old_one_however_far_it_has_come(
+async def test_a_new_process_is_recognized_however_far_it_has_come(
     listener: Listener, replay: bool, messages: int
 ) -> None:
     cache, fresh = Cache(), Cache()
@@ -298,7 +298,7 @@ async def test_a_lost_connection_costs_nothing_if_the_process_lives(listener: Li
                 await listener.until(lambda: listener.depth(prompt(1)) == 5)
                 await wire.cut()
                 await listener.until(lambda: not listener.states[0][0])
-                publisher.publish(*cache.serve(prompt(2)))  # to nobody
+                publisher.publish(*cache.serve(prompt(2)))  # without a subscriber
                 await listener.until_live(whole=True)
                 assert (listener.depth(prompt(1)), listener.depth(prompt(2)), listener.clears) == (5, 5, [])
                 assert status(events)["restarts"] == 0

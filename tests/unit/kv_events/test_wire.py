@@ -46,7 +46,7 @@ def test_events_are_read_as_rows(more: list[object]) -> None:
     assert isinstance(third, Cleared)
 
 
-def test_a_rank_need_not_be_told_and_a_time_may_be_whole() -> None:
+def test_a_rank_is_optional_and_a_time_may_be_whole() -> None:
     assert read_batch(payload(rank=None)).data_parallel_rank is None
     assert read_batch(msgspec.msgpack.encode([3, [], 5, "more"])).data_parallel_rank == 5
 

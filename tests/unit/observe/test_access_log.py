@@ -6,7 +6,7 @@ import orjson
 
 from gateway.observe.access_log import AccessLog, PrefixHashes, line_of
 from gateway.observe.record import Record
-from gateway.request import Ask
+from gateway.request import Demand
 
 
 def record(**fields: object) -> Record:
@@ -18,7 +18,7 @@ def record(**fields: object) -> Record:
     return made
 
 
-def test_a_line_tells_times_in_milliseconds_since_arrival() -> None:
+def test_a_line_has_times_in_milliseconds_since_arrival() -> None:
     line = line_of(record(first_byte_seconds=10.25, queue_seconds=0.125), 1_700_000_000.0)
     assert line.endswith(b"}\n")
     document = orjson.loads(line)
@@ -106,9 +106,9 @@ def test_a_reader_that_is_gone_costs_lines_that_are_counted() -> None:
 
 
 def test_hashes_of_prefixes_are_in_a_line_only_if_asked_for() -> None:
-    ask = Ask("m", keys=(1, 2), edges=(256, 300), prompt_size=300)
+    ask = Demand("m", keys=(1, 2), edges=(256, 300), prompt_size=300)
     hashes = PrefixHashes(b"secret")
-    assert b"prefix" not in line_of(record(ask=ask), 0.0).replace(b"prefix_", b"")
-    told = orjson.loads(line_of(record(ask=ask), 0.0, hashes))["prefix"]
-    assert told == {"bytes": 300, "ends": [256, 300], "hashes": hashes.of(ask)["hashes"]}
+    assert b"prefix" not in line_of(record(demand=ask), 0.0).replace(b"prefix_", b"")
+    prefix = orjson.loads(line_of(record(demand=ask), 0.0, hashes))["prefix"]
+    assert prefix == {"bytes": 300, "ends": [256, 300], "hashes": hashes.of(ask)["hashes"]}
     assert orjson.loads(line_of(record(), 0.0, hashes))["prefix"] is None

@@ -124,7 +124,7 @@ def test_every_name_ends_in_its_unit() -> None:
         assert family.documentation.endswith(".")
 
 
-def test_a_snapshot_tells_what_was_when_it_was_taken_and_pauses_on_the_way() -> None:
+def test_a_snapshot_has_the_values_of_its_time_and_pauses_on_the_way() -> None:
     metrics, breaths = Metrics(), list[None]()
     values = [1.0]
     metrics.gauge("gateway_x", "X.", (), lambda: [((), values[0])])

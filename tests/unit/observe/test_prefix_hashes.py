@@ -1,11 +1,11 @@
 from gateway.observe.access_log import PrefixHashes
-from gateway.request import Ask
+from gateway.request import Demand
 from gateway.routing.prompt_blocks import prefix_keys, seed
 
 
-def asked(*pieces: bytes) -> Ask:
+def asked(*pieces: bytes) -> Demand:
     blocks = prefix_keys(pieces, seed("m"))
-    return Ask("m", keys=blocks.keys, edges=blocks.edges, prompt_size=sum(map(len, pieces)))
+    return Demand("m", keys=blocks.keys, edges=blocks.edges, prompt_size=sum(map(len, pieces)))
 
 
 def test_prompts_that_begin_alike_share_hashes_up_to_where_they_part() -> None:
@@ -15,10 +15,10 @@ def test_prompts_that_begin_alike_share_hashes_up_to_where_they_part() -> None:
     assert one[4] != other[4]
 
 
-def test_sizes_are_told_with_them() -> None:
-    told = PrefixHashes(b"secret").of(asked(b"s" * 300, b"x"))
-    assert (told["bytes"], list(told["ends"])) == (301, [256, 300, 301])
-    assert [len(each) for each in told["hashes"]] == [16, 16, 16]
+def test_sizes_are_included() -> None:
+    found = PrefixHashes(b"secret").of(asked(b"s" * 300, b"x"))
+    assert (found["bytes"], list(found["ends"])) == (301, [256, 300, 301])
+    assert [len(each) for each in found["hashes"]] == [16, 16, 16]
 
 
 def test_another_secret_makes_other_hashes_and_none_is_the_key_itself() -> None:

@@ -22,7 +22,7 @@ def test_every_consumer_gets_every_record_once_and_in_order() -> None:
     assert first == second == records
 
 
-def test_records_wait_until_there_are_64_or_somebody_asks() -> None:
+def test_records_wait_until_there_are_64_or_settle_is_called() -> None:
     seen: list[Record] = []
     finished = RecordBatcher(SUPERVISOR, seen.append)
     for number in range(63):

@@ -100,7 +100,7 @@ MINILM: Config = {
 
 def settings(gpu_gib: float = 80.0, **changed: Any) -> Settings:
     """An 80 GiB GPU with vLLM's defaults, and no more than 8,192 tokens a sequence."""
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "gpu_bytes": int(gpu_gib * GIB),
         "max_length_tokens": 8192,
         "max_num_seqs": 1024,
@@ -108,7 +108,7 @@ def settings(gpu_gib: float = 80.0, **changed: Any) -> Settings:
         "block_tokens": 16,
         "kv_value_bytes": 2,
     }
-    return Settings(**told | changed)
+    return Settings(**fields | changed)
 
 
 def workload(prompt: int = 1000, output: int = 24, **more: Any) -> Workload:

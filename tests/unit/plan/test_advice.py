@@ -15,33 +15,33 @@ def test_a_plan_without_surprises_has_no_warning() -> None:
 
 
 def test_more_slots_than_the_cache_holds_would_preempt() -> None:
-    [told] = caps(300, 285, 1024, workload())
-    assert "max_num_seqs 1,024 is more than the 300 sequences of 1,024 tokens" in told
-    assert "preempt" in told
-    assert "Set it to 285." in told
+    [line] = caps(300, 285, 1024, workload())
+    assert "max_num_seqs 1,024 is more than the 300 sequences of 1,024 tokens" in line
+    assert "preempt" in line
+    assert "Set it to 285." in line
 
 
 def test_far_fewer_slots_leave_the_cache_unused() -> None:
-    [told] = caps(300, 64, 64, workload())
-    assert "leaves KV cache unused: it holds 300" in told
+    [line] = caps(300, 64, 64, workload())
+    assert "leaves KV cache unused: it holds 300" in line
     assert list(caps(300, 285, 285, workload())) == []
     assert list(caps(300, 285, None, workload())) == []
 
 
 def test_the_effective_batch_is_the_active_concurrency() -> None:
-    [told] = concurrency_of(workload(concurrency=41), 8, 335)
-    assert told.startswith("The effective batch is the active concurrency")
-    assert "each of 8 backends decodes 6 together, whatever max_num_seqs is (335)" in told
+    [line] = concurrency_of(workload(concurrency=41), 8, 335)
+    assert line.startswith("The effective batch is the active concurrency")
+    assert "each of 8 backends decodes 6 together, whatever max_num_seqs is (335)" in line
 
 
 def test_more_requests_than_places_wait_in_the_line() -> None:
-    [told] = concurrency_of(workload(concurrency=1000), 2, 335)
-    assert "670 have a place: about 330 wait in the gateway's line" in told
+    [line] = concurrency_of(workload(concurrency=1000), 2, 335)
+    assert "670 have a place: about 330 wait in the gateway's line" in line
     assert list(concurrency_of(workload(concurrency=670), 2, 335)) == []
     assert list(concurrency_of(workload(), 2, 335)) == []
 
 
-def test_fewer_gpus_that_would_do_are_told() -> None:
+def test_fewer_sufficient_gpus_are_recommended() -> None:
     found = warnings(plan_for(workload(concurrency=40)), None)
     assert any(line.startswith("1 GPU (1 x tp 1) would hold 40 at once") for line in found)
 
@@ -49,17 +49,17 @@ def test_fewer_gpus_that_would_do_are_told() -> None:
 def test_gpus_that_lack_are_counted() -> None:
     load = workload(concurrency=9000)
     plan = plan_for(load)
-    [told] = [line for line in warnings(plan, None) if line.startswith("To hold all 9,000")]
+    [line] = [line for line in warnings(plan, None) if line.startswith("To hold all 9,000")]
     per_gpu = max(option.max_num_seqs / option.fit.tensor_parallel for option in plan.options)
-    assert f"takes {-(-9000 // int(per_gpu))} GPUs" in told
+    assert f"takes {-(-9000 // int(per_gpu))} GPUs" in line
 
 
-def test_requests_longer_than_the_engine_takes_are_told() -> None:
+def test_requests_longer_than_the_engine_takes_are_a_warning() -> None:
     assert list(too_long(workload(8190), 8192)) != []
     assert list(too_long(workload(8168), 8192)) == []
 
 
-def test_a_length_above_the_models_own_is_told() -> None:
+def test_a_length_above_the_models_own_is_a_warning() -> None:
     plan = make_plan(LLAMA, settings(max_length_tokens=200_000), workload(), 1)
     assert "more than the model's own 131,072" in warnings(plan, None)[0]
 
@@ -88,14 +88,14 @@ def test_where_nothing_helps_that_is_said() -> None:
     assert ways == "Nothing simple makes it fit: take larger GPUs."
 
 
-def test_heads_that_cannot_be_split_are_told() -> None:
+def test_heads_that_cannot_be_split_are_a_warning() -> None:
     plan = make_plan(LLAMA, settings(), workload(), 8, (3,))
     assert warnings(plan, None) == ["32 attention heads cannot be split over 8 GPUs in a way that vLLM knows."]
 
 
 def test_a_plan_for_a_shorter_length_says_so_and_what_gives_the_whole() -> None:
     plan = make_plan(LLAMA, settings(24, max_length_tokens=131072), workload(), 1)
-    told = shortened(plan, 41984)
-    assert "the model's own 131,072 tokens" in told
-    assert "--max-model-len 41984" in told
-    assert "on 2 GPUs (tensor parallel 2)" in told
+    line = shortened(plan, 41984)
+    assert "the model's own 131,072 tokens" in line
+    assert "--max-model-len 41984" in line
+    assert "on 2 GPUs (tensor parallel 2)" in line

@@ -35,7 +35,7 @@ def test_without_weights_nothing_is_weighed(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path).weigh(2) == (None, "counted from config.json")
 
 
-def test_an_index_alone_tells_the_total(tmp_path: Path) -> None:
+def test_an_index_alone_has_the_total(tmp_path: Path) -> None:
     write_config(tmp_path, LLAMA_8B)
     index = {"metadata": {"total_size": 16060522496}, "weight_map": {"a": "model-00001-of-00004.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -78,14 +78,14 @@ def test_layers_for_speculation_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 8, b"\xff" * 16, b"\x02\x00\x00\x00\x00\x00\x00\x00[]"])
-def test_a_broken_file_is_told(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_file_is_an_error(tmp_path: Path, content: bytes) -> None:
     write_config(tmp_path, LLAMA_8B)
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(PlanError, match="not a safetensors file"):
         read_checkpoint(tmp_path).weigh(2)
 
 
-def test_what_is_no_model_is_told(tmp_path: Path) -> None:
+def test_what_is_no_model_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="is not there: give a model's folder"):
         read_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text("{")

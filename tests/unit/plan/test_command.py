@@ -8,11 +8,13 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli.main import app
 from gateway.plan.checkpoint import PlanError
-from gateway.plan.command import Asked, plan_model, plan_running, with_fields
+from gateway.plan.command import PlanRequest, plan_model, plan_running, with_fields
 from tests.unit.plan.models import DEEPSEEK_V3, GEMMA3_4B, GPT_OSS_20B, LLAMA_8B, Config
 from tests.unit.plan.test_running import engine, metrics, serving
 
-ASKED = Asked("", 80.0, 1, None, 0.92, None, "auto", "auto", "auto", None, None, None, None, None, None, 0, None, ())
+ASKED = PlanRequest(
+    "", 80.0, 1, None, 0.92, None, "auto", "auto", "auto", None, None, None, None, None, None, 0, None, ()
+)
 
 
 def planned(tmp_path: Path, config: Config, **asked: Any) -> dict[str, Any]:
@@ -122,25 +124,25 @@ def test_a_running_backend_is_compared_with_what_it_was_started_with() -> None:
 
 def test_the_command_prints_a_plan_and_its_json(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    told = gateway(str(tmp_path), "--gpu-memory-gib", "80", "--gpus", "8")
-    assert told.exit_code == 0
-    assert "Ways to use 8 GPUs" in told.stdout
+    result = gateway(str(tmp_path), "--gpu-memory-gib", "80", "--gpus", "8")
+    assert result.exit_code == 0
+    assert "Ways to use 8 GPUs" in result.stdout
     document = json.loads(gateway(str(tmp_path), "--gpu-memory-gib", "80", "--gpus", "8", "--json").stdout)
     assert [option["replicas"] for option in document["options"]] == [8, 4, 2, 1]
 
 
 def test_the_command_plans_a_running_backend() -> None:
     with serving(engine()) as url:
-        told = gateway(url)
-    assert told.exit_code == 0
-    assert "KV cache: 100,000 tokens" in told.stdout
+        result = gateway(url)
+    assert result.exit_code == 0
+    assert "KV cache: 100,000 tokens" in result.stdout
 
 
 def test_the_command_says_in_one_line_what_lacks(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "new", "hidden_size": 1024}')
-    told = gateway(str(tmp_path), "--gpu-memory-gib", "80")
-    assert told.exit_code == 2
-    [line] = told.stderr.splitlines()
+    result = gateway(str(tmp_path), "--gpu-memory-gib", "80")
+    assert result.exit_code == 2
+    [line] = result.stderr.splitlines()
     assert line.startswith("gateway: the model's config.json lacks num_hidden_layers")
     assert "give --gpu-memory-gib" in gateway(str(tmp_path)).stderr
     assert "127.0.0.1:8000 is not there: give a model's folder" in gateway("127.0.0.1:8000").stderr

@@ -5,7 +5,7 @@ import yaml
 
 from gateway.config_file import parse
 from gateway.plan.command import Running, gateway_file, plan_document, running_document, serve_command, shell
-from gateway.plan.memory import BlockPool, Group, KvLayout
+from gateway.plan.memory import BlockPool, KvLayout
 from gateway.plan.model_shape import read_shape
 from gateway.plan.plan import make_plan
 from tests.unit.plan.models import GEMMA3_27B, LLAMA_8B, LLAMA_70B, MINILM, Config, settings, workload
@@ -16,7 +16,7 @@ def document(config: Config, gpus: int = 8, gpu_gib: float = 80, **load: int) ->
     return plan_document(plan, ["w"], model="m", weights_from="s", command="c")
 
 
-def test_a_document_is_json_and_tells_sizes_in_bytes() -> None:
+def test_a_document_is_json_with_sizes_in_bytes() -> None:
     found = orjson.loads(orjson.dumps(document(LLAMA_8B)))
     assert found["model"]["kv_bytes_per_token"] == 131072
     assert found["model"]["weight_bytes"] == 2 * 8_030_261_248
@@ -57,12 +57,12 @@ def test_what_is_assumed_is_listed() -> None:
         "weights as if unpacked: new is not known",
         "lengths of requests (--prompt-tokens, --output-tokens)",
     ]
-    told = make_plan(shape, settings(reserve_bytes=1, weight_bytes=1), workload(), 1)
-    assert plan_document(told, [], model="m", weights_from="s", command=None)["assumed"] == []
+    options = make_plan(shape, settings(reserve_bytes=1, weight_bytes=1), workload(), 1)
+    assert plan_document(options, [], model="m", weights_from="s", command=None)["assumed"] == []
 
 
 def test_a_running_backends_engines_share_its_cap() -> None:
-    pool = BlockPool(KvLayout(16, 0, (Group(None),)), 6250)
+    pool = BlockPool(KvLayout(16, 0, (None,)), 6250)
     running = Running("http://h:1", "m", "0.33.0", 8192, 2, 100_000, None, pool)
     found = running_document(running, workload(), [], 92)
     assert found["max_num_seqs"] == 92
@@ -75,22 +75,22 @@ def test_the_command_has_what_the_plan_decided() -> None:
     plan = make_plan(read_shape(LLAMA_70B), settings(), workload(), 8, (4,))
     assert plan.choice is not None
     words = serve_command(plan, plan.choice, "m", "fp8", "fp8")
-    told = dict(pairwise(words))
+    options = dict(pairwise(words))
     assert words[:3] == ["vllm", "serve", "m"]
-    assert told["--tensor-parallel-size"] == "4"
-    assert told["--max-num-seqs"] == str(plan.choice.max_num_seqs)
-    assert told["--max-model-len"] == "8192"
-    assert (told["--kv-cache-dtype"], told["--quantization"]) == ("fp8", "fp8")
-    assert "--gpu-memory-utilization" not in told
-    assert "--block-size" not in told
+    assert options["--tensor-parallel-size"] == "4"
+    assert options["--max-num-seqs"] == str(plan.choice.max_num_seqs)
+    assert options["--max-model-len"] == "8192"
+    assert (options["--kv-cache-dtype"], options["--quantization"]) == ("fp8", "fp8")
+    assert "--gpu-memory-utilization" not in options
+    assert "--block-size" not in options
 
 
-def test_what_is_vllms_default_is_left_out_and_what_is_not_is_told() -> None:
+def test_the_command_has_only_what_is_not_vllms_default() -> None:
     plan = make_plan(read_shape(LLAMA_8B), settings(utilization=0.8, block_tokens=32), workload(), 1)
     assert plan.choice is not None
     words = serve_command(plan, plan.choice, "m", "auto", "int4")
-    told = dict(pairwise(words))
-    assert (told["--gpu-memory-utilization"], told["--block-size"]) == ("0.8", "32")
+    options = dict(pairwise(words))
+    assert (options["--gpu-memory-utilization"], options["--block-size"]) == ("0.8", "32")
     assert not {"--tensor-parallel-size", "--kv-cache-dtype", "--quantization"} & set(words)
 
 

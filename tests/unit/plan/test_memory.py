@@ -5,7 +5,6 @@ import pytest
 from gateway.plan.memory import (
     GIB,
     BlockPool,
-    Group,
     KvLayout,
     assumed_reserve,
     bytes_per_sequence,
@@ -36,8 +35,8 @@ from tests.unit.plan.models import (
 
 LLAMA = read_shape(LLAMA_8B)
 
-WHOLE = KvLayout(16, 1024, (Group(None),))
-WINDOW = KvLayout(16, 1024, (Group(None), Group(64)))
+WHOLE = KvLayout(16, 1024, (None,))
+WINDOW = KvLayout(16, 1024, (None, 64))
 
 
 def test_what_an_engine_logged_on_a_real_gpu_is_met() -> None:
@@ -160,7 +159,7 @@ def test_bytes_of_a_token_are_those_that_are_published(config: Config, size: int
 def test_layers_are_grouped_as_vllm_groups_them(config: Config, groups: list[int | None], layers: int) -> None:
     shape = read_shape(config)
     found = layout(shape, 1, 2, 16)
-    assert [group.window_tokens for group in found.groups] == groups
+    assert list(found.groups) == groups
     assert shape.stored is not None
     assert found.block_bytes == 16 * layers * shape.stored.bytes_on_gpu(1, 2)
 
@@ -169,7 +168,7 @@ def test_layers_of_nearly_the_same_number_make_two_groups_of_the_larger() -> Non
     kinds = ["sliding_attention"] * 13 + ["full_attention"] * 12
     shape = read_shape(GPT_OSS_20B | {"num_hidden_layers": 25, "layer_types": kinds})
     found = layout(shape, 1, 2, 16)
-    assert [group.window_tokens for group in found.groups] == [None, 128]
+    assert list(found.groups) == [None, 128]
     assert shape.stored is not None
     assert found.block_bytes == 16 * 13 * shape.stored.bytes_on_gpu(1, 2)
 

@@ -83,7 +83,7 @@ def test_heads_have_to_divide(config: Config, splits: list[int]) -> None:
     ("config", "length"),
     [
         (LLAMA_8B, 131072),
-        (DEEPSEEK_V3, 163840),  # its file tells the length after scaling
+        (DEEPSEEK_V3, 163840),  # its file has the length after scaling
         (GEMMA3_27B, 131072),
         (LLAMA_8B | {"rope_scaling": {"type": "linear", "factor": 2.0}}, 262144),
         (LLAMA_8B | {"max_position_embeddings": None}, 2048),
@@ -99,7 +99,7 @@ def test_32_bit_checkpoints_are_loaded_with_16() -> None:
     assert read_shape(LLAMA_8B | {"torch_dtype": None, "dtype": "float16"}).dtype_bytes == 2
 
 
-def test_an_unknown_dtype_is_told() -> None:
+def test_an_unknown_dtype_is_an_error() -> None:
     with pytest.raises(PlanError, match="--dtype"):
         read_shape(LLAMA_8B | {"torch_dtype": "float8_e4m3fn"})
 
@@ -144,7 +144,7 @@ def test_whatever_the_file_holds_there_is_a_shape_or_a_reason(base: Config) -> N
         },
     ],
 )
-def test_what_cannot_be_told_from_the_file_is_sent_to_a_running_engine(more: Config) -> None:
+def test_what_the_file_does_not_determine_needs_a_running_engine(more: Config) -> None:
     with pytest.raises(PlanError, match="start vLLM once and plan from its URL"):
         read_shape(LLAMA_8B | more)
 

@@ -24,8 +24,8 @@ def metrics(engines: int = 1, tokens: str = "100000") -> str:
 
 
 def engine(**changed: str | None) -> dict[str, str]:
-    told = {"/health": "", "/version": '{"version": "0.33.0"}', "/v1/models": MODELS, "/metrics": metrics()}
-    return {path: text for path, text in {**told, **changed}.items() if text is not None}
+    answers = {"/health": "", "/version": '{"version": "0.33.0"}', "/v1/models": MODELS, "/metrics": metrics()}
+    return {path: text for path, text in {**answers, **changed}.items() if text is not None}
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def refusal(answers: dict[str, str], other: int = 404) -> str:
     return str(refused.value)
 
 
-def test_a_backend_tells_all_that_a_plan_needs() -> None:
+def test_a_backend_reports_all_that_a_plan_needs() -> None:
     with serving(engine()) as url:
         found = ask_running(url)
     assert (found.model, found.version, found.max_length_tokens, found.max_num_seqs) == ("m", "0.33.0", 8192, None)
@@ -66,7 +66,7 @@ def test_several_engines_have_a_cache_each() -> None:
         ({"/v1/models": '{"data": [{"id": "m"}]}'}, "does not tell max_model_len of m"),
     ],
 )
-def test_what_a_backend_does_not_tell_is_said(changed: dict[str, str | None], why: str) -> None:
+def test_what_a_backend_does_not_report_is_an_error(changed: dict[str, str | None], why: str) -> None:
     assert why in refusal(engine(**changed))
 
 
@@ -74,7 +74,7 @@ def test_a_key_that_lacks_is_asked_for() -> None:
     assert refusal(engine(**{"/v1/models": None}), 401).endswith("/v1/models returned 401: give --api-key")
 
 
-def test_nobody_there_and_no_url_are_told() -> None:
+def test_an_unreachable_backend_and_an_invalid_url_are_errors() -> None:
     with pytest.raises(PlanError, match="connection refused"):
         ask_running("http://127.0.0.1:9")
     with pytest.raises(PlanError, match="scheme, host and port only"):

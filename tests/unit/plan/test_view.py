@@ -4,10 +4,10 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from gateway.plan.command import Running, plan_document, running_document
-from gateway.plan.memory import BlockPool, Group, KvLayout
+from gateway.plan.memory import BlockPool, KvLayout
 from gateway.plan.model_shape import read_shape
 from gateway.plan.plan import make_plan
-from gateway.plan.view import as_running_view, as_view
+from gateway.plan.view import as_view
 from tests.unit.plan.models import DEEPSEEK_V3, GEMMA3_27B, LLAMA_8B, LLAMA_70B, MINILM, Config, settings, workload
 
 
@@ -24,11 +24,11 @@ def view_of(config: Config, gpus: int = 8, warnings: tuple[str, ...] = (), **loa
     return shown(as_view(plan_document(plan, list(warnings), model="m", weights_from="counted", command=command)))
 
 
-def test_the_model_is_told_in_words() -> None:
-    told = view_of(LLAMA_8B)
-    assert "m (llama): 8.0 billion parameters, bfloat16" in told
-    assert "Weights: 15.0 GiB (counted)" in told
-    assert "KV cache: 128 KiB a token (32 layers, 8 KV heads), 1.0 GiB for a sequence of 8,192" in told
+def test_the_model_is_described_in_words() -> None:
+    text = view_of(LLAMA_8B)
+    assert "m (llama): 8.0 billion parameters, bfloat16" in text
+    assert "Weights: 15.0 GiB (counted)" in text
+    assert "KV cache: 128 KiB a token (32 layers, 8 KV heads), 1.0 GiB for a sequence of 8,192" in text
 
 
 def test_the_bar_shows_a_gpus_memory_by_size() -> None:
@@ -46,36 +46,36 @@ def test_the_way_to_take_is_marked() -> None:
 
 
 def test_the_own_requests_are_marked_among_the_lengths() -> None:
-    told = view_of(LLAMA_8B, shared_prefix_tokens=512, concurrency=7)
-    assert "Requests: 1,000 + 24 tokens, the first 512 the same in all; 7 at once" in told
-    [marked] = [line for line in told.splitlines() if "<- your requests, 512 tokens of them shared" in line]
+    text = view_of(LLAMA_8B, shared_prefix_tokens=512, concurrency=7)
+    assert "Requests: 1,000 + 24 tokens, the first 512 the same in all; 7 at once" in text
+    [marked] = [line for line in text.splitlines() if "<- your requests, 512 tokens of them shared" in line]
     assert marked.startswith("      1,024")
 
 
 def test_what_does_not_fit_is_shown_with_what_would() -> None:
-    told = view_of(LLAMA_70B, 1, ("take two",))
-    assert "too small" in told
-    assert "! take two" in told
-    assert "To set up" not in told
-    assert "Batch x cache" not in told
+    text = view_of(LLAMA_70B, 1, ("take two",))
+    assert "too small" in text
+    assert "! take two" in text
+    assert "To set up" not in text
+    assert "Batch x cache" not in text
 
 
 def test_a_plan_that_was_made_ends_with_what_to_write_down() -> None:
-    told = view_of(LLAMA_8B, 2)
-    assert told.index("To set up") < told.index("vllm serve m") < told.index("backends:") < told.index("Assumed:")
-    assert told.count("max_in_flight") == 2
+    text = view_of(LLAMA_8B, 2)
+    assert text.index("To set up") < text.index("vllm serve m") < text.index("backends:") < text.index("Assumed:")
+    assert text.count("max_in_flight") == 2
 
 
-def test_latent_and_windowed_caches_are_told() -> None:
+def test_latent_and_windowed_caches_are_shown() -> None:
     assert "68.625 KiB a token (61 layers, one latent vector, whole on every GPU)" in view_of(DEEPSEEK_V3)
     assert "10 layers and 52 layers with a window of 1,024, 16 KV heads" in view_of(GEMMA3_27B)
 
 
 def test_an_encoder_has_no_cache() -> None:
-    told = view_of(MINILM, 2)
-    assert "An encoder: it has no KV cache." in told
-    assert "░ free " in told
-    assert "KV tokens" not in told
+    text = view_of(MINILM, 2)
+    assert "An encoder: it has no KV cache." in text
+    assert "░ free " in text
+    assert "KV tokens" not in text
 
 
 def test_nothing_is_wider_than_the_terminal() -> None:
@@ -84,12 +84,12 @@ def test_nothing_is_wider_than_the_terminal() -> None:
     assert max(map(len, shown(view, 80).splitlines())) <= 80
 
 
-def test_a_running_backend_is_told_by_what_it_says() -> None:
-    pool = BlockPool(KvLayout(16, 0, (Group(None),)), 6250)
+def test_a_running_backend_is_shown_by_its_own_figures() -> None:
+    pool = BlockPool(KvLayout(16, 0, (None,)), 6250)
     running = Running("http://h:1", "m", "0.33.0", 8192, 2, 100_000, 64, pool)
-    told = shown(as_running_view(running_document(running, workload(), ["careful"], 64)))
-    assert "m at http://h:1, vLLM 0.33.0, max_model_len 8,192" in told
-    assert "KV cache: 100,000 tokens in each of 2 engines, in blocks of 16; max_num_seqs 64" in told
-    assert "sequences that fit at once in one engine" in told
-    assert "! careful" in told
-    assert '{url: "http://h:1", max_in_flight: 128}' in told
+    text = shown(as_view(running_document(running, workload(), ["careful"], 64)))
+    assert "m at http://h:1, vLLM 0.33.0, max_model_len 8,192" in text
+    assert "KV cache: 100,000 tokens in each of 2 engines, in blocks of 16; max_num_seqs 64" in text
+    assert "sequences that fit at once in one engine" in text
+    assert "! careful" in text
+    assert '{url: "http://h:1", max_in_flight: 128}' in text

@@ -86,7 +86,7 @@ def test_packing_leaves_embeddings_and_the_output_layer_as_they_are() -> None:
 
 def test_mxfp4_packs_experts_alone() -> None:
     packed = count_parameters(GPT_OSS_20B).bytes(2, read_quantization({"quant_method": "mxfp4"}))
-    assert packed / 2**30 == pytest.approx(12.8, rel=0.01)  # as its makers tell the checkpoint's size
+    assert packed / 2**30 == pytest.approx(12.8, rel=0.01)  # as published for the checkpoint's size
 
 
 def test_unknown_packing_counts_as_none() -> None:

@@ -11,7 +11,7 @@ from gateway.relay.connection import BackendConnection
 
 @dataclass
 class FakeTransport:
-    """Keeps what is written; tells what was done to it."""
+    """Keeps what is written, and what was done to it."""
 
     sent: bytes = b""
     reading: bool = True
@@ -45,7 +45,7 @@ class FakeTransport:
 
 @dataclass
 class FakeReceiver:
-    """Writes down what a connection tells it."""
+    """Records the calls of a connection."""
 
     said: list[str] = field(default_factory=list)
     data: bytes = b""
@@ -82,7 +82,7 @@ class FakeSink:
     content_type: bytes = b""
     extra: bytes = b""
     body: bytes = b""
-    on_room: Callable[[], None] | None = None
+    on_writable: Callable[[], None] | None = None
     comments: int = 0
 
     def comment(self) -> None:
@@ -104,6 +104,9 @@ class FakeSink:
         assert data
         self.body += data
         return self.blocked
+
+    def when_writable(self, resume: Callable[[], None] | None) -> None:
+        self.on_writable = resume
 
     def end(self) -> None:
         assert self.begun

@@ -21,7 +21,7 @@ def sending() -> tuple[BackendConnection, FakeTransport, FakeReceiver]:
     return connection, transport, receiver
 
 
-def test_an_answer_that_arrives_at_once_is_told_in_order() -> None:
+def test_an_answer_that_arrives_at_once_is_passed_on_in_order() -> None:
     connection, transport, receiver = sending()
     assert transport.sent == b"GET / HTTP/1.1\r\n\r\n"
     connection.data_received(PLAIN)
@@ -87,7 +87,7 @@ def test_bytes_after_an_answer_make_the_connection_unusable_but_not_the_answer(e
     assert not connection.reusable
 
 
-def test_bytes_that_nobody_asked_for_make_an_idle_connection_unusable() -> None:
+def test_unexpected_bytes_make_an_idle_connection_unusable() -> None:
     connection, transport, _ = sending()
     connection.data_received(PLAIN)
     connection.data_received(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
@@ -102,7 +102,7 @@ def test_bytes_that_nobody_asked_for_make_an_idle_connection_unusable() -> None:
      b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
      b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 101 + b"\r\n"],
 )  # fmt: skip
-def test_an_answer_that_is_no_http_is_told_once(answer: bytes) -> None:
+def test_an_answer_that_is_not_http_fails_once(answer: bytes) -> None:
     connection, transport, receiver = sending()
     connection.data_received(answer)
     connection.connection_lost(None)
@@ -121,7 +121,7 @@ def test_a_head_without_end_is_given_up_at_64_kibibytes() -> None:
     assert number < 18
 
 
-def test_a_long_body_is_not_taken_for_a_long_head() -> None:
+def test_a_long_body_does_not_count_as_a_long_head() -> None:
     connection, _, receiver = sending()
     connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"x" * 200_000)
     assert receiver.said[-2:] == ["end", "flushed"]
@@ -156,7 +156,7 @@ def test_what_a_lost_connection_means_depends_on_what_came_before(
     assert not connection.usable
 
 
-def test_losing_an_idle_connection_tells_nobody() -> None:
+def test_losing_an_idle_connection_calls_no_receiver() -> None:
     connection, _, receiver = sending()
     connection.data_received(PLAIN)
     connection.connection_lost(None)
@@ -165,7 +165,7 @@ def test_losing_an_idle_connection_tells_nobody() -> None:
     connection.abort()
 
 
-def test_after_an_abort_nothing_more_is_told() -> None:
+def test_after_an_abort_the_receiver_is_not_called() -> None:
     connection, transport, receiver = sending()
     connection.abort()
     assert transport.aborted

@@ -145,7 +145,7 @@ def test_targets_with_ids_in_them_do_not_pile_up() -> None:
     assert len(pool._heads) <= 256
 
 
-async def test_a_backend_that_nobody_listens_for_cannot_be_reached() -> None:
+async def test_a_backend_whose_port_is_closed_cannot_be_reached() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"

@@ -13,8 +13,7 @@ from gateway.config import UpstreamConfig
 from gateway.errors import BackendError, ConnectFailed, RequestTimeout
 from gateway.relay.connection import BackendConnection, Pool
 from gateway.relay.relay import Relay
-from gateway.relay.upstream import UpstreamResult
-from gateway.request import Ask, InferenceRequest, Kind
+from gateway.request import Demand, InferenceRequest, Kind, UpstreamResult
 from tests.unit.front.wires import fleet_of
 from tests.unit.relay.peers import FakeSink, FakeTransport, connected
 from tests.unit.scheduling.virtual_time import run, turns
@@ -26,7 +25,7 @@ CHUNK = b"9\r\ndata: {}\n\r\n"
 
 def request(**fields: Any) -> InferenceRequest:
     made = InferenceRequest(
-        "chat", Kind.GENERATE, b"POST", b"/v1/chat/completions", Ask("m"), "id-1", b"{}",
+        "chat", Kind.GENERATE, b"POST", b"/v1/chat/completions", Demand("m"), "id-1", b"{}",
         headers=b"x-request-id: id-1\r\n", done_marker=b"data: [DONE]",
     )  # fmt: skip
     for name, value in fields.items():
@@ -35,7 +34,7 @@ def request(**fields: Any) -> InferenceRequest:
 
 
 class Scene:
-    """A relay to one backend, in virtual time; `connect` may be told to fail."""
+    """A relay to one backend, in virtual time; `connect` can be made to fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **config: Any) -> None:
         self.loop = asyncio.get_running_loop()
@@ -69,7 +68,7 @@ class Scene:
     def check_that_nothing_is_left(self, idle: int = 0) -> None:
         assert repr(self.relay) == "<Relay 0 answers under way>"
         assert repr(self.relay._pools["a"]) == f"<Pool a 0 in use, {idle} idle>"
-        assert self.sink.on_room is None
+        assert self.sink.on_writable is None
 
 
 def test_a_request_is_written_whole_and_its_answer_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,13 +138,13 @@ def test_a_backend_that_cannot_be_reached_leaves_nothing(monkeypatch: pytest.Mon
 # Uploads.
 
 
-async def pieces(*parts: bytes | BaseException, gate: asyncio.Event | None = None) -> AsyncIterator[bytes]:
+async def pieces(*parts: bytes | BaseException, lease_broker: asyncio.Event | None = None) -> AsyncIterator[bytes]:
     for part in parts:
         if isinstance(part, BaseException):
             raise part
         yield part
-        if gate is not None:
-            await gate.wait()
+        if lease_broker is not None:
+            await lease_broker.wait()
 
 
 def upload(source: AsyncIterator[bytes]) -> InferenceRequest:
@@ -171,7 +170,7 @@ def test_an_upload_goes_no_faster_than_the_backend_takes_it(monkeypatch: pytest.
     async def main() -> None:
         scene = Scene(monkeypatch)
         more = asyncio.Event()
-        task = scene.send(upload(pieces(b"a", b"b", gate=more)))
+        task = scene.send(upload(pieces(b"a", b"b", lease_broker=more)))
         await turns(3)
         scene.connection.pause_writing()
         more.set()
@@ -192,7 +191,7 @@ def test_a_backend_that_answers_before_the_upload_ends_is_heard_and_its_connecti
     async def main() -> None:
         scene = Scene(monkeypatch)
         more = asyncio.Event()
-        task = scene.send(upload(pieces(b"a", b"b", b"c", gate=more)))
+        task = scene.send(upload(pieces(b"a", b"b", b"c", lease_broker=more)))
         await turns(3)
         scene.connection.data_received(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\n{}")
         more.set()
@@ -216,11 +215,11 @@ def test_an_upload_that_fails_aborts_the_backends_work(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("after", range(5))
-def test_a_backend_that_closes_during_an_upload_is_told(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+def test_a_backend_that_closes_during_an_upload_is_reported(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     async def main() -> None:
         scene = Scene(monkeypatch)
         more = asyncio.Event()
-        task = scene.send(upload(pieces(b"a", b"b", b"c", gate=more)))
+        task = scene.send(upload(pieces(b"a", b"b", b"c", lease_broker=more)))
         await turns(2)
         scene.connection.connection_lost(ConnectionResetError("reset"))
         await turns(after)
@@ -302,7 +301,7 @@ def test_a_stream_is_shown_to_be_alive_until_its_first_token(
         scene = Scene(monkeypatch)
         scene.relay._comment_seconds = 15
         async with scene.relay.watching():
-            task = scene.send(request(ask=Ask("m", streams=streams)))
+            task = scene.send(request(demand=Demand("m", streams=streams)))
             await turns(2)
             if received:
                 scene.connection.data_received(received)

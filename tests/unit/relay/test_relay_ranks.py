@@ -1,4 +1,4 @@
-"""Which engine of a backend is meant is told to it on the wire, and to no other."""
+"""The rank of an engine is sent to its backend, and to no other."""
 
 import asyncio
 from random import Random
@@ -9,7 +9,7 @@ from gateway.backends.backend import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.config import BackendConfig, HealthConfig, UpstreamConfig
 from gateway.relay.relay import Relay
-from gateway.request import Ask, InferenceRequest, Kind
+from gateway.request import Demand, InferenceRequest, Kind
 from tests.scripted import ScriptedBackend
 from tests.unit.relay.peers import FakeSink
 
@@ -17,7 +17,7 @@ DEADLINE_SECONDS = 5.0
 
 
 async def header_of(kind: Kind, rank: int | None) -> bytes | None:
-    """What the backend is told of the rank."""
+    """The rank header that the backend gets."""
     loop = asyncio.get_running_loop()
     async with ScriptedBackend() as backend, asyncio.timeout(DEADLINE_SECONDS):
         config = BackendConfig(url=backend.url, name="a")
@@ -25,7 +25,14 @@ async def header_of(kind: Kind, rank: int | None) -> bytes | None:
         fleet.learned(fleet.backends[0], Facts(models=(ModelCard("m"),), engines=2))
         relay, sink = Relay(fleet, UpstreamConfig(), loop.time), FakeSink()
         request = InferenceRequest(
-            "chat", kind, b"POST", b"/v1/chat/completions", Ask("m"), "id-1", b"{}", headers=b"x-request-id: id-1\r\n"
+            "chat",
+            kind,
+            b"POST",
+            b"/v1/chat/completions",
+            Demand("m"),
+            "id-1",
+            b"{}",
+            headers=b"x-request-id: id-1\r\n",
         )
         async with relay.watching():
             answer = await relay.send(request, "a", sink, lambda: None, lambda _: 1000, rank=rank)

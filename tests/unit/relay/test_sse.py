@@ -59,7 +59,7 @@ def test_the_end_marker_is_found_in_any_pieces(stream: list[bytes], separator: b
 
 
 @given(st.lists(events(), max_size=4), SEPARATORS, CUTS, st.booleans())
-def test_usage_is_found_in_any_pieces_and_hidden_if_nobody_asked_for_it(
+def test_usage_is_found_in_any_pieces_and_hidden_if_not_requested(
     stream: list[bytes], separator: bytes, cuts: list[int], hidden: bool
 ) -> None:
     taken = EventStream(DONE, hides_usage=hidden)
@@ -134,7 +134,7 @@ def test_an_event_without_usage_is_not_so_much_as_copied(more: bytes) -> None:
     assert EventStream(DONE, hides_usage=True).take(event) is event
 
 
-def test_usage_that_was_told_is_not_forgotten_over_events_that_tell_none() -> None:
+def test_reported_usage_is_kept_over_events_without_usage() -> None:
     taken = EventStream(DONE, hides_usage=False)
     taken.take(USAGE + b"\n\n")
     taken.take(b'data: {"choices":[{}],"usage":null}\n\n')

@@ -1,10 +1,12 @@
 """What a backend says, and what the client and the dispatcher get of it."""
 
+from collections.abc import Callable
+
 import pytest
 
 from gateway.errors import AnswerBrokeOff, BackendError, FirstByteTimeout, StreamStalled
-from gateway.relay.upstream import Exchange, UpstreamResult
-from gateway.request import Usage
+from gateway.relay.upstream import UpstreamResponse
+from gateway.request import UpstreamResult, Usage
 from tests.unit.relay.peers import FakeSink, connected
 
 EVENTS = [(b"Content-Type", b"text/event-stream; charset=utf-8")]
@@ -14,19 +16,31 @@ CHUNK = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 
 
 class Scene:
-    """An exchange between a scripted backend and a sink."""
+    """An response between a scripted backend and a sink."""
 
-    def __init__(self, done_marker: bytes | None = b"data: [DONE]", hides_usage: bool = False) -> None:
+    def __init__(
+        self,
+        done_marker: bytes | None = b"data: [DONE]",
+        hides_usage: bool = False,
+        on_opening: Callable[[bytes], None] | None = None,
+    ) -> None:
         self.sink = FakeSink()
         self.connection, self.transport = connected()
         self.first_tokens = 0
         self.came: list[int] = []
         self.expected: list[int] = []
         self.now = 5.0
-        self.exchange = Exchange(
-            self.sink, self.connection, self._first_token, self._came, lambda: self.now, done_marker, hides_usage
+        self.response = UpstreamResponse(
+            self.sink,
+            self.connection,
+            self._first_token,
+            self._came,
+            lambda: self.now,
+            done_marker,
+            hides_usage,
+            on_opening=on_opening,
         )
-        self.connection.send(b"request", self.exchange)
+        self.connection.send(b"request", self.response)
 
     def _first_token(self) -> None:
         self.first_tokens += 1
@@ -36,22 +50,22 @@ class Scene:
         return self.expected.pop(0) if self.expected else 1000
 
     def head(self, status: int = 200, headers: list[tuple[bytes, bytes]] = JSON) -> None:
-        self.exchange.head(status, headers)
+        self.response.head(status, headers)
 
     def body(self, *pieces: bytes, end: bool = False) -> None:
         for piece in pieces:
-            self.exchange.body(piece)
+            self.response.body(piece)
         if end:
-            self.exchange.end()
-        self.exchange.flushed()
+            self.response.end()
+        self.response.flushed()
 
     @property
     def answer(self) -> UpstreamResult:
-        return self.exchange.done.result()
+        return self.response.done.result()
 
     @property
     def error(self) -> BackendError:
-        error = self.exchange.done.exception()
+        error = self.response.done.exception()
         assert isinstance(error, BackendError)
         return error
 
@@ -110,7 +124,7 @@ async def test_a_long_plain_answer_is_passed_on_once_it_is_over_128_kibibytes() 
     assert scene.answer.usage == Usage(1, 2)
 
 
-async def test_a_stream_is_passed_on_as_it_comes_and_its_first_token_is_told_once() -> None:
+async def test_a_stream_is_passed_on_as_it_comes_and_its_first_token_is_reported_once() -> None:
     scene = Scene()
     scene.head(headers=EVENTS)
     assert not scene.sink.begun
@@ -155,7 +169,7 @@ async def test_with_its_end_marker_a_stream_is_complete_whatever_becomes_of_its_
     scene.body(CHUNK, DONE)
     assert scene.sink.complete
     assert scene.answer.status == 200
-    scene.exchange.failed(AnswerBrokeOff("reset"))
+    scene.response.failed(AnswerBrokeOff("reset"))
     assert scene.answer.status == 200
 
 
@@ -163,7 +177,7 @@ async def test_before_its_end_marker_a_stream_that_breaks_off_is_interrupted() -
     scene = Scene()
     scene.head(headers=EVENTS)
     scene.body(CHUNK)
-    scene.exchange.failed(AnswerBrokeOff("reset"))
+    scene.response.failed(AnswerBrokeOff("reset"))
     assert (scene.fault, scene.error.message) == ("StreamInterrupted", "reset")
     assert not scene.sink.complete
 
@@ -249,14 +263,14 @@ async def test_a_plain_answer_that_breaks_off_may_be_replaced_only_if_none_of_it
     scene.head()
     if pieces:
         scene.body(*pieces)
-    scene.exchange.failed(AnswerBrokeOff("reset"))
+    scene.response.failed(AnswerBrokeOff("reset"))
     assert scene.fault == fault
     assert not scene.sink.begun
 
 
 async def test_giving_up_closes_the_connection_and_keeps_its_reason() -> None:
     scene = Scene()
-    scene.exchange.give_up(FirstByteTimeout("too long"))
+    scene.response.give_up(FirstByteTimeout("too long"))
     assert scene.fault == "FirstByteTimeout"
     assert scene.transport.aborted
 
@@ -265,7 +279,7 @@ async def test_giving_up_a_stream_says_that_it_stalled() -> None:
     scene = Scene()
     scene.head(headers=EVENTS)
     scene.body(CHUNK)
-    scene.exchange.give_up(StreamStalled("too long"))
+    scene.response.give_up(StreamStalled("too long"))
     assert scene.fault == "StreamStalled"
 
 
@@ -273,41 +287,42 @@ async def test_after_the_end_no_failure_counts() -> None:
     scene = Scene()
     scene.head()
     scene.body(b"{}", end=True)
-    scene.exchange.failed(AnswerBrokeOff("reset"))
+    scene.response.failed(AnswerBrokeOff("reset"))
     assert scene.answer.status == 200
 
 
 @pytest.mark.parametrize("headers", [EVENTS, JSON])
-async def test_a_client_that_takes_no_more_stops_the_backend(headers: list[tuple[bytes, bytes]]) -> None:
+async def test_a_slow_client_stops_reading_from_the_backend(headers: list[tuple[bytes, bytes]]) -> None:
     scene = Scene()
     scene.head(headers=headers)
     scene.sink.blocked = True
     scene.body(CHUNK * 30_000)
-    assert scene.exchange.paused
+    assert scene.response.silence(1.0) == 0.0
+    assert scene.response.silence(1.0) == 0.0
     assert not scene.transport.reading
-    assert scene.sink.on_room is not None
-    scene.sink.on_room()
+    assert scene.sink.on_writable is not None
+    scene.sink.on_writable()
     assert scene.transport.reading
 
 
 @pytest.mark.parametrize("blocked", [True, False])
-async def test_it_is_noted_whether_the_client_held_a_stream_up(blocked: bool) -> None:
+async def test_it_is_noted_whether_the_client_was_slow(blocked: bool) -> None:
     scene = Scene()
     scene.head(headers=EVENTS)
     scene.sink.blocked = blocked
     scene.body(CHUNK)
     scene.sink.blocked = False
     scene.body(DONE, end=True)
-    assert scene.answer.held_up is blocked
+    assert scene.answer.client_was_slow is blocked
 
 
-async def test_whether_anything_was_heard_is_noted() -> None:
+async def test_whether_any_byte_arrived_is_noted() -> None:
     scene = Scene()
-    assert not scene.exchange.heard
-    assert not scene.exchange.begun
+    assert not scene.response.heard
+    assert not scene.response.begun
     scene.connection.data_received(b"HTTP/1.1 200 OK\r\n")
-    assert scene.exchange.heard
-    assert scene.exchange.begun
+    assert scene.response.heard
+    assert scene.response.begun
 
 
 @pytest.mark.parametrize(
@@ -329,7 +344,7 @@ async def test_an_answer_that_speaks_of_how_the_fleet_is_set_up_is_replaced_by_o
     assert not scene.sink.begun
 
 
-async def test_events_of_a_stream_are_told_when_there_are_more_than_were_expected() -> None:
+async def test_events_of_a_stream_are_counted_when_there_are_more_than_expected() -> None:
     scene = Scene()
     scene.expected = [5, 2, 100]
     scene.head(headers=EVENTS)
@@ -351,7 +366,7 @@ async def test_events_of_a_stream_are_told_when_there_are_more_than_were_expecte
     assert scene.answer.status == 200
 
 
-async def test_a_plain_answer_tells_nothing_of_its_tokens() -> None:
+async def test_a_plain_answer_counts_no_tokens() -> None:
     scene = Scene()
     scene.head()
     scene.body(b'{"text":"\n\n"}\n\n', end=True)
@@ -359,46 +374,46 @@ async def test_a_plain_answer_tells_nothing_of_its_tokens() -> None:
     assert scene.came == []
 
 
-async def test_what_came_of_a_stream_that_is_cut_is_told_to_the_last_event_and_once() -> None:
+async def test_the_events_of_a_stream_that_is_cut_are_all_counted_once() -> None:
     scene = Scene()
-    scene.exchange.tell_rest()
+    scene.response.close()
     assert scene.came == []
     scene.head(headers=EVENTS)
     for _ in range(4):
         scene.body(CHUNK)
-    scene.exchange.tell_rest()
-    scene.exchange.tell_rest()
+    scene.response.close()
+    scene.response.close()
     assert sum(scene.came) == 4
 
 
-# The first bytes of an answer tell whose response it is.
+# The first bytes of an answer have the id of the response.
 
 
-async def test_the_first_bytes_are_told_once_and_before_they_are_passed_on() -> None:
-    scene, told = Scene(done_marker=None), list[tuple[bytes, bool]]()
-    scene.exchange.on_opening = lambda data: told.append((data, scene.sink.begun))
+async def test_the_opening_is_reported_once_and_before_it_is_passed_on() -> None:
+    openings = list[tuple[bytes, bool]]()
+    scene = Scene(done_marker=None, on_opening=lambda data: openings.append((data, scene.sink.begun)))
     scene.head(headers=EVENTS)
     scene.body(b'event: response.created\ndata: {"response":{"id":"re')
-    assert told == []
+    assert openings == []
     scene.body(b'sp_1"}}\n\n')
-    assert told == [(b'event: response.created\ndata: {"response":{"id":"resp_1"}}\n\n', False)]
+    assert openings == [(b'event: response.created\ndata: {"response":{"id":"resp_1"}}\n\n', False)]
     scene.body(CHUNK, end=True)
-    assert len(told) == 1
+    assert len(openings) == 1
 
 
-async def test_they_are_told_of_a_plain_answer_of_any_length() -> None:
+async def test_the_opening_of_a_plain_answer_of_any_length_is_reported() -> None:
     for size in (10, 2_000_000):
-        scene, told = Scene(done_marker=None), list[bytes]()
-        scene.exchange.on_opening = told.append
+        openings = list[bytes]()
+        scene = Scene(done_marker=None, on_opening=openings.append)
         scene.head()
         scene.body(b'{"id":"resp_1"', b" " * size)
         scene.body(b"}", end=True)
-        assert [data[:14] for data in told] == [b'{"id":"resp_1"']
+        assert [data[:14] for data in openings] == [b'{"id":"resp_1"']
 
 
-async def test_they_are_not_told_of_an_error() -> None:
-    scene, told = Scene(done_marker=None), list[bytes]()
-    scene.exchange.on_opening = told.append
+async def test_the_opening_of_an_error_is_not_reported() -> None:
+    openings = list[bytes]()
+    scene = Scene(done_marker=None, on_opening=openings.append)
     scene.head(404)
     scene.body(b'{"error":{"id":"resp_1"}}', end=True)
-    assert told == []
+    assert openings == []

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.relay.sse import possible, read_stream_usage, read_usage
-from gateway.request import Ask, Usage
+from gateway.relay.sse import read_stream_usage, read_usage
+from gateway.request import Demand, Usage, possible
 
 COUNTS = st.integers(0, 10**9)
 
@@ -86,32 +86,32 @@ def test_what_follows_usage_and_is_named_or_called_so_is_passed_over() -> None:
 
 ANY_COUNT = st.integers(0, 2**64) | st.integers(0, 100_000)
 ASKS = st.builds(
-    Ask, st.just("m"), sequences=st.integers(0, 128), size_bytes=st.integers(0, 10**6),
+    Demand, st.just("m"), sequences=st.integers(0, 128), size_bytes=st.integers(0, 10**6),
     learnable_bytes=st.integers(0, 1), pinned=st.none() | st.just("a"),
 )  # fmt: skip
 
 
 @given(ANY_COUNT, ANY_COUNT, st.none() | ANY_COUNT, ASKS, st.none() | st.integers(1, 10**7))
 def test_no_request_has_used_more_than_it_could_have(
-    prompt: int, completion: int, cached: int | None, ask: Ask, context_tokens: int | None
+    prompt: int, completion: int, cached: int | None, ask: Demand, context_tokens: int | None
 ) -> None:
-    told = Usage(prompt, completion, cached)
-    usage = possible(told, ask, context_tokens)
+    reported = Usage(prompt, completion, cached)
+    usage = possible(reported, ask, context_tokens)
     most = (context_tokens or 2**20) * max(1, ask.sequences)
     assert 0 <= usage.prompt_tokens <= min(prompt, most)
     assert 0 <= usage.completion_tokens <= min(completion, most)
     assert (usage.cached_tokens is None) == (cached is None)
     assert usage.cached_tokens is None or 0 <= usage.cached_tokens <= usage.prompt_tokens
-    assert (usage is told) == (usage == told)
+    assert (usage is reported) == (usage == reported)
     if ask.learnable_bytes and ask.pinned is None:
         assert usage.prompt_tokens <= 4 * ask.size_bytes + 4096 * max(1, ask.sequences)
 
 
 def test_what_a_request_can_have_used_is_left_as_it_is() -> None:
-    told = Usage(8000, 192, 7984)
-    assert possible(told, Ask("m", size_bytes=1000, learnable_bytes=900), 8192).prompt_tokens == 8000
-    assert possible(told, Ask("m", size_bytes=10), 8192) is told
-    assert possible(Usage(8000, 8192 * 3), Ask("m", size_bytes=10, sequences=2), 8192) == Usage(8000, 8192 * 2)
+    reported = Usage(8000, 192, 7984)
+    assert possible(reported, Demand("m", size_bytes=1000, learnable_bytes=900), 8192).prompt_tokens == 8000
+    assert possible(reported, Demand("m", size_bytes=10), 8192) is reported
+    assert possible(Usage(8000, 8192 * 3), Demand("m", size_bytes=10, sequences=2), 8192) == Usage(8000, 8192 * 2)
 
 
 @pytest.mark.timeout(5)

@@ -2,9 +2,7 @@
 
 from hypothesis import strategies as st
 
-from gateway.routing.cost import CostModel
-from gateway.routing.engine import Engine
-from gateway.routing.engine_load import Work
+from gateway.routing.engine import CostModel, Engine, Work
 
 NOW = 5.0
 AskedFor = tuple[int, float, list[int]]  # prompt tokens, output tokens, hits

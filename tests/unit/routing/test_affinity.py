@@ -1,13 +1,10 @@
 import pytest
 
-from gateway.request import Ask
-from gateway.routing.cache_view import HitAccuracy, Hits
-from gateway.routing.cost import CostModel
-from gateway.routing.engine import Engine, Option
-from gateway.routing.engine_load import Work
+from gateway.request import Demand
+from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
+from gateway.routing.engine import CostModel, Engine, Option, Work
 from gateway.routing.estimates import Calibrations, Estimates
 from gateway.routing.policy import Affinity, PrefixPolicy
-from gateway.routing.prefix_index import PrefixIndex
 
 KEYS, EDGES = (1, 2), (1600, 16_000)
 
@@ -18,17 +15,19 @@ class Scene:
     def __init__(self) -> None:
         self.index = PrefixIndex([1 << 30] * 3)
         self.engines = [Engine(number, "abc"[number]) for number in range(3)]
-        self.policy = PrefixPolicy(Calibrations(CostModel()), Hits(self.index, HitAccuracy()), Estimates(), Affinity())
+        self.policy = PrefixPolicy(
+            Calibrations(CostModel()), HitPredictor(self.index, HitAccuracy()), Estimates(), Affinity()
+        )
         self.hinted_at("c")
 
     def hinted_at(self, name: str) -> None:
-        self.policy.placed(Ask("m", hint=7), self._option(name))
+        self.policy.placed(Demand("m", hint=7), self._option(name))
 
     def _option(self, name: str) -> Option:
         return Option(next(engine for engine in self.engines if engine.name == name), 0.0, 0.0, 0)
 
     def best(self, hint: int = 7, keys: tuple[int, ...] = KEYS) -> str:
-        ask = Ask("m", keys=keys, edges=EDGES, prompt_size=16_000, prompt_tokens=4000, hint=hint)
+        ask = Demand("m", keys=keys, edges=EDGES, prompt_size=16_000, prompt_tokens=4000, hint=hint)
         return min(self.policy.options(ask, self.engines, 0.0), key=lambda option: option.cost).engine.name
 
     def send(self, name: str, count: int = 1, prefill_seconds: float = 0.0) -> None:

@@ -2,11 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.request import Ask
-from gateway.routing.cache_view import HitAccuracy, Hits
+from gateway.request import Demand
+from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import Engine
 from gateway.routing.exact_index import ExactIndex
-from gateway.routing.prefix_index import PrefixIndex
 
 KEYS = tuple(range(11, 21))
 EDGES = tuple(range(400, 4001, 400))  # 4 bytes a token
@@ -14,31 +13,31 @@ TOKEN_KEYS = tuple(range(101, 160))
 
 
 class Scene:
-    """Two engines that tell nothing, and a third that tells what it holds."""
+    """Two engines without KV events, and a third with them."""
 
     def __init__(self) -> None:
-        self.index, self.trust, self.exact = PrefixIndex([1 << 30] * 3), HitAccuracy(), ExactIndex()
-        self.hits = Hits(self.index, self.trust, self.exact)
+        self.index, self.hit_accuracy, self.exact = PrefixIndex([1 << 30] * 3), HitAccuracy(), ExactIndex()
+        self.hits = HitPredictor(self.index, self.hit_accuracy, self.exact)
         self.engines = [Engine(number, "abc"[number]) for number in range(3)]
 
     def of(self, **fields: object) -> list[int]:
-        return self.hits.of(asking(**fields), self.engines)
+        return self.hits.predict(asking(**fields), self.engines)
 
     def hold(self, engine: int, blocks: int = len(KEYS)) -> None:
         self.index.record(engine, KEYS[:blocks], EDGES[:blocks])
 
     def distrust(self, engine: int) -> float:
         for _ in range(8):
-            self.trust.observed(engine, 1000, 0)
-        return self.trust.share(engine)
+            self.hit_accuracy.observed(engine, 1000, 0)
+        return self.hit_accuracy.share(engine)
 
 
-def asking(**fields: object) -> Ask:
+def asking(**fields: object) -> Demand:
     known = {"keys": KEYS, "edges": EDGES, "prompt_size": 4400, "prompt_tokens": 1100}
-    return Ask("m", **(known | fields))  # type: ignore[arg-type]
+    return Demand("m", **(known | fields))  # type: ignore[arg-type]
 
 
-def test_what_nobody_holds_is_no_hit() -> None:
+def test_what_no_engine_holds_is_no_hit() -> None:
     assert Scene().of() == [0, 0, 0]
     assert Scene().of(keys=(), edges=()) == [0, 0, 0]
 
@@ -67,7 +66,7 @@ def test_a_request_that_uses_no_cache_has_no_hits() -> None:
     assert scene.of(reads_cache=False) == [0, 0, 0]
 
 
-def test_seats_may_be_in_any_order_and_some_missing() -> None:
+def test_engines_may_be_in_any_order_and_some_missing() -> None:
     scene = Scene()
     scene.hold(2, 2)
     scene.engines = [scene.engines[2], scene.engines[0]]
@@ -122,7 +121,7 @@ def test_predictions_that_failed_are_believed_as_far_as_they_are_confirmed() -> 
     assert scene.of()[:2] == [int(1000 * share) // 16 * 16, 992]
 
 
-def test_an_engine_that_tells_what_it_holds_is_believed_instead_of_the_record() -> None:
+def test_kv_events_are_used_instead_of_the_record() -> None:
     scene = Scene()
     for engine in range(3):
         scene.hold(engine)
@@ -146,7 +145,7 @@ def test_an_exact_hit_leaves_the_last_token_to_be_computed_too() -> None:
     assert scene.of(token_keys=TOKEN_KEYS[:20], prompt_tokens=321)[0] == 320
 
 
-def test_what_was_just_sent_counts_until_events_tell_of_it() -> None:
+def test_what_was_just_sent_counts_until_events_report_it() -> None:
     scene, ask = Scene(), asking(token_keys=TOKEN_KEYS[:30])
     scene.exact.apply(0, TOKEN_KEYS[:5], ())
     for engine in (0, 1):
@@ -156,7 +155,7 @@ def test_what_was_just_sent_counts_until_events_tell_of_it() -> None:
         assert scene.of(token_keys=TOKEN_KEYS)[engine] == hit
     for engine in (0, 1):  # it came, and half of it is gone again
         scene.exact.apply(engine, TOKEN_KEYS[:15], ())
-        scene.hits.coming.told(engine, TOKEN_KEYS[:30])
+        scene.hits.pending_blocks.reported(engine, TOKEN_KEYS[:30])
     assert scene.of(token_keys=TOKEN_KEYS)[:2] == [240, 240]
 
 
@@ -170,18 +169,22 @@ def test_what_is_on_its_way_may_fill_a_hole_in_what_is_held() -> None:
     assert scene.of(token_keys=TOKEN_KEYS[:7])[0] == 112
 
 
-def test_nothing_is_expected_of_an_engine_that_does_not_tell() -> None:
+def test_nothing_is_pending_on_an_engine_without_events() -> None:
     scene = Scene()
     scene.exact.set_live(1, True)
     scene.hits.placed(asking(token_keys=TOKEN_KEYS), scene.engines[0])
     scene.hits.placed(asking(), scene.engines[1])
-    assert not scene.hits.coming
+    assert not scene.hits.pending_blocks
 
 
 def test_without_exact_blocks_token_keys_are_of_no_use() -> None:
     scene = Scene()
     scene.hold(0, 1)
-    assert Hits(scene.index, scene.trust).of(asking(token_keys=TOKEN_KEYS), scene.engines) == [96, 0, 0]
+    assert HitPredictor(scene.index, scene.hit_accuracy).predict(asking(token_keys=TOKEN_KEYS), scene.engines) == [
+        96,
+        0,
+        0,
+    ]
 
 
 @given(

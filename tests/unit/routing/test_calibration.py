@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.cost import CostModel, prefill_seconds
+from gateway.routing.engine import CostModel, prefill_seconds
 from gateway.routing.estimates import Calibration, Calibrations
 
 START = 28e-6
@@ -34,7 +34,7 @@ def test_the_other_constants_follow() -> None:
 @pytest.mark.parametrize(
     ("tokens", "predicted", "seconds"), [(63, 1.0, 2.0), (1000, 0.0, 2.0), (1000, 1.0, 0.0), (1000, 1.0, -1.0)]
 )
-def test_samples_that_tell_nothing_are_passed_over(tokens: int, predicted: float, seconds: float) -> None:
+def test_samples_without_information_are_ignored(tokens: int, predicted: float, seconds: float) -> None:
     calibration = Calibration(CostModel())
     calibration.first_token(tokens, predicted, seconds)
     assert calibration.model.b == START

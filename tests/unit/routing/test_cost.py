@@ -2,8 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.cost import (
+from gateway.routing.engine import (
     CostModel,
+    EngineLoad,
+    Work,
     cost_parts,
     mean_stall_of,
     placement_seconds,
@@ -11,7 +13,6 @@ from gateway.routing.cost import (
     step_seconds,
     terms_of,
 )
-from gateway.routing.engine_load import EngineLoad, Work
 
 MODEL = CostModel()
 
@@ -159,7 +160,7 @@ def test_the_parts_of_a_cost_are_all_of_it(
     assert all(part >= 0 for part in parts if part is not parts.slowdown)  # a faster backend slows down less than none
 
 
-def test_the_parts_of_a_cost_are_told_apart() -> None:
+def test_the_parts_of_a_cost_are_separate() -> None:
     load = load_of(decoding=4, in_prefill=1)
     terms = terms_of(MODEL, load, 5, 6000, 1.0)
     parts = cost_parts(terms, 2000, 0.06, 1, 200.0, mean_stall_of(MODEL, 10.0, 2), 0.03)

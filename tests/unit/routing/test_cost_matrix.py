@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.routing.cost import CostModel, mean_stall_of, placement_seconds, prefill_seconds
 from gateway.routing.cost_matrix import CostMatrix
-from gateway.routing.engine import Engine
-from gateway.routing.engine_load import Work
+from gateway.routing.engine import CostModel, Engine, Work, mean_stall_of, placement_seconds, prefill_seconds
 from tests.unit.routing.crowds import ASKS, MODELS, NOW, WORKS, AskedFor, engines
 
 TIES_SECONDS = 25e-9  # at most, with so few in flight
@@ -21,19 +19,19 @@ class Naive:
     """Every cost as `placement_seconds` has it; what was held out and closed is added each time."""
 
     def __init__(self, model: CostModel, asks: list[AskedFor], among: list[Engine]) -> None:
-        self.model, self.asks, self.engines = model, asks, among
+        self.model, self.demands, self.engines = model, asks, among
         self.stall = mean_stall_of(model, sum(engine.load.in_flight for engine in among), len(among))
         self.held: list[tuple[int, int, float]] = []
         self.closed: set[tuple[int | None, int]] = set()
 
     def prefill(self, row: int, column: int) -> float:
-        prompt, _, hits = self.asks[row]
+        prompt, _, hits = self.demands[row]
         return prefill_seconds(self.model, self.engines[column].slowness, prompt, hits[column])
 
     def cost(self, row: int, column: int) -> float:
         if {(None, column), (row, column)} & self.closed:
             return INFINITE
-        (prompt, output, hits), engine = self.asks[row], self.engines[column]
+        (prompt, output, hits), engine = self.demands[row], self.engines[column]
         ahead = engine.ahead_seconds(self.model, NOW)
         uncached = prompt - min(hits[column], prompt - 1)
         chunks = -(-uncached // self.model.max_batched_tokens)
@@ -69,10 +67,10 @@ def test_every_cell_is_the_cost_of_placing_that_request_there(
 
 @settings(max_examples=200, deadline=None)
 @given(MODELS, st.lists(ASKS, min_size=1, max_size=8), engines(), st.data())
-def test_a_pass_through_the_line_sees_what_a_pass_that_works_everything_out_anew_sees(
+def test_a_scan_sees_what_a_scan_that_recomputes_everything_sees(
     model: CostModel, asks: list[AskedFor], among: list[Engine], data: st.DataObject
 ) -> None:
-    """Rows are looked at in order, as `Drain` does; each may be bound, hold out, or close an engine."""
+    """Rows are visited in order, as `QueueScan` does; each may be bound, keep waiting, or close an engine."""
     matrix, naive = both(model, asks, among)
     columns = range(len(among))
     for row in range(len(asks)):
@@ -91,13 +89,13 @@ def test_a_pass_through_the_line_sees_what_a_pass_that_works_everything_out_anew
         assert len(by_cost) == sum(cost < INFINITE for cost in costs)
         assert all(later >= earlier or later == near(earlier) for earlier, later in pairwise(by_cost))
         column = data.draw(st.sampled_from(columns))
-        match data.draw(st.sampled_from(["bind", "hold out", "close", "nothing"])):
+        match data.draw(st.sampled_from(["bind", "keep waiting", "close", "nothing"])):
             case "bind":
                 among[column].load.start(data.draw(WORKS), NOW)
                 matrix.bound(column)
-            case "hold out":
+            case "keep waiting":
                 naive.held.append((row, column, naive.prefill(row, column)))
-                matrix.hold_out(row, column)
+                matrix.keep_waiting(row, column)
             case "close":
                 naive.closed.add((None, column))
                 matrix.close(column)
@@ -118,7 +116,7 @@ def test_a_difference_of_a_microsecond_is_no_tie() -> None:
     assert both(CostModel(), [(1000, 200.0, [0, 0])], among)[0].best(0) == 0
 
 
-def test_an_engine_that_is_closed_stays_closed_after_somebody_was_bound_there() -> None:
+def test_a_closed_engine_stays_closed_after_a_request_was_bound_there() -> None:
     among = [Engine(0, "a"), Engine(1, "b")]
     matrix, _ = both(CostModel(), [(1000, 200.0, [0, 0])] * 2, among)
     matrix.close(0)
@@ -130,17 +128,17 @@ def test_an_engine_that_is_closed_stays_closed_after_somebody_was_bound_there() 
     assert matrix.best(1) is None
 
 
-def test_holding_out_makes_an_engine_dearer_for_those_who_come_after() -> None:
+def test_waiting_for_an_engine_raises_its_cost_for_later_requests() -> None:
     among = [Engine(0, "a"), Engine(1, "b")]
     matrix, _ = both(CostModel(), [(1000, 200.0, [900, 0])] * 40, among)
     assert [matrix.best(row) for row in range(20)] == [0] * 20
     for row in range(20):
-        matrix.hold_out(row, 0)
+        matrix.keep_waiting(row, 0)
     assert matrix.best(20) == 1
     assert matrix.by_cost(20) == [1, 0]
 
 
-def test_an_engine_that_became_cheaper_is_seen_by_all_who_come_after() -> None:
+def test_an_engine_that_became_cheaper_is_seen_by_all_later_requests() -> None:
     # Of a small KV cache more comes free with each answer when there is more context in it.
     engine, other = Engine(0, "a", kv_cache_tokens=10_000), Engine(1, "b", slowness=9.0)
     engine.load.start(Work(1, 1, 0.0, observable=True), NOW)

@@ -1,6 +1,4 @@
-from gateway.routing.cost import CostModel, terms_of
-from gateway.routing.engine import Engine
-from gateway.routing.engine_load import Work
+from gateway.routing.engine import CostModel, Engine, Work, terms_of
 
 MODEL = CostModel()
 
@@ -43,7 +41,7 @@ def test_a_prefill_that_ends_unseen_changes_the_terms() -> None:
     assert engine.terms(MODEL) != before
 
 
-def test_prefills_to_come_at_the_rate_of_late_count_for_who_would_decode_there() -> None:
+def test_later_prefills_at_the_recent_rate_count_for_a_request_that_would_decode_there() -> None:
     model, busy, quiet = CostModel(), Engine(0, "a"), Engine(1, "b")
     for second in range(20):
         work = Work(1, 1000, 0.4, observable=True)

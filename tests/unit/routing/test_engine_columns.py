@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.cost import CostModel
 from gateway.routing.cost_matrix import Columns, CostMatrix, EngineColumns, column_of
-from gateway.routing.engine import Engine
-from gateway.routing.engine_load import Work
+from gateway.routing.engine import CostModel, Engine, Work
 from tests.unit.routing.crowds import MODELS, NOW, WORKS, engines
 
 CHANGES = st.sampled_from(["start", "first token", "finish", "sizes", "model", "fleet", "time"])
@@ -43,12 +41,12 @@ def test_what_is_kept_is_what_would_be_made_anew(model: CostModel, among: list[E
                     among = [*among]
                 case "time":
                     now += data.draw(st.sampled_from([0.001, 0.3, 20.0]))
-        same(table.look(among, model, now), EngineColumns().look(among, model, now))
+        same(table.refresh(among, model, now), EngineColumns().refresh(among, model, now))
 
 
 @given(MODELS, engines())
-def test_what_is_ahead_is_as_the_seat_has_it(model: CostModel, among: list[Engine]) -> None:
-    columns = EngineColumns().look(among, model, NOW)
+def test_what_is_ahead_is_as_the_engine_has_it(model: CostModel, among: list[Engine]) -> None:
+    columns = EngineColumns().refresh(among, model, NOW)
     for at, engine in enumerate(among):
         ahead = engine.ahead_seconds(model, NOW)
         assert columns.of_output[1, at] == pytest.approx(ahead + column_of(engine, model, NOW).waits, rel=1e-12)
@@ -64,9 +62,9 @@ def test_an_engine_that_costs_the_same_is_worth_less_the_more_runs_there_and_was
     assert waits[1] < 1e-9
 
 
-def test_what_a_look_gave_does_not_change_with_the_costs_that_were_made_of_it() -> None:
+def test_the_columns_do_not_change_with_costs_computed_from_them() -> None:
     table, among = EngineColumns(), [Engine(0, "a"), Engine(1, "b")]
     model = CostModel()
-    before = table.look(among, model, NOW).of_output
+    before = table.refresh(among, model, NOW).of_output
     CostMatrix(model, [100], [5.0], [np.zeros(2)], among, NOW, table)
-    assert table.look(among, model, NOW).of_output.tolist() == before.tolist()
+    assert table.refresh(among, model, NOW).of_output.tolist() == before.tolist()

@@ -3,7 +3,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.routing.engine_load import EngineLoad, Work
+from gateway.routing.engine import EngineLoad, Work
 
 
 def work(seconds: float = 1.0, *, sequences: int = 1, observable: bool = True) -> Work:
@@ -11,7 +11,7 @@ def work(seconds: float = 1.0, *, sequences: int = 1, observable: bool = True) -
 
 
 class LoadMachine(RuleBasedStateMachine):
-    """Requests start, get their first token and finish in any order, each of these at most once or again in vain."""
+    """Requests start, get their first token and finish in any order; repetition has no effect."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ def test_a_request_that_is_aborted_in_prefill_leaves_nothing() -> None:
     assert load.in_flight == 1
 
 
-def test_a_request_is_alone_in_prefill_only_if_nobody_else_ever_was_with_it() -> None:
+def test_a_request_is_alone_in_prefill_only_if_no_other_ever_was_with_it() -> None:
     load = EngineLoad()
     first, second, third = work(), work(), work()
     load.start(first, 1.0)
@@ -141,10 +141,10 @@ def test_a_request_is_alone_in_prefill_only_if_nobody_else_ever_was_with_it() ->
     assert third.alone
 
 
-def test_only_the_first_call_of_first_token_tells_that_it_counted() -> None:
+def test_only_the_first_call_of_first_token_returns_true() -> None:
     load, started = EngineLoad(), work()
     load.start(started, 0.0)
-    assert load.prefilling
+    assert load.pending
     assert load.first_token(started, 1.0) is True
     assert load.first_token(started, 1.0) is False
-    assert not load.prefilling
+    assert not load.pending

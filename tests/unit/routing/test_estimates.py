@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from gateway.routing.estimates import Estimates, Measure
 
 
-def test_until_an_answer_has_told_a_token_is_4_bytes_and_an_answer_200_tokens() -> None:
+def test_at_first_a_token_is_4_bytes_and_an_answer_200_tokens() -> None:
     estimates = Estimates()
     assert estimates.bytes_per_token("m") == 4.0
     assert estimates.output_tokens("m") == 200.0
@@ -38,13 +38,13 @@ def test_models_that_come_and_go_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize(("prompt_bytes", "prompt_tokens"), [(255, 100), (4000, 63), (0, 0)])
-def test_short_prompts_tell_nothing_of_the_ratio(prompt_bytes: int, prompt_tokens: int) -> None:
+def test_short_prompts_leave_the_ratio(prompt_bytes: int, prompt_tokens: int) -> None:
     estimates = Estimates()
     estimates.learn("m", prompt_bytes, prompt_tokens, 10)
     assert estimates.bytes_per_token("m") == 4.0
 
 
-def test_an_answer_without_tokens_tells_nothing_of_lengths() -> None:
+def test_an_answer_without_tokens_leaves_the_mean_length() -> None:
     estimates = Estimates()
     estimates.learn("m", 3000, 1000, 0)
     assert estimates.output_tokens("m") == 200.0
@@ -82,7 +82,7 @@ def measure(
     return estimates.measure("m", KEYS[:blocks], edges, edges[-1] if size is None else size, turn, turn_end)
 
 
-def test_a_prompt_that_nobody_has_counted_is_guessed_by_its_bytes() -> None:
+def test_a_prompt_that_no_engine_has_counted_is_estimated_by_its_bytes() -> None:
     assert measure(Estimates()) == Measure(800)
     assert Estimates().measure("m", (), (), 0, 0, 0) == Measure(1)
 
@@ -106,10 +106,10 @@ def test_of_a_longer_conversation_only_what_is_new_is_guessed() -> None:
 def test_an_answer_counts_if_it_came_back_about_as_long_as_it_was(output: int, whole: bool) -> None:
     estimates = Estimates()
     estimates.remember(KEYS[3], 500, output)
-    told = measure(estimates, turn=4, turn_end=6)  # 800 bytes, 4 a token
-    assert told.answer_is_whole is whole
-    assert told.prompt_tokens == (500 + output + 200 if whole else 500 + 400)
-    assert told.anchor_size == (2400 if whole else 1600)
+    found = measure(estimates, turn=4, turn_end=6)  # 800 bytes, 4 a token
+    assert found.answer_is_whole is whole
+    assert found.prompt_tokens == (500 + output + 200 if whole else 500 + 400)
+    assert found.anchor_size == (2400 if whole else 1600)
 
 
 def test_a_turn_that_is_asked_again_is_known_as_a_whole_and_its_answer_too() -> None:

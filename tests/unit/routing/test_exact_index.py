@@ -40,7 +40,7 @@ def test_an_engine_that_comes_later_gets_the_next_place() -> None:
     assert index.depths([1]) == [1] + [0] * 199 + [1]
 
 
-def test_keys_that_nobody_holds_are_forgotten() -> None:
+def test_keys_that_no_engine_holds_are_forgotten() -> None:
     index = index_of(a={1, 2}, b={2, 3})
     index.clear(0)
     assert len(index) == 2
@@ -54,7 +54,7 @@ def test_removing_what_another_engine_holds_leaves_it_there() -> None:
     assert index.depths([1]) == [1, 0]
 
 
-def test_it_tells_its_size() -> None:
+def test_its_size_is_the_number_of_keys() -> None:
     assert repr(index_of(a={1}, b={1, 2})) == "<ExactIndex 2 keys of 2 engines, live: 11>"
 
 

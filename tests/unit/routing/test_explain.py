@@ -1,8 +1,6 @@
 import pytest
 
-from gateway.routing.cost import Parts
-from gateway.routing.engine import Engine
-from gateway.routing.engine_load import Work
+from gateway.routing.engine import Engine, Parts, Work
 from gateway.routing.policy import EngineVerdict, as_document, as_header
 
 PARTS = Parts(ahead=0.01, prefill=0.0205, cache=0.0, stall=0.0, steps=0.008, slowdown=0.0, slot=0.0, memory=1.5)

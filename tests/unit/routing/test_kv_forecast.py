@@ -9,7 +9,7 @@ courses = st.builds(Growth, st.integers(0, 40), st.integers(0, 200), st.integers
 
 
 def stepped(base_tokens: int, running: list[Growth]) -> int:
-    """The most that is taken at any step; who has its last token holds all until the step is over."""
+    """The most that is taken at any step; a request holds all its tokens until the step of its last one is over."""
     return max(
         base_tokens
         + sum(course.present_tokens + step * course.growth_tokens for course in running if step <= course.left_steps)
@@ -34,7 +34,7 @@ def test_a_newcomer_of_one_sequence_is_reckoned_exactly_and_one_of_several_safel
     )
 
 
-def test_who_began_together_needs_the_sum_and_who_is_at_different_places_does_not() -> None:
+def test_sequences_that_began_together_need_the_sum_and_others_do_not() -> None:
     together = [Growth(100, 0, 1)] * 4
     assert PeakForecast(0, together).peak_tokens == 400
     apart = [Growth(100 - done, done, 1) for done in (0, 25, 50, 75)]

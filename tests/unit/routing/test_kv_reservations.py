@@ -1,4 +1,4 @@
-"""What is taken is what a naive count over everybody that runs gives, whoever comes and goes in whatever order."""
+"""What is reserved equals a naive count over all running requests, whatever their order of coming and going."""
 
 from dataclasses import replace
 from random import Random
@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.request import Ask
+from gateway.request import Demand
 from gateway.routing.kv_reservations import KvLedger, Reservation, _RadixNode
 from tests.recount import taken_tokens
 
@@ -20,21 +20,21 @@ def chain(*blocks: int) -> tuple[int, ...]:
     return tuple(hash(blocks[:end]) for end in range(1, len(blocks) + 1))
 
 
-def ask_of(blocks: tuple[int, ...], *, block_tokens: int = 100, rest: int = 0, **fields: object) -> Ask:
-    """A prompt of these blocks and some more tokens; sizes are in tokens, so that everybody measures alike."""
+def ask_of(blocks: tuple[int, ...], *, block_tokens: int = 100, rest: int = 0, **fields: object) -> Demand:
+    """A prompt of these blocks and some more tokens; sizes are in tokens, so that all prompts measure alike."""
     size = len(blocks) * block_tokens + rest
     edges = tuple(range(block_tokens, size + 1, block_tokens))[: len(blocks)]
-    return Ask("m", keys=chain(*blocks), edges=edges, prompt_size=size, prompt_tokens=max(1, size), **fields)  # type: ignore[arg-type]
+    return Demand("m", keys=chain(*blocks), edges=edges, prompt_size=size, prompt_tokens=max(1, size), **fields)  # type: ignore[arg-type]
 
 
 def whole(tokens: int) -> int:
     return -(-tokens // BLOCK) * BLOCK
 
 
-def keys_of(stretch: _RadixNode) -> list[int]:
+def keys_of(node: _RadixNode) -> list[int]:
     """The keys of it and of all that lean on it."""
-    below = [key for each in stretch.below.values() for key in keys_of(each)]
-    return [*stretch.creator.keys[stretch.start : stretch.end], *below]
+    below = [key for each in node.children.values() for key in keys_of(each)]
+    return [*node.creator.keys[node.start : node.end], *below]
 
 
 BLOCKS = st.lists(st.integers(0, 1), max_size=9).map(tuple)
@@ -54,20 +54,20 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger = KvLedger(BLOCK)
-        self.live: dict[Reservation, tuple[Ask, int]] = {}  # and what it takes beyond its blocks
+        self.live: dict[Reservation, tuple[Demand, int]] = {}  # and what it takes beyond its blocks
         self.gone: list[Reservation] = []
 
     def _naive(self) -> int:
         used = {key for ask, _ in self.live.values() if ask.reads_cache and ask.sequences for key in ask.keys}
         return 100 * len(used) + sum(own for _, own in self.live.values())
 
-    def _own(self, ask: Ask, output_tokens: int) -> int:
+    def _own(self, ask: Demand, output_tokens: int) -> int:
         shared = 100 * len(ask.keys) if ask.reads_cache else 0
         rest = whole(max(0, ask.prompt_tokens - shared))
         return rest + ask.sequences * whole(output_tokens) if ask.sequences else 0
 
     @rule(ask=ASKS, output_tokens=st.integers(0, 50))
-    def reserve(self, ask: Ask, output_tokens: int) -> None:
+    def reserve(self, ask: Demand, output_tokens: int) -> None:
         before, needed = self.ledger.taken_tokens, self.ledger.needed(ask, output_tokens)
         most = self.ledger.most_needed(ask, output_tokens)
         assert self.ledger.taken_tokens == before
@@ -87,7 +87,7 @@ class LedgerMachine(RuleBasedStateMachine):
             limit = ask.sequences * whole(ask.output_tokens if ask.output_tokens is not None else 1 << 40)
             assert left > 0
             assert before <= reservation.output_tokens <= max(before, limit)
-            assert reservation.output_tokens >= min(limit, reservation.came_tokens)
+            assert reservation.output_tokens >= min(limit, reservation.streamed_tokens)
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
@@ -172,7 +172,7 @@ def test_an_answer_grows_no_further_than_its_client_allows() -> None:
     assert ledger.taken_tokens == 16 + 96
     assert ledger.on_tokens(reservation, 6) == 8
     assert ledger.taken_tokens == 16 + 112
-    assert ledger.on_tokens(reservation, 16) > 1 << 40  # there is nothing more to tell
+    assert ledger.on_tokens(reservation, 16) > 1 << 40  # no further report is needed
     assert ledger.taken_tokens == 16 + 112
 
 
@@ -231,14 +231,14 @@ def test_prompts_that_are_measured_differently_and_keys_that_collide_leave_nothi
 def test_streams_at_different_places_leave_room_that_the_sum_of_their_ends_does_not() -> None:
     ledger = KvLedger(BLOCK)
     streams = [ledger.reserve(ask_of((), rest=16, streams=True), 320) for _ in range(4)]
-    assert ledger.taken_tokens == ledger.outlook(0.0).peak_tokens == 4 * 336
+    assert ledger.taken_tokens == ledger.forecast(0.0).peak_tokens == 4 * 336
     for place, stream in enumerate(streams):
         ledger.on_tokens(stream, 80 * place)
-    assert ledger.outlook(0.003).peak_tokens == 4 * 336, "an outlook is good for a while"
-    assert ledger.outlook(0.3).peak_tokens == 4 * (16 + 80) + (240 + 160 + 80)  # when the one that is ahead ends
+    assert ledger.forecast(0.003).peak_tokens == 4 * 336, "a forecast is good for a while"
+    assert ledger.forecast(0.3).peak_tokens == 4 * (16 + 80) + (240 + 160 + 80)  # when the one that is ahead ends
     assert ledger.taken_tokens == 4 * 336
     ledger.release(streams[3])
-    assert ledger.outlook(0.3).peak_tokens == 3 * (16 + 160) + 160 + 80
+    assert ledger.forecast(0.3).peak_tokens == 3 * (16 + 160) + 160 + 80
 
 
 def test_an_answer_that_is_not_streamed_is_reckoned_whole_until_it_ends() -> None:
@@ -246,7 +246,7 @@ def test_an_answer_that_is_not_streamed_is_reckoned_whole_until_it_ends() -> Non
     ledger.reserve(ask_of((), rest=16), 320)
     stream = ledger.reserve(ask_of((), rest=16, streams=True), 320)
     ledger.on_tokens(stream, 160)
-    assert ledger.outlook(0.0).peak_tokens == 2 * 336
+    assert ledger.forecast(0.0).peak_tokens == 2 * 336
     assert ledger.peak_with(ask_of((), rest=16), 320, 0.0) == 3 * 336
     assert ledger.peak_with(ask_of((), rest=16, streams=True), 320, 0.0) == 2 * 336 + 16 + 160
 
@@ -257,7 +257,7 @@ def test_a_prefix_that_others_use_outlasts_a_stream_and_its_own_prompt_does_not(
     shared = ledger.reserve(ask_of((1, 2), streams=True), 16)
     assert shared.tokens_alone == 100 + 16
     assert ledger.reserve(ask_of((3,), streams=True), 32).tokens_alone == 100 + 32
-    assert ledger.outlook(0.0).base_tokens == 100 + 16
+    assert ledger.forecast(0.0).base_tokens == 100 + 16
 
 
 def test_a_newcomer_of_several_sequences_is_never_reckoned_too_small() -> None:
@@ -267,7 +267,7 @@ def test_a_newcomer_of_several_sequences_is_never_reckoned_too_small() -> None:
     pair = ask_of((), rest=16, sequences=2, streams=True)
     foreseen = ledger.peak_with(pair, 320, 0.0)
     ledger.reserve(pair, 320)
-    assert ledger.outlook(0.0).peak_tokens <= foreseen <= ledger.taken_tokens
+    assert ledger.forecast(0.0).peak_tokens <= foreseen <= ledger.taken_tokens
 
 
 def test_a_key_that_means_another_block_elsewhere_in_a_prompt_is_not_taken_for_it() -> None:
@@ -290,7 +290,7 @@ def test_events_that_hold_several_tokens_are_learned_from_what_engines_count() -
         ledger.release(done)
     short = ledger.reserve(ask_of((), streams=True), 320)
     ledger.on_tokens(short, 2)
-    ledger.on_usage(short, 320)  # tells nothing
+    ledger.on_usage(short, 320)  # teaches nothing
     ledger.release(short)
     running = ledger.reserve(ask_of((), streams=True), 320)
     ledger.on_tokens(running, 80)

@@ -2,14 +2,13 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.request import Ask, Usage
-from gateway.routing.cache_view import HitAccuracy
-from gateway.routing.estimates import Estimates, Learning
-from gateway.routing.prefix_index import PrefixIndex
+from gateway.request import Demand, Usage
+from gateway.routing.cache_view import HitAccuracy, Learning, PrefixIndex
+from gateway.routing.estimates import Estimates
 
 OLD, NEW = (1, 2, 3), (7, 8)
 OLD_EDGES, NEW_EDGES = (128, 256, 384), (4000, 8000)
-ASK = Ask("m", keys=NEW, edges=NEW_EDGES, prompt_size=8000, learnable_bytes=8000)
+ASK = Demand("m", keys=NEW, edges=NEW_EDGES, prompt_size=8000, learnable_bytes=8000)
 
 
 @pytest.fixture
@@ -71,8 +70,8 @@ class Scene:
     """One engine that was sent the prompt."""
 
     def __init__(self) -> None:
-        self.estimates, self.index, self.trust = Estimates(), PrefixIndex([1 << 30]), HitAccuracy()
-        self.learning = Learning(self.estimates, self.index, self.trust)
+        self.estimates, self.index, self.hit_accuracy = Estimates(), PrefixIndex([1 << 30]), HitAccuracy()
+        self.learning = Learning(self.estimates, self.index, self.hit_accuracy)
         self.index.record(0, NEW, NEW_EDGES)
 
     def answered(self, usage: Usage, predicted: int = 0, **fields: object) -> None:
@@ -98,13 +97,13 @@ def test_of_one_token_nothing_is_in_the_cache(output: int, held: int) -> None:
 
 
 @pytest.mark.parametrize(("sequences", "length"), [(3, 100), (2, 150), (0, 300)])
-def test_several_sequences_tell_the_length_of_an_answer_only(sequences: int, length: int) -> None:
+def test_several_sequences_teach_the_length_of_an_answer_only(sequences: int, length: int) -> None:
     scene = Scene()
     scene.answered(Usage(100_000, 300, 0), 5000, sequences=sequences)
     assert scene.estimates.output_tokens("m") == length
     assert scene.estimates.bytes_per_token("m") == 4.0  # the tokens may be those of many prompts
     assert scene.measured_tokens() == 2000
-    assert (scene.index.answered(NEW[-1]), scene.trust.share(0), scene.index.depths(NEW)) == (0, 1.0, [2])
+    assert (scene.index.answered(NEW[-1]), scene.hit_accuracy.share(0), scene.index.depths(NEW)) == (0, 1.0, [2])
 
 
 def test_a_prompt_that_is_longer_than_its_blocks_is_not_known_by_them() -> None:
@@ -131,11 +130,11 @@ def test_where_bytes_say_nothing_an_answer_is_as_large_as_the_prompts_tokens() -
 def test_predictions_are_compared_as_they_were_before_they_were_discounted() -> None:
     scene = Scene()
     for _ in range(20):
-        scene.answered(Usage(1000, 5, 300), int(1000 * scene.trust.share(0)))
-    assert scene.trust.share(0) == pytest.approx(0.3, abs=0.02)
+        scene.answered(Usage(1000, 5, 300), int(1000 * scene.hit_accuracy.share(0)))
+    assert scene.hit_accuracy.share(0) == pytest.approx(0.3, abs=0.02)
     for _ in range(20):
-        scene.answered(Usage(1000, 5, 1000), int(1000 * scene.trust.share(0)))
-    assert scene.trust.share(0) == 1.0
+        scene.answered(Usage(1000, 5, 1000), int(1000 * scene.hit_accuracy.share(0)))
+    assert scene.hit_accuracy.share(0) == 1.0
 
 
 def test_a_request_without_blocks_teaches_lengths_only() -> None:

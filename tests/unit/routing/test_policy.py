@@ -1,14 +1,11 @@
 import numpy as np
 import pytest
 
-from gateway.request import Ask
-from gateway.routing.cache_view import HitAccuracy, Hits
-from gateway.routing.cost import CostModel, prefill_seconds
-from gateway.routing.engine import Engine, Option
-from gateway.routing.engine_load import Work
+from gateway.request import Demand
+from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
+from gateway.routing.engine import CostModel, Engine, Option, Work, prefill_seconds
 from gateway.routing.estimates import Calibrations, Estimates
 from gateway.routing.policy import WORTH, Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
-from gateway.routing.prefix_index import PrefixIndex
 
 KEYS = tuple(range(1, 6))  # 2 KiB of prompt, at 4 bytes a token
 EDGES = (256, 512, 1024, 1536, 2048)
@@ -18,9 +15,9 @@ def engines(count: int = 3) -> list[Engine]:
     return [Engine(index, "abcdefgh"[index]) for index in range(count)]
 
 
-def asking(tokens: int) -> Ask:
+def asking(tokens: int) -> Demand:
     """A prompt of that many tokens that begins with `KEYS`."""
-    return Ask("m", keys=KEYS, edges=EDGES, prompt_size=4 * tokens, prompt_tokens=tokens)
+    return Demand("m", keys=KEYS, edges=EDGES, prompt_size=4 * tokens, prompt_tokens=tokens)
 
 
 def busy(engine: Engine, requests: int) -> None:
@@ -32,10 +29,10 @@ def busy(engine: Engine, requests: int) -> None:
 
 def prefix_policy(count: int = 3) -> tuple[PrefixPolicy, PrefixIndex]:
     index = PrefixIndex([1 << 30] * count)
-    return PrefixPolicy(Calibrations(CostModel()), Hits(index, HitAccuracy()), Estimates(), Affinity()), index
+    return PrefixPolicy(Calibrations(CostModel()), HitPredictor(index, HitAccuracy()), Estimates(), Affinity()), index
 
 
-def cheapest(policy: Policy, ask: Ask, among: list[Engine]) -> str:
+def cheapest(policy: Policy, ask: Demand, among: list[Engine]) -> str:
     return min(policy.options(ask, among, 0.0), key=lambda option: option.cost).engine.name
 
 
@@ -85,7 +82,7 @@ def test_a_hit_is_never_longer_than_the_prompt() -> None:
     assert option.hit_tokens == 96
 
 
-def test_options_come_in_the_order_of_the_seats_given_though_some_are_missing() -> None:
+def test_options_come_in_the_order_of_the_engines_given_though_some_are_missing() -> None:
     policy, index = prefix_policy(3)
     index.record(2, KEYS, EDGES)
     a, _, c = engines()
@@ -97,9 +94,9 @@ def test_a_short_answer_makes_a_busy_backend_cheaper() -> None:
     policy, _ = prefix_policy(1)
     among = engines(1)
     busy(among[0], 20)
-    [long] = policy.options(Ask("m", prompt_tokens=100), among, 0.0)
-    [short] = policy.options(Ask("m", prompt_tokens=100, output_tokens=1), among, 0.0)
-    [longer] = policy.options(Ask("m", prompt_tokens=100, output_tokens=100_000), among, 0.0)
+    [long] = policy.options(Demand("m", prompt_tokens=100), among, 0.0)
+    [short] = policy.options(Demand("m", prompt_tokens=100, output_tokens=1), among, 0.0)
+    [longer] = policy.options(Demand("m", prompt_tokens=100, output_tokens=100_000), among, 0.0)
     assert short.cost < long.cost == longer.cost
 
 
@@ -109,31 +106,31 @@ def test_least_loaded_takes_the_smallest_share_of_slots() -> None:
     busy(among[1], 3)
     busy(among[2], 3)
     among[2].slots = 512
-    assert cheapest(LeastLoadedPolicy(), Ask("m"), among) == "c"
+    assert cheapest(LeastLoadedPolicy(), Demand("m"), among) == "c"
 
 
 def test_round_robin_goes_round() -> None:
     policy, among = RoundRobinPolicy(), engines()
     order = []
     for _ in range(7):
-        option = min(policy.options(Ask("m"), among, 0.0), key=lambda option: option.cost)
-        policy.placed(Ask("m"), option)
+        option = min(policy.options(Demand("m"), among, 0.0), key=lambda option: option.cost)
+        policy.placed(Demand("m"), option)
         order.append(option.engine.name)
     assert order == list("abcabca")
 
 
 def test_round_robin_passes_over_backends_that_are_missing() -> None:
     policy, (a, b, c) = RoundRobinPolicy(), engines()
-    policy.placed(Ask("m"), policy.options(Ask("m"), [a, b, c], 0.0)[0])
-    assert cheapest(policy, Ask("m"), [a, c]) == "c"
-    policy.placed(Ask("m"), policy.options(Ask("m"), [a, b, c], 0.0)[2])
-    assert cheapest(policy, Ask("m"), [a, b]) == "a"
+    policy.placed(Demand("m"), policy.options(Demand("m"), [a, b, c], 0.0)[0])
+    assert cheapest(policy, Demand("m"), [a, c]) == "c"
+    policy.placed(Demand("m"), policy.options(Demand("m"), [a, b, c], 0.0)[2])
+    assert cheapest(policy, Demand("m"), [a, b]) == "a"
 
 
 @pytest.mark.parametrize("policy", [LeastLoadedPolicy(), RoundRobinPolicy()])
-def test_policies_without_an_index_wait_for_nobody(policy: Policy) -> None:
+def test_policies_without_an_index_do_not_wait_for_the_best(policy: Policy) -> None:
     assert not policy.waits_for_best
-    assert policy.options(Ask("m"), [], 0.0) == []
+    assert policy.options(Demand("m"), [], 0.0) == []
 
 
 def test_the_prefix_policy_waits_for_the_best_backend() -> None:
@@ -161,10 +158,10 @@ def test_the_ranking_of_many_is_that_of_each() -> None:
     index.record(1, KEYS, EDGES)
     among = engines()
     busy(among[1], 3)
-    asks = [asking(525), asking(4000), Ask("m", prompt_tokens=50, output_tokens=1), asking(600), asking(525)]
+    asks = [asking(525), asking(4000), Demand("m", prompt_tokens=50, output_tokens=1), asking(600), asking(525)]
     asks[3].hint, asks[4].hint = 5, 6
     for hint, at in ((5, 1), (6, 2)):  # the second of them is at an engine that holds less
-        policy.placed(Ask("m", hint=hint), Option(among[at], 0.0, 0.0, 0))
+        policy.placed(Demand("m", hint=hint), Option(among[at], 0.0, 0.0, 0))
     hits = [np.array(policy.hits(ask, among), dtype=np.float64) for ask in asks]
     ranking = policy.ranking(asks, hits, among, 0.0)
     for row, ask in enumerate(asks):
@@ -180,7 +177,7 @@ def test_a_hint_still_counts_when_the_load_of_its_engine_has_changed() -> None:
     among = engines()
     asks = [asking(4000), asking(4000)]
     asks[0].hint = 5
-    policy.placed(Ask("m", hint=5), Option(among[1], 0.0, 0.0, 0))
+    policy.placed(Demand("m", hint=5), Option(among[1], 0.0, 0.0, 0))
     ranking = policy.ranking(asks, [np.zeros(3), np.zeros(3)], among, 0.0)
     busy(among[1], 3)
     ranking.bound(1)
@@ -190,21 +187,21 @@ def test_a_hint_still_counts_when_the_load_of_its_engine_has_changed() -> None:
 @pytest.mark.parametrize("policy", [LeastLoadedPolicy(), RoundRobinPolicy()])
 def test_policies_without_an_index_predict_no_hits_and_have_no_parts(policy: Policy) -> None:
     among = engines()
-    options = policy.options(Ask("m"), among, 0.0)
+    options = policy.options(Demand("m"), among, 0.0)
     assert policy.hits(asking(100), among) == [0, 0, 0]
-    assert policy.parts(Ask("m"), options, 0.0) == [None] * 3
-    ranking = policy.ranking([Ask("m")] * 2, [], among, 0.0)
+    assert policy.parts(Demand("m"), options, 0.0) == [None] * 3
+    ranking = policy.ranking([Demand("m")] * 2, [], among, 0.0)
     assert [ranking.best(row) for row in range(2)] == [0, 0]
 
 
 def test_round_robin_ranks_anew_as_the_turn_passes_on() -> None:
     policy, among = RoundRobinPolicy(), engines()
-    ranking = policy.ranking([Ask("m")] * 4, [], among, 0.0)
+    ranking = policy.ranking([Demand("m")] * 4, [], among, 0.0)
     order = []
     for row in range(4):
         best = ranking.best(row)
         assert best is not None
-        policy.placed(Ask("m"), policy.options(Ask("m"), among, 0.0)[best])
+        policy.placed(Demand("m"), policy.options(Demand("m"), among, 0.0)[best])
         ranking.bound(best)
         order.append(best)
     assert order == [0, 1, 2, 0]
@@ -212,5 +209,5 @@ def test_round_robin_ranks_anew_as_the_turn_passes_on() -> None:
 
 def test_a_request_without_blocks_leaves_nothing_in_the_record() -> None:
     policy, index = prefix_policy()
-    policy.placed(Ask("m"), policy.options(Ask("m"), engines(), 0.0)[0])
+    policy.placed(Demand("m"), policy.options(Demand("m"), engines(), 0.0)[0])
     assert index.used_bytes(0) == 0

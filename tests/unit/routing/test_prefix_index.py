@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.routing.prefix_index import PrefixIndex
+from gateway.routing.cache_view import PrefixIndex
 from gateway.routing.prompt_blocks import prefix_keys
 
 MOST_BACKENDS = 5
@@ -132,7 +132,7 @@ class PrefixIndexMachine(RuleBasedStateMachine):
         self.index.resize(count - 1, CAPACITY)
         self._grow_to(count)
         for between in self.naive[before : count - 1]:
-            between.capacity = 0  # nobody has said yet how large it is
+            between.capacity = 0  # its size is not known yet
 
     @rule(path=PATHS)
     def look_up(self, path: list[int]) -> None:
@@ -215,7 +215,7 @@ def test_an_answer_is_held_only_where_its_prompt_is() -> None:
 
 
 @pytest.mark.parametrize("backends", [1, 64, 200])
-def test_any_number_of_backends_can_be_told_apart(backends: int) -> None:
+def test_any_number_of_backends_can_be_distinguished(backends: int) -> None:
     index = PrefixIndex([10_000] * backends)
     index.record(backends - 1, (1, 2), (128, 256))
     assert index.depths((1, 2, 3)) == [0] * (backends - 1) + [2]

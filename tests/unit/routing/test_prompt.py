@@ -73,16 +73,16 @@ def test_of_several_prompts_the_first_speaks_and_the_others_have_a_size() -> Non
 
 @pytest.mark.parametrize(("prompt", "first"), [([1, 2, 3], [1, 2, 3]), ([[1, 2], [3]], [1, 2])])
 def test_token_ids_stand_for_themselves_four_bytes_each(prompt: list[Any], first: list[int]) -> None:
-    told = canonical_prompt({"prompt": prompt})
-    assert told.token_ids == first
-    assert told.text == b"".join(number.to_bytes(4, "little") for number in first)
+    found = canonical_prompt({"prompt": prompt})
+    assert found.token_ids == first
+    assert found.text == b"".join(number.to_bytes(4, "little") for number in first)
 
 
 @pytest.mark.parametrize("ids", [[1, -2], [1, 1 << 32], [1, 2.5], [1, "a"], [1, None]])
 def test_what_is_no_token_id_is_the_backends_to_refuse(ids: list[Any]) -> None:
-    told = canonical_prompt({"prompt": ids})
-    assert told.token_ids is None
-    assert told.text == orjson.dumps(ids)[1:-1]
+    found = canonical_prompt({"prompt": ids})
+    assert found.token_ids is None
+    assert found.text == orjson.dumps(ids)[1:-1]
 
 
 def test_the_order_of_a_turns_fields_does_not_matter_but_their_values_do() -> None:
@@ -330,7 +330,7 @@ def test_text_beyond_the_last_block_is_counted_not_kept() -> None:
         assert len(long) <= len(prompt.text) + prompt.more_bytes < len(long) + 100
 
 
-def test_of_very_many_turns_and_parts_only_the_first_are_looked_at() -> None:
+def test_of_very_many_turns_and_parts_only_the_first_are_read() -> None:
     turns = canonical_prompt({"messages": [{"role": "user", "content": "ab"}] * 10_000})
     assert len(turns.pieces) == LONGEST_BYTES // 512
     assert turns.more_bytes == 2 * (10_000 - len(turns.pieces))

@@ -1,9 +1,8 @@
 from collections.abc import Sequence
 
-from gateway.request import Ask
+from gateway.request import Demand
 from gateway.routing.cost_matrix import OneByOne
-from gateway.routing.engine import Engine, Option
-from gateway.routing.engine_load import Work
+from gateway.routing.engine import Engine, Option, Work
 from gateway.routing.policy import LeastLoadedPolicy
 
 
@@ -21,7 +20,7 @@ def engines(*in_flight: int) -> list[Engine]:
 
 def ranking(among: list[Engine], rows: int = 2) -> OneByOne:
     policy = LeastLoadedPolicy()
-    return OneByOne([Ask("m")] * rows, among, lambda ask, engines: policy.options(ask, engines, 0.0))
+    return OneByOne([Demand("m")] * rows, among, lambda ask, engines: policy.options(ask, engines, 0.0))
 
 
 def test_engines_come_cheapest_first() -> None:
@@ -31,15 +30,15 @@ def test_engines_come_cheapest_first() -> None:
 
 
 def test_of_equal_costs_the_quietest_comes_first_then_the_one_that_was_chosen_less_often() -> None:
-    def same(_: Ask, among: Sequence[Engine]) -> list[Option]:
+    def same(_: Demand, among: Sequence[Engine]) -> list[Option]:
         return [Option(engine, 1.0, 0.0, 0) for engine in among]
 
     among = engines(2, 1, 1)
     among[1].placed = 5
-    assert OneByOne([Ask("m")], among, same).by_cost(0) == [2, 1, 0]
+    assert OneByOne([Demand("m")], among, same).by_cost(0) == [2, 1, 0]
 
 
-def test_loads_are_read_anew_after_somebody_was_bound() -> None:
+def test_loads_are_read_again_after_a_request_was_bound() -> None:
     among = engines(1, 0)
     ranks = ranking(among)
     assert ranks.best(0) == 1
@@ -60,9 +59,9 @@ def test_an_engine_can_be_closed_to_one_request_or_to_all() -> None:
     assert ranks.best(2) is None
 
 
-def test_nobody_holds_out_and_prefills_are_not_known() -> None:
+def test_no_request_waits_for_an_engine_and_prefills_are_unknown() -> None:
     ranks = ranking(engines(1, 0))
-    ranks.hold_out(0, 1)
+    ranks.keep_waiting(0, 1)
     assert ranks.best(1) == 1
     assert ranks.prefill(0, 1) == 0.0
     assert ranks.skip(1, [True, True]) == 1

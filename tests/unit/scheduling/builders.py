@@ -3,15 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gateway.request import Ask
-from gateway.routing.cache_view import HitAccuracy, Hits
-from gateway.routing.cost import CostModel
-from gateway.routing.engine import Engine
-from gateway.routing.estimates import Calibrations, Estimates
+from gateway.request import Demand
+from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
+from gateway.routing.engine import CostModel, Engine
+from gateway.routing.estimates import Calibrations, Estimates, OutputLengths
 from gateway.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
-from gateway.routing.prefix_index import PrefixIndex
-from gateway.scheduling.output_length import OutputLengths
-from gateway.scheduling.scheduler import Knobs, Placement
+from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue
 
 POLICIES = ("prefix", "least_loaded", "round_robin")
@@ -24,7 +21,7 @@ class Hall:
     """Engines and a placement over them. `serving` has those of each model; call `changed` after editing it or them."""
 
     sites: list[Engine]
-    placement: Placement
+    scheduler: Scheduler
     queue: Queue
     index: PrefixIndex
     estimates: Estimates
@@ -45,12 +42,12 @@ class Hall:
     def changed(self) -> None:
         for site in self.sites:
             site.load.changes += 1
-        self.placement.refresh()
+        self.scheduler.refresh()
 
 
 def policy_of(name: str, calibration: Calibrations, index: PrefixIndex, estimates: Estimates) -> Policy:
     if name == "prefix":
-        return PrefixPolicy(calibration, Hits(index, HitAccuracy()), estimates, Affinity())
+        return PrefixPolicy(calibration, HitPredictor(index, HitAccuracy()), estimates, Affinity())
     return LeastLoadedPolicy() if name == "least_loaded" else RoundRobinPolicy()
 
 
@@ -74,13 +71,15 @@ def hall(
     index, estimates, lengths = PrefixIndex([1 << 30] * len(sites)), Estimates(), OutputLengths()
     queue = Queue(max_requests, max_bytes)
     serving: dict[str, Sequence[Engine]] = {"m": sites}
-    knobs = Knobs(aging=aging, scan=scan, starvation_seconds=STARVATION_SECONDS, hold_without_backend=holds)
+    settings = SchedulerSettings(
+        aging=aging, scan=scan, starvation_seconds=STARVATION_SECONDS, hold_without_backend=holds
+    )
     calibration = Calibrations(CostModel(), WINDOW_SECONDS)
     find: Callable[[str], Sequence[Engine] | None] = serving.get
-    placement = Placement(find, policy_of(policy, calibration, index, estimates), queue, lengths, calibration, knobs)
-    return Hall(sites, placement, queue, index, estimates, lengths, calibration, serving)
+    scheduler = Scheduler(find, policy_of(policy, calibration, index, estimates), queue, lengths, calibration, settings)
+    return Hall(sites, scheduler, queue, index, estimates, lengths, calibration, serving)
 
 
-def ask(**fields: object) -> Ask:
+def ask(**fields: object) -> Demand:
     """A small streamed request to the model `m`."""
-    return Ask(**({"model": "m", "prompt_tokens": 100, "streams": True, "size_bytes": 10} | fields))  # type: ignore[arg-type]
+    return Demand(**({"model": "m", "prompt_tokens": 100, "streams": True, "size_bytes": 10} | fields))  # type: ignore[arg-type]

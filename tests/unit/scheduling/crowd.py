@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from gateway.request import Ask
+from gateway.request import Demand
 from gateway.scheduling.scheduler import Binding
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import Hall
@@ -24,9 +24,9 @@ class Crowd:
     running: list[tuple[float, Binding, int]] = field(default_factory=list)
     lengths: dict[Ticket, int] = field(default_factory=dict)
 
-    def send(self, ask: Ask, output_tokens: int) -> bool:
+    def send(self, ask: Demand, output_tokens: int) -> bool:
         """A request comes; False = it has to wait."""
-        placed = self.here.placement.place(ask, self.here.now)
+        placed = self.here.scheduler.place(ask, self.here.now)
         if isinstance(placed, Ticket):
             self.lengths[placed] = output_tokens
             self.drain()
@@ -34,9 +34,9 @@ class Crowd:
         self._bound(placed, output_tokens)
         return True
 
-    def keep_waiting(self, tenant: str, count: int, make: Callable[[Random], tuple[Ask, int]]) -> None:
+    def keep_waiting(self, tenant: str, count: int, make: Callable[[Random], tuple[Demand, int]]) -> None:
         """So many requests of a tenant wait."""
-        have = sum(1 for ticket in self.here.queue if ticket.ask.tenant == tenant)
+        have = sum(1 for ticket in self.here.queue if ticket.demand.tenant == tenant)
         for _ in range(count - have):
             self.send(*make(self.random))
 
@@ -46,18 +46,18 @@ class Crowd:
         ended = [one for one in self.running if one[0] <= self.here.now]
         self.running = [one for one in self.running if one[0] > self.here.now]
         for _, binding, output_tokens in ended:
-            ask = binding.ask
+            ask = binding.demand
             served = ask.prompt_tokens - binding.hit_tokens + output_tokens
             self.served[ask.tenant] += served
-            self.here.placement.release(binding, self.here.now, answered=True, served_tokens=served)
+            self.here.scheduler.release(binding, self.here.now, answered=True, served_tokens=served)
         self.drain()
 
     def drain(self) -> None:
-        for ticket, granted in self.here.placement.drain("m", self.here.now):
+        for ticket, granted in self.here.scheduler.scan_queue("m", self.here.now):
             assert isinstance(granted, Binding)
             self._bound(granted, self.lengths.pop(ticket))
 
     def _bound(self, binding: Binding, output_tokens: int) -> None:
-        self.here.placement.first_token(binding, self.here.now)
-        self.waits.setdefault(binding.ask.tenant, []).append(binding.waited_seconds)
+        self.here.scheduler.first_token(binding, self.here.now)
+        self.waits.setdefault(binding.demand.tenant, []).append(binding.waited_seconds)
         self.running.append((self.here.now + 0.001 * output_tokens, binding, output_tokens))

@@ -1,4 +1,4 @@
-"""A client may leave at any moment: whatever the gate took for it is given back, and nobody else is harmed.
+"""A client may leave at any moment: whatever the gate took for it is given back, and no other request is harmed.
 
 Every scenario is run many times over, each time with the client leaving one turn of the loop later.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.errors import NoBackend, WaitExpired
-from gateway.scheduling.leases import Gate, Lease
+from gateway.scheduling.leases import Lease, LeaseBroker
 from tests.unit.scheduling.builders import Hall, ask, hall
 from tests.unit.scheduling.virtual_time import run, turns
 
@@ -24,11 +24,11 @@ class Scene:
     def __init__(self) -> None:
         self.here: Hall = hall(1)
         self.loop = asyncio.get_running_loop()
-        self.gate = Gate(self.here.placement, self.here.queue, MAX_WAIT_SECONDS, self.loop.time)
+        self.lease_broker = LeaseBroker(self.here.scheduler, self.here.queue, MAX_WAIT_SECONDS, self.loop.time)
         self.held: list[Lease] = []
 
     async def take_the_slot(self) -> None:
-        self.held.append(await self.gate.lease(ask()))
+        self.held.append(await self.lease_broker.lease(ask()))
 
     def give_the_slot_back(self) -> None:
         self.held.pop().__exit__(None, None, None)
@@ -37,9 +37,9 @@ class Scene:
         return self.loop.create_task(self._visit())
 
     async def _visit(self) -> str:
-        with await self.gate.lease(ask(keys=(1, 2), edges=(100, 200), prompt_size=210)) as lease:
+        with await self.lease_broker.lease(ask(keys=(1, 2), edges=(100, 200), prompt_size=210)) as lease:
             await turns(1)
-            lease.came(5000)  # more than was reserved
+            lease.on_tokens(5000)  # more than was reserved
             await turns(1)
             return lease.backend
 
@@ -55,7 +55,7 @@ class Scene:
         for lease in self.held:
             lease.__exit__(None, None, None)
         assert await self.client() == "a"
-        assert self.gate.waiting == 0
+        assert self.lease_broker.waiting == 0
         assert self.here.state == "a 0/1; 0 waiting"
         assert repr(self.here.sites[0].load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
         assert repr(self.here.sites[0].kv) == NOTHING_RESERVED
@@ -71,7 +71,7 @@ def test_a_client_that_leaves_while_it_waits_has_taken_nothing(after: int) -> No
         await turns(after)
         client.cancel()
         assert await scene.left(client) is asyncio.CancelledError
-        assert len(scene.here.queue) == scene.gate.waiting == 0
+        assert len(scene.here.queue) == scene.lease_broker.waiting == 0
         await scene.check_that_nothing_leaked()
 
     run(main())
@@ -158,7 +158,7 @@ def test_a_grant_and_the_deadline_in_one_turn_give_the_slot_back() -> None:
 
         def grant_now() -> None:
             scene.give_the_slot_back()
-            scene.gate._drain()
+            scene.lease_broker._drain()
 
         scene.loop.call_at(began + MAX_WAIT_SECONDS - 1e-12, grant_now)
         assert await scene.left(client) is WaitExpired
@@ -190,12 +190,12 @@ def test_a_client_that_leaves_while_the_backends_vanish_leaves_nothing(after: in
         client = scene.client()
         await turns(3)
         scene.here.serving["m"] = []
-        scene.gate.fleet_changed()
+        scene.lease_broker.fleet_changed()
         await turns(after)
         client.cancel()
         assert await scene.left(client) in (asyncio.CancelledError, NoBackend)
         scene.here.serving["m"] = scene.here.sites
-        scene.gate.fleet_changed()
+        scene.lease_broker.fleet_changed()
         await scene.check_that_nothing_leaked()
 
     run(main())
@@ -218,12 +218,12 @@ def test_of_many_clients_that_all_leave_at_once_nothing_stays(after: int) -> Non
     run(main())
 
 
-def test_a_lease_that_nobody_enters_is_visible_as_taken() -> None:
+def test_a_lease_that_is_never_entered_is_visible_as_taken() -> None:
     """The promise is to whoever enters the block; this shows that the checks above can fail."""
 
     async def main() -> None:
         scene = Scene()
-        await scene.gate.lease(ask())
+        await scene.lease_broker.lease(ask())
         assert scene.here.state == "a 1/1; 0 waiting"
         assert repr(scene.here.sites[0].kv) != NOTHING_RESERVED
 

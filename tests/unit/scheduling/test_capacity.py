@@ -1,14 +1,11 @@
 import pytest
 
-from gateway.request import Ask
-from gateway.routing.cost import CostModel
-from gateway.routing.engine import Engine
-from gateway.routing.engine_load import Work
-from gateway.routing.estimates import Calibrations
-from gateway.scheduling.capacity import Capacity
-from gateway.scheduling.output_length import OutputLengths
+from gateway.request import Demand
+from gateway.routing.engine import CostModel, Engine, Work
+from gateway.routing.estimates import Calibrations, OutputLengths
+from gateway.scheduling.admission import Capacity
 
-ROOM = Capacity(Calibrations(CostModel(), window_seconds=0.1), OutputLengths())
+CAPACITY = Capacity(Calibrations(CostModel(), window_seconds=0.1), OutputLengths())
 
 
 def engine(
@@ -37,94 +34,96 @@ def engine(
     ids=["idle", "a slot is free", "full", "a little ahead", "too much ahead", "full for a slow start"],
 )
 def test_an_engine_is_open_while_a_slot_is_free_and_little_prefill_is_ahead(where: Engine, is_open: bool) -> None:
-    assert ROOM.is_open(where, "m", 0.0) is is_open
-    assert ROOM.admits(where, Ask("m"), 0.0) is is_open
+    assert CAPACITY.is_open(where, "m", 0.0) is is_open
+    assert CAPACITY.admits(where, Demand("m"), 0.0) is is_open
 
 
 def test_time_opens_an_engine_whose_prefill_goes_on() -> None:
     where = engine(running=1, ahead=0.3)
-    assert [ROOM.is_open(where, "m", now) for now in (0.0, 0.19, 0.21)] == [False, False, True]
+    assert [CAPACITY.is_open(where, "m", now) for now in (0.0, 0.19, 0.21)] == [False, False, True]
 
 
 @pytest.mark.parametrize(
     ("ask", "running", "admits"),
     [
-        (Ask("m", sequences=4), 0, True),
-        (Ask("m", sequences=4), 1, False),
-        (Ask("m", sequences=5), 0, False),
-        (Ask("m", sequences=50, divisible=True), 0, True),
-        (Ask("m", sequences=50, divisible=True), 1, False),
-        (Ask("m", sequences=0), 4, True),
+        (Demand("m", sequences=4), 0, True),
+        (Demand("m", sequences=4), 1, False),
+        (Demand("m", sequences=5), 0, False),
+        (Demand("m", sequences=50, divisible=True), 0, True),
+        (Demand("m", sequences=50, divisible=True), 1, False),
+        (Demand("m", sequences=0), 4, True),
     ],
 )
-def test_a_wide_request_needs_as_many_slots(ask: Ask, running: int, admits: bool) -> None:
-    assert ROOM.admits(engine(running=running), ask, 0.0) is admits
+def test_a_wide_request_needs_as_many_slots(ask: Demand, running: int, admits: bool) -> None:
+    assert CAPACITY.admits(engine(running=running), ask, 0.0) is admits
 
 
 def test_while_a_backend_starts_slowly_a_wide_request_runs_there_alone() -> None:
-    wide = Ask("m", sequences=3)
-    assert ROOM.admits(engine(slots=1), wide, 0.0)
-    assert not ROOM.admits(engine(slots=2, running=1), wide, 0.0)
-    assert not ROOM.admits(engine(cap=2, slots=1), wide, 0.0)
+    wide = Demand("m", sequences=3)
+    assert CAPACITY.admits(engine(slots=1), wide, 0.0)
+    assert not CAPACITY.admits(engine(slots=2, running=1), wide, 0.0)
+    assert not CAPACITY.admits(engine(cap=2, slots=1), wide, 0.0)
 
 
-def beside(ask: Ask, kv: int | None, running: int = 1) -> Engine:
+def beside(ask: Demand, kv: int | None, running: int = 1) -> Engine:
     """An engine with a request that has reserved its tokens."""
     made = engine(kv=kv, running=running)
-    ROOM.reserve(made, ask)
+    CAPACITY.reserve(made, ask)
     return made
 
 
 @pytest.mark.parametrize(("prompt", "admits"), [(240, True), (241, False)])
 def test_the_kv_cache_is_filled_to_the_headroom_in_whole_blocks(prompt: int, admits: bool) -> None:
-    ask, there = Ask("m", prompt_tokens=prompt, output_tokens=200), Ask("m", prompt_tokens=400, output_tokens=96)
-    assert ROOM.admits(beside(there, 1000), ask, 0.0) is admits
-    assert ROOM.is_open(beside(there, 1000), "m", 0.0)
-    assert ROOM.admits(beside(there, None), ask, 0.0)
-    assert ROOM.admits(beside(there, 1000, running=0), ask, 0.0)
+    ask, there = Demand("m", prompt_tokens=prompt, output_tokens=200), Demand("m", prompt_tokens=400, output_tokens=96)
+    assert CAPACITY.admits(beside(there, 1000), ask, 0.0) is admits
+    assert CAPACITY.is_open(beside(there, 1000), "m", 0.0)
+    assert CAPACITY.admits(beside(there, None), ask, 0.0)
+    assert CAPACITY.admits(beside(there, 1000, running=0), ask, 0.0)
 
 
 def test_a_prompt_that_shares_most_of_its_blocks_with_one_that_runs_fits_where_another_does_not() -> None:
-    running = Ask("m", keys=(1, 2), edges=(1600, 3200), prompt_size=3200, prompt_tokens=800, output_tokens=16)
-    alike = Ask("m", keys=(1, 2, 3), edges=(1600, 3200, 3400), prompt_size=3400, prompt_tokens=850, output_tokens=16)
-    unlike = Ask("m", keys=(5, 6, 7), edges=(1600, 3200, 3400), prompt_size=3400, prompt_tokens=850, output_tokens=16)
+    running = Demand("m", keys=(1, 2), edges=(1600, 3200), prompt_size=3200, prompt_tokens=800, output_tokens=16)
+    alike = Demand("m", keys=(1, 2, 3), edges=(1600, 3200, 3400), prompt_size=3400, prompt_tokens=850, output_tokens=16)
+    unlike = Demand(
+        "m", keys=(5, 6, 7), edges=(1600, 3200, 3400), prompt_size=3400, prompt_tokens=850, output_tokens=16
+    )
     where = beside(running, 1000)
-    assert ROOM.admits(where, alike, 0.0)
-    assert not ROOM.admits(where, unlike, 0.0)
+    assert CAPACITY.admits(where, alike, 0.0)
+    assert not CAPACITY.admits(where, unlike, 0.0)
 
 
 def test_an_engine_whose_kv_cache_is_full_is_not_open_unless_it_is_idle() -> None:
-    there = Ask("m", prompt_tokens=928, output_tokens=16)
-    assert not ROOM.is_open(beside(there, 1000), "m", 0.0)
-    assert ROOM.is_open(beside(there, 1024), "m", 0.0)
-    assert ROOM.is_open(beside(there, None), "m", 0.0)
-    assert ROOM.is_open(beside(there, 1000, running=0), "m", 0.0)
+    there = Demand("m", prompt_tokens=928, output_tokens=16)
+    assert not CAPACITY.is_open(beside(there, 1000), "m", 0.0)
+    assert CAPACITY.is_open(beside(there, 1024), "m", 0.0)
+    assert CAPACITY.is_open(beside(there, None), "m", 0.0)
+    assert CAPACITY.is_open(beside(there, 1000, running=0), "m", 0.0)
 
 
 def test_an_idle_engine_takes_a_prompt_larger_than_its_kv_cache() -> None:
-    assert ROOM.admits(engine(kv=1000), Ask("m", prompt_tokens=100_000), 0.0)
+    assert CAPACITY.admits(engine(kv=1000), Demand("m", prompt_tokens=100_000), 0.0)
 
 
-@pytest.mark.parametrize(("told", "expected"), [(None, 512), (50, 50), (5000, 512), (0, 0)])
-def test_an_answer_is_as_long_as_usual_or_as_the_client_allows(told: int | None, expected: int) -> None:
-    assert ROOM.output_tokens(Ask("m", output_tokens=told)) == expected
+@pytest.mark.parametrize(("allowed", "expected"), [(None, 512), (50, 50), (5000, 512), (0, 0)])
+def test_an_answer_is_as_long_as_usual_or_as_the_client_allows(allowed: int | None, expected: int) -> None:
+    assert CAPACITY.output_tokens(Demand("m", output_tokens=allowed)) == expected
 
 
 def test_slots_taken_are_sequences_and_all_there_are_for_what_can_be_divided() -> None:
-    assert ROOM.slots_of(Ask("m", sequences=9), engine()) == 9
-    assert ROOM.slots_of(Ask("m", sequences=9, divisible=True), engine()) == 4
-    assert ROOM.slots_of(Ask("m", sequences=3, divisible=True), engine()) == 3
+    assert CAPACITY.slots_of(Demand("m", sequences=9), engine()) == 9
+    assert CAPACITY.slots_of(Demand("m", sequences=9, divisible=True), engine()) == 4
+    assert CAPACITY.slots_of(Demand("m", sequences=3, divisible=True), engine()) == 3
 
 
 def test_the_emptiest_engine_is_the_one_with_the_smallest_share_taken_that_can_run_the_request_at_all() -> None:
     small, full, roomy = engine(cap=2), engine(cap=4, running=3), engine(cap=8, running=4)
-    assert ROOM.emptiest(Ask("m"), [small, full, roomy]) is small
-    assert ROOM.emptiest(Ask("m", sequences=3), [small, full, roomy]) is roomy
+    assert CAPACITY.emptiest(Demand("m"), [small, full, roomy]) is small
+    assert CAPACITY.emptiest(Demand("m", sequences=3), [small, full, roomy]) is roomy
 
 
-def test_streams_that_are_far_on_let_in_who_would_not_fit_beside_all_of_their_ends() -> None:
-    judge, where = ROOM, engine(kv=1600, cap=8, running=4)
-    wish = Ask("m", prompt_tokens=16, output_tokens=320, streams=True)
+def test_streams_near_their_end_admit_a_request_that_would_not_fit_beside_all_final_lengths() -> None:
+    judge, where = CAPACITY, engine(kv=1600, cap=8, running=4)
+    wish = Demand("m", prompt_tokens=16, output_tokens=320, streams=True)
     streams = [judge.reserve(where, wish) for _ in range(4)]
     assert not judge.admits(where, wish, 0.0)
     for place, stream in enumerate(streams):
@@ -141,18 +140,18 @@ def test_streams_that_are_far_on_let_in_who_would_not_fit_beside_all_of_their_en
 )  # fmt: skip
 def test_the_last_slots_are_not_for_those_they_are_kept_from(slots: int, last: int) -> None:
     fits, full = engine(cap=slots, running=slots - last - 1), engine(cap=slots, running=slots - last)
-    assert ROOM.is_open(fits, "m", 0.0, guarded=True)
-    assert ROOM.admits(fits, Ask("m"), 0.0, guarded=True)
-    assert not ROOM.is_open(full, "m", 0.0, guarded=True)
-    assert not ROOM.admits(full, Ask("m"), 0.0, guarded=True)
-    assert ROOM.is_open(full, "m", 0.0) is ROOM.admits(full, Ask("m"), 0.0) is (last > 0)
+    assert CAPACITY.is_open(fits, "m", 0.0, guarded=True)
+    assert CAPACITY.admits(fits, Demand("m"), 0.0, guarded=True)
+    assert not CAPACITY.is_open(full, "m", 0.0, guarded=True)
+    assert not CAPACITY.admits(full, Demand("m"), 0.0, guarded=True)
+    assert CAPACITY.is_open(full, "m", 0.0) is CAPACITY.admits(full, Demand("m"), 0.0) is (last > 0)
 
 
 def test_nor_is_the_last_of_the_kv_cache() -> None:
-    here, where = ROOM, engine(cap=16, kv=16_000, running=1)
+    here, where = CAPACITY, engine(cap=16, kv=16_000, running=1)
     for tokens, for_all, for_guarded in ((14_000, True, True), (15_000, True, False), (15_200, False, False)):
-        held = here.reserve(where, Ask("m", prompt_tokens=tokens - 16, output_tokens=16))
-        small = Ask("m", prompt_tokens=16, output_tokens=16)
+        held = here.reserve(where, Demand("m", prompt_tokens=tokens - 16, output_tokens=16))
+        small = Demand("m", prompt_tokens=16, output_tokens=16)
         assert here.admits(where, small, 0.0) is here.is_open(where, "m", 0.0) is for_all, tokens
         assert (
             here.admits(where, small, 0.0, guarded=True) is here.is_open(where, "m", 0.0, guarded=True) is for_guarded
@@ -163,5 +162,9 @@ def test_nor_is_the_last_of_the_kv_cache() -> None:
 @pytest.mark.parametrize(("ahead", "for_all", "for_guarded"), [(0.07, True, True), (0.08, True, False)])
 def test_nor_is_the_last_of_the_prefill_window(ahead: float, for_all: bool, for_guarded: bool) -> None:
     where = engine(cap=16, running=1, ahead=ahead)
-    assert ROOM.is_open(where, "m", 0.0) is ROOM.admits(where, Ask("m"), 0.0) is for_all
-    assert ROOM.is_open(where, "m", 0.0, guarded=True) is ROOM.admits(where, Ask("m"), 0.0, guarded=True) is for_guarded
+    assert CAPACITY.is_open(where, "m", 0.0) is CAPACITY.admits(where, Demand("m"), 0.0) is for_all
+    assert (
+        CAPACITY.is_open(where, "m", 0.0, guarded=True)
+        is CAPACITY.admits(where, Demand("m"), 0.0, guarded=True)
+        is for_guarded
+    )

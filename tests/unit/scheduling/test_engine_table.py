@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.errors import InvalidRequest, ModelNotFound, NoBackend
-from gateway.request import Ask
+from gateway.request import Demand
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import ask, hall
 from tests.unit.scheduling.test_scheduler import bind, drain, wait
@@ -11,7 +11,7 @@ from tests.unit.scheduling.test_scheduler import bind, drain, wait
 
 def test_an_unknown_model_is_not_found() -> None:
     with pytest.raises(ModelNotFound, match="'other' does not exist") as error:
-        hall(1).placement.place(Ask("other"), 0.0)
+        hall(1).scheduler.place(Demand("other"), 0.0)
     assert error.value.param == "model"
 
 
@@ -19,7 +19,7 @@ def test_a_model_without_a_backend_that_is_up_is_unavailable_with_a_hint() -> No
     here = hall(1, holds=False)
     here.serving["m"] = []
     with pytest.raises(NoBackend) as error:
-        here.placement.place(ask(), 0.0)
+        here.scheduler.place(ask(), 0.0)
     assert error.value.retry_after_seconds == 2.0
 
 
@@ -37,15 +37,15 @@ def test_a_pinned_request_goes_to_its_backend_alone() -> None:
     here = hall(4, 4)
     assert bind(here, ask(pinned="b")).engine.name == "b"
     assert bind(here, ask(pinned="b"), avoid=frozenset("b")).engine.name == "b"
-    assert isinstance(here.placement.place(ask(pinned="z"), 0.0), Ticket)
+    assert isinstance(here.scheduler.place(ask(pinned="z"), 0.0), Ticket)
     with pytest.raises(NoBackend):
-        hall(4, holds=False).placement.place(ask(pinned="z"), 0.0)
+        hall(4, holds=False).scheduler.place(ask(pinned="z"), 0.0)
 
 
 def test_a_request_that_no_backend_can_ever_run_is_refused() -> None:
     here = hall(2, 4)
     with pytest.raises(InvalidRequest, match="is 4\\. Send fewer") as error:
-        here.placement.place(ask(sequences=5), 0.0)
+        here.scheduler.place(ask(sequences=5), 0.0)
     assert error.value.param == "n"
     assert bind(here, ask(sequences=4)).engine.name == "b"
 
@@ -77,7 +77,7 @@ def test_a_limit_that_moves_voids_what_was_made_of_it_and_one_that_does_not_void
 
 def test_a_model_is_served_while_a_backend_of_it_is_there() -> None:
     here = hall(1)
-    table = here.placement.table
+    table = here.scheduler.table
     assert table.is_served(ask())
     assert not table.is_served(ask(pinned="z"))
     assert not table.is_served(ask(model="other"))

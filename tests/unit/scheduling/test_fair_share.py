@@ -1,13 +1,13 @@
 import pytest
 
-from gateway.request import Ask
+from gateway.request import Demand
 from gateway.scheduling.fair_share import FairClock, Share, Tenant, Tenants, expected_tokens
 from tests.unit.scheduling.builders import ask
 
 MINUTE = 60.0
 
 
-def test_who_was_served_less_for_its_weight_starts_first() -> None:
+def test_the_tenant_served_less_for_its_weight_starts_first() -> None:
     clock, light, heavy = FairClock(), Share(1.0, 0.0), Share(4.0, 0.0)
     clock.serve(light, 100)
     clock.serve(heavy, 200)
@@ -23,7 +23,7 @@ def test_time_is_the_start_of_what_was_bound_last_and_never_runs_backwards() -> 
     assert clock.now == 1000
 
 
-def test_who_wanted_nothing_for_a_while_has_no_credit_and_keeps_its_debt() -> None:
+def test_an_idle_tenant_has_no_credit_and_keeps_its_debt() -> None:
     clock, busy, idle, indebted = FairClock(), Share(1.0, 0.0), Share(1.0, 0.0), Share(1.0, 900.0)
     clock.serve(busy, 500)
     clock.serve(busy, 500)
@@ -32,7 +32,7 @@ def test_who_wanted_nothing_for_a_while_has_no_credit_and_keeps_its_debt() -> No
     assert (idle.end, indebted.end) == (500, 900)
 
 
-def test_credit_of_one_who_holds_out_and_debt_of_one_who_comes_back_are_bounded() -> None:
+def test_credit_of_a_waiting_tenant_and_debt_of_a_returning_one_are_bounded() -> None:
     clock, share = FairClock(), Share(2.0, 0.0)
     clock.now = 1e9
     assert clock.start(share) == 1e9 - 32768
@@ -53,15 +53,15 @@ class Model:
         self.tenants.bound(tenant, request, 1, 100.0, True)
         return tenant
 
-    def has_much(self, name: str, now: float, *, batch: bool = False) -> bool:
-        return self.tenants.has_much(self.tenants.of(ask(tenant=name)), now, batch=batch)
+    def is_over_share(self, name: str, now: float, *, batch: bool = False) -> bool:
+        return self.tenants.is_over_share(self.tenants.of(ask(tenant=name)), now, batch=batch)
 
 
-def test_nothing_is_kept_from_one_who_is_alone() -> None:
+def test_nothing_is_kept_from_a_single_tenant() -> None:
     here = Model()
     for _ in range(10):
         here.bind("a", 0.0)
-    assert not here.has_much("a", 0.0)
+    assert not here.is_over_share("a", 0.0)
 
 
 def test_with_another_about_only_those_with_less_than_their_share_may_have_the_last_slots() -> None:
@@ -70,8 +70,8 @@ def test_with_another_about_only_those_with_less_than_their_share_may_have_the_l
         here.bind("a", 0.0)
     here.bind("b", 1.0)
     here.bind("a", 2.0)
-    assert here.has_much("a", 2.0)
-    assert not here.has_much("b", 2.0)
+    assert here.is_over_share("a", 2.0)
+    assert not here.is_over_share("b", 2.0)
 
 
 def test_by_weight_more_may_be_a_fair_share() -> None:
@@ -80,16 +80,16 @@ def test_by_weight_more_may_be_a_fair_share() -> None:
         here.bind("a", now, weight=4.0)
     here.bind("b", 3.0)
     here.tenants.clocks[0].now = 1000.0
-    assert not here.has_much("a", 3.0)
+    assert not here.is_over_share("a", 3.0)
 
 
-def test_who_was_served_ahead_of_others_does_not_get_the_last_slots_however_few_he_has() -> None:
+def test_a_tenant_served_ahead_of_others_does_not_get_the_last_slots_however_few_it_has() -> None:
     here = Model()
     for _ in range(5):
         here.bind("a", 0.0)
     tenant = here.bind("b", 0.0)
     tenant.shares[0].end = here.tenants.clocks[0].now + 1
-    assert here.has_much("b", 0.0)
+    assert here.is_over_share("b", 0.0)
 
 
 def test_one_that_was_not_heard_of_for_a_minute_has_nothing_kept_for_it() -> None:
@@ -97,19 +97,19 @@ def test_one_that_was_not_heard_of_for_a_minute_has_nothing_kept_for_it() -> Non
     here.bind("b", 0.0)
     for _ in range(10):
         here.bind("a", 1.0)
-    assert here.has_much("a", 1.0)
-    assert here.has_much("a", MINUTE - 0.1)
-    assert not here.has_much("a", MINUTE)
+    assert here.is_over_share("a", 1.0)
+    assert here.is_over_share("a", MINUTE - 0.1)
+    assert not here.is_over_share("a", MINUTE)
 
 
 def test_the_last_slots_are_kept_from_batch_while_interactive_requests_come_even_from_one_tenant() -> None:
     here = Model()
     here.bind("a", 0.0, batch=True)
-    assert not here.has_much("a", 0.0, batch=True)
+    assert not here.is_over_share("a", 0.0, batch=True)
     here.bind("a", 1.0)
-    assert here.has_much("a", MINUTE, batch=True)
-    assert not here.has_much("a", MINUTE)
-    assert not here.has_much("a", MINUTE + 1.0, batch=True)
+    assert here.is_over_share("a", MINUTE, batch=True)
+    assert not here.is_over_share("a", MINUTE)
+    assert not here.is_over_share("a", MINUTE + 1.0, batch=True)
 
 
 def test_what_ended_is_counted_as_reported() -> None:
@@ -128,7 +128,7 @@ def test_a_changed_weight_counts_for_what_comes() -> None:
     assert (tenant.weight, tenant.shares[0].end) == (4.0, 125.0)
 
 
-def test_those_who_are_away_are_forgotten_when_there_are_very_many() -> None:
+def test_idle_tenants_are_forgotten_when_there_are_very_many() -> None:
     tenants = Tenants()
     kept = tenants.arrived(ask(tenant="kept"), 0.0)
     tenants.bound(kept, ask(tenant="kept"), 1, 1.0, True)
@@ -142,11 +142,11 @@ def test_those_who_are_away_are_forgotten_when_there_are_very_many() -> None:
 @pytest.mark.parametrize(
     ("request_", "tokens"),
     [
-        (Ask("m", prompt_tokens=500), 500 - 100 + 20),
-        (Ask("m", prompt_tokens=500, sequences=3), 500 - 100 + 20),
-        (Ask("m", prompt_tokens=100), 1 + 20),
-        (Ask("m", size_bytes=4000), 1000 + 20),  # embeddings: their size is all that is known
+        (Demand("m", prompt_tokens=500), 500 - 100 + 20),
+        (Demand("m", prompt_tokens=500, sequences=3), 500 - 100 + 20),
+        (Demand("m", prompt_tokens=100), 1 + 20),
+        (Demand("m", size_bytes=4000), 1000 + 20),  # embeddings: their size is all that is known
     ],
 )
-def test_what_a_request_takes_is_uncached_prompt_and_output(request_: Ask, tokens: float) -> None:
+def test_what_a_request_takes_is_uncached_prompt_and_output(request_: Demand, tokens: float) -> None:
     assert expected_tokens(request_, 100, 20.0) == tokens

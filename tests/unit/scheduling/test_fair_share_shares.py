@@ -5,17 +5,17 @@ from random import Random
 
 import pytest
 
-from gateway.request import Ask
+from gateway.request import Demand
 from tests.unit.scheduling.builders import STARVATION_SECONDS, ask, hall
 from tests.unit.scheduling.crowd import STEP_SECONDS, Crowd
 
-Make = Callable[[Random], tuple[Ask, int]]
+Make = Callable[[Random], tuple[Demand, int]]
 
 
 def wishes(tenant: str, weight: float = 1.0, prompt: int = 500, output: int = 200, *, batch: bool = False) -> Make:
-    """Requests of about that size; nobody knows how long the answers will be."""
+    """Requests of about that size; the lengths of answers are unknown."""
 
-    def make(random: Random) -> tuple[Ask, int]:
+    def make(random: Random) -> tuple[Demand, int]:
         size = max(1, int(prompt * random.uniform(0.5, 1.5)))
         return ask(tenant=tenant, weight=weight, prompt_tokens=size, batch=batch), random.randint(1, 2 * output)
 
@@ -46,7 +46,7 @@ def test_under_saturation_tenants_get_tokens_by_weight_and_not_by_requests(polic
 
 
 @pytest.mark.parametrize("policy", ["prefix", "least_loaded"])
-def test_beside_a_flood_who_asks_seldom_hardly_waits(policy: str) -> None:
+def test_beside_a_flood_an_occasional_tenant_hardly_waits(policy: str) -> None:
     crowd = Crowd(hall(16, 16, policy=policy, max_requests=1000, max_bytes=10**6))
     flood, seldom = wishes("flood"), wishes("seldom")
     for step in range(1500):
@@ -59,7 +59,7 @@ def test_beside_a_flood_who_asks_seldom_hardly_waits(policy: str) -> None:
     assert waits[-1] <= 2 * STEP_SECONDS
 
 
-def test_without_a_name_of_its_own_the_same_request_waits_for_the_whole_line() -> None:
+def test_without_a_tenant_the_same_request_waits_for_the_whole_queue() -> None:
     crowd = Crowd(hall(16, 16, max_requests=1000, max_bytes=10**6))
     for step in range(1000):
         crowd.keep_waiting("flood", 300, wishes("flood"))

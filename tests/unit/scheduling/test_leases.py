@@ -3,23 +3,25 @@ import asyncio
 import pytest
 
 from gateway.errors import DeadlineUnmeetable, ModelNotFound, NoBackend, QueueFull, WaitExpired
-from gateway.request import Ask
-from gateway.scheduling.leases import Gate, Lease, Reminder
+from gateway.request import Demand
+from gateway.scheduling.leases import Lease, LeaseBroker, keep_alive
 from tests.unit.scheduling.builders import STARVATION_SECONDS, Hall, ask, hall
 from tests.unit.scheduling.virtual_time import run, turns
 
 MAX_WAIT_SECONDS = 60.0
 
 
-def gate_of(here: Hall) -> Gate:
+def gate_of(here: Hall) -> LeaseBroker:
     loop = asyncio.get_running_loop()
-    return Gate(here.placement, here.queue, MAX_WAIT_SECONDS, loop.time)
+    return LeaseBroker(here.scheduler, here.queue, MAX_WAIT_SECONDS, loop.time)
 
 
-async def hold(gate: Gate, order: list[str], name: str, release: asyncio.Event, wish: Ask | None = None) -> None:
-    with await gate.lease(wish or ask()) as lease:
+async def hold(
+    lease_broker: LeaseBroker, order: list[str], name: str, release: asyncio.Event, wish: Demand | None = None
+) -> None:
+    with await lease_broker.lease(wish or ask()) as lease:
         order.append(f"{name} on {lease.backend}")
-        lease.first_token()
+        lease.on_first_token()
         await release.wait()
 
 
@@ -47,12 +49,14 @@ def test_a_block_that_raises_gives_its_slot_back() -> None:
 def test_an_answer_that_becomes_longer_than_expected_closes_its_backend_earlier_and_gives_all_of_it_back() -> None:
     async def main() -> None:
         here = hall(8, kv=2000)
-        gate, release, order = gate_of(here), asyncio.Event(), list[str]()
-        with await gate.lease(ask(prompt_tokens=600, output_tokens=1500)) as long:
-            assert (long.came(0), here.sites[0].kv.taken_tokens) == (8, 608 + 512)
-            assert 0 < long.came(700) < 100
+        lease_broker, release, order = gate_of(here), asyncio.Event(), list[str]()
+        with await lease_broker.lease(ask(prompt_tokens=600, output_tokens=1500)) as long:
+            assert (long.on_tokens(0), here.sites[0].kv.taken_tokens) == (8, 608 + 512)
+            assert 0 < long.on_tokens(700) < 100
             assert here.sites[0].kv.taken_tokens > 608 + 700
-            waiting = asyncio.create_task(hold(gate, order, "next", release, ask(prompt_tokens=600, output_tokens=16)))
+            waiting = asyncio.create_task(
+                hold(lease_broker, order, "next", release, ask(prompt_tokens=600, output_tokens=16))
+            )
             await turns(5)
             assert order == []
         release.set()
@@ -63,17 +67,17 @@ def test_an_answer_that_becomes_longer_than_expected_closes_its_backend_earlier_
     run(main())
 
 
-def test_those_who_wait_are_served_in_order_as_slots_come_free() -> None:
+def test_waiting_requests_are_served_in_order_as_slots_come_free() -> None:
     async def main() -> None:
         here = hall(1)
-        gate = gate_of(here)
+        lease_broker = gate_of(here)
         order: list[str] = []
         releases = [asyncio.Event() for _ in range(3)]
         async with asyncio.TaskGroup() as group:
             for number, release in enumerate(releases):
-                group.create_task(hold(gate, order, f"{number}", release))
+                group.create_task(hold(lease_broker, order, f"{number}", release))
                 await turns(3)
-            assert gate.waiting == 2
+            assert lease_broker.waiting == 2
             assert here.state == "a 1/1; 2 waiting"
             for number, release in enumerate(releases):
                 assert order == [f"{earlier} on a" for earlier in range(number + 1)]
@@ -87,13 +91,13 @@ def test_those_who_wait_are_served_in_order_as_slots_come_free() -> None:
 def test_a_first_token_opens_the_backend_for_the_next() -> None:
     async def main() -> None:
         here = hall(4, policy="prefix")
-        gate, release = gate_of(here), asyncio.Event()
+        lease_broker, release = gate_of(here), asyncio.Event()
         order: list[str] = []
-        with await gate.lease(ask(prompt_tokens=100_000)) as long:
-            waiting = asyncio.create_task(hold(gate, order, "next", release))
+        with await lease_broker.lease(ask(prompt_tokens=100_000)) as long:
+            waiting = asyncio.create_task(hold(lease_broker, order, "next", release))
             await turns(5)
             assert order == []
-            long.first_token()
+            long.on_first_token()
             await turns(3)
             assert order == ["next on a"]
             release.set()
@@ -105,59 +109,59 @@ def test_a_first_token_opens_the_backend_for_the_next() -> None:
 def test_time_alone_opens_a_backend_whose_prefill_is_not_seen_to_end() -> None:
     async def main() -> None:
         here = hall(4, policy="prefix")
-        gate, loop = gate_of(here), asyncio.get_running_loop()
-        with await gate.lease(ask(prompt_tokens=20_000, streams=False)):
+        lease_broker, loop = gate_of(here), asyncio.get_running_loop()
+        with await lease_broker.lease(ask(prompt_tokens=20_000, streams=False)):
             began = loop.time()
-            with await gate.lease(ask()) as lease:
+            with await lease_broker.lease(ask()) as lease:
                 assert lease.waited_seconds == pytest.approx(loop.time() - began)
                 assert 0.4 < lease.waited_seconds < 1.0
 
     run(main())
 
 
-def test_one_who_starves_takes_another_backend_when_the_time_has_come() -> None:
+def test_a_starving_request_takes_another_backend_after_its_time() -> None:
     async def main() -> None:
         here = hall(1, 1, policy="prefix")
-        gate, loop = gate_of(here), asyncio.get_running_loop()
+        lease_broker, loop = gate_of(here), asyncio.get_running_loop()
         keys, edges = tuple(range(1, 160)), tuple(range(2500, 397_501, 2500))
         here.index.record(1, keys, edges)
         wish = ask(keys=keys, edges=edges, prompt_size=400_000, prompt_tokens=100_000, output_tokens=1)
-        with await gate.lease(wish) as first:
+        with await lease_broker.lease(wish) as first:
             assert first.backend == "b"
-            first.first_token()
+            first.on_first_token()
             began = loop.time()
-            with await gate.lease(wish) as second:
+            with await lease_broker.lease(wish) as second:
                 assert second.backend == "a"
                 assert STARVATION_SECONDS <= loop.time() - began < STARVATION_SECONDS + 0.1
 
     run(main())
 
 
-def test_after_the_longest_wait_the_client_is_told_when_to_come_back() -> None:
+def test_after_the_longest_wait_the_error_has_a_retry_time() -> None:
     async def main() -> None:
         here = hall(1)
-        gate, loop = gate_of(here), asyncio.get_running_loop()
-        with await gate.lease(ask()):
+        lease_broker, loop = gate_of(here), asyncio.get_running_loop()
+        with await lease_broker.lease(ask()):
             began = loop.time()
             with pytest.raises(WaitExpired, match="had free capacity within 60 s") as expired:
-                await gate.lease(ask())
+                await lease_broker.lease(ask())
             assert loop.time() - began == pytest.approx(MAX_WAIT_SECONDS)
             assert expired.value.retry_after_seconds is not None
             assert 0.1 <= expired.value.retry_after_seconds <= 60
-            assert gate.waiting == len(here.queue) == 0
+            assert lease_broker.waiting == len(here.queue) == 0
 
     run(main())
 
 
-def test_when_every_backend_goes_those_who_wait_are_told_at_once_where_nobody_is_held() -> None:
+def test_when_every_backend_goes_waiting_requests_fail_at_once_without_holding() -> None:
     async def main() -> None:
         here = hall(1, holds=False)
-        gate = gate_of(here)
-        with await gate.lease(ask()):
-            waiting = [asyncio.create_task(gate.lease(ask())) for _ in range(3)]
+        lease_broker = gate_of(here)
+        with await lease_broker.lease(ask()):
+            waiting = [asyncio.create_task(lease_broker.lease(ask())) for _ in range(3)]
             await turns(3)
             here.serving["m"] = []
-            gate.fleet_changed()
+            lease_broker.fleet_changed()
             results = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(result) for result in results] == [NoBackend] * 3
         assert all(isinstance(result, NoBackend) and result.retry_after_seconds == 2.0 for result in results)
@@ -166,16 +170,16 @@ def test_when_every_backend_goes_those_who_wait_are_told_at_once_where_nobody_is
     run(main())
 
 
-def test_a_backend_that_comes_back_serves_those_who_wait() -> None:
+def test_a_backend_that_comes_back_serves_waiting_requests() -> None:
     async def main() -> None:
         here = hall(1, 1)
         here.serving["m"] = here.sites[:1]
-        gate = gate_of(here)
-        with await gate.lease(ask()):
-            waiting = asyncio.create_task(gate.lease(ask()))
+        lease_broker = gate_of(here)
+        with await lease_broker.lease(ask()):
+            waiting = asyncio.create_task(lease_broker.lease(ask()))
             await turns(3)
             here.serving["m"] = here.sites
-            gate.fleet_changed()
+            lease_broker.fleet_changed()
             with await waiting as lease:
                 assert lease.backend == "b"
 
@@ -185,15 +189,15 @@ def test_a_backend_that_comes_back_serves_those_who_wait() -> None:
 def test_while_no_backend_can_serve_requests_wait_for_one_to_come_back() -> None:
     async def main() -> None:
         here = hall(1)
-        gate, loop = gate_of(here), asyncio.get_running_loop()
+        lease_broker, loop = gate_of(here), asyncio.get_running_loop()
         here.serving["m"] = []
-        gate.fleet_changed()
+        lease_broker.fleet_changed()
         began = loop.time()
-        held = [asyncio.create_task(gate.lease(wish)) for wish in (ask(), ask(sequences=0), ask(pinned="a"))]
+        held = [asyncio.create_task(lease_broker.lease(wish)) for wish in (ask(), ask(sequences=0), ask(pinned="a"))]
         await asyncio.sleep(40.0)
-        assert gate.waiting == 3
+        assert lease_broker.waiting == 3
         here.serving["m"] = here.sites
-        gate.fleet_changed()
+        lease_broker.fleet_changed()
         for waiting in held:
             with await waiting as lease:
                 assert lease.backend == "a"
@@ -207,48 +211,48 @@ def test_while_no_backend_can_serve_requests_wait_for_one_to_come_back() -> None
 def test_a_wait_that_ends_without_a_backend_says_so_and_not_that_all_are_busy() -> None:
     async def main() -> None:
         here = hall(1)
-        gate, loop = gate_of(here), asyncio.get_running_loop()
-        with await gate.lease(ask()):
-            waiting = asyncio.create_task(gate.lease(ask()))
+        lease_broker, loop = gate_of(here), asyncio.get_running_loop()
+        with await lease_broker.lease(ask()):
+            waiting = asyncio.create_task(lease_broker.lease(ask()))
             await asyncio.sleep(10.0)
             here.serving["m"] = []
-            gate.fleet_changed()
+            lease_broker.fleet_changed()
             with pytest.raises(NoBackend, match="'m' was ready within 60 s"):
-                await gate.lease(ask(), already_waited_seconds=20.0)
+                await lease_broker.lease(ask(), already_waited_seconds=20.0)
             assert loop.time() == pytest.approx(1050.0)
             with pytest.raises(NoBackend):
                 await waiting
             assert loop.time() == pytest.approx(1060.0)
-        assert gate.waiting == len(here.queue) == 0
+        assert lease_broker.waiting == len(here.queue) == 0
 
     run(main())
 
 
-def test_one_held_for_a_model_that_turns_out_to_be_unknown_is_told_at_once() -> None:
+def test_a_request_held_for_a_model_that_turns_out_to_be_unknown_fails_at_once() -> None:
     async def main() -> None:
         here = hall(1)
-        gate = gate_of(here)
+        lease_broker = gate_of(here)
         here.serving["o"] = []
-        waiting = asyncio.create_task(gate.lease(ask(model="o")))
+        waiting = asyncio.create_task(lease_broker.lease(ask(model="o")))
         await turns(3)
         del here.serving["o"]
-        gate.fleet_changed()
+        lease_broker.fleet_changed()
         with pytest.raises(ModelNotFound):
             await waiting
-        assert gate.waiting == len(here.queue) == 0
+        assert lease_broker.waiting == len(here.queue) == 0
 
     run(main())
 
 
-def test_a_change_of_the_fleet_wakes_who_waits_for_it_and_time_does_too() -> None:
+def test_a_change_of_the_fleet_or_a_timeout_ends_the_wait_for_one() -> None:
     async def main() -> None:
-        gate, loop = gate_of(hall(1)), asyncio.get_running_loop()
-        waiting = [asyncio.create_task(gate.change(5.0)) for _ in range(2)]
+        lease_broker, loop = gate_of(hall(1)), asyncio.get_running_loop()
+        waiting = [asyncio.create_task(lease_broker.change(5.0)) for _ in range(2)]
         await asyncio.sleep(1.0)
-        gate.fleet_changed()
+        lease_broker.fleet_changed()
         await asyncio.gather(*waiting)
         assert loop.time() == pytest.approx(1001.0)
-        await gate.change(5.0)
+        await lease_broker.change(5.0)
         assert loop.time() == pytest.approx(1006.0)
 
     run(main())
@@ -257,32 +261,32 @@ def test_a_change_of_the_fleet_wakes_who_waits_for_it_and_time_does_too() -> Non
 def test_refusals_come_at_once_and_leave_nothing() -> None:
     async def main() -> None:
         here = hall(1, max_requests=0)
-        gate = gate_of(here)
+        lease_broker = gate_of(here)
         with pytest.raises(ModelNotFound):
-            await gate.lease(Ask("other"))
-        with await gate.lease(ask()), pytest.raises(QueueFull):
-            await gate.lease(ask())
-        assert gate.waiting == len(here.queue) == 0
+            await lease_broker.lease(Demand("other"))
+        with await lease_broker.lease(ask()), pytest.raises(QueueFull):
+            await lease_broker.lease(ask())
+        assert lease_broker.waiting == len(here.queue) == 0
 
     run(main())
 
 
-def test_all_that_changes_in_one_turn_is_looked_through_once() -> None:
+def test_all_changes_of_one_turn_lead_to_one_scan() -> None:
     async def main() -> None:
         here = hall(3)
-        gate = gate_of(here)
-        running: list[Lease] = [await gate.lease(ask()) for _ in range(3)]
-        waiting = [asyncio.create_task(gate.lease(ask())) for _ in range(3)]
+        lease_broker = gate_of(here)
+        running: list[Lease] = [await lease_broker.lease(ask()) for _ in range(3)]
+        waiting = [asyncio.create_task(lease_broker.lease(ask())) for _ in range(3)]
         await turns(3)
         passes = 0
-        drain = here.placement.drain
+        drain = here.scheduler.scan_queue
 
         def counted(model: str, now: float) -> object:
             nonlocal passes
             passes += 1
             return drain(model, now)
 
-        here.placement.drain = counted  # type: ignore[method-assign,assignment]
+        here.scheduler.scan_queue = counted  # type: ignore[method-assign,assignment]
         for lease in running:
             lease.__exit__(None, None, None)
         granted = await asyncio.gather(*waiting)
@@ -295,15 +299,15 @@ def test_all_that_changes_in_one_turn_is_looked_through_once() -> None:
 def test_an_idle_gate_sets_no_timers() -> None:
     async def main() -> None:
         here = hall(1)
-        gate, release = gate_of(here), asyncio.Event()
+        lease_broker, release = gate_of(here), asyncio.Event()
         order: list[str] = []
-        with await gate.lease(ask()):
-            waiting = asyncio.create_task(hold(gate, order, "next", release))
+        with await lease_broker.lease(ask()):
+            waiting = asyncio.create_task(hold(lease_broker, order, "next", release))
             await asyncio.sleep(1.0)
         release.set()
         await waiting
         await asyncio.sleep(1.0)
-        gate.drain_soon()
+        lease_broker.scan_soon()
         with pytest.raises(RuntimeError, match="never comes"):
             await asyncio.get_running_loop().create_future()
 
@@ -311,20 +315,20 @@ def test_an_idle_gate_sets_no_timers() -> None:
         run(main())
 
 
-def test_one_who_cannot_be_served_in_time_is_told_so_as_soon_as_that_is_known() -> None:
+def test_a_request_that_cannot_be_served_in_time_fails_as_soon_as_that_is_known() -> None:
     async def main() -> None:
         here = hall(1, policy="prefix")
-        gate, loop = gate_of(here), asyncio.get_running_loop()
+        lease_broker, loop = gate_of(here), asyncio.get_running_loop()
         began = loop.time()
-        with await gate.lease(ask()) as first:
-            first.first_token()
+        with await lease_broker.lease(ask()) as first:
+            first.on_first_token()
             wish = ask(prompt_tokens=20_000, deadline_seconds=began + 5.0)
             with pytest.raises(DeadlineUnmeetable, match="in time") as late:
-                await gate.lease(wish)
-            least = 5.0 - here.placement.explain(wish, loop.time())[0].parts.prefill  # type: ignore[union-attr]
+                await lease_broker.lease(wish)
+            least = 5.0 - here.scheduler.explain(wish, loop.time())[0].parts.prefill  # type: ignore[union-attr]
             assert loop.time() - began == pytest.approx(least, abs=0.001)
             assert late.value.retry_after_seconds is not None
-        assert gate.waiting == len(here.queue) == 0
+        assert lease_broker.waiting == len(here.queue) == 0
 
     run(main())
 
@@ -332,32 +336,32 @@ def test_one_who_cannot_be_served_in_time_is_told_so_as_soon_as_that_is_known() 
 @pytest.mark.parametrize("deadline_seconds", [MAX_WAIT_SECONDS + 10, None])
 def test_a_deadline_after_the_longest_wait_changes_nothing(deadline_seconds: float | None) -> None:
     async def main() -> None:
-        gate, loop = gate_of(hall(1)), asyncio.get_running_loop()
+        lease_broker, loop = gate_of(hall(1)), asyncio.get_running_loop()
         until = None if deadline_seconds is None else loop.time() + deadline_seconds
-        with await gate.lease(ask()), pytest.raises(WaitExpired):
-            await gate.lease(ask(deadline_seconds=until))
+        with await lease_broker.lease(ask()), pytest.raises(WaitExpired):
+            await lease_broker.lease(ask(deadline_seconds=until))
 
     run(main())
 
 
 def test_one_whose_deadline_has_passed_is_served_if_a_backend_is_open_and_else_refused_at_once() -> None:
     async def main() -> None:
-        gate, loop = gate_of(hall(1)), asyncio.get_running_loop()
+        lease_broker, loop = gate_of(hall(1)), asyncio.get_running_loop()
         gone = ask(deadline_seconds=loop.time() - 1.0)
-        with await gate.lease(gone):
+        with await lease_broker.lease(gone):
             began = loop.time()
             with pytest.raises(DeadlineUnmeetable):
-                await gate.lease(gone)
+                await lease_broker.lease(gone)
             assert loop.time() == began
 
     run(main())
 
 
-def test_one_who_waits_is_reminded_every_so_often_until_the_block_ends() -> None:
+def test_a_waiting_request_gets_keep_alives_until_the_block_ends() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         began, seen = loop.time(), list[float]()
-        with Reminder(15.0, lambda: seen.append(loop.time() - began)):
+        with keep_alive(15.0, lambda: seen.append(loop.time() - began)):
             await asyncio.sleep(50.0)
         await asyncio.sleep(50.0)
         assert seen == pytest.approx([15.0, 30.0, 45.0])
@@ -366,20 +370,20 @@ def test_one_who_waits_is_reminded_every_so_often_until_the_block_ends() -> None
 
 
 @pytest.mark.parametrize(("seconds", "listens"), [(0.0, True), (15.0, False)])
-def test_nobody_is_reminded_where_that_is_switched_off_or_nobody_listens(seconds: float, listens: bool) -> None:
+def test_without_an_interval_or_a_receiver_there_are_no_keep_alives(seconds: float, listens: bool) -> None:
     async def main() -> None:
         seen: list[int] = []
-        with Reminder(seconds, (lambda: seen.append(1)) if listens else None):
+        with keep_alive(seconds, (lambda: seen.append(1)) if listens else None):
             await asyncio.sleep(50.0)
         assert seen == []
 
     run(main())
 
 
-def test_a_block_that_raises_reminds_nobody_any_more() -> None:
+def test_a_block_that_raises_ends_the_keep_alives() -> None:
     async def main() -> None:
         seen: list[int] = []
-        with pytest.raises(ZeroDivisionError), Reminder(1.0, lambda: seen.append(1)):
+        with pytest.raises(ZeroDivisionError), keep_alive(1.0, lambda: seen.append(1)):
             raise ZeroDivisionError
         await asyncio.sleep(5.0)
         assert seen == []

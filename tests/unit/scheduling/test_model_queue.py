@@ -1,14 +1,14 @@
-"""Who comes first."""
+"""The order of a model's queue."""
 
 from gateway.scheduling.fair_share import Tenants
-from gateway.scheduling.wait_queue import ModelQueue, Order, Ticket
+from gateway.scheduling.wait_queue import ModelQueue, ScanOrder, Ticket
 from tests.unit.scheduling.builders import ask
 
 NOW, STARVATION_SECONDS = 100.0, 30.0
 
 
 class Scene:
-    """A line; tickets are told by the order in which they join, and their turn is that, too."""
+    """A queue; tickets are named by the order in which they join, which is also their turn."""
 
     def __init__(self) -> None:
         self.tenants = Tenants()
@@ -27,16 +27,16 @@ class Scene:
             self.line.join(ticket)
 
     def order(self, count: int = 64, *, by_turn: bool = True) -> str:
-        order = Order(count, self.now - STARVATION_SECONDS, by_turn)
+        order = ScanOrder(count, self.now - STARVATION_SECONDS, by_turn)
         return " ".join(self.names[ticket] for ticket in self.line.in_order(order))
 
     def serve(self) -> str:
         """The first goes to an engine."""
-        order = Order(1, self.now - STARVATION_SECONDS, by_turn=True)
+        order = ScanOrder(1, self.now - STARVATION_SECONDS, by_turn=True)
         [ticket] = self.line.in_order(order)
         self.line.serve(ticket, order)
         self.line.leave(ticket)
-        self.tenants.bound(self.tenants.of(ticket.ask), ticket.ask, 1, ticket.tokens, False)
+        self.tenants.bound(self.tenants.of(ticket.demand), ticket.demand, 1, ticket.tokens, False)
         return self.names[ticket]
 
 
@@ -66,7 +66,7 @@ def test_turns_are_by_tokens_and_weight() -> None:
     assert scene.order(9) == "a1 b1 c1 c2 b2 c3 c4 a2 b3"
 
 
-def test_a_heavy_tenant_has_its_share_of_a_look_however_many_tenants_wait() -> None:
+def test_a_heavy_tenant_has_its_share_of_a_scan_however_many_tenants_wait() -> None:
     scene = Scene()
     scene.join(*(f"a{number}" for number in range(12)), weight=10.0)
     scene.join("b1", "b2")
@@ -74,7 +74,7 @@ def test_a_heavy_tenant_has_its_share_of_a_look_however_many_tenants_wait() -> N
     assert scene.order(12).count("a") == 10
 
 
-def test_what_is_looked_at_is_what_is_served() -> None:
+def test_the_scanned_part_is_what_is_served() -> None:
     scene = Scene()
     scene.join("a1", "a2", "a3", tokens=700)
     scene.join("b1", "b2", "b3", tokens=200)
@@ -92,7 +92,7 @@ def test_a_tenant_that_comes_later_is_next_and_has_no_more_than_its_share() -> N
     assert scene.order() == "b0 a5 b1 a6 a7 a8"
 
 
-def test_interactive_requests_come_before_batch_ones_of_anybody() -> None:
+def test_interactive_requests_come_before_batch_ones_of_any_tenant() -> None:
     scene = Scene()
     scene.join("A1", "A2", "a3", "B4", "b5")
     assert scene.order() == "a3 b5 A1 B4 A2"
@@ -114,7 +114,7 @@ def test_batch_requests_that_starve_take_part_as_one_more_tenant() -> None:
     assert served == ["a1", "c1", "A1", "a2", "c2", "B1", "A2", "B2", "A3"]
 
 
-def test_who_has_left_is_not_in_the_line_and_cannot_leave_again() -> None:
+def test_a_removed_ticket_is_not_in_the_queue_and_cannot_be_removed_again() -> None:
     scene = Scene()
     scene.join("a1", "b1")
     first, second = scene.names

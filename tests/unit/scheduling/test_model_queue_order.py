@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.scheduling.fair_share import Tenants
-from gateway.scheduling.wait_queue import ModelQueue, Order, TenantQueue, Ticket
+from gateway.scheduling.wait_queue import ModelQueue, ScanOrder, TenantQueue, Ticket
 from tests.unit.scheduling.builders import ask
 
 STARVATION_SECONDS = 30.0
 MOST_APART_TOKENS = 65536.0
 SCAN = 12
 
-Contender = tuple[float, float, list[Ticket]]  # start, weight, and those who wait, in order
+_Contender = tuple[float, float, list[Ticket]]  # start, weight, and waiting tickets, in order
 
 
-def order_by_looking_at_all(line: ModelQueue, order: Order) -> list[Ticket]:
-    """Start-time fair queueing by its words: everybody's start is worked out at every look."""
+def order_by_looking_at_all(line: ModelQueue, order: ScanOrder) -> list[Ticket]:
+    """Start-time fair queueing by its definition: all starts are computed at every scan."""
     flows, tenants = list(line.flows), line.tenants
     window = order.scan if len(flows) == 1 else max(8, 2 * order.scan // max(1, len(flows)))
     interactive = [contender(tenants, flow, later(flow, order, window)) for flow in flows if not flow.batch]
@@ -46,16 +46,16 @@ def order_by_looking_at_all(line: ModelQueue, order: Order) -> list[Ticket]:
     return first + merged(others, order.scan - len(first))
 
 
-def contender(tenants: Tenants, flow: TenantQueue, tickets: list[Ticket]) -> Contender:
+def contender(tenants: Tenants, flow: TenantQueue, tickets: list[Ticket]) -> _Contender:
     share, clock = flow.tenant.shares[flow.batch], tenants.clocks[flow.batch]
     return max(share.end, clock.now - MOST_APART_TOKENS / share.weight), share.weight, tickets
 
 
-def later(flow: TenantQueue, order: Order, window: int) -> list[Ticket]:
+def later(flow: TenantQueue, order: ScanOrder, window: int) -> list[Ticket]:
     return flow.in_order(order, window) + list(flow.tickets)[window : order.scan]
 
 
-def merged(contenders: list[Contender], most: int) -> list[Ticket]:
+def merged(contenders: list[_Contender], most: int) -> list[Ticket]:
     heap = [(start, number, weight, iter(tickets)) for number, (start, weight, tickets) in enumerate(contenders)]
     heapify(heap)
     found: list[Ticket] = []
@@ -71,7 +71,7 @@ def merged(contenders: list[Contender], most: int) -> list[Ticket]:
 
 
 class OrderMachine(RuleBasedStateMachine):
-    """Whatever moves shares, a look finds the same as one at everybody."""
+    """Whatever moves shares, a scan finds the same as one of all tickets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,14 +104,14 @@ class OrderMachine(RuleBasedStateMachine):
         if waiting := list(self.line):
             assert self.line.leave(data.draw(st.sampled_from(waiting)))
 
-    @rule(data=st.data(), hold_out=st.booleans())
-    def serve(self, data: st.DataObject, hold_out: bool) -> None:
-        """The first goes, or any other while those before it hold out."""
+    @rule(data=st.data(), keep_waiting=st.booleans())
+    def serve(self, data: st.DataObject, keep_waiting: bool) -> None:
+        """The first goes, or any other while those before it keep waiting."""
         if tickets := self.line.in_order(self.order()):
-            ticket = data.draw(st.sampled_from(tickets)) if hold_out else tickets[0]
+            ticket = data.draw(st.sampled_from(tickets)) if keep_waiting else tickets[0]
             self.line.serve(ticket, self.order())
             self.line.leave(ticket)
-            self.tenants.bound(self.tenants.of(ticket.ask), ticket.ask, 1, ticket.tokens, False)
+            self.tenants.bound(self.tenants.of(ticket.demand), ticket.demand, 1, ticket.tokens, False)
             self.bound.append(ticket)
 
     @rule(name=NAMES, batch=st.booleans(), tokens=TOKENS)
@@ -127,7 +127,7 @@ class OrderMachine(RuleBasedStateMachine):
         if self.bound:
             ticket = data.draw(st.sampled_from(self.bound))
             self.bound.remove(ticket)
-            self.tenants.released(self.tenants.of(ticket.ask), ticket.ask, 1, share * ticket.tokens)
+            self.tenants.released(self.tenants.of(ticket.demand), ticket.demand, 1, share * ticket.tokens)
 
     @rule(seconds=st.sampled_from([0.1, 5.0, STARVATION_SECONDS + 1]))
     def pass_time(self, seconds: float) -> None:
@@ -146,8 +146,8 @@ class OrderMachine(RuleBasedStateMachine):
             assert len(self.tenants.clocks[batch].waiting) == sum(flow.batch == batch for flow in flows)
         assert len(self.tenants.clocks[1].starving) + len(self.line._ages) == sum(flow.batch for flow in flows)
 
-    def order(self, *, by_turn: bool = True) -> Order:
-        return Order(SCAN, self.now - STARVATION_SECONDS, by_turn)
+    def order(self, *, by_turn: bool = True) -> ScanOrder:
+        return ScanOrder(SCAN, self.now - STARVATION_SECONDS, by_turn)
 
 
 TestOrderMachine = OrderMachine.TestCase
@@ -172,7 +172,7 @@ def calls_in(act: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize("waited", [1.0, 31.0])
 @pytest.mark.parametrize("batch", [False, True])
-def test_a_look_costs_no_more_where_thousands_of_tenants_wait(batch: bool, waited: float) -> None:
+def test_a_scan_costs_no_more_where_thousands_of_tenants_wait(batch: bool, waited: float) -> None:
     now, costs = 100.0, []
     for tenants_waiting in (100, 4000):
         tenants = Tenants()
@@ -181,14 +181,14 @@ def test_a_look_costs_no_more_where_thousands_of_tenants_wait(batch: bool, waite
             wish = ask(tenant=f"t{number}", batch=batch)
             tenants.arrived(wish, now - waited)
             line.join(Ticket(wish, now - waited, frozenset(), 0.0))
-        order = Order(32, now - STARVATION_SECONDS, by_turn=True)
+        order = ScanOrder(32, now - STARVATION_SECONDS, by_turn=True)
         line.in_order(order)  # notes once who starves by now
         costs.append(calls_in(lambda line=line, order=order: line.in_order(order)))  # type: ignore[misc]
     few, many = costs
     assert many <= few + 10
 
 
-def test_tenants_that_wait_are_not_all_looked_at_for_each_that_comes() -> None:
+def test_an_arrival_does_not_visit_all_waiting_tenants() -> None:
     tenants = Tenants()
     line = ModelQueue(tenants, 0.0)
     calls = 0

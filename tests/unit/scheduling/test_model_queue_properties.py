@@ -1,4 +1,4 @@
-"""Joining, leaving, being served and waiting in any order: nobody is lost, and nobody gets more than a fair share."""
+"""Joining, leaving, being served and waiting in any order: no request is lost, and none gets more than a fair share."""
 
 from itertools import combinations, count
 
@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.scheduling.wait_queue import Order, Queue, Ticket
+from gateway.scheduling.wait_queue import Queue, ScanOrder, Ticket
 from tests.unit.scheduling.builders import ask
 
 STARVATION_SECONDS = 30.0
@@ -17,7 +17,7 @@ SCAN = 8
 
 
 class LineMachine(RuleBasedStateMachine):
-    """The model keeps who waits, and for each two that wait what both were given since both do."""
+    """The model keeps the waiting tenants, and for each two of them what both were served since both wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class LineMachine(RuleBasedStateMachine):
         for ticket in self.queue.in_order("m", self.order(how_many)):
             kind = self._kind(ticket)
             self.queue.serve(ticket, self.order(how_many))
-            self.tenants.bound(self.tenants.of(ticket.ask), ticket.ask, 1, ticket.tokens, False)
+            self.tenants.bound(self.tenants.of(ticket.demand), ticket.demand, 1, ticket.tokens, False)
             self.waiting.remove(ticket)
             for pair, given in self.given.items():
                 if kind in pair:
@@ -82,10 +82,10 @@ class LineMachine(RuleBasedStateMachine):
         assert len(self.queue) == len(self.waiting) == len(set(self.queue))
         assert set(self.queue) == set(self.waiting)
         assert self.tenants.waiting == len(self.waiting)
-        assert self.tenants.waiting_batch == sum(ticket.ask.batch for ticket in self.waiting)
-        assert self.tenants.waiting_tenants == len({ticket.ask.tenant for ticket in self.waiting})
+        assert self.tenants.waiting_batch == sum(ticket.demand.batch for ticket in self.waiting)
+        assert self.tenants.waiting_tenants == len({ticket.demand.tenant for ticket in self.waiting})
         for tenant in self.tenants:
-            assert tenant.waiting == sum(ticket.ask.tenant == tenant.name for ticket in self.waiting)
+            assert tenant.waiting == sum(ticket.demand.tenant == tenant.name for ticket in self.waiting)
 
     @invariant()
     def a_look_finds_each_once_and_as_many_as_it_should(self) -> None:
@@ -95,14 +95,14 @@ class LineMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_batch_request_comes_before_an_interactive_one_unless_it_starves(self) -> None:
-        fresh = [ticket.ask.batch and not self._starves(ticket) for ticket in self._all()]
+        fresh = [ticket.demand.batch and not self._starves(ticket) for ticket in self._all()]
         assert fresh == sorted(fresh)
 
     @invariant()
     def within_a_tenant_and_class_those_who_starve_come_first_and_then_it_is_by_turn(self) -> None:
         for name in WEIGHTS:
             for batch in (False, True):
-                own = [one for one in self._all() if one.ask.tenant == name and one.ask.batch == batch]
+                own = [one for one in self._all() if one.demand.tenant == name and one.demand.batch == batch]
                 assert own == sorted(own, key=lambda one: (not self._starves(one), one.turn))
 
     @invariant()
@@ -119,8 +119,8 @@ class LineMachine(RuleBasedStateMachine):
 
     # Helpers.
 
-    def order(self, scan: int) -> Order:
-        return Order(scan, self.now - STARVATION_SECONDS, by_turn=True)
+    def order(self, scan: int) -> ScanOrder:
+        return ScanOrder(scan, self.now - STARVATION_SECONDS, by_turn=True)
 
     def _all(self) -> list[Ticket]:
         return self.queue.in_order("m", self.order(1000))
@@ -133,16 +133,16 @@ class LineMachine(RuleBasedStateMachine):
         return ticket.arrived_seconds < self.now - STARVATION_SECONDS
 
     def _kind(self, ticket: Ticket) -> str:
-        """With whom its request competes."""
-        if not ticket.ask.batch:
-            return ticket.ask.tenant
+        """The kinds that its request competes with."""
+        if not ticket.demand.batch:
+            return ticket.demand.tenant
         return AGED if self._starves(ticket) else ""
 
     def _note_who_waits(self) -> None:
         """Two are compared from when both begin to wait until one of them does not."""
         kinds = {self._kind(ticket) for ticket in self.waiting} - {""}
-        if kinds == {AGED} or len({(ticket.ask.tenant, ticket.ask.batch) for ticket in self.waiting}) == 1:
-            kinds.discard(AGED)  # with nobody to compete with
+        if kinds == {AGED} or len({(ticket.demand.tenant, ticket.demand.batch) for ticket in self.waiting}) == 1:
+            kinds.discard(AGED)  # without competitors
         self.given = {pair: self.given.get(pair, [0.0, 0.0]) for pair in combinations(sorted(kinds), 2)}
 
 

@@ -4,26 +4,22 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.request import Ask
-from gateway.routing.cost import CostModel
-from gateway.routing.engine import Engine
-from gateway.routing.engine_load import Work
-from gateway.routing.estimates import Calibrations
-from gateway.scheduling.capacity import Capacity
-from gateway.scheduling.output_length import OutputLengths
-from gateway.scheduling.queue_scan import QueueScan
+from gateway.request import Demand
+from gateway.routing.engine import CostModel, Engine, Work
+from gateway.routing.estimates import Calibrations, OutputLengths
+from gateway.scheduling.admission import Capacity, QueueScan
 from gateway.scheduling.wait_queue import Ticket
 
 NOW, STARVATION_SECONDS = 100.0, 30.0
-ROOM = Capacity(Calibrations(CostModel(), window_seconds=0.1), OutputLengths())
+CAPACITY = Capacity(Calibrations(CostModel(), window_seconds=0.1), OutputLengths())
 
 
 class Written:
-    """A ranking that never changes but for what is closed; notes what it is told."""
+    """A fixed ranking, except for what is closed; records calls."""
 
     def __init__(self, *orders: str) -> None:
         self.orders = [[ord(name) - ord("a") for name in order] for order in orders]
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self.closed: set[tuple[int | None, int]] = set()
 
     def best(self, row: int) -> int | None:
@@ -38,14 +34,14 @@ class Written:
     def prefill(self, row: int, column: int) -> float:
         return row + column / 10
 
-    def hold_out(self, row: int, column: int) -> None:
-        self.told.append(f"{row} holds out for {'abc'[column]}")
+    def keep_waiting(self, row: int, column: int) -> None:
+        self.calls.append(f"{row} waits for {'abc'[column]}")
 
     def bound(self, column: int) -> None:
-        self.told.append(f"bound to {'abc'[column]}")
+        self.calls.append(f"bound to {'abc'[column]}")
 
     def close(self, column: int, row: int | None = None) -> None:
-        self.told.append(f"{'abc'[column]} closed")
+        self.calls.append(f"{'abc'[column]} closed")
         self.closed.add((row, column))
 
 
@@ -61,7 +57,7 @@ class Scene:
             for _ in range(slots - count):
                 self.take(engine)
         waited = waited or [1.0] * len(ranking.orders)
-        asks = [Ask("m", **(wish if row == 0 else {})) for row in range(len(waited))]  # type: ignore[arg-type]
+        asks = [Demand("m", **(wish if row == 0 else {})) for row in range(len(waited))]  # type: ignore[arg-type]
         self.tickets = [Ticket(ask, NOW - ago, frozenset(), 0.0) for ask, ago in zip(asks, waited, strict=True)]
         self.bound: list[str] = []
 
@@ -74,95 +70,95 @@ class Scene:
         row = self.tickets.index(ticket)
         assert prefill_seconds == row + column / 10
         self.bound.append(f"{row} to {'abc'[column]}")
-        self.take(self.engines[column], ticket.ask.sequences)
+        self.take(self.engines[column], ticket.demand.sequences)
 
     def run(self, *, waits_for_best: bool = True, much: str = "", all_guarded: bool = False) -> list[str]:
-        """`much`: the rows of those who have much."""
-        is_open = [ROOM.is_open(engine, "m", NOW, guarded=all_guarded) for engine in self.engines]
-        has_much = (lambda ticket: str(self.tickets.index(ticket)) in much) if much else None
+        """`much`: the rows of tenants over their share."""
+        is_open = [CAPACITY.is_open(engine, "m", NOW, guarded=all_guarded) for engine in self.engines]
+        is_over_share = (lambda ticket: str(self.tickets.index(ticket)) in much) if much else None
         QueueScan(
-            self.engines, self.ranking, is_open, ROOM, STARVATION_SECONDS, waits_for_best, self.bind, has_much,
+            self.engines, self.ranking, is_open, CAPACITY, STARVATION_SECONDS, waits_for_best, self.bind, is_over_share,
             all_guarded,
         ).run(self.tickets, NOW)  # fmt: skip
         assert is_open == [
-            ROOM.is_open(engine, "m", NOW, guarded=all_guarded) and (None, column) not in self.ranking.closed
+            CAPACITY.is_open(engine, "m", NOW, guarded=all_guarded) and (None, column) not in self.ranking.closed
             for column, engine in enumerate(self.engines)
         ]
         return self.bound
 
 
-def test_who_finds_his_best_engine_open_is_bound_there_and_the_others_reckon_with_it() -> None:
+def test_a_request_whose_best_engine_is_open_is_bound_there_and_the_others_count_it() -> None:
     scene = Scene(Written("ab", "ab"), 2, 2)
     assert scene.run() == ["0 to a", "1 to a"]
-    assert scene.ranking.told == ["bound to a", "bound to a"]
+    assert scene.ranking.calls == ["bound to a", "bound to a"]
 
 
-def test_who_finds_it_taken_holds_out_and_others_overtake() -> None:
+def test_a_request_whose_best_engine_is_taken_waits_and_others_overtake() -> None:
     scene = Scene(Written("ab", "ba"), 0, 1)
     assert scene.run() == ["1 to b"]
-    assert scene.ranking.told == ["0 holds out for a", "bound to b"]
+    assert scene.ranking.calls == ["0 waits for a", "bound to b"]
 
 
-def test_when_the_last_engine_closes_nobody_else_is_looked_at() -> None:
+def test_the_scan_ends_when_the_last_engine_closes() -> None:
     scene = Scene(Written("ab", "ab", "ba"), 1, 0)
     assert scene.run() == ["0 to a"]
-    assert scene.ranking.told == ["bound to a"]
+    assert scene.ranking.calls == ["bound to a"]
 
 
-def test_one_that_does_not_fit_blocks_nobody() -> None:
+def test_a_request_that_does_not_fit_blocks_no_others() -> None:
     scene = Scene(Written("ab", "ab", "ba"), 1, 1, sequences=2)
     assert scene.run() == ["1 to a", "2 to b"]
-    assert scene.ranking.told == ["bound to a", "bound to b"]
+    assert scene.ranking.calls == ["bound to a", "bound to b"]
 
 
-def test_one_to_whom_all_engines_are_closed_is_passed_over() -> None:
+def test_a_request_to_which_all_engines_are_closed_is_passed_over() -> None:
     assert Scene(Written("", "a"), 1).run() == ["1 to a"]
 
 
-def test_one_who_starves_takes_any_engine_that_has_room() -> None:
+def test_a_starving_request_takes_any_engine_with_capacity() -> None:
     scene = Scene(Written("acb", "ab"), 0, 1, 1, waited=[STARVATION_SECONDS + 1, 1.0])
     assert scene.run() == ["0 to c"]
-    assert scene.ranking.told == ["bound to c", "1 holds out for a"]
+    assert scene.ranking.calls == ["bound to c", "1 waits for a"]
 
 
 def test_at_the_starvation_time_exactly_one_still_waits() -> None:
     assert Scene(Written("ab"), 0, 1, waited=[STARVATION_SECONDS]).run() == []
 
 
-def test_one_who_starves_and_finds_no_room_keeps_the_emptiest_engine_for_himself() -> None:
+def test_a_starving_request_without_capacity_reserves_the_emptiest_engine() -> None:
     scene = Scene(Written("ab", "ba", "ab"), 1, 1, waited=[STARVATION_SECONDS + 1, 1.0, 1.0], sequences=2)
     assert scene.run() == ["1 to b"]
-    assert scene.ranking.told == ["a closed", "bound to b"]
+    assert scene.ranking.calls == ["a closed", "bound to b"]
 
 
-def test_a_second_who_starves_keeps_another() -> None:
+def test_a_second_starving_request_reserves_another() -> None:
     waited = [STARVATION_SECONDS + 2, STARVATION_SECONDS + 1, 1.0]
     scene = Scene(Written("ab", "ab", "ab"), 0, 0, waited=waited)
     assert scene.run() == []
-    assert scene.ranking.told == ["a closed", "b closed"]
+    assert scene.ranking.calls == ["a closed", "b closed"]
 
 
 @pytest.mark.parametrize("waited", [1.0, STARVATION_SECONDS + 1])
-def test_where_nobody_waits_for_the_best_each_takes_the_first_engine_with_room(waited: float) -> None:
+def test_without_waiting_for_the_best_each_takes_the_first_engine_with_capacity(waited: float) -> None:
     scene = Scene(Written("abc", "abc", "abc"), 0, 1, 1, waited=[waited] * 3)
     assert scene.run(waits_for_best=False) == ["0 to b", "1 to c"]
 
 
-def test_who_has_much_holds_out_for_an_engine_whose_last_slots_are_kept_from_him() -> None:
+def test_a_tenant_over_its_share_waits_for_an_engine_with_only_guarded_slots() -> None:
     scene = Scene(Written("ab", "ab", "ab"), 1, 0, slots=4)
     assert scene.run(much="0") == ["1 to a"]
-    assert scene.ranking.told[0] == "0 holds out for a"
+    assert scene.ranking.calls[0] == "0 waits for a"
 
 
 @pytest.mark.parametrize("waits_for_best", [True, False])
-def test_where_more_is_free_he_is_bound_like_anybody(waits_for_best: bool) -> None:
+def test_with_more_free_slots_it_is_bound_like_any_other(waits_for_best: bool) -> None:
     assert Scene(Written("a", "a"), 2, slots=4).run(much="01", waits_for_best=waits_for_best) == ["0 to a"]
 
 
-def test_who_has_much_and_starves_keeps_an_engine_from_his_like_and_from_nobody_else() -> None:
+def test_a_starving_request_of_a_tenant_over_its_share_reserves_an_engine_from_its_like_only() -> None:
     scene = Scene(Written("a", "ab", "ab", "ab"), 1, 1, slots=4, waited=[31.0, 1.0, 31.0, 31.0])
     assert scene.run(much="03") == ["1 to a", "2 to b"]
-    assert scene.ranking.told == ["bound to a", "bound to b"]
+    assert scene.ranking.calls == ["bound to a", "bound to b"]
 
 
 def test_where_all_have_much_engines_with_the_last_slots_alone_count_as_closed() -> None:

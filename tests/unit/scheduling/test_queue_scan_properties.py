@@ -7,15 +7,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.request import Ask
-from gateway.routing.cost import CostModel
+from gateway.request import Demand
 from gateway.routing.cost_matrix import CostMatrix
-from gateway.routing.engine import Engine
-from gateway.routing.engine_load import Work
-from gateway.routing.estimates import Calibrations
-from gateway.scheduling.capacity import Capacity
-from gateway.scheduling.output_length import OutputLengths
-from gateway.scheduling.queue_scan import QueueScan
+from gateway.routing.engine import CostModel, Engine, Work
+from gateway.routing.estimates import Calibrations, OutputLengths
+from gateway.scheduling.admission import Capacity, QueueScan
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.routing.crowds import ASKS, MODELS, NOW, AskedFor, engines
 
@@ -34,26 +30,26 @@ def look_through(
     matrix: type[CostMatrix], model: CostModel, asks: list[AskedFor], waits: list[float], closed: set[tuple[int, int]],
     among: list[Engine],
 ) -> list[tuple[int, int]]:  # fmt: skip
-    """Who is bound where."""
+    """The engine of each bound ticket."""
     hits = [np.array(hits[: len(among)], dtype=np.float64) for _, _, hits in asks]
     ranking = matrix(model, [ask[0] for ask in asks], [ask[1] for ask in asks], hits, among, NOW)
     for row, column in closed:
         if row < len(asks) and column < len(among):
             ranking.close(column, row)
-    room = Capacity(Calibrations(model, 0.1), OutputLengths())
+    capacity = Capacity(Calibrations(model, 0.1), OutputLengths())
     bound: list[tuple[int, int]] = []
     tickets = [
-        Ticket(Ask("m", prompt_tokens=prompt, output_tokens=int(output)), NOW - waited, frozenset(), 0.0)
+        Ticket(Demand("m", prompt_tokens=prompt, output_tokens=int(output)), NOW - waited, frozenset(), 0.0)
         for (prompt, output, _), waited in zip(asks, waits, strict=False)
     ]
 
     def bind(ticket: Ticket, column: int, prefill_seconds: float) -> None:
         bound.append((tickets.index(ticket), column))
-        work = Work(1, ticket.ask.prompt_tokens, prefill_seconds, observable=True)
+        work = Work(1, ticket.demand.prompt_tokens, prefill_seconds, observable=True)
         among[column].load.start(work, NOW)
 
-    is_open = [room.is_open(engine, "m", NOW) for engine in among]
-    QueueScan(among, ranking, is_open, room, STARVATION_SECONDS, True, bind).run(tickets, NOW)
+    is_open = [capacity.is_open(engine, "m", NOW) for engine in among]
+    QueueScan(among, ranking, is_open, capacity, STARVATION_SECONDS, True, bind).run(tickets, NOW)
     return bound
 
 
@@ -66,7 +62,7 @@ def look_through(
     closed=st.sets(st.tuples(st.integers(0, 119), st.integers(0, 4)), max_size=20),
     among=engines(),
 )
-def test_skipping_those_who_hold_out_changes_nothing_for_anybody(
+def test_skipping_requests_that_keep_waiting_changes_no_decision(
     model: CostModel, asks: list[AskedFor], again: int, waits: list[float], closed: set[tuple[int, int]],
     among: list[Engine],
 ) -> None:  # fmt: skip

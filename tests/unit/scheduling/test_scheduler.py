@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.errors import NoBackend, QueueFull
-from gateway.request import Ask
+from gateway.request import Demand
 from gateway.scheduling.scheduler import Binding
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import POLICIES, STARVATION_SECONDS, Hall, ask, hall
@@ -12,34 +12,34 @@ LONG_KEYS = tuple(range(1, 160))
 LONG_EDGES = tuple(range(2500, 397_501, 2500))
 
 
-def bind(here: Hall, wish: Ask | None = None, avoid: frozenset[str] = frozenset()) -> Binding:
-    placed = here.placement.place(wish or ask(), here.now, avoid)
+def bind(here: Hall, wish: Demand | None = None, avoid: frozenset[str] = frozenset()) -> Binding:
+    placed = here.scheduler.place(wish or ask(), here.now, avoid)
     assert isinstance(placed, Binding)
-    here.placement.first_token(placed, here.now)
+    here.scheduler.first_token(placed, here.now)
     return placed
 
 
-def wait(here: Hall, wish: Ask | None = None) -> Ticket:
-    placed = here.placement.place(wish or ask(), here.now)
+def wait(here: Hall, wish: Demand | None = None) -> Ticket:
+    placed = here.scheduler.place(wish or ask(), here.now)
     assert isinstance(placed, Ticket)
     return placed
 
 
 def drain(here: Hall) -> dict[Ticket, str]:
-    """Who was bound where; an error's class name for those whom nobody can serve."""
-    granted = here.placement.drain("m", here.now)
+    """The engine of each bound ticket; an error's class name for those that no backend can serve."""
+    granted = here.scheduler.scan_queue("m", here.now)
     return {
         ticket: bound.engine.name if isinstance(bound, Binding) else type(bound).__name__ for ticket, bound in granted
     }
 
 
-def hold_the_prompt(here: Hall, backend: int) -> Ask:
+def hold_the_prompt(here: Hall, backend: int) -> Demand:
     """A long prompt that one backend holds."""
     here.index.record(backend, KEYS, EDGES)
     return ask(keys=KEYS, edges=EDGES, prompt_size=2048, prompt_tokens=512)
 
 
-def hold_a_very_long_prompt(here: Hall, backend: int) -> Ask:
+def hold_a_very_long_prompt(here: Hall, backend: int) -> Demand:
     """A hundred thousand tokens of which one backend holds nearly all."""
     here.index.record(backend, LONG_KEYS, LONG_EDGES)
     return ask(keys=LONG_KEYS, edges=LONG_EDGES, prompt_size=400_000, prompt_tokens=100_000, output_tokens=1)
@@ -54,76 +54,76 @@ def test_a_request_is_bound_at_once_when_a_backend_is_open() -> None:
 def test_what_was_taken_is_given_back_once() -> None:
     here = hall(2)
     first, second = bind(here), bind(here)
-    here.placement.release(first, 1.0)
-    here.placement.release(first, 1.0)
+    here.scheduler.release(first, 1.0)
+    here.scheduler.release(first, 1.0)
     assert first.engine.load.in_flight == 1
-    here.placement.release(second, 1.0)
+    here.scheduler.release(second, 1.0)
     assert repr(first.engine.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
 
 
 def test_a_first_token_after_the_release_changes_nothing() -> None:
     here = hall(2)
-    placed = here.placement.place(ask(), 0.0)
+    placed = here.scheduler.place(ask(), 0.0)
     assert isinstance(placed, Binding)
-    here.placement.release(placed, 1.0)
-    here.placement.first_token(placed, 2.0)
+    here.scheduler.release(placed, 1.0)
+    here.scheduler.first_token(placed, 2.0)
     assert placed.engine.load.decoding == 0
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_who_finds_every_slot_taken_waits_and_gets_the_next_one(policy: str) -> None:
+def test_a_request_that_finds_every_slot_taken_waits_and_gets_the_next_one(policy: str) -> None:
     here = hall(1, policy=policy)
     running = bind(here)
     ticket = wait(here)
     assert drain(here) == {}
     here.now = 2.0
-    here.placement.release(running, here.now)
-    [(granted, binding)] = here.placement.drain("m", here.now)
+    here.scheduler.release(running, here.now)
+    [(granted, binding)] = here.scheduler.scan_queue("m", here.now)
     assert granted is ticket
     assert isinstance(binding, Binding)
     assert binding.waited_seconds == 2.0
     assert len(here.queue) == 0
 
 
-def test_nobody_overtakes_a_line_on_arrival() -> None:
+def test_no_arrival_overtakes_the_queue() -> None:
     here = hall(1)
     running = bind(here)
     first = wait(here)
-    here.placement.release(running, 0.0)
+    here.scheduler.release(running, 0.0)
     second = wait(here)
     assert drain(here) == {first: "a"}
     assert list(here.queue) == [second]
 
 
-def test_nothing_is_noted_of_prompts_that_are_placed_while_nobody_waits() -> None:
+def test_prompts_placed_while_the_queue_is_empty_are_not_noted() -> None:
     here = hall(1, policy="prefix")
     for key in range(100):
         bound = bind(here, ask(keys=(key,), edges=(256,), prompt_size=256))
-        here.placement.release(bound, here.now)
-    assert len(here.placement._hits) == 0
+        here.scheduler.release(bound, here.now)
+    assert len(here.scheduler._hits) == 0
 
 
-def test_a_full_line_refuses_with_a_hint() -> None:
+def test_a_full_queue_refuses_with_a_retry_time() -> None:
     here = hall(1, max_requests=1)
     bind(here)
     wait(here)
     with pytest.raises(QueueFull) as error:
-        here.placement.place(ask(), 0.0)
+        here.scheduler.place(ask(), 0.0)
     assert error.value.retry_after_seconds == 1.0
 
 
-def test_the_hint_grows_with_the_line() -> None:
+def test_the_retry_time_grows_with_the_queue() -> None:
     here = hall(1)
     for now in (0.0, 3.0):
         here.now = now
-        here.placement.release(bind(here), now)
+        here.scheduler.release(bind(here), now)
     bind(here)
-    assert here.placement.retry_after_seconds("m", 3.0) == pytest.approx(3.0)
+    assert here.scheduler.wait_estimator.retry_after_seconds("m", 3.0) == pytest.approx(3.0)
     wait(here)
-    assert here.placement.retry_after_seconds("m", 3.0) == pytest.approx(6.0)
+    assert here.scheduler.wait_estimator.retry_after_seconds("m", 3.0) == pytest.approx(6.0)
 
 
-def test_when_every_backend_goes_those_who_wait_are_told_where_nobody_is_held() -> None:
+def test_when_every_backend_goes_waiting_requests_fail_without_holding() -> None:
     here = hall(1, holds=False)
     bind(here)
     ticket = wait(here)
@@ -134,7 +134,7 @@ def test_when_every_backend_goes_those_who_wait_are_told_where_nobody_is_held() 
 
 
 @pytest.mark.parametrize("holds", [True, False])
-def test_when_a_model_turns_out_not_to_exist_those_who_wait_are_told(holds: bool) -> None:
+def test_when_a_model_turns_out_not_to_exist_its_waiting_requests_fail(holds: bool) -> None:
     here = hall(1, holds=holds)
     bind(here)
     ticket = wait(here)
@@ -147,16 +147,16 @@ def test_when_a_model_turns_out_not_to_exist_those_who_wait_are_told(holds: bool
 def test_a_request_that_only_some_backends_can_ever_run_does_not_wait_for_the_others(policy: str) -> None:
     here = hall(2, 4, 4, policy=policy)
     assert {bind(here, ask(sequences=3)).engine.name for _ in range(2)} == {"b", "c"}
-    assert isinstance(here.placement.place(ask(sequences=3), 0.0), Ticket)
+    assert isinstance(here.scheduler.place(ask(sequences=3), 0.0), Ticket)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_nor_does_one_who_waits_though_they_are_idle(policy: str) -> None:
+def test_nor_does_a_waiting_one_though_they_are_idle(policy: str) -> None:
     here = hall(2, 4, policy=policy)
     running = bind(here, ask(pinned="b", sequences=2))
     ticket = wait(here, ask(sequences=3))
     assert drain(here) == {}
-    here.placement.release(running, 0.0)
+    here.scheduler.release(running, 0.0)
     assert drain(here) == {ticket: "b"}
 
 
@@ -177,9 +177,9 @@ def test_a_request_larger_than_a_slow_start_allows_runs_alone() -> None:
     here.changed()
     wide = bind(here, ask(sequences=4))
     ticket = wait(here)
-    here.placement.release(wide, 0.0)
+    here.scheduler.release(wide, 0.0)
     assert drain(here) == {ticket: "a"}
-    assert isinstance(here.placement.place(ask(sequences=4), 0.0), Ticket)
+    assert isinstance(here.scheduler.place(ask(sequences=4), 0.0), Ticket)
 
 
 def test_a_look_up_takes_no_slot() -> None:
@@ -191,15 +191,15 @@ def test_a_look_up_takes_no_slot() -> None:
 def test_a_backend_with_too_much_prefill_ahead_is_not_open() -> None:
     here = hall(4, policy="prefix")
     long = ask(prompt_tokens=5000)
-    placed = here.placement.place(long, 0.0)
+    placed = here.scheduler.place(long, 0.0)
     assert isinstance(placed, Binding)
     ticket = wait(here)
-    here.placement.first_token(placed, 0.2)
+    here.scheduler.first_token(placed, 0.2)
     here.now = 0.2
     assert drain(here) == {ticket: "a"}
 
 
-def test_with_prefix_routing_a_request_holds_out_for_the_backend_that_has_its_prompt() -> None:
+def test_with_prefix_routing_a_request_waits_for_the_backend_that_has_its_prompt() -> None:
     here = hall(1, 1, policy="prefix")
     wish = hold_a_very_long_prompt(here, 1)
     running = bind(here, wish)
@@ -208,7 +208,7 @@ def test_with_prefix_routing_a_request_holds_out_for_the_backend_that_has_its_pr
     ticket = wait(here, wish)
     small = bind_waiting(here)
     assert small == "a"
-    here.placement.release(running, 0.0)
+    here.scheduler.release(running, 0.0)
     assert drain(here) == {ticket: "b"}
 
 
@@ -237,22 +237,22 @@ def test_shorter_prefills_go_first_until_waiting_outweighs_them() -> None:
     long = wait(here, ask(prompt_tokens=5000))
     here.now = 1.0
     short = wait(here)
-    here.placement.release(running, here.now)
-    [(first, binding)] = here.placement.drain("m", here.now)
+    here.scheduler.release(running, here.now)
+    [(first, binding)] = here.scheduler.scan_queue("m", here.now)
     assert first is short
     assert isinstance(binding, Binding)
     here.now = 4.0
     later = wait(here)
-    here.placement.release(binding, here.now)
+    here.scheduler.release(binding, here.now)
     assert drain(here) == {long: "a"}
     assert list(here.queue) == [later]
 
 
-def test_only_the_oldest_are_looked_at_in_one_pass() -> None:
+def test_only_the_oldest_are_scanned_at_once() -> None:
     here = hall(1, policy="prefix", scan=2)
     running = bind(here)
     long, longer, short = (wait(here, ask(prompt_tokens=tokens)) for tokens in (2000, 3000, 100))
-    here.placement.release(running, 0.0)
+    here.scheduler.release(running, 0.0)
     assert drain(here) == {long: "a"}
     assert list(here.queue) == [longer, short]
 
@@ -262,7 +262,7 @@ def test_kv_cache_that_is_taken_keeps_a_request_out_though_slots_are_free() -> N
     running = bind(here, ask(prompt_tokens=500, output_tokens=100))
     ticket = wait(here, ask(prompt_tokens=300, output_tokens=100))
     assert drain(here) == {}
-    here.placement.release(running, 0.0)
+    here.scheduler.release(running, 0.0)
     assert drain(here) == {ticket: "a"}
 
 
@@ -293,41 +293,43 @@ def test_where_any_open_backend_will_do_one_with_room_in_its_kv_cache_is_found(p
     [ask(sequences=4), ask(sequences=9, divisible=True), ask(prompt_tokens=100_000)],
     ids=["choices", "inputs", "a prompt larger than any KV cache"],
 )
-def test_a_wide_request_does_not_wait_for_ever_behind_an_unending_stream_of_narrow_ones(policy: str, wide: Ask) -> None:
+def test_a_wide_request_does_not_wait_for_ever_behind_an_unending_stream_of_narrow_ones(
+    policy: str, wide: Demand
+) -> None:
     here = hall(4, 4, policy=policy, kv=4000)
     running = [bind(here) for _ in range(8)]
     ticket = wait(here, wide)
     for step in range(4 * int(STARVATION_SECONDS)):
         here.now = step / 2
         wait(here)
-        here.placement.release(running.pop(0), here.now)
-        for granted, binding in here.placement.drain("m", here.now):
+        here.scheduler.release(running.pop(0), here.now)
+        for granted, binding in here.scheduler.scan_queue("m", here.now):
             if granted is ticket:
                 assert here.now <= STARVATION_SECONDS + 8
                 return
             assert isinstance(binding, Binding)
-            here.placement.first_token(binding, here.now)
+            here.scheduler.first_token(binding, here.now)
             running.append(binding)
     pytest.fail("the wide request never got a place")
 
 
-def test_a_backend_kept_for_one_who_starves_leaves_the_others_to_everybody() -> None:
+def test_a_backend_reserved_for_a_starving_request_leaves_the_others_open() -> None:
     here = hall(2, 2)
     running = [bind(here) for _ in range(4)]
     wide = wait(here, ask(sequences=2))
     here.now = STARVATION_SECONDS + 1
     narrow = [wait(here) for _ in range(2)]
     on_a, on_b = ([binding for binding in running if binding.engine.name == name] for name in "ab")
-    here.placement.release(on_a[0], here.now)
+    here.scheduler.release(on_a[0], here.now)
     assert drain(here) == {}
-    here.placement.release(on_b[0], here.now)
+    here.scheduler.release(on_b[0], here.now)
     assert drain(here) == {narrow[0]: "b"}
-    here.placement.release(on_a[1], here.now)
+    here.scheduler.release(on_a[1], here.now)
     assert drain(here) == {wide: "a"}
 
 
-def test_a_request_reserves_what_nobody_uses_there_whether_it_is_cached_or_not() -> None:
-    """A cached block that nobody uses can be evicted; one that is used takes room as a new one does."""
+def test_a_request_reserves_what_no_other_uses_there_whether_it_is_cached_or_not() -> None:
+    """A cached block that no request uses can be evicted; one in use takes capacity as a new one does."""
     here = hall(4, policy="prefix", kv=100_000)
     known = hold_the_prompt(here, 0)
     placed = bind(here, known)
@@ -336,9 +338,9 @@ def test_a_request_reserves_what_nobody_uses_there_whether_it_is_cached_or_not()
     assert (ledger.taken_tokens, placed.engine.load.context_tokens) == (512 + 512, 512)
     again = bind(here, known)
     assert (ledger.taken_tokens, placed.engine.load.context_tokens) == (512 + 2 * 512, 1024)
-    here.placement.release(placed, 0.0)
+    here.scheduler.release(placed, 0.0)
     assert ledger.taken_tokens == 512 + 512
-    here.placement.release(again, 0.0)
+    here.scheduler.release(again, 0.0)
     assert ledger.taken_tokens == 0
 
 
@@ -366,9 +368,9 @@ def test_what_is_in_flight_is_counted_on_its_engine() -> None:
 def test_a_first_token_after_a_prefill_alone_teaches_what_a_token_costs() -> None:
     here = hall(4, policy="prefix")
     before = here.calibration.of("m").model.b
-    placed = here.placement.place(ask(prompt_tokens=1000), 0.0)
+    placed = here.scheduler.place(ask(prompt_tokens=1000), 0.0)
     assert isinstance(placed, Binding)
-    here.placement.first_token(placed, 1.0)
+    here.scheduler.first_token(placed, 1.0)
     assert here.calibration.of("m").model.b > before
 
 
@@ -376,19 +378,19 @@ def test_a_first_token_after_a_prefill_alone_teaches_what_a_token_costs() -> Non
 def test_a_whole_answer_that_was_faster_than_predicted_teaches_too(answered: bool, learns: bool) -> None:
     here = hall(4, policy="prefix")
     before = here.calibration.of("m").model.b
-    placed = here.placement.place(ask(prompt_tokens=1000, streams=False), 0.0)
+    placed = here.scheduler.place(ask(prompt_tokens=1000, streams=False), 0.0)
     assert isinstance(placed, Binding)
-    here.placement.release(placed, 0.001, answered=answered)
+    here.scheduler.release(placed, 0.001, answered=answered)
     assert (here.calibration.of("m").model.b < before) == learns
 
 
-def test_those_who_hold_out_make_a_backend_dearer_for_one_look_at_the_line_only() -> None:
+def test_requests_waiting_for_a_backend_raise_its_cost_for_one_scan_only() -> None:
     here = hall(1, 1, policy="prefix")
     wish = hold_a_very_long_prompt(here, 1)
     bind(here, wish)
 
     def costs() -> list[float]:
-        return sorted(verdict.cost for verdict in here.placement.explain(ask(), here.now))
+        return sorted(verdict.cost for verdict in here.scheduler.explain(ask(), here.now))
 
     before = costs()
     for _ in range(3):
@@ -398,52 +400,50 @@ def test_those_who_hold_out_make_a_backend_dearer_for_one_look_at_the_line_only(
 
 
 @pytest.mark.parametrize(("later_seconds", "backend"), [(0.05, "a"), (1.1, "b")])
-def test_what_caches_hold_is_looked_up_again_for_one_who_waits_but_not_each_time(
-    later_seconds: float, backend: str
-) -> None:
+def test_predicted_hits_of_a_waiting_request_are_renewed_but_not_each_time(later_seconds: float, backend: str) -> None:
     here = hall(1, 1, policy="prefix")
     running = [bind(here, ask(pinned=name)) for name in "ab"]
     ticket = wait(here, ask(keys=LONG_KEYS, edges=LONG_EDGES, prompt_size=400_000, prompt_tokens=100_000))
     here.index.record(1, LONG_KEYS, LONG_EDGES)
     here.now = later_seconds
     for binding in running:
-        here.placement.release(binding, here.now)
+        here.scheduler.release(binding, here.now)
     assert drain(here) == {ticket: backend}
 
 
-def test_what_is_bound_meanwhile_counts_at_once_for_one_who_waits_with_the_same_beginning() -> None:
+def test_what_is_bound_meanwhile_counts_at_once_for_a_waiting_request_with_the_same_beginning() -> None:
     here = hall(1, 1, policy="prefix")
     running = {name: bind(here, ask(pinned=name)) for name in "ab"}
     prompt = ask(keys=LONG_KEYS, edges=LONG_EDGES, prompt_size=400_000, prompt_tokens=100_000)
     first, second = wait(here, prompt), wait(here, prompt)
     here.now = 0.01
-    here.placement.release(running["a"], here.now)
-    [(bound, binding)] = here.placement.drain("m", here.now)
+    here.scheduler.release(running["a"], here.now)
+    [(bound, binding)] = here.scheduler.scan_queue("m", here.now)
     assert bound is first
     assert isinstance(binding, Binding)
     assert binding.engine.name == "a"
     here.now = 0.02
-    here.placement.release(binding, here.now)
-    here.placement.release(running["b"], here.now)
+    here.scheduler.release(binding, here.now)
+    here.scheduler.release(running["b"], here.now)
     assert drain(here) == {second: "a"}
 
 
-def test_an_explanation_tells_every_backend_best_first_and_changes_nothing() -> None:
+def test_an_explanation_has_every_backend_best_first_and_changes_nothing() -> None:
     here = hall(4, 1, policy="prefix")
     wish = hold_the_prompt(here, 1)
     bind(here, ask(pinned="b"))
-    before = repr(here.placement)
-    best, other = here.placement.explain(wish, here.now)
+    before = repr(here.scheduler)
+    best, other = here.scheduler.explain(wish, here.now)
     assert (best.name, best.is_open, best.hit_tokens) == ("a", True, 0)
     assert (other.name, other.is_open, other.hit_tokens) == ("b", False, 496)
     assert best.parts is not None
     assert sum(best.parts) == pytest.approx(best.cost)
-    assert repr(here.placement) == before
+    assert repr(here.scheduler) == before
     with pytest.raises(NoBackend):
-        here.placement.explain(ask(pinned="z"), here.now)
+        here.scheduler.explain(ask(pinned="z"), here.now)
 
 
-def test_a_request_that_does_not_fit_leaves_the_backend_to_those_who_do() -> None:
+def test_a_request_that_does_not_fit_leaves_the_backend_to_those_that_do() -> None:
     here = hall(4, 2, policy="prefix", kv=10_000)
     for _ in range(2):
         bind(here, ask(prompt_tokens=3000, pinned="b"))

@@ -1,15 +1,12 @@
 import pytest
 
-from gateway.routing.cost import CostModel
-from gateway.routing.engine import Engine, Option
-from gateway.routing.engine_load import Work
-from gateway.routing.estimates import Calibrations
-from gateway.scheduling.capacity import Capacity
-from gateway.scheduling.output_length import OutputLengths
+from gateway.routing.engine import CostModel, Engine, Option, Work
+from gateway.routing.estimates import Calibrations, OutputLengths
+from gateway.scheduling.admission import Capacity
 from gateway.scheduling.scheduler import choose
 from tests.unit.scheduling.builders import ask
 
-ROOM = Capacity(Calibrations(CostModel(), window_seconds=0.1), OutputLengths())
+CAPACITY = Capacity(Calibrations(CostModel(), window_seconds=0.1), OutputLengths())
 
 
 def option(name: str, cost: float, *, busy: int = 0, placed: int = 0) -> Option:
@@ -23,7 +20,7 @@ def option(name: str, cost: float, *, busy: int = 0, placed: int = 0) -> Option:
 
 
 def chosen(*options: Option, waits_for_best: bool = True, guarded: bool = False) -> str | None:
-    found = choose(options, ask(), ROOM, 0.0, waits_for_best, guarded)
+    found = choose(options, ask(), CAPACITY, 0.0, waits_for_best, guarded)
     return found.engine.name if found is not None else None
 
 
@@ -32,7 +29,7 @@ def test_the_cheapest_is_taken_and_where_it_is_full_none() -> None:
     assert chosen(option("a", 2.0), option("b", 1.0, busy=16)) is None
 
 
-def test_who_does_not_wait_for_the_best_takes_what_has_room() -> None:
+def test_without_waiting_for_the_best_an_engine_with_capacity_is_taken() -> None:
     assert chosen(option("a", 2.0), option("b", 1.0, busy=16), waits_for_best=False) == "a"
     assert chosen(option("b", 1.0, busy=16), waits_for_best=False) is None
 
@@ -48,5 +45,5 @@ def test_the_last_slot_is_not_for_those_it_is_kept_from(waits_for_best: bool) ->
     assert chosen(option("a", 1.0, busy=15), waits_for_best=waits_for_best, guarded=True) is None
 
 
-def test_nobody_has_nothing_to_choose() -> None:
+def test_no_options_give_no_choice() -> None:
     assert chosen() is None

@@ -1,11 +1,11 @@
-"""When those who are looked at first hold out for busy engines, idle ones are offered to those behind them."""
+"""When the requests scanned first keep waiting for busy engines, idle ones are offered to those behind them."""
 
 from collections.abc import Sequence
 
 import pytest
 
-from gateway.request import Ask
-from gateway.scheduling.queue_scan import QueueScan
+from gateway.request import Demand
+from gateway.scheduling.admission import QueueScan
 from gateway.scheduling.scheduler import Binding
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import POLICIES, Hall, ask, hall
@@ -16,22 +16,24 @@ KEYS = tuple(range(1, 42))
 EDGES = tuple(range(2500, 102_501, 2500))
 
 
-def wait(here: Hall, wish: Ask) -> Ticket:
-    placed = here.placement.place(wish, here.now)
+def wait(here: Hall, wish: Demand) -> Ticket:
+    placed = here.scheduler.place(wish, here.now)
     assert isinstance(placed, Ticket)
     return placed
 
 
 def drain(here: Hall) -> dict[Ticket, str]:
     return {
-        ticket: bound.engine.name for ticket, bound in here.placement.drain("m", here.now) if isinstance(bound, Binding)
+        ticket: bound.engine.name
+        for ticket, bound in here.scheduler.scan_queue("m", here.now)
+        if isinstance(bound, Binding)
     }
 
 
 def busy_hall(policy: str = "prefix", pinned: int = 0) -> tuple[Hall, Binding]:
     """Backend a is busy, b is idle; so many wait for a, whatever happens. Returns what runs on a, too."""
     here = hall(1, 1, policy=policy, scan=SCAN, max_bytes=1 << 30, max_requests=1000)
-    running = here.placement.place(ask(pinned="a"), here.now)
+    running = here.scheduler.place(ask(pinned="a"), here.now)
     assert isinstance(running, Binding)
     for _ in range(pinned):
         wait(here, ask(pinned="a"))
@@ -45,7 +47,7 @@ def test_an_idle_engine_is_offered_to_those_behind_the_first(policy: str) -> Non
     assert drain(here) == {last: "b"}
 
 
-def test_when_so_many_hold_out_for_one_engine_that_another_is_better_it_is_used() -> None:
+def test_another_engine_is_used_when_too_many_wait_for_the_best_one() -> None:
     here, _ = busy_hall()
     here.index.record(0, KEYS, EDGES)
     tickets = [
@@ -68,10 +70,10 @@ def test_all_are_asked_after_a_while_however_many_wait() -> None:
     for _ in range(3):
         assert drain(here) == {}
         here.now += 0.06
-    [(ticket, binding)] = here.placement.drain("m", here.now)
+    [(ticket, binding)] = here.scheduler.scan_queue("m", here.now)
     assert ticket is last
     assert isinstance(binding, Binding)
-    here.placement.release(binding, here.now)
+    here.scheduler.release(binding, here.now)
     last = wait(here, ask())
     for _ in range(4):  # once more from the first on
         here.now += 0.06
@@ -82,14 +84,14 @@ def test_all_are_asked_after_a_while_however_many_wait() -> None:
 def test_an_engine_that_is_as_busy_as_others_is_not_worth_asking_further() -> None:
     here = hall(1, 2, policy="least_loaded", scan=SCAN, max_bytes=1 << 30)
     for name in "ab":
-        here.placement.place(ask(pinned=name), here.now)
+        here.scheduler.place(ask(pinned=name), here.now)
     for _ in range(SCAN):
         wait(here, ask(pinned="a"))
     wait(here, ask())
     assert drain(here) == {}
 
 
-def test_what_a_look_may_cost_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_a_scan_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     here, _ = busy_hall("least_loaded", pinned=10 * FURTHER)
     looks: list[int] = []
     run = QueueScan.run

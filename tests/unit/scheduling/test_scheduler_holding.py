@@ -1,18 +1,18 @@
-"""Requests that nobody can serve for now wait in the line, and harm nobody there."""
+"""Requests that no backend can serve for now wait in the queue, and harm no others there."""
 
 from tests.unit.scheduling.builders import ask, hall
 from tests.unit.scheduling.test_scheduler import bind, drain, wait
 
 
-def test_while_nobody_serves_a_model_its_requests_are_held_in_the_line() -> None:
+def test_while_no_backend_serves_a_model_its_requests_are_queued() -> None:
     here = hall(2, 2)
     here.serving["m"] = []
     held = [wait(here), wait(here, ask(sequences=0)), wait(here, ask(pinned="b"))]
     assert drain(here) == {}
-    assert not here.placement.table.is_served(ask())
+    assert not here.scheduler.table.is_served(ask())
     here.serving["m"] = here.sites
     here.changed()
-    assert here.placement.table.is_served(ask())
+    assert here.scheduler.table.is_served(ask())
     granted = drain(here)
     assert set(granted) == set(held)
     assert granted[held[2]] == "b"
@@ -27,16 +27,16 @@ def test_a_held_request_that_no_backend_can_ever_run_is_refused_when_they_are_ba
     assert drain(here) == {ticket: "InvalidRequest"}
 
 
-def test_those_held_for_a_backend_that_is_gone_keep_nobody_else_from_the_others() -> None:
+def test_requests_held_for_a_lost_backend_do_not_block_others() -> None:
     here = hall(1, 1, scan=4)
     running = [bind(here, ask(pinned=name)) for name in "ab"]
     here.serving["m"] = here.sites[:1]
     here.changed()
     held = [wait(here, ask(pinned="b")) for _ in range(11)]
     last = wait(here)
-    here.placement.release(running[0], 0.0)
+    here.scheduler.release(running[0], 0.0)
     assert drain(here) == {last: "a"}
-    here.placement.release(running[1], 0.0)
+    here.scheduler.release(running[1], 0.0)
     here.serving["m"] = here.sites
     here.changed()
     assert drain(here) == {held[0]: "b"}

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from gateway.request import Usage
-from gateway.routing.cache_view import HitAccuracy
-from gateway.routing.cost import Parts
-from gateway.routing.estimates import Learning
+from gateway.routing.cache_view import HitAccuracy, Learning
+from gateway.routing.engine import Parts
 from gateway.scheduling.scheduler import Binding
 from tests.unit.scheduling.builders import Hall, ask, hall
 
@@ -22,24 +21,24 @@ def two_models() -> Hall:
 
 
 def answer(here: Hall, model: str, first_token_seconds: float, output_tokens: int) -> None:
-    """A request of 1,000 tokens that nobody disturbs."""
-    placed = here.placement.place(ask(model=model, prompt_tokens=1000), here.now)
+    """A request of 1,000 tokens that is alone."""
+    placed = here.scheduler.place(ask(model=model, prompt_tokens=1000), here.now)
     assert isinstance(placed, Binding)
     here.now += first_token_seconds
-    here.placement.first_token(placed, here.now)
-    here.placement.release(placed, here.now, answered=True)
-    Learning(here.estimates, here.index, HitAccuracy()).answered(placed.ask, 0, 0, Usage(1000, output_tokens))
+    here.scheduler.first_token(placed, here.now)
+    here.scheduler.release(placed, here.now, answered=True)
+    Learning(here.estimates, here.index, HitAccuracy()).answered(placed.demand, 0, 0, Usage(1000, output_tokens))
 
 
 def cost(here: Hall, model: str) -> Parts:
     """What a request costs on an idle engine of the model."""
-    [verdict] = here.placement.explain(ask(model=model, prompt_tokens=1000), here.now + 1000.0)
+    [verdict] = here.scheduler.explain(ask(model=model, prompt_tokens=1000), here.now + 1000.0)
     assert verdict.parts is not None
     return verdict.parts
 
 
 def alike(parts: Parts) -> Any:
-    """The same, as exactly as clocks tell that began at different times."""
+    """The same, as exactly as clocks that began at different times allow."""
     return pytest.approx(parts, rel=1e-6, abs=1e-9)
 
 

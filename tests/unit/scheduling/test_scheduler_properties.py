@@ -7,23 +7,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gateway.errors import InvalidRequest, ModelNotFound, NoBackend, QueueFull
-from gateway.request import Ask
+from gateway.request import Demand
 from gateway.routing.engine import Engine
 from gateway.routing.kv_reservations import KvLedger
 from gateway.scheduling.scheduler import Binding
-from gateway.scheduling.wait_queue import Order, Ticket
+from gateway.scheduling.wait_queue import ScanOrder, Ticket
 from tests.recount import mismatches, taken_tokens
 from tests.unit.scheduling.builders import POLICIES, STARVATION_SECONDS, WINDOW_SECONDS, Hall, hall
 
 CAPS = (2, 4, 6, 3, 3)  # of a, b, c, and of the two engines of d
 MAX_REQUESTS, MAX_BYTES, SCAN = 12, 120, 8
-OLDEST = Order(SCAN, float("-inf"), by_turn=False)
+OLDEST = ScanOrder(SCAN, float("-inf"), by_turn=False)
 KV_HEADROOM = 0.95
 SERVES = {"m": (0, 1, 2), "o": (1, 2, 3, 4)}
 NAMES = "abcd"
 
 ASKS = st.builds(
-    Ask,
+    Demand,
     model=st.sampled_from([*SERVES, "unknown"]),
     keys=st.sampled_from([(), (1, 2, 3), tuple(range(1, 40)), (7, 8, 9)]),
     edges=st.just(tuple(range(100, 4000, 100))),
@@ -59,19 +59,19 @@ class PlacementMachine(RuleBasedStateMachine):
         self.numbers = count()
         self.waiting: dict[Ticket, int] = {}
         self.bound: dict[int, Binding] = {}
-        self.wishes: dict[int, Ask] = {}
+        self.wishes: dict[int, Demand] = {}
         self.ended: dict[int, str] = {}
         self._fleet_changed()
 
     # What happens.
 
     @rule(wish=ASKS, avoid=st.frozensets(st.sampled_from(NAMES), max_size=4))
-    def arrive(self, wish: Ask, avoid: frozenset[str]) -> None:
+    def arrive(self, wish: Demand, avoid: frozenset[str]) -> None:
         number = next(self.numbers)
         self.wishes[number] = wish
         full = len(self.waiting) == MAX_REQUESTS or self._queued_bytes() + wish.size_bytes > MAX_BYTES
         try:
-            placed = self.here.placement.place(wish, self.here.now, avoid)
+            placed = self.here.scheduler.place(wish, self.here.now, avoid)
         except (ModelNotFound, NoBackend, InvalidRequest, QueueFull) as refusal:
             self.ended[number] = type(refusal).__name__
             self._check_refusal(type(refusal), wish, full)
@@ -89,7 +89,7 @@ class PlacementMachine(RuleBasedStateMachine):
     def first_token(self, data: st.DataObject) -> None:
         if self.bound:
             number = data.draw(st.sampled_from(sorted(self.bound)))
-            self.here.placement.first_token(self.bound[number], self.here.now)
+            self.here.scheduler.first_token(self.bound[number], self.here.now)
             self._drain()
 
     @rule(data=st.data(), twice=st.booleans())
@@ -98,7 +98,7 @@ class PlacementMachine(RuleBasedStateMachine):
             number = data.draw(st.sampled_from(sorted(self.bound)))
             binding = self.bound.pop(number)
             for _ in range(1 + twice):
-                self.here.placement.release(binding, self.here.now)
+                self.here.scheduler.release(binding, self.here.now)
             self.ended[number] = "released"
             self._drain()
 
@@ -135,7 +135,7 @@ class PlacementMachine(RuleBasedStateMachine):
             return
         engines = self.here.sites
         placed = [engine.placed for engine in engines]
-        verdicts = self.here.placement.explain(Ask(model, prompt_tokens=500), self.here.now)
+        verdicts = self.here.scheduler.explain(Demand(model, prompt_tokens=500), self.here.now)
         assert [verdict.cost for verdict in verdicts] == sorted(verdict.cost for verdict in verdicts)
         assert {verdict.engine.index for verdict in verdicts} == {site.index for site in self._serving(model)}
         assert [engine.placed for engine in engines] == placed
@@ -166,12 +166,12 @@ class PlacementMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_for_a_model_that_nobody_serves_unless_held(self) -> None:
-        assert self.holds or all(self._allowed(ticket.ask, ticket.avoid) for ticket in self.waiting)
+        assert self.holds or all(self._allowed(ticket.demand, ticket.avoid) for ticket in self.waiting)
 
     @invariant()
     def nobody_who_takes_no_slot_waits_while_somebody_serves(self) -> None:
         for ticket in self.waiting:
-            assert ticket.ask.sequences or not self._allowed(ticket.ask, ticket.avoid)
+            assert ticket.demand.sequences or not self._allowed(ticket.demand, ticket.avoid)
 
     @invariant()
     def one_who_starves_waits_only_for_backends_that_are_closed_or_kept_for_another_who_starves(self) -> None:
@@ -189,25 +189,25 @@ class PlacementMachine(RuleBasedStateMachine):
             oldest = self.here.queue.in_order(model, OLDEST)
             if all(self.here.now - ticket.arrived_seconds <= STARVATION_SECONDS for ticket in oldest):
                 for ticket in oldest:
-                    allowed = self._allowed(ticket.ask, ticket.avoid)
+                    allowed = self._allowed(ticket.demand, ticket.avoid)
                     assert not allowed or len(self._admitting(ticket)) < len(allowed)
 
     def teardown(self) -> None:
-        """When everything works again, everybody who waits is served, and then nothing is left."""
+        """When everything works again, all waiting requests are served, and then nothing is left."""
         if not hasattr(self, "here"):
             return
         self.up = {site.name for site in self.here.sites}
         for site in self.here.sites:
             site.slots = site.cap
         self._fleet_changed()
-        for ticket in [ticket for ticket in self.waiting if not self._allowed(ticket.ask, ticket.avoid)]:
+        for ticket in [ticket for ticket in self.waiting if not self._allowed(ticket.demand, ticket.avoid)]:
             self.here.queue.leave(ticket)  # pinned to one that will never serve
             del self.waiting[ticket]
         for _ in range(3 * MAX_REQUESTS):
             self.here.now += STARVATION_SECONDS
             self._drain()
             for number, binding in list(self.bound.items()):
-                self.here.placement.release(binding, self.here.now)
+                self.here.scheduler.release(binding, self.here.now)
                 self.ended[number] = "released"
                 del self.bound[number]
         assert not self.waiting
@@ -218,7 +218,7 @@ class PlacementMachine(RuleBasedStateMachine):
 
     # Helpers.
 
-    def _check_refusal(self, kind: type[Exception], wish: Ask, full: bool) -> None:
+    def _check_refusal(self, kind: type[Exception], wish: Demand, full: bool) -> None:
         assert full or kind is not QueueFull
         assert (kind is ModelNotFound) == (wish.model == "unknown")
         if kind is InvalidRequest:
@@ -234,26 +234,26 @@ class PlacementMachine(RuleBasedStateMachine):
         return list(self.here.serving.get(model, ()))
 
     def _waiting_for(self, model: str) -> bool:
-        return any(ticket.ask.model == model for ticket in self.waiting)
+        return any(ticket.demand.model == model for ticket in self.waiting)
 
     def _queued_bytes(self) -> int:
-        return sum(ticket.ask.size_bytes for ticket in self.waiting)
+        return sum(ticket.demand.size_bytes for ticket in self.waiting)
 
     def _drain(self) -> None:
         for model in self.here.queue.models():
-            for ticket, granted in self.here.placement.drain(model, self.here.now):
+            for ticket, granted in self.here.scheduler.scan_queue(model, self.here.now):
                 number = self.waiting.pop(ticket)
                 if isinstance(granted, Binding):
                     assert granted.waited_seconds == self.here.now - ticket.arrived_seconds
                     self._check_binding(number, granted, ticket.avoid)
                 elif isinstance(granted, InvalidRequest):
-                    allowed = self._allowed(ticket.ask, ticket.avoid)
-                    assert not any(self._is_large_enough(site, ticket.ask) for site in allowed)
+                    allowed = self._allowed(ticket.demand, ticket.avoid)
+                    assert not any(self._is_large_enough(site, ticket.demand) for site in allowed)
                     self.ended[number] = "InvalidRequest"
                 else:
                     assert isinstance(granted, NoBackend)
                     assert not self.holds
-                    assert not self._allowed(ticket.ask, ticket.avoid)
+                    assert not self._allowed(ticket.demand, ticket.avoid)
                     self.ended[number] = "NoBackend"
 
     def _check_binding(self, number: int, binding: Binding, avoid: frozenset[str]) -> None:
@@ -266,28 +266,28 @@ class PlacementMachine(RuleBasedStateMachine):
             alone = engine.load.in_flight == binding.work.sequences
             assert engine.load.in_flight <= site.slots or alone
             ledger, limit = self._ledger(engine), KV_HEADROOM * (site.kv_cache_tokens or 1 << 40)
-            assert alone or min(ledger.taken_tokens, ledger.outlook(self.here.now).peak_tokens) <= limit
+            assert alone or min(ledger.taken_tokens, ledger.forecast(self.here.now).peak_tokens) <= limit
         self.bound[number] = binding
 
-    def _allowed(self, wish: Ask, avoid: frozenset[str]) -> list[Engine]:
+    def _allowed(self, wish: Demand, avoid: frozenset[str]) -> list[Engine]:
         sites = [site for site in self._serving(wish.model) if wish.pinned in (None, site.name)]
         sites = [site for site in sites if self._is_large_enough(site, wish)] or sites
         if wish.pinned is None:
             sites = [site for site in sites if site.name not in avoid] or sites
         return [site for site in sites if wish.rank is not None and site.rank == wish.rank] or sites
 
-    def _is_large_enough(self, site: Engine, wish: Ask) -> bool:
+    def _is_large_enough(self, site: Engine, wish: Demand) -> bool:
         return wish.divisible or wish.sequences <= site.cap
 
     def _admitting(self, ticket: Ticket) -> list[Engine]:
         """The backends that could take a waiting request now."""
-        allowed = {site.index for site in self._allowed(ticket.ask, ticket.avoid)}
-        return [engine for engine in self.here.sites if engine.index in allowed and self._admits(engine, ticket.ask)]
+        allowed = {site.index for site in self._allowed(ticket.demand, ticket.avoid)}
+        return [engine for engine in self.here.sites if engine.index in allowed and self._admits(engine, ticket.demand)]
 
     def _ledger(self, engine: Engine) -> KvLedger:
         return engine.kv
 
-    def _admits(self, engine: Engine, wish: Ask) -> bool:
+    def _admits(self, engine: Engine, wish: Demand) -> bool:
         site, load = self.here.sites[engine.index], engine.load
         wanted = min(wish.sequences, site.cap) if wish.divisible else wish.sequences
         if load.in_flight == 0 and wanted > site.slots:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.request import Ask
+from gateway.request import Demand
 from gateway.scheduling.scheduler import Binding
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import POLICIES, Hall, ask, engine, hall
@@ -19,10 +19,10 @@ def ranked(policy: str = "prefix", plain: int = 1) -> Hall:
     return here
 
 
-def bind(here: Hall, wish: Ask | None = None, avoid: frozenset[str] = frozenset()) -> Binding:
-    placed = here.placement.place(wish or ask(), here.now, avoid)
+def bind(here: Hall, wish: Demand | None = None, avoid: frozenset[str] = frozenset()) -> Binding:
+    placed = here.scheduler.place(wish or ask(), here.now, avoid)
     assert isinstance(placed, Binding)
-    here.placement.first_token(placed, here.now)
+    here.scheduler.first_token(placed, here.now)
     return placed
 
 
@@ -53,7 +53,7 @@ def test_the_engine_that_the_client_asks_for_is_taken(policy: str, rank: int) ->
         assert where(bind(here, ask(rank=rank))) == ("d", rank)
 
 
-def test_a_rank_that_nobody_has_is_ignored() -> None:
+def test_an_unknown_rank_is_ignored() -> None:
     assert where(bind(ranked(), ask(rank=7))) == ("a", None)
     assert where(bind(hall(4, 4), ask(rank=0))) == ("a", None)
 
@@ -81,20 +81,20 @@ def test_look_ups_take_nothing_from_any_engine() -> None:
     for wish in (ask(sequences=0, pinned="d"), ask(sequences=0, pinned="d", rank=1), ask(sequences=0)):
         placed = bind(here, wish)
         assert placed.engine.load.in_flight == 0
-        here.placement.release(placed, 1.0)
+        here.scheduler.release(placed, 1.0)
     for site in here.sites:
         assert repr(site.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
         assert site.kv.taken_tokens == 0
 
 
-def test_one_who_waits_for_an_engine_is_not_given_another_of_the_same_backend() -> None:
+def test_a_request_waiting_for_an_engine_gets_no_other_of_the_same_backend() -> None:
     here = ranked("least_loaded")
     running = [bind(here, ask(rank=1)) for _ in range(4)]
-    ticket = here.placement.place(ask(rank=1), 0.0)
+    ticket = here.scheduler.place(ask(rank=1), 0.0)
     assert isinstance(ticket, Ticket)
-    assert here.placement.drain("m", 0.0) == []
-    here.placement.release(running[0], 0.0)
-    [(granted, bound)] = here.placement.drain("m", 0.0)
+    assert here.scheduler.scan_queue("m", 0.0) == []
+    here.scheduler.release(running[0], 0.0)
+    [(granted, bound)] = here.scheduler.scan_queue("m", 0.0)
     assert granted is ticket
     assert isinstance(bound, Binding)
     assert where(bound) == ("d", 1)
@@ -112,24 +112,24 @@ def test_a_backend_that_turns_out_to_run_two_engines_keeps_count_of_what_it_was_
     everything = [*here.sites, *engines]
     assert sum(one.load.in_flight for one in everything) == 6
     for binding in [*before, *after]:
-        here.placement.first_token(binding, 1.0)
-        here.placement.release(binding, 1.0)
+        here.scheduler.first_token(binding, 1.0)
+        here.scheduler.release(binding, 1.0)
     assert [one.load.in_flight for one in everything] == [0, 0, 0]
 
 
-def test_one_who_waited_for_the_backend_is_given_one_of_its_engines() -> None:
+def test_a_request_that_waited_for_a_backend_gets_one_of_its_engines() -> None:
     here = hall(1, policy="prefix")
     running = bind(here)
-    ticket = here.placement.place(ask(**LONG), 0.0)
+    ticket = here.scheduler.place(ask(**LONG), 0.0)
     assert isinstance(ticket, Ticket)
     here.index.resize(2, 1 << 30)
     here.index.record(2, KEYS, EDGES)
     engines = here.serving["m"] = [engine(1 + rank, 2, "a", rank) for rank in range(2)]
     here.changed()
-    [(granted, bound)] = here.placement.drain("m", 0.0)
+    [(granted, bound)] = here.scheduler.scan_queue("m", 0.0)
     assert granted is ticket
     assert isinstance(bound, Binding)
     assert (where(bound), bound.hit_tokens) == (("a", 1), 992)
-    here.placement.release(running, 1.0)
-    here.placement.release(bound, 1.0)
+    here.scheduler.release(running, 1.0)
+    here.scheduler.release(bound, 1.0)
     assert [one.load.in_flight for one in [*here.sites, *engines]] == [0, 0, 0]

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.scheduling.backlog import ServiceRate, ServiceRates
+from gateway.scheduling.backlog import ServiceRate
+from gateway.scheduling.wait_queue import Queue, WaitEstimator
 
 
 def test_before_two_have_left_it_is_a_second() -> None:
@@ -30,7 +31,7 @@ def test_a_change_of_pace_is_followed_smoothly() -> None:
     assert rate.seconds_for(1, 59.0) == pytest.approx(2.0, rel=0.01)
 
 
-def test_those_who_leave_in_bursts_leave_no_faster_than_they_do_over_time() -> None:
+def test_bursts_do_not_raise_the_rate() -> None:
     rate = ServiceRate()
     for second in range(30):
         for _ in range(64):
@@ -39,14 +40,14 @@ def test_those_who_leave_in_bursts_leave_no_faster_than_they_do_over_time() -> N
 
 
 def test_each_model_has_a_rate_of_its_own() -> None:
-    rates = ServiceRates()
+    rates = WaitEstimator(Queue(10, 1000))
     for now in range(20):
-        rates.left("slow", float(now))
+        rates.released("slow", float(now))
         for _ in range(10):
-            rates.left("fast", float(now))
-    assert rates.seconds_for("slow", 10, 19.0) == pytest.approx(10.0)
-    assert rates.seconds_for("fast", 10, 19.0) == pytest.approx(1.0, rel=0.1)
-    assert rates.seconds_for("unknown", 10, 19.0) == 1.0
+            rates.released("fast", float(now))
+    assert rates._seconds_for("slow", 10, 19.0) == pytest.approx(10.0)
+    assert rates._seconds_for("fast", 10, 19.0) == pytest.approx(1.0, rel=0.1)
+    assert rates._seconds_for("unknown", 10, 19.0) == 1.0
 
 
 def test_silence_makes_the_expected_wait_longer() -> None:
@@ -79,10 +80,10 @@ def test_the_estimate_stays_between_the_shortest_and_the_longest_gap(gaps: list[
     assert shortest * 0.999 <= rate.seconds_for(1, now) <= longest * 1.001
 
 
-def test_a_rate_is_told_once_it_is_known() -> None:
-    rates = ServiceRates()
-    rates.left("m", 0.0)
-    assert rates.per_second("m", 0.0) is None
-    rates.left("m", 0.5)
-    assert rates.per_second("m", 0.5) == 2.0
-    assert rates.per_second("o", 0.5) is None
+def test_a_rate_is_unknown_until_two_requests_have_left() -> None:
+    rates = WaitEstimator(Queue(10, 1000))
+    rates.released("m", 0.0)
+    assert rates.service_rate("m", 0.0) is None
+    rates.released("m", 0.5)
+    assert rates.service_rate("m", 0.5) == 2.0
+    assert rates.service_rate("o", 0.5) is None

@@ -11,42 +11,42 @@ class Moving:
 
     def __init__(self, waiting: int = 30) -> None:
         self.here: Hall = hall(1, max_requests=1000, max_bytes=100_000)
-        self.held = self.here.placement.place(ask(tenant="a"), 0.0)
+        self.held = self.here.scheduler.place(ask(tenant="a"), 0.0)
         for _ in range(20 + waiting):
-            assert isinstance(self.here.placement.place(ask(tenant="a"), 0.0), Ticket)
+            assert isinstance(self.here.scheduler.place(ask(tenant="a"), 0.0), Ticket)
         for _ in range(20):
             self.move()
 
     def move(self) -> None:
         self.here.now += 1.0
         assert isinstance(self.held, Binding)
-        self.here.placement.release(self.held, self.here.now)
-        [(_, granted)] = self.here.placement.drain("m", self.here.now)
+        self.here.scheduler.release(self.held, self.here.now)
+        [(_, granted)] = self.here.scheduler.scan_queue("m", self.here.now)
         assert isinstance(granted, Binding)
         self.held = granted
 
     def wait(self, tenant: str) -> float | None:
-        return self.here.placement.prospects.wait_seconds(ask(tenant=tenant), self.here.now)
+        return self.here.scheduler.wait_estimator.wait_seconds(ask(tenant=tenant), self.here.now)
 
     def place(self, within_seconds: float, tenant: str = "a") -> Binding | Ticket:
         wish = ask(tenant=tenant, deadline_seconds=self.here.now + within_seconds)
-        return self.here.placement.place(wish, self.here.now)
+        return self.here.scheduler.place(wish, self.here.now)
 
 
-def test_the_wait_is_told_by_how_many_come_before_and_how_fast_they_are_served() -> None:
+def test_the_wait_follows_from_the_requests_ahead_and_their_service_rate() -> None:
     line = Moving()
     assert line.wait("a") == pytest.approx(31, rel=0.05)
     assert line.wait("b") == pytest.approx(2, rel=0.05)
-    assert line.here.placement.prospects.service_rate("m", line.here.now) == pytest.approx(1.0, rel=0.1)
+    assert line.here.scheduler.wait_estimator.service_rate("m", line.here.now) == pytest.approx(1.0, rel=0.1)
 
 
-def test_while_few_have_waited_nothing_is_told_and_nobody_refused() -> None:
+def test_while_few_have_waited_the_wait_is_unknown_and_no_request_is_refused() -> None:
     here = hall(1)
-    assert here.placement.prospects.wait_seconds(ask(), 0.0) is None
-    here.placement.place(ask(), 0.0)
-    here.placement.place(ask(), 0.0)
-    assert here.placement.prospects.wait_seconds(ask(), 0.0) is None
-    assert isinstance(here.placement.place(ask(deadline_seconds=0.01), 0.0), Ticket)
+    assert here.scheduler.wait_estimator.wait_seconds(ask(), 0.0) is None
+    here.scheduler.place(ask(), 0.0)
+    here.scheduler.place(ask(), 0.0)
+    assert here.scheduler.wait_estimator.wait_seconds(ask(), 0.0) is None
+    assert isinstance(here.scheduler.place(ask(deadline_seconds=0.01), 0.0), Ticket)
 
 
 def test_a_deadline_is_refused_if_the_wait_is_twice_as_long() -> None:
@@ -64,15 +64,15 @@ def test_whose_tenant_is_served_soon_is_not_refused_for_others_that_wait() -> No
 
 def test_one_whose_prefill_alone_takes_too_long_is_refused_if_it_would_have_to_wait() -> None:
     here = hall(1, policy="prefix")
-    here.placement.place(ask(), 0.0)
+    here.scheduler.place(ask(), 0.0)
     with pytest.raises(DeadlineUnmeetable):
-        here.placement.place(ask(prompt_tokens=100_000, deadline_seconds=1.0), 0.0)
+        here.scheduler.place(ask(prompt_tokens=100_000, deadline_seconds=1.0), 0.0)
 
 
-def test_where_no_backend_is_left_a_deadline_that_has_passed_is_told_so() -> None:
+def test_without_a_backend_a_passed_deadline_is_reported_as_such() -> None:
     here = hall(1)
     here.serving["m"] = []
     here.changed()
-    assert isinstance(here.placement.place(ask(deadline_seconds=5.0), 0.0), Ticket)
+    assert isinstance(here.scheduler.place(ask(deadline_seconds=5.0), 0.0), Ticket)
     with pytest.raises(NoBackend):
-        here.placement.place(ask(deadline_seconds=5.0), 6.0)
+        here.scheduler.place(ask(deadline_seconds=5.0), 6.0)

@@ -4,19 +4,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.errors import QueueFull
-from gateway.request import Ask
-from gateway.scheduling.wait_queue import Order, Queue, Ticket
+from gateway.request import Demand
+from gateway.scheduling.wait_queue import Queue, ScanOrder, Ticket
 
 MAX_REQUESTS, MAX_BYTES = 5, 100
 NOBODY_STARVES = float("-inf")
 
 
 def ticket(model: str = "m", size_bytes: int = 10) -> Ticket:
-    return Ticket(Ask(model, size_bytes=size_bytes), 0.0, frozenset(), 0.0)
+    return Ticket(Demand(model, size_bytes=size_bytes), 0.0, frozenset(), 0.0)
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Tickets join and leave in any order; the model is a list of who waits."""
+    """Tickets join and leave in any order; the model is a list of waiting tickets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(model=st.sampled_from("xyz"), size_bytes=st.integers(0, 60))
     def join(self, model: str, size_bytes: int) -> None:
         joining = ticket(model, size_bytes)
-        held = sum(waiting.ask.size_bytes for waiting in self.waiting)
+        held = sum(waiting.demand.size_bytes for waiting in self.waiting)
         if len(self.waiting) == MAX_REQUESTS or held + size_bytes > MAX_BYTES:
             with pytest.raises(QueueFull) as refused:
                 self.queue.join(joining, 7.0)
@@ -52,17 +52,17 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(model=st.sampled_from("xyz"), count=st.integers(0, 6))
     def look(self, model: str, count: int) -> None:
-        of_model = [waiting for waiting in self.waiting if waiting.ask.model == model]
-        assert self.queue.in_order(model, Order(count, NOBODY_STARVES, by_turn=False)) == of_model[:count]
+        of_model = [waiting for waiting in self.waiting if waiting.demand.model == model]
+        assert self.queue.in_order(model, ScanOrder(count, NOBODY_STARVES, by_turn=False)) == of_model[:count]
         assert self.queue.waiting(model) == len(of_model)
 
     @invariant()
     def it_holds_exactly_who_waits(self) -> None:
-        held = sum(waiting.ask.size_bytes for waiting in self.waiting)
+        held = sum(waiting.demand.size_bytes for waiting in self.waiting)
         assert len(self.queue) == len(self.waiting) <= MAX_REQUESTS
         assert repr(self.queue).startswith(f"<Queue {len(self.waiting)} waiting, {held} bytes")
         assert set(self.queue) == set(self.waiting)
-        assert set(self.queue.models()) == {waiting.ask.model for waiting in self.waiting}
+        assert set(self.queue.models()) == {waiting.demand.model for waiting in self.waiting}
 
     def teardown(self) -> None:
         for left in self.waiting:
@@ -90,15 +90,15 @@ def test_exactly_the_bound_of_bytes_may_wait() -> None:
     queue.join(ticket(size_bytes=5), 1.0)
 
 
-def test_with_a_bound_of_zero_nobody_waits() -> None:
+def test_with_a_bound_of_zero_no_request_waits() -> None:
     with pytest.raises(QueueFull):
         Queue(0, 1000).join(ticket(), 1.0)
 
 
-def test_one_models_line_does_not_show_in_anothers() -> None:
+def test_one_models_queue_does_not_show_in_anothers() -> None:
     queue = Queue(10, 1000)
     queue.join(ticket("x"), 1.0)
-    assert queue.in_order("y", Order(5, NOBODY_STARVES, by_turn=False)) == []
+    assert queue.in_order("y", ScanOrder(5, NOBODY_STARVES, by_turn=False)) == []
     assert repr(queue) == "<Queue 1 waiting, 10 bytes: x 1>"
 
 
@@ -114,12 +114,12 @@ def test_names_that_clients_make_up_are_not_kept() -> None:
     assert queue.tenants("busy") is busy
 
 
-def test_a_full_line_refuses_before_anybody_joins_it() -> None:
+def test_a_full_queue_refuses_before_any_request_joins_it() -> None:
     queue = Queue(1, MAX_BYTES)
-    queue.refuse_if_full(Ask("m"), 0.0, 3.0)
+    queue.refuse_if_full(Demand("m"), 0.0, 3.0)
     queue.join(ticket(), 3.0)
     with pytest.raises(QueueFull) as refused:
-        queue.refuse_if_full(Ask("m"), 0.0, 3.0)
+        queue.refuse_if_full(Demand("m"), 0.0, 3.0)
     assert refused.value.retry_after_seconds == 3.0
     assert len(queue) == 1
 
@@ -128,7 +128,7 @@ def test_the_last_places_are_kept_from_a_tenant_with_more_than_its_share_while_a
     queue = Queue(32, 320)
 
     def join(tenant: str, size_bytes: int = 10) -> None:
-        wish = Ask("m", tenant=tenant, size_bytes=size_bytes)
+        wish = Demand("m", tenant=tenant, size_bytes=size_bytes)
         queue.tenants("m").arrived(wish, 1.0)
         queue.join(Ticket(wish, 1.0, frozenset(), 0.0), 1.0)
 
@@ -144,10 +144,10 @@ def test_the_last_places_are_kept_from_a_tenant_with_more_than_its_share_while_a
         join("b")
 
 
-def test_a_tenant_that_is_alone_may_fill_the_line() -> None:
+def test_a_single_tenant_may_fill_the_queue() -> None:
     queue = Queue(32, 1000)
     for _ in range(32):
-        wish = Ask("m", tenant="a")
+        wish = Demand("m", tenant="a")
         queue.tenants("m").arrived(wish, 1.0)
         queue.join(Ticket(wish, 1.0, frozenset(), 0.0), 1.0)
     assert len(queue) == 32

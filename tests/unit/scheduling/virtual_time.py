@@ -1,4 +1,4 @@
-"""An event loop whose time passes only while everybody sleeps, so that deadlines are exact and cost nothing."""
+"""An event loop whose time passes only while all tasks sleep, so that deadlines are exact and cost nothing."""
 
 import asyncio
 import selectors
@@ -19,7 +19,7 @@ class _Skipping(selectors.DefaultSelector):
         ready = super().select(0)
         if not ready:
             if timeout is None:
-                raise RuntimeError("everybody waits for what never comes")
+                raise RuntimeError("all tasks wait for an event that never comes")
             self.now += max(0.0, timeout)
         return ready
 

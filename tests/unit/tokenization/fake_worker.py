@@ -7,8 +7,7 @@ from array import array
 from typing import Any
 
 from gateway.tokenization.conversation import NotUnderstood, read
-from gateway.tokenization.tokenizer import CannotLoad
-from gateway.tokenization.worker import Worker, serve
+from gateway.tokenization.tokenizer import CannotLoad, Worker, serve
 
 COMMAND = (sys.executable, "-m", "tests.unit.tokenization.fake_worker")
 DIES, HANGS = "#dies", "#hangs"

@@ -78,14 +78,14 @@ def test_no_tool_calls_are_left_out() -> None:
         ]
 
 
-def test_tools_are_told_in_one_order_with_what_is_missing_as_null() -> None:
+def test_tools_are_rendered_in_one_order_with_missing_fields_as_null() -> None:
     tools = [TOOL, {"type": "function", "function": {"strict": True, "name": "g"}}]
-    told = chat(USER, tools=tools).tools
-    assert told is not None
-    assert list(told[1]["function"].items()) == [
+    rendered = chat(USER, tools=tools).tools
+    assert rendered is not None
+    assert list(rendered[1]["function"].items()) == [
         ("name", "g"), ("description", None), ("parameters", None), ("strict", True),
     ]  # fmt: skip
-    assert told[0] == TOOL
+    assert rendered[0] == TOOL
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])

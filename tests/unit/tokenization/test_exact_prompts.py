@@ -9,7 +9,7 @@ from gateway.backends.backend import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.config import BackendConfig, HealthConfig
-from gateway.request import Ask, InferenceRequest, Kind
+from gateway.request import Demand, InferenceRequest, Kind
 from gateway.routing.exact_index import ExactIndex, packed, token_keys, token_seed
 from gateway.tokenization.exact_prompts import ExactPrompts, given_tokens
 from gateway.tokenization.tokenization import Tokenization
@@ -19,8 +19,8 @@ CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": IDS}
 
 
-class ToldTokens:
-    """Stands for the tokenization: tells these tokens of any prompt."""
+class FixedTokens:
+    """Stands for the tokenization: gives these tokens for any prompt."""
 
     def __init__(self, tokens: bytes | None, accepted: Collection[str]) -> None:
         self._tokens = tokens
@@ -39,7 +39,7 @@ class ToldTokens:
 
 
 class Scene:
-    """Backends a and b with the model m; b also has the adapter `poet`. b tells what it holds."""
+    """Backends a and b with the model m; b also has the adapter `poet`. b reports what it holds."""
 
     def __init__(
         self, tokens: bytes | None = None, accepted: Collection[str] = "ab", sizes: tuple[int, int] = (16, 16)
@@ -52,18 +52,18 @@ class Scene:
             self.fleet.probed(backend, ProbeResult.OK)
         self.exact = ExactIndex()
         self.exact.set_live(1, True)
-        self.told = ToldTokens(tokens, accepted)
-        self.prompts = ExactPrompts(self.fleet, self.exact, cast(Tokenization, self.told))
+        self.tokenizer = FixedTokens(tokens, accepted)
+        self.prompts = ExactPrompts(self.fleet, self.exact, cast(Tokenization, self.tokenizer))
 
     async def completed(
         self, document: dict[str, Any] | None, endpoint: str = "chat", model: str = "m", salt: str = ""
-    ) -> Ask:
-        ask = Ask(model, keys=(1, 2), edges=(200, 400), prompt_size=400, prompt_tokens=90)
+    ) -> Demand:
+        ask = Demand(model, keys=(1, 2), edges=(200, 400), prompt_size=400, prompt_tokens=90)
         body = b"x" * 500
         made = InferenceRequest(endpoint, Kind.GENERATE, b"POST", b"/x", ask, "id", body, document=document, salt=salt)
-        await self.prompts.complete(made)
+        made = await self.prompts.complete(made)
         assert made.document is None
-        return made.ask
+        return made.demand
 
 
 def keys(tokens: list[int], block_tokens: int = 16, lora: str | None = None, salt: str = "") -> tuple[int, ...]:
@@ -76,17 +76,17 @@ async def test_token_ids_that_a_client_gave_are_the_prompts_tokens() -> None:
     assert (ask.prompt_tokens, ask.anchor_tokens, ask.anchor_size) == (70, 70, 400)
     assert ask.token_keys == keys(IDS)
     assert len(ask.token_keys) == 4
-    assert scene.told.asked == []
+    assert scene.tokenizer.asked == []
 
 
-async def test_else_the_tokenizer_tells_them() -> None:
+async def test_otherwise_they_come_from_the_tokenizer() -> None:
     scene = Scene(packed(IDS))
     ask = await scene.completed(CHAT)
     assert (ask.prompt_tokens, ask.token_keys) == (70, keys(IDS))
-    assert scene.told.asked == [("m", "chat", 500)]
+    assert scene.tokenizer.asked == [("m", "chat", 500)]
 
 
-async def test_lengths_are_exact_even_if_no_engine_tells_its_blocks() -> None:
+async def test_lengths_are_exact_even_if_no_engine_reports_its_blocks() -> None:
     scene = Scene(packed(IDS))
     scene.exact.set_live(1, False)
     ask = await scene.completed(CHAT)
@@ -113,24 +113,24 @@ async def test_blocks_are_as_large_as_the_engines() -> None:
 
 @pytest.mark.parametrize(
     ("document", "model", "accepted"),
-    [(CHAT, "m", "a"), (CHAT, "m", ""), (None, "m", "ab"), (CHAT, "nobody", "ab")],
-    ids=["one of two backends is not verified", "none is", "the prompt is not kept", "nobody serves the model"],
+    [(CHAT, "m", "a"), (CHAT, "m", ""), (None, "m", "ab"), (CHAT, "unserved", "ab")],
+    ids=["one of two backends is not verified", "none is", "the prompt is not kept", "no backend serves the model"],
 )
-async def test_otherwise_nobody_is_asked_and_nothing_is_known(
+async def test_otherwise_the_tokenizer_is_not_called_and_nothing_is_known(
     document: dict[str, Any] | None, model: str, accepted: str
 ) -> None:
     scene = Scene(packed(IDS), accepted)
     ask = await scene.completed(document, model=model)
     assert (ask.prompt_tokens, ask.anchor_tokens, ask.token_keys) == (90, 0, ())
-    assert scene.told.asked == []
+    assert scene.tokenizer.asked == []
 
 
 @pytest.mark.parametrize("tokens", [None, b""])
-async def test_tokens_that_are_not_told_leave_the_estimate(tokens: bytes | None) -> None:
+async def test_without_tokens_the_estimate_stays(tokens: bytes | None) -> None:
     scene = Scene(tokens)
     ask = await scene.completed(CHAT)
     assert (ask.prompt_tokens, ask.anchor_tokens, ask.token_keys) == (90, 0, ())
-    assert len(scene.told.asked) == 1
+    assert len(scene.tokenizer.asked) == 1
 
 
 def test_tokens_are_wanted_of_models_with_a_tokenizer() -> None:

@@ -6,7 +6,7 @@ from gateway.tokenization.verification import PROBES, Probe, compare
 FIRST = {feature: next(i for i, probe in enumerate(PROBES) if probe.feature is feature) for feature in Feature}
 
 
-def told(changed: dict[int, list[int] | None] | None = None) -> list[list[int] | None]:
+def answers(changed: dict[int, list[int] | None] | None = None) -> list[list[int] | None]:
     """Tokens for every probe, all different, but for what is changed."""
     return [(changed or {}).get(number, [number, 1, 2, 3]) for number in range(len(PROBES))]
 
@@ -24,13 +24,13 @@ def test_every_feature_is_tried() -> None:
 
 
 def test_the_same_tokens_make_every_feature_alike() -> None:
-    comparison = compare(told(), told())
+    comparison = compare(answers(), answers())
     assert (comparison.alike, comparison.features) == (True, frozenset(Feature))
 
 
 @pytest.mark.parametrize("feature", [Feature.COMPLETION, Feature.CHAT])
 def test_texts_and_plain_conversations_must_be_alike(feature: Feature) -> None:
-    comparison = compare(told(), told({FIRST[feature]: [FIRST[feature], 1, 9, 3]}))
+    comparison = compare(answers(), answers({FIRST[feature]: [FIRST[feature], 1, 9, 3]}))
     assert not comparison.alike
     assert comparison.difference.startswith(
         f"{feature}: different from token 2 on: gateway 2, backend 9; possible cause: "
@@ -39,28 +39,28 @@ def test_texts_and_plain_conversations_must_be_alike(feature: Feature) -> None:
 
 @pytest.mark.parametrize("feature", sorted(set(Feature) - {Feature.COMPLETION, Feature.CHAT}))
 def test_another_feature_that_differs_is_done_without(feature: Feature) -> None:
-    comparison = compare(told(), told({FIRST[feature]: [5]}))
+    comparison = compare(answers(), answers({FIRST[feature]: [5]}))
     assert (comparison.alike, comparison.features) == (True, frozenset(Feature) - {feature})
 
 
 def test_a_longer_prompt_is_another_one() -> None:
-    comparison = compare(told(), told({0: [0, 1, 2, 3, 4]}))
+    comparison = compare(answers(), answers({0: [0, 1, 2, 3, 4]}))
     assert "gateway 4 tokens, backend 5" in comparison.difference
 
 
 def test_what_both_refuse_says_nothing_and_what_one_refuses_does() -> None:
     system_turn = max(number for number, probe in enumerate(PROBES) if probe.feature is Feature.CHAT)
-    nobody = told({system_turn: None})
-    assert compare(nobody, nobody).features == set(Feature)
-    assert "only the gateway renders it" in compare(told(), nobody).difference
-    assert "only the backend renders it" in compare(nobody, told()).difference
+    refusing = answers({system_turn: None})
+    assert compare(refusing, refusing).features == set(Feature)
+    assert "only the gateway renders it" in compare(answers(), refusing).difference
+    assert "only the backend renders it" in compare(refusing, answers()).difference
 
 
 def test_a_model_without_a_template_has_texts_alone() -> None:
-    texts = told({number: None for number, probe in enumerate(PROBES) if probe.feature is not Feature.COMPLETION})
+    texts = answers({number: None for number, probe in enumerate(PROBES) if probe.feature is not Feature.COMPLETION})
     assert compare(texts, texts).features == {Feature.COMPLETION}
 
 
-def test_if_nobody_renders_anything_nothing_is_alike() -> None:
+def test_if_neither_side_renders_anything_nothing_is_alike() -> None:
     nothing: list[list[int] | None] = [None] * len(PROBES)
     assert not compare(nothing, nothing).alike

@@ -3,7 +3,6 @@ import json
 import os
 import sys
 from array import array
-from collections.abc import Callable
 
 import pytest
 
@@ -15,8 +14,8 @@ EVERY = [feature.value for feature in Feature]
 PATIENT_SECONDS = 30.0
 
 
-def completion(prompt: str) -> Callable[[int], Job]:
-    return lambda number: Job(number, "m", "completions", {"prompt": prompt}, "string", EVERY)
+def completion(prompt: object) -> Job:
+    return Job(0, "m", "completions", {"prompt": prompt}, "string", EVERY)
 
 
 def ids(text: str) -> bytes:
@@ -24,7 +23,7 @@ def ids(text: str) -> bytes:
 
 
 async def load(process: TokenizerProcess) -> None:
-    assert (await process.ask(lambda number: LoadTokenizer(number, "m", "x"), PATIENT_SECONDS)).tokens == b""
+    assert (await process.ask(LoadTokenizer(0, "m", "x"), PATIENT_SECONDS)).tokens == b""
 
 
 async def test_many_questions_at_once_get_their_own_answers() -> None:
@@ -37,7 +36,7 @@ async def test_many_questions_at_once_get_their_own_answers() -> None:
         listening.cancel()
 
 
-async def test_a_caller_who_leaves_delays_nobody_for_good() -> None:
+async def test_a_cancelled_caller_blocks_no_other() -> None:
     async with asyncio.timeout(30), running(COMMAND) as process, asyncio.TaskGroup() as group:
         listening = group.create_task(process.listen())
         await load(process)
@@ -50,7 +49,7 @@ async def test_a_caller_who_leaves_delays_nobody_for_good() -> None:
         listening.cancel()
 
 
-async def test_when_the_process_dies_everybody_is_told() -> None:
+async def test_when_the_process_dies_all_callers_get_an_error() -> None:
     async with asyncio.timeout(30), running(COMMAND) as process, asyncio.TaskGroup() as group:
         group.create_task(process.listen())
         await load(process)
@@ -76,7 +75,7 @@ async def test_a_question_that_cannot_be_sent_takes_no_turn() -> None:
         await load(process)
         for _ in range(5):
             with pytest.raises(OverflowError):
-                await process.ask(lambda number: LoadTokenizer(number << 70, "m", "x"), PATIENT_SECONDS)
+                await process.ask(completion(1 << 70), PATIENT_SECONDS)
         assert (await process.ask(completion("x"), PATIENT_SECONDS)).tokens == ids("x")
         listening.cancel()
 

@@ -6,7 +6,7 @@ def verified(*features: Feature, counts: bool = False) -> TokenizerVerdict:
     return TokenizerVerdict("verified", "", frozenset(features), counts)
 
 
-def test_what_can_be_told_is_what_every_verified_backend_does_alike() -> None:
+def test_features_are_those_verified_on_every_backend() -> None:
     model = ModelState("m", "/models/m")
     model.judged("a", verified(Feature.CHAT, Feature.TOOLS))
     assert model.features == {Feature.CHAT, Feature.TOOLS}
@@ -25,11 +25,11 @@ def test_with_the_tokenizer_all_that_was_seen_of_it_is_gone() -> None:
     assert (model.encoding, model.features, model.verdict("a").state) == ("", frozenset(), "pending")
 
 
-def test_an_operator_is_told_each_backends_state_and_reason() -> None:
+def test_an_operator_sees_each_backends_state_and_reason() -> None:
     model = ModelState("m", "/models/m", encoding="in segments")
     model.judged("a", verified(Feature.TOOLS, Feature.CHAT, counts=True))
     model.judged("b", TokenizerVerdict("refused", "from token 0 on"))
-    assert model.told() == {
+    assert model.as_dict() == {
         "model": "m",
         "tokenizer": "/models/m",
         "encoding": "in segments",

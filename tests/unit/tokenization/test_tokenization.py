@@ -37,7 +37,7 @@ def fleet_of(*servers: Scripted) -> Fleet:
 async def tokenizing(
     *answers: Any, models: ModelsConfig = MODELS, bounds: TokenizerLimits = PATIENT
 ) -> AsyncIterator[tuple[Tokenization, Fleet]]:
-    """The tokenization of a fleet whose backends answer /tokenize as told."""
+    """The tokenization of a fleet whose backends answer /tokenize as given."""
     async with AsyncExitStack() as stack, asyncio.timeout(DEADLINE_SECONDS):
         servers = [await stack.enter_async_context(Scripted()) for _ in answers]
         for server, answer in zip(servers, answers, strict=True):
@@ -63,11 +63,11 @@ def ids(text: str) -> bytes:
     return array("I", map(ord, text)).tobytes()
 
 
-async def test_a_backend_that_does_alike_is_accepted_and_prompts_are_told() -> None:
+async def test_a_backend_that_does_alike_is_accepted_and_prompts_are_tokenized() -> None:
     with capture_logs() as logs:
         async with tokenizing(tokenizes()) as (tokenization, _):
             assert not tokenization.covers("m")
-            assert await tokenization.token_bytes("m", PROMPT, "completions", 50) is None, "nobody is verified yet"
+            assert await tokenization.token_bytes("m", PROMPT, "completions", 50) is None, "no backend is verified yet"
             assert await until_judged(tokenization) == {"b0": "verified"}
             assert tokenization.covers("m")
             assert tokenization.accepted("m", "b0")
@@ -75,7 +75,7 @@ async def test_a_backend_that_does_alike_is_accepted_and_prompts_are_told() -> N
             document = {"messages": [{"role": "user", "content": "Hi"}]}
             expected = ids(letters_of("chat", document, "string"))
             assert await tokenization.token_bytes("m", document, "chat", 50) == expected
-            totals = tokenization.totals()
+            totals = tokenization.totals
     assert (totals["encoded"], totals["segments"], totals["cached_segments"]) == (2, 4, 2)
     assert totals["encode_seconds"] > 0
     assert [log["event"] for log in logs] == ["tokenizer_loaded", "tokens_verified"]
@@ -100,7 +100,7 @@ async def test_a_backend_without_tokenize_is_refused() -> None:
         assert not tokenization.covers("m")
 
 
-async def test_what_one_accepted_backend_does_otherwise_is_told_for_none() -> None:
+async def test_a_feature_that_differs_on_one_backend_is_used_for_none() -> None:
     document = {
         "messages": [{"role": "user", "content": "Hi"}],
         "tools": [{"type": "function", "function": {"name": "f"}}],
@@ -109,7 +109,7 @@ async def test_what_one_accepted_backend_does_otherwise_is_told_for_none() -> No
         assert await until_judged(tokenization, 2) == {"b0": "verified", "b1": "verified"}
         assert await tokenization.token_bytes("m", document, "chat", 50) is None
         assert await tokenization.token_bytes("m", {"messages": document["messages"]}, "chat", 50) is not None
-        assert tokenization.counters.unknown == 1
+        assert tokenization.totals["unknown"] == 1
 
 
 async def test_a_backend_that_has_restarted_is_compared_again() -> None:
@@ -168,11 +168,11 @@ async def test_a_process_that_dies_is_replaced_and_everything_is_compared_again(
                 await asyncio.sleep(0)
             await until_judged(tokenization)
             assert await tokenization.token_bytes("m", PROMPT, "completions", 50) == ids("Hi")
-            assert tokenization.counters.failed == 1
+            assert tokenization.totals["failed"] == 1
     assert "tokenizer_process_ended" in [log["event"] for log in logs]
 
 
-async def test_a_tokenizer_that_cannot_be_loaded_is_told_once() -> None:
+async def test_a_tokenizer_that_cannot_be_loaded_is_logged_once() -> None:
     models = ModelsConfig(m=ModelConfig(tokenizer="missing"))
     with capture_logs() as logs:
         async with tokenizing(tokenizes(), models=models) as (tokenization, _):
@@ -187,7 +187,7 @@ async def test_a_prompt_that_takes_too_long_is_given_up() -> None:
     async with tokenizing(tokenizes(), bounds=HASTY) as (tokenization, _):
         await until_judged(tokenization)
         assert await tokenization.token_bytes("m", {"prompt": HANGS}, "completions", 50) is None
-        assert tokenization.counters.late == 1
+        assert tokenization.totals["late"] == 1
 
 
 async def test_when_too_many_wait_a_prompt_is_given_up_at_once() -> None:
@@ -195,7 +195,7 @@ async def test_when_too_many_wait_a_prompt_is_given_up_at_once() -> None:
         await until_judged(tokenization)
         asked = [tokenization.token_bytes("m", {"prompt": HANGS}, "completions", 50) for _ in range(5)]
         assert await asyncio.gather(*asked) == [None] * 5
-        assert (tokenization.counters.late, tokenization.counters.busy) == (3, 2)
+        assert (tokenization.totals["late"], tokenization.totals["busy"]) == (3, 2)
         assert tokenization._waiting == 0
 
 
@@ -210,7 +210,7 @@ async def test_when_too_many_wait_a_prompt_is_given_up_at_once() -> None:
         ("m", "completions", {"prompt": [1, 2]}, 50, "unknown"),
     ],
 )
-async def test_what_cannot_be_told_is_none_and_counted(
+async def test_an_unsupported_prompt_gives_none_and_is_counted(
     model: str, endpoint: str, document: dict[str, Any], size_bytes: int, counter: str | None
 ) -> None:
     async with tokenizing(tokenizes()) as (tokenization, _):
@@ -218,7 +218,7 @@ async def test_what_cannot_be_told_is_none_and_counted(
         before = dict(document)
         assert await tokenization.token_bytes(model, document, endpoint, size_bytes) is None
         assert document == before
-        counted = {name for name, value in tokenization.totals().items() if value and "seconds" not in name}
+        counted = {name for name, value in tokenization.totals.items() if value and "seconds" not in name}
         assert counted == ({counter} if counter else set())
 
 
@@ -242,7 +242,7 @@ async def test_without_a_configured_tokenizer_nothing_is_started() -> None:
         assert await tokenization.token_bytes("m", PROMPT, "completions", 50) is None
 
 
-def test_a_missing_library_is_told_before_anything_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_an_error_before_anything_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", {}.get)
     with pytest.raises(ConfigError, match=r"models\.m\.tokenizer: .*pip install"):
         Tokenization(MODELS, fleet_of(), time.monotonic)

@@ -22,7 +22,7 @@ HASTY_BATCHES = PATIENT_BATCHES._replace(batch_wait_seconds=0.05, pause_seconds=
 
 @asynccontextmanager
 async def counting(*answers: Answer, bounds: TokenizerLimits = PATIENT_BATCHES) -> AsyncIterator[Tokenization]:
-    """The tokenization of a fleet whose backends tokenize, and embed as told."""
+    """The tokenization of a fleet whose backends tokenize, and embed as given."""
     async with AsyncExitStack() as stack, asyncio.timeout(DEADLINE_SECONDS):
         servers = [await stack.enter_async_context(Scripted()) for _ in answers]
         for server, answer in zip(servers, answers, strict=True):
@@ -46,7 +46,7 @@ async def test_texts_are_counted() -> None:
         assert tokenization.counts_alike("m", "b0")
         assert await count(tokenization, "Hi", "") == [4, 2]
         assert await tokenization.count("m", ["Hi"], 2, special=False) == [2]
-        assert not any(tokenization.totals().values()), "those are of prompts"
+        assert not any(tokenization.totals.values()), "those are of prompts"
 
 
 async def test_texts_are_counted_for_those_who_count_alike_and_others_say_why_they_do_not() -> None:
@@ -104,7 +104,7 @@ async def test_no_more_wait_than_are_soon_done() -> None:
 
 
 @pytest.mark.parametrize("text", ["#fails", DIES])
-async def test_what_goes_wrong_in_the_process_is_not_told(text: str) -> None:
+async def test_an_error_in_the_process_gives_no_tokens(text: str) -> None:
     async with counting(embeds()) as tokenization:
         assert await count(tokenization, "Hi", text) is NotCounted.FAILED
         assert tokenization._batches == 0

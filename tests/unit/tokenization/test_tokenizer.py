@@ -103,13 +103,13 @@ def test_a_template_that_refuses_makes_a_prompt_unknown(loaded: dict[str, ModelT
         loaded["parts"].tokens("chat", document, "openai", EVERY)
 
 
-def test_without_a_template_texts_are_told_and_conversations_are_not(loaded: dict[str, ModelTokenizer]) -> None:
+def test_without_a_template_only_texts_are_tokenized(loaded: dict[str, ModelTokenizer]) -> None:
     assert loaded["bare"].tokens("completions", {"prompt": "Hi"}, "string", EVERY)
     with pytest.raises(NotUnderstood):
         loaded["bare"].tokens("chat", chat("Hi"), "string", EVERY)
 
 
-def test_a_feature_that_backends_have_otherwise_is_not_told(folder: str) -> None:
+def test_a_feature_that_is_not_verified_is_refused(folder: str) -> None:
     model = ModelTokenizer(folder, CACHE_BYTES)
     with pytest.raises(NotUnderstood, match="completion"):
         model.tokens("completions", {"prompt": "Hi"}, "string", [Feature.CHAT])

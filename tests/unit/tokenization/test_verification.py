@@ -56,7 +56,7 @@ async def test_a_prompt_that_the_backend_refuses_differs_in_its_feature_alone() 
 @pytest.mark.parametrize(
     "answer", [None, json_answer({}), json_answer([]), json_answer({"tokens": "1"}), json_answer({"tokens": [1, True]})]
 )
-async def test_a_backend_that_tells_no_tokens_cannot_be_compared(answer: Answer | None) -> None:
+async def test_a_backend_that_exposes_no_tokens_cannot_be_compared(answer: Answer | None) -> None:
     with pytest.raises(CannotCompare, match="/tokenize"):
         await compared_with(answer)
 
@@ -88,9 +88,9 @@ async def test_a_backend_may_count_what_it_embeds_alike() -> None:
 
 @pytest.mark.parametrize("answer", [embeds(str.lower), embeds(lambda text: text + "!"), embeds(more_tokens=-1)])
 async def test_a_backend_that_counts_otherwise_says_how(answer: Answer) -> None:
-    alike, told = await counted_by(answer)
+    alike, difference = await counted_by(answer)
     assert not alike
-    assert "/v1/embeddings counts" in told
+    assert "/v1/embeddings counts" in difference
 
 
 @pytest.mark.parametrize("answer", [None, json_answer({}, 400), json_answer({}, 500)])

@@ -33,6 +33,6 @@ def test_an_answer_arrives_as_it_was_sent() -> None:
     assert read_answer(framed(answer)[LENGTH_BYTES:]) == answer
 
 
-def test_a_number_that_the_form_cannot_hold_is_told_before_it_is_sent() -> None:
+def test_a_number_too_large_for_the_format_fails_before_it_is_sent() -> None:
     with pytest.raises(OverflowError):
         framed(Job(1, "m", "chat", {"x": 1 << 70}, "string", []))

@@ -19,7 +19,7 @@ from gateway.tokenization.process import (
     length_of,
     read_answer,
 )
-from gateway.tokenization.worker import Worker, serve
+from gateway.tokenization.tokenizer import Worker, serve
 from tests.unit.tokenization.fake_worker import Letters
 
 EVERY = [feature.value for feature in Feature]
@@ -75,7 +75,7 @@ def test_the_tokens_of_texts_are_counted(special: bool, counts: list[int]) -> No
         (Job(1, "m", "completions", {"prompt": "Hi"}, "string", []), "a feature too many", False),
     ],
 )
-def test_a_prompt_that_cannot_be_told_is_answered_too(job: Question, reason: str, failed: bool) -> None:
+def test_an_unsupported_prompt_is_answered_too(job: Question, reason: str, failed: bool) -> None:
     answer = worker().answer(job)
     assert (answer.tokens, answer.reason, answer.failed) == (None, reason, failed)
 
@@ -93,10 +93,10 @@ def test_questions_are_answered_in_turn_until_they_end(rest: bytes) -> None:
     assert [answer.number for answer in answers_in(sink.getvalue())] == [1, 2, 3]
 
 
-def test_the_process_tells_a_real_tokenizers_tokens_and_heeds_no_signal(folder: str) -> None:
+def test_the_process_returns_a_real_tokenizers_tokens_and_ignores_signals(folder: str) -> None:
     document: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
     load, job = framed(LoadTokenizer(1, "m", folder)), framed(Job(2, "m", "chat", document, "string", EVERY))
-    command = [sys.executable, "-m", "gateway.tokenization.worker"]
+    command = [sys.executable, "-m", "gateway.tokenization.tokenizer"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None

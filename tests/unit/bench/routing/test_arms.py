@@ -18,7 +18,7 @@ def test_the_gateway_is_given_its_policy_its_caps_and_nothing_else(policy: str) 
     found = config_file.parse(ours(policy).configuration(PORTS, ENGINES))
     assert found.routing == config.RoutingConfig.model_validate({"policy": policy})
     assert [backend.url for backend in found.backends] == PORTS.backends
-    assert {(backend.max_in_flight, backend.speed) for backend in found.backends} == {(32, 1.0)}
+    assert {(backend.max_in_flight, backend.relative_cost) for backend in found.backends} == {(32, 1.0)}
     assert (found.models.by_name, {backend.kv_events for backend in found.backends}) == ({}, {"off"})
     assert found.server.access_log
     assert (found.admission, found.health) == (config.AdmissionConfig(), config.HealthConfig())
@@ -26,7 +26,7 @@ def test_the_gateway_is_given_its_policy_its_caps_and_nothing_else(policy: str) 
 
 def test_one_that_is_told_gets_the_speeds_of_its_backends() -> None:
     found = config_file.parse(ours("prefix", (1.0, 1.0, 2.5)).configuration(PORTS, ENGINES))
-    assert [backend.speed for backend in found.backends] == [1.0, 1.0, 2.5]
+    assert [backend.relative_cost for backend in found.backends] == [1.0, 1.0, 2.5]
 
 
 def test_the_configuration_is_written_where_the_command_reads_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from loadtest.engine.config import EngineConfig
 from loadtest.engine.server import SimulatedEngine
-from loadtest.workloads.body import BodyMaker, Endpoint
+from loadtest.workloads.prompts import BodyMaker, Endpoint
 from tests.bench.routing.replay import bodies_of, capacity, endless, plan_for, replay
 from tests.bench.routing.trace import Row
 from tests.bench.routing.wording import Wording

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.checkpoint.document import Freeze, Hardware, Source
-from loadtest.checkpoint.keep import Checkpoints, Site
-from loadtest.checkpoint.neighbours import Neighbours
-from loadtest.checkpoint.runtime import runtime
+from loadtest.checkpoint.document import Freeze, Hardware, SourceTree
+from loadtest.checkpoint.keep import Checkpoints, CommandContext
+from loadtest.checkpoint.machine import runtime
+from loadtest.checkpoint.servers import Neighbours
 from loadtest.report.files import write_results
-from loadtest.report.summarise import Bounds
+from loadtest.report.schema import Bounds
 from tests.unit.loadtest.checkpoint.made import ENGINE, GATEWAY, plan, record, results
 
 NOWHERE = "http://127.0.0.1:1"
@@ -26,7 +26,7 @@ def kept(tmp_path: Path) -> Path:
 def keep(folder: Path, *, verify: bool, ended_early: bool = False, url: str = NOWHERE) -> Path:
     """Writes a run and its checkpoint."""
     servers = {server.name: server.model_copy(update={"url": url}) for server in (GATEWAY, ENGINE)}
-    site = Site(runtime(folder), Hardware(no_gpu="no GPU"), Source(git_revision=None, dirty=None),
+    site = CommandContext(runtime(folder), Hardware(no_gpu="no GPU"), SourceTree(git_revision=None, dirty=None),
                 Freeze(packages=0, sha256="", named={}))  # fmt: skip
     made = plan(url=url)
     records = [record(made, index, float(index)) for index in range(9)]

@@ -5,18 +5,18 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from loadtest.checkpoint.document import Role, Server
+from loadtest.checkpoint.document import Role, ServerInfo
+from loadtest.checkpoint.machine import environment
 from loadtest.drive.fleet import Harvest
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
-from loadtest.report.environment import environment
-from loadtest.report.schema import PageSeries, Results, Samples
-from loadtest.report.summarise import Bounds, summarise
-from loadtest.workloads.body import fingerprint
+from loadtest.report.schema import Bounds, PageSeries, Results, Samples
+from loadtest.report.summarise import summarise
+from loadtest.workloads.prompts import fingerprint
 from loadtest.workloads.sources import source_of
 
-ENGINE = Server(name="a", url="http://a:8000", role=Role.ENGINE, driven=False, named=True)
-GATEWAY = Server(
+ENGINE = ServerInfo(name="a", url="http://a:8000", role=Role.ENGINE, driven=False, named=True)
+GATEWAY = ServerInfo(
     name="gateway", url="http://gw:8080", role=Role.GATEWAY, driven=True, named=True,
     backends=[{"name": "a", "url": "http://a:8000", "limit_upper": 2}],
 )  # fmt: skip
@@ -51,7 +51,7 @@ def page(name: str = "a", url: str = "http://a:8000/metrics", running: float = 2
 def results(
     made: Plan, records: list[Record], counted: dict[str, float] | None = None, pages: list[PageSeries] | None = None
 ) -> Results:
-    """What they come to; the engine has counted what clients were told, if nothing else is said."""
+    """What they come to; the engine has counted what clients were reported, if nothing else is said."""
     if counted is None:
         good = [one for one in records if one.ok]
         counted = {

@@ -1,7 +1,7 @@
 """Caps and sums, from a run's own books."""
 
-from loadtest.checkpoint.accounts import caps, usage
 from loadtest.checkpoint.document import Role, Status
+from loadtest.checkpoint.keep import caps, usage
 from tests.unit.loadtest.checkpoint.made import ENGINE, GATEWAY, page, plan, record, results
 
 PLAN = plan()
@@ -64,7 +64,7 @@ def test_a_token_that_the_engine_did_not_count_is_found() -> None:
     counted = {"vllm:prompt_tokens_total": 300.0, "vllm:generation_tokens_total": 32.0}
     check = usage(results(PLAN, ONE_BY_ONE, counted), SERVERS)
     assert check.status is Status.FAILED
-    assert (check.expected, check.found) == ("300 + 33 tokens, as clients were told", "300 + 32 by the engines")
+    assert (check.expected, check.found) == ("300 + 33 tokens, as reported to clients", "300 + 32 by the engines")
 
 
 def test_several_engines_add_up_and_other_pages_count_for_nothing() -> None:
@@ -91,7 +91,7 @@ def test_after_failures_engines_may_have_done_more_and_not_less() -> None:
 def test_sums_that_cannot_be_compared_say_why() -> None:
     silent = [record(PLAN, 0, 0.0, prompt_tokens=None, completion_tokens=None)]
     for found, why in (
-        (results(PLAN, silent, {"x": 1.0}), "1 answers told no usage"),
+        (results(PLAN, silent, {"x": 1.0}), "1 answers reported no usage"),
         (results(PLAN, ONE_BY_ONE, pages=[]), "no engine's metrics were read"),
         (results(PLAN, ONE_BY_ONE, {}), "no counter could be read after the run"),
         (results(PLAN, ONE_BY_ONE, {'gateway_embedding_inputs_total{model="m",source="cached"}': 3.0}), "its cache"),

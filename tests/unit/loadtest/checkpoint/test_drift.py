@@ -1,10 +1,10 @@
 """What has changed on a server is named."""
 
-from loadtest.checkpoint.document import ModelCard, Process, Server, Status
-from loadtest.checkpoint.drift import drift
+from loadtest.checkpoint.command import drift
+from loadtest.checkpoint.document import ModelCard, ProcessInfo, ServerInfo, Status
 from tests.unit.loadtest.checkpoint.made import ENGINE
 
-PROCESS = Process(pid=1, command=["vllm", "serve", "m"], environment={"OMP_NUM_THREADS": "1"}, started_at="then")
+PROCESS = ProcessInfo(pid=1, command=["vllm", "serve", "m"], environment={"OMP_NUM_THREADS": "1"}, started_at="then")
 BEFORE = ENGINE.model_copy(
     update={
         "version": "0.33.0",
@@ -15,7 +15,7 @@ BEFORE = ENGINE.model_copy(
 )
 
 
-def changed(now: Server) -> dict[str, tuple[Status, str, str]]:
+def changed(now: ServerInfo) -> dict[str, tuple[Status, str, str]]:
     return {check.name: (check.status, check.expected, check.found) for check in drift(BEFORE, now)}
 
 

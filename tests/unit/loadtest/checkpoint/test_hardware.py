@@ -1,8 +1,8 @@
-"""What nvidia-smi tells."""
+"""What nvidia-smi reports."""
 
 from collections.abc import Sequence
 
-from loadtest.checkpoint.hardware import Untold, hardware
+from loadtest.checkpoint.machine import NotReported, hardware
 
 _XML = """<?xml version="1.0" ?>
 <!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">
@@ -30,7 +30,7 @@ _XML = """<?xml version="1.0" ?>
 """
 
 
-def test_a_gpu_tells_its_mode_and_clocks() -> None:
+def test_a_gpu_reports_its_mode_and_clocks() -> None:
     def ask(arguments: Sequence[str]) -> str:
         return _XML if "-x" in arguments else "        GPU0\nGPU0     X\n"
 
@@ -44,7 +44,7 @@ def test_a_gpu_tells_its_mode_and_clocks() -> None:
 
 def test_no_gpu_is_said_plainly() -> None:
     def none(_: Sequence[str]) -> str:
-        raise Untold("nvidia-smi is not installed here")
+        raise NotReported("nvidia-smi is not installed here")
 
     assert hardware(none).no_gpu == "no GPU: nvidia-smi is not installed here"
     assert "lists none" in (hardware(lambda _: "<nvidia_smi_log/>").no_gpu or "")

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from loadtest.checkpoint.hashes import artefacts, model_files, plan_sha256, sent_sha256
+from loadtest.checkpoint.fingerprints import artefacts, model_files, plan_sha256, sent_sha256
 from tests.unit.loadtest.checkpoint.made import plan, record
 
 PLAN = plan()
 RECORDS = [record(PLAN, index, index / 10) for index in range(5)]
 
 
-def test_a_models_folder_tells_its_configuration_and_the_sizes_of_its_weights(tmp_path: Path) -> None:
+def test_a_models_folder_reports_its_configuration_and_the_sizes_of_its_weights(tmp_path: Path) -> None:
     assert model_files(tmp_path) is None
     for name, text in (("config.json", "{}"), ("tokenizer.json", "[]"), ("model.safetensors", "12345")):
         (tmp_path / name).write_text(text)

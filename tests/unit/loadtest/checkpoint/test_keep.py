@@ -46,7 +46,7 @@ def test_the_page_says_what_the_document_says_and_breaks_no_table(kept: Path) ->
     assert page.startswith(f"# Checkpoint {made.id}: FAILED")
 
 
-def test_a_user_in_the_url_is_told_nowhere(tmp_path: Path) -> None:
+def test_a_user_in_the_url_is_reported_nowhere(tmp_path: Path) -> None:
     folder = keep(tmp_path, verify=True, url="http://me:s3cr3t@127.0.0.1:1")
     for file in folder.iterdir():
         assert "s3cr3t" not in file.read_text(), file.name

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadtest.checkpoint.processes import NoProcess, pid_at, ports_of, process_at
+from loadtest.checkpoint.servers import NoProcess, pid_at, ports_of, process_at
 
 _SERVER = """
 import os, socket, sys
@@ -27,7 +27,7 @@ def server() -> Iterator[tuple[int, list[int]]]:
         yield process.pid, [int(port) for port in process.stdout.readline().split()]
 
 
-def test_the_process_is_found_by_its_port_and_its_secrets_are_not_told(server: tuple[int, list[int]]) -> None:
+def test_the_process_is_found_by_its_port_and_its_secrets_are_not_reported(server: tuple[int, list[int]]) -> None:
     pid, ports = server
     found = process_at(f"http://127.0.0.1:{ports[0]}")
     assert found.pid == pid

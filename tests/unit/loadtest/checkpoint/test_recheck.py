@@ -8,8 +8,8 @@ from pathlib import Path
 import orjson
 import pytest
 
+from loadtest.checkpoint.command import differences, read_files, recheck
 from loadtest.checkpoint.document import Checkpoint, Status, failed
-from loadtest.checkpoint.recheck import differences, read_files, recheck
 
 # Made when a request in one read kept a bound on TPOT, goodput was of the whole run, and ITL did not bound the lag.
 _FIRST_DEFINITIONS = Path(__file__).with_name("archive_of_first_definitions")
@@ -34,7 +34,7 @@ def edit_line(file: Path, number: int, **fields: object) -> None:
     file.write_bytes(b"".join(lines))
 
 
-def test_a_run_that_nobody_touched_holds(kept: Path) -> None:
+def test_a_run_that_is_unchanged_holds(kept: Path) -> None:
     assert wrong(kept) == {}
 
 

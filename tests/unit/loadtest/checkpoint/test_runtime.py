@@ -1,10 +1,10 @@
-"""What Linux tells of a machine."""
+"""What Linux reports of a machine."""
 
 from pathlib import Path
 
 import pytest
 
-from loadtest.checkpoint.runtime import runtime
+from loadtest.checkpoint.machine import runtime
 
 _CPU = """processor : 0
 model name : Fast CPU
@@ -32,7 +32,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
 
-def test_a_container_of_the_unified_hierarchy_tells_its_limits(tmp_path: Path) -> None:
+def test_a_container_of_the_unified_hierarchy_reports_its_limits(tmp_path: Path) -> None:
     found = runtime(
         written(
             tmp_path,
@@ -67,7 +67,7 @@ def test_the_old_hierarchy_has_a_folder_for_each_controller(tmp_path: Path) -> N
     assert found.container == "/.dockerenv is there"
 
 
-def test_a_system_that_tells_nothing_is_not_guessed(tmp_path: Path) -> None:
+def test_a_system_that_reports_nothing_is_not_guessed(tmp_path: Path) -> None:
     found = runtime(tmp_path)
     assert (found.cgroup, found.container, found.cpu_cores, found.cpu_flags, found.numa_nodes) == (
         {},
@@ -78,7 +78,7 @@ def test_a_system_that_tells_nothing_is_not_guessed(tmp_path: Path) -> None:
     )
 
 
-def test_this_machine_tells_something() -> None:
+def test_this_machine_reports_something() -> None:
     found = runtime()
     assert found.memory_bytes > 0
     assert 0 < found.cpus_usable <= found.cpus

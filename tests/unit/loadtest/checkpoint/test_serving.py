@@ -8,10 +8,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from loadtest.checkpoint.asking import open_asker
 from loadtest.checkpoint.document import Role
-from loadtest.checkpoint.neighbours import neighbours
-from loadtest.checkpoint.serving import cache_labels, gateway_configuration, look
+from loadtest.checkpoint.questions import open_asker
+from loadtest.checkpoint.servers import cache_labels, gateway_configuration, look, neighbours
 from loadtest.engine import EngineConfig, SimulatedEngine
 
 _FILE = """
@@ -23,7 +22,7 @@ auth: {keys: [{name: team, key: "${TEAM_KEY:-t0p}"}], cache_salt_secret: salty}
 
 @pytest.fixture
 async def engine() -> AsyncIterator[SimulatedEngine]:
-    """One that tells everything."""
+    """A server that reports everything."""
     async with SimulatedEngine(EngineConfig(model="sim", time_scale=0, dev_mode=True), seed=1) as running:
         yield running
 
@@ -34,7 +33,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
         yield asker
 
 
-async def test_an_engine_tells_its_version_models_cache_and_settings(
+async def test_an_engine_reports_its_version_models_cache_and_settings(
     engine: SimulatedEngine, session: aiohttp.ClientSession
 ) -> None:
     found = await look(session, "a", engine.url, driven=False, named=True)
@@ -59,7 +58,7 @@ async def test_labels_are_read_by_rank() -> None:
     assert cache_labels("") == []
 
 
-async def test_engines_behind_a_gateway_are_told_by_its_admin_port(engine: SimulatedEngine) -> None:
+async def test_engines_behind_a_gateway_are_reported_by_its_admin_port(engine: SimulatedEngine) -> None:
     shown = {"backends": [{"name": "gpu-1", "url": engine.url, "limit_upper": 4, "in_flight": 3}]}
 
     async def models(_: web.Request) -> web.Response:
@@ -88,7 +87,7 @@ async def test_engines_behind_a_gateway_are_told_by_its_admin_port(engine: Simul
     assert [(server.name, server.driven) for server in twice.around("")] == [("", True), ("direct", False)]
 
 
-def test_the_configuration_is_read_as_the_gateway_reads_it_and_its_secrets_are_not_told(tmp_path: Path) -> None:
+def test_the_configuration_is_read_as_the_gateway_reads_it_and_its_secrets_are_not_reported(tmp_path: Path) -> None:
     (tmp_path / "gw.yaml").write_text(_FILE)
     words = ["python", "gateway", "serve", "-c", "gw.yaml"]
     found = gateway_configuration(words, tmp_path, {"BACKEND_KEY": "s3cr3t"})

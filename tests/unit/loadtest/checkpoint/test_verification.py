@@ -11,11 +11,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from loadtest.checkpoint.answers import Question
-from loadtest.checkpoint.asking import open_asker
-from loadtest.checkpoint.document import Answer, Check, ModelCard, Role, Server, Status
+from loadtest.checkpoint.document import Finding, GreedyAnswer, ModelCard, Role, ServerInfo, Status
+from loadtest.checkpoint.questions import Question, open_asker
 from loadtest.checkpoint.verification import questions_of, verify_live
-from loadtest.workloads.body import Endpoint
+from loadtest.workloads.prompts import Endpoint
 from tests.unit.loadtest.checkpoint.made import plan
 
 Change = Callable[[str, Any], Any]
@@ -71,20 +70,20 @@ class Fake:
         return app
 
 
-def _server(name: str, url: str, role: Role) -> Server:
+def _server(name: str, url: str, role: Role) -> ServerInfo:
     cards = [ModelCard(id=CHAT), ModelCard(id=EMBED)]
-    return Server(name=name, url=url, role=role, driven=role is Role.GATEWAY, named=True, models=cards)
+    return ServerInfo(name=name, url=url, role=role, driven=role is Role.GATEWAY, named=True, models=cards)
 
 
 @asynccontextmanager
-async def _pair(change: Change, engines: int = 1) -> AsyncIterator[list[Server]]:
+async def _pair(change: Change, engines: int = 1) -> AsyncIterator[list[ServerInfo]]:
     async with TestServer(Fake(change, "a").app()) as front, TestServer(Fake().app()) as engine:
         urls = [str(server.make_url("")).rstrip("/") for server in (front, engine)]
         servers = [_server("gateway", urls[0], Role.GATEWAY), _server("a", urls[1], Role.ENGINE)]
         yield servers[: 1 + engines]
 
 
-async def _verify(servers: list[Server]) -> tuple[dict[str, Check], list[Answer]]:
+async def _verify(servers: list[ServerInfo]) -> tuple[dict[str, Finding], list[GreedyAnswer]]:
     async with open_asker(None) as session:
         checks, answers = await verify_live(session, servers, [Question(CHAT, Endpoint.CHAT, {})], [])
     return {check.name: check for check in checks}, answers
@@ -138,7 +137,7 @@ async def test_without_a_direct_url_nothing_is_passed_in_silence() -> None:
     assert checks["end of streams of chat"].status is Status.OK
 
 
-async def test_an_engine_that_is_gone_is_told_and_the_rest_is_not_checked() -> None:
+async def test_an_engine_that_is_gone_is_reported_and_the_rest_is_not_checked() -> None:
     async with _pair(_unchanged) as servers:
         gone = servers[1].model_copy(update={"url": "http://127.0.0.1:1"})
         checks, _ = await _verify([servers[0], gone])

@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from loadtest.checkpoint.versions import freeze, freeze_from, freeze_of, source
+from loadtest.checkpoint.fingerprints import freeze, freeze_from, freeze_of, source
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -11,7 +11,7 @@ def git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
 
 
-def test_a_tree_tells_its_revision_and_whether_it_is_changed(tmp_path: Path) -> None:
+def test_a_tree_reports_its_revision_and_whether_it_is_changed(tmp_path: Path) -> None:
     git(tmp_path, "init")
     (tmp_path / "file").write_text("one")
     git(tmp_path, "add", ".")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from loadtest.compare.schema import Added, ArmTold, Comparison, Figures, Overhead, Setup, Turn
+from loadtest.compare.schema import Added, ArmFigures, ArmInfo, ArmRun, Comparison, Overhead, Setup
 from loadtest.report.schema import Environment
 
 ENVIRONMENT = Environment(
@@ -17,8 +17,8 @@ SETUP = Setup(
 )
 
 
-def make_figures(**changes: object) -> Figures:
-    figures = Figures(
+def make_figures(**changes: object) -> ArmFigures:
+    figures = ArmFigures(
         requests=100,
         failed={},
         first_error="",
@@ -42,8 +42,8 @@ def make_figures(**changes: object) -> Figures:
     return figures.model_copy(update=changes)
 
 
-def make_turn(arm: str, repetition: int = 0, *, figures: Figures | None = None, **changes: object) -> Turn:
-    turn = Turn(
+def make_turn(arm: str, repetition: int = 0, *, figures: ArmFigures | None = None, **changes: object) -> ArmRun:
+    turn = ArmRun(
         arm=arm,
         repetition=repetition,
         folder=f"{arm}-{repetition + 1}",
@@ -55,8 +55,8 @@ def make_turn(arm: str, repetition: int = 0, *, figures: Figures | None = None, 
     return turn.model_copy(update=changes)
 
 
-def make_comparison(turns: Sequence[Turn], missing: dict[str, str] | None = None) -> Comparison:
+def make_comparison(turns: Sequence[ArmRun], missing: dict[str, str] | None = None) -> Comparison:
     names = list(dict.fromkeys(turn.arm for turn in turns))
-    arms = [ArmTold(name=name, policy="some policy", version="1.2") for name in names]
-    arms += [ArmTold(name=name, policy="", version="", missing=why) for name, why in (missing or {}).items()]
+    arms = [ArmInfo(name=name, policy="some policy", version="1.2") for name in names]
+    arms += [ArmInfo(name=name, policy="", version="", missing=why) for name, why in (missing or {}).items()]
     return Comparison(environment=ENVIRONMENT, setup=SETUP, arms=arms, turns=list(turns), passed=True, reasons=[])

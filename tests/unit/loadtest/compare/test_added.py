@@ -1,9 +1,8 @@
-"""Added latency is that of pairs; a hit in spite of another salt tells that the salt was lost."""
+"""Added latency is that of pairs; a hit in spite of another salt means that the salt was lost."""
 
 import pytest
 
-from loadtest.compare.added import added_of
-from loadtest.compare.salt import judged
+from loadtest.compare.turn import added_of, judged
 
 
 def test_differences_are_taken_pair_by_pair() -> None:
@@ -19,11 +18,11 @@ def test_an_answer_that_came_sooner_counts_as_it_is() -> None:
     assert found.p50 == pytest.approx(-1.0)
 
 
-def test_without_pairs_nothing_is_told() -> None:
+def test_without_pairs_nothing_is_reported() -> None:
     assert added_of([]) is None
 
 
 def test_a_salt_is_passed_on_if_only_the_repetition_with_the_same_one_hits() -> None:
     assert judged(before=0, warm=64, after=64) is True
     assert judged(before=0, warm=64, after=128) is False
-    assert judged(before=10, warm=10, after=10) is None  # the engines cache nothing: it cannot be told
+    assert judged(before=10, warm=10, after=10) is None  # the engines cache nothing: it cannot be reported

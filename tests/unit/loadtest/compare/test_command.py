@@ -16,7 +16,7 @@ def test_the_list_shows_versions_and_ways(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["-c", "4,8"], "one load at a time"),
         ([], "give --concurrency"),
@@ -25,10 +25,10 @@ def test_the_list_shows_versions_and_ways(tmp_path: Path) -> None:
         (["-c", "4", "--backends", ","], "--backends wants URLs"),
     ],
 )
-def test_what_cannot_be_compared_is_a_usage_error(arguments: list[str], told: str) -> None:
+def test_what_cannot_be_compared_is_a_usage_error(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["compare", *arguments], env={"COLUMNS": "200", "NO_COLOR": "1"})
     assert result.exit_code == 2
-    assert told in " ".join(result.output.replace("│", " ").split())
+    assert message in " ".join(result.output.replace("│", " ").split())
 
 
 def test_installing_what_no_index_has_says_how_and_fails(tmp_path: Path) -> None:

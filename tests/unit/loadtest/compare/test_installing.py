@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.compare.installing import NotInstalled, arms_of, how, pip_install, python_for, version
-from loadtest.compare.peers import PEERS
+from loadtest.compare.peers import PEERS, NotInstalled, arms_of, how, pip_install, python_for, version
 
 
 def pretend_installed(peers_dir: Path, name: str, package: str, number: str) -> None:
@@ -41,7 +40,7 @@ def test_one_engine_is_an_arm_without_a_proxy_and_several_are_not(tmp_path: Path
     assert "added latency" in asked[1].missing
 
 
-def test_a_name_that_nobody_has_is_refused(tmp_path: Path) -> None:
+def test_a_name_that_is_unknown_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no proxy envoy; there are direct, gateway"):
         arms_of(["envoy"], PEERS, tmp_path, engines=2)
 

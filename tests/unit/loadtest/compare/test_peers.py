@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 from gateway import config_file
-from loadtest.compare.ours import ours
-from loadtest.compare.peer import Setting
-from loadtest.compare.peers import PEERS, named
+from loadtest.compare.peers import PEERS, named, ours
+from loadtest.compare.proxy import Setting
 
 BACKENDS = ("http://127.0.0.1:9200", "http://127.0.0.1:9201", "http://127.0.0.1:9202")
 
@@ -33,19 +32,19 @@ def test_the_relatives_in_rust_route_by_cache_before_all_backends(name: str, pro
     path = pretend_installed(tmp_path, name, program)
     command = PEERS[name].command(tmp_path, setting(tmp_path))
     assert command[0] == str(path)
-    told = " ".join(command)
-    assert "--host 127.0.0.1 --port 8100" in told
-    assert f"--worker-urls {' '.join(BACKENDS)}" in told
-    assert "--policy cache_aware" in told
-    assert "--prometheus-host 127.0.0.1 --prometheus-port 8700" in told
-    assert "--max-concurrent-requests 4096" in told
+    command_line = " ".join(command)
+    assert "--host 127.0.0.1 --port 8100" in command_line
+    assert f"--worker-urls {' '.join(BACKENDS)}" in command_line
+    assert "--policy cache_aware" in command_line
+    assert "--prometheus-host 127.0.0.1 --prometheus-port 8700" in command_line
+    assert "--max-concurrent-requests 4096" in command_line
 
 
-def test_production_stack_is_told_a_model_for_each_backend(tmp_path: Path) -> None:
+def test_production_stack_is_reported_a_model_for_each_backend(tmp_path: Path) -> None:
     pretend_installed(tmp_path, "production-stack", "vllm-router")
-    told = " ".join(PEERS["production-stack"].command(tmp_path, setting(tmp_path)))
-    assert f"--static-backends {','.join(BACKENDS)} --static-models small,small,small" in told
-    assert "--routing-logic prefixaware" in told
+    command_line = " ".join(PEERS["production-stack"].command(tmp_path, setting(tmp_path)))
+    assert f"--static-backends {','.join(BACKENDS)} --static-models small,small,small" in command_line
+    assert "--routing-logic prefixaware" in command_line
 
 
 def test_a_folder_of_vllm_router_is_not_taken_for_production_stack(tmp_path: Path) -> None:
@@ -75,11 +74,11 @@ def test_a_plain_proxy_accepts_its_file(name: str, flags: list[str], tmp_path: P
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not installed")
     command = PEERS[name].command(tmp_path, setting(tmp_path))
-    told = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
+    command_line = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
+    assert command_line.returncode == 0, command_line.stderr
 
 
-def test_ours_is_told_addresses_backends_and_what_they_run_at_once(tmp_path: Path) -> None:
+def test_ours_is_reported_addresses_backends_and_what_they_run_at_once(tmp_path: Path) -> None:
     *_, file = PEERS["gateway"].arguments(setting(tmp_path, max_num_seqs=16))
     found = config_file.load(Path(file), [])
     assert (found.server.port, found.server.admin and found.server.admin.port) == (8100, 8700)

@@ -1,4 +1,4 @@
-"""A proxy is used from its first good answers on, and one that ends is told with its last words."""
+"""A proxy is used from its first good answers on, and one that ends is reported with its last words."""
 
 import sys
 from collections.abc import Callable
@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.demo import free_ports
-from loadtest.compare.peer import Peer, Setting
-from loadtest.compare.proxy import ProxyFailed, ask, started
-from loadtest.compare.spending import Spending, others_share
-from loadtest.workloads.body import Endpoint
+from loadtest.compare.proxy import Peer, ProxyFailed, Setting, ask, started
+from loadtest.compare.turn import Spending, others_share
+from loadtest.workloads.prompts import Endpoint
 
 # Refuses twice before it answers well, as a proxy does that has not looked at its backends yet.
 _ANSWERS = """
@@ -58,7 +57,7 @@ def test_it_is_ready_once_it_answers_well_and_its_processes_are_measured(tmp_pat
         ask(f"{proxy.url}/v1/chat/completions", b"{}")
 
 
-def test_one_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_one_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> None:
     dying = python("import sys; print('no such policy', file=sys.stderr); sys.exit(3)")
     with (
         pytest.raises(ProxyFailed, match="ended by itself with 3") as failed,

@@ -1,4 +1,4 @@
-"""Nobody's place among the turns favours it."""
+"""No arm gains from its place among the turns."""
 
 from loadtest.compare.run import turn_order
 

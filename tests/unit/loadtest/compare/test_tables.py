@@ -1,8 +1,19 @@
-"""Tables tell medians with their range, who is ahead, and ours over theirs in the same repetition."""
+"""Tables show medians with their range, who is ahead, and ours over theirs in the same repetition."""
 
-from loadtest.compare.columns import COST, QUALITY, Column, best, cell, columns_of, ratio, ties, told
-from loadtest.compare.schema import Overhead, Turn
-from loadtest.compare.tables import tables, winners
+from loadtest.compare.schema import ArmRun, Overhead
+from loadtest.compare.tables import (
+    COST,
+    QUALITY,
+    Column,
+    best,
+    cell,
+    cell_text,
+    columns_of,
+    ratio,
+    tables,
+    ties,
+    winners,
+)
 from tests.unit.loadtest.compare.builders import make_comparison, make_figures, make_turn
 
 HIT_RATE, TTFT = QUALITY[0], QUALITY[1]
@@ -12,17 +23,17 @@ def column(title: str) -> Column:
     return next(one for one in (*QUALITY, *COST) if one.title == title)
 
 
-def three(arm: str, *ttft: float) -> list[Turn]:
+def three(arm: str, *ttft: float) -> list[ArmRun]:
     return [make_turn(arm, number, figures=make_figures(ttft_p50=value)) for number, value in enumerate(ttft)]
 
 
 def test_a_cell_is_the_median_of_the_repetitions_with_their_range() -> None:
     found = cell(three("smg", 30, 10, 20), TTFT)
-    assert told(found, TTFT.shown) == "20.0 ms (10.0 to 30.0)"
-    assert told(cell(three("smg", 500, 900, 1500), TTFT), TTFT.shown) == "900 ms (500 ms to 1.50 s)"
-    assert told(cell(three("smg", 10, 12), TTFT), TTFT.shown, compact=True) == "11.0 ms ±9%"
-    assert told(cell(three("smg", 10), TTFT), TTFT.shown) == "10.0 ms"
-    assert told(cell([], TTFT), TTFT.shown) == "-"
+    assert cell_text(found, TTFT.shown) == "20.0 ms (10.0 to 30.0)"
+    assert cell_text(cell(three("smg", 500, 900, 1500), TTFT), TTFT.shown) == "900 ms (500 ms to 1.50 s)"
+    assert cell_text(cell(three("smg", 10, 12), TTFT), TTFT.shown, compact=True) == "11.0 ms ±9%"
+    assert cell_text(cell(three("smg", 10), TTFT), TTFT.shown) == "10.0 ms"
+    assert cell_text(cell([], TTFT), TTFT.shown) == "-"
 
 
 def test_the_best_is_the_lowest_latency_and_the_highest_hit_rate() -> None:
@@ -35,7 +46,7 @@ def test_the_best_is_the_lowest_latency_and_the_highest_hit_rate() -> None:
     assert winners(comparison)[1:3] == ["hit rate: smg", "TTFT p50: gateway"]
 
 
-def test_nobody_is_best_of_equals_or_alone() -> None:
+def test_no_arm_is_best_of_equals_or_alone() -> None:
     assert best(make_comparison([make_turn("gateway"), make_turn("smg")]), TTFT) is None
     assert best(make_comparison([make_turn("gateway")]), TTFT) is None
 
@@ -45,17 +56,17 @@ def test_an_engine_without_a_proxy_does_not_compete() -> None:
     assert best(make_comparison(turns), TTFT) == "gateway"
 
 
-def test_arms_that_repetitions_do_not_tell_from_the_best_tie_with_it() -> None:
+def test_arms_that_repetitions_do_not_separate_from_the_best_tie_with_it() -> None:
     turns = [*three("gateway", 10, 20, 30, 40), *three("smg", 28, 39, 41, 42), *three("nginx", 50, 60, 70, 80)]
     comparison = make_comparison([*turns, *three("other", 90, 91, 92, 93)])
     assert ties(comparison, [TTFT]) == {TTFT: ["smg"]}
     assert "TTFT p50: gateway (ties with: smg)" in winners(comparison)
 
 
-def test_three_repetitions_tell_nothing_apart_and_say_so() -> None:
+def test_three_repetitions_separate_nothing_and_say_so() -> None:
     comparison = make_comparison([*three("gateway", 1, 2, 3), *three("smg", 70, 80, 90)])
     assert ties(comparison, [TTFT]) == {TTFT: ["smg"]}
-    too_few = "too few repetitions to tell proxies apart (--repeat 4 or more can)"
+    too_few = "too few repetitions to separate proxies (--repeat 4 or more can)"
     assert winners(comparison) == [too_few, "TTFT p50: gateway"]
 
 
@@ -72,7 +83,7 @@ def test_turns_that_the_client_spoilt_count_only_where_there_are_no_others() -> 
     assert make_comparison([spoilt]).turns_of("smg") == [spoilt]
 
 
-def test_columns_that_nobody_has_a_figure_for_and_silent_counts_are_left_out() -> None:
+def test_columns_without_figures_and_silent_counts_are_left_out() -> None:
     shown = [one.title for one in columns_of(make_comparison([make_turn("gateway")]), QUALITY)]
     assert shown == ["hit rate", "TTFT p50", "TTFT p99", "output tokens/s"]
     failing = make_figures(failed={"http_502": 7}, attainment=0.5)

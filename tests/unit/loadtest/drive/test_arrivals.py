@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.drive.arrivals import bounded, constant, gamma, poisson, ramped
-from loadtest.drive.plan import Plan, schedule, shared_out
+from loadtest.drive.plan import Plan, bounded, constant, gamma, poisson, ramped, schedule, shared_out
 
 
 def test_constant_arrivals_are_one_period_apart_and_do_not_drift() -> None:

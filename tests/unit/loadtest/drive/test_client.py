@@ -13,8 +13,7 @@ import pytest
 from loadtest.drive.client import Client, open_session
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import CONNECTION, ERROR_OBJECT, NOTHING, OTHER_ANSWER, SILENT_END, Record
-from loadtest.workloads.body import Endpoint
-from loadtest.workloads.prompts import Prompt
+from loadtest.workloads.prompts import Endpoint, Prompt
 
 pytestmark = pytest.mark.flaky(reruns=2)  # clocks of a shared machine: what holds, holds in one of three tries
 
@@ -57,7 +56,7 @@ async def test_embeddings_send_an_input_and_no_generation_fields(fake: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("act", "outcome", "told", "shown_as"),
+    ("act", "outcome", "reported", "shown_as"),
     [
         ("refused", "http_429", "queue full", ERROR_OBJECT),
         ("refused_otherwise", "http_502", "<h1>Bad Gateway", OTHER_ANSWER),
@@ -69,12 +68,12 @@ async def test_embeddings_send_an_input_and_no_generation_fields(fake: Any) -> N
         ("whole", "not_a_stream", "application/json", OTHER_ANSWER),
     ],
 )
-async def test_what_goes_wrong_with_a_stream_is_told_by_kind(
-    fake: Any, act: str, outcome: str, told: str, shown_as: str
+async def test_what_goes_wrong_with_a_stream_is_reported_by_kind(
+    fake: Any, act: str, outcome: str, reported: str, shown_as: str
 ) -> None:
     record = await _send(_plan(fake.url, extra_body={"act": act}))
     assert record.outcome == outcome
-    assert told in (record.detail or "")
+    assert reported in (record.detail or "")
     assert record.shown_as == shown_as
 
 

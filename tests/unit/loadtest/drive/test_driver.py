@@ -13,7 +13,7 @@ from loadtest.drive.client import open_session
 from loadtest.drive.driver import Driver
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
-from loadtest.report.concurrency import peak, sweep
+from loadtest.report.timeline import peak, sweep
 
 pytestmark = pytest.mark.flaky(reruns=2)  # clocks of a shared machine: what holds, holds in one of three tries
 
@@ -116,8 +116,8 @@ async def test_a_later_turn_beyond_the_limit_is_dropped_and_ends_its_session(fak
             fake.release.set()
 
     records = await _run(plan, each=hold_the_second_session_until_the_first_is_dropped)
-    told = [(record.index, record.turn, record.outcome) for record in records]
-    assert told[:3] == [(0, 0, "ok"), (0, 1, "dropped"), (1, 0, "ok")]
+    reported = [(record.index, record.turn, record.outcome) for record in records]
+    assert reported[:3] == [(0, 0, "ok"), (0, 1, "dropped"), (1, 0, "ok")]
     assert fake.peak == 1
 
 

@@ -16,9 +16,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from loadtest.checkpoint.answers import QUESTION
+from loadtest.checkpoint.questions import QUESTION
 from loadtest.cli import app
-from loadtest.drive.fleet import Fleet, Tick, WorkerDied
+from loadtest.drive.fleet import Tick, WorkerDied, WorkerFleet
 from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
@@ -51,7 +51,7 @@ def _until(condition: Callable[[], bool]) -> None:
 def test_two_workers_bring_in_every_request_once_and_their_own_health(fake_elsewhere: Any) -> None:
     ticks: list[Tick] = []
     plan = _plan(fake_elsewhere.url, concurrency=4, requests=25, workers=2, warmup_requests=3)
-    with Fleet(plan, lambda: False) as fleet:
+    with WorkerFleet(plan, lambda: False) as fleet:
         assert len(fleet.warm_up()) == 3
         harvest = fleet.measure(ticks.append)
     assert sorted(record.index for record in harvest.records) == list(range(25))
@@ -65,7 +65,7 @@ def test_all_requests_of_a_ramp_down_are_sent_though_most_users_have_left(fake_e
     options = RunOptions(url=fake_elsewhere.url, concurrency="6:1", ramp=0.01, requests=60, workers="3", max_tokens=4)
     (load,) = options.loads()
     plan = options.plan(fake_elsewhere.url, Target(["m"]), load, 1, cpus=8)
-    with Fleet(plan, lambda: False) as fleet:
+    with WorkerFleet(plan, lambda: False) as fleet:
         fleet.warm_up()
         harvest = fleet.measure(lambda _: None)
     assert sorted(record.index for record in harvest.records) == list(range(60))
@@ -73,7 +73,7 @@ def test_all_requests_of_a_ramp_down_are_sent_though_most_users_have_left(fake_e
 
 def test_a_stopped_run_still_brings_in_what_was_in_flight(fake_elsewhere: Any) -> None:
     plan = _plan(fake_elsewhere.url, concurrency=3, requests=50, extra_body={"act": "held"})
-    with Fleet(plan, lambda: fake_elsewhere.open_requests == 3) as fleet:
+    with WorkerFleet(plan, lambda: fake_elsewhere.open_requests == 3) as fleet:
         fleet.warm_up()
         harvest = fleet.measure(lambda _: None)
     assert harvest.stopped_early
@@ -83,7 +83,7 @@ def test_a_stopped_run_still_brings_in_what_was_in_flight(fake_elsewhere: Any) -
 def test_a_worker_that_is_killed_ends_the_run_and_what_was_measured_is_kept(fake_elsewhere: Any) -> None:
     plan = _plan(fake_elsewhere.url, concurrency=2, requests=10**6, workers=2)
     seen: list[Record] = []
-    with Fleet(plan, lambda: False) as fleet:
+    with WorkerFleet(plan, lambda: False) as fleet:
         fleet.warm_up()
 
         def kill_once_measured(tick: Tick) -> None:
@@ -102,7 +102,7 @@ def test_a_worker_that_is_killed_ends_the_run_and_what_was_measured_is_kept(fake
 def test_a_worker_that_hangs_is_given_up_after_a_stop_and_what_was_measured_is_kept(fake_elsewhere: Any) -> None:
     plan = _plan(fake_elsewhere.url, concurrency=2, requests=10**6, workers=2)
     hung: list[int] = []
-    with Fleet(plan, lambda: bool(hung), stop_grace_seconds=1.0) as fleet:
+    with WorkerFleet(plan, lambda: bool(hung), stop_grace_seconds=1.0) as fleet:
         fleet.warm_up()
 
         def hang_once_measured(tick: Tick) -> None:
@@ -120,7 +120,7 @@ def test_a_worker_that_hangs_is_given_up_after_a_stop_and_what_was_measured_is_k
 def test_a_worker_that_fails_says_why(fake_elsewhere: Any) -> None:
     unsendable = {"n": 2**70}
     plan = _plan(fake_elsewhere.url, concurrency=1, requests=1, warmup_requests=0, extra_body=unsendable)
-    with Fleet(plan, lambda: False) as fleet:
+    with WorkerFleet(plan, lambda: False) as fleet:
         fleet.warm_up()
         harvest = fleet.measure(lambda _: None)
     assert harvest.lost == ["client worker 0 failed: TypeError: Integer exceeds 64-bit range"]
@@ -129,7 +129,7 @@ def test_a_worker_that_fails_says_why(fake_elsewhere: Any) -> None:
 
 def test_a_worker_that_dies_in_the_warm_up_leaves_nothing_to_report(fake_elsewhere: Any) -> None:
     plan = _plan(fake_elsewhere.url, concurrency=1, requests=1, warmup_requests=1, extra_body={"act": "held"})
-    with Fleet(plan, lambda: False) as fleet:
+    with WorkerFleet(plan, lambda: False) as fleet:
         _until(lambda: fake_elsewhere.open_requests == 1)
         fleet.processes[0].kill()
         with pytest.raises(WorkerDied, match="client worker 0 was killed by signal 9 before the run began"):
@@ -198,7 +198,7 @@ def test_a_missed_slo_and_failed_requests_exit_1(fake_elsewhere: Any, tmp_path: 
     assert "http_429: queue full" in ran.stdout
 
 
-def test_two_targets_at_two_loads_are_run_in_turns_and_told_together(fake_elsewhere: Any, tmp_path: Path) -> None:
+def test_two_targets_at_two_loads_are_run_in_turns_and_reported_together(fake_elsewhere: Any, tmp_path: Path) -> None:
     targets = f"one={fake_elsewhere.url},two={fake_elsewhere.url}/v1"
     ran = _loadtest("--targets", targets, "-c", "1,2", "-n", "6", "--slo", "ttft=9", "-o", str(tmp_path), *_SMALL)
     assert "Less one, pair by pair" in ran.stdout, ran.stdout + ran.stderr
@@ -241,7 +241,7 @@ def test_a_page_that_is_gone_after_the_run_does_not_take_the_results_along(fake_
     assert results.requests.succeeded == 3
 
 
-def test_a_target_that_refuses_every_warm_up_is_told_without_a_report(fake_elsewhere: Any) -> None:
+def test_a_target_that_refuses_every_warm_up_is_reported_without_a_report(fake_elsewhere: Any) -> None:
     refused = json.dumps({"act": "refused"})
     ran = _loadtest(fake_elsewhere.url, "-c", "1", "-n", "3", *_SMALL, "--extra-body", refused)
     assert ran.returncode == 1

@@ -7,10 +7,10 @@ from itertools import count
 
 import pytest
 
-from loadtest.drive.health import WorkerHealth, watch_health
+from loadtest.drive.worker import WorkerHealth, watch_health
 
 
-async def test_each_second_tells_the_share_of_a_core_that_was_used_in_it() -> None:
+async def test_each_second_reports_the_share_of_a_core_that_was_used_in_it() -> None:
     ticks = count()
     health = WorkerHealth(0)
     # Half a second passes at every look at the clock; the processor's is looked at once a second.

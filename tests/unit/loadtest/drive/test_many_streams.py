@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.demo import free_ports
-from loadtest.drive.fleet import Fleet, Tick
+from loadtest.drive.fleet import Tick, WorkerFleet
 from loadtest.drive.plan import Plan
-from loadtest.servers.simulated import SimulatedProcess
+from loadtest.servers.engines import SimulatedProcess
 
 _STREAMS = 1500
 _SUCCEEDED = re.compile(r"^vllm:request_success_total\{.*\} (\S+)$", re.MULTILINE)
@@ -51,7 +51,7 @@ def test_a_worker_with_many_streams_brings_in_all_of_them_though_the_parent_read
             assert time.monotonic() < deadline, "not all requests were answered"
             time.sleep(0.2)
 
-    with Fleet(plan, lambda: False) as fleet:
+    with WorkerFleet(plan, lambda: False) as fleet:
         fleet.warm_up()
         harvest = fleet.measure(read_late)
     assert harvest.lost == []

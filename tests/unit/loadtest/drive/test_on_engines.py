@@ -16,8 +16,8 @@ from loadtest.drive.driver import Driver
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
 from loadtest.engine import EngineConfig, Limits, SimulatedEngine
-from loadtest.report.concurrency import peak, sweep
-from loadtest.report.routing import routing
+from loadtest.report.summarise import routing
+from loadtest.report.timeline import peak, sweep
 
 pytestmark = pytest.mark.flaky(reruns=2)  # clocks of a shared machine: what holds, holds in one of three tries
 
@@ -140,8 +140,8 @@ async def test_a_sessions_next_turn_finds_the_turns_and_answers_before_it_in_the
             assert record.sent >= before.end
             said = (before.prompt_tokens or 0) + (before.completion_tokens or 0)
             assert (record.cached_tokens or 0) >= said - 48  # the chat template's words around an answer
-    told = routing(records, plan_for(engine, workload, concurrency=1, requests=1).workload)
-    assert told.ideal_hit_ratio == pytest.approx(told.hit_ratio, abs=0.15)
+    reported = routing(records, plan_for(engine, workload, concurrency=1, requests=1).workload)
+    assert reported.ideal_hit_ratio == pytest.approx(reported.hit_ratio, abs=0.15)
 
 
 async def test_a_thinking_user_sends_the_next_turn_when_the_pause_is_over_and_latency_counts_from_then(

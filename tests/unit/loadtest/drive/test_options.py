@@ -7,10 +7,9 @@ from typing import Any
 
 from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
-from loadtest.drive.series import orders_of
+from loadtest.drive.run import orders_of
 from loadtest.drive.target import Target
-from loadtest.workloads.body import Endpoint
-from loadtest.workloads.spec import WorkloadKind
+from loadtest.workloads.prompts import Endpoint, WorkloadKind
 
 _TARGET = Target(["first", "second"], bytes_per_token=4.0)
 
@@ -28,7 +27,7 @@ def test_a_load_from_one_value_to_another_takes_the_whole_run_or_as_long_as_said
     assert _plan(rate="1:2").ramp_seconds == _plan(rate="1:2").duration_seconds == 30
 
 
-def test_gamma_gaps_are_bursty_unless_told_otherwise() -> None:
+def test_gamma_gaps_are_bursty_by_default() -> None:
     assert _plan(rate="1", arrivals="gamma").burstiness == 0.5
     assert _plan(rate="1", arrivals="gamma", burstiness=3.0).burstiness == 3
 
@@ -56,8 +55,8 @@ def test_the_workload_follows_from_what_is_asked_for(tmp_path: Path) -> None:
 
 def test_a_mix_names_endpoints_or_workloads_and_has_a_model_for_embeddings() -> None:
     plan = _plan(concurrency="1", mix="chat=3,sessions=1,embeddings=1", embeddings_model="second", turns="3")
-    told = [(part.endpoint, part.model, part.stream, part.workload.kind) for part in plan.mix]
-    assert told == [
+    reported = [(part.endpoint, part.model, part.stream, part.workload.kind) for part in plan.mix]
+    assert reported == [
         (Endpoint.CHAT, "first", True, WorkloadKind.SHARED_PREFIX),
         (Endpoint.CHAT, "first", True, WorkloadKind.SESSIONS),
         (Endpoint.EMBEDDINGS, "second", False, WorkloadKind.TEXTS),

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
-from loadtest.drive.messages import FromWorker, Progress, Start, Stop, ToWorker
-from loadtest.drive.pipe import Pipe
 from loadtest.drive.record import Record
+from loadtest.drive.worker import FinishedRequests, FromWorker, Pipe, Start, Stop, ToWorker
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -40,8 +39,10 @@ def runner() -> Iterator[asyncio.Runner]:
         yield running
 
 
-def _progress(count: int) -> Progress:
-    return Progress(0, [Record(i, 0, 0.0, 0.0, 1.0, "ok", detail=f"answer {i}") for i in range(count)], in_flight=7)
+def _progress(count: int) -> FinishedRequests:
+    return FinishedRequests(
+        0, [Record(i, 0, 0.0, 0.0, 1.0, "ok", detail=f"answer {i}") for i in range(count)], in_flight=7
+    )
 
 
 def _buffer_bytes(end: Any) -> int:
@@ -82,7 +83,7 @@ def test_leaving_waits_until_the_last_message_is_written(ends: Ends, runner: asy
     assert runner.run(worker()) == _progress(20_000)
 
 
-def test_a_parent_that_is_gone_is_the_end_of_its_messages_and_holds_nobody_up(
+def test_a_parent_that_is_gone_is_the_end_of_its_messages_and_blocks_nothing(
     ends: Ends, runner: asyncio.Runner
 ) -> None:
     ours, theirs = ends

@@ -12,12 +12,9 @@ from typing import Any
 
 import pytest
 
-from loadtest.drive import gpus
-from loadtest.drive.gpus import GpuSampler
-from loadtest.drive.pages import PageSampler, backend_values, keep, page_values
-from loadtest.drive.sampling import Sampling
+from loadtest.drive.sampling import GpuSampler, PageSampler, Sampling, backend_values, keep, page_values
 from loadtest.drive.spelling import pages_of
-from loadtest.report.samples import samples_told
+from loadtest.report.samples import samples_rows
 from loadtest.report.schema import BackendGauges, PageSeries, Samples
 
 pytestmark = pytest.mark.flaky(reruns=2)  # clocks of a shared machine: what holds, holds in one of three tries
@@ -74,7 +71,7 @@ def test_each_gpu_is_followed_and_the_program_ends_with_the_block(
     assert _gone(int(pid_file.read_text()))
 
 
-def test_that_there_is_no_gpu_is_told_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_that_there_is_no_gpu_is_reported_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _nvidia_smi(tmp_path, "echo 'NVIDIA-SMI has failed: no driver'; exit 9", monkeypatch)
     with GpuSampler(time.monotonic) as sampler:
         _until(lambda: sampler._process is not None and sampler._process.poll() is not None)
@@ -85,11 +82,13 @@ def test_that_there_is_no_gpu_is_told_with_the_reason(tmp_path: Path, monkeypatc
     assert sampler.missing == "no GPU: nvidia-smi is not installed here"
 
 
-def test_gpus_stand_in_the_order_of_their_numbers_whatever_they_do_not_tell(
+def test_gpus_stand_in_the_order_of_their_numbers_whatever_they_do_not_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = ["[N/A]", "[Not Supported]", "[Unknown Error]"]  # a GPU in MIG mode, an old one, one that is ill
-    lines = "\n".join(f"echo '{n}, NVIDIA A100, 555.1, {told[n % 3]}, {told[n % 3]}, 81920, 61.2'" for n in range(11))
+    reported = ["[N/A]", "[Not Supported]", "[Unknown Error]"]  # a GPU in MIG mode, an old one, one that is ill
+    lines = "\n".join(
+        f"echo '{n}, NVIDIA A100, 555.1, {reported[n % 3]}, {reported[n % 3]}, 81920, 61.2'" for n in range(11)
+    )
     _nvidia_smi(tmp_path, f"{lines}\nsleep 60", monkeypatch)
     with GpuSampler(time.monotonic) as sampler:
         _until(lambda: len(sampler._gpus) == 11)
@@ -98,22 +97,22 @@ def test_gpus_stand_in_the_order_of_their_numbers_whatever_they_do_not_tell(
     assert {(*gpu.utilization_percent, *gpu.memory_used_mib, *gpu.power_watts) for gpu in found} == {(None, None, 61.2)}
 
 
-def test_a_gpu_that_is_lost_during_the_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_lost_during_the_run_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = "Unable to determine the device handle for GPU0: GPU is lost."
     _nvidia_smi(tmp_path, f"echo '0, Big GPU, 555.1, 87, 1, 2, 3'; echo '{lost}'; exit 15", monkeypatch)
     with GpuSampler(time.monotonic) as sampler:
         _until(lambda: sampler._process is not None and sampler._process.poll() is not None)
     assert len(sampler.series(origin=0.0)) == 1
     assert sampler.missing == f"nvidia-smi ended during the run, exit code 15: {lost}"
-    told = samples_told(Samples(gpus=sampler.series(0.0), no_gpu=sampler.missing, pages=[]))
-    assert [what for what, _ in told] == ["GPU 0 Big GPU", "GPU"]
+    reported = samples_rows(Samples(gpus=sampler.series(0.0), no_gpu=sampler.missing, pages=[]))
+    assert [what for what, _ in reported] == ["GPU 0 Big GPU", "GPU"]
 
 
-def test_a_program_that_cannot_be_run_is_told_and_one_that_hangs_is_left(
+def test_a_program_that_cannot_be_run_is_reported_and_one_that_hangs_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = _nvidia_smi(tmp_path, "trap '' TERM; while true; do sleep 0.05; done", monkeypatch)
-    monkeypatch.setattr(gpus, "_END_SECONDS", 0.2)
+    monkeypatch.setattr("loadtest.drive.sampling._END_SECONDS", 0.2)
     with GpuSampler(time.monotonic) as sampler:
         _until(lambda: program.exists() and bool(program.read_text()))
     assert sampler.missing == "no GPU: nvidia-smi says nothing"
@@ -131,7 +130,7 @@ def test_ranks_are_added_up_and_the_fullest_cache_counts() -> None:
     assert page_values("") == {}
 
 
-def test_a_gateway_tells_what_is_in_flight_on_each_backend_and_what_may_be() -> None:
+def test_a_gateway_reports_what_is_in_flight_on_each_backend_and_what_may_be() -> None:
     page = """gateway_backend_in_flight{backend="a"} 3
 gateway_backend_in_flight{backend="say \\"b\\""} 4
 gateway_backend_in_flight_limit{backend="a"} 8
@@ -141,7 +140,7 @@ gateway_queued_requests{model="m"} 1
     assert backend_values(page) == {"a": {"in_flight": 3, "limit": 8}, 'say "b"': {"in_flight": 4}}
 
 
-def test_a_backend_that_comes_later_is_not_told_before() -> None:
+def test_a_backend_that_comes_later_is_not_reported_before() -> None:
     series = PageSeries(name="gateway", url="u")
     keep(series, 0.0, {"running": 1}, {"a": {"in_flight": 1, "limit": 8}})
     keep(series, 1.0, {"running": 2}, {"b": {"in_flight": 2, "limit": 4}})

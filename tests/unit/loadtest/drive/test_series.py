@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadtest.drive import series
+from loadtest.drive import run
 from loadtest.drive.options import RunOptions
 from loadtest.drive.record import Record
 from loadtest.drive.run import Order
@@ -20,7 +20,7 @@ from tests.unit.loadtest.sweep.runs import results
 
 
 @pytest.mark.parametrize("between", [True, False])
-def test_a_series_that_is_ended_by_hand_tells_what_it_has_and_fails(
+def test_a_series_that_is_ended_by_hand_reports_what_it_has_and_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, between: bool
 ) -> None:
     """By a signal between two runs, or in one."""
@@ -36,10 +36,10 @@ def test_a_series_that_is_ended_by_hand_tells_what_it_has_and_fails(
         assert order.plan.concurrency != 8
         return found, []
 
-    monkeypatch.setattr(series, "measured", measured)
+    monkeypatch.setattr(run, "measured", measured)
     options = RunOptions(url="http://x", concurrency="2,4,8", requests=9, out=tmp_path)
     console = Console(file=io.StringIO(), width=200)
-    found = series.carry_out_series(options, {"": Target(["m"])}, console)
+    found = run.carry_out_series(options, {"": Target(["m"])}, console)
     assert found is not None
     assert not found.passed
     assert found.folders == (["c2-1", "c4-1"] if between else ["c2-1"])

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.drive.sse import StreamWatch
+from loadtest.drive.client import StreamWatch
 
 _ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}],"usage":null}\n\n'
 _WORD = b'data: {"choices":[{"delta":{"content":"word"}}],"usage":null}\n\n'
@@ -48,7 +48,7 @@ def test_keep_alive_comments_are_neither_content_nor_a_first_event() -> None:
     assert watch.first_event == 1.0
 
 
-def test_an_error_event_is_told_and_text_that_speaks_of_errors_is_not_one() -> None:
+def test_an_error_event_is_reported_and_text_that_speaks_of_errors_is_not_one() -> None:
     said = json.dumps({"choices": [{"delta": {"content": '{"error": {"message": "no"}}'}}]}).encode()
     assert _watch(b"data: " + said + b"\n\n").error is None
     watch = _watch(b'data: {"error": {"message": "engine died"}}\n\n')

@@ -57,7 +57,7 @@ async def test_automatic_workers_are_half_the_cores_and_never_more_than_the_user
     assert _plan(fake.url, target, 12, concurrency="2", workers="5").workers == 2
 
 
-async def test_metrics_that_cannot_be_read_are_told_before_the_run(fake: Any) -> None:
+async def test_metrics_that_cannot_be_read_are_reported_before_the_run(fake: Any) -> None:
     assert await read_counters(f"{fake.url}/metrics") == {'hits_total{backend="a"}': 3.0}
     with pytest.raises(TargetError, match="answers 404"):
         await read_counters(f"{fake.url}/nothing")

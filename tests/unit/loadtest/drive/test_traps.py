@@ -12,11 +12,11 @@ import pytest
 from loadtest.drive.client import open_session
 from loadtest.drive.driver import Driver
 from loadtest.drive.fleet import Harvest
-from loadtest.drive.health import WorkerHealth, watch_health
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
-from loadtest.report.schema import Environment, Results
-from loadtest.report.summarise import Bounds, summarise
+from loadtest.drive.worker import WorkerHealth, watch_health
+from loadtest.report.schema import Bounds, Environment, Results
+from loadtest.report.summarise import summarise
 
 pytestmark = pytest.mark.flaky(reruns=2)  # clocks of a shared machine: what holds, holds in one of three tries
 
@@ -29,7 +29,7 @@ def _plan(url: str, **more: Any) -> Plan:
 
 
 async def _results(plan: Plan, *alongside: Any) -> Results:
-    """A run in this process, as a worker makes it, and what is told of it."""
+    """A run in this process, as a worker makes it, and what is reported of it."""
     origin = time.monotonic()
     records: list[Record] = []
     health = WorkerHealth(0)

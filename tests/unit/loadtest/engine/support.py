@@ -16,7 +16,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 def idle(engine: SimulatedEngine) -> bool:
-    """Whether the engine holds nothing for anybody."""
+    """Whether the engine holds nothing for any request."""
     schedulers = [rank.scheduler for rank in engine.service.engine.ranks]
     return (
         not any(scheduler.num_running or scheduler.num_waiting or scheduler.pool.num_used for scheduler in schedulers)

@@ -1,7 +1,7 @@
 """Token ids and extra keys of a sequence's blocks."""
 
-from loadtest.engine.block_content import BlockContent
-from loadtest.engine.prose import Prose
+from loadtest.engine.choice import Prose
+from loadtest.engine.kv_cache import BlockContent
 from loadtest.engine.tokens import from_ids
 
 PROSE = Prose(3)

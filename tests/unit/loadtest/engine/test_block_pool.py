@@ -6,8 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from loadtest.engine.block_pool import BlockPool
-from loadtest.engine.sequence import SequenceState
+from loadtest.engine.kv_cache import BlockPool, SequenceState
 
 
 def test_released_blocks_are_reused_tail_first() -> None:
@@ -77,7 +76,7 @@ def test_blocks_that_hold_nothing_to_find_are_reused_before_all_others() -> None
 
 
 class Heard:
-    """An observer that writes down what it is told."""
+    """An observer that writes down what it is reported."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -30,7 +30,7 @@ async def simulated(*flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Proce
 
 
 async def stream_and_terminate(*flags: str, max_tokens: int) -> bytes:
-    """What a stream gets when its engine is told to stop."""
+    """What a stream gets when its engine is reported to stop."""
     body = {"prompt": "x", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
     async with simulated("--time-scale", "1", *flags) as (process, url), aiohttp.ClientSession() as http:
         async with http.post(f"{url}/v1/completions", json=body) as answer:
@@ -48,7 +48,7 @@ async def test_sigterm_fails_what_is_under_way() -> None:
     assert received.endswith(b"data: [DONE]\n\n")
 
 
-async def test_sigterm_lets_requests_end_if_told_to() -> None:
+async def test_sigterm_lets_requests_end_if_so_configured() -> None:
     received = await stream_and_terminate("--shutdown-timeout", "10", max_tokens=40)
     assert b'"finish_reason":"length"' in received
     assert received.endswith(b"data: [DONE]\n\n")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.engine import EngineConfig, Limits, SimulatedEngine
-from loadtest.engine.data_parallel import RankBalancer, RankLoad
+from loadtest.engine.ranks import RankBalancer, RankLoad
 from tests.unit.loadtest.engine.support import eventually, idle
 
 LIMITS = Limits(max_num_seqs=2, max_num_batched_tokens=2048, block_size=16, num_blocks=200)

@@ -235,7 +235,7 @@ async def test_another_model_is_served_if_scripted(
         assert [card["id"] for card in (await answer.json())["data"]] == ["other"]
 
 
-async def test_the_ledger_tells_who_asked_and_how_it_ended(
+async def test_the_ledger_has_each_request_and_how_it_ended(
     engine: SimulatedEngine, http: aiohttp.ClientSession
 ) -> None:
     body = {"model": "sim", "messages": [{"role": "user", "content": "nonce:n7"}], "max_tokens": 3}

@@ -3,7 +3,7 @@
 import pytest
 import zmq
 
-from loadtest.engine.kv_event_addresses import of_rank, publish_address, replay_address
+from loadtest.engine.kv_events import of_rank, publish_address, replay_address
 
 
 @pytest.mark.parametrize(
@@ -42,23 +42,23 @@ def test_ranks_need_ports() -> None:
         of_rank("ipc:///run/events", 1)
 
 
-def test_a_free_port_is_told_with_the_hosts_address_and_bound_again_at_the_next_time() -> None:
+def test_a_free_port_is_reported_with_the_hosts_address_and_bound_again_at_the_next_time() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         with context.socket(zmq.PUB) as socket:
             address = publish_address("tcp://*:0", 1, "127.0.0.1").attach(socket)
-            assert address.told.startswith("tcp://127.0.0.1:")
-            assert not address.told.endswith(":0")
+            assert address.advertised.startswith("tcp://127.0.0.1:")
+            assert not address.advertised.endswith(":0")
             with pytest.raises(zmq.ZMQError), context.socket(zmq.PUB) as second:
                 address.attach(second)
     finally:
         context.destroy(linger=0)
 
 
-def test_a_fixed_endpoint_is_told_as_it_was_configured() -> None:
+def test_a_fixed_endpoint_is_reported_as_it_was_configured() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         with context.socket(zmq.PUB) as socket:
-            assert publish_address("tcp://127.0.0.1:9", 0, "h").attach(socket).told == "tcp://127.0.0.1:9"
+            assert publish_address("tcp://127.0.0.1:9", 0, "h").attach(socket).advertised == "tcp://127.0.0.1:9"
     finally:
         context.destroy(linger=0)

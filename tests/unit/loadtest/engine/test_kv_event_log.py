@@ -1,4 +1,4 @@
-"""The log of KV events mirrors the block pool exactly, and tells what hashes to the blocks' own keys."""
+"""The log of KV events mirrors the block pool exactly, and reports what hashes to the blocks' own keys."""
 
 from collections import Counter
 from typing import Any
@@ -7,13 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from loadtest.engine.choice import Choice, Prompt, content_of, plan_choice
-from loadtest.engine.kv_event_log import KvEventLog, long_hash
+from loadtest.engine.choice import Choice, PreparedPrompt, content_of, plan_choice
+from loadtest.engine.kv_event_publisher import KvEventLog, long_hash
 from loadtest.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Event, HashFormat
-from loadtest.engine.sampling import Sampling
-from loadtest.engine.scheduler import Limits, Scheduler, Step
-from loadtest.engine.steering import Steering
-from loadtest.engine.step_time import PRESETS
+from loadtest.engine.request_parameters import SamplingParams, Steering
+from loadtest.engine.scheduler import PRESETS, Limits, Scheduler, Step
 from loadtest.engine.tokens import block_keys, from_ids, namespace, tokenise
 
 BLOCK = 4
@@ -25,14 +23,14 @@ def planned(
 ) -> Choice:
     """An answer of that many tokens to a prompt."""
     tokens, root = tokenise(text), namespace(lora or "", salt)
-    prompt = Prompt(tokens, block_keys(tokens.packed, BLOCK, root), root, len(text), None, lora, salt or None)
-    choice = plan_choice(0, number, prompt, Sampling(ignore_eos=True), output, BLOCK)
+    prompt = PreparedPrompt(tokens, block_keys(tokens.packed, BLOCK, root), root, len(text), None, lora, salt or None)
+    choice = plan_choice(0, number, prompt, SamplingParams(ignore_eos=True), output, BLOCK)
     choice.sequence.content = content_of(choice, prompt, 1 if lora else None, steering or Steering())
     return choice
 
 
 def hashes_to_its_keys(event: BlockStored) -> bool:
-    """Whether parent, adapter, salt and tokens make the hashes that the event tells."""
+    """Whether parent, adapter, salt and tokens make the hashes in the event."""
     assert event.extra_keys is not None
     assert len(event.extra_keys) == len(event.block_hashes)
     assert len(event.token_ids) == len(event.block_hashes) * event.block_size
@@ -43,7 +41,7 @@ def hashes_to_its_keys(event: BlockStored) -> bool:
     if parent is None:
         parent = namespace(lora or "", salt)
     else:
-        assert first == ((lora,) if lora else ()), "a cache salt is told of the first block alone"
+        assert first == ((lora,) if lora else ()), "a cache salt is reported of the first block alone"
     assert isinstance(parent, int)
     return block_keys(from_ids(event.token_ids).packed, event.block_size, parent) == event.block_hashes
 
@@ -121,12 +119,12 @@ TestLogMachine = LogMachine.TestCase
 def run_alone(scheduler: Scheduler, log: KvEventLog, choice: Choice) -> list[list[Event]]:
     """The events of each step that has any, until the sequence ends."""
     scheduler.add(choice.sequence)
-    told = []
+    reported = []
     while step := scheduler.schedule(0.0):
         scheduler.commit(step, 0.0)
         if events := log.take():
-            told.append(events)
-    return told
+            reported.append(events)
+    return reported
 
 
 def engine() -> tuple[Scheduler, KvEventLog]:
@@ -134,20 +132,20 @@ def engine() -> tuple[Scheduler, KvEventLog]:
     return Scheduler(LIMITS, PRESETS["h100-8b"], log), log
 
 
-def stored(told: list[list[Event]]) -> list[list[tuple[int, bool]]]:
+def stored(reported: list[list[Event]]) -> list[list[tuple[int, bool]]]:
     """For each step and event, how many blocks were stored, and whether others come before them."""
-    blocks = [[event for event in events if isinstance(event, BlockStored)] for events in told]
-    assert [len(events) for events in blocks] == [len(events) for events in told]
+    blocks = [[event for event in events if isinstance(event, BlockStored)] for events in reported]
+    assert [len(events) for events in blocks] == [len(events) for events in reported]
     return [[(len(e.block_hashes), e.parent_block_hash is not None) for e in events] for events in blocks]
 
 
 def test_a_chunk_of_prefill_is_one_event_and_each_output_block_another_when_it_is_full() -> None:
     scheduler, log = engine()
     choice = planned(1, "a" * 4 * 18, 10)
-    told = run_alone(scheduler, log, choice)
+    reported = run_alone(scheduler, log, choice)
     # 12 tokens, 6 more of which 4 fill a block; of the output, tokens 2 and 6 fill one each.
-    assert stored(told) == [[(3, False)], [(1, True)], [(1, True)], [(1, True)]]
-    flat = [event for events in told for event in events]
+    assert stored(reported) == [[(3, False)], [(1, True)], [(1, True)], [(1, True)]]
+    flat = [event for events in reported for event in events]
     assert [event.token_ids for event in flat if isinstance(event, BlockStored)][2] == choice.prompt.ids()[16:] + (
         choice.token_ids(0, 2)
     )
@@ -162,7 +160,7 @@ def test_a_repeated_prompt_of_whole_blocks_stores_a_second_copy_of_its_last_one(
     assert max(scheduler.pool.cached_keys().values()) == 2
 
 
-def test_blocks_found_in_the_cache_are_told_to_who_asks() -> None:
+def test_blocks_found_in_the_cache_are_reported_on_request() -> None:
     scheduler, log = engine()
     [first, *_] = run_alone(scheduler, log, planned(1, "a" * 4 * 10, 1))
     assert run_alone(scheduler, log, planned(2, "a" * 4 * 10, 1)) == []

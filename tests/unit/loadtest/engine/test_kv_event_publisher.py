@@ -10,7 +10,7 @@ import zmq.asyncio
 
 from loadtest.engine.config import EngineConfig, KvEventsConfig
 from loadtest.engine.kv_event_publisher import KvEventPublisher, KvEventPublishers
-from loadtest.engine.process import new_publishers
+from loadtest.engine.ranks import new_publishers
 from tests.unit.loadtest.engine.kv_client import Batch, kv_client
 
 NOW = 1_700_000_000.5

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.engine.output_keys import OutputKeys
-from loadtest.engine.prose import Prose
-from loadtest.engine.tokens import block_keys
+from loadtest.engine.choice import Prose
+from loadtest.engine.tokens import OutputKeys, block_keys
 
 BLOCK = 4
 PARENT = 99

@@ -29,7 +29,7 @@ ENDLESS = {**BODY, "max_tokens": 3000, "ignore_eos": True, "stream": True}
 
 
 @pytest.fixture
-async def told(request: pytest.FixtureRequest) -> AsyncIterator[SimulatedEngine]:
+async def simulated(request: pytest.FixtureRequest) -> AsyncIterator[SimulatedEngine]:
     """An engine that publishes, at whose every look the clock is an hour later."""
     hours: Iterator[int] = count(500_000)
     config = getattr(request, "param", CONFIG)
@@ -51,22 +51,22 @@ async def metrics(http: aiohttp.ClientSession, engine: SimulatedEngine) -> dict[
 
 
 async def test_a_restarted_engine_counts_and_caches_from_nothing(
-    http: aiohttp.ClientSession, told: SimulatedEngine
+    http: aiohttp.ClientSession, simulated: SimulatedEngine
 ) -> None:
     for _ in range(2):
-        await chat(http, told)
-    await chat(http, told)
-    before, old = await metrics(http, told), told.service.kv_events
+        await chat(http, simulated)
+    await chat(http, simulated)
+    before, old = await metrics(http, simulated), simulated.service.kv_events
     assert old is not None
-    async with http.post(f"{told.url}/sim/restart") as answer:
+    async with http.post(f"{simulated.url}/sim/restart") as answer:
         assert answer.status == 200
-    after = await metrics(http, told)
+    after = await metrics(http, simulated)
     started = "process_start_time_seconds"
     assert after[started] > before[started]
     assert after["vllm:prompt_tokens_total"] == after["vllm:prompt_tokens_created"] - after[started] == 0
     assert before["vllm:prompt_tokens_total"] > 0
-    assert await chat(http, told) == 0
-    new = told.service.kv_events
+    assert await chat(http, simulated) == 0
+    new = simulated.service.kv_events
     assert new is not None
     assert new.sources() == old.sources()
     with kv_client(new.by_rank[0]) as client:
@@ -74,48 +74,50 @@ async def test_a_restarted_engine_counts_and_caches_from_nothing(
 
 
 async def test_a_subscriber_gets_the_new_numbers_at_the_same_address(
-    http: aiohttp.ClientSession, told: SimulatedEngine
+    http: aiohttp.ClientSession, simulated: SimulatedEngine
 ) -> None:
-    assert told.service.kv_events is not None
-    with kv_client(told.service.kv_events.by_rank[0]) as client:
+    assert simulated.service.kv_events is not None
+    with kv_client(simulated.service.kv_events.by_rank[0]) as client:
         await client.joined()
-        await told.restart()
-        client.publisher = told.service.kv_events.by_rank[0]
+        await simulated.restart()
+        client.publisher = simulated.service.kv_events.by_rank[0]
         await client.joined()
-        await chat(http, told)
+        await chat(http, simulated)
         batches = await client.until_marker()
     assert [batch.events[0]["type"] for batch in batches] == ["BlockStored"]
 
 
-@pytest.mark.parametrize("told", [replace(CONFIG, time_scale=1.0)], indirect=True)
-async def test_what_was_under_way_breaks_off(http: aiohttp.ClientSession, told: SimulatedEngine) -> None:
-    async with http.post(f"{told.url}/v1/chat/completions", json=ENDLESS) as stream:
+@pytest.mark.parametrize("simulated", [replace(CONFIG, time_scale=1.0)], indirect=True)
+async def test_what_was_under_way_breaks_off(http: aiohttp.ClientSession, simulated: SimulatedEngine) -> None:
+    async with http.post(f"{simulated.url}/v1/chat/completions", json=ENDLESS) as stream:
         await stream.content.readuntil(b"\n\n")
-        plain = asyncio.create_task(http.post(f"{told.url}/v1/chat/completions", json={**ENDLESS, "stream": False}))
-        await eventually(lambda: told.service.engine.num_requests == 2)
-        async with http.post(f"{told.url}/sim/restart") as answer:
+        plain = asyncio.create_task(
+            http.post(f"{simulated.url}/v1/chat/completions", json={**ENDLESS, "stream": False})
+        )
+        await eventually(lambda: simulated.service.engine.num_requests == 2)
+        async with http.post(f"{simulated.url}/sim/restart") as answer:
             assert answer.status == 200
         with pytest.raises(aiohttp.ClientError):
             await stream.content.read()
         with pytest.raises(aiohttp.ClientError):
             await plain
-    await eventually(lambda: idle(told))
-    assert told.service.ledger.endings[Ending.ABORTED] == 2
-    assert told.service.server_load == 0
+    await eventually(lambda: idle(simulated))
+    assert simulated.service.ledger.endings[Ending.ABORTED] == 2
+    assert simulated.service.server_load == 0
 
 
-async def test_a_new_process_is_healthy_and_serves_the_model_it_was_told_to(
-    http: aiohttp.ClientSession, told: SimulatedEngine
+async def test_a_new_process_is_healthy_and_serves_the_model_it_was_started_with(
+    http: aiohttp.ClientSession, simulated: SimulatedEngine
 ) -> None:
     faults = {"engine_paused": True, "kv_events_hang": True, "model": "another"}
-    async with http.post(f"{told.url}/sim/faults", json=faults) as answer:
+    async with http.post(f"{simulated.url}/sim/faults", json=faults) as answer:
         assert answer.status == 200
-    async with http.post(f"{told.url}/sim/restart") as answer:
+    async with http.post(f"{simulated.url}/sim/restart") as answer:
         assert answer.status == 200
-    await chat(http, told)
-    async with http.get(f"{told.url}/v1/models") as answer:
+    await chat(http, simulated)
+    async with http.get(f"{simulated.url}/v1/models") as answer:
         assert (await answer.json())["data"][0]["id"] == "another"
-    async with http.get(f"{told.url}/sim/faults") as answer:
+    async with http.get(f"{simulated.url}/sim/faults") as answer:
         assert (await answer.json())["engine_paused"] is False
 
 

@@ -4,10 +4,9 @@ import math
 
 import pytest
 
-from loadtest.engine.scheduler import Limits, Scheduler
-from loadtest.engine.sequence import SequenceState, State
-from loadtest.engine.step_time import StepTime
-from loadtest.engine.virtual import VirtualEngine
+from loadtest.engine.kv_cache import SequenceState, State
+from loadtest.engine.scheduler import Limits, Scheduler, StepTime
+from loadtest.replay.engine import VirtualEngine
 
 TIME = StepTime(8e-3, 28e-6, 1.3e-9, 14e-6, 47e-9)
 FOREVER = math.inf

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
-from loadtest.engine.steering import Steering, read_steering
+from loadtest.engine.request_parameters import Steering, read_steering
 
 
 def steering(body: Any = None, **headers: str) -> Steering:
@@ -26,7 +26,7 @@ def test_the_bodys_session_comes_before_the_headers_and_that_before_the_extra_ar
     assert steering({**extra, "session_id": "body"}, **{"X-Session-ID": "header"}).session_id == "body"
 
 
-def test_only_the_full_report_tells_of_hits() -> None:
+def test_only_the_full_report_reports_of_hits() -> None:
     assert steering({"vllm_xargs": {"kv_cache_report_mode": "full"}}).reports_hits
     assert not steering({"vllm_xargs": {"kv_cache_report_mode": "incremental"}}).reports_hits
     assert steering({"vllm_xargs": "full"}) == Steering()

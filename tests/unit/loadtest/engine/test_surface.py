@@ -1,4 +1,4 @@
-"""What is served to whom: routes, keys, errors, the endpoints without an OpenAI client."""
+"""What is served: routes, keys, errors, the endpoints without an OpenAI client."""
 
 import json
 import time

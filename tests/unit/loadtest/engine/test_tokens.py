@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.engine.prose import Prose
+from loadtest.engine.choice import Prose
 from loadtest.engine.tokens import block_keys, from_ids, namespace, render_chat, tokenise
 
 ROOT = namespace("")

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from loadtest.drive.record import Record
-from loadtest.predict.client import Mismatch, read_run
+from loadtest.predict.comparison import Mismatch, read_run
 
 DELTA = {
     'engine-0 vllm:prefix_cache_hits_total{engine="0"}': 300.0,

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from loadtest.cli import app
-from loadtest.recording.access_log import Logged
-from loadtest.replay.formats import read_trace
+from loadtest.recording import Logged
+from loadtest.workloads.trace import read_trace
 from tests.unit.loadtest.predict.worlds import BLOCK, SIZES, logged, traffic
 
 
@@ -77,7 +77,9 @@ def test_given_step_times_are_used(log: Path) -> None:
         ({}, [], "a fit needs 20 streamed answers"),
     ],
 )
-def test_what_cannot_be_used_is_told(tmp_path: Path, change: dict[str, Any], flags: list[str], complaint: str) -> None:
+def test_what_cannot_be_used_is_reported(
+    tmp_path: Path, change: dict[str, Any], flags: list[str], complaint: str
+) -> None:
     few = written(tmp_path / "few.log", [line_of(request) | change for request in logged(traffic(12))])
     result = asked(few, *flags)
     assert result.exit_code == 2

@@ -1,8 +1,7 @@
 import pytest
 
-from loadtest.engine.step_time import StepTime
-from loadtest.predict.fit import FEWEST_IDLE, NoFit, fit, overhead_of
-from loadtest.predict.served import Served, served
+from loadtest.engine.scheduler import StepTime
+from loadtest.predict.fit import FEWEST_IDLE, NoFit, Served, fit, overhead_of, served
 from tests.unit.loadtest.predict.worlds import SIZES, STEP, logged, traffic
 
 BUDGET = SIZES.max_num_batched_tokens
@@ -58,7 +57,7 @@ def test_other_engines_do_not_disturb() -> None:
     assert overhead_of(apart, STEP, BUDGET).idle_requests == FEWEST_IDLE
 
 
-def test_what_the_log_tells_too_little_of_is_left_out() -> None:
+def test_what_the_log_has_too_little_of_is_left_out() -> None:
     [whole, streamed] = logged(traffic(2))
     unstreamed = type(whole)(whole.at_seconds, "m", 1, 1, 4, (), (), duration_seconds=1.0, cached_tokens=0)
     assert len(list(served([unstreamed, streamed]))) == 1

@@ -2,17 +2,15 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.engine.step_time import StepTime
-from loadtest.predict.client import ClientRun, Mismatch, Sent
-from loadtest.predict.compare import verdict
-from loadtest.predict.model import trace_from
-from loadtest.predict.prediction import Prediction, predict
-from loadtest.recording.access_log import Logged
-from loadtest.replay.trace import TraceError
+from loadtest.engine.scheduler import StepTime
+from loadtest.predict.comparison import ClientRun, Mismatch, Sent, verdict
+from loadtest.predict.prediction import Prediction, predict, trace_from
+from loadtest.recording import Logged
+from loadtest.workloads.trace import TraceError
 from tests.unit.loadtest.predict.worlds import BLOCK, SIZES, START, STEP, logged, traffic
 
 
-def told(
+def prediction_of(
     requests: list[Logged], step_time: StepTime | None = None, run: ClientRun | None = None, kv_tokens: int = 40_000
 ) -> Prediction:
     return predict(
@@ -34,7 +32,7 @@ def client_of(requests: list[Logged], answered: int, way_seconds: float = 0.0) -
 
 def test_a_replay_runs_at_the_recorded_times() -> None:
     requests = logged(traffic())
-    found = told(requests, STEP)
+    found = prediction_of(requests, STEP)
     lines = {line.name: line for line in found.lines}
     assert (found.before, found.judged) == (200, 200)
     assert lines["output tokens/s"].difference == pytest.approx(0, abs=0.01)
@@ -43,26 +41,28 @@ def test_a_replay_runs_at_the_recorded_times() -> None:
     assert verdict(found.lines)[0]
 
 
-def test_sparse_arrivals_are_not_spread_as_if_a_coarse_clock_had_told_them() -> None:
+def test_sparse_arrivals_are_not_spread_as_if_a_coarse_clock_had_written_them() -> None:
     requests = logged(traffic(60, per_second=0.2))
     assert trace_from(requests, BLOCK).tick_seconds == 0
-    assert {line.name: line for line in told(requests, STEP).lines}["E2E p99"].difference == pytest.approx(0, abs=0.01)
+    assert {line.name: line for line in prediction_of(requests, STEP).lines}["E2E p99"].difference == pytest.approx(
+        0, abs=0.01
+    )
 
 
 def test_a_fit_to_the_earlier_half_predicts_the_later_one() -> None:
-    found = told(logged(traffic(), overhead_seconds=0.004))
+    found = prediction_of(logged(traffic(), overhead_seconds=0.004))
     assert found.calibration.answers > 100
     assert verdict(found.lines)[0]
 
 
 def test_a_wrong_step_time_does_not_fit() -> None:
     wrong = replace(STEP, per_prefill_token_seconds=STEP.per_prefill_token_seconds * 3)
-    assert not verdict(told(logged(traffic()), wrong).lines)[0]
+    assert not verdict(prediction_of(logged(traffic()), wrong).lines)[0]
 
 
 def test_the_client_s_run_is_judged_where_there_is_one() -> None:
     requests = logged(traffic(), overhead_seconds=0.004)
-    found = told(requests, STEP, client_of(requests, 150, way_seconds=0.001))
+    found = prediction_of(requests, STEP, client_of(requests, 150, way_seconds=0.001))
     assert (found.before, found.judged) == (250, 150)
     assert found.client_seconds == pytest.approx(0.001)
     assert verdict(found.lines)[0]
@@ -71,7 +71,7 @@ def test_the_client_s_run_is_judged_where_there_is_one() -> None:
 def test_the_client_s_run_is_found_though_others_came_after_it() -> None:
     requests = logged(traffic(), overhead_seconds=0.004)
     for later in (1, 100):
-        found = told(requests, STEP, client_of(requests[:-later], 150, way_seconds=0.001))
+        found = prediction_of(requests, STEP, client_of(requests[:-later], 150, way_seconds=0.001))
         assert (found.before, found.judged) == (250 - later, 150)
         assert found.client_seconds == pytest.approx(0.001)
         assert verdict(found.lines)[0]
@@ -80,14 +80,14 @@ def test_the_client_s_run_is_found_though_others_came_after_it() -> None:
 def test_results_of_another_run_are_refused() -> None:
     requests = logged(traffic())
     with pytest.raises(Mismatch, match="no 150 requests of the log"):
-        told(requests, STEP, client_of(logged(traffic(per_second=3.0)), 150))
+        prediction_of(requests, STEP, client_of(logged(traffic(per_second=3.0)), 150))
     longer = [replace(one, output_tokens=one.output_tokens + 1) for one in requests]
     with pytest.raises(Mismatch, match="no 150 requests of the log"):
-        told(requests, STEP, client_of(longer, 150))
-    with pytest.raises(Mismatch, match="the log tells of 120"):
-        told(requests[:120], STEP, client_of(requests, 150))
+        prediction_of(requests, STEP, client_of(longer, 150))
+    with pytest.raises(Mismatch, match="the log has 120"):
+        prediction_of(requests[:120], STEP, client_of(requests, 150))
 
 
 def test_a_cache_too_small_for_a_request_is_refused() -> None:
     with pytest.raises(TraceError, match="--kv-tokens"):
-        told(logged(traffic()), STEP, kv_tokens=512)
+        prediction_of(logged(traffic()), STEP, kv_tokens=512)

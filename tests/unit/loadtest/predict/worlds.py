@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from loadtest.engine.step_time import StepTime
-from loadtest.predict.model import replayed
-from loadtest.recording.access_log import Logged
+from loadtest.engine.scheduler import StepTime
+from loadtest.predict.prediction import replayed
+from loadtest.recording import Logged
 from loadtest.replay.scenario import Scenario
-from loadtest.replay.trace import Row, Trace
+from loadtest.workloads.trace import Row, Trace
 
 BLOCK = 64
 BYTES_PER_TOKEN = 4

@@ -2,7 +2,7 @@ from typing import Any
 
 import orjson
 
-from loadtest.recording.access_log import Logged, read_log
+from loadtest.recording import Logged, read_log
 
 LINE: dict[str, Any] = {
     "time": 1_700_000_010.0, "duration_ms": 4000.0, "model": "m", "prompt_tokens": 100, "completion_tokens": 7,
@@ -20,11 +20,11 @@ def test_a_request_has_the_time_of_its_arrival() -> None:
 
 
 def test_times_and_cached_tokens_are_read_where_a_line_has_them() -> None:
-    told = {"stream": True, "first_byte_ms": 250.0, "queue_ms": 50.0, "backend": "one", "actual_hit_tokens": 64}
-    [streamed] = read_log(lines(told)).requests
+    reported = {"stream": True, "first_byte_ms": 250.0, "queue_ms": 50.0, "backend": "one", "actual_hit_tokens": 64}
+    [streamed] = read_log(lines(reported)).requests
     assert (streamed.first_seconds, streamed.queue_seconds) == (0.25, 0.05)
     assert (streamed.backend, streamed.cached_tokens) == ("one", 64)
-    [whole] = read_log(lines(told | {"stream": False})).requests
+    [whole] = read_log(lines(reported | {"stream": False})).requests
     assert whole.first_seconds is None
 
 

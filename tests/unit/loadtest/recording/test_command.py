@@ -4,12 +4,12 @@ import orjson
 from typer.testing import CliRunner, Result
 
 from loadtest.cli import app
-from loadtest.replay.formats import read_trace
+from loadtest.workloads.trace import read_trace
 from tests.unit.loadtest.recording.test_access_log import lines
 
 
-def record(*arguments: str, told: bytes = b"") -> Result:
-    return CliRunner().invoke(app, ["record", *arguments], input=told)
+def record(*arguments: str, stdin: bytes = b"") -> Result:
+    return CliRunner().invoke(app, ["record", *arguments], input=stdin)
 
 
 def test_a_trace_is_written_that_a_replay_reads(tmp_path: Path) -> None:
@@ -27,12 +27,12 @@ def test_a_trace_is_written_that_a_replay_reads(tmp_path: Path) -> None:
 
 def test_a_log_may_come_through_a_pipe_with_blocks_of_another_size(tmp_path: Path) -> None:
     out = tmp_path / "trace.jsonl"
-    assert record("-", "--out", str(out), "--block-size", "50", told=b"".join(lines({}))).exit_code == 0
+    assert record("-", "--out", str(out), "--block-size", "50", stdin=b"".join(lines({}))).exit_code == 0
     assert orjson.loads(out.read_bytes())["hash_ids"] == [0, 1]
 
 
 def test_a_log_without_hashes_says_what_to_set(tmp_path: Path) -> None:
-    result = record("-", "--out", str(tmp_path / "t"), told=b"".join(lines({"prefix": None})))
+    result = record("-", "--out", str(tmp_path / "t"), stdin=b"".join(lines({"prefix": None})))
     assert result.exit_code == 1
     assert result.stderr == (
         "loadtest: no request to record; lines left out: 1 without prefix hashes"
@@ -41,7 +41,7 @@ def test_a_log_without_hashes_says_what_to_set(tmp_path: Path) -> None:
     assert not (tmp_path / "t").exists()
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_reported(tmp_path: Path) -> None:
     missing = tmp_path / "missing.log"
     result = record(str(missing), "--out", str(tmp_path / "t"))
     assert (result.exit_code, result.stderr) == (1, f"loadtest: {missing}: No such file or directory\n")

@@ -1,5 +1,4 @@
-from loadtest.recording.access_log import Logged
-from loadtest.recording.mooncake import bytes_per_token, trace_of
+from loadtest.recording import Logged, bytes_per_token, trace_of
 
 
 def logged(at: float, ends: tuple[int, ...], hashes: str, size: int | None = None, model: str = "m") -> Logged:
@@ -38,7 +37,7 @@ def test_the_same_hash_at_two_blocks_is_two_numbers() -> None:
     assert ids(logged(0, (1024,), "a")) == [[0, 1, 2, 3]]
 
 
-def test_what_the_log_does_not_tell_is_shared_with_nothing() -> None:
+def test_what_the_log_does_not_report_is_shared_with_nothing() -> None:
     long = logged(0, (256,), "a", size=768)
     assert ids(long, long) == [[0, 1, 2], [0, 3, 4]]
 

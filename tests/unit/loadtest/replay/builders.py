@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from loadtest.replay.engine import ReplayEngine
-from loadtest.replay.policies import Site
-from loadtest.replay.request import ReplayRequest
+from loadtest.replay.engine import ReplayEngine, ReplayRequest
+from loadtest.replay.policies import RouterContext
+from loadtest.replay.router import EngineView
 from loadtest.replay.scenario import Scenario
 from loadtest.replay.simulation import engines_of
-from loadtest.replay.trace import Row, Trace
-from loadtest.replay.view import EngineView
+from loadtest.workloads.trace import Row, Trace
 
 BLOCK = 64
 
@@ -57,9 +56,9 @@ def request(
     return ReplayRequest(number, 0.0, prompt_tokens, output_tokens, tuple(own if keys is None else keys))
 
 
-def site(at: Scenario) -> Site:
+def site(at: Scenario) -> RouterContext:
     """Engines for a scenario, and lots."""
-    return Site(at, BLOCK, engines_of(at, BLOCK), random.Random(0))
+    return RouterContext(at, BLOCK, engines_of(at, BLOCK), random.Random(0))
 
 
 def views(engines: Sequence[ReplayEngine]) -> list[EngineView]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from loadtest.replay.engine import ReplayEngine
-from loadtest.replay.request import ReplayRequest
-from loadtest.replay.view import EngineView
+from loadtest.replay.engine import ReplayEngine, ReplayRequest
+from loadtest.replay.router import EngineView
 
 BLOCK = 64
 

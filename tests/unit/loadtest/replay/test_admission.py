@@ -1,4 +1,4 @@
-"""Arms of admission: what each bounds, whatever the trace; and that nobody is lost under any."""
+"""Arms of admission: what each bounds, whatever the trace; and that no request is lost under any."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.engine.scheduler import Limits
-from loadtest.engine.sequence import SequenceState
-from loadtest.engine.step_time import StepTime
-from loadtest.replay.admission import WAYS, admission_of, parted, with_admission
-from loadtest.replay.engine import ReplayEngine
-from loadtest.replay.lengths import Lengths
-from loadtest.replay.policies import Site, router_of
-from loadtest.replay.request import ReplayRequest
-from loadtest.replay.scenario import Scenario
+from loadtest.engine.kv_cache import SequenceState
+from loadtest.engine.scheduler import Limits, StepTime
+from loadtest.replay.engine import ReplayEngine, ReplayRequest
+from loadtest.replay.gateway_router import WAYS, admission_of, parted, with_admission
+from loadtest.replay.policies import RouterContext, router_of
+from loadtest.replay.scenario import Lengths, Scenario
 from loadtest.replay.simulation import Simulation
 from loadtest.replay.workload import requests_of
 from tests.unit.loadtest.replay.builders import BLOCK, conversation_trace, scenario
@@ -41,7 +38,7 @@ def _run(arm: str, at: Scenario, rows: int = 120) -> tuple[list[ReplayRequest], 
         conversation_trace(rows, seed=at.seed), at.engines, at.rate_per_second, at.seed, lengths=at.lengths
     )
     engines = [_CountingEngine(at.limits(BLOCK), at.step_time) for _ in range(at.engines)]
-    router = router_of(with_admission("ours", arm), Site(at, BLOCK, engines, random.Random(0)))
+    router = router_of(with_admission("ours", arm), RouterContext(at, BLOCK, engines, random.Random(0)))
     simulation = Simulation(requests, engines, router)
     simulation.run()
     assert simulation.left == 0
@@ -60,7 +57,7 @@ def _run(arm: str, at: Scenario, rows: int = 120) -> tuple[list[ReplayRequest], 
     max_num_seqs=st.integers(1, 24),
     max_tokens_times=st.sampled_from([None, 1.0, 3.0]),
 )
-def test_nobody_is_lost_and_no_engine_gets_more_than_its_cap(
+def test_no_request_is_lost_and_no_engine_gets_more_than_its_cap(
     arm: str, seed: int, engines: int, rate: float, kv_tokens: int, max_num_seqs: int, max_tokens_times: float | None
 ) -> None:
     at = scenario(
@@ -80,7 +77,7 @@ def test_nobody_is_lost_and_no_engine_gets_more_than_its_cap(
     kv_tokens=st.integers(8_000, 20_000),
     output_times=st.floats(0.5, 6.0),
 )
-def test_a_ledger_that_is_told_how_long_answers_become_lets_no_engine_preempt(
+def test_a_ledger_that_is_reported_how_long_answers_become_lets_no_engine_preempt(
     arm: str, seed: int, rate: float, kv_tokens: int, output_times: float
 ) -> None:
     at = scenario(1, rate, seed, kv_tokens=kv_tokens, max_num_seqs=64, lengths=Lengths(output_times, 1.0))
@@ -117,7 +114,7 @@ def test_unknown_arms_are_refused(name: str) -> None:
         admission_of(name)
 
 
-def test_lengths_are_changed_and_told_as_asked() -> None:
+def test_lengths_are_changed_and_reported_as_asked() -> None:
     lengths = Lengths(output_times=2.5, max_tokens_times=1.5, misjudged=0.2)
     assert lengths.output_tokens(10) == 25
     assert lengths.max_tokens(25) == 38

@@ -28,7 +28,7 @@ def _trace_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_grid_is_told_as_tables_figures_and_a_picture(trace_file: Path, tmp_path: Path) -> None:
+def test_a_grid_is_reported_as_tables_figures_and_a_picture(trace_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = RUNNER.invoke(
         app,
@@ -85,7 +85,7 @@ def test_arms_of_admission_stand_side_by_side(trace_file: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--policies", "best"], "best unknown"),
         (["--baseline", "best"], "--baseline: best unknown"),
@@ -98,7 +98,7 @@ def test_arms_of_admission_stand_side_by_side(trace_file: Path, tmp_path: Path) 
         (["--kv-tokens", "500"], "--kv-tokens"),
     ],
 )
-def test_what_cannot_be_is_told_with_exit_code_2(trace_file: Path, arguments: list[str], told: str) -> None:
+def test_what_cannot_be_is_reported_with_exit_code_2(trace_file: Path, arguments: list[str], message: str) -> None:
     result = RUNNER.invoke(app, ["replay", str(trace_file), "--block-size", "64", *arguments])
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert message in result.stderr

@@ -7,11 +7,9 @@ import random
 
 import pytest
 
-from loadtest.engine.scheduler import Limits
-from loadtest.engine.sequence import SequenceState
-from loadtest.engine.step_time import PRESETS
-from loadtest.engine.virtual import VirtualEngine
-from loadtest.replay.engine import ReplayEngine
+from loadtest.engine.kv_cache import SequenceState
+from loadtest.engine.scheduler import PRESETS, Limits
+from loadtest.replay.engine import ReplayEngine, VirtualEngine
 
 STEP = PRESETS["h100-8b"]
 

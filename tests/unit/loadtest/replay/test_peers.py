@@ -8,10 +8,14 @@ from collections import Counter
 import pytest
 
 from loadtest.replay.engine import ReplayEngine
-from loadtest.replay.peers.cache_aware import CacheAware
-from loadtest.replay.peers.chwbl import BoundedLoadRing
-from loadtest.replay.peers.dynamo import DynamoCost
-from loadtest.replay.peers.llm_d import (
+from loadtest.replay.policies import (
+    BoundedLoadRing,
+    CacheAware,
+    DynamoCost,
+    LeastInFlight,
+    LMetric,
+    PowerOfTwoChoices,
+    RoundRobin,
     WeightedScores,
     active_request_profile,
     active_request_scores,
@@ -20,8 +24,6 @@ from loadtest.replay.peers.llm_d import (
     prefix_scores,
     queue_scores,
 )
-from loadtest.replay.peers.lmetric import LMetric
-from loadtest.replay.peers.load_only import LeastInFlight, PowerOfTwoChoices, RoundRobin
 from tests.unit.loadtest.replay.builders import BLOCK, request, scenario, site
 from tests.unit.loadtest.replay.stub_view import StubView
 

@@ -1,4 +1,4 @@
-"""Whole replays: nobody is lost, nothing is kept, the same again gives the same."""
+"""Whole replays: no request is lost, nothing is kept, the same again gives the same."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from dataclasses import replace
 import pytest
 
 from gateway.config import RoutingConfig
+from loadtest.replay.engine import ReplayRequest
 from loadtest.replay.gateway_router import GatewayRouter
 from loadtest.replay.policies import NAMES, router_of
-from loadtest.replay.request import ReplayRequest
 from loadtest.replay.router import PushRouter, Router
-from loadtest.replay.run import replay
-from loadtest.replay.scenario import Faults, Scenario
-from loadtest.replay.simulation import Simulation, engines_of
-from loadtest.replay.trace import Trace
+from loadtest.replay.scenario import EngineFaults, Scenario
+from loadtest.replay.simulation import Simulation, engines_of, replay
 from loadtest.replay.workload import requests_of
+from loadtest.workloads.trace import Trace
 from tests.unit.loadtest.replay.builders import (
     BLOCK,
     conversation_trace,
@@ -88,13 +87,13 @@ def test_one_request_through_the_gateway_takes_what_the_step_model_says() -> Non
 
 def test_lost_caches_lower_the_hit_ratio() -> None:
     calm = scenario(rate=20.0, kv_tokens=100_000)
-    lossy = replace(calm, faults=Faults(restart_at=0.5, restart_share=1.0))
+    lossy = replace(calm, faults=EngineFaults(restart_at=0.5, restart_share=1.0))
     trace = conversation_trace()
     assert replay(trace, lossy, "lmetric").hit_ratio < replay(trace, calm, "lmetric").hit_ratio - 0.02
 
 
-def test_slow_engines_get_less_from_the_gateway_which_is_told() -> None:
-    at = scenario(engines=4, rate=40.0, faults=Faults(slow_factor=3.0, slow_engines=2))
+def test_slow_engines_get_less_from_the_gateway_which_is_reported() -> None:
+    at = scenario(engines=4, rate=40.0, faults=EngineFaults(slow_factor=3.0, slow_engines=2))
     assert at.speeds() == (1.0, 1.0, 3.0, 3.0)
     requests, _, _ = _run(conversation_trace(), at, "ours")
     fast, slow = (sum(r.engine in engines for r in requests) for engines in ((0, 1), (2, 3)))

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.replay.capacity import WANTED_GOODPUT, Kept, find_capacity, ideal_rate
-from loadtest.replay.run import replay
-from loadtest.replay.simulation import engines_of
-from loadtest.replay.summary import Figures, Spread, figures_of, ratios
-from loadtest.replay.trace import Row, Trace
+from loadtest.replay.grid import WANTED_GOODPUT, Kept, find_capacity, ideal_rate
+from loadtest.replay.simulation import engines_of, replay
+from loadtest.replay.summary import Percentiles, PolicyFigures, figures_of, ratios
+from loadtest.workloads.trace import Row, Trace
 from tests.unit.loadtest.replay.builders import BLOCK, conversation_trace, request, scenario
 
 
@@ -43,9 +42,9 @@ def test_the_first_tenth_does_not_count_and_bounds_are_kept_by_both_figures() ->
     assert figures.prefill_imbalance == pytest.approx(2240 / ((2240 + 1280) / 2))
 
 
-def _figures(ttft: float, goodput: float) -> Figures:
-    spread = Spread(ttft, ttft, ttft, ttft)
-    return Figures(9, spread, spread, spread, goodput, 0.0, 0.0, 0.0, 0, 1.0, 1.0, 1.0)
+def _figures(ttft: float, goodput: float) -> PolicyFigures:
+    spread = Percentiles(ttft, ttft, ttft, ttft)
+    return PolicyFigures(9, spread, spread, spread, goodput, 0.0, 0.0, 0.0, 0, 1.0, 1.0, 1.0)
 
 
 def test_ratios_are_geometric_means() -> None:

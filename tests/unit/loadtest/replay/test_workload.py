@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from loadtest.replay.answers import turns_of
-from loadtest.replay.trace import Row, Trace
-from loadtest.replay.workload import FlashCrowd, copies_for, requests_of
+from loadtest.replay.workload import FlashCrowd, copies_for, requests_of, turns_of
+from loadtest.workloads.trace import Row, Trace
 from tests.unit.loadtest.replay.builders import BLOCK, conversation_trace, session_trace
 
 
@@ -81,7 +80,7 @@ def test_a_prompt_that_is_too_short_to_hold_the_answer_does_not_continue_it() ->
     assert [turn.answer_keys for turn in turns_of(rows, BLOCK)] == [(), ()]
 
 
-def test_a_shared_opening_is_nobodys_earlier_turn() -> None:
+def test_a_shared_opening_is_no_requests_earlier_turn() -> None:
     rows = [Row(0.0, BLOCK + 1, 70, (0,))]
     rows += [Row(float(n), 4 * BLOCK, 10, (0, 10 * n, 10 * n + 1, 10 * n + 2)) for n in range(1, 8)]
     assert all(turn.answer_keys == () for turn in turns_of(rows, BLOCK))

@@ -1,1 +1,1 @@
-"""What a run is told as."""
+"""What a run is reported as."""

@@ -7,12 +7,12 @@ from collections import Counter
 from typing import Any
 
 from loadtest.drive.fleet import Harvest
-from loadtest.drive.health import WorkerHealth
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
-from loadtest.report.schema import Environment, Results
+from loadtest.drive.worker import WorkerHealth
+from loadtest.report.schema import Bounds, Environment, Results
 from loadtest.report.series import Ran, Series, series_of
-from loadtest.report.summarise import Bounds, summarise
+from loadtest.report.summarise import summarise
 
 ENVIRONMENT = Environment(
     versions={"loadtest": "1.0"}, command=["loadtest", "run"], started_at="2026", host={"cpus": 2}, server={}

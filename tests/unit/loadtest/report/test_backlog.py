@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.report.backlog import backlog
-from loadtest.report.concurrency import sweep
 from loadtest.report.schema import Stall
+from loadtest.report.timeline import backlog, sweep
 
 _SECONDS = 32
 
@@ -39,7 +38,7 @@ def test_one_freeze_is_no_rate_above_capacity_whenever_it_comes(start: int) -> N
 
 
 @pytest.mark.parametrize("start", range(0, 22, 2))
-def test_one_freeze_that_nothing_told_of_is_none_either_unless_it_is_the_end(start: int) -> None:
+def test_one_freeze_that_nothing_reported_is_none_either_unless_it_is_the_end(start: int) -> None:
     assert _found(20, 25, (start, start + 3), stalls=False) is None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.report.concurrency import Level, highest_within, mean, peak, span_at_least, sweep
+from loadtest.report.timeline import Level, highest_within, mean, peak, span_at_least, sweep
 
 _INTERVALS = st.lists(
     st.tuples(st.integers(0, 50), st.integers(1, 20)).map(lambda pair: (float(pair[0]), float(sum(pair)))), max_size=40

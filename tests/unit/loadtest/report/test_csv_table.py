@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
-from loadtest.report.csv_table import csv_table
+from loadtest.report.files import csv_table
 from loadtest.report.series import Series, series_of_one
 from tests.unit.loadtest.report.runs import curve_of, records_of, run_of
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.report.definitions import DEFINITIONS, redefined
-from loadtest.report.schema import Results
+from loadtest.report.schema import DEFINITIONS, Results, redefined
 
 # What a file says of itself and of its run, or what was read from elsewhere: nothing is computed.
 _NOT_COMPUTED = {"schema_version", "definitions", "environment", "plan", "metrics_delta", "samples"}

@@ -8,10 +8,9 @@ from statistics import median
 
 import pytest
 
-from loadtest.report.diff import Diff, diff
+from loadtest.report.diff import Diff, colour, diff, figure_rows
 from loadtest.report.diff_page import diff_page
-from loadtest.report.diff_tables import colour, figure_rows
-from loadtest.report.saved import Saved
+from loadtest.report.files import Saved
 from loadtest.report.schema import Results
 from loadtest.report.series import FIGURES, Point, Series, Spread, series_of_one
 from tests.unit.loadtest.report.pages import assert_it_needs_nothing, plots_of
@@ -45,7 +44,7 @@ def test_what_was_planned_otherwise_is_named_first_and_what_always_differs_is_no
     ]
 
 
-def test_single_runs_are_compared_and_nothing_is_told_apart() -> None:
+def test_single_runs_are_compared_and_nothing_is_distinguished() -> None:
     (pair,) = _diff(series_of_one(_run(0.1)), series_of_one(_run(0.12, concurrency=2))).pairs
     rows = {cells[0]: cells[1:] for _, cells in figure_rows(pair)}
     assert rows["TTFT p50"] == ["100.0 ms", "120 ms", "+20.0%", "too few runs"]
@@ -54,23 +53,23 @@ def test_single_runs_are_compared_and_nothing_is_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("repeat", "speed", "significance", "told"),
+    ("repeat", "speed", "significance", "reported"),
     [(3, 1.5, "too few runs", None), (4, 1.5, "yes", "better"), (4, 0.5, "yes", "worse"), (4, 1.001, "no", None)],
 )
-def test_a_change_is_better_or_worse_only_where_enough_runs_tell_it_apart(
-    repeat: int, speed: float, significance: str, told: str | None
+def test_a_change_is_better_or_worse_only_where_enough_runs_shows_it(
+    repeat: int, speed: float, significance: str, reported: str | None
 ) -> None:
     pair = _diff(curve_of({"a": 1.0}, repeat), curve_of({"a": speed}, repeat)).pairs[0]
     change = next(change for change in pair.changes if change.figure == "requests_per_second")
-    assert (change.significance, colour(change)) == (significance, told)
+    assert (change.significance, colour(change)) == (significance, reported)
 
 
-def test_figures_of_two_definitions_are_never_told_apart() -> None:
+def test_figures_of_two_definitions_are_never_distinguished() -> None:
     before, after = curve_of({"a": 1.0}, 4), curve_of({"a": 2.0}, 4)
     before = before.model_copy(update={"definitions": before.definitions | {"steady": 0}})
-    told = {change.figure: change.significance for change in _diff(before, after).pairs[0].changes}
-    assert told["requests_per_second"] == told["output_tokens_per_second"] == "defined otherwise"
-    assert told["ttft_p50"] == "yes"
+    reported = {change.figure: change.significance for change in _diff(before, after).pairs[0].changes}
+    assert reported["requests_per_second"] == reported["output_tokens_per_second"] == "defined otherwise"
+    assert reported["ttft_p50"] == "yes"
 
 
 def _series(draw: Random, runs: int, shift: float, shared: float) -> Series:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.report.diff import Pair, diff
-from loadtest.report.gate import RuleError, broken, rule_of
+from loadtest.report.diff import Pair, RuleError, broken, diff, rule_of
 from loadtest.report.series import series_of_one
 from tests.unit.loadtest.report.runs import records_of, run_of
 

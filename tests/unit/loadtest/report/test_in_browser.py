@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.report.axes import doubling, linear
-from loadtest.report.chart import Chart, Series
-from loadtest.report.document import document
-from loadtest.report.plots import Plots
+from loadtest.report.chart import Chart, ChartSeries, doubling, linear
+from loadtest.report.document import Plots, document
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _BROWSER = next(filter(None, map(shutil.which, _BROWSERS)), None)
@@ -26,12 +24,12 @@ _HOSTILE = "</script><script>document.title = 'taken'</script>"
 # Points at the first plot, drags over a part of it, and points again; what the legends say then is the outcome.
 _POINTING = """
 <script>
-const told = [];
+const reported = [];
 const over = document.querySelector(".u-over");
 const box = over.getBoundingClientRect();
 const act = (kind, x) => over.dispatchEvent(new MouseEvent(kind, {
   bubbles: true, clientX: box.left + x * box.width, clientY: box.top + 20, button: 0, movementX: 5 }));
-const tell = () => told.push([...document.querySelectorAll(".u-legend")].map((one) => one.innerText));
+const tell = () => reported.push([...document.querySelectorAll(".u-legend")].map((one) => one.innerText));
 const steps = [
   () => { act("mouseenter", 0.5); act("mousemove", 0.5); }, tell,
   () => { act("mousedown", 0.5); act("mousemove", 0.9); }, () => act("mouseup", 0.9),
@@ -39,8 +37,8 @@ const steps = [
   () => act("dblclick", 0.01), () => act("mousemove", 0.01), tell,
   () => {
     const out = document.createElement("pre");
-    out.id = "told";
-    out.textContent = JSON.stringify(told);
+    out.id = "reported";
+    out.textContent = JSON.stringify(reported);
     document.body.append(out);
   },
 ];
@@ -53,9 +51,11 @@ def _page() -> str:
     time = linear(0, 10, 0, 100, 5, " s")
     counts = linear(0, 20, 100, 0, 4)
     users = doubling([1, 2, 4], 0.9, 5, 0, 100)
-    first = Series(_HOSTILE, "s1", [(float(second), float(second)) for second in range(11)])
-    second = Series("held", "s2 dashed", [(float(second), 2.0 * second) for second in range(11)], steps=True, area=True)
-    curve = Series("gateway", "s1", [(1, 5), (2, 9), (4, 16)], spread=[(4, 6), (8, 10), (15, 17)])
+    first = ChartSeries(_HOSTILE, "s1", [(float(second), float(second)) for second in range(11)])
+    second = ChartSeries(
+        "held", "s2 dashed", [(float(second), 2.0 * second) for second in range(11)], steps=True, area=True
+    )
+    curve = ChartSeries("gateway", "s1", [(1, 5), (2, 9), (4, 16)], spread=[(4, 6), (8, 10), (15, 17)])
     plots = Plots()
     body = plots.figures(
         [
@@ -92,10 +92,10 @@ def test_every_plot_is_drawn_and_nothing_is_complained_of(tmp_path: Path) -> Non
 def test_pointing_shows_values_of_all_plots_of_that_time_and_dragging_zooms_them(tmp_path: Path) -> None:
     without_policy = re.sub(r'<meta http-equiv="content-security-policy"[^>]*>', "", _page())
     dom, _ = _run(without_policy.replace("</body>", f"{_POINTING}</body>"), tmp_path)
-    found = re.search(r'<pre id="told">(.*?)</pre>', dom, re.DOTALL)
+    found = re.search(r'<pre id="reported">(.*?)</pre>', dom, re.DOTALL)
     assert found is not None
-    told = json.loads(found[1].replace("&lt;", "<").replace("&gt;", ">"))
-    assert [[_last_number(legend) for legend in legends[:2]] for legends in told] == [
+    reported = json.loads(found[1].replace("&lt;", "<").replace("&gt;", ">"))
+    assert [[_last_number(legend) for legend in legends[:2]] for legends in reported] == [
         ["5", "10"],
         ["5", "10"],
         ["0", "0"],

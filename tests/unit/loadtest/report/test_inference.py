@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.report.inference import FEWEST, can_tell, mann_whitney, mean_interval, significant, t_quantile
+from loadtest.report.statistics import FEWEST, can_tell, mann_whitney, mean_interval, significant, t_quantile
 
 _FEW = st.lists(st.integers(0, 6), min_size=1, max_size=5)
 
@@ -67,7 +67,7 @@ def test_beyond_sixty_values_the_p_value_goes_on_where_the_exact_one_ends() -> N
 
 
 @pytest.mark.parametrize(("first", "other", "can"), [(1, 1, False), (3, 3, False), (4, 4, True), (3, 5, True)])
-def test_so_many_runs_can_or_cannot_tell_anything(first: int, other: int, can: bool) -> None:
+def test_so_many_runs_can_or_show_nothing_reliable(first: int, other: int, can: bool) -> None:
     assert can_tell(first, other) == can
     farthest = mann_whitney(range(first), range(100, 100 + other))
     assert (farthest <= 0.05) == can

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.report.junit import checkpoint_checks, junit, junit_of_run, junit_of_series
-from loadtest.report.schema import Check, Results
+from loadtest.report.files import checkpoint_checks, junit, junit_of_run, junit_of_series
+from loadtest.report.schema import Bounds, Check, Results
 from loadtest.report.series import Ran, series_of
-from loadtest.report.summarise import Bounds
 from tests.unit.loadtest.report.runs import ENVIRONMENT, records_of, run_of
 
 _Outcomes = dict[str, str]
@@ -28,8 +27,8 @@ def _outcomes(xml: str) -> dict[str, _Outcomes]:
             problem = next(iter(case), None)
             cases[case.attrib["name"]] = "passed" if problem is None else f"{problem.tag}: {problem.attrib['message']}"
         assert int(suite.attrib["tests"]) == len(cases)
-        assert int(suite.attrib["failures"]) == sum(told.startswith("failure") for told in cases.values())
-        assert int(suite.attrib["skipped"]) == sum(told.startswith("skipped") for told in cases.values())
+        assert int(suite.attrib["failures"]) == sum(reported.startswith("failure") for reported in cases.values())
+        assert int(suite.attrib["skipped"]) == sum(reported.startswith("skipped") for reported in cases.values())
     return found
 
 
@@ -56,7 +55,7 @@ def test_errors_fail_with_their_ratio() -> None:
     assert cases["errors"].startswith("failure: 5 of 25 requests failed (20.00% > 0.00%")
 
 
-def test_an_invalid_run_fails_and_cannot_tell_anything_else() -> None:
+def test_an_invalid_run_fails_and_show_nothing_reliable() -> None:
     cases = _of(run_of(records_of(0.1), Bounds(ttft_ms=50), lag=0.9))
     assert cases["client worker 0: event loop lag"].startswith("failure: ")
     assert all(cases[name].startswith("skipped: ") for name in ("errors", "SLO", "SLO: TTFT"))
@@ -70,7 +69,7 @@ def test_the_file_fails_exactly_where_the_run_does(lag: float, bound: float, fai
     results = run_of(records_of(0.1, fails=fails), Bounds(ttft_ms=bound), lag=lag)
     if old:
         results = results.model_copy(update={"verdict": results.verdict.model_copy(update={"checks": []})})
-    assert any(told.startswith("failure") for told in _of(results).values()) == (not results.verdict.passed)
+    assert any(reported.startswith("failure") for reported in _of(results).values()) == (not results.verdict.passed)
 
 
 def test_a_series_fails_where_it_did_and_a_load_that_is_too_much_is_skipped() -> None:

@@ -10,11 +10,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from loadtest.cli import app
-from loadtest.report.files import write_results, write_series, write_summary
-from loadtest.report.saved import UnreadableError, read
-from loadtest.report.schema import Results
+from loadtest.report.files import UnreadableError, read, write_results, write_series, write_summary
+from loadtest.report.schema import Bounds, Results
 from loadtest.report.series import Ran, series_of
-from loadtest.report.summarise import Bounds
 from tests.unit.loadtest.report.pages import assert_it_needs_nothing, plots_of
 from tests.unit.loadtest.report.runs import ENVIRONMENT, records_of, run_of
 

@@ -1,9 +1,9 @@
-"""What was watched beside the load, told."""
+"""What was watched beside the load, reported."""
 
 from __future__ import annotations
 
-from loadtest.report.axes import linear
-from loadtest.report.samples import on_one_grid, sample_charts, samples_told
+from loadtest.report.chart import linear
+from loadtest.report.samples import on_one_grid, sample_charts, samples_rows
 from loadtest.report.schema import GpuSeries, PageSeries, Samples
 
 _GPU = GpuSeries(
@@ -16,8 +16,8 @@ _PAGE = PageSeries(
 )  # fmt: skip
 
 
-def test_gpus_and_pages_are_told_in_words() -> None:
-    assert samples_told(Samples(gpus=[_GPU], no_gpu=None, pages=[_PAGE])) == [
+def test_gpus_and_pages_are_reported_in_words() -> None:
+    assert samples_rows(Samples(gpus=[_GPU], no_gpu=None, pages=[_PAGE])) == [
         ("GPU 0 Big", "busy 50% on average, 50% at most, 1.0 of 2.0 GiB, 200 W"),
         (
             "metrics of a",
@@ -27,9 +27,9 @@ def test_gpus_and_pages_are_told_in_words() -> None:
     ]
 
 
-def test_that_there_was_nothing_to_see_is_told() -> None:
+def test_that_there_was_nothing_to_see_is_reported() -> None:
     silent = PageSeries(name="a", url="http://a", failures=3)
-    assert samples_told(Samples(gpus=[], no_gpu="no GPU: none here", pages=[silent])) == [
+    assert samples_rows(Samples(gpus=[], no_gpu="no GPU: none here", pages=[silent])) == [
         ("GPU", "no GPU: none here"),
         ("metrics of a", "never read (3 failures)"),
     ]

@@ -1,4 +1,4 @@
-"""Several runs told together."""
+"""Several runs reported together."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from rich.console import Console
 
 from loadtest.drive.fleet import Harvest
-from loadtest.drive.health import WorkerHealth
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
-from loadtest.report.schema import Environment
+from loadtest.drive.worker import WorkerHealth
+from loadtest.report.pages import series_page
+from loadtest.report.schema import Bounds, Environment
 from loadtest.report.series import Ran, Series, series_of
-from loadtest.report.series_page import series_page
 from loadtest.report.series_tables import run_line, tables
-from loadtest.report.summarise import Bounds, summarise
+from loadtest.report.summarise import summarise
 from loadtest.report.terminal import show_series
 from tests.unit.loadtest.report.pages import assert_it_needs_nothing, plots_of
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.drive.record import Record
-from loadtest.report.stalls import stalls
+from loadtest.report.timeline import stalls
 
 
 def _record(sent: float, end: float, quiet: tuple[float, float] | None = None) -> Record:
@@ -19,7 +19,7 @@ def _usual() -> list[Record]:
     return [_record(100 + index / 10, 100.1 + index / 10) for index in range(50)]
 
 
-def test_a_stretch_in_which_all_wait_is_a_stall_with_everyone_who_came_meanwhile() -> None:
+def test_a_stretch_in_which_all_wait_is_a_stall_with_all_requests_of_its_time() -> None:
     held = [_record(1.0, 4.5, (2.0, 4.0)), _record(1.5, 4.2, (1.9, 4.1)), _record(3.0, 4.4, (3.0, 4.3))]
     (stall,) = stalls([*held, *_usual()])
     assert (stall.start, stall.seconds, stall.in_flight) == (2.0, 2.0, 3)
@@ -40,7 +40,7 @@ def test_each_read_ends_a_stretch() -> None:
     assert [(stall.start, stall.in_flight) for stall in stalls(apart)] == [(0.0, 2), (1.5, 1)]
 
 
-def test_nothing_is_told_of_nothing() -> None:
+def test_nothing_is_reported_of_nothing() -> None:
     assert stalls([]) == []
     assert stalls([_record(1.0, 1.0)]) == []
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.drive.fleet import Harvest
-from loadtest.drive.health import WorkerHealth
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
-from loadtest.report.schema import Environment, Results
-from loadtest.report.summarise import Bounds, summarise
+from loadtest.drive.worker import WorkerHealth
+from loadtest.report.schema import Bounds, Environment, Results
+from loadtest.report.summarise import summarise
 
 _ENVIRONMENT = Environment(versions={}, command=[], started_at="", host={}, server={})
 _WORKLOAD = {"groups": 2, "prefix_tokens": 90, "tail_tokens": 10, "max_tokens": 11}
@@ -83,7 +83,7 @@ def test_tpot_takes_its_tokens_from_usage_even_where_chunks_hold_many() -> None:
     assert any("ITL is not measured" in warning for warning in results.verdict.warnings)
 
 
-def test_times_between_tokens_are_told_where_each_came_alone() -> None:
+def test_times_between_tokens_are_reported_where_each_came_alone() -> None:
     assert _summary([_record(0, 0.0)]).latency.itl is not None
 
 
@@ -232,7 +232,7 @@ def test_tokens_of_a_request_count_only_for_the_part_decoded_in_the_window() -> 
     assert results.overall.output_tokens_per_second == pytest.approx(22 / 1.25)
 
 
-def test_backends_share_hits_affinity_and_the_ideal_are_told() -> None:
+def test_backends_share_hits_affinity_and_the_ideal_are_reported() -> None:
     a, b = {"backend": "a", "cached_tokens": 80, "predicted_tokens": 90}, {"backend": "b", "cached_tokens": 0}
     records = [_record(0, 0.0, **a), _record(1, 0.0, **a), _record(2, 0.0, **b), _record(3, 0.0, group=1, **b)]
     routing = _summary(records).routing
@@ -269,7 +269,7 @@ def test_a_ramp_is_no_part_of_the_steady_stretch_and_no_backlog() -> None:
     assert not any("backlog" in warning for warning in results.verdict.warnings)
 
 
-def test_a_run_that_was_ended_by_hand_says_so_and_counts_nobody_as_failed() -> None:
+def test_a_run_that_was_ended_by_hand_says_so_and_counts_no_request_as_failed() -> None:
     results = _summary([_record(0, 0.0), _failed(1, 0.0, "interrupted")], stopped_early=True)
     assert results.verdict.ended_early
     assert results.verdict.passed

@@ -8,7 +8,7 @@ import pytest
 from loadtest.engine.config import EngineConfig
 from loadtest.engine.scheduler import Limits
 from loadtest.engine.server import SimulatedEngine
-from loadtest.servers.engines import EngineOptions, Engines, Kind, Process, cores_of
+from loadtest.servers.engines import EngineOptions, EngineProcess, Engines, Kind, cores_of
 
 PROMPT = " abc" * 64
 
@@ -30,7 +30,7 @@ class InProcess:
 async def engines() -> AsyncIterator[Engines]:
     config = EngineConfig(model="m", time_scale=0, dev_mode=True, limits=Limits(8, 2048, 32, 64))
     async with SimulatedEngine(config) as first, SimulatedEngine(config) as second:
-        processes: list[Process] = [InProcess(first), InProcess(second)]
+        processes: list[EngineProcess] = [InProcess(first), InProcess(second)]
         yield Engines(EngineOptions(Kind.SIM), processes)
 
 
@@ -81,5 +81,5 @@ def test_engines_share_no_cores_where_there_are_enough(
 
 @pytest.mark.parametrize(("count", "some"), [(2, [0]), (3, [0]), (4, [0, 1])])
 def test_faults_happen_to_half_of_the_engines(count: int, some: list[int]) -> None:
-    processes: list[Process] = [InProcess.__new__(InProcess) for _ in range(count)]
+    processes: list[EngineProcess] = [InProcess.__new__(InProcess) for _ in range(count)]
     assert list(Engines(EngineOptions(Kind.SIM, count), processes).some()) == some

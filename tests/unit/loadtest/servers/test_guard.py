@@ -3,11 +3,11 @@
 import subprocess
 import sys
 
-from loadtest.servers.guard import Guard
+from loadtest.servers.processes import Guard
 
 OWNER = """
 import subprocess, sys, time
-from loadtest.servers.guard import Guard
+from loadtest.servers.processes import Guard
 process = subprocess.Popen(["sleep", "300"], start_new_session=True)
 guard = Guard(process.pid)
 print("guarded", flush=True)
@@ -16,7 +16,7 @@ time.sleep(300)
 DEADLINE_SECONDS = 20.0
 
 
-def test_who_is_guarded_does_not_outlive_an_owner_that_is_killed() -> None:
+def test_a_guarded_process_does_not_outlive_an_owner_that_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
         owner.stdout.readline()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.servers.process_group import ProcessGroup
+from loadtest.servers.processes import ProcessGroup
 
 _DEADLINE_SECONDS = 20.0
 
@@ -24,7 +24,7 @@ def started(script: str, log: Path) -> ProcessGroup:
 
 
 def is_there(pid: int) -> bool:
-    """Whether the process lives; one that nobody has waited for yet does not."""
+    """Whether the process lives; one that was not waited for yet does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.cli.demo import free_ports
 from loadtest.engine import EngineConfig, SimulatedEngine
-from loadtest.servers.serving import NotServing, serves, wait_until_serving
+from loadtest.servers.processes import NotServing, serves, wait_until_serving
 
 
 async def test_a_server_serves_when_it_answers_200() -> None:
@@ -15,7 +15,7 @@ async def test_a_server_serves_when_it_answers_200() -> None:
         assert not await asyncio.to_thread(serves, f"{engine.url}/nowhere")
 
 
-def test_where_nobody_listens_nothing_serves() -> None:
+def test_where_nothing_listens_nothing_serves() -> None:
     assert not serves(f"http://127.0.0.1:{free_ports(1)[0]}/health")
 
 

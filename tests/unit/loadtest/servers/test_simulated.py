@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.demo import free_ports
-from loadtest.servers.serving import NotServing, serves
-from loadtest.servers.simulated import SimulatedProcess
+from loadtest.servers.engines import SimulatedProcess
+from loadtest.servers.processes import NotServing, serves
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from loadtest.checkpoint.machine import environment
 from loadtest.drive.fleet import Harvest
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
-from loadtest.report.environment import environment
-from loadtest.report.schema import Results
-from loadtest.report.summarise import Bounds, summarise
+from loadtest.report.schema import Bounds, Results
+from loadtest.report.summarise import summarise
 
 
 def records(count: int, *, ttft: float, tpot: float) -> list[Record]:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from loadtest.sweep.judge import figures_of, judged, told_name
+from loadtest.sweep.judge import figure_label, figures_of, judged
 from loadtest.sweep.plan import Figure, Objective
 from tests.unit.loadtest.sweep.runs import results
 
@@ -53,5 +53,5 @@ def test_a_bound_on_what_was_not_measured_is_missed() -> None:
 
 
 def test_names_are_written_for_people() -> None:
-    assert told_name("ttft_p95_seconds") == "TTFT p95"
-    assert told_name(Figure.OUTPUT_TOKENS_PER_GPU) == "output tokens/s a GPU"
+    assert figure_label("ttft_p95_seconds") == "TTFT p95"
+    assert figure_label(Figure.OUTPUT_TOKENS_PER_GPU) == "output tokens/s a GPU"

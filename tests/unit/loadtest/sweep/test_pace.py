@@ -1,9 +1,10 @@
 """The estimate of the time left."""
 
-from loadtest.sweep.pace import Pace, Work, told_seconds
+from loadtest.report.formatting import seconds_text
+from loadtest.sweep.run import Pace, Work
 
 
-def test_nothing_is_told_before_anything_is_known() -> None:
+def test_nothing_is_reported_before_anything_is_known() -> None:
     pace = Pace()
     assert pace.seconds_left(Work(1, 1)) is None
     pace.started(10)
@@ -20,5 +21,5 @@ def test_runs_take_as_long_as_their_share() -> None:
     assert pace.seconds_left(Work(2, 1.5)) == 2 * 15 + 1.5 * 30
 
 
-def test_times_are_told_roughly() -> None:
-    assert [told_seconds(seconds) for seconds in (42, 600, 7200)] == ["42 s", "10 min", "2.0 h"]
+def test_times_are_reported_roughly() -> None:
+    assert [seconds_text(seconds) for seconds in (42, 600, 7200)] == ["42 s", "10 min", "2.0 h"]

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from loadtest.drive.target import Target
-from loadtest.sweep.plan import Plan, PlanError, Workload, parse
+from loadtest.sweep.plan import PlanError, SweepPlan, Workload, parse
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def document(**changes: Any) -> dict[str, Any]:
     }
 
 
-def plan(**changes: Any) -> Plan:
+def plan(**changes: Any) -> SweepPlan:
     return parse(document(**changes))
 
 
@@ -62,7 +62,7 @@ def test_a_small_plan_is_enough() -> None:
         ({"gpus": 0}, "gpus: Input should be greater than or equal to 1"),
     ],
 )
-def test_a_wrong_plan_is_told_where(changes: dict[str, Any], complaint: str) -> None:
+def test_a_wrong_plan_is_reported_where(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(PlanError) as raised:
         plan(**changes)
     assert complaint in str(raised.value)
@@ -88,7 +88,7 @@ def test_a_mix_is_written_as_on_the_command_line_or_as_a_mapping() -> None:
         assert [(part.name, part.share) for part in made.mix] == [("shared-prefix", 3), ("sessions", 1)]
 
 
-def test_a_mix_of_something_unknown_is_told_where() -> None:
+def test_a_mix_of_something_unknown_is_reported_where() -> None:
     with pytest.raises(PlanError, match=r"workloads.0.run: --mix: 'poems' is none of"):
         plan(workloads=[{"name": "a", "run": {"rate": 1, "mix": {"poems": 1}}}])
 

@@ -1,4 +1,4 @@
-"""What a sweep tells of runs that are kept, without starting anything."""
+"""What a sweep reports on runs that are kept, without starting anything."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from rich.console import Console
 
 from loadtest.drive.fleet import Stopped
 from loadtest.report.schema import Results
-from loadtest.sweep.outcome import outcome
 from loadtest.sweep.plan import parse
-from loadtest.sweep.report import show, write_report
+from loadtest.sweep.report import outcome, show, write_report
 from loadtest.sweep.run import Sweep
 from loadtest.sweep.space import Configuration, space_of
-from loadtest.sweep.store import Cell, Failure, Store
+from loadtest.sweep.store import Failure, Store, SweepRun
 from tests.unit.loadtest.sweep.runs import results
 
 Made = Callable[[Configuration], Results | None]
@@ -49,7 +48,7 @@ def keep(made: Sweep, run_of: Made, share: float = 1.0) -> None:
         for workload in made.plan.workloads:
             for way in made.plan.through:
                 for repetition in range(made.plan.repeat):
-                    cell = Cell(configuration, way, workload, share, repetition)
+                    cell = SweepRun(configuration, way, workload, share, repetition)
                     if (run := run_of(configuration)) is None:
                         made.store.keep_failure(cell, Failure(why="exit code 2", log=["no such flag"]))
                     else:
@@ -94,7 +93,7 @@ def test_a_sweep_that_was_stopped_starts_nothing_and_has_no_winner(tmp_path: Pat
     assert (found.winners, found.entries) == ([], [])
 
 
-def test_what_was_found_before_a_stop_is_told_without_a_winner(tmp_path: Path) -> None:
+def test_what_was_found_before_a_stop_is_reported_without_a_winner(tmp_path: Path) -> None:
     made = sweep(tmp_path)
     keep(made, by_seqs)
     made.carry_out()
@@ -108,23 +107,23 @@ def test_a_plan_that_changes_elsewhere_keeps_its_results(tmp_path: Path) -> None
     keep(sweep(tmp_path), by_seqs)
     wider = sweep(tmp_path, flags={"max-num-seqs": [1], "max-num-batched-tokens": [4]}, objective={}, repeat=2)
     (configuration,) = wider.space.configurations
-    done = [wider.store.is_done(Cell(configuration, "direct", wider.plan.workloads[0], 1.0, n)) for n in (0, 1)]
+    done = [wider.store.is_done(SweepRun(configuration, "direct", wider.plan.workloads[0], 1.0, n)) for n in (0, 1)]
     assert done == [True, False]
     reordered = sweep(tmp_path, flags={"max-num-batched-tokens": [4], "seed": [None], "max-num-seqs": [1]})
     assert reordered.store.is_done(
-        Cell(reordered.space.configurations[0], "direct", reordered.plan.workloads[0], 1.0, 0)
+        SweepRun(reordered.space.configurations[0], "direct", reordered.plan.workloads[0], 1.0, 0)
     )
     other_load = [{"name": "short", "run": {"concurrency": 5, "requests": 100}}]
     for changes in ({"workloads": other_load}, {"serve": {"command": ["vllm", "serve", "n"]}}):
         other = sweep(tmp_path, **changes)
-        cell = Cell(other.space.configurations[0], "direct", other.plan.workloads[0], 1.0, 0)
+        cell = SweepRun(other.space.configurations[0], "direct", other.plan.workloads[0], 1.0, 0)
         assert not other.store.is_done(cell)
 
 
 def test_failures_are_forgotten_where_that_is_asked_for(tmp_path: Path) -> None:
     made = sweep(tmp_path)
     keep(made, by_seqs)
-    cells = [Cell(one, "direct", made.plan.workloads[0], 1.0, 0) for one in made.space.configurations]
+    cells = [SweepRun(one, "direct", made.plan.workloads[0], 1.0, 0) for one in made.space.configurations]
     assert all(map(made.store.is_done, cells))
     made.store.forget_failures()
     assert [made.store.is_done(cell) for cell in cells] == [True, False, True]
@@ -144,9 +143,9 @@ def test_the_folder_holds_figures_a_page_a_picture_and_no_secret(tmp_path: Path)
     assert "![Pareto picture](pareto-short.svg)" in page
     assert "no such flag" in page
     picture = ElementTree.fromstring((tmp_path / "pareto-short.svg").read_text())
-    told = " ".join(text for text in picture.itertext())
-    assert "output tokens/s against TTFT p95" in told
-    assert "max-num-seqs=4" in told
+    reported = " ".join(text for text in picture.itertext())
+    assert "output tokens/s against TTFT p95" in reported
+    assert "max-num-seqs=4" in reported
     shown = io.StringIO()
     show(found, made.plan, Console(file=shown, width=200))
     assert re.search(r"short: max-num-seqs=1 .* output tokens/s\n  vllm serve m", shown.getvalue())
@@ -155,8 +154,8 @@ def test_the_folder_holds_figures_a_page_a_picture_and_no_secret(tmp_path: Path)
 @pytest.mark.parametrize(
     ("repeat", "why"),
     [
-        (1, "1 run of each cannot tell configurations apart, repeat: 4 or more can"),
-        (3, "3 runs of each cannot tell configurations apart, repeat: 4 or more can"),
+        (1, "1 run of each cannot separate configurations, repeat: 4 or more can"),
+        (3, "3 runs of each cannot separate configurations, repeat: 4 or more can"),
         (4, "it ties with max-num-seqs="),
     ],
 )
@@ -164,7 +163,7 @@ def test_a_tie_is_called_a_tie_on_the_page_and_on_the_terminal(tmp_path: Path, r
     made = sweep(tmp_path, repeat=repeat)
     for repetition in range(repeat):
         for configuration in made.space.configurations:
-            cell = Cell(configuration, "direct", made.plan.workloads[0], 1.0, repetition)
+            cell = SweepRun(configuration, "direct", made.plan.workloads[0], 1.0, repetition)
             # In every second repetition the others are ahead.
             ttft = 0.1 + 0.01 * (seqs(configuration) if repetition % 2 else 9 - seqs(configuration))
             made.store.keep(cell, results(ttft=ttft), [])

@@ -98,7 +98,7 @@ def said(made: Sweep) -> list[str]:
     return [line for line in made.console.file.getvalue().splitlines() if line.startswith("[")]
 
 
-def test_each_configuration_is_told_with_how_long_the_rest_will_take(world: World, tmp_path: Path) -> None:
+def test_each_configuration_is_reported_with_how_long_the_rest_will_take(world: World, tmp_path: Path) -> None:
     made = sweep(tmp_path)
     made.carry_out()
     assert said(made) == [

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.sweep.judge import Judged
+from loadtest.sweep.judge import Judged, Round, best, frontier, rounds, tied, winner
 from loadtest.sweep.plan import Halving
-from loadtest.sweep.search import Round, best, frontier, rounds, tied, winner
 
 
 def judged(value: float, excess: float = 0.0, values: Sequence[float] = ()) -> Judged:
@@ -62,7 +61,7 @@ def test_there_is_no_winner_where_nothing_fits() -> None:
     assert winner({}) is None
 
 
-def test_what_runs_do_not_tell_from_the_first_ties_with_it() -> None:
+def test_what_runs_do_not_separate_from_the_first_ties_with_it() -> None:
     found = {"a": of_runs(9.0, 9.1, 9.2, 9.3), "b": of_runs(8.9, 9.05, 9.15, 9.25), "c": of_runs(4, 5, 6, 7)}
     late = judged(99, excess=1, values=[99] * 4)
     assert tied(found | {"late": late}, "a") == ["b"]
@@ -70,7 +69,7 @@ def test_what_runs_do_not_tell_from_the_first_ties_with_it() -> None:
 
 
 @given(st.integers(1, 3), st.floats(1, 100))
-def test_three_runs_and_less_tell_nothing_apart(runs: int, apart: float) -> None:
+def test_three_runs_and_less_separate_nothing(runs: int, apart: float) -> None:
     assert tied({"a": of_runs(*[1 + apart] * runs), "b": of_runs(*[1.0] * runs)}, "a") == ["b"]
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from loadtest.drive.fleet import Stopped
-from loadtest.sweep.plan import Plan, parse
-from loadtest.sweep.server import Launch, Server, ServerFailed, engine, gateway, told_command
+from loadtest.sweep.plan import SweepPlan, parse
+from loadtest.sweep.server import Launch, Server, ServerFailed, command_text, engine, gateway
 from loadtest.sweep.space import Configuration
 
 pytestmark = pytest.mark.flaky(reruns=2)  # clocks of a shared machine: what holds, holds in one of three tries
@@ -20,7 +20,7 @@ _SLOW = Configuration((("max-num-seqs", 4), ("enable-prefix-caching", False)))
 _WORDS = ["--max-num-seqs", "4", "--no-enable-prefix-caching"]
 
 
-def plan(**changes: Any) -> Plan:
+def plan(**changes: Any) -> SweepPlan:
     workloads = [{"name": "short", "run": {"concurrency": 8}}]
     return parse({"serve": {"simulated": True}, "flags": {}, "workloads": workloads} | changes)
 
@@ -35,7 +35,7 @@ def never() -> bool:
 
 
 def is_there(pid: int) -> bool:
-    """Whether the process lives; one that nobody has waited for yet does not."""
+    """Whether the process lives; one that was not waited for yet does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -47,7 +47,7 @@ def test_flags_and_a_port_are_appended_to_the_command() -> None:
     found = engine(made, _SLOW, 5000)
     assert found.command == ["vllm", "serve", "m", *_WORDS, "--host", "127.0.0.1", "--port", "5000"]
     assert found.environment["A"] == "1"
-    assert told_command(made, _SLOW) == ["vllm", "serve", "m", *_WORDS]
+    assert command_text(made, _SLOW) == ["vllm", "serve", "m", *_WORDS]
 
 
 def test_a_command_may_say_where_the_port_goes() -> None:
@@ -58,10 +58,10 @@ def test_a_command_may_say_where_the_port_goes() -> None:
 def test_a_simulated_engine_and_the_real_one_on_the_cpu_take_the_same_flags() -> None:
     simulated = plan(serve={"simulated": {"kv-tokens": 2000}})
     assert engine(simulated, _SLOW, 5000).command[-5:] == ["--kv-tokens", "2000", *_WORDS]
-    assert told_command(simulated, _SLOW)[:2] == ["loadtest", "sim"]
+    assert command_text(simulated, _SLOW)[:2] == ["loadtest", "sim"]
     real = plan(serve={"vllm_cpu": {"model": "models/small"}})
     assert engine(real, _SLOW, 5000).command[-3:] == _WORDS
-    assert told_command(real, _SLOW) == ["vllm", "serve", "models/small", *_WORDS]
+    assert command_text(real, _SLOW) == ["vllm", "serve", "models/small", *_WORDS]
 
 
 def test_the_gateway_has_the_engine_alone_behind_it() -> None:
@@ -71,7 +71,7 @@ def test_the_gateway_has_the_engine_alone_behind_it() -> None:
     assert words[words.index("--config") + 1] == "gateway.yaml"
 
 
-def test_a_server_that_ends_is_told_with_its_code_and_its_last_words(tmp_path: Path) -> None:
+def test_a_server_that_ends_is_reported_with_its_code_and_its_last_words(tmp_path: Path) -> None:
     command = ["sh", "-c", "echo no room; sleep 300 & echo $!; exit 3"]
     with pytest.raises(ServerFailed, match="ended by itself, exit code 3") as raised:
         Server(launch(command), tmp_path / "server.log", never).__enter__()
@@ -94,6 +94,6 @@ def test_the_wait_for_a_server_ends_when_the_sweep_does(tmp_path: Path) -> None:
     assert time.monotonic() - began < 20
 
 
-def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_program_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ServerFailed, match="cannot start no-such-program"):
         Server(launch(["no-such-program"]), tmp_path / "server.log", never).__enter__()

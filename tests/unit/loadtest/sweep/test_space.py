@@ -72,7 +72,7 @@ def test_a_value_is_spelled_as_vllm_reads_it(flag: str, value: FlagValue, words:
 def test_what_vllm_would_refuse_is_left_out(flags: dict[str, list[Any]], changes: dict[str, Any], why: str) -> None:
     found = space(flags, **changes)
     assert labels(found) == []
-    assert [told for _, told in found.left_out] == [why]
+    assert [reported for _, reported in found.left_out] == [why]
 
 
 def test_what_is_not_known_to_be_refused_is_tried() -> None:
@@ -88,7 +88,7 @@ def test_the_servers_own_command_counts_where_the_plan_says_nothing() -> None:
     assert space({"max-num-seqs": [16]}, serve=serve, gpus=1).configurations == []
 
 
-def test_an_exclusion_tells_one_from_true() -> None:
+def test_an_exclusion_reports_one_from_true() -> None:
     found = space({"a": [1, True]}, exclude=[{"a": True}])
     assert labels(found) == ["a=1"]
 

@@ -117,11 +117,11 @@ def test_a_sweep_that_is_ended_leaves_no_process_and_goes_on_from_there(tmp_path
     wait_until(lambda: not living(mark), "nothing of it is left")
 
 
-def test_a_dry_run_tells_what_would_be_tried(tmp_path: Path) -> None:
+def test_a_dry_run_reports_what_would_be_tried(tmp_path: Path) -> None:
     file = written(tmp_path, flags={"max-num-seqs": [2, 64], "max-num-batched-tokens": [32]})
-    told = CliRunner().invoke(app, ["sweep", str(file), "--dry-run"])
-    assert told.exit_code == 0
-    assert told.output.splitlines() == [
+    result = CliRunner().invoke(app, ["sweep", str(file), "--dry-run"])
+    assert result.exit_code == 0
+    assert result.output.splitlines() == [
         "1 configuration to try",
         "left out: max-num-seqs=64 max-num-batched-tokens=32: max-num-batched-tokens 32 is below max-num-seqs 64",
         "to try: max-num-seqs=2 max-num-batched-tokens=32",
@@ -129,10 +129,10 @@ def test_a_dry_run_tells_what_would_be_tried(tmp_path: Path) -> None:
     assert not (tmp_path / "plan").exists()
 
 
-def test_a_wrong_plan_is_told_with_its_place(tmp_path: Path) -> None:
-    told = CliRunner().invoke(app, ["sweep", str(written(tmp_path, objective={"maximize": "joy"}))])
-    assert told.exit_code == 2
-    assert "objective.maximize: unknown key" in told.output
+def test_a_wrong_plan_is_reported_with_its_place(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["sweep", str(written(tmp_path, objective={"maximize": "joy"}))])
+    assert result.exit_code == 2
+    assert "objective.maximize: unknown key" in result.output
 
 
 def test_the_plans_in_the_documentation_are_plans(tmp_path: Path) -> None:

@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from loadtest.vllm_cpu import install
-from loadtest.vllm_cpu.install import InstallError, Step, fingerprint, is_installed, main, obstacles, plan, run_step
+from loadtest.vllm_cpu.install import (
+    InstallError,
+    InstallStep,
+    fingerprint,
+    is_installed,
+    main,
+    obstacles,
+    plan,
+    run_step,
+)
 
 GIB = 1024**3
 
@@ -50,14 +59,16 @@ def test_an_environment_counts_as_installed_only_with_the_current_stamp(tmp_path
 
 
 def test_a_failing_step_quotes_the_end_of_the_log(tmp_path: Path) -> None:
-    step = Step("torch", [sys.executable, "-c", "import sys; print('no matching distribution'); sys.exit(1)"])
+    step = InstallStep("torch", [sys.executable, "-c", "import sys; print('no matching distribution'); sys.exit(1)"])
     with pytest.raises(InstallError, match=r"torch: exit code 1[\s\S]*no matching distribution"):
         run_step(step, tmp_path / "log", lambda _line: None)
 
 
 def test_a_step_can_leave_its_output_for_the_next_one(tmp_path: Path) -> None:
     output = tmp_path / "dependencies.txt"
-    run_step(Step("list", [sys.executable, "-c", "print('numpy')"], output), tmp_path / "log", lambda _line: None)
+    run_step(
+        InstallStep("list", [sys.executable, "-c", "print('numpy')"], output), tmp_path / "log", lambda _line: None
+    )
     assert output.read_text() == "numpy\n"
 
 
@@ -75,7 +86,7 @@ def test_a_slow_step_says_what_it_is_doing(tmp_path: Path, monkeypatch: pytest.M
         if "downloading" in line:
             reported.touch()
 
-    run_step(Step("torch", [sys.executable, "-c", wait_for_report, str(reported)]), tmp_path / "log", out)
+    run_step(InstallStep("torch", [sys.executable, "-c", wait_for_report, str(reported)]), tmp_path / "log", out)
     assert any("downloading" in line for line in said)
 
 

@@ -6,9 +6,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.workloads.body import BodyMaker, Endpoint
-from loadtest.workloads.prompts import NO_GROUP, Prompt, PromptSource
-from loadtest.workloads.spec import WorkloadKind, WorkloadSpec
+from loadtest.workloads.prompts import NO_GROUP, BodyMaker, Endpoint, Prompt, PromptSource, WorkloadKind, WorkloadSpec
 
 _SHARED = WorkloadSpec(groups=4, prefix_tokens=200, tail_tokens=20, bytes_per_token=5)
 _LONGEST_CHANCE_MATCH = 8

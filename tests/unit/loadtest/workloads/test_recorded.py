@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from loadtest.replay.trace import TraceError
-from loadtest.workloads.prompts import NO_GROUP
-from loadtest.workloads.recorded import TraceSource
-from loadtest.workloads.spec import WorkloadSpec
+from loadtest.workloads.prompts import NO_GROUP, WorkloadSpec
+from loadtest.workloads.sources import TraceSource
+from loadtest.workloads.trace import TraceError
 
 _BLOCK_BYTES = 16 * 5
 

@@ -10,11 +10,8 @@ from typing import Any
 import orjson
 import pytest
 
-from loadtest.workloads.body import BodyMaker, Endpoint
-from loadtest.workloads.prompts import Prompt
-from loadtest.workloads.sharegpt import DatasetError
-from loadtest.workloads.sources import source_of
-from loadtest.workloads.spec import WorkloadSpec
+from loadtest.workloads.prompts import BodyMaker, Endpoint, Prompt, WorkloadSpec
+from loadtest.workloads.sources import DatasetError, source_of
 
 
 def _spec(kind: str, **more: Any) -> WorkloadSpec:
@@ -109,7 +106,7 @@ def test_a_datasets_conversations_are_sent_whole_as_sessions(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[]", '[{"conversations": [{"from": "gpt", "value": "x"}]}]', "[3]"])
-def test_a_file_of_another_form_is_told(tmp_path: Path, text: str) -> None:
+def test_a_file_of_another_form_is_reported(tmp_path: Path, text: str) -> None:
     path = tmp_path / "odd.json"
     path.write_text(text)
     with pytest.raises(DatasetError, match=r"odd\.json"):

@@ -1,0 +1,1 @@
+"""Outage tests: how proxies behave while one engine is away."""

@@ -1,0 +1,193 @@
+"""`loadtest record`: makes a trace in Mooncake's format of the gateway's access log.
+
+The log has prefix hashes of answered requests. Its blocks end where messages do, in bytes; those of the trace every so
+many tokens: where that is in bytes follows from the model's mean. Two prompts get the same number for a block if they
+are the same up to the log's first block end at or after the end of that block, so the shared prefix is understated by
+less than a block of the log.
+"""
+
+import sys
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import orjson
+import typer
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """One request that was answered."""
+
+    at_seconds: float  # Unix time of its arrival
+    model: str
+    prompt_tokens: int
+    output_tokens: int
+    size_bytes: int  # of the prompt
+    ends: tuple[int, ...]  # bytes of the prompt up to the end of each block
+    hashes: tuple[str, ...]  # of all that is before each end
+    duration_seconds: float = 0.0  # from its arrival, as the next
+    first_seconds: float | None = None  # None where the answer was not streamed
+    queue_seconds: float = 0.0  # in the gateway's line
+    backend: str = ""
+    cached_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class Log:
+    """What a log holds, oldest arrival first, and how many lines were left out, by reason."""
+
+    requests: list[Logged] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+def read_log(lines: Iterable[bytes], model: str | None = None) -> Log:
+    """Read lines; others than the access log's may be among them. `model`: only that one's."""
+    log = Log()
+    for line in lines:
+        found = _request(line)
+        if isinstance(found, str):
+            log.left_out[found] += 1
+        elif model is not None and found.model != model:
+            log.left_out["of another model"] += 1
+        else:
+            log.requests.append(found)
+    log.requests.sort(key=lambda request: request.at_seconds)
+    return log
+
+
+def _request(line: bytes) -> Logged | str:
+    """The request, or why it is left out."""
+    try:
+        document = orjson.loads(line)
+        ended, took_ms, model = document["time"], document["duration_ms"], document["model"]
+        prompt, output = document["prompt_tokens"], document["completion_tokens"]
+    except (ValueError, KeyError, TypeError):
+        return "not of the access log"
+    if not prompt or not output:
+        return "without an answer, or without its usage"
+    prefix = document.get("prefix")
+    if not isinstance(prefix, dict):
+        return "without prefix hashes"
+    try:
+        return _logged(document, float(ended) - float(took_ms) / 1000, str(model), int(prompt), int(output), prefix)
+    except (KeyError, TypeError, ValueError):
+        return "not of the access log"
+
+
+def _logged(
+    document: dict[str, Any], at_seconds: float, model: str, prompt: int, output: int, prefix: dict[str, Any]
+) -> Logged:
+    ends, hashes = tuple(map(int, prefix["ends"])), tuple(map(str, prefix["hashes"]))
+    if len(ends) != len(hashes) or list(ends) != sorted(ends):
+        raise ValueError("each hash has an end, and they rise")
+    first_ms, cached = document.get("first_byte_ms"), document.get("actual_hit_tokens")
+    return Logged(
+        at_seconds, model, prompt, output, int(prefix["bytes"]), ends, hashes,
+        duration_seconds=float(document["duration_ms"]) / 1000,
+        first_seconds=float(first_ms) / 1000 if document.get("stream") and first_ms is not None else None,
+        queue_seconds=float(document.get("queue_ms") or 0.0) / 1000,
+        backend=str(document.get("backend") or ""),
+        cached_tokens=None if cached is None else int(cached),
+    )  # fmt: skip
+
+
+_Place = tuple[str, int]
+
+
+def trace_of(requests: Sequence[Logged], block_tokens: int) -> Iterator[dict[str, Any]]:
+    """A line for each request, which are in the order of their arrival. Numbers count up: no hash is in the trace."""
+    ratios = bytes_per_token(requests)
+    numbers: dict[_Place, int] = {}
+    fresh = count()
+    for request in requests:
+        step = ratios[request.model] * block_tokens
+        places = _places(request, request.prompt_tokens // block_tokens, step)
+        for place in places:
+            if place is not None and place not in numbers:
+                numbers[place] = next(fresh)
+        yield {
+            "timestamp": round((request.at_seconds - requests[0].at_seconds) * 1000),
+            "input_length": request.prompt_tokens,
+            "output_length": request.output_tokens,
+            "hash_ids": [next(fresh) if place is None else numbers[place] for place in places],
+        }
+
+
+def bytes_per_token(requests: Sequence[Logged]) -> dict[str, float]:
+    """By model: one figure for all prompts, so that those that begin alike are cut alike."""
+    sizes: Counter[str] = Counter()
+    tokens: Counter[str] = Counter()
+    for request in requests:
+        sizes[request.model] += request.size_bytes
+        tokens[request.model] += request.prompt_tokens
+    return {model: sizes[model] / tokens[model] for model in tokens}
+
+
+def _places(request: Logged, blocks: int, step: float) -> list[_Place | None]:
+    """What stands for each block; None = it is like no other, as it is not in the log."""
+    ends, hashes = request.ends, request.hashes
+    whole = bool(ends) and ends[-1] >= request.size_bytes
+    places: list[_Place | None] = []
+    for block in range(blocks):
+        at = bisect_left(ends, (block + 1) * step)
+        if at < len(ends):
+            places.append((hashes[at], block))
+        else:
+            places.append((hashes[-1], block) if whole else None)
+    return places
+
+
+BLOCK_TOKENS = 512  # of Mooncake's own traces, and what `loadtest replay` takes them for
+
+
+def record(
+    logs: Annotated[list[Path], typer.Argument(help="Access logs of gateways with the same salt; - = standard input.")],
+    out: Annotated[Path, typer.Option(help="The trace to write.")],
+    model: Annotated[str | None, typer.Option(help="Only requests for this model.")] = None,
+    block_size: Annotated[
+        int, typer.Option(min=1, help="Tokens of a block; give `loadtest replay` the same.")
+    ] = BLOCK_TOKENS,
+) -> None:
+    """Make a trace for `loadtest replay` out of the gateway's access log (`server.access_log_prefixes: true`)."""
+    try:
+        log = read_log(_lines(logs), model)
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}")
+    if not log.requests:
+        _fail(f"no request to record{_left_out(log)}{_what_to_do(log)}")
+    try:
+        with out.open("wb") as sink:
+            for line in trace_of(log.requests, block_size):
+                sink.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}")
+    seconds = log.requests[-1].at_seconds - log.requests[0].at_seconds
+    typer.echo(f"{out}: {len(log.requests):,} requests in {seconds:,.0f} s{_left_out(log)}")
+
+
+def _lines(logs: list[Path]) -> Iterator[bytes]:
+    for path in logs:
+        if str(path) == "-":
+            yield from sys.stdin.buffer
+            continue
+        with path.open("rb") as file:
+            yield from file
+
+
+def _left_out(log: Log) -> str:
+    text = ", ".join(f"{count:,} {reason}" for reason, count in log.left_out.most_common())
+    return f"; lines left out: {text}" if text else ""
+
+
+def _what_to_do(log: Log) -> str:
+    return " (set server.access_log_prefixes: true)" if log.left_out["without prefix hashes"] else ""
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"loadtest: {message}", err=True)
+    raise typer.Exit(1)

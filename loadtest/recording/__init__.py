@@ -1,1 +1,0 @@
-"""`loadtest record`: a trace for `loadtest replay` out of the gateway's access log."""

@@ -1,0 +1,283 @@
+"""A grid's results: tables for the terminal, one HTML page that needs no network, and an SVG of limits.
+
+The SVG has throughput, TTFT and preemptions over the limit of each engine; arms without a limit are level lines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from html import escape
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from loadtest.replay.gateway_router import parted
+from loadtest.replay.grid import GridResults
+from loadtest.replay.summary import PolicyFigures
+from loadtest.report.chart import (
+    X_END,
+    X_START,
+    Y_END,
+    Y_START,
+    Axis,
+    Chart,
+    ChartSeries,
+    Point,
+    doubling,
+    linear,
+    logarithmic,
+    nice_top,
+)
+from loadtest.report.document import Plots, document, table
+from loadtest.report.formatting import milliseconds, number, percent
+from loadtest.report.sheet import sheet, style
+
+_Columns = tuple[tuple[str, Callable[[PolicyFigures], float], Callable[[float], str]], ...]
+_COLUMNS: _Columns = (
+    ("TTFT mean", lambda f: f.ttft.mean * 1e3, milliseconds),
+    ("p50", lambda f: f.ttft.p50 * 1e3, milliseconds),
+    ("p99", lambda f: f.ttft.p99 * 1e3, milliseconds),
+    ("TPOT mean", lambda f: f.tpot.mean * 1e3, milliseconds),
+    ("p99", lambda f: f.tpot.p99 * 1e3, milliseconds),
+    ("E2E mean", lambda f: f.e2e.mean * 1e3, milliseconds),
+    ("p99", lambda f: f.e2e.p99 * 1e3, milliseconds),
+    ("SLO missed", lambda f: f.violations, percent),
+    ("goodput", lambda f: f.goodput, percent),
+    ("hit", lambda f: f.hit_ratio, percent),
+    ("max/mean prefill", lambda f: f.prefill_imbalance, lambda value: f"{value:.2f}"),
+)
+_ADMISSION: _Columns = (
+    ("preempted", lambda f: float(f.preemptions), number),
+    ("recomputed", lambda f: float(f.recomputed_tokens), number),
+    ("running", lambda f: f.mean_running, lambda value: f"{value:.1f}"),
+    ("most waiting", lambda f: float(f.most_waiting), number),
+    ("waited p99", lambda f: f.waited_p99_seconds * 1e3, milliseconds),
+    ("TTFT p99", lambda f: f.ttft.p99 * 1e3, milliseconds),
+    ("TPOT p99", lambda f: f.tpot.p99 * 1e3, milliseconds),
+    ("goodput", lambda f: f.goodput, percent),
+    ("good/s", lambda f: f.goodput_per_second, lambda value: f"{value:.2f}"),
+    ("tokens/s", lambda f: f.output_tokens_per_second, number),
+)
+FIGURES_HEAD = ("policy", *(name for name, _, _ in _COLUMNS))
+ADMISSION_HEAD = ("policy", *(name for name, _, _ in _ADMISSION))
+RATIOS_HEAD = ("policy", "TTFT", "p50", "p99", "TPOT", "p99", "E2E", "SLO missed")
+
+
+def figure_rows(results: GridResults, engines: int, load: float) -> list[list[str]]:
+    """A row for each policy, means over the seeds."""
+    return _rows(results, engines, load, _COLUMNS)
+
+
+def admission_rows(results: GridResults, engines: int, load: float) -> list[list[str]]:
+    """The same, of what the engines' memory and batches came to."""
+    return _rows(results, engines, load, _ADMISSION)
+
+
+def _rows(results: GridResults, engines: int, load: float, columns: _Columns) -> list[list[str]]:
+    rows = []
+    for policy in results.policies:
+        values = [results.mean(engines, load, policy, figure) for _, figure, _ in columns]
+        if values[0] is not None:
+            shown = [write(value) for value, (_, _, write) in zip(values, columns, strict=True) if value is not None]
+            rows.append([policy, *shown])
+    return rows
+
+
+def ratio_rows(results: GridResults) -> list[list[str]]:
+    """A row for each policy: geometric means against the baseline."""
+    rows = []
+    for policy in results.policies:
+        found = results.ratios(policy)
+        if found is not None:
+            values = (
+                found.ttft, found.ttft_p50, found.ttft_p99, found.tpot, found.tpot_p99, found.e2e, found.violations,
+            )  # fmt: skip
+            rows.append([policy, *(f"{value:.3f}" for value in values)])
+    return rows
+
+
+def title(results: GridResults, engines: int, load: float) -> str:
+    """What a table of figures is of."""
+    rate = load * results.capacities[engines]
+    return f"{results.trace.name}: {engines} engines, load {load:g} ({rate:.2f} requests/s)"
+
+
+def terminal_tables(results: GridResults) -> list[Table]:
+    """A table for each fleet and load, and one of ratios."""
+    tables = []
+    for engines in results.fleets:
+        for load in results.loads:
+            if rows := figure_rows(results, engines, load):
+                tables.append(_table(title(results, engines, load), FIGURES_HEAD, rows))
+                tables.append(
+                    _table("KV cache, batches and lines", ADMISSION_HEAD, admission_rows(results, engines, load))
+                )
+    rows = ratio_rows(results)
+    if rows:
+        tables.append(
+            _table(f"Against {results.baseline}: geometric mean of ratios (below 1 is better)", RATIOS_HEAD, rows)
+        )
+    return tables
+
+
+def _table(name: str, head: tuple[str, ...], rows: list[list[str]]) -> Table:
+    table = Table(title=name, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1))
+    for column in head:
+        table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+_HUES = (215, 22, 172, 280, 45, 330, 95, 0, 195, 255, 140, 60, 310, 120)
+_STYLES = "".join(f".p{place} {{ color: hsl({hue} 62% 45%); }}\n" for place, hue in enumerate(_HUES))
+
+
+def page(results: GridResults) -> str:
+    plots = Plots()
+    heading = f"Replay of {results.trace.name}"
+    rates = ", ".join(f"{rate:.2f}/s with {engines} engines" for engines, rate in results.capacities.items())
+    charts = plots.figures([chart for engines in results.fleets for chart in _charts(results, engines)])
+    figures = "".join(
+        f"<h2>{escape(title(results, engines, load))}</h2>{table(FIGURES_HEAD, rows)}"
+        f"{table(ADMISSION_HEAD, admission_rows(results, engines, load))}"
+        for engines in results.fleets
+        for load in results.loads
+        if (rows := figure_rows(results, engines, load))
+    )
+    against = ratio_rows(results)
+    compared = (
+        f"<h2>Against {escape(results.baseline)}, geometric means</h2>{table(RATIOS_HEAD, against)}" if against else ""
+    )
+    return document(
+        heading,
+        f"{len(results.trace.rows):,} recorded requests · capacity {rates}",
+        f"{compared}<h2>Policies by load</h2>{charts}{figures}"
+        f"<h2>How it was made</h2><code>{escape(results.command)}</code>",
+        plots,
+        _STYLES,
+    )
+
+
+def _charts(results: GridResults, engines: int) -> list[Chart]:
+    shares = max(
+        (value for policy in results.policies for load in results.loads
+         if (value := results.mean(engines, load, policy, lambda f: f.violations)) is not None),
+        default=1.0,
+    )  # fmt: skip
+    missed = linear(0, 100 * nice_top(shares), Y_START, Y_END, 4, " %")
+    return [
+        _milliseconds(results, engines, "mean TTFT", lambda f: f.ttft.mean * 1e3),
+        _milliseconds(results, engines, "mean E2E", lambda f: f.e2e.mean * 1e3),
+        _chart(results, engines, "SLO missed", lambda f: f.violations * 100, missed),
+        _from_zero(results, engines, "preemptions", lambda f: float(f.preemptions)),
+        _from_zero(results, engines, "requests per second within the bounds", lambda f: f.goodput_per_second),
+    ]
+
+
+def _milliseconds(results: GridResults, engines: int, name: str, figure: Callable[[PolicyFigures], float]) -> Chart:
+    values = [
+        value
+        for policy in results.policies
+        for load in results.loads
+        if (value := results.mean(engines, load, policy, figure)) is not None
+    ]
+    return _chart(results, engines, name, figure, logarithmic(min(values), max(values), Y_START, Y_END))
+
+
+def _from_zero(results: GridResults, engines: int, name: str, figure: Callable[[PolicyFigures], float]) -> Chart:
+    values = [results.mean(engines, load, policy, figure) for policy in results.policies for load in results.loads]
+    top = nice_top(max((value for value in values if value is not None), default=1.0))
+    return _chart(results, engines, name, figure, linear(0, top, Y_START, Y_END, 4))
+
+
+def _chart(
+    results: GridResults,
+    engines: int,
+    name: str,
+    figure: Callable[[PolicyFigures], float],
+    y: Axis,
+) -> Chart:
+    loads = results.loads
+    margin = 0.02 + 0.04 * (loads[-1] - loads[0])
+    x = linear(100 * (loads[0] - margin), 100 * (loads[-1] + margin), X_START, X_END, 6, " %")
+    series = []
+    for place, policy in enumerate(results.policies):
+        points: list[Point] = [(100 * load, results.mean(engines, load, policy, figure)) for load in loads]
+        series.append(ChartSeries(policy, f"p{place % len(_HUES)}", points))
+    return Chart(
+        title=f"{name}, {engines} engines",
+        note="over load, as a share of capacity",
+        x=x,
+        y=y,
+        series=series,
+        x_shown=[f"load {load:.0%}" for load in loads],
+    )
+
+
+FEWEST_LIMITS = 3  # below this there is no curve
+Figure = Callable[[PolicyFigures], float]
+
+
+def knee(results: GridResults, policy: str = "ours") -> str:
+    """The picture for the first fleet and the highest load; empty with fewer than three static limits."""
+    limits, level = _arms(results, policy)
+    if len(limits) < FEWEST_LIMITS:
+        return ""
+    engines, load = results.fleets[0], results.loads[-1]
+
+    def value(name: str, figure: Figure) -> float:
+        return results.mean(engines, load, name, figure) or 0.0
+
+    def series(figure: Figure) -> list[ChartSeries]:
+        curve: list[Point] = [(float(limit), value(name, figure)) for limit, name in limits]
+        ends = (curve[0][0], curve[-1][0])
+        lines = [
+            ChartSeries(arm, style(1 + number), [(end, value(name, figure)) for end in ends])
+            for number, (arm, name) in enumerate(level)
+        ]
+        return [ChartSeries("static limit", style(0), curve), *lines]
+
+    x = _limits_axis([limit for limit, _ in limits])
+    panels = [
+        ("tokens per second", lambda f: f.output_tokens_per_second, _axis_from_zero),
+        ("TTFT p99", lambda f: f.ttft.p99 * 1e3, _axis_of_milliseconds),
+        ("preemptions", lambda f: float(f.preemptions), _axis_from_zero),
+    ]
+    charts = []
+    for title, figure, axis in panels:
+        drawn = series(figure)
+        charts.append(
+            Chart(
+                title, "over the limit", x, axis([y for each in drawn for _, y in each.points if y is not None]), drawn
+            )
+        )
+    names = ["static limit", *(arm for arm, _ in level)]
+    return sheet(charts, [(style(number), name) for number, name in enumerate(names)])
+
+
+def _arms(results: GridResults, policy: str) -> tuple[list[tuple[int, str]], list[tuple[str, str]]]:
+    """Static limits and what they are called, and the other arms."""
+    limits, level = [], []
+    for name in results.policies:
+        base, arm = parted(name)
+        if base == policy and arm is not None:
+            if arm.name.startswith("static:") and arm.limit is not None:
+                limits.append((arm.limit, name))
+            else:
+                level.append((arm.name, name))
+    return sorted(limits), level
+
+
+def _limits_axis(limits: list[int]) -> Axis:
+    powers = range(math.ceil(math.log2(limits[0])), math.floor(math.log2(limits[-1])) + 1)
+    return doubling([2**power for power in powers], limits[0], limits[-1], X_START, X_END)
+
+
+def _axis_from_zero(values: list[float]) -> Axis:
+    return linear(0.0, nice_top(max(values)), Y_START, Y_END, 4)
+
+
+def _axis_of_milliseconds(values: list[float]) -> Axis:
+    return logarithmic(min(values), max(values), Y_START, Y_END)

@@ -1,0 +1,170 @@
+"""Charts of a series: the batch-size curve, targets against the first of them, goodput and latency by load. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadtest.report.chart import (
+    X_END,
+    X_START,
+    Y_END,
+    Y_START,
+    Axis,
+    Chart,
+    ChartSeries,
+    doubling,
+    linear,
+    logarithmic,
+    nice_top,
+)
+from loadtest.report.series import Point as Measured
+from loadtest.report.series import Series as Runs
+from loadtest.report.series import Spread
+from loadtest.report.sheet import sheet, style
+
+_STYLES = tuple(f"s{number}{dashes}" for dashes in ("", " dashed") for number in range(1, 7))
+_TOTALS = {"output_tokens_per_second": "Output tokens", "prompt_tokens_per_second": "Prompt tokens"}
+# Ratios that are drawn, and how they are called.
+_RATIOS = {
+    "output_tokens_per_second": "Output tokens/s",
+    "requests_per_second": "Requests/s",
+    "ttft_p50": "TTFT p50",
+    "e2e_p50": "E2E p50",
+}
+_Line = tuple[str, list[tuple[float, Spread]]]
+
+
+def series_charts(series: Runs, *, names: Sequence[str] = _STYLES) -> list[Chart]:
+    """All that there is data for; none where there is one load only."""
+    if len({point.load for point in series.points}) < 2:
+        return []
+    users = series.plan["concurrency"] is not None
+    charts = [*batch_size_curve(series, names)] if users else []
+    charts += ratio_charts(series, names)
+    offered = "users" if users else "requests/s offered"
+    goodput = any("goodput_per_second" in point.figures for point in series.points)
+    rate = "goodput_per_second" if goodput else "requests_per_second"
+    charts += _by_load(series, rate, f"{'Goodput' if goodput else 'Requests/s'} by {offered}", names)
+    shown = [name for name in ("ttft_p95", "tpot_p95", "e2e_p95") if any(name in p.figures for p in series.points)]
+    for name in shown:
+        charts += _by_load(series, name, f"{name[:-4].upper()} p95 by {offered}", names, latency=True)
+    return charts
+
+
+def batch_size_curve(series: Runs, names: Sequence[str] = _STYLES) -> list[Chart]:
+    """Tokens a second against users: in all, and for each user."""
+    total = next((name for name in _TOTALS if any(_median(point, name) for point in series.points)), None)
+    if total is None:
+        return []
+    lines = _lines(series.points, total)
+    per_user = [(name, [(users, _divided(spread, users)) for users, spread in line]) for name, line in lines]
+    rate = f"{_TOTALS[total]} per second"
+    return [
+        _chart(f"{rate} by users", _note(series.points), lines, names, on=_loads(series)),
+        _chart(f"{rate} and user", _note(series.points), per_user, names, on=_loads(series)),
+    ]
+
+
+def curve_picture(series: Runs) -> str | None:
+    """The batch-size curve as an SVG file; None where there is no curve."""
+    targets = list(dict.fromkeys(point.target for point in series.points))
+    styles = [style(number) for number in range(len(targets))]
+    charts = batch_size_curve(series, styles) if len(series.points) > len(targets) and _closed(series) else []
+    return sheet(charts, list(zip(styles, (name or "measured" for name in targets), strict=True))) if charts else None
+
+
+def ratio_charts(series: Runs, names: Sequence[str] = _STYLES) -> list[Chart]:
+    """Targets to the first one, with the spread over pairs; 1 is the same."""
+    known = [name for name in _RATIOS if any(name in one.ratios for one in series.differences)]
+    offered = {(point.target, point.load): point.offered for point in series.points}
+    charts = []
+    for figure in known:
+        lines: list[_Line] = []
+        for target in dict.fromkeys(one.target for one in series.differences):
+            its = [one for one in series.differences if one.target == target and figure in one.ratios]
+            lines.append((target, [(offered[one.target, one.load], one.ratios[figure]) for one in its]))
+        note = "pair by pair: median and range"
+        against = series.differences[0].against
+        # The first style is the first target's: it has no ratio.
+        title = f"{_RATIOS[figure]}, as a ratio to {against}"
+        charts.append(_chart(title, note, lines, names[1:] or names, on=_loads(series), around=1.0))
+    return charts
+
+
+def _by_load(series: Runs, figure: str, title: str, names: Sequence[str], *, latency: bool = False) -> list[Chart]:
+    lines = _lines(series.points, figure)
+    return [_chart(title, _note(series.points), lines, names, on=_loads(series), latency=latency)] if lines else []
+
+
+def _chart(
+    title: str,
+    note: str,
+    lines: Sequence[_Line],
+    names: Sequence[str],
+    *,
+    on: Axis,
+    latency: bool = False,
+    around: float | None = None,
+) -> Chart:
+    values = [end for _, line in lines for _, spread in line for end in (spread.low, spread.high)]
+    if latency:
+        y = logarithmic(min(values), max(values), Y_START, Y_END)
+    elif around is not None:
+        away = nice_top(max(max(abs(value - around) for value in values), 0.01), 2)
+        y = linear(around - away, around + away, Y_START, Y_END, 4)
+    else:
+        y = linear(0, nice_top(max(values)), Y_START, Y_END, 4)
+    return Chart(
+        title=title,
+        note=note,
+        x=on,
+        y=y,
+        series=[
+            ChartSeries(
+                name,
+                names[place % len(names)],
+                [(at, spread.median) for at, spread in line],
+                spread=[(spread.low, spread.high) for _, spread in line],
+            )
+            for place, (name, line) in enumerate(lines)
+        ],
+        x_shown=[f"{at:g}" for at, _ in lines[0][1]],
+    )
+
+
+def _lines(points: Sequence[Measured], figure: str) -> list[_Line]:
+    lines: list[_Line] = []
+    for target in dict.fromkeys(point.target for point in points):
+        found = [
+            (point.offered, point.figures[figure])
+            for point in points
+            if point.target == target and figure in point.figures
+        ]
+        if found:
+            lines.append((target or "measured", sorted(found, key=lambda one: one[0])))
+    return lines
+
+
+def _loads(series: Runs) -> Axis:
+    """Users double from tick to tick; rates are even."""
+    offered = sorted({point.offered for point in series.points})
+    if _closed(series):
+        return doubling([round(load) for load in offered], offered[0] / 1.15, offered[-1] * 1.15, X_START, X_END)
+    return linear(0, nice_top(offered[-1]), X_START, X_END, 8)
+
+
+def _closed(series: Runs) -> bool:
+    return series.plan["concurrency"] is not None
+
+
+def _note(points: Sequence[Measured]) -> str:
+    runs = max(point.runs for point in points)
+    return f"median and range of {runs} runs" if runs > 1 else "one run each"
+
+
+def _median(point: Measured, figure: str) -> float:
+    return point.figures[figure].median if figure in point.figures else 0.0
+
+
+def _divided(spread: Spread, users: float) -> Spread:
+    return Spread(median=spread.median / users, low=spread.low / users, high=spread.high / users)

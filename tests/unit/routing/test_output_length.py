@@ -1,0 +1,144 @@
+from math import exp
+from random import Random
+from statistics import NormalDist
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.request import Demand, Usage
+from gateway.routing.estimates import OutputLengths
+
+UNKNOWN_TOKENS = 512
+
+
+def lognormal(seed: int, median: float, sigma: float = 0.8) -> "Lengths":
+    return Lengths(Random(seed), median, sigma)
+
+
+class Lengths:
+    """Lengths of answers as chats have them, and their true quantile."""
+
+    def __init__(self, random: Random, median: float, sigma: float) -> None:
+        self._random, self._median, self._sigma = random, median, sigma
+
+    def next(self) -> int:
+        return max(1, round(self._median * self._random.lognormvariate(0, self._sigma)))
+
+    @property
+    def ninetieth(self) -> float:
+        return self._median * exp(NormalDist(0, self._sigma).inv_cdf(0.9))
+
+
+def test_until_answers_are_known_the_limit_counts_up_to_a_usual_length() -> None:
+    lengths = OutputLengths()
+    assert [lengths.expected("m", "t", limit) for limit in (None, 10, 5000, 0)] == [512, 10, 512, 0]
+
+
+@pytest.mark.parametrize("median", [5, 100, 3000])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_hundred_answers_give_the_high_quantile(median: float, seed: int) -> None:
+    lengths, answers = OutputLengths(), lognormal(seed, median)
+    for _ in range(100):
+        lengths.learn("m", "", answers.next(), None)
+    assert lengths.expected("m", "", None) == pytest.approx(answers.ninetieth, rel=0.5, abs=2)
+
+
+def test_the_quantile_is_unbiased() -> None:
+    """A single estimate is worth fifty answers; many of them agree with the true quantile."""
+    answers, found = lognormal(1, 300), []
+    for _ in range(40):
+        lengths = OutputLengths()
+        for _ in range(150):
+            lengths.learn("m", "", answers.next(), None)
+        found.append(lengths.expected("m", "", None))
+    assert sum(found) / len(found) == pytest.approx(answers.ninetieth, rel=0.08)
+
+
+@pytest.mark.parametrize(("before", "after"), [(50, 1500), (1500, 50)])
+def test_a_change_is_followed(before: float, after: float) -> None:
+    lengths, then, now = OutputLengths(), lognormal(1, before), lognormal(2, after)
+    for _ in range(500):
+        lengths.learn("m", "", then.next(), None)
+    for _ in range(150):
+        lengths.learn("m", "", now.next(), None)
+    assert lengths.expected("m", "", None) == pytest.approx(now.ninetieth, rel=0.5)
+
+
+def test_a_tenant_has_lengths_of_its_own_after_enough_answers() -> None:
+    lengths = OutputLengths()
+    for _ in range(100):
+        lengths.learn("m", "short", 10, None)
+        lengths.learn("m", "long", 2000, None)
+    assert lengths.expected("m", "short", None) in (10, 11)
+    assert 1900 <= lengths.expected("m", "long", None) <= 2100
+    assert lengths.expected("m", "new", None) == lengths.expected("m", "", None) >= 1500
+    for _ in range(10):
+        lengths.learn("m", "new", 5, None)
+    assert lengths.expected("m", "new", None) == lengths.expected("m", "", None)
+    assert lengths.expected("o", "short", None) == UNKNOWN_TOKENS
+
+
+def test_answers_that_their_limit_cut_say_nothing_of_how_long_others_become() -> None:
+    """Nine of ten are allowed one token only; those that are not are as long as they are."""
+    lengths = OutputLengths()
+    for _ in range(30):
+        for _ in range(9):
+            lengths.learn("m", "", 1, 1)
+        lengths.learn("m", "", 800, None)
+    assert lengths.expected("m", "", 1) == 1
+    assert 700 <= lengths.expected("m", "", None) <= 900
+
+
+def test_where_every_answer_reaches_its_limit_the_limit_is_reserved() -> None:
+    lengths = OutputLengths()
+    for limit in (256, 1024) * 20:
+        lengths.learn("m", "", limit, limit)
+    assert [lengths.expected("m", "", limit) for limit in (256, 1024, 2048)] == [256, 1024, 2048]
+    assert lengths.expected("m", "", 100_000) < 3000
+
+
+def test_tenants_are_bounded_and_the_longest_unheard_of_is_forgotten() -> None:
+    lengths = OutputLengths(max_tenants=3)
+    for _ in range(30):
+        for tenant in ("a", "b", "c"):
+            lengths.learn("m", tenant, 10, None)
+    for _ in range(30):
+        lengths.learn("m", "a", 10, None)
+    lengths.learn("m", "d", 3000, None)
+    assert repr(lengths) == "<OutputLengths of 1 models, 3 tenants>"
+    for _ in range(50):
+        lengths.learn("m", "d", 3000, None)
+    assert lengths.expected("m", "a", None) in (10, 11)
+    assert lengths.expected("m", "b", None) == lengths.expected("m", "", None) > 2000
+
+
+def test_weights_stay_bounded_however_many_answers_there_are() -> None:
+    lengths = OutputLengths()
+    for number in range(30_000):
+        lengths.learn("m", "", 100 if number % 20 else 4000, None)
+    assert 95 <= lengths.expected("m", "", None) <= 125
+
+
+@given(st.lists(st.tuples(st.integers(0, 1 << 24), st.none() | st.integers(1, 1 << 24)), max_size=60))
+def test_whatever_is_learned_a_reservation_is_positive_and_within_its_limit(
+    answers: list[tuple[int, int | None]],
+) -> None:
+    lengths = OutputLengths()
+    for tokens, limit in answers:
+        lengths.learn("m", "t", tokens, limit)
+    for limit in (1, 77, 1 << 30):
+        assert 1 <= lengths.expected("m", "t", limit) <= limit
+    assert 1 <= lengths.expected("m", "t", None) <= 1 << 21
+
+
+def test_what_prompts_have_beyond_their_estimate_is_learned_in_the_mean() -> None:
+    lengths = OutputLengths(prompt_excess_tokens=32)
+    assert lengths.prompt_excess_tokens("m") == 32
+    for prompt_tokens in (120, 110) * 100:
+        lengths.answered(Demand("m", prompt_tokens=100), Usage(prompt_tokens, 5))
+    assert lengths.prompt_excess_tokens("m") == 15
+    for _ in range(300):
+        lengths.answered(Demand("m", prompt_tokens=100), Usage(80, 0))
+    assert lengths.prompt_excess_tokens("m") == 0, "headroom is not given away"
+    assert lengths.prompt_excess_tokens("other") == 32

@@ -1,0 +1,24 @@
+"""Errors in a configuration file: one plain line for each mistake."""
+
+import pytest
+
+from gateway.config import ConfigError
+from gateway.config_file import parse
+
+
+@pytest.mark.parametrize(
+    ("document", "lines"),
+    [
+        ({}, ["backends: is missing"]),
+        ({"backends": [{"url": "http://a:1"}], "servr": {}}, ["servr: unknown key"]),
+        ({"backends": [{"url": "http://a:1", "max_in_flight": "many"}]},
+         ["backends.0.max_in_flight: must be a whole number, or auto"]),
+        ({"backends": ["http://a:1"]}, ["backends.0: must be a mapping with a url, such as {url: http://10.0.0.11:8000}"]),
+        ({"backends": [{"url": "http://a:1"}], "embeddings": {"max_batch_items": 0}},
+         ["embeddings.max_batch_items: Input should be greater than 0"]),
+    ],
+)  # fmt: skip
+def test_each_error_names_its_key(document: object, lines: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(document)
+    assert str(caught.value).splitlines() == lines
