@@ -93,7 +93,7 @@ class Gateway:
         )  # fmt: skip
         self.lease_broker = LeaseBroker(self.scheduler, self.queue, config.admission.max_wait_seconds, clock,
                          config.admission.comment_seconds)  # fmt: skip
-        self.limit_changes = LimitChanges(self.fleet, self.lease_broker, self.metrics.limit_moves, clock)
+        self.limit_changes = LimitChanges(self.fleet, self.lease_broker.scan_soon, self.metrics.limit_moves, clock)
         self.relay = Relay(self.fleet, config.upstream, clock, config.admission.comment_seconds,
                            supervisor=self.supervisor)  # fmt: skip
         self.watch = Watch(self.fleet, config.health, clock=clock, random=random, supervisor=self.supervisor)

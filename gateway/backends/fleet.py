@@ -5,18 +5,14 @@ and from the probe (/health, /v1/models, /metrics).
 """
 
 import math
-import os
-import socket
-import ssl
 from collections.abc import Callable, Sequence
 from itertools import count
 from random import Random
 from typing import NamedTuple
 
-import aiohttp
-
-from gateway.backends.backend import Backend, Facts, ModelCard, Telemetry
+from gateway.backends.backend import Backend
 from gateway.backends.concurrency_limit import EngineSample, LimitChange, Limiter
+from gateway.backends.facts import Facts, ModelCard, Telemetry
 from gateway.backends.health import PROBE_WORDS, UNREACHABLE_ERRNOS, Peers, ProbeResult, State
 from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
 from gateway.errors import BackendError, ConnectFailed, EngineDead
@@ -344,26 +340,3 @@ def _was_refused(cause: BaseException | None) -> bool:
 
 def _differ(old: object, new: object) -> bool:
     return old is not None and new is not None and old != new
-
-
-def why(error: BaseException) -> str:
-    """A short reason, without the backend's address."""
-    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        cause = error.certificate_error
-    match cause:
-        case ssl.SSLCertVerificationError():
-            return f"TLS: {cause.verify_message.rstrip('.')}"
-        case ssl.SSLError():
-            return f"TLS: {(getattr(cause, 'reason', None) or str(cause)).lower().replace('_', ' ')}"
-        case socket.gaierror():
-            return f"host name not resolved: {(cause.strerror or str(cause)).lower()}"
-        case TimeoutError():
-            return "timed out"
-        case aiohttp.ServerDisconnectedError():
-            return "connection closed without a response"
-        case aiohttp.ClientResponseError():
-            return f"the response is not HTTP: {cause.message.splitlines()[0] if cause.message else cause.status}"
-        case OSError() if cause.errno is not None and cause.errno > 0:
-            return os.strerror(cause.errno).lower()
-    return str(cause) or type(cause).__name__

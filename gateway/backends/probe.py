@@ -14,7 +14,8 @@ from typing import Any, Self
 import structlog
 
 from gateway.backends import vllm_api
-from gateway.backends.backend import Backend, Facts
+from gateway.backends.backend import Backend
+from gateway.backends.facts import Facts
 from gateway.backends.fleet import Clock, Fleet
 from gateway.backends.health import PROBE_WORDS, ProbeResult, State
 from gateway.backends.vllm_api import ControlClient, ControlError

@@ -8,7 +8,8 @@ from random import Random
 from typing import Any
 
 from gateway.backends import vllm_api
-from gateway.backends.backend import Backend, Facts
+from gateway.backends.backend import Backend
+from gateway.backends.facts import Facts
 from gateway.backends.health import PROBE_WORDS, ProbeResult
 from gateway.backends.probe import SERVER_INFO_TIMEOUT_SECONDS
 from gateway.backends.vllm_api import ControlClient, ControlError

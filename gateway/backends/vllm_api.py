@@ -3,6 +3,9 @@
 The readers are pure; a response of another shape than vLLM's raises ValueError.
 """
 
+import os
+import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -13,8 +16,8 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from gateway.backends.backend import Backend, Facts, KvEventSource, ModelCard
-from gateway.backends.fleet import why
+from gateway.backends.backend import Backend
+from gateway.backends.facts import Facts, KvEventSource, ModelCard
 from gateway.backends.health import UNREACHABLE_ERRNOS, ProbeResult
 from gateway.backends.vllm_metrics import LineFilter, Scrape, read_scrape
 from gateway.resources import are_used_up
@@ -257,3 +260,26 @@ def _mapping(value: Any, what: str) -> dict[str, Any]:
 def _text(entry: dict[str, Any], key: str) -> str | None:
     value = entry.get(key)
     return value if isinstance(value, str) else None
+
+
+def why(error: BaseException) -> str:
+    """A short reason, without the backend's address."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        cause = error.certificate_error
+    match cause:
+        case ssl.SSLCertVerificationError():
+            return f"TLS: {cause.verify_message.rstrip('.')}"
+        case ssl.SSLError():
+            return f"TLS: {(getattr(cause, 'reason', None) or str(cause)).lower().replace('_', ' ')}"
+        case socket.gaierror():
+            return f"host name not resolved: {(cause.strerror or str(cause)).lower()}"
+        case TimeoutError():
+            return "timed out"
+        case aiohttp.ServerDisconnectedError():
+            return "connection closed without a response"
+        case aiohttp.ClientResponseError():
+            return f"the response is not HTTP: {cause.message.splitlines()[0] if cause.message else cause.status}"
+        case OSError() if cause.errno is not None and cause.errno > 0:
+            return os.strerror(cause.errno).lower()
+    return str(cause) or type(cause).__name__

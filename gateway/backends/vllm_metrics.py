@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from gateway.backends.backend import Facts, Telemetry
+from gateway.backends.facts import Facts, Telemetry
 
 MAX_LINE_BYTES = 65536
 MAX_LINES = 1024  # the wanted lines of a hundred data-parallel ranks

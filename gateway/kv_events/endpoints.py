@@ -13,7 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gateway.backends.backend import Backend, KvEventSource
+from gateway.backends.backend import Backend
+from gateway.backends.facts import KvEventSource
 from gateway.config import KvEventsConfig
 
 WILDCARDS = frozenset({"*", "0.0.0.0", "::", ""})

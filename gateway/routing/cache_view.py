@@ -13,9 +13,8 @@ block, known by the prompt that it followed.
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-from gateway.request import Demand, Usage
+from gateway.request import Demand
 from gateway.routing.engine import Engine
-from gateway.routing.estimates import Estimates
 from gateway.routing.exact_index import ExactIndex
 
 _ANSWER = 0x9E3779B97F4A7C15  # makes the key of an answer from the last key of its prompt
@@ -360,48 +359,3 @@ class StaleEventDetector:
             del self._awaited[engine]
         self._stale.update(fallen)
         return fallen
-
-
-_LARGE_HIT_TOKENS = 1024
-_LOST_SHARE = 0.25  # of a predicted hit: less was confirmed, so the cache may be lost
-_MISSES = 2  # in a row: a single one may be a prompt that the engine evicted a little earlier than the record
-
-
-class Learning:
-    """Corrects estimates, the prefix index and hit accuracy from reported usage."""
-
-    def __init__(self, estimates: Estimates, index: PrefixIndex, hit_accuracy: HitAccuracy) -> None:
-        self._estimates = estimates
-        self._index = index
-        self._hit_accuracy = hit_accuracy
-        self._misses: dict[int, int] = {}  # consecutive large predicted hits that failed, by engine
-
-    def answered(self, demand: Demand, engine: int, predicted_hit_tokens: int, usage: Usage) -> None:
-        """Learn from a response's usage. Large predicted hits that fail show that the engine's cache was lost."""
-        prompt, output, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
-        if demand.sequences != 1:  # the tokens are those of all its prompts and answers
-            self._estimates.learn(demand.model, 0, 0, output // max(1, demand.sequences))
-            return
-        self._estimates.learn(demand.model, demand.learnable_bytes, prompt, output)
-        if not demand.keys or prompt < 1:
-            return
-        last = demand.keys[-1]
-        if demand.edges[-1] == demand.prompt_size:
-            self._estimates.remember(last, prompt, output)
-        if cached is not None:
-            self._hit_accuracy.observed(engine, int(predicted_hit_tokens / self._hit_accuracy.share(engine)), cached)
-            if predicted_hit_tokens >= _LARGE_HIT_TOKENS and self._is_gone(engine, predicted_hit_tokens, cached):
-                self._index.wipe(engine)
-                self._index.record(engine, demand.keys, demand.edges)
-        if output > 1:
-            size = (
-                self._estimates.bytes_per_token(demand.model) if demand.learnable_bytes else demand.prompt_size / prompt
-            )
-            self._index.record_answer(engine, last, int(output * size))
-
-    def _is_gone(self, engine: int, predicted_hit_tokens: int, cached_tokens: int) -> bool:
-        """Whether enough large predicted hits in a row failed."""
-        missed = cached_tokens < _LOST_SHARE * predicted_hit_tokens
-        misses = self._misses.get(engine, 0) + 1 if missed else 0
-        self._misses[engine] = misses % _MISSES
-        return misses == _MISSES

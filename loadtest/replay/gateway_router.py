@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from gateway.backends.concurrency_limit import EngineSample, Limiter
 from gateway.config import AdmissionConfig, HealthConfig, RoutingConfig
+from gateway.feedback import Learning
 from gateway.request import Demand, Usage
-from gateway.routing.cache_view import HitAccuracy, HitPredictor, Learning, PrefixIndex
+from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import CostModel, Engine
 from gateway.routing.estimates import Calibrations, Estimates, OutputLengths
 from gateway.routing.exact_index import ExactIndex

@@ -9,7 +9,8 @@ from random import Random
 import aiohttp
 import pytest
 
-from gateway.backends.backend import Backend, Facts
+from gateway.backends.backend import Backend
+from gateway.backends.facts import Facts
 from gateway.backends.vllm_api import KV_EVENT_SOURCES_PATH, with_kv_event_sources
 from gateway.cli.demo import free_ports
 from gateway.config import BackendConfig, HealthConfig

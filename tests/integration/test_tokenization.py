@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.backend import Backend, Facts, ModelCard
+from gateway.backends.backend import Backend
+from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet as Backends
 from gateway.backends.vllm_api import ControlClient
 from gateway.config import BackendConfig, HealthConfig, ModelConfig, ModelsConfig

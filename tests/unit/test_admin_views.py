@@ -5,7 +5,7 @@ import orjson
 import pytest
 
 from gateway.app import Gateway
-from gateway.backends.backend import Facts, KvEventSource, ModelCard
+from gateway.backends.facts import Facts, KvEventSource, ModelCard
 from gateway.backends.health import ProbeResult
 from gateway.config_file import parse
 from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBackend, RouteNotFound

@@ -46,7 +46,7 @@ LAYERS: dict[str, set[str]] = {
         "relay.relay",
         "routing.policy",
     },
-    "kv_events": {"config", "supervisor", "backends.backend", "routing.exact_index"},
+    "kv_events": {"config", "supervisor", "backends.backend", "backends.facts", "routing.exact_index"},
     "tokenization": {"request", "errors", "config", "supervisor", "backends", "routing.exact_index"},
     "embeddings": {
         "request",
@@ -95,12 +95,12 @@ LAYERS: dict[str, set[str]] = {
 }
 # The modules that know an event loop, a clock, chance, or the network. All others are values in, decisions out.
 EDGES = {
-    "admin_views", "app", "backends.fleet", "backends.probe", "backends.survey", "backends.vllm_api", "cli.check",
-    "cli.demo", "cli.main", "config_file", "dispatch", "embeddings.batches", "embeddings.batching",
-    "embeddings.delivery", "embeddings.rerank", "embeddings.waiter", "front.admin", "front.connection", "front.handler",
-    "front.http_request", "front.json_body", "front.server", "front.uploads", "kv_events.endpoints", "kv_events.feed",
-    "observe.log", "observe.metrics", "plan.command", "relay.connection", "relay.relay", "relay.upstream", "resources",
-    "scheduling.leases", "supervisor", "tokenization.process", "tokenization.tokenization", "tokenization.tokenizer",
+    "admin_views", "app", "backends.probe", "backends.survey", "backends.vllm_api", "cli.check", "cli.demo", "cli.main",
+    "config_file", "dispatch", "embeddings.batches", "embeddings.batching", "embeddings.delivery", "embeddings.rerank",
+    "embeddings.waiter", "front.admin", "front.connection", "front.handler", "front.http_request", "front.json_body",
+    "front.server", "front.uploads", "kv_events.endpoints", "kv_events.feed", "observe.log", "observe.metrics",
+    "plan.command", "relay.connection", "relay.relay", "relay.upstream", "resources", "scheduling.leases", "supervisor",
+    "tokenization.process", "tokenization.tokenization", "tokenization.tokenizer",
 }  # fmt: skip
 IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", "aiohttp"}
 PACKAGES = sorted(path.name for path in (ROOT / "gateway").iterdir() if (path / "__init__.py").exists())

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.backends.backend import Facts, ModelCard
+from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.config import BackendConfig, Config, HealthConfig, RoutingConfig
 from gateway.feedback import CacheState

@@ -4,7 +4,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.app import Gateway
-from gateway.backends.backend import Backend, Facts, ModelCard, Telemetry
+from gateway.backends.backend import Backend
+from gateway.backends.facts import Facts, ModelCard, Telemetry
 from gateway.backends.health import ProbeResult
 from gateway.config_file import parse
 from gateway.observe.record import Record

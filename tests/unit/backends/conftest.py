@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from gateway.backends.backend import Backend, Facts, ModelCard
+from gateway.backends.backend import Backend
+from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.config import BackendConfig, HealthConfig

@@ -2,7 +2,8 @@ from random import Random
 
 import pytest
 
-from gateway.backends.backend import Backend, Facts, Origin
+from gateway.backends.backend import Backend, Origin
+from gateway.backends.facts import Facts
 from gateway.config import BackendConfig, HealthConfig
 
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends.backend import Backend, Facts, ModelCard
+from gateway.backends.backend import Backend
+from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.config import BackendConfig, HealthConfig

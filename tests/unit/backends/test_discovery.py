@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.backends import vllm_api
-from gateway.backends.backend import KvEventSource
+from gateway.backends.facts import KvEventSource
 
 RECORDINGS = Path(__file__).parents[2] / "contract/recordings"
 

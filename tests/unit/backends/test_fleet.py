@@ -3,7 +3,8 @@ from random import Random
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.backends.backend import Backend, Facts, ModelCard, Telemetry
+from gateway.backends.backend import Backend
+from gateway.backends.facts import Facts, ModelCard, Telemetry
 from gateway.backends.fleet import Fleet, eligible
 from gateway.backends.health import ProbeResult
 from gateway.config import BackendConfig, HealthConfig

@@ -3,8 +3,9 @@
 from dataclasses import replace
 from random import Random
 
-from gateway.backends.backend import Backend, Telemetry
+from gateway.backends.backend import Backend
 from gateway.backends.concurrency_limit import LimitChange, LimitReason
+from gateway.backends.facts import Telemetry
 from gateway.backends.fleet import Fleet
 from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
 
-from gateway.backends.backend import Facts
+from gateway.backends.facts import Facts
 from gateway.backends.fleet import Fleet
 from gateway.backends.probe import Watch
 from gateway.config import BackendConfig, HealthConfig

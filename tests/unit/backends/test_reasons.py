@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 from aiohttp.client_reqrep import ConnectionKey
 
-from gateway.backends.fleet import why
+from gateway.backends.vllm_api import why
 
 KEY = ConnectionKey("10.0.0.1", 8000, False, True, None, None, None)
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gateway.backends.backend import Backend, Facts, KvEventSource, ModelCard
+from gateway.backends.backend import Backend
+from gateway.backends.facts import Facts, KvEventSource, ModelCard
 from gateway.backends.health import ProbeResult
 from gateway.backends.survey import Answers
 from gateway.backends.vllm_api import ControlError

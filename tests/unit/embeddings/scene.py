@@ -11,7 +11,8 @@ from typing import Any, cast
 import numpy as np
 import orjson
 
-from gateway.backends.backend import Backend, Facts, ModelCard
+from gateway.backends.backend import Backend
+from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.config import AdmissionConfig, BackendConfig, Config, EmbeddingsConfig, HealthConfig, UpstreamConfig

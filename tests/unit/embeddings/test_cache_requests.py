@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 import pytest
 
-from gateway.backends.backend import Facts, ModelCard
+from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.health import ProbeResult
 from gateway.errors import BackendFault
 from gateway.observe.record import Record

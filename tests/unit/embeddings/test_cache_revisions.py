@@ -3,7 +3,7 @@
 from dataclasses import replace
 from random import Random
 
-from gateway.backends.backend import Facts, ModelCard
+from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.config import BackendConfig, HealthConfig

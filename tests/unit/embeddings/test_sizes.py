@@ -3,7 +3,8 @@
 from itertools import count
 from random import Random
 
-from gateway.backends.backend import Backend, Facts, ModelCard
+from gateway.backends.backend import Backend
+from gateway.backends.facts import Facts, ModelCard
 from gateway.config import BackendConfig, HealthConfig
 from gateway.embeddings.sizes import BulkSlots, ModelSizes
 from gateway.embeddings.wire import inputs_of

@@ -10,7 +10,7 @@ import orjson
 import pytest
 import structlog
 
-from gateway.backends.backend import ModelCard
+from gateway.backends.facts import ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.config import BackendConfig, Config
 from gateway.errors import (

@@ -4,7 +4,7 @@ from types import MappingProxyType
 import orjson
 import pytest
 
-from gateway.backends.backend import ModelCard
+from gateway.backends.facts import ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.errors import Draining, ModelNotFound, NoBackend
 from gateway.front.handler import answer_local

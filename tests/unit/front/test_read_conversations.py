@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import BackendConfig, Config
+from gateway.feedback import Learning
 from gateway.front.json_body import at_once
 from gateway.front.read import MEDIA_TOKENS, RequestReader, StoredResponses
 from gateway.request import Demand, Usage
-from gateway.routing.cache_view import HitAccuracy, HitPredictor, Learning, PrefixIndex
+from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import Engine
 from gateway.routing.estimates import Estimates
 from gateway.routing.prompt_blocks import LONGEST_BYTES

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.backends.backend import ModelCard
+from gateway.backends.facts import ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.errors import EndpointNotOffered, WaitExpired
 from gateway.front.reply import ClientResponse

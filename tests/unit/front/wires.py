@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from random import Random
 
-from gateway.backends.backend import Facts, ModelCard
+from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.config import BackendConfig, HealthConfig

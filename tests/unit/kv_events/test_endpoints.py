@@ -3,7 +3,8 @@ from random import Random
 
 import pytest
 
-from gateway.backends.backend import Backend, Facts, KvEventSource
+from gateway.backends.backend import Backend
+from gateway.backends.facts import Facts, KvEventSource
 from gateway.config import BackendConfig, HealthConfig
 from gateway.kv_events.endpoints import Address, ReadingPlan, Source, plan
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from gateway.backends.backend import Facts, ModelCard
+from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.config import BackendConfig, HealthConfig, UpstreamConfig
 from gateway.relay.relay import Relay

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from gateway.feedback import Learning
 from gateway.request import Usage
-from gateway.routing.cache_view import HitAccuracy, Learning
+from gateway.routing.cache_view import HitAccuracy
 from gateway.routing.engine import Parts
 from gateway.scheduling.scheduler import Binding
 from tests.unit.scheduling.builders import Hall, ask, hall

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.backends.backend import Facts, ModelCard
+from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.config import BackendConfig, HealthConfig

@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.backends.backend import Facts, ModelCard
+from gateway.backends.facts import Facts, ModelCard
 from gateway.tokenization.tokenization import NotCounted, Tokenization, TokenizerLimits
 from tests.unit.backends.scripted import Answer, Scripted
 from tests.unit.tokenization.backends import embeds, tokenizes

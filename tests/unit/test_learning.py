@@ -2,8 +2,9 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.feedback import Learning
 from gateway.request import Demand, Usage
-from gateway.routing.cache_view import HitAccuracy, Learning, PrefixIndex
+from gateway.routing.cache_view import HitAccuracy, PrefixIndex
 from gateway.routing.estimates import Estimates
 
 OLD, NEW = (1, 2, 3), (7, 8)

@@ -1,0 +1,58 @@
+"""What a backend reports of itself and of its load: values, read by `vllm_api` and `vllm_metrics`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """One entry of a backend's /v1/models."""
+
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KvEventSource:
+    """Where one engine (data-parallel rank) publishes its KV events, as the backend states it."""
+
+    rank: int
+    publisher: str | None
+    endpoint: str | None
+    replay_endpoint: str | None
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a backend reports of itself; None = not reported. Sums are over its engines (data-parallel ranks)."""
+
+    version: str | None = None
+    models: tuple[ModelCard, ...] = ()
+    block_size_tokens: int | None = None
+    kv_cache_tokens: int | None = None  # sum
+    prefix_caching: bool | None = None
+    max_num_seqs: int | None = None  # of one engine
+    engines: int = 1
+    kv_event_sources: tuple[KvEventSource, ...] | None = None
+    process_start_seconds: float | None = None  # Unix time
+    can_admin: bool = False  # vLLM's development endpoints answer
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """The load that a backend's /metrics showed. Sums are over its engines; counters start with its process."""
+
+    at_seconds: float
+    running: int
+    waiting: int
+    kv_usage: float  # 0..1, the fullest engine's
+    prefix_queries_tokens: float
+    prefix_hits_tokens: float
+    preemptions: float
+    waiting_for_capacity: int | None = None  # part of `waiting`; None = the engine does not expose reasons
+    generation_tokens: float | None = None
