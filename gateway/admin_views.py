@@ -8,7 +8,7 @@ from gateway.backends.backend import Backend
 from gateway.backends.concurrency_limit import LimitChange
 from gateway.backends.fleet import Fleet
 from gateway.config import Config
-from gateway.errors import InvalidRequest, ModelNotFound
+from gateway.errors import InvalidRequest
 from gateway.feedback import CacheState
 from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import in_turns, parse_body
@@ -157,10 +157,6 @@ class Overview:
         incoming, route = await self._as_request(body, path)
         request = await in_turns(self._reader.read(incoming, route, "dry-run", self._only_model))
         demand = (await self._exact_prompts.complete(request)).demand
-        if self._fleet.candidates(demand.model) is None:
-            raise ModelNotFound(
-                f"The model {demand.model!r} does not exist. GET /v1/models lists the available models.", param="model"
-            )
         verdicts = self._lease_broker.explain(demand)
         is_open = [verdict for verdict in verdicts if verdict.is_open]
         chosen = verdicts[0] if self._scheduler.waits_for_best or not is_open else is_open[0]

@@ -3,7 +3,7 @@
 Other exceptions are converted to these once, in `relay/`; these are rendered once, in `front/reply.py`.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 _REQUEST_IS_AT_FAULT = frozenset(range(400, 500)) - {408, 409, 429}
 
@@ -87,6 +87,11 @@ class ModelNotFound(GatewayError):
     status = 404
     type = "invalid_request_error"
     code = "model_not_found"
+
+    @classmethod
+    def of(cls, model: str) -> Self:
+        """The error for a model that the client named."""
+        return cls(f"The model {model!r} does not exist. GET /v1/models lists the available models.", param="model")
 
 
 class RequestTimeout(GatewayError):

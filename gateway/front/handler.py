@@ -53,9 +53,7 @@ def answer_local(
         name = unquote(path.partition(b"?")[0].decode("ascii")).removeprefix(_MODEL_PATH)
         found = next((card for card in _cards(fleet, aliases) if card["id"] == name), None)
         if found is None:
-            raise ModelNotFound(
-                f"The model {name!r} does not exist. GET /v1/models lists the available models.", param="model"
-            )
+            raise ModelNotFound.of(name)
         reply.send(200, JSON, b"", orjson.dumps(found))
 
 

@@ -22,14 +22,14 @@ def keep_alive(seconds: float, send: Callable[[], None] | None) -> Iterator[None
         yield
         return
     loop = asyncio.get_running_loop()
-
-    timer = loop.call_later(seconds, lambda: due())
+    timer: asyncio.TimerHandle
 
     def due() -> None:
         nonlocal timer
         send()
         timer = loop.call_later(seconds, due)
 
+    timer = loop.call_later(seconds, due)
     try:
         yield
     finally:

@@ -66,9 +66,7 @@ class EngineTable:
         """The engines of a model, read from the fleet. Raises ModelNotFound."""
         serving = self._serving(model)
         if serving is None:
-            raise ModelNotFound(
-                f"The model {model!r} does not exist. GET /v1/models lists the available models.", param="model"
-            )
+            raise ModelNotFound.of(model)
         engines = list(serving)
         if engines:  # model names that do not exist are not kept
             self.views[model] = engines
