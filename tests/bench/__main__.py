@@ -13,6 +13,7 @@
 `predict` drives engines through the gateway, replays the gateway's log, and tells how near the replay was.
 `bodies-stall` shows how long the worst bodies within the limits stop the event loop.
 `embeddings` compares many small embeddings requests with and without the gateway's batches.
+`instructions` counts what the gateway's own code runs per request, event and decision, and keeps to a budget.
 
 The proxy has one core to itself. On another core a mock of two vLLM servers answers and a closed-loop load generator
 asks; both are in C and cost less than any proxy. Every repetition runs every proxy once, in turn, so that a drift of
@@ -40,6 +41,7 @@ from tests.bench.embeddings.command import embeddings
 from tests.bench.embeddings.run import Options as EmbeddingOptions
 from tests.bench.embeddings.run import compare as compare_embeddings
 from tests.bench.install import install
+from tests.bench.instructions.command import instructions
 from tests.bench.limits import compare, crowds
 from tests.bench.machine import describe
 from tests.bench.overload import report as overload
@@ -191,6 +193,7 @@ def overload_command(
 
 app.command("bounds")(bounds)
 app.command("soak")(soak)
+app.command("instructions")(instructions)
 app.command("routing")(routing)
 app.command("predict")(predict)
 app.command("documents")(documents)

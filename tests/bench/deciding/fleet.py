@@ -1,6 +1,7 @@
 """A placement over a fleet in memory, whose engines are as busy as one wants."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import cycle
 from random import Random
 
@@ -43,6 +44,7 @@ class Busy:
         self._random.shuffle(known)
         self._demands: Iterator[Demand] = cycle(known)
         self._prompts = prompts
+        self._tenants = [""]
 
     @property
     def waiting(self) -> int:
@@ -51,7 +53,12 @@ class Busy:
 
     def next_ask(self) -> Demand:
         """The next request; after the last comes the first again, as in a conversation that goes on."""
-        return next(self._demands)
+        demand = next(self._demands)
+        return replace(demand, tenant=self._random.choice(self._tenants)) if len(self._tenants) > 1 else demand
+
+    def serve_tenants(self, count: int) -> None:
+        """Requests come from so many tenants from now on."""
+        self._tenants = [f"tenant-{number}" for number in range(count)]
 
     def give_back(self, binding: Binding) -> None:
         """A request is over."""
@@ -77,13 +84,16 @@ class Busy:
         while len(self.held) < in_flight:
             self.take([self.scheduler.place(self.next_ask(), self.now)])
 
-    def fill(self, waiting: int) -> None:
-        """No slot is free, and so many wait; none of them for so long that it would take any engine."""
+    def fill(self, waiting: int, turns: int | None = None) -> None:
+        """No slot is free, and so many wait; none of them for so long that it would take any engine.
+
+        `turns`: the requests that end and are replaced after that; None = four times as many as wait.
+        """
         while any(engine.load.in_flight < engine.slots for engine in self.engines) or not self.held:
             self.now += _FILLING_STEP_SECONDS
             self.refill(waiting)
             self.drain()
-        for _ in range(4 * waiting):
+        for _ in range(4 * waiting if turns is None else turns):
             self.now += 0.005
             self.give_one_back()
             self.drain()

@@ -1,0 +1,1 @@
+"""How many instructions the gateway's own code runs per request, event and decision."""

@@ -1,0 +1,55 @@
+"""The command: count, compare with the budget, and write a new one where it was earned."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tests.bench.instructions.count import ROWS, CannotCount, count
+
+BUDGET = Path(__file__).with_name("budget.json")
+TOLERANCE = 0.03
+
+
+def instructions(
+    names: Annotated[list[str] | None, typer.Argument(help="Workloads. None = all.")] = None,
+    directory: Annotated[Path, typer.Option("--dir", help="Where tools are kept.")] = Path(".bench"),
+    write: Annotated[bool, typer.Option("--write", help="Make what was counted the budget.")] = False,
+) -> None:
+    """Count the instructions of requests, events and decisions; exit 1 if one grew by more than 3 % over its budget."""
+    budget: dict[str, int] = json.loads(BUDGET.read_text()) if BUDGET.exists() else {}
+    try:
+        counted = count(directory.resolve(), names or [], lambda line: typer.echo(line, err=True))
+    except CannotCount as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+    typer.echo(table(counted, budget))
+    if write:
+        BUDGET.write_text(json.dumps(budget | counted, indent=1) + "\n")
+    elif grown := over_budget(counted, budget):
+        typer.echo("\n".join(grown), err=True)
+        raise typer.Exit(1)
+
+
+def table(counted: dict[str, int], budget: dict[str, int]) -> str:
+    """What was counted beside its budget, in Markdown."""
+    titles = {row.name: row.title for row in ROWS}
+    lines = ["| instructions of | counted | budget | ratio |", "|---|--:|--:|--:|"]
+    for name, figure in counted.items():
+        least = budget.get(name)
+        beside = f"{least:,} | {figure / least:.3f}" if least else "none |"
+        lines.append(f"| {titles[name]} (`{name}`) | {figure:,} | {beside} |")
+    return "\n".join(lines)
+
+
+def over_budget(counted: dict[str, int], budget: dict[str, int]) -> list[str]:
+    """The figures that grew by more than the tolerance, or that have no budget."""
+    return [
+        f"{name}: {figure:,} instructions, the budget is {budget[name]:,}: find what was added, or earn a new budget "
+        "and write it with --write"
+        if name in budget
+        else f"{name}: {figure:,} instructions, and no budget: write it with --write"
+        for name, figure in counted.items()
+        if name not in budget or figure > budget[name] * (1 + TOLERANCE)
+    ]

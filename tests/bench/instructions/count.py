@@ -1,0 +1,158 @@
+"""Counts the instructions of every workload under callgrind, which no other process disturbs."""
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.bench.instructions import workloads
+from tests.bench.instructions.workloads import Counter
+from tests.bench.place import SOURCES
+
+_EMPTY = "nothing"
+_LONG, _SHORT = 120, 20  # events of a stream
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: the instructions of a workload for each of `units`; `less` is subtracted first."""
+
+    name: str
+    title: str
+    units: int
+    run: Callable[[Counter], None]
+    less: str = ""
+    blocks: int = 1  # counted blocks; entering and leaving one costs a little
+
+
+ROWS = [
+    Row(_EMPTY, "an empty block", 200, lambda counter: _nothing(counter, 200), blocks=0),
+    Row("chat_1k", "1 KB chat", 100, lambda counter: workloads.chat(counter, "1k", 100)),
+    Row("chat_16k", "16 KB chat", 50, lambda counter: workloads.chat(counter, "16k", 50)),
+    Row("stream_short", f"stream of {_SHORT} events", 20, lambda counter: workloads.streamed(counter, _SHORT, 20)),
+    Row(
+        "event",
+        "streamed event",
+        20 * (_LONG - _SHORT),
+        lambda counter: workloads.streamed(counter, _LONG, 20),
+        less="stream_short",
+    ),
+    Row("embedding", "embeddings text, in batches", 640, lambda counter: workloads.embedded(counter, 640), blocks=10),
+    *[
+        Row(
+            f"place_{engines}",
+            f"placement among {engines} engines",
+            100,
+            lambda counter, engines=engines: workloads.placed(counter, engines, 100),
+            blocks=100,
+        )
+        for engines in (8, 64, 256)
+    ],
+    *[
+        Row(
+            f"release_{waiting}_{tenants}",
+            f"release, {waiting:,} waiting, {tenants:,} tenants",
+            50,
+            lambda counter, waiting=waiting, tenants=tenants: workloads.released(counter, waiting, tenants, 50),
+            blocks=50,
+        )
+        for waiting, tenants in ((256, 1), (4096, 1), (256, 100), (4096, 1000))
+    ],
+]
+
+
+def _nothing(counter: Counter, blocks: int) -> None:
+    counter.begin()
+    for _ in range(blocks):
+        with counter.counting():
+            pass
+
+
+class Callgrind:
+    """The counter, inside valgrind."""
+
+    def __init__(self, library: Path) -> None:
+        self._calls = ctypes.CDLL(str(library))
+
+    def begin(self) -> None:
+        self._calls.counting_begin()
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        self._calls.counting_toggle()
+        try:
+            yield
+        finally:
+            self._calls.counting_toggle()
+
+    def end(self, name: str) -> None:
+        self._calls.counting_end(name.encode())
+
+
+class CannotCount(Exception):
+    """A tool is missing; the text says how to get it."""
+
+
+def build(folder: Path) -> Path:
+    """Compile the switch. Raises CannotCount without valgrind or a compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None or shutil.which("valgrind") is None:
+        raise CannotCount(
+            "counting instructions needs valgrind and a C compiler: apt-get install valgrind gcc libc6-dev"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / "counting.so"
+    source = SOURCES / "c" / "counting.c"
+    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    return library
+
+
+def count(folder: Path, names: list[str], say: Callable[[str], None]) -> dict[str, int]:
+    """Instructions of each row, by name, each counted in a process of its own. `names`: none = all."""
+    library = build(folder)
+    wanted = [row for row in ROWS if not names or row.name in names or row.name == _EMPTY]
+    wanted += [row for row in ROWS if row not in wanted and any(row.name == other.less for other in wanted)]
+    totals = {}
+    with TemporaryDirectory() as scratch:
+        for row in wanted:
+            say(f"counting {row.title}")
+            totals[row.name] = _total(row, library, Path(scratch))
+    empty = totals[_EMPTY] / ROWS[0].units
+    figures = {}
+    for row in wanted:
+        total = totals[row.name] - row.blocks * empty - (totals[row.less] if row.less else 0)
+        figures[row.name] = round(total / row.units)
+    return {name: figure for name, figure in figures.items() if name != _EMPTY}
+
+
+def _total(row: Row, library: Path, scratch: Path) -> int:
+    out = scratch / f"{row.name}.out"
+    command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--collect-atstart=no"]
+    command += [f"--callgrind-out-file={out}"]
+    command += [sys.executable, "-m", "tests.bench.instructions.count", row.name, str(library)]
+    environment = os.environ | {"PYTHONHASHSEED": "0"}  # the same collisions of hashes every time
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    dump = out.with_name(f"{out.name}.1")  # the first; the last is made at the end of the program
+    if done.returncode or not dump.exists():
+        raise RuntimeError(f"{row.name}: {done.stderr[-2000:]}")
+    totals = re.findall(r"^totals: (\d+)", dump.read_text(), re.MULTILINE)
+    return int(totals[0])
+
+
+def main(name: str, library: str) -> None:
+    """One workload, inside valgrind."""
+    row = next(row for row in ROWS if row.name == name)
+    counter = Callgrind(Path(library))
+    row.run(counter)
+    counter.end(name)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,147 @@
+"""The whole gateway between fake transports: no socket, no kernel, no other process.
+
+Everything is on that a fleet has on: prefix routing, caps, retries, metrics, access log, prefix report.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from gateway.app import Gateway
+from gateway.backends.facts import Facts, ModelCard
+from gateway.backends.health import ProbeResult
+from gateway.config_file import parse
+from gateway.front.connection import ClientConnection
+from gateway.relay.connection import BackendConnection
+
+MODEL = "mock"
+_BACKENDS = 2
+_FACTS = Facts(
+    version="0.25.0",
+    models=(ModelCard(MODEL, max_model_len=131_072),),
+    block_size_tokens=16,
+    kv_cache_tokens=430_000,
+    prefix_caching=True,
+    max_num_seqs=4096,
+    process_start_seconds=1.0,
+)
+_PROBES = 3  # that find a backend up
+
+
+class _Transport(asyncio.Transport):
+    """An end of a connection that is open and takes everything at once."""
+
+    closed = False
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def is_reading(self) -> bool:
+        return True
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return ("127.0.0.1", 4711) if name == "peername" else default
+
+    def writelines(self, parts: Any) -> None:
+        self.write(b"".join(parts))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = True
+
+
+class Loop(uvloop.Loop):
+    """An event loop whose outgoing connections end in an engine in this process.
+
+    `answered`: the chunks of the answer to a request; each arrives in a turn of the loop of its own.
+    """
+
+    def __init__(self, answered: Callable[[bytes], list[bytes]]) -> None:
+        super().__init__()
+        self.answered = answered
+
+    async def create_connection(self, factory: Any, *_: Any, **__: Any) -> tuple[asyncio.Transport, Any]:  # type: ignore[override]
+        protocol = factory()
+        engine = _Engine(self, protocol)
+        protocol.connection_made(engine)
+        return engine, protocol
+
+
+class _Engine(_Transport):
+    """A backend's end of a connection."""
+
+    def __init__(self, loop: Loop, connection: BackendConnection) -> None:
+        super().__init__()
+        self._loop = loop
+        self._connection = connection
+
+    def write(self, data: Any) -> None:
+        self._loop.call_soon(self._send, iter(self._loop.answered(data)))
+
+    def _send(self, chunks: Iterator[bytes]) -> None:
+        chunk = next(chunks, None)
+        if chunk is not None:
+            self._connection.data_received(chunk)
+            self._loop.call_soon(self._send, chunks)
+
+
+class Client(_Transport):
+    """A client's end of a connection. `end`: the last bytes of every answer."""
+
+    def __init__(self, gateway: Gateway, end: bytes) -> None:
+        super().__init__()
+        self._end = end
+        self._loop = asyncio.get_running_loop()
+        self._connection = ClientConnection(gateway.server, self._loop)
+        self._connection.connection_made(self)
+        self._answered: asyncio.Future[None] = self._loop.create_future()
+
+    def write(self, data: Any) -> None:
+        if data.endswith(self._end):
+            self._answered.set_result(None)
+
+    async def ask(self, request: bytes) -> None:
+        """Send a request as a socket would hand it over, and take its whole answer."""
+        self._answered = self._loop.create_future()
+        self._connection.get_buffer(len(request))[: len(request)] = request
+        self._connection.buffer_updated(len(request))
+        await self._answered
+        await asyncio.sleep(0)
+
+    def leave(self) -> None:
+        """Close the connection."""
+        self._connection.connection_lost(None)
+
+
+@contextmanager
+def clients(count: int, end: bytes, log: Path) -> Iterator[tuple[Gateway, list[Client]]]:
+    """So many clients of a gateway whose backends are up; inside a `Loop`."""
+    urls = [{"url": f"http://10.0.0.{number}:8000", "max_in_flight": 4096} for number in range(_BACKENDS)]
+    config = parse({"backends": urls, "prefix_report": {"enabled": True}})
+    with log.open("wb") as out:
+        gateway = Gateway(config, out)
+        assert gateway.access_log is not None
+        for backend in gateway.fleet.backends:
+            gateway.fleet.learned(backend, _FACTS)
+            for _ in range(_PROBES):
+                gateway.fleet.probed(backend, ProbeResult.OK)
+        with gateway.access_log:
+            connected = [Client(gateway, end) for _ in range(count)]
+            yield gateway, connected
+            for client in connected:
+                client.leave()
