@@ -112,7 +112,9 @@ class Client(_Transport):
         self._answered: asyncio.Future[None] = self._loop.create_future()
 
     def write(self, data: Any) -> None:
-        if data.endswith(self._end):
+        if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 200 "):
+            self._answered.set_exception(RuntimeError(f"not answered: {bytes(data)!r}"))
+        elif data.endswith(self._end):
             self._answered.set_result(None)
 
     async def ask(self, request: bytes) -> None:
