@@ -5,7 +5,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 ENGINE ?= sim
 ARGS ?=
-JOBS ?= 2
+JOBS ?= 3
 
 .PHONY: setup check format test test-random test-vllm instructions bench bench-smoke soak predict demo docs image clean
 

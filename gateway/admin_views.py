@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.backends.backend import Backend
@@ -10,63 +11,45 @@ from gateway.backends.fleet import Fleet
 from gateway.config import Config
 from gateway.errors import InvalidRequest
 from gateway.feedback import CacheState
-from gateway.front.http_request import HttpRequest
+from gateway.front.http_request import HttpRequest, Route, find_route
 from gateway.front.json_body import in_turns, parse_body
 from gateway.front.read import RequestReader
-from gateway.front.routes import Route, find_route
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
 from gateway.observe.metrics import Labels, Metrics
 from gateway.request import Demand, Kind
 from gateway.routing.engine import Engine
-from gateway.routing.policy import LeastLoadedPolicy, as_document
+from gateway.routing.policy import as_document
 from gateway.scheduling.fair_share import Tenant, Tenants
 from gateway.scheduling.leases import LeaseBroker
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.wait_queue import Queue, TenantQueue
-from gateway.tokenization.exact_prompts import ExactPrompts
 from gateway.tokenization.tokenization import Tokenization
 
 _BACKEND: Labels = ("backend",)
-_RESULTS = ("encoded", "unknown", "late", "busy", "too_long", "failed")  # of a prompt's tokenization
 
 
+@dataclass(frozen=True, slots=True)
 class Overview:
     """Reads the owners of state; changes nothing."""
 
-    def __init__(
-        self,
-        config: Config,
-        fleet: Fleet,
-        scheduler: Scheduler,
-        lease_broker: LeaseBroker,
-        queue: Queue,
-        cache_state: CacheState,
-        kv_events: KvEvents,
-        exact_prompts: ExactPrompts,
-        tokenization: Tokenization,
-        reader: RequestReader,
-        clock: Callable[[], float],
-    ) -> None:
-        self._config = config
-        self._fleet = fleet
-        self._scheduler = scheduler
-        self._lease_broker = lease_broker
-        self._queue = queue
-        self._cache_state = cache_state
-        self._kv_events = kv_events
-        self._tokenization = tokenization
-        self._exact_prompts = exact_prompts
-        self._reader = reader
-        self._clock = clock
+    config: Config
+    fleet: Fleet
+    scheduler: Scheduler
+    lease_broker: LeaseBroker
+    queue: Queue
+    cache_state: CacheState
+    kv_events: KvEvents
+    tokenization: Tokenization
+    reader: RequestReader
+    clock: Callable[[], float]
 
     def add_gauges(self, metrics: Metrics) -> None:
-        """Values that are read when metrics are scraped."""
         add = metrics.gauge
         add("gateway_backend_in_flight", "Sequences in flight on a backend.", _BACKEND,
             self._of_backends(lambda backend: backend.in_flight))  # fmt: skip
         add("gateway_backend_in_flight_limit", "Current limit of sequences in flight on a backend.", _BACKEND,
-            self._of_backends(lambda backend: backend.limit(self._clock())))  # fmt: skip
+            self._of_backends(lambda backend: backend.limit(self.clock())))  # fmt: skip
         add("gateway_backend_kv_tokens_reserved", "KV cache tokens reserved for requests in flight.", _BACKEND,
             self._of_backends(lambda backend: backend.kv_tokens_reserved))  # fmt: skip
         add("gateway_backend_kv_tokens_limit", "Limit of reserved KV cache tokens on a backend.", _BACKEND,
@@ -76,55 +59,48 @@ class Overview:
         add("gateway_backend_prefix_trust", "Share of predicted hits used for routing; 1 while confirmed.",
             _BACKEND, self._of_backends(self._hit_accuracy))  # fmt: skip
         add("gateway_kv_events_followed", "KV event stream state: 1 = complete and current.", ("backend", "rank"),
-            lambda: self._streams(lambda stream: float(self._cache_state.exact.live(stream["engine"]))))  # fmt: skip
+            lambda: self._streams(lambda stream: float(self.cache_state.exact.live(stream["engine"]))))  # fmt: skip
         add("gateway_kv_events_blocks", "KV cache blocks on an engine, by its KV events.", ("backend", "rank"),
             lambda: self._streams(lambda stream: stream["resident_blocks"]))  # fmt: skip
         metrics.counter("gateway_kv_events_gaps_total", "Gaps in the sequence of KV events.", ("backend", "rank"),
                         lambda: self._streams(lambda stream: stream["gaps"]))  # fmt: skip
         metrics.counter("gateway_tokenizer_prompts_total", "Tokenization attempts by result.", ("result",),
-                        self._tokenizer_results)  # fmt: skip
-        add("gateway_queued_requests", "Requests waiting in the queue, by model.", ("model",),
-            self._queued)  # fmt: skip
+                        lambda: [((name,), value) for name, value in self.tokenization.totals.items()])  # fmt: skip
+        add("gateway_queued_requests", "Requests waiting in the queue, by model.", ("model",), self._queued)
 
     def _queued(self) -> list[tuple[Labels, float]]:
         """By model; `unknown` for models that no backend has listed yet, whose requests may be held."""
-        counts: list[tuple[Labels, float]] = [
-            ((card.id,), self._queue.waiting(card.id)) for card in self._fleet.models()
-        ]
-        unknown = len(self._queue) - sum(count for _, count in counts)
+        counts: list[tuple[Labels, float]] = [((card.id,), self.queue.waiting(card.id)) for card in self.fleet.models()]
+        unknown = len(self.queue) - sum(count for _, count in counts)
         return [*counts, (("unknown",), unknown)] if unknown else counts
 
-    def _tokenizer_results(self) -> list[tuple[Labels, float]]:
-        return [((name,), value) for name, value in self._tokenization.totals.items() if name in _RESULTS]
-
     def _streams(self, read: Callable[[dict[str, Any]], float]) -> list[tuple[Labels, float]]:
-        return [((each["backend"], str(each["rank"])), read(each)) for each in self._kv_events.status()]
+        return [((each["backend"], str(each["rank"])), read(each)) for each in self.kv_events.status()]
 
     def _of_backends(self, read: Callable[[Backend], float]) -> Callable[[], Iterable[tuple[Labels, float]]]:
-        return lambda: [((backend.name,), read(backend)) for backend in self._fleet.backends]
+        return lambda: [((backend.name,), read(backend)) for backend in self.fleet.backends]
 
     def _kv_tokens_limit(self, backend: Backend) -> int:
         """0 where the size of the cache is not known, so that there is no limit."""
-        return int(self._config.admission.kv_headroom * (backend.kv_cache_tokens or 0))
+        return int(self.config.admission.kv_headroom * (backend.kv_cache_tokens or 0))
 
     def _hit_accuracy(self, backend: Backend) -> float:
-        return min(self._cache_state.hit_accuracy.share(engine.index) for engine in backend.engines)
+        return min(self.cache_state.hit_accuracy.share(engine.index) for engine in backend.engines)
 
     def backends(self) -> list[dict[str, Any]]:
-        """What is known of each backend and what runs there."""
-        now = self._clock()
+        now = self.clock()
         streams: dict[str, list[dict[str, Any]]] = {}
-        for stream in self._kv_events.status():
-            used = self._cache_state.exact.live(stream["engine"])
+        for stream in self.kv_events.status():
+            used = self.cache_state.exact.live(stream["engine"])
             streams.setdefault(stream["backend"], []).append(stream | {"used": used})
         return [
             self._backend(backend, now)
             | {"kv_events": streams.get(backend.name, []), "kv_events_problem": plan(backend).problem}
-            for backend in self._fleet.backends
+            for backend in self.fleet.backends
         ]
 
     def _backend(self, backend: Backend, now: float) -> dict[str, Any]:
-        index = self._cache_state.index
+        index = self.cache_state.index
         return {
             "name": backend.name,
             "url": backend.config.url,
@@ -142,11 +118,7 @@ class Overview:
             "kv_tokens_limit": self._kv_tokens_limit(backend) or None,
             "prefix_record_bytes": sum(index.used_bytes(engine.index) for engine in backend.engines),
             "prefix_trust": self._hit_accuracy(backend),
-            "tokenizers": {
-                status["model"]: status["backends"][backend.name]
-                for status in self._tokenization.status()
-                if backend.name in status["backends"]
-            },
+            "tokenizers": self.tokenization.verdicts(backend.name),
         }
 
     async def route(self, body: bytes, path: str) -> dict[str, Any]:
@@ -155,26 +127,26 @@ class Overview:
         `path` is the endpoint, or empty: then the body's fields decide. Raises a GatewayError where the request would.
         """
         incoming, route = await self._as_request(body, path)
-        request = await in_turns(self._reader.read(incoming, route, "dry-run", self._only_model))
-        demand = (await self._exact_prompts.complete(request)).demand
-        verdicts = self._lease_broker.explain(demand)
+        request = await in_turns(self.reader.read(incoming, route, "dry-run", self._only_model))
+        demand = (await self.tokenization.complete(request)).demand
+        verdicts = self.lease_broker.explain(demand)
         is_open = [verdict for verdict in verdicts if verdict.is_open]
-        chosen = verdicts[0] if self._scheduler.waits_for_best or not is_open else is_open[0]
+        chosen = verdicts[0] if self.scheduler.waits_for_best or not is_open else is_open[0]
         return {
             "model": demand.model,
-            "policy": self._config.routing.policy,
+            "policy": self.config.routing.policy,
             "prompt_tokens": demand.prompt_tokens,
             "prefix_blocks": len(demand.keys),
             "chosen": chosen.name,
-            "waits": not chosen.is_open or self._queue.waiting(demand.model) > 0,
-            "queued_requests": self._queue.waiting(demand.model),
+            "waits": not chosen.is_open or self.queue.waiting(demand.model) > 0,
+            "queued_requests": self.queue.waiting(demand.model),
             "backends": as_document(verdicts),
-            "other_policies": self._others(demand, [verdict.engine for verdict in is_open]),
+            "other_policies": {"least_loaded": _least_loaded([verdict.engine for verdict in is_open])},
         }
 
     async def _as_request(self, body: bytes, path: str) -> tuple[HttpRequest, Route]:
         if not path:
-            document = await in_turns(parse_body(body, self._config.server))
+            document = await in_turns(parse_body(body, self.config.server))
             path = "/v1/chat/completions" if "messages" in document else "/v1/completions"
         incoming = HttpRequest()
         incoming.take_body(body, keep_alive=False)
@@ -185,16 +157,15 @@ class Overview:
             )
         return incoming, route
 
-    def _others(self, demand: Demand, open_engines: list[Engine]) -> dict[str, str | None]:
-        """The open engine that `least_loaded` would choose; None if no engine is open."""
-        if not open_engines:
-            return {"least_loaded": None}
-        least = min(LeastLoadedPolicy().options(demand, open_engines, 0.0), key=lambda option: option.cost).engine
-        return {"least_loaded": least.name}
-
     def _only_model(self) -> str | None:
-        models = self._fleet.models()
+        models = self.fleet.models()
         return models[0].id if len(models) == 1 else None
+
+
+def _least_loaded(open_engines: list[Engine]) -> str | None:
+    """The open engine that `least_loaded` would choose; None if no engine is open."""
+    least = min(open_engines, key=lambda engine: engine.load.in_flight / engine.slots, default=None)
+    return None if least is None else least.name
 
 
 def _limit_change(change: LimitChange | None, now: float) -> dict[str, Any] | None:
@@ -223,7 +194,6 @@ class QueueView:
         self._clock = clock
 
     def add_gauges(self, metrics: Metrics) -> None:
-        """Values that are read when metrics are scraped."""
         metrics.gauge(
             "gateway_queued_requests_by_tenant",
             "Requests waiting in the queue, by tenant; other = tenants beyond the first 100, none = no tenant name.",
@@ -259,7 +229,7 @@ class QueueView:
         queue, tenants = self._queue.of_model(model), self._queue.tenants(model)
         flows = {(flow.tenant.name, flow.batch): flow for flow in queue.flows} if queue is not None else {}
         shown = sorted(tenants, key=lambda one: (one.waiting, one.in_flight, one.seen_seconds), reverse=True)
-        rate = self._scheduler.wait_estimator.service_rate(model, now)
+        between = tenants.rate.between_seconds(now)
         rows = []
         for tenant in shown[:_MOST_SHOWN]:
             rows.append(self._tenant(model, tenants, tenant, flows, now))
@@ -269,7 +239,7 @@ class QueueView:
             "waiting": tenants.waiting,
             "in_flight": tenants.in_flight,
             "line_seconds": now - queue.began_seconds if queue is not None else 0.0,
-            "drain_requests_per_second": rate,
+            "drain_requests_per_second": 1 / between if between else None,
             "tenants": rows,
         }
 
@@ -287,7 +257,7 @@ class QueueView:
                     "waiting": 0 if flow is None else len(flow.tickets),
                     "oldest_wait_seconds": 0.0 if flow is None else now - flow.since_seconds,
                     "tokens_ahead": round(_ahead(tenants, tenant, batch)) if flow is not None else 0,
-                    "expected_wait_seconds": self._scheduler.wait_estimator.wait_seconds(
+                    "expected_wait_seconds": self._queue.wait_seconds(
                         Demand(model, tenant=tenant.name, weight=tenant.weight, batch=batch), now
                     ),
                 }

@@ -2,19 +2,23 @@
 
 import hashlib
 import re
+from contextlib import suppress
 from ipaddress import ip_address
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+T = TypeVar("T")
 _MOST_SECONDS = 1e8  # three years: timers take no more
 Seconds = Annotated[float, Field(gt=0, le=_MOST_SECONDS)]
+SecondsOrZero = Annotated[float, Field(ge=0, le=_MOST_SECONDS)]
+Count = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-_TAKEN_HEADERS = frozenset(
-    ("authorization", "connection", "content-encoding", "content-length", "content-type", "expect", "host",
-     "traceparent", "tracestate", "transfer-encoding", "x-api-key", "x-data-parallel-rank", "x-request-id")
-)  # fmt: skip
+_TAKEN_HEADER = re.compile(
+    "authorization|connection|content-(encoding|length|type)|expect|host|trace(parent|state)|transfer-encoding"
+    "|x-(api-key|data-parallel-rank|request-id)"
+)
 _NO_DIGESTS = (bytes(32), hashlib.sha256(b"").digest())  # placeholders
 _TCP = re.compile(r"tcp://(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\]):[0-9]{1,5}")
 _HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
@@ -25,6 +29,11 @@ class ConfigError(Exception):
     """The configuration is invalid; the message names the key and the reason."""
 
 
+def default(value: T, description: str, **rules: Any) -> T:
+    """A key with a default. `rules` limits its values further than their type does."""
+    return cast(T, Field(value, description=description, **rules))
+
+
 class Section(BaseModel):
     """A part of the file: unknown keys are refused, values never change."""
 
@@ -33,11 +42,8 @@ class Section(BaseModel):
 
 def _checked_host(host: str) -> str:
     """The host, if it is an IP address or a name that can be looked up."""
-    try:
+    with suppress(ValueError):
         ip_address(host)
-    except ValueError:
-        pass
-    else:
         return host
     name = host.removesuffix(".")
     if len(name) > _MAX_HOST_LENGTH or not all(map(_HOST_LABEL.fullmatch, name.split("."))):
@@ -51,11 +57,9 @@ ListenHost = Annotated[str, AfterValidator(lambda host: _checked_host(host) if h
 class Listen(Section):
     """Address to listen on."""
 
-    host: ListenHost = Field("127.0.0.1", description="IP address or host name to listen on; empty = all interfaces.")
-    port: int = Field(8081, ge=0, le=65535, description="TCP port to listen on; 0 = any free port.")
-    allowed_hosts: tuple[str, ...] = Field(
-        (), description="Names accepted in `Host` besides IP addresses, localhost and `host`."
-    )
+    host: ListenHost = default("127.0.0.1", "IP address or host name to listen on; empty = all interfaces.")
+    port: int = default(8081, "TCP port to listen on; 0 = any free port.", ge=0, le=65535)
+    allowed_hosts: tuple[str, ...] = default((), "Names accepted in `Host` besides IP addresses, localhost and `host`.")
 
     @field_validator("allowed_hosts")
     @classmethod
@@ -66,115 +70,104 @@ class Listen(Section):
 class ServerConfig(Section):
     """The client port with its limits and timeouts."""
 
-    host: ListenHost = Field("0.0.0.0", description="IP address or host name to listen on; empty = all interfaces.")
-    port: int = Field(8080, ge=0, le=65535, description="TCP port to listen on; 0 = any free port.")
-    admin: Listen | None = Field(
-        Listen(), description="Admin port (/metrics, /admin/*), without authentication; null disables it."
+    host: ListenHost = default("0.0.0.0", "IP address or host name to listen on; empty = all interfaces.")
+    port: int = default(8080, "TCP port to listen on; 0 = any free port.", ge=0, le=65535)
+    admin: Listen | None = default(Listen(), "Admin port (/metrics, /admin/*), without authentication; null = none.")
+    max_connections: Count = default(16384, "Maximum client connections; more are closed immediately.")
+    max_body_bytes: Count = default(
+        8388608, "Maximum size of a request body; larger ones get 413. 8 MiB block the event loop for up to 40 ms."
     )
-    max_connections: int = Field(16384, gt=0, description="Maximum client connections; more are closed immediately.")
-    max_body_bytes: int = Field(
-        8388608,
-        gt=0,
-        description="Maximum size of a request body; larger ones get 413. 8 MiB block the event loop for up to 40 ms.",
+    max_upload_bytes: Count = default(536870912, "Maximum audio upload, streamed to the backend; larger ones get 413.")
+    memory_budget_bytes: Count = default(
+        1073741824, "Maximum memory for bodies, uploads, queue and buffered responses; beyond it, 503."
     )
-    max_upload_bytes: int = Field(
-        536870912, gt=0, description="Maximum audio upload, which is streamed to the backend; larger ones get 413."
+    max_json_depth: Count = default(64, "Maximum nesting depth of a JSON body; else 400.")
+    max_json_containers: Count = default(16384, "Maximum objects and arrays in a JSON body; else 400.")
+    max_json_strings: Count = default(65536, "Maximum strings in a JSON body; else 400.")
+    max_json_values: Count = default(262144, "Maximum values in a JSON body; else 400.")
+    allow_media_urls: bool = default(False, "Let requests name http(s) URLs of media for the backend to fetch.")
+    max_sequences: Count = default(1024, "Maximum sequences (n x prompts) of one request; else 400.")
+    header_timeout_seconds: Seconds = default(10.0, "Timeout from the first byte to the end of the headers; then 408.")
+    body_timeout_seconds: Seconds = default(300.0, "Timeout from the end of the headers to that of the body; then 408.")
+    body_grace_seconds: Seconds = default(5.0, "Window over which the rate of a body is measured.")
+    body_min_bytes_per_second: float = default(1024.0, "Minimum rate of a request body; else 408.", gt=0)
+    keep_alive_seconds: Seconds = default(75.0, "Idle timeout of client connections; then they are closed.")
+    write_stall_seconds: Seconds = default(
+        60.0, "Timeout for a client that reads none of its response; then the request is aborted."
     )
-    memory_budget_bytes: int = Field(
-        1073741824,
-        gt=0,
-        description="Maximum memory for bodies, uploads, queue and buffered responses; beyond it, 503.",
+    drain_delay_seconds: SecondsOrZero = default(
+        5.0, "After SIGTERM: time in which /readyz fails and requests are accepted."
     )
-    max_json_depth: int = Field(64, gt=0, description="Maximum nesting depth of a JSON body; else 400.")
-    max_json_containers: int = Field(16384, gt=0, description="Maximum objects and arrays in a JSON body; else 400.")
-    max_json_strings: int = Field(65536, gt=0, description="Maximum strings in a JSON body; else 400.")
-    max_json_values: int = Field(262144, gt=0, description="Maximum values in a JSON body; else 400.")
-    allow_media_urls: bool = Field(
-        False, description="Let requests name http(s) URLs of media for the backend to fetch."
-    )
-    max_sequences: int = Field(1024, gt=0, description="Maximum sequences (n x prompts) of one request; else 400.")
-    header_timeout_seconds: Seconds = Field(
-        10.0, description="Timeout from a request's first byte to the end of its headers; then 408."
-    )
-    body_timeout_seconds: Seconds = Field(
-        300.0, description="Timeout from the end of the headers to the end of the body; then 408."
-    )
-    body_grace_seconds: Seconds = Field(5.0, description="Window over which the rate of a body is measured.")
-    body_min_bytes_per_second: float = Field(1024.0, gt=0, description="Minimum rate of a request body; else 408.")
-    keep_alive_seconds: Seconds = Field(75.0, description="Idle timeout of client connections; then they are closed.")
-    write_stall_seconds: Seconds = Field(
-        60.0, description="Timeout for a client that reads none of its response; then the request is aborted."
-    )
-    drain_delay_seconds: float = Field(
-        5.0, ge=0, le=_MOST_SECONDS, description="After SIGTERM: time in which /readyz fails and requests are accepted."
-    )
-    drain_timeout_seconds: float = Field(
-        600.0, ge=0, le=_MOST_SECONDS, description="Then: maximum time for running requests; the rest are aborted."
-    )
-    response_headers: bool = Field(True, description="Send the x-gateway-* response headers.")
-    access_log: bool = Field(True, description="Write one JSON line per request to standard output.")
-    access_log_prefixes: bool = Field(False, description="Log salted hashes of prefix blocks, for `loadtest record`.")
+    drain_timeout_seconds: SecondsOrZero = default(600.0, "Then: time limit of running requests; the rest are aborted.")
+    response_headers: bool = default(True, "Send the x-gateway-* response headers.")
+    access_log: bool = default(True, "Write one JSON line per request to standard output.")
+    access_log_prefixes: bool = default(False, "Log salted hashes of prefix blocks, for `loadtest record`.")
+
+
+def _checked_endpoint(endpoint: str) -> str:
+    if not _TCP.fullmatch(endpoint):
+        raise ValueError("must look like tcp://host:port")
+    if not 0 < int(endpoint.rpartition(":")[2]) < 65536:
+        raise ValueError("the port must be a number from 1 to 65535")
+    if (host := endpoint[len("tcp://") :].rpartition(":")[0]) != "*":
+        _checked_host(host.removeprefix("[").removesuffix("]"))
+    return endpoint
+
+
+Endpoint = Annotated[str, AfterValidator(_checked_endpoint)]
 
 
 class KvEventsConfig(Section):
     """Endpoints of a backend's KV events. Rank r of a data-parallel backend uses these ports plus r."""
 
-    endpoint: str = Field(description="tcp://host:port of the publisher; host * = the backend's host.")
-    replay: str | None = Field(None, description="tcp://host:port that resends missed events; null = none.")
-    topic: str | None = Field(None, description="Topic to subscribe to; null = all topics.")
-    bind: bool = Field(False, description="Listen on `endpoint` for publishers that connect; false = connect.")
+    endpoint: Endpoint = Field(description="tcp://host:port of the publisher; host * = the backend's host.")
+    replay: Endpoint | None = default(None, "tcp://host:port that resends missed events; null = none.")
+    topic: str | None = default(None, "Topic to subscribe to; null = all topics.")
+    bind: bool = default(False, "Listen on `endpoint` for publishers that connect; false = connect.")
 
-    @field_validator("endpoint", "replay")
-    @classmethod
-    def _is_tcp(cls, endpoint: str | None) -> str | None:
-        if endpoint is not None and not _TCP.fullmatch(endpoint):
-            raise ValueError("must look like tcp://host:port")
-        if endpoint is not None and not 0 < int(endpoint.rpartition(":")[2]) < 65536:
-            raise ValueError("the port must be a number from 1 to 65535")
-        if endpoint is not None and (host := endpoint[len("tcp://") :].rpartition(":")[0]) != "*":
-            _checked_host(host.removeprefix("[").removesuffix("]"))
-        return endpoint
+
+def _checked_origin(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must look like http://host:port")
+    if not url.isprintable():
+        raise ValueError("must not contain control characters")
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if port == 0:
+        raise ValueError("the port must be a number from 1 to 65535")
+    _checked_host(parts.hostname)
+    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
+        raise ValueError("must be scheme, host and port only, without path, query or user")
+    return url.rstrip("/")
+
+
+KvEvents = Annotated[  # YAML reads an unquoted `off` as false
+    Literal["auto", "off"] | KvEventsConfig, BeforeValidator(lambda value: "off" if value is False else value)
+]
 
 
 class BackendConfig(Section):
     """One vLLM server."""
 
-    url: str = Field(description="URL of the vLLM server: scheme, host and port only.")
-    name: str = Field("", description="Unique name in metrics, logs and response headers; empty = host:port of `url`.")
-    api_key: str = Field(
-        "", pattern=r"^[!-~]*$", description="Key sent to the backend; clients' keys are never forwarded."
+    url: Annotated[str, AfterValidator(_checked_origin)] = Field(
+        description="URL of the vLLM server: scheme, host and port only."
     )
-    max_in_flight: int | Literal["auto"] = Field(
-        "auto", description="Maximum sequences in flight; auto = vLLM's max_num_seqs if exposed, else learned."
+    name: str = default("", "Unique name in metrics, logs and response headers; empty = host:port of `url`.")
+    api_key: str = default("", "Key sent to the backend; clients' keys are never forwarded.", pattern=r"^[!-~]*$")
+    max_in_flight: int | Literal["auto"] = default(
+        "auto", "Maximum sequences in flight; auto = vLLM's max_num_seqs if exposed, else learned."
     )
-    kv_cache_tokens: int | Literal["auto"] = Field(
-        "auto", description="Size of the KV cache in tokens; auto = kv_cache_size_tokens of the backend's /metrics."
+    kv_cache_tokens: int | Literal["auto"] = default(
+        "auto", "Size of the KV cache in tokens; auto = kv_cache_size_tokens of the backend's /metrics."
     )
-    kv_events: Literal["auto", "off"] | KvEventsConfig = Field(
-        "auto",
-        description="KV event source; auto (default) = /kv_event_sources, at the backend's own host; off = none.",
+    kv_events: KvEvents = default(
+        "auto", "KV event source; auto (default) = /kv_event_sources, at the backend's own host; off = none."
     )
-    relative_cost: float = Field(1.0, gt=0, description="Relative time for the same work: 2 = half as fast as others.")
-    speed: float | None = Field(None, gt=0, exclude=True, description="Deprecated: former name of `relative_cost`.")
-
-    @field_validator("url")
-    @classmethod
-    def _is_an_origin(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("must look like http://host:port")
-        if not url.isprintable():
-            raise ValueError("must not contain control characters")
-        try:
-            port = parts.port
-        except ValueError:
-            port = 0
-        if port == 0:
-            raise ValueError("the port must be a number from 1 to 65535")
-        _checked_host(parts.hostname)
-        if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
-            raise ValueError("must be scheme, host and port only, without path, query or user")
-        return url.rstrip("/")
+    relative_cost: float = default(1.0, "Relative time for the same work: 2 = half as fast as others.", gt=0)
+    speed: float | None = default(None, "Deprecated: former name of `relative_cost`.", gt=0, exclude=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -184,11 +177,6 @@ class BackendConfig(Section):
         if "relative_cost" in document:
             raise ValueError("speed is the former name of relative_cost: remove it")
         return document | {"relative_cost": document["speed"]}
-
-    @field_validator("kv_events", mode="before")
-    @classmethod
-    def _may_be_a_yaml_word(cls, value: Any) -> Any:
-        return "off" if value is False else value  # YAML reads an unquoted `off` as false
 
     @field_validator("max_in_flight", "kv_cache_tokens")
     @classmethod
@@ -209,69 +197,50 @@ class BackendConfig(Section):
 class RoutingConfig(Section):
     """How a backend is selected for a request."""
 
-    policy: Literal["prefix", "least_loaded", "round_robin"] = Field(
-        "prefix", description="prefix = lowest cost, considering cached prefixes; least_loaded; round_robin."
+    policy: Literal["prefix", "least_loaded", "round_robin"] = default(
+        "prefix", "prefix = lowest cost, considering cached prefixes; least_loaded; round_robin."
     )
-    decode_weight: float = Field(
-        1.0, ge=0, description="Cost weight of decoding: 0 = TTFT only, 1 = balanced, 5 = end-to-end latency."
+    decode_weight: float = default(1.0, "Decoding weight: 0 = TTFT only, 1 = balanced, 5 = end-to-end latency.", ge=0)
+    prefill_window_seconds: Seconds | None = default(
+        None, "Maximum prefill work queued on an engine; beyond it, requests wait here. null = 3600 x b, at least 0.02."
     )
-    prefill_window_seconds: Seconds | None = Field(
-        None,
-        description="Maximum prefill work queued on an engine; beyond it, requests wait here. null = 3600 x b, at"
-        " least 0.02.",
+    seconds_per_prefill_token: float = default(
+        28e-6, "b: initial estimate of prefill time per uncached token; then learned.", gt=0
     )
-    seconds_per_prefill_token: float = Field(
-        28e-6, gt=0, description="b: initial estimate of prefill time per uncached token; then learned."
-    )
-    aging: float = Field(0.05, ge=0, description="Cost credit, in seconds, per second that a request has waited.")
-    index_capacity_factor: float = Field(
-        1.0, gt=0, le=1000, description="Size of the own record of cached prefixes, in KV cache sizes."
-    )
-    index_memory_bytes: int = Field(
-        536870912, gt=0, description="Maximum memory of the own records of all backends together."
-    )
-    scan: int = Field(32, ge=1, le=256, description="Maximum requests, oldest first, considered per queue scan.")
-    starvation_seconds: Seconds = Field(
-        30.0, description="Waiting time after which a request goes first, to any backend with capacity."
-    )
+    aging: float = default(0.05, "Cost credit, in seconds, per second that a request has waited.", ge=0)
+    index_capacity_factor: float = default(1.0, "Size of the own prefix record, in KV cache sizes.", gt=0, le=1000)
+    index_memory_bytes: Count = default(536870912, "Maximum memory of the own records of all backends together.")
+    scan: int = default(32, "Maximum requests, oldest first, considered per queue scan.", ge=1, le=256)
+    starvation_seconds: Seconds = default(30.0, "Wait after which a request goes first, to any backend with capacity.")
 
 
 class AdmissionConfig(Section):
     """Utilization of backends, queue limits and queue timeout."""
 
-    kv_headroom: Fraction = Field(
-        0.95, description="Share of a backend's KV cache that requests may reserve; lower it against preemption."
+    kv_headroom: Fraction = default(0.95, "Share of KV cache that requests may reserve; lower it against preemption.")
+    max_queued_requests: int = default(4096, "Maximum queued requests; more get 429. 0 = no queue.", ge=0)
+    max_queued_bytes: int = default(268435456, "Maximum total size of queued request bodies; more get 429.", ge=0)
+    max_wait_seconds: Seconds = default(60.0, "Queue timeout: then 429, or 503 if no backend can serve the model.")
+    hold_without_backend: bool = default(
+        True, "Queue requests while no backend serves their model; false = 503 at once."
     )
-    max_queued_requests: int = Field(4096, ge=0, description="Maximum queued requests; more get 429. 0 = no queue.")
-    max_queued_bytes: int = Field(
-        268435456, ge=0, description="Maximum total size of queued request bodies; further requests get 429."
+    comment_seconds: SecondsOrZero = default(
+        15.0, "Interval of SSE comments to queued streams, against idle timeouts; 0 = none."
     )
-    max_wait_seconds: Seconds = Field(
-        60.0, description="Queue timeout: then 429, or 503 if no backend can serve the model."
-    )
-    hold_without_backend: bool = Field(
-        True, description="Queue requests while no backend can serve their model; false = 503 at once."
-    )
-    comment_seconds: float = Field(
-        15.0,
-        ge=0,
-        le=_MOST_SECONDS,
-        description="Interval of SSE comments to queued streams, against idle timeouts; 0 = none.",
-    )
-    tenant_header: str = Field(
+    tenant_header: str = default(
         "",
+        "Header that names the tenant, set by a trusted proxy; empty = by API key.",
         pattern=r"^([A-Za-z0-9-]{1,64})?$",
-        description="Header that names the tenant, set by a trusted proxy; empty = by API key.",
     )
-    adaptive: bool = Field(True, description="Lower a backend's limit of sequences in flight while it is overloaded.")
-    itl_objective_seconds: Seconds | None = Field(
-        None, description="Mean inter-token latency that counts as overload; null = none."
+    adaptive: bool = default(True, "Lower a backend's limit of sequences in flight while it is overloaded.")
+    itl_objective_seconds: Seconds | None = default(
+        None, "Mean inter-token latency that counts as overload; null = none."
     )
 
     @field_validator("tenant_header")
     @classmethod
     def _has_no_meaning_already(cls, name: str) -> str:
-        if name.lower() in _TAKEN_HEADERS:
+        if _TAKEN_HEADER.fullmatch(name.lower()):
             raise ValueError("this header is reserved; use another name")
         return name
 
@@ -279,88 +248,69 @@ class AdmissionConfig(Section):
 class EmbeddingsConfig(Section):
     """Batching of embeddings requests across clients, and splitting of long lists."""
 
-    coalesce: bool = Field(True, description="Batch requests, and split long lists; false = forward unchanged.")
-    max_batch_items: int = Field(
-        64, gt=0, description="Maximum inputs or documents in one batch; longer lists are split."
-    )
-    max_batch_tokens: int = Field(8192, gt=0, description="Maximum estimated tokens in one batch.")
-    max_delay_seconds: float = Field(
-        0.005, ge=0, le=_MOST_SECONDS, description="Maximum wait for more inputs while batches are in flight."
-    )
-    deduplicate: bool = Field(False, exclude=True, description="Deprecated: no effect. Version 0.3 will refuse it.")
-    cache: bool = Field(True, description="Cache embedding vectors, up to `cache_bytes`.")
-    cache_bytes: int = Field(0, ge=0, description="Memory for cached vectors of all models; 0 = no cache.")
+    coalesce: bool = default(True, "Batch requests, and split long lists; false = forward unchanged.")
+    max_batch_items: Count = default(64, "Maximum inputs or documents in one batch; longer lists are split.")
+    max_batch_tokens: Count = default(8192, "Maximum estimated tokens in one batch.")
+    max_delay_seconds: SecondsOrZero = default(0.005, "Maximum wait for more inputs while batches are in flight.")
+    deduplicate: bool = default(False, "Deprecated: no effect. Version 0.3 will refuse it.", exclude=True)
+    cache: bool = default(True, "Cache embedding vectors, up to `cache_bytes`.")
+    cache_bytes: int = default(0, "Memory for cached vectors of all models; 0 = no cache.", ge=0)
 
 
 class HealthConfig(Section):
     """Health probes, and ejection of failing backends."""
 
-    probe_interval_seconds: Seconds = Field(2.0, description="Interval between health probes of a backend.")
-    probe_timeout_seconds: Seconds = Field(2.0, description="Timeout of a health probe; then the probe has failed.")
-    fall: int = Field(3, ge=1, description="Consecutive failed probes until a backend is down.")
-    rise: int = Field(2, ge=1, description="Consecutive successful probes until a backend is up again.")
-    eject_failures: int = Field(5, ge=1, description="Consecutive failed requests until a backend is ejected.")
-    eject_base_seconds: Seconds = Field(5.0, description="Duration of the first ejection; doubles at each relapse.")
-    eject_max_seconds: Seconds = Field(60.0, description="Maximum duration of an ejection.")
-    max_ejected: Fraction = Field(0.5, description="Maximum share of a model's backends ejected at once.")
-    slow_start_seconds: float = Field(
-        30.0,
-        ge=0,
-        le=_MOST_SECONDS,
-        description="Time over which a recovered backend's cap grows from a tenth to full.",
+    probe_interval_seconds: Seconds = default(2.0, "Interval between health probes of a backend.")
+    probe_timeout_seconds: Seconds = default(2.0, "Timeout of a health probe; then the probe has failed.")
+    fall: int = default(3, "Consecutive failed probes until a backend is down.", ge=1)
+    rise: int = default(2, "Consecutive successful probes until a backend is up again.", ge=1)
+    eject_failures: int = default(5, "Consecutive failed requests until a backend is ejected.", ge=1)
+    eject_base_seconds: Seconds = default(5.0, "Duration of the first ejection; doubles at each relapse.")
+    eject_max_seconds: Seconds = default(60.0, "Maximum duration of an ejection.")
+    max_ejected: Fraction = default(0.5, "Maximum share of a model's backends ejected at once.")
+    slow_start_seconds: SecondsOrZero = default(
+        30.0, "Time for a recovered backend's cap to grow from a tenth to full."
     )
-    refresh_seconds: Seconds = Field(30.0, description="Interval of rereading a backend's models and version.")
+    refresh_seconds: Seconds = default(30.0, "Interval of rereading a backend's models and version.")
 
 
 class UpstreamConfig(Section):
     """Connections to backends, timeouts and retries."""
 
-    connect_timeout_seconds: Seconds = Field(
-        2.0, description="Timeout for connecting to a backend; then another one is tried."
+    connect_timeout_seconds: Seconds = default(2.0, "Timeout for connecting to a backend; then another one is tried.")
+    first_byte_timeout_seconds: Seconds | None = default(
+        None, "Timeout for the first byte of a response; then 504. null = none: long prompts take long."
     )
-    first_byte_timeout_seconds: Seconds | None = Field(
-        None, description="Timeout for the first byte of a response; then 504. null = none: long prompts take long."
+    idle_stream_timeout_seconds: Seconds = default(
+        300.0, "Timeout between two pieces of a response; then it is interrupted."
     )
-    idle_stream_timeout_seconds: Seconds = Field(
-        300.0, description="Timeout between two pieces of a response; then it is interrupted."
+    keep_alive_seconds: Seconds = default(
+        3.0, "Idle timeout of pooled connections; must be below the backend's own (vLLM: 5 s)."
     )
-    keep_alive_seconds: Seconds = Field(
-        3.0, description="Idle timeout of pooled connections; must be below the backend's own (vLLM: 5 s)."
+    max_connection_age_seconds: Seconds = default(
+        300.0, "Maximum age of a pooled connection; older ones are replaced, to follow DNS changes."
     )
-    max_connection_age_seconds: Seconds = Field(
-        300.0, description="Maximum age of a pooled connection; older ones are replaced, to follow DNS changes."
-    )
-    retry_budget_fraction: Fraction = Field(0.1, description="Retries allowed per request served.")
-    retry_budget_min: int = Field(10, ge=0, description="Retries allowed before any request was served.")
+    retry_budget_fraction: Fraction = default(0.1, "Retries allowed per request served.")
+    retry_budget_min: int = default(10, "Retries allowed before any request was served.", ge=0)
 
 
 class KeyConfig(Section):
     """An API key that clients may use."""
 
     name: str = Field(min_length=1, max_length=64, description="Unique name in logs, metrics and reports.")
-    key: str = Field("", description="API key in plain text; alternative to `key_sha256`.")
-    key_sha256: str = Field(
-        "", pattern=r"^([0-9a-f]{64})?$", description="SHA-256 of the API key in hex; alternative to `key`."
+    key: str = default("", "API key in plain text; alternative to `key_sha256`.")
+    key_sha256: str = default("", "SHA-256 of the API key in hex; alternative to `key`.", pattern=r"^([0-9a-f]{64})?$")
+    isolate_cache: bool = default(False, "Use a KV-cache salt of its own, to share no cached prefixes with other keys.")
+    weight: float = default(1.0, "Relative share of tokens while other tenants also wait.", gt=0)
+    priority: Literal["interactive", "batch"] = default(
+        "interactive", "batch = after queued interactive requests; a request header can lower the priority."
     )
-    isolate_cache: bool = Field(
-        False, description="Use a KV-cache salt of its own, to share no cached prefixes with other keys."
+    requests_per_minute: Count | None = default(None, "Maximum requests per minute; more get 429. null = unlimited.")
+    tokens_per_minute: Count | None = default(
+        None, "Maximum prompt and output tokens per minute, as estimated, later by usage; null = no limit."
     )
-    weight: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="Relative share of tokens while other tenants also wait."
-    )
-    priority: Literal["interactive", "batch"] = Field(
-        "interactive", description="batch = after queued interactive requests; a request header can lower the priority."
-    )
-    requests_per_minute: int | None = Field(
-        None, gt=0, description="Maximum requests per minute; more get 429. null = unlimited."
-    )
-    tokens_per_minute: int | None = Field(
-        None,
-        gt=0,
-        description="Maximum prompt and output tokens per minute, as estimated, later by usage; null = no limit.",
-    )
-    max_concurrent_requests: int | None = Field(
-        None, gt=0, description="Maximum running and queued requests; more get 429. null = unlimited."
+    max_concurrent_requests: Count | None = default(
+        None, "Maximum running and queued requests; more get 429. null = unlimited."
     )
 
     @model_validator(mode="after")
@@ -381,9 +331,9 @@ class KeyConfig(Section):
 class AuthConfig(Section):
     """Authentication of clients."""
 
-    keys: tuple[KeyConfig, ...] = Field((), description="API keys of clients; empty = no authentication.")
-    cache_salt_secret: str = Field(
-        "", description="Secret from which all cache salts are derived, of isolate_cache too; empty = random at start."
+    keys: tuple[KeyConfig, ...] = default((), "API keys of clients; empty = no authentication.")
+    cache_salt_secret: str = default(
+        "", "Secret from which all cache salts are derived, of isolate_cache too; empty = random at start."
     )
 
     @model_validator(mode="after")
@@ -401,24 +351,20 @@ class AuthConfig(Section):
 class ModelEmbeddingsConfig(Section):
     """Batching of embeddings requests for one model."""
 
-    coalesce: bool | None = Field(None, description="Overrides `embeddings.coalesce`; null = no override.")
-    deduplicate: bool | None = Field(
-        None, exclude=True, description="Deprecated: no effect. Version 0.3 will refuse it."
-    )
-    cache: bool | None = Field(None, description="Overrides `embeddings.cache`; null = no override.")
+    coalesce: bool | None = default(None, "Overrides `embeddings.coalesce`; null = no override.")
+    deduplicate: bool | None = default(None, "Deprecated: no effect. Version 0.3 will refuse it.", exclude=True)
+    cache: bool | None = default(None, "Overrides `embeddings.cache`; null = no override.")
 
 
 class ModelConfig(Section):
     """Settings of one model, by the name that backends use."""
 
-    tokenizer: str = Field(
+    tokenizer: str = default(
         "",
-        description="Folder or Hugging Face name. Prompts are then tokenized here too, for exact prefix routing and"
-        " exact token usage in embeddings batches.",
+        "Folder or Hugging Face name. Prompts are then tokenized here too, for exact prefix routing and exact token"
+        " usage in embeddings batches.",
     )
-    embeddings: ModelEmbeddingsConfig = Field(
-        ModelEmbeddingsConfig(), description="Overrides of `embeddings` for this model."
-    )
+    embeddings: ModelEmbeddingsConfig = default(ModelEmbeddingsConfig(), "Overrides of `embeddings` for this model.")
 
 
 class ModelsConfig(Section):
@@ -445,8 +391,8 @@ class ModelsConfig(Section):
 class PrefixReportConfig(Section):
     """The report on prefix reuse and cache misses at /admin/prefixes."""
 
-    enabled: bool = Field(True, description="Sample prompts (up to 512, 8 MiB) to find causes of cache misses.")
-    show_text: bool = Field(False, description="Show excerpts of prompts; false = hashes, kinds and positions.")
+    enabled: bool = default(True, "Sample prompts (up to 512, 8 MiB) to find causes of cache misses.")
+    show_text: bool = default(False, "Show excerpts of prompts; false = hashes, kinds and positions.")
 
 
 class Config(Section):

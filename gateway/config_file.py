@@ -52,7 +52,6 @@ def parse(document: Any) -> Config:
 
 
 def error_lines(error: ValidationError) -> list[str]:
-    """One line for each distinct mistake."""
     wrong = error.errors(include_url=False)
     or_auto = {item["loc"][:-1] for item in wrong if item["loc"][-1:] == ("literal['auto']",)}
     lines: dict[str, None] = {}  # in order, each once

@@ -21,10 +21,12 @@ from gateway.observe.record import Record
 from gateway.relay.relay import Relay
 from gateway.request import SEVERAL_TENANTS, Demand, InferenceRequest, Sink, UpstreamResult
 from gateway.routing.policy import as_header
-from gateway.scheduling.leases import Lease, LeaseBroker
+from gateway.scheduling.leases import LeaseBroker
+from gateway.scheduling.scheduler import Lease
 
 _MAX_CONNECT_FAILURES = 3
-_MAX_SAVED = 100.0
+_MAX_SAVED = 100.0  # requests whose fractions of a retry are kept
+_PAUSE_SECONDS = 1.0  # before a retry on the only backend
 
 
 class RetryBudget:
@@ -75,9 +77,7 @@ class Attempts:
             return waits or (others and self._connect_failures <= _MAX_CONNECT_FAILURES)
         if not self._repeatable or not error.retryable:
             return False
-        if self._repeated and not isinstance(
-            error, ModelMissing
-        ):  # a backend without the model has not run the request
+        if self._repeated and not isinstance(error, ModelMissing):  # without the model, it has run nothing
             return False
         if isinstance(error, ReusedConnectionClosed):
             self._repeated = self.fresh = True
@@ -87,9 +87,6 @@ class Attempts:
             return False
         self._repeated = True
         return True
-
-
-_PAUSE_SECONDS = 1.0  # before a retry on the only backend
 
 
 class Dispatcher:
@@ -147,18 +144,18 @@ class Dispatcher:
                     )
                 except BackendError as error:
                     self._failed(request, lease, error)
-                    others = self._others(request, lease, attempts)
+                    others = self._others(demand, lease, attempts)
                     if not isinstance(error, ConnectFailed):
                         since = self._lease_broker.now()
                     waits = self._holds and self._lease_broker.now() - since < self._lease_broker.max_wait_seconds
                     if reply.begun or not attempts.allows(error, lease.backend, others=others, waits=waits):
                         raise
-                    may_be_back = error.passing and not others and not self._relay.backend(lease.backend).health.gone
+                    may_be_back = error.passing and not others and not self._fleet.by_name[lease.backend].health.gone
                 except OutOfDescriptors:
                     lease.on_failure()  # nothing was sent
                     raise
                 except asyncio.CancelledError:
-                    self._metrics.attempts.add((lease.backend, "cancelled"))
+                    self._metrics.attempts.values[lease.backend, "cancelled"] += 1
                     raise
                 else:
                     self._succeeded(request, lease, answer, record)
@@ -180,35 +177,29 @@ class Dispatcher:
         return f"x-gateway-explain: {as_header(verdicts).decode()}\r\n"
 
     def _succeeded(self, request: InferenceRequest, lease: Lease, answer: UpstreamResult, record: Record) -> None:
+        demand, backend = request.demand, self._fleet.by_name[lease.backend]
         lease.on_answer(answer)
-        backend = self._relay.backend(lease.backend)
-        self._fleet.succeeded(backend, _tenant(request))
-        self._metrics.attempts.add((lease.backend, "ok"))
-        if reported := answer.usage:
-            usage = answer.limit_usage(reported, request.demand, backend.context_tokens.get(request.demand.model))
-            record.answered(usage, client_was_slow=answer.client_was_slow)
-            lease.on_usage(usage)
-            if usage is reported:  # plausible as it was
-                record.learnable(request.demand, lease.engine_index, usage)
+        self._fleet.succeeded(backend, None if demand.tenant == SEVERAL_TENANTS else demand.tenant)
+        self._metrics.attempts.values[lease.backend, "ok"] += 1
+        if answer.usage is not None:
+            plausible = answer.limit_usage(demand, backend.context_tokens.get(demand.model))
+            record.answered(
+                answer.usage, demand if plausible else None, lease.engine_index, client_was_slow=answer.client_was_slow
+            )
+            lease.on_usage(answer.usage)
 
     def _failed(self, request: InferenceRequest, lease: Lease, error: BackendError) -> None:
-        backend = self._relay.backend(lease.backend)
-        self._fleet.failed(backend, error, _tenant(request))
-        self._metrics.attempts.add((lease.backend, error.code or "failed"))
+        demand, backend = request.demand, self._fleet.by_name[lease.backend]
+        self._fleet.failed(backend, error, None if demand.tenant == SEVERAL_TENANTS else demand.tenant)
+        self._metrics.attempts.values[lease.backend, error.code or "failed"] += 1
         lease.on_failure()
         if isinstance(error, BackendBusy):
-            error.retry_after(self._lease_broker.retry_after_seconds(request.demand.model))
+            error.retry_after(self._lease_broker.retry_after_seconds(demand.model))
         elif isinstance(error, ModelMissing):
-            self._fleet.model_missing(backend, request.demand.model)
+            self._fleet.model_missing(backend, demand.model)
 
-    def _others(self, request: InferenceRequest, lease: Lease, attempts: Attempts) -> bool:
+    def _others(self, demand: Demand, lease: Lease, attempts: Attempts) -> bool:
         """Whether another backend could take the request."""
-        serving = self._fleet.serving(request.demand.model) or ()
+        serving = self._fleet.serving(demand.model) or ()
         tried = attempts.avoid | {lease.backend}
-        return request.demand.pinned is None and any(backend.name not in tried for backend in serving)
-
-
-def _tenant(request: InferenceRequest) -> str | None:
-    """The tenant of the request; None if it has the inputs of several."""
-    tenant = request.demand.tenant
-    return None if tenant == SEVERAL_TENANTS else tenant
+        return demand.pinned is None and any(backend.name not in tried for backend in serving)

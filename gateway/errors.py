@@ -6,17 +6,31 @@ Other exceptions are converted to these once, in `relay/`; these are rendered on
 from typing import Any, ClassVar, Self
 
 _REQUEST_IS_AT_FAULT = frozenset(range(400, 500)) - {408, 409, 429}
+_TYPES = {
+    401: "authentication_error",
+    429: "rate_limit_error",
+    500: "internal_error",
+    502: "upstream_error",
+    503: "service_unavailable_error",
+    504: "upstream_error",
+}  # the others: "invalid_request_error"
 
 
 class GatewayError(Exception):
-    """Base class of all request errors; only leaves are raised."""
+    """Base class of all request errors; only leaves are raised. A subclass states what differs."""
 
-    status: ClassVar[int]
-    type: ClassVar[str]
+    status: ClassVar[int] = 400
+    type: ClassVar[str] = "invalid_request_error"  # follows from the status, unless a class states its own
     code: ClassVar[str | None] = None
     outcome: ClassVar[str] = "rejected"
     not_retryable: bool = False  # the same request would fail again
     jitters_retry_after: ClassVar[bool] = False  # clients get this error in bursts
+
+    def __init_subclass__(cls, **differences: Any) -> None:
+        if "status" in differences:
+            differences.setdefault("type", _TYPES.get(differences["status"], "invalid_request_error"))
+        for name, value in differences.items():
+            setattr(cls, name, value)
 
     def __init__(
         self,
@@ -41,311 +55,183 @@ class GatewayError(Exception):
 class InvalidRequest(GatewayError):
     """The request is invalid. Retrying it unchanged cannot succeed."""
 
-    status = 400
-    type = "invalid_request_error"
 
-
-class Unauthorized(GatewayError):
+class Unauthorized(GatewayError, status=401, code="invalid_api_key"):
     """The API key is missing or invalid."""
 
-    status = 401
-    type = "authentication_error"
-    code = "invalid_api_key"
 
-
-class HostNotAllowed(GatewayError):
+class HostNotAllowed(GatewayError, status=403, code="host_not_allowed"):
     """The `Host` header of an admin request is not an allowed name."""
 
-    status = 403
-    type = "invalid_request_error"
-    code = "host_not_allowed"
 
-
-class RouteNotFound(GatewayError):
+class RouteNotFound(GatewayError, status=404, code="unknown_url"):
     """Unknown URL: no endpoint has this path."""
 
-    status = 404
-    type = "invalid_request_error"
-    code = "unknown_url"
 
-
-class MethodNotAllowed(GatewayError):
+class MethodNotAllowed(GatewayError, status=405, code="method_not_allowed"):
     """The endpoint does not support this HTTP method."""
-
-    status = 405
-    type = "invalid_request_error"
-    code = "method_not_allowed"
 
     def __init__(self, message: str, *, allow: str) -> None:
         super().__init__(message)
         self.allow = allow
 
 
-class ModelNotFound(GatewayError):
+class ModelNotFound(GatewayError, status=404, code="model_not_found"):
     """No backend serves this model."""
-
-    status = 404
-    type = "invalid_request_error"
-    code = "model_not_found"
 
     @classmethod
     def of(cls, model: str) -> Self:
-        """The error for a model that the client named."""
         return cls(f"The model {model!r} does not exist. GET /v1/models lists the available models.", param="model")
 
 
-class RequestTimeout(GatewayError):
+class RequestTimeout(GatewayError, status=408, code="request_timeout"):
     """The client sent its request too slowly: a header, body or rate limit was exceeded."""
 
-    status = 408
-    type = "invalid_request_error"
-    code = "request_timeout"
 
-
-class BodyTooLarge(GatewayError):
+class BodyTooLarge(GatewayError, status=413, code="request_too_large"):
     """The request body exceeds the size limit."""
 
-    status = 413
-    type = "invalid_request_error"
-    code = "request_too_large"
 
-
-class UnsupportedEncoding(GatewayError):
+class UnsupportedEncoding(GatewayError, status=415, code="unsupported_content_encoding"):
     """Compressed request bodies are unsupported."""
 
-    status = 415
-    type = "invalid_request_error"
-    code = "unsupported_content_encoding"
 
-
-class HeadersTooLarge(GatewayError):
+class HeadersTooLarge(GatewayError, status=431, code="headers_too_large"):
     """The request line or the headers exceed a limit."""
 
-    status = 431
-    type = "invalid_request_error"
-    code = "headers_too_large"
 
-
-class QueueFull(GatewayError):
+class QueueFull(GatewayError, status=429, code="queue_full", outcome="queue_full", jitters_retry_after=True):
     """All capacity is in use and the queue is full."""
 
-    status = 429
-    type = "rate_limit_error"
-    code = "queue_full"
-    outcome = "queue_full"
-    jitters_retry_after = True
 
-
-class WaitExpired(GatewayError):
+class WaitExpired(GatewayError, status=429, code="queue_timeout", outcome="queue_timeout", jitters_retry_after=True):
     """No capacity became available within the queue timeout."""
 
-    status = 429
-    type = "rate_limit_error"
-    code = "queue_timeout"
-    outcome = "queue_timeout"
-    jitters_retry_after = True
 
-
-class RateLimited(GatewayError):
+class RateLimited(GatewayError, status=429, code="rate_limit_exceeded", outcome="rate_limited"):
     """The API key exceeded its limit of requests or tokens per minute, or of concurrent requests."""
 
-    status = 429
-    type = "rate_limit_error"
-    code = "rate_limit_exceeded"
-    outcome = "rate_limited"
 
-
-class DeadlineUnmeetable(GatewayError):
+class DeadlineUnmeetable(
+    GatewayError,
+    status=429,
+    code="deadline_exceeded",
+    outcome="deadline_exceeded",
+    not_retryable=True,
+    jitters_retry_after=True,
+):
     """No capacity will be available before the client's deadline."""
 
-    status = 429
-    type = "rate_limit_error"
-    code = "deadline_exceeded"
-    outcome = "deadline_exceeded"
-    not_retryable = True
-    jitters_retry_after = True
 
-
-class NoBackend(GatewayError):
+class NoBackend(GatewayError, status=503, code="no_backend_available", outcome="no_backend", jitters_retry_after=True):
     """No backend can serve this model at the moment."""
 
-    status = 503
-    type = "service_unavailable_error"
-    code = "no_backend_available"
-    outcome = "no_backend"
-    jitters_retry_after = True
 
-
-class MemoryFull(GatewayError):
+class MemoryFull(
+    GatewayError, status=503, code="memory_budget_exceeded", outcome="memory_full", jitters_retry_after=True
+):
     """The memory budget of the gateway for requests is exceeded."""
 
-    status = 503
-    type = "service_unavailable_error"
-    code = "memory_budget_exceeded"
-    outcome = "memory_full"
-    jitters_retry_after = True
 
-
-class OutOfDescriptors(GatewayError):
+class OutOfDescriptors(
+    GatewayError, status=503, code="out_of_file_descriptors", outcome="out_of_descriptors", jitters_retry_after=True
+):
     """The gateway has no free file descriptor for a connection to a backend; not a failure of the backend."""
 
-    status = 503
-    type = "service_unavailable_error"
-    code = "out_of_file_descriptors"
-    outcome = "out_of_descriptors"
-    jitters_retry_after = True
 
-
-class Draining(GatewayError):
+class Draining(GatewayError, status=503, code="shutting_down", outcome="draining"):
     """The gateway is shutting down."""
 
-    status = 503
-    type = "service_unavailable_error"
-    code = "shutting_down"
-    outcome = "draining"
 
-
-class InternalError(GatewayError):
+class InternalError(GatewayError, status=500, code="internal_error", outcome="internal_error"):
     """An internal error of the gateway (a bug)."""
 
-    status = 500
-    type = "internal_error"
-    code = "internal_error"
-    outcome = "internal_error"
 
-
-class BackendError(GatewayError):
+class BackendError(GatewayError, status=502, code="backend_failed", outcome="backend_error"):
     """A backend failed. `retryable`: another backend may be tried if no data has reached the client."""
 
-    status = 502
-    type = "upstream_error"
-    code = "backend_failed"
-    outcome = "backend_error"
     retryable: ClassVar[bool] = False
     passing: ClassVar[bool] = False  # typical of a backend that starts or stops: it may recover
     counts_as_failure: ClassVar[bool] = True
     answered: bool = False  # the backend itself reported the failure: the request may be at fault
-    answer: Any = None  # the backend's response, if any: passed on when no retry is left
 
     def __init__(
         self, message: str, *, retry_after_seconds: float | None = None, answered: bool = False, answer: Any = None
     ) -> None:
         super().__init__(message, retry_after_seconds=retry_after_seconds)
-        if answered:
-            self.answered = True
-        self.answer = answer
+        self.answered = self.answered or answered
+        self.answer = answer  # the backend's response, if any: passed on when no retry is left
 
 
-class ConnectFailed(BackendError):
+class ConnectFailed(BackendError, code="backend_unreachable", retryable=True, passing=True):
     """Could not connect to the backend; nothing was sent."""
 
-    code = "backend_unreachable"
-    retryable = True
-    passing = True
 
-
-class ReusedConnectionClosed(BackendError):
+class ReusedConnectionClosed(BackendError, retryable=True, counts_as_failure=False):
     """The backend closed a pooled connection before the first byte of a response: the usual keep-alive race."""
 
-    retryable = True
-    counts_as_failure = False
 
-
-class FreshConnectionClosed(BackendError):
+class FreshConnectionClosed(BackendError, retryable=True, passing=True):
     """The backend closed a new connection before the first byte of a response; the request may have crashed it."""
-
-    retryable = True
-    passing = True
 
 
 class AnswerBrokeOff(BackendError):
     """The backend closed the connection in the middle of a response."""
 
 
-class BackendBusy(BackendError):
+class BackendBusy(
+    BackendError,
+    status=503,
+    type="upstream_error",
+    code="backend_busy",
+    jitters_retry_after=True,
+    retryable=True,
+    counts_as_failure=False,
+):
     """The backend rejected the request with 429 or 503."""
 
-    status = 503
-    code = "backend_busy"
-    jitters_retry_after = True
-    retryable = True
-    counts_as_failure = False
 
-
-class ModelMissing(BackendError):
+class ModelMissing(BackendError, status=404, code="model_not_found", retryable=True, counts_as_failure=False):
     """The backend no longer serves a model that it listed before."""
 
-    status = 404
-    type = "invalid_request_error"
-    code = "model_not_found"
-    retryable = True
-    counts_as_failure = False
 
-
-class BackendFault(BackendError):
+class BackendFault(BackendError, answered=True):
     """The backend returned another 5xx error, which is passed on to the client."""
 
-    answered = True
 
-
-class BackendAborted(BackendError):
+class BackendAborted(BackendError, retryable=True, passing=True):
     """The backend aborted the response, as engines do when they shut down."""
 
-    retryable = True
-    passing = True
 
-
-class BackendRefusesKey(BackendError):
+class BackendRefusesKey(BackendError, not_retryable=True, code="backend_refuses_key"):
     """The backend rejected the gateway's API key."""
 
-    not_retryable = True
-    code = "backend_refuses_key"
 
-
-class EndpointNotOffered(BackendError):
+class EndpointNotOffered(
+    BackendError, status=404, code="endpoint_not_offered", outcome="refused_by_backend", counts_as_failure=False
+):
     """The backend does not support this endpoint for this model; an embedding model, for example, cannot chat."""
 
-    status = 404
-    type = "invalid_request_error"
-    code = "endpoint_not_offered"
-    outcome = "refused_by_backend"
-    counts_as_failure = False
 
-
-class EngineDead(BackendError):
+class EngineDead(BackendError, retryable=True, passing=True):
     """The backend's engine is dead: its API server responds but cannot serve requests."""
 
-    retryable = True
-    passing = True
 
-
-class BackendProtocolError(BackendError):
+class BackendProtocolError(BackendError, code="bad_backend_answer"):
     """The backend's response is not valid HTTP."""
 
-    code = "bad_backend_answer"
 
-
-class WrongAnswer(BackendError):
+class WrongAnswer(BackendError, code="wrong_backend_answer"):
     """The backend's response to an embeddings batch, or to a piece of a list, does not match the request."""
 
-    code = "wrong_backend_answer"
 
-
-class FirstByteTimeout(BackendError):
+class FirstByteTimeout(BackendError, status=504, code="backend_timeout"):
     """The backend sent no data within the timeout."""
 
-    status = 504
-    code = "backend_timeout"
 
-
-class StreamInterrupted(BackendError):
+class StreamInterrupted(BackendError, code="stream_interrupted", outcome="interrupted"):
     """The backend's response was interrupted after its first byte."""
 
-    code = "stream_interrupted"
-    outcome = "interrupted"
 
-
-class StreamStalled(StreamInterrupted):
+class StreamStalled(StreamInterrupted, code="stream_stalled"):
     """The backend's response stalled: no data arrived within the timeout."""
-
-    code = "stream_stalled"

@@ -14,12 +14,13 @@ from gateway.observe.record import Record
 from gateway.request import Demand, Usage
 from gateway.routing.cache_view import BLOCK_MEMORY_BYTES, HitAccuracy, HitPredictor, PrefixIndex, StaleEventDetector
 from gateway.routing.engine import Engine
-from gateway.routing.estimates import Estimates
+from gateway.routing.estimates import Estimates, OutputLengths
 from gateway.routing.exact_index import ExactIndex
 from gateway.supervisor import LogThrottle
 
 _UNKNOWN_KV_TOKENS = 2_000_000  # too large a record costs little, too small a one much
 _START_BYTES_PER_TOKEN = 4.0
+_TEMPLATE_TOKENS = 32  # that a chat template adds to a prompt, until it is learned
 _LARGE_HIT_TOKENS = 1024
 _LOST_SHARE = 0.25  # of a predicted hit: less was confirmed, so the cache may be lost
 _MISSES = 2  # in a row: a single one may be a prompt that the engine evicted a little earlier than the record
@@ -37,28 +38,26 @@ class Learning:
     def answered(self, demand: Demand, engine: int, predicted_hit_tokens: int, usage: Usage) -> None:
         """Learn from a response's usage. Large predicted hits that fail show that the engine's cache was lost."""
         prompt, output, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
+        estimates, learnable_bytes = self._estimates, demand.learnable_bytes
         if demand.sequences != 1:  # the tokens are those of all its prompts and answers
-            self._estimates.learn(demand.model, 0, 0, output // max(1, demand.sequences))
+            estimates.learn(demand.model, 0, 0, output // max(1, demand.sequences))
             return
-        self._estimates.learn(demand.model, demand.learnable_bytes, prompt, output)
+        estimates.learn(demand.model, learnable_bytes, prompt, output)
         if not demand.keys or prompt < 1:
             return
         last = demand.keys[-1]
         if demand.edges[-1] == demand.prompt_size:
-            self._estimates.remember(last, prompt, output)
+            estimates.remember(last, prompt, output)
         if cached is not None:
             self._hit_accuracy.observed(engine, int(predicted_hit_tokens / self._hit_accuracy.share(engine)), cached)
             if predicted_hit_tokens >= _LARGE_HIT_TOKENS and self._is_gone(engine, predicted_hit_tokens, cached):
                 self._index.wipe(engine)
                 self._index.record(engine, demand.keys, demand.edges)
         if output > 1:
-            size = (
-                self._estimates.bytes_per_token(demand.model) if demand.learnable_bytes else demand.prompt_size / prompt
-            )
+            size = estimates.bytes_per_token(demand.model) if learnable_bytes else demand.prompt_size / prompt
             self._index.record_answer(engine, last, int(output * size))
 
     def _is_gone(self, engine: int, predicted_hit_tokens: int, cached_tokens: int) -> bool:
-        """Whether enough large predicted hits in a row failed."""
         missed = cached_tokens < _LOST_SHARE * predicted_hit_tokens
         misses = self._misses.get(engine, 0) + 1 if missed else 0
         self._misses[engine] = misses % _MISSES
@@ -73,6 +72,7 @@ class CacheState:
         self._capacity_factor = config.routing.index_capacity_factor
         max_blocks = config.routing.index_memory_bytes // BLOCK_MEMORY_BYTES
         self.estimates = Estimates(_START_BYTES_PER_TOKEN)
+        self.output_lengths = OutputLengths(prompt_excess_tokens=_TEMPLATE_TOKENS)
         self.index = PrefixIndex([self._record_bytes(backend.engines[0]) for backend in fleet.backends], max_blocks)
         self.exact = ExactIndex()
         self._stale_events = StaleEventDetector()
@@ -82,7 +82,6 @@ class CacheState:
         self._logged_falls: set[int] = set()  # engines whose predictions fail, if that was logged
         self.hit_predictor = HitPredictor(self.index, self.hit_accuracy, self.exact)
         self._learning = Learning(self.estimates, self.index, self.hit_accuracy)
-        self.follow_sizes()
         self._log = structlog.get_logger("gateway")
 
     def learn(self, record: Record) -> None:
@@ -94,11 +93,12 @@ class CacheState:
         if demand is None or usage is None:
             return
         number = record.engine_index
-        by_events = bool(demand.token_keys) and self.exact.live(number)
-        learned = replace(usage, cached_tokens=None) if by_events else usage  # hits by events say nothing of the record
-        if by_events and self._is_unreported(demand, number, usage):
-            self._stale_events.answered(number, now)
-        self._learning.answered(demand, number, record.predicted_hit_tokens, learned)
+        self.output_lengths.answered(demand, usage)
+        if demand.token_keys and self.exact.live(number):
+            if self._is_unreported(demand, number, usage):
+                self._stale_events.answered(number, now)
+            usage = replace(usage, cached_tokens=None)  # hits by events say nothing of the record
+        self._learning.answered(demand, number, record.predicted_hit_tokens, usage)
 
     def holders(self, key: int) -> list[str]:
         """Names of the backends that hold a block, by the gateway's record."""
@@ -107,7 +107,7 @@ class CacheState:
 
     def engine_number(self, backend: str, rank: int) -> int | None:
         """The number of an engine; None if the backend has no such rank."""
-        known = self._fleet.backend(backend)
+        known = self._fleet.by_name.get(backend)
         if known is None:
             return None
         if len(known.engines) == 1 and len(known.facts.kv_event_sources or ()) == 1:
@@ -123,7 +123,7 @@ class CacheState:
         self.hit_predictor.pending_blocks.reported(number, removed)
         if removed and self.exact.live(number) and (engine := self._fleet.engine(number)):
             pending_tokens = engine.load.context_tokens  # sent, and maybe not stored yet
-            self.index.shrink(number, self._bytes(resident_tokens + pending_tokens, engine.name))
+            self.index.shrink(number, self._bytes(resident_tokens + pending_tokens, engine))
 
     def cleared(self, number: int) -> None:
         """An engine reports an empty cache, or another process took its place."""
@@ -142,7 +142,6 @@ class CacheState:
             self._log.info("kv_events", backend=engine.name, rank=engine.rank, live=live, whole=whole)
 
     def follow_sizes(self) -> None:
-        """Give each engine's record the size of its KV cache."""
         for engine in self._fleet.engines():
             self.index.resize(engine.index, self._record_bytes(engine))
 
@@ -176,21 +175,17 @@ class CacheState:
 
     def _is_unreported(self, demand: Demand, number: int, usage: Usage) -> bool:
         """Whether the engine has computed a block that its events have not reported."""
-        engine = self._fleet.engine(number)
+        engine, pending_blocks = self._fleet.engine(number), self.hit_predictor.pending_blocks
         if engine is None or usage.cached_tokens is None:
             return False
-        return (
-            self.hit_predictor.pending_blocks.run(number, demand.token_keys, usage.cached_tokens // engine.block_tokens)
-            > 0
-        )
+        return pending_blocks.run(number, demand.token_keys, usage.cached_tokens // engine.block_tokens) > 0
 
     def _record_bytes(self, engine: Engine) -> int:
-        return self._bytes(engine.kv_cache_tokens or _UNKNOWN_KV_TOKENS, engine.name)
+        return self._bytes(engine.kv_cache_tokens or _UNKNOWN_KV_TOKENS, engine)
 
-    def _bytes(self, tokens: int, backend: str) -> int:
+    def _bytes(self, tokens: int, engine: Engine) -> int:
         """Size of a record of this many tokens of KV cache, at most."""
-        known = self._fleet.backend(backend)
-        cards = known.facts.models if known is not None else ()
+        cards = self._fleet.by_name[engine.name].facts.models
         ratio = max((self.estimates.bytes_per_token(card.id) for card in cards), default=_START_BYTES_PER_TOKEN)
         return int(tokens * self._capacity_factor * ratio)
 
@@ -215,13 +210,15 @@ class LimitChanges:
         if not record.streams or record.client_was_slow or first is None or usage is None or demand is None:
             return
         tokens = usage.completion_tokens / max(1, demand.sequences)
-        backend = self._fleet.backend(record.backend)
+        backend = self._fleet.by_name.get(record.backend)
         if backend is not None and tokens >= _LEAST_PACE_TOKENS:
             tpot = (record.ended_seconds - first) / (tokens - 1)
             backend.limiter.streamed(tpot, first, record.ended_seconds)
 
-    def _changed(self, backend: Backend, change: LimitChange) -> None:
+    def _changed(self, backend: Backend, change: LimitChange | None) -> None:
         self._scan_soon()
+        if change is None:
+            return
         self._count.add((backend.name, change.reason.value))
         if change.after <= change.before and self._throttle.allows(backend.name):
             self._log.warning(

@@ -38,6 +38,10 @@ class Demand:
     """
 
     model: str
+    tenant: str = ""
+    weight: float = 1.0
+    batch: bool = False
+    deadline_seconds: float | None = None
     keys: tuple[int, ...] = ()
     edges: tuple[int, ...] = ()
     ends: tuple[int, ...] | None = None
@@ -58,10 +62,6 @@ class Demand:
     pinned: str | None = None
     rank: int | None = None
     hint: int = 0
-    tenant: str = ""
-    weight: float = 1.0
-    batch: bool = False
-    deadline_seconds: float | None = None
 
     def tokens_of(self, blocks: int) -> int:
         """Tokens of the first blocks of the prompt, known or estimated."""
@@ -186,22 +186,6 @@ class InferenceRequest:
     pairs: Pairs | None = None  # that may be sent in pieces
 
 
-def possible(usage: Usage, demand: Demand, context_tokens: int | None) -> Usage:
-    """The usage itself if it is possible for this request, else limited to what is possible.
-
-    `context_tokens`: the model's limit for prompt and answer of one sequence; None = not known.
-    """
-    most = (context_tokens or _UNKNOWN_CONTEXT_TOKENS) * max(1, demand.sequences)
-    most_prompt = most
-    if demand.learnable_bytes and demand.pinned is None:  # the prompt is text, and all in the request
-        most_prompt = min(most, most_prompt_tokens(demand.sequences, demand.size_bytes))
-    prompt, completion, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
-    if prompt <= most_prompt and completion <= most and (cached is None or cached <= prompt):
-        return usage
-    prompt = min(prompt, most_prompt)
-    return Usage(prompt, min(completion, most), None if cached is None else min(cached, prompt))
-
-
 class Sink(Protocol):
     """Where an answer goes: the client's side of the gateway."""
 
@@ -243,7 +227,20 @@ class UpstreamResult:
     extra: bytes = b""
     client_was_slow: bool = False  # backpressure: the client read it more slowly than it came
 
-    def limit_usage(self, reported: Usage, demand: Demand, context_tokens: int | None) -> Usage:
-        """Limit the reported usage to what the request can have used; the same object if it is plausible."""
-        self.usage = usage = possible(reported, demand, context_tokens)
-        return usage
+    def limit_usage(self, demand: Demand, context_tokens: int | None) -> bool:
+        """Limit the reported usage to what the request can have used. True = it was possible as it was.
+
+        `context_tokens`: the model's limit for prompt and answer of one sequence; None = not known.
+        """
+        if self.usage is None:
+            return False
+        most = (context_tokens or _UNKNOWN_CONTEXT_TOKENS) * max(1, demand.sequences)
+        most_prompt = most
+        if demand.learnable_bytes and demand.pinned is None:  # the prompt is text, and all in the request
+            most_prompt = min(most, most_prompt_tokens(demand.sequences, demand.size_bytes))
+        prompt, completion, cached = self.usage.prompt_tokens, self.usage.completion_tokens, self.usage.cached_tokens
+        if prompt <= most_prompt and completion <= most and (cached is None or cached <= prompt):
+            return True
+        prompt = min(prompt, most_prompt)
+        self.usage = Usage(prompt, min(completion, most), None if cached is None else min(cached, prompt))
+        return False

@@ -60,7 +60,7 @@ _RETRY_AFTER_SECONDS = 1.0
 
 
 class MemoryBudget:
-    """Counts the bytes that all requests hold together, and refuses to go over the limit."""
+    """The bytes that all requests may hold together. Changed by `Holding` only."""
 
     __slots__ = ("limit_bytes", "used_bytes")
 
@@ -70,20 +70,6 @@ class MemoryBudget:
 
     def __repr__(self) -> str:
         return f"<MemoryBudget {self.used_bytes} of {self.limit_bytes} bytes>"
-
-    def take(self, size_bytes: int) -> None:
-        """Reserve bytes. Raises MemoryFull, and reserves nothing, if they exceed the limit."""
-        used_bytes = self.used_bytes + size_bytes
-        if used_bytes > self.limit_bytes:
-            raise MemoryFull(
-                f"Memory budget exceeded: {self.used_bytes} of {self.limit_bytes} bytes are in use, and"
-                f" {size_bytes} more are needed. Retry later, or raise server.memory_budget_bytes.",
-                retry_after_seconds=_RETRY_AFTER_SECONDS,
-            )
-        self.used_bytes = used_bytes
-
-    def give_back(self, size_bytes: int) -> None:
-        self.used_bytes -= size_bytes
 
 
 class Holding:
@@ -96,21 +82,29 @@ class Holding:
         self.size_bytes = 0
 
     def add(self, size_bytes: int) -> None:
-        self._budget.take(size_bytes)
+        """Reserve bytes. Raises MemoryFull, and reserves nothing, if they exceed the limit."""
+        budget = self._budget
+        if budget.used_bytes + size_bytes > budget.limit_bytes:
+            raise MemoryFull(
+                f"Memory budget exceeded: {budget.used_bytes} of {budget.limit_bytes} bytes are in use, and"
+                f" {size_bytes} more are needed. Retry later, or raise server.memory_budget_bytes.",
+                retry_after_seconds=_RETRY_AFTER_SECONDS,
+            )
+        budget.used_bytes += size_bytes
         self.size_bytes += size_bytes
 
     def shrink(self, size_bytes: int) -> None:
         """Give a part back, at most what is held: after `release` this does nothing."""
-        size_bytes = min(size_bytes, self.size_bytes)
-        self._budget.give_back(size_bytes)
+        if size_bytes > self.size_bytes:
+            size_bytes = self.size_bytes
+        self._budget.used_bytes -= size_bytes
         self.size_bytes -= size_bytes
 
     def release(self) -> None:
-        self._budget.give_back(self.size_bytes)
-        self.size_bytes = 0
+        self.shrink(self.size_bytes)
 
     def __enter__(self) -> "Holding":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.release()
+        self.shrink(self.size_bytes)

@@ -2,7 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import structlog
@@ -45,9 +46,13 @@ class Supervisor:
         error = context.get("exception")
         self.caught("event_loop", error if isinstance(error, Exception) else RuntimeError(context.get("message")))
 
-    def guard(self, task: str) -> "_Guard":
+    @contextmanager
+    def guard(self, task: str) -> Iterator[None]:
         """`with supervisor.guard(task):` ends the block, and nothing else, when it raises an exception."""
-        return _Guard(self, task)
+        try:
+            yield
+        except Exception as error:
+            self.caught(task, error)
 
     async def repeat(self, task: str, step: Callable[[], Awaitable[None]], pause_seconds: float) -> None:
         """Run a step repeatedly; pause for `pause_seconds` after an exception."""
@@ -58,19 +63,15 @@ class Supervisor:
                 self.caught(task, error)
                 await asyncio.sleep(pause_seconds)
 
-
-class _Guard:
-    __slots__ = ("_supervisor", "_task")
-
-    def __init__(self, supervisor: Supervisor, task: str) -> None:
-        self._supervisor = supervisor
-        self._task = task
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _kind: object, error: object, _trace: object) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self._supervisor.caught(self._task, error)
-        return True
+    @asynccontextmanager
+    async def repeating(
+        self, task: str, step: Callable[[], Awaitable[None]], pause_seconds: float
+    ) -> AsyncIterator[None]:
+        """Run a step repeatedly, as `repeat` does, while the block runs."""
+        repeated = asyncio.get_running_loop().create_task(self.repeat(task, step, pause_seconds), name=task)
+        try:
+            yield
+        finally:
+            repeated.cancel()
+            with suppress(asyncio.CancelledError):
+                await repeated

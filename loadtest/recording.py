@@ -87,13 +87,19 @@ def _logged(
         raise ValueError("each hash has an end, and they rise")
     first_ms, cached = document.get("first_byte_ms"), document.get("actual_hit_tokens")
     return Logged(
-        at_seconds, model, prompt, output, int(prefix["bytes"]), ends, hashes,
+        at_seconds,
+        model,
+        prompt,
+        output,
+        int(prefix["bytes"]),
+        ends,
+        hashes,
         duration_seconds=float(document["duration_ms"]) / 1000,
         first_seconds=float(first_ms) / 1000 if document.get("stream") and first_ms is not None else None,
         queue_seconds=float(document.get("queue_ms") or 0.0) / 1000,
         backend=str(document.get("backend") or ""),
         cached_tokens=None if cached is None else int(cached),
-    )  # fmt: skip
+    )
 
 
 _Place = tuple[str, int]

@@ -1,9 +1,9 @@
 """Recounts the sums that admission keeps, from the requests that they are the sums of. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 
 from gateway.routing.engine import Engine, EngineLoad
-from gateway.routing.kv_reservations import KvLedger
+from gateway.routing.kv_reservations import KvLedger, Reservation
 from gateway.scheduling.fair_share import Tenants
 from gateway.scheduling.wait_queue import Queue
 
@@ -13,43 +13,40 @@ def mismatches(engines: Iterable[Engine], queue: Queue) -> list[tuple[str, str]]
     found = [(what, "") for what in queue_mismatches(queue)]
     found += [(what, "") for tenants in queue._tenants.values() for what in tenant_mismatches(tenants)]
     for engine in engines:
-        found += [(what, engine.name) for what in load_mismatches(engine.load)]
-        found += [(what, engine.name) for what in ledger_mismatches(engine.kv, len(engine.load.works))]
+        found += [(what, engine.name) for what in load_mismatches(engine.load, engine.kv.held)]
+        found += [(what, engine.name) for what in ledger_mismatches(engine.kv)]
     return found
 
 
-def load_mismatches(load: EngineLoad) -> Iterator[str]:
-    """Sums of an engine's load that differ from those of its requests in flight."""
-    works = load.works
-    if load.in_flight != sum(work.sequences for work in works):
+def load_mismatches(load: EngineLoad, held: Set[Reservation]) -> Iterator[str]:
+    """Sums of an engine's load that differ from those of its requests in flight, which are those held."""
+    if load.in_flight != sum(request.sequences for request in held):
         yield "in_flight"
-    if load.context_tokens != sum(work.prompt_tokens for work in works):
+    if load.context_tokens != sum(request.demand.prompt_tokens for request in held):
         yield "context_tokens"
-    if load.decoding < 0 or load.decoding != load.in_flight - sum(work.sequences for work in load.pending):
+    if load.decoding < 0 or load.decoding != load.in_flight - sum(request.sequences for request in load.pending):
         yield "decoding"
-    if not works.issuperset(load.pending):
+    if not held >= load.pending.keys():
         yield "prefilling"
 
 
-def ledger_mismatches(ledger: KvLedger, requests: int) -> Iterator[str]:
-    """Sums of an engine's KV ledger that differ from those of its reservations, of which there are `requests`."""
+def ledger_mismatches(ledger: KvLedger) -> Iterator[str]:
+    """Sums of an engine's KV ledger that differ from those of its reservations."""
     if ledger.taken_tokens != taken_tokens(ledger):
         yield "kv_tokens"
-    if len(ledger) != requests:
-        yield "reservations"
-    if ledger.taken_tokens < 0 or (not requests and ledger.taken_tokens):
+    if ledger.taken_tokens < 0 or (not ledger.held and ledger.taken_tokens):
         yield "kv_tokens_when_idle"
 
 
 def taken_tokens(ledger: KvLedger) -> int:
     """The tokens that the ledger's reservations hold, shared prefixes once."""
     stretches: dict[int, int] = {}
-    for reservation in ledger._held:
-        node = reservation._node
+    for reservation in ledger.held:
+        node = reservation.node
         while node is not None and id(node) not in stretches:
             stretches[id(node)] = node.tokens
             node = node.parent
-    return sum(stretches.values()) + sum(reservation.own_tokens for reservation in ledger._held)
+    return sum(stretches.values()) + sum(reservation.own_tokens for reservation in ledger.held)
 
 
 def queue_mismatches(queue: Queue) -> Iterator[str]:

@@ -55,7 +55,10 @@ class RecountedGateway(app.Gateway):
     @asynccontextmanager
     async def running(self) -> AsyncIterator[int | None]:
         """Serve and recount while the block runs; gives the admin port."""
-        async with super().running() as admin, self._repeating("recount", self._recount_repeatedly):
+        async with (
+            super().running() as admin,
+            self.supervisor.repeating("recount", self._recount_repeatedly, _EVERY_SECONDS),
+        ):
             yield admin
         self.recount()
 

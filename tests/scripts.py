@@ -32,8 +32,8 @@ def drained(data: bytes, times: int = 1) -> Step:
             connection.send(data)
             while connection.transport.get_write_buffer_size() > 262144:
                 await asyncio.sleep(0.002)
-                if connection.closed.is_set():
-                    return
+            if connection.transport.is_closing():
+                await connection.closed.wait()  # which ends the script, before it counts as played
 
     return step
 

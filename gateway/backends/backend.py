@@ -1,11 +1,11 @@
 """One vLLM server: its address, what is known of it, and its concurrency limit."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from urllib.parse import urlsplit
 
-from gateway.backends.concurrency_limit import Limiter
+from gateway.backends.concurrency_limit import LimitChange, Limiter
 from gateway.backends.facts import Facts, Telemetry
 from gateway.backends.health import Health
 from gateway.config import BackendConfig, HealthConfig
@@ -25,7 +25,6 @@ class Origin:
 
     @classmethod
     def of(cls, url: str) -> "Origin":
-        """The origin of a URL that `BackendConfig` accepted."""
         parts = urlsplit(url)
         tls = parts.scheme == "https"
         if not parts.hostname:
@@ -36,32 +35,12 @@ class Origin:
 class Backend:
     """One vLLM server, and the engines that it runs now. Compares by identity. Changed by `Fleet` alone."""
 
-    __slots__ = (
-        "_ranks",
-        "_whole",
-        "api_key",
-        "config",
-        "context_tokens",
-        "engines",
-        "facts",
-        "health",
-        "kv_cache_tokens",
-        "limiter",
-        "name",
-        "origin",
-        "probe_error",
-        "slow_since_seconds",
-        "slow_start_seconds",
-        "telemetry",
-    )
-
     def __init__(
         self, index: int, config: BackendConfig, health: HealthConfig, random: Random, limiter: Limiter | None = None
     ) -> None:
         self.config = config
         self.name = config.name
         self.origin = Origin.of(config.url)
-        self.api_key = config.api_key
         self.health = Health(health, random)
         self.probe_error: str | None = None  # why the last probe of /health did not succeed
         self.telemetry: Telemetry | None = None
@@ -71,13 +50,13 @@ class Backend:
         self.kv_cache_tokens: int | None = None
         self.facts = Facts()
         self.context_tokens: dict[str, int | None] = {}  # most in one sequence, by model
+        self.missing: set[str] = set()  # models reported as missing since their list was read
         self._whole = Engine(index, config.name, slowness=config.relative_cost**0.5)
         self._ranks: list[Engine] = []  # every one that it ever ran: engine numbers are permanent
         self.engines: tuple[Engine, ...] = (self._whole,)
         self.learn(Facts())
 
     def learn(self, facts: Facts) -> None:
-        """Take over new facts and what follows from them."""
         self.facts = facts
         lengths = {card.id: card.max_model_len for card in facts.models}
         self.context_tokens = {card.id: card.max_model_len or lengths.get(card.parent or "") for card in facts.models}
@@ -87,16 +66,20 @@ class Backend:
         tokens = self.config.kv_cache_tokens
         self.kv_cache_tokens = facts.kv_cache_tokens if tokens == "auto" else tokens
 
-    def start_slowly(self, now_seconds: float) -> None:
-        if self.slow_start_seconds > 0:
-            self.slow_since_seconds = now_seconds
+    def start_slowly(self, since_seconds: float | None) -> None:
+        """Begin a slow start, if the configuration wants any; None = end it."""
+        self.slow_since_seconds = since_seconds if self.slow_start_seconds > 0 else None
 
-    def end_slow_start(self) -> None:
-        self.slow_since_seconds = None
-
-    def measured(self, telemetry: Telemetry | None) -> None:
-        """Keep the last reading of /metrics; None = there is none that is recent."""
+    def measured(self, telemetry: Telemetry | None) -> LimitChange | None:
+        """Keep the last reading of /metrics, which may change the limit; None = there is none that is recent."""
         self.telemetry = telemetry
+        return self.limiter.observe(telemetry and replace(telemetry, in_flight=self.in_flight, sent=self.placed))
+
+    def restarted(self, now_seconds: float) -> LimitChange | None:
+        """Another process answers: forget the load of the old one, and start slowly."""
+        self.telemetry = None
+        self.start_slowly(now_seconds)
+        return self.limiter.restarted(now_seconds)
 
     def probed(self, error: str | None) -> None:
         """Keep why the last probe of /health did not succeed; None = it did."""
@@ -108,7 +91,6 @@ class Backend:
         return self.limiter.upper
 
     def lists(self, model: str) -> bool:
-        """Whether its last list of models has this one."""
         return any(card.id == model for card in self.facts.models)
 
     def limit(self, now_seconds: float) -> int:
@@ -145,12 +127,10 @@ class Backend:
 
     @property
     def in_flight(self) -> int:
-        """Sequences that the gateway has in flight there."""
         return sum(engine.load.in_flight for engine in self.all_engines)
 
     @property
     def placed(self) -> int:
-        """Requests that the gateway ever sent there."""
         return sum(engine.placed for engine in self.all_engines)
 
     @property

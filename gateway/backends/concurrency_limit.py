@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gateway.backends.facts import Telemetry
+
 DEFAULT_MAX_NUM_SEQS = 256  # vLLM's own default on most GPUs
 
 _FALL = 0.9  # of what ran, if that was too much
@@ -38,27 +40,6 @@ class LimitReason(StrEnum):
     RESTART = "restart"
 
 
-FALLS = frozenset((LimitReason.PREEMPTIONS, LimitReason.WAITING, LimitReason.INTER_TOKEN_LATENCY))
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSample:
-    """An engine's metrics at one moment, and the gateway's own counts of sequences in flight there and sent so far.
-
-    `waiting`: for capacity only, if the engine exposes reasons. `kv_usage`: from 0 to 1. `generation_tokens`: so far;
-    None = not exposed.
-    """
-
-    at_seconds: float
-    running: int
-    waiting: int
-    preemptions: float
-    kv_usage: float
-    in_flight: int
-    sent: int
-    generation_tokens: float | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class LimitChange:
     """A change of the limit."""
@@ -79,7 +60,7 @@ class Limiter:
         self._start = DEFAULT_MAX_NUM_SEQS
         self.upper = self.limit = self._start
         self.last_change: LimitChange | None = None
-        self._last: EngineSample | None = None
+        self._last: Telemetry | None = None
         self._settled_seconds: float | None = -math.inf  # since when the last fall has had its effect; None = not yet
         self._drained_seconds: float | None = None  # since when no more are in flight than the limit
         self._foreign = 0  # sequences of others, at the last fall
@@ -109,10 +90,6 @@ class Limiter:
         self.upper = self._start
         return self._change_to(self._start, LimitReason.RESTART, now)
 
-    def lost(self) -> None:
-        """The engine's metrics could not be read for a while."""
-        self._last = None
-
     def streamed(self, tpot_seconds: float, first_token_seconds: float, ended_seconds: float) -> None:
         """A stream ended, with its mean time per token after the first, including stalls by other prefills."""
         settled = self._settled_seconds
@@ -126,10 +103,13 @@ class Limiter:
         else:
             self.pace_seconds = pace + (_RISE if tpot_seconds > pace else _SINK) * (tpot_seconds - pace)
 
-    def observe(self, sample: EngineSample) -> LimitChange | None:
-        """Take a sample. At most one change, and none for effects of what was sent before the last fall."""
+    def observe(self, sample: Telemetry | None) -> LimitChange | None:
+        """Take a sample; None = the metrics could not be read for a while.
+
+        At most one change, and none for effects of what was sent before the last fall.
+        """
         last, self._last = self._last, sample
-        if not self._adaptive or last is None:
+        if not self._adaptive or last is None or sample is None:
             return None
         if sample.preemptions < last.preemptions:
             return self.restarted(sample.at_seconds)
@@ -140,7 +120,7 @@ class Limiter:
         signs = self._signs(evidence)
         return self._fall(evidence, signs) if signs else self._grow(evidence)
 
-    def _settle(self, sample: EngineSample) -> None:
+    def _settle(self, sample: Telemetry) -> None:
         """Whether what was sent before the fall has ended, by the own count and by the engine's."""
         if sample.in_flight > self.limit:
             return
@@ -240,7 +220,7 @@ class Limiter:
 class _Evidence:
     """Two consecutive samples. Short-lived values count only if both show them."""
 
-    def __init__(self, last: EngineSample, sample: EngineSample, step_seconds: float, limit: int) -> None:
+    def __init__(self, last: Telemetry, sample: Telemetry, step_seconds: float, limit: int) -> None:
         self.at_seconds = sample.at_seconds
         self.in_flight = sample.in_flight
         self.running, self.waiting, self.kv_usage = sample.running, sample.waiting, sample.kv_usage

@@ -1,4 +1,4 @@
-"""What a backend reports of itself and of its load: values, read by `vllm_api` and `vllm_metrics`."""
+"""What a backend reports of itself and of its load: values, read by `vllm_api`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -49,10 +49,10 @@ class Telemetry:
 
     at_seconds: float
     running: int
-    waiting: int
-    kv_usage: float  # 0..1, the fullest engine's
-    prefix_queries_tokens: float
-    prefix_hits_tokens: float
+    waiting: int  # for capacity only, if the engine exposes reasons
     preemptions: float
-    waiting_for_capacity: int | None = None  # part of `waiting`; None = the engine does not expose reasons
-    generation_tokens: float | None = None
+    kv_usage: float  # 0..1, the fullest engine's
+    in_flight: int = 0  # sequences, by the gateway's own count
+    sent: int = 0  # requests so far, by the gateway's own count
+    generation_tokens: float | None = None  # None = not exposed
+    prefix_queries_tokens: float = 0.0

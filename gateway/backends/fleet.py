@@ -8,12 +8,11 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import count
 from random import Random
-from typing import NamedTuple
 
 from gateway.backends.backend import Backend
-from gateway.backends.concurrency_limit import EngineSample, LimitChange, Limiter
+from gateway.backends.concurrency_limit import LimitChange, Limiter
 from gateway.backends.facts import Facts, ModelCard, Telemetry
-from gateway.backends.health import PROBE_WORDS, UNREACHABLE_ERRNOS, Peers, ProbeResult, State
+from gateway.backends.health import UNREACHABLE_ERRNOS, Blame, HealthView, ProbeResult
 from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
 from gateway.errors import BackendError, ConnectFailed, EngineDead
 from gateway.routing.engine import Engine
@@ -53,13 +52,16 @@ class Fleet:
         supervisor: Supervisor | None = None,
     ) -> None:
         admission = admission or AdmissionConfig()
+        adaptive, objective = admission.adaptive, admission.itl_objective_seconds
         self.backends = tuple(
-            Backend(index, config, health, random, _limiter(admission)) for index, config in enumerate(backends)
+            Backend(index, each, health, random, Limiter(adaptive=adaptive, itl_objective_seconds=objective))
+            for index, each in enumerate(backends)
         )
+        self.by_name = {backend.name: backend for backend in self.backends}
         self.on_change: list[Callable[[], None]] = []
         self.on_restart: list[Callable[[Backend], None]] = []
         self.on_probe_wanted: list[Callable[[Backend], None]] = []  # this backend should be probed soon
-        self.on_limit: list[Callable[[Backend, LimitChange], None]] = []  # its adaptive limit changed
+        self.on_limit: list[Callable[[Backend, LimitChange | None], None]] = []  # None = by its slow start
         self.ready = False
         self._health = health
         self._clock = clock
@@ -67,9 +69,6 @@ class Fleet:
         self._serving: dict[str, tuple[Backend, ...]] = {}
         self._families: dict[str, str] = {}
         self._numbers = count(len(self.backends))  # of engines beyond the first of each backend
-        self._missing: set[tuple[Backend, str]] = set()  # reported as missing since its list was read
-        self._refused: set[Backend] = set()  # refused a connection since the last probe that got through
-        self._by_name = {backend.name: backend for backend in self.backends}
         self._resize_engines()
 
     def serving(self, model: str) -> tuple[Backend, ...] | None:
@@ -83,11 +82,7 @@ class Fleet:
         may_come = any(backend.lists(model) or not backend.facts.models for backend in self.backends)
         return [] if may_come else None
 
-    def backend(self, name: str) -> Backend | None:
-        return self._by_name.get(name)
-
     def engines(self) -> list[Engine]:
-        """Every engine that a backend runs now."""
         return [engine for backend in self.backends for engine in backend.engines]
 
     def engine(self, index: int) -> Engine | None:
@@ -99,7 +94,6 @@ class Fleet:
         return self._families.get(model, model)
 
     def families(self) -> list[str]:
-        """The families of all models, without repetition."""
         return list(dict.fromkeys(self._families.values()))
 
     def recovery_seconds(self) -> float:
@@ -127,71 +121,57 @@ class Fleet:
     def succeeded(self, backend: Backend, tenant: str | None = None) -> None:
         """A request was answered; `tenant`: whose it was, if that is known."""
         health = backend.health
-        gone = health.gone
+        refused = health.refused
         health.succeeded(self._clock(), tenant)
-        if health.gone != gone:
+        if refused and not health.gone:
             self._rebuild()
 
     def failed(self, backend: Backend, error: BackendError, tenant: str | None = None) -> None:
         """A request failed. Errors that are not the backend's fault are not counted; `tenant` as in `succeeded`."""
         if not error.counts_as_failure:
             return
-        refused = isinstance(error, ConnectFailed) and _was_refused(error.__cause__)
-        if refused:
-            self._refused.add(backend)
-        before = _view(backend)
+        cause = error.__cause__ if isinstance(error, ConnectFailed) else None
+        refused = isinstance(cause, ConnectionRefusedError) or getattr(cause, "errno", None) in UNREACHABLE_ERRNOS
+        before = backend.health.view
         if error.answered:
             backend.health.erred(self._clock(), tenant, self._peers(backend))
         else:
             backend.health.failed(self._clock(), fatal=isinstance(error, EngineDead), refused=refused)
         self._judged(backend, before)
-        after = _view(backend)
+        after = backend.health.view
         if (after.state, after.gone) != (before.state, before.gone):
             self._notify("backend_doubt", self.on_probe_wanted, backend)
 
-    def _peers(self, backend: Backend) -> Peers:
-        """Recent results of the other backends of the same models."""
-        models = {card.id for card in backend.facts.models}
-        peers = [
-            other.health.blame
-            for other in self.backends
-            if other is not backend and any(card.id in models for card in other.facts.models)
-        ]
-        return Peers(
-            max((peer.served_seconds for peer in peers), default=-math.inf),
-            max((peer.erred_seconds for peer in peers), default=-math.inf),
-        )
+    def _peers(self, backend: Backend) -> list[Blame]:
+        """Those of the other backends of the same models."""
+        models = backend.context_tokens.keys()
+        others = [other for other in self.backends if other is not backend]
+        return [other.health.blame for other in others if not models.isdisjoint(other.context_tokens)]
 
     def model_missing(self, backend: Backend, model: str) -> None:
         """A backend reported a listed model as missing: others are used until it lists its models again."""
         if backend.lists(model):
-            self._missing.add((backend, model))
+            backend.missing.add(model)
             self._rebuild()
             self._notify("backend_doubt", self.on_probe_wanted, backend)
 
     def list_read(self, backend: Backend) -> None:
         """The backend has listed its models again (`learned` gets the list)."""
-        if any(missing[0] is backend for missing in self._missing):
-            self._missing = {missing for missing in self._missing if missing[0] is not backend}
+        if backend.missing:
+            backend.missing.clear()
             self._rebuild()
 
     def probed(self, backend: Backend, probe: ProbeResult, reason: str = "") -> None:
-        """A probe of /health ended; `reason`: why there was no answer."""
-        before = _view(backend)
-        backend.probed(None if probe is ProbeResult.OK else reason or PROBE_WORDS[probe])
-        backend.health.probed(probe, self._clock())
-        if probe is ProbeResult.REFUSED:
-            self._refused.add(backend)
-        elif backend in self._refused:
-            self._refused.remove(backend)
-            backend.health.restarted()
-            # If the process's start is known, the next scrape shows whether it is another process.
-            if before.ever_up and backend.facts.process_start_seconds is None:
-                self._restarted(backend)
+        """A probe of /health ended; `reason`: why it did not succeed."""
+        before = backend.health.view
+        backend.probed(reason or None)
+        may_be_another = backend.health.probed(probe, self._clock())
+        # If the process's start is known, the next scrape shows whether it is another process.
+        if may_be_another and before.ever_up and backend.facts.process_start_seconds is None:
+            self._restarted(backend)
         self._judged(backend, before)
 
     def learned(self, backend: Backend, facts: Facts) -> None:
-        """Take over facts that the backend reports of itself."""
         old, sizes = backend.facts, _sizes(backend)
         if facts == old:
             return
@@ -204,43 +184,26 @@ class Fleet:
 
     def measured(self, backend: Backend, telemetry: Telemetry | None) -> None:
         """The backend's load was read; None = what was known is too old to be used."""
-        old = backend.telemetry
-        backend.measured(telemetry)
-        knows_start = backend.facts.process_start_seconds is not None
+        old, knows_start = backend.telemetry, backend.facts.process_start_seconds is not None
         if old and telemetry and not knows_start and telemetry.prefix_queries_tokens < old.prefix_queries_tokens:
             self._restarted(backend)  # a counter went back to zero
-        elif telemetry is None:
-            backend.limiter.lost()
-        elif change := backend.limiter.observe(self._sample(backend, telemetry)):
+        elif change := backend.measured(telemetry):
             self._limit_changed(backend, change)
 
     def tick(self, backend: Backend) -> None:
-        """Time has passed: end an ejection that is over, and pass on the limit of a slow start."""
+        """Time has passed: end an ejection that is over, and notify of the limit of a slow start."""
         now = self._clock()
-        before = _view(backend)
+        before = backend.health.view
         backend.health.tick(now)
         self._judged(backend, before)
         since = backend.slow_since_seconds
         if since is not None:
             if now - since >= backend.slow_start_seconds:
-                backend.end_slow_start()
-            self._changed()
+                backend.start_slowly(None)
+            self._limit_changed(backend)
 
-    def _sample(self, backend: Backend, telemetry: Telemetry) -> EngineSample:
-        capacity = telemetry.waiting_for_capacity
-        return EngineSample(
-            telemetry.at_seconds,
-            running=telemetry.running,
-            waiting=telemetry.waiting if capacity is None else capacity,
-            preemptions=telemetry.preemptions,
-            kv_usage=telemetry.kv_usage,
-            in_flight=backend.in_flight,
-            sent=backend.placed,
-            generation_tokens=telemetry.generation_tokens,
-        )
-
-    def _judged(self, backend: Backend, before: "_View") -> None:
-        after = _view(backend)
+    def _judged(self, backend: Backend, before: HealthView) -> None:
+        after = backend.health.view
         if after == before:
             return
         if after.state == "up" and before.state in ("down", "ejected") and before.ever_up:
@@ -248,10 +211,8 @@ class Fleet:
         self._rebuild()
 
     def _restarted(self, backend: Backend) -> None:
-        backend.measured(None)
-        if change := backend.limiter.restarted(self._clock()):
+        if change := backend.restarted(self._clock()):
             self._limit_changed(backend, change)
-        backend.start_slowly(self._clock())
         self._notify("backend_restart", self.on_restart, backend)  # before on_change, which may place requests
         self._rebuild(must_notify=True)
 
@@ -260,36 +221,32 @@ class Fleet:
         for backend in self.backends:
             for card in backend.facts.models:
                 listing.setdefault(card.id, []).append(backend)
-        for model in {model for _, model in self._missing}:
+        for model in {model for backend in self.backends for model in backend.missing}:
             listed = listing.get(model, [])
-            listing[model] = [backend for backend in listed if (backend, model) not in self._missing] or listed
-        self._families = _families(self.backends)
+            listing[model] = [backend for backend in listed if model not in backend.missing] or listed
+        old_families, self._families = self._families, _families(self.backends)
+        must_notify = must_notify or self._families != old_families  # the scheduler reads them with the engines
         serving = {model: eligible(backends, self._health.max_ejected) for model, backends in listing.items()}
         for alone in serving.values():
             if all(backend.slow_since_seconds is not None for backend in alone):
                 for backend in alone:  # no other could take what they are spared
-                    backend.end_slow_start()
+                    backend.start_slowly(None)
         if serving != self._serving:
             self._serving = serving
             self.ready = any(serving.values())
             must_notify = True
         if must_notify:
-            self._changed()
+            self._resize_engines()
+            self._notify("fleet_change", self.on_change)
 
     def _resize_engines(self) -> None:
-        """Update the engines from their backends' facts and limits."""
-        now = self._clock()
         for backend in self.backends:
-            backend.resize_engines(now, self._numbers)
+            backend.resize_engines(self._clock(), self._numbers)
         self._engines = {engine.index: engine for engine in self.engines()}
 
-    def _limit_changed(self, backend: Backend, change: LimitChange) -> None:
+    def _limit_changed(self, backend: Backend, change: LimitChange | None = None) -> None:
         backend.resize_engines(self._clock(), self._numbers)
         self._notify("backend_limit", self.on_limit, backend, change)
-
-    def _changed(self) -> None:
-        self._resize_engines()
-        self._notify("fleet_change", self.on_change)
 
     def _notify(self, task: str, listeners: Sequence[Callable[..., None]], *news: object) -> None:
         """What a listener raises reaches neither the others nor the request in which the fleet changed."""
@@ -307,35 +264,11 @@ def _families(backends: Sequence[Backend]) -> dict[str, str]:
     return families
 
 
-class _View(NamedTuple):
-    """The part of a backend's health that decides where requests go."""
-
-    state: State
-    gone: bool
-    ever_up: bool
-    ejected_until: float  # decides which ejections are not carried out
-
-
-def _view(backend: Backend) -> _View:
-    health = backend.health
-    return _View(health.state, health.gone, health.ever_up, health.ejected_until)
-
-
-def _limiter(config: AdmissionConfig) -> Limiter:
-    return Limiter(adaptive=config.adaptive, itl_objective_seconds=config.itl_objective_seconds)
-
-
 def _sizes(backend: Backend) -> tuple[object, ...]:
     """What listeners read of a backend when the fleet notifies them."""
     facts = backend.facts
     sizes = backend.cap, backend.kv_cache_tokens, facts.engines, facts.block_size_tokens, facts.prefix_caching
     return *sizes, facts.kv_event_sources
-
-
-def _was_refused(cause: BaseException | None) -> bool:
-    return isinstance(cause, ConnectionRefusedError) or (
-        isinstance(cause, OSError) and cause.errno in UNREACHABLE_ERRNOS
-    )
 
 
 def _differ(old: object, new: object) -> bool:

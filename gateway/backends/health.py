@@ -22,6 +22,7 @@ ones in a row. Requests give consecutive failures, which eject for a time that d
 import enum
 import errno
 import math
+from collections.abc import Sequence
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -29,13 +30,6 @@ from gateway.config import HealthConfig
 
 _LATELY_SECONDS = 30.0
 _NEVER = -math.inf
-
-
-class Peers(NamedTuple):
-    """When the other backends of the same models last served a request, and when one last gave an error answer."""
-
-    served_seconds: float
-    erred_seconds: float
 
 
 class Blame:
@@ -52,9 +46,6 @@ class Blame:
     *Lately* is within 30 seconds. A request of unknown tenant (a batch with inputs of several) counts for the tenant
     whose requests fail.
     """
-
-    __slots__ = ("_count", "_last", "_others_seconds", "_several", "_since_seconds", "_tenant", "erred_seconds",
-                 "served_seconds")  # fmt: skip
 
     def __init__(self) -> None:
         self.served_seconds = _NEVER  # when a request was last served
@@ -78,7 +69,6 @@ class Blame:
         self.served_seconds = now
 
     def erred(self, tenant: str | None, now: float) -> None:
-        """The backend gave an error answer."""
         if not self._count:
             self._since_seconds = now
         self._count += 1
@@ -88,14 +78,15 @@ class Blame:
         elif tenant is not None and tenant != self._tenant:
             self._several = True
 
-    def failures(self, peers: Peers, patience_seconds: float, now: float) -> int:
-        """Error answers that count as failures of the backend."""
+    def failures(self, peers: Sequence["Blame"], patience_seconds: float, now: float) -> int:
+        """Error answers that count as failures; `peers`: of the other backends of the same models."""
         if self._several:
             return self._count
         others_seconds = self._others_seconds if self._tenant == self._last else self.served_seconds
-        if now - others_seconds <= _LATELY_SECONDS or now - peers.served_seconds > _LATELY_SECONDS:
+        peers_serve = any(now - peer.served_seconds <= _LATELY_SECONDS for peer in peers)
+        if now - others_seconds <= _LATELY_SECONDS or not peers_serve:
             return 0
-        stands_out = now - peers.erred_seconds > _LATELY_SECONDS
+        stands_out = all(now - peer.erred_seconds > _LATELY_SECONDS for peer in peers)
         return self._count if stands_out or now - self._since_seconds >= patience_seconds else 0
 
 
@@ -116,44 +107,24 @@ class ProbeResult(enum.Enum):
     UNSENT = "unsent"  # the gateway has no file descriptor left: ignored
 
 
-PROBE_WORDS = {
-    ProbeResult.TIMEOUT: "/health timed out",
-    ProbeResult.REFUSED: "connection refused",
-    ProbeResult.UNWELL: "/health reports an unhealthy engine",
-    ProbeResult.UNSENT: "the gateway has reached its limit of open files (nofile)",
-}
+class HealthView(NamedTuple):
+    """The part of a backend's health that decides where requests go."""
+
+    state: State
+    gone: bool
+    ever_up: bool
+    ejected_until: float  # decides which ejections are not carried out
 
 
 class Health:
     """The state of one backend. `now` is a monotonic time in seconds, never decreasing."""
-
-    __slots__ = (
-        "_config",
-        "_doublings",
-        "_ejected_at",
-        "_failures",
-        "_falls",
-        "_fatal",
-        "_is_ejected",
-        "_on_probation",
-        "_random",
-        "_returned_at",
-        "_rises",
-        "_unwell",
-        "_verdict",
-        "blame",
-        "ejected_until",
-        "ever_up",
-        "heard_at",
-        "refused",
-        "state",
-    )
 
     def __init__(self, config: HealthConfig, random: Random) -> None:
         self._config = config
         self._random = random
         self.state: State = "unknown"
         self.refused = False  # the last attempt to reach it was refused
+        self._refused_before = False  # one was, since the last probe that got through
         self.ever_up = False
         self.heard_at = -math.inf  # when response bytes last came; the relay sets it for each chunk
         self.ejected_until = -math.inf
@@ -175,8 +146,15 @@ class Health:
         """Certainly unable to serve: it refuses connections, or probes and requests agree on a dead engine."""
         return self.refused or (self._unwell and self._is_ejected and self._fatal)
 
-    def probed(self, probe: ProbeResult, now: float) -> None:
+    @property
+    def view(self) -> HealthView:
+        return HealthView(self.state, self.gone, self.ever_up, self.ejected_until)
+
+    def probed(self, probe: ProbeResult, now: float) -> bool:
+        """Count a probe. Whether it got through after refused connections, so that another process may answer."""
         self.tick(now)
+        may_be_another = self._refused_before and probe is not ProbeResult.REFUSED
+        self._refused_before = probe is ProbeResult.REFUSED
         self.refused = probe is ProbeResult.REFUSED
         self._unwell = probe is ProbeResult.UNWELL
         if probe is ProbeResult.OK:
@@ -188,9 +166,11 @@ class Health:
             if self._verdict == "unknown" or (self._falls >= self._config.fall and not is_busy):
                 self._verdict = "down"
         self._settle()
+        if may_be_another:
+            self.restarted()
+        return may_be_another
 
     def succeeded(self, now: float, tenant: str | None = None) -> None:
-        """Count a request that the backend answered."""
         self.blame.served(tenant, now)
         self.heard_at = now
         self.refused = False
@@ -201,6 +181,7 @@ class Health:
         """Count a request that the backend failed. `fatal`: its engine is dead, so eject at once."""
         self.tick(now)
         self.refused = refused
+        self._refused_before |= refused
         if self._is_ejected:
             self._fatal = self._fatal or fatal  # failures of requests from before the ejection do not prolong it
             return
@@ -208,7 +189,7 @@ class Health:
         if fatal or self._on_probation or self._failures >= self._config.eject_failures:
             self._eject(now, fatal)
 
-    def erred(self, now: float, tenant: str | None, peers: Peers) -> None:
+    def erred(self, now: float, tenant: str | None, peers: Sequence[Blame]) -> None:
         """Count an error answer to a request of this tenant (None = not known)."""
         self.tick(now)
         self.refused = False

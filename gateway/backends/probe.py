@@ -1,97 +1,60 @@
-"""Keeps the fleet's facts fresh: probes, scrapes and queries, in three loops for each backend.
+"""Asks the backends: all the time in three loops for each backend of the fleet, or once for a command (a survey).
 
 The loops are independent: a hanging /metrics delays no probe, a slow list of models delays no scrape. Only /health and
 the outcome of requests change which backends get traffic; a failed scrape only ages telemetry.
 """
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from random import Random
-from types import TracebackType
-from typing import Any, Self
 
 import structlog
 
-from gateway.backends import vllm_api
 from gateway.backends.backend import Backend
 from gateway.backends.facts import Facts
 from gateway.backends.fleet import Clock, Fleet
-from gateway.backends.health import PROBE_WORDS, ProbeResult, State
-from gateway.backends.vllm_api import ControlClient, ControlError
-from gateway.backends.vllm_metrics import Scrape, with_scrape
-from gateway.config import HealthConfig
+from gateway.backends.health import JITTER, ProbeResult, State
+from gateway.backends.vllm_api import MODELS_PATH, READERS, SERVER_INFO_PATH, ControlClient, ControlError
+from gateway.config import Config, HealthConfig
 from gateway.supervisor import Supervisor
 
-JITTER = 0.1
 EAGER_SECONDS = 0.2  # between probes while no backend at all can serve
 FASTEST_SECONDS = 0.2  # least time between probes, however often one is requested
 STALE_INTERVALS = 3  # telemetry older than this many probe intervals is dropped
-SERVER_INFO_TIMEOUT_SECONDS = 15.0  # the first call makes the server collect its environment
-_REQUIRED = ("/health", vllm_api.MODELS_PATH)
+_REQUIRED = ("/health", MODELS_PATH)
 
 log = structlog.get_logger()
 
 
-class Watch:
-    """Watches a fleet inside its `async with` block."""
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        config: HealthConfig,
-        *,
-        clock: Clock,
-        random: Random,
-        supervisor: Supervisor | None = None,
-    ) -> None:
-        self._fleet = fleet
-        self._supervisor = supervisor or Supervisor(clock)
-        self._pause_seconds = config.probe_interval_seconds
-        self._stack = AsyncExitStack()
-        self._client = ControlClient(config.probe_timeout_seconds, clock)
-        self._watches = {
-            backend: BackendWatch(backend, fleet, config, self._client, clock, random) for backend in fleet.backends
-        }
-
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._client)
-            group = await stack.enter_async_context(asyncio.TaskGroup())
-            self._fleet.on_probe_wanted.append(self._probe_soon)
-            stack.callback(self._fleet.on_probe_wanted.remove, self._probe_soon)
-            self._fleet.on_restart.append(self._ask_everything)
-            stack.callback(self._fleet.on_restart.remove, self._ask_everything)
-            for watch in self._watches.values():
-                for step in (watch.probe, watch.ask_facts, watch.scrape):
-                    work = self._supervisor.repeat("backend_watch", step, self._pause_seconds)
-                    stack.callback(group.create_task(work).cancel)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stack.aclose()
-
-    def _probe_soon(self, backend: Backend) -> None:
-        self._watches[backend].probe_soon()
-
-    def _ask_everything(self, backend: Backend) -> None:
-        self._watches[backend].ask_everything()
+@asynccontextmanager
+async def watching(
+    fleet: Fleet, config: HealthConfig, *, clock: Clock, random: Random, supervisor: Supervisor | None = None
+) -> AsyncIterator[None]:
+    """Watch all backends of the fleet while the block runs."""
+    supervisor = supervisor or Supervisor(clock)
+    async with ControlClient(config.probe_timeout_seconds, clock) as client, AsyncExitStack() as stack:
+        watches = {backend: BackendWatch(backend, fleet, config, client, clock, random) for backend in fleet.backends}
+        for listeners, listener in (
+            (fleet.on_probe_wanted, lambda backend: watches[backend].probe_soon()),
+            (fleet.on_restart, lambda backend: watches[backend].ask_everything()),
+        ):
+            listeners.append(listener)
+            stack.callback(listeners.remove, listener)
+        for watch in watches.values():
+            for step in (watch.probe, watch.ask_facts, watch.scrape):
+                repeating = supervisor.repeating("backend_watch", step, config.probe_interval_seconds)
+                await stack.enter_async_context(repeating)
+        yield
 
 
 class BackendWatch:
     """The three loops that watch one backend."""
 
     def __init__(
-        self,
-        backend: Backend,
-        fleet: Fleet,
-        config: HealthConfig,
-        client: ControlClient,
-        clock: Clock,
-        random: Random,
+        self, backend: Backend, fleet: Fleet, config: HealthConfig, client: ControlClient, clock: Clock, random: Random
     ) -> None:
         self._backend = backend
         self._fleet = fleet
@@ -122,10 +85,9 @@ class BackendWatch:
 
     async def probe(self) -> None:
         started = self._clock()
-        reasons: list[str] = []
-        probe = await self._client.probe(self._backend, reasons.append)
+        probe, reason = await self._client.probe(self._backend.config)
         if probe is ProbeResult.UNSENT:
-            self._log_reason("/health", PROBE_WORDS[probe])
+            self._log_reason("/health", "the gateway has reached its limit of open files (nofile)")
             await asyncio.sleep(self._jittered(self._config.probe_interval_seconds))
             return
         self._log_reason("/health", "")
@@ -133,14 +95,14 @@ class BackendWatch:
         health = self._backend.health
         if answers and (health.state != "up" or health.gone):
             # Before it gets a request for a model that it no longer has.
-            await self._ask(vllm_api.MODELS_PATH, vllm_api.with_models)
+            await self._ask(MODELS_PATH)
         if answers and not self._answers:
             self.ask_everything()
         if answers and self._in_doubt:
             self._in_doubt = False
             self._facts_wanted.set()
         self._answers = answers
-        self._fleet.probed(self._backend, probe, "".join(reasons))
+        self._fleet.probed(self._backend, probe, reason)
         self._log_state(probe)
         await self._rest_until(started + self._pause_seconds(probe))
         await asyncio.sleep(max(0.0, started + FASTEST_SECONDS - self._clock()))
@@ -150,15 +112,11 @@ class BackendWatch:
         await _wait(self._facts_wanted, self._jittered(self._config.refresh_seconds))
         if not self._answers:
             return
+        paths = [path for path in READERS if path != SERVER_INFO_PATH or not self._server_info_asked]
+        self._server_info_asked = True  # its answer stays the same as long as the process lives
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._ask(vllm_api.MODELS_PATH, vllm_api.with_models))
-            group.create_task(self._ask(vllm_api.VERSION_PATH, vllm_api.with_version))
-            group.create_task(self._ask(vllm_api.KV_EVENT_SOURCES_PATH, vllm_api.with_kv_event_sources))
-            if not self._server_info_asked:  # its answer stays the same as long as the process lives
-                self._server_info_asked = True
-                group.create_task(
-                    self._ask(vllm_api.SERVER_INFO_PATH, vllm_api.with_server_info, SERVER_INFO_TIMEOUT_SECONDS)
-                )
+            for path in paths:
+                group.create_task(self._ask(path))
         await asyncio.sleep(FASTEST_SECONDS)
 
     async def scrape(self) -> None:
@@ -167,33 +125,29 @@ class BackendWatch:
         backend = self._backend
         if self._answers:
             try:
-                self._take(await self._client.scrape(backend))
+                facts, telemetry = await self._client.scrape(backend.config)
+                self._log_reason("/metrics", "")
+                if telemetry is not None:  # else it is not a page of vLLM
+                    self._fleet.learned(backend, replace(backend.facts, **facts))
+                    self._fleet.measured(backend, telemetry)
             except ControlError as error:
                 self._log_reason("/metrics", str(error))
         oldest = self._clock() - STALE_INTERVALS * self._config.probe_interval_seconds
         if backend.telemetry is not None and backend.telemetry.at_seconds < oldest:
             self._fleet.measured(backend, None)
 
-    def _take(self, scrape: Scrape) -> None:
-        self._log_reason("/metrics", "")
-        if scrape.telemetry is None:
-            return  # a page without vLLM's metrics
-        self._fleet.learned(self._backend, with_scrape(self._backend.facts, scrape))
-        self._fleet.measured(self._backend, scrape.telemetry)
-
-    async def _ask(self, path: str, take: Callable[[Facts, Any], Facts], timeout_seconds: float | None = None) -> None:
+    async def _ask(self, path: str) -> None:
         """Learn what a path answers; without an answer, facts stay as they were."""
         try:
-            document = await self._client.ask(self._backend, path, timeout_seconds)
-            self._fleet.learned(self._backend, take(self._backend.facts, document))
-            if path == vllm_api.MODELS_PATH:
-                self._fleet.list_read(self._backend)
-            self._log_reason(path, "")
-        except (ControlError, ValueError) as error:
-            is_optional = isinstance(error, ControlError) and error.status == 404 and path != vllm_api.MODELS_PATH
-            self._log_reason(path, "" if is_optional else str(error))
-            if path == vllm_api.SERVER_INFO_PATH:  # it may be of a former process
-                self._fleet.learned(self._backend, vllm_api.without_server_info(self._backend.facts))
+            facts, reason = await self._client.facts(self._backend.config, path), ""
+        except ControlError as error:
+            facts, reason = {}, "" if error.status == 404 and path != MODELS_PATH else str(error)
+            if path == SERVER_INFO_PATH:  # what is known may be of a former process
+                facts = {"max_num_seqs": None, "can_admin": False}
+        self._fleet.learned(self._backend, replace(self._backend.facts, **facts))
+        if path == MODELS_PATH and "models" in facts:
+            self._fleet.list_read(self._backend)
+        self._log_reason(path, reason)
 
     def _pause_seconds(self, probe: ProbeResult) -> float:
         """From the start of one probe to the next; shorter where the next one decides something."""
@@ -242,3 +196,46 @@ async def _wait(event: asyncio.Event, seconds: float) -> bool:
         return False
     event.clear()
     return True
+
+
+@dataclass
+class Answers:
+    """What one backend answered; `problems` maps a path to its error."""
+
+    backend: Backend
+    probe: ProbeResult = ProbeResult.OK
+    facts: Facts = field(default_factory=Facts)
+    is_vllm: bool = False
+    probe_error: str = ""  # why the probe did not succeed
+    problems: dict[str, ControlError] = field(default_factory=dict)
+
+    @property
+    def is_reachable(self) -> bool:
+        return self.probe not in (ProbeResult.TIMEOUT, ProbeResult.REFUSED)
+
+    async def query(self, client: ControlClient) -> None:
+        self.probe, self.probe_error = await client.probe(self.backend.config)
+        if self.is_reachable:
+            await asyncio.gather(self._scrape(client), *(self._ask(client, path) for path in READERS))
+            self.backend.learn(self.facts)
+
+    async def _ask(self, client: ControlClient, path: str) -> None:
+        try:
+            found = await client.facts(self.backend.config, path)
+            self.facts = replace(self.facts, **found)
+        except ControlError as error:
+            self.problems[path] = error
+
+    async def _scrape(self, client: ControlClient) -> None:
+        try:
+            scrape = await client.scrape(self.backend.config)
+            self.facts, self.is_vllm = replace(self.facts, **scrape.facts), scrape.telemetry is not None
+        except ControlError as error:
+            self.problems["/metrics"] = error
+
+
+async def survey(config: Config) -> list[Answers]:
+    found = [Answers(Backend(index, each, config.health, Random(0))) for index, each in enumerate(config.backends)]
+    async with ControlClient(config.health.probe_timeout_seconds, time.monotonic) as client:
+        await asyncio.gather(*(answers.query(client) for answers in found))
+    return found

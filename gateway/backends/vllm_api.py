@@ -1,30 +1,42 @@
-"""Requests to a backend's own endpoints, bounded in time and size, and readers of its JSON responses.
+"""Requests to a backend's own endpoints, bounded in time and size, and readers of its responses.
 
-The readers are pure; a response of another shape than vLLM's raises ValueError.
+The readers are pure; a response of another shape than vLLM's raises ValueError. The page /metrics of a busy server has
+thousands of lines. `LineFilter` keeps the few that matter while the page comes in, so that neither its size nor its
+parsing holds up the event loop.
 """
 
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from enum import StrEnum
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import aiohttp
 import orjson
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from yarl import URL
 
-from gateway.backends.backend import Backend
-from gateway.backends.facts import Facts, KvEventSource, ModelCard
+from gateway.backends.facts import KvEventSource, ModelCard, Telemetry
 from gateway.backends.health import UNREACHABLE_ERRNOS, ProbeResult
-from gateway.backends.vllm_metrics import LineFilter, Scrape, read_scrape
+from gateway.config import BackendConfig
 from gateway.resources import are_used_up
 
 MAX_JSON_BYTES = 1048576
 MAX_METRICS_BYTES = 4194304
+MAX_LINE_BYTES = 65536
+MAX_LINES = 1024  # the wanted lines of a hundred data-parallel ranks
+MAX_MODELS = 10000
 PIECE_BYTES = 65536
+MODELS_PATH = "/v1/models"
+VERSION_PATH = "/version"
+KV_EVENT_SOURCES_PATH = "/kv_event_sources"
+SERVER_INFO_PATH = "/server_info?config_format=json"  # 404 unless the server runs in development mode
+_SERVER_INFO_TIMEOUT_SECONDS = 15.0  # the first call makes the server collect its environment
 
 
 class ControlError(Exception):
@@ -35,16 +47,24 @@ class ControlError(Exception):
         self.status = status
 
 
+class Scrape(NamedTuple):
+    """One reading of /metrics: `Facts` by name, and the load; None = the page is not one of vLLM."""
+
+    facts: dict[str, Any]
+    telemetry: Telemetry | None
+
+
 class ControlClient:
     """Requests to backends' own endpoints. Each opens a new connection, so each shows whether connecting works.
 
     No proxies, cookies, redirects or compression: only the backend's own unmodified response counts.
     """
 
+    _session: aiohttp.ClientSession  # inside the `async with` block
+
     def __init__(self, timeout_seconds: float, clock: Callable[[], float]) -> None:
         self._timeout_seconds = timeout_seconds
         self._clock = clock
-        self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -59,71 +79,68 @@ class ControlClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._session.close()
 
-    async def probe(self, backend: Backend, on_failure: Callable[[str], None] = lambda _: None) -> ProbeResult:
-        """Request /health. Only the status counts. `on_failure` gets the reason if there was no response."""
+    async def probe(self, backend: BackendConfig) -> tuple[ProbeResult, str]:
+        """Request /health, and say why that did not succeed. Only the status counts."""
         try:
-            async with _explained(on_failure), self._get(backend, "/health", self._timeout_seconds) as response:
-                return ProbeResult.UNWELL if response.status >= 500 else ProbeResult.OK
-        except aiohttp.ClientConnectorCertificateError:
-            return ProbeResult.TIMEOUT  # says nothing about the backend's process
-        except aiohttp.ClientConnectorError as error:
-            if are_used_up(error.os_error):
-                return ProbeResult.UNSENT
-            if isinstance(error, aiohttp.ClientConnectorDNSError):
-                return ProbeResult.TIMEOUT
-            return ProbeResult.REFUSED if error.os_error.errno in UNREACHABLE_ERRNOS else ProbeResult.TIMEOUT
-        except (TimeoutError, aiohttp.ClientError, OSError):
-            return ProbeResult.TIMEOUT
+            async with self._request(backend, "/health", self._timeout_seconds) as response:
+                if response.status >= 500:
+                    return ProbeResult.UNWELL, "/health reports an unhealthy engine"
+                return ProbeResult.OK, ""
+        except TimeoutError:
+            return ProbeResult.TIMEOUT, "/health timed out"
+        except (aiohttp.ClientError, OSError) as error:
+            return _probe_result(error), why(error)
 
-    async def ask(self, backend: Backend, path: str, timeout_seconds: float | None = None) -> Any:
-        """The JSON that a path answers with. Raises ControlError."""
-        with _translated(path):
-            async with self._get(backend, path, timeout_seconds or self._timeout_seconds) as response:
-                return await _json_of(response, path)
+    async def facts(self, backend: BackendConfig, path: str) -> dict[str, Any]:
+        """The `Facts` that a path of `READERS` answers with, by name. Raises ControlError."""
+        is_slow = path == SERVER_INFO_PATH
+        async with self._answer(backend, path, _SERVER_INFO_TIMEOUT_SECONDS if is_slow else None) as response:
+            return READERS[path](await _json_of(response, path))
 
-    async def post(self, backend: Backend, path: str, document: Any, timeout_seconds: float | None = None) -> Any:
-        """The JSON that a path answers a JSON document with. Raises ControlError."""
-        with _translated(path):
-            async with self._send(
-                "POST", backend, path, timeout_seconds or self._timeout_seconds, orjson.dumps(document)
-            ) as response:
-                return await _json_of(response, path)
+    async def ask(self, backend: BackendConfig, path: str, document: Any = None) -> Any:
+        """The JSON that a path answers with, to a JSON document if there is one. Raises ControlError."""
+        async with self._answer(backend, path, document=document) as response:
+            return await _json_of(response, path)
 
-    async def scrape(self, backend: Backend) -> Scrape:
+    async def scrape(self, backend: BackendConfig) -> Scrape:
         """Read /metrics; of a longer page, its first 4 MiB. Raises ControlError."""
-        with _translated("/metrics"):
-            async with self._get(backend, "/metrics", self._timeout_seconds) as response:
-                _expect_ok(response, "/metrics")
-                lines, size = LineFilter(), 0
-                async for piece in response.content.iter_chunked(PIECE_BYTES):
-                    lines.feed(piece)
-                    size += len(piece)
-                    if size > MAX_METRICS_BYTES:
-                        break
-                return read_scrape(lines.finish(), self._clock())
-
-    def _get(
-        self, backend: Backend, path: str, timeout_seconds: float
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        return self._send("GET", backend, path, timeout_seconds)
+        async with self._answer(backend, "/metrics") as response:
+            lines, size = LineFilter(), 0
+            async for piece in response.content.iter_chunked(PIECE_BYTES):
+                lines.feed(piece)
+                size += len(piece)
+                if size > MAX_METRICS_BYTES:
+                    break
+            return read_scrape(lines.finish(), self._clock())
 
     @asynccontextmanager
-    async def _send(
-        self, method: str, backend: Backend, path: str, timeout_seconds: float, body: bytes | None = None
+    async def _answer(
+        self, backend: BackendConfig, path: str, timeout_seconds: float | None = None, document: Any = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        if self._session is None:
-            raise RuntimeError("the client is used outside its `async with` block")
+        """A response with status 200. Anything else, and any error while it is read, becomes a ControlError."""
+        try:
+            async with self._request(backend, path, timeout_seconds or self._timeout_seconds, document) as response:
+                if response.status != 200:
+                    raise ControlError(f"{path} returned {response.status}", response.status)
+                yield response
+        except TimeoutError as error:
+            raise ControlError(f"{path} timed out") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise ControlError(f"{path}: {why(error)}") from error
+
+    @asynccontextmanager
+    async def _request(
+        self, backend: BackendConfig, path: str, timeout_seconds: float, document: Any = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         headers = {"Authorization": f"Bearer {backend.api_key}"} if backend.api_key else {}
-        if body is not None:
+        if document is not None:
             headers["Content-Type"] = "application/json"
         async with self._session.request(
-            method,
-            URL(backend.config.url + path, encoded=True),
-            data=body,
+            "GET" if document is None else "POST",
+            URL(backend.url + path, encoded=True),
+            data=None if document is None else orjson.dumps(document),
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=timeout_seconds),
             allow_redirects=False,
@@ -131,54 +148,23 @@ class ControlClient:
             yield response
 
 
-@asynccontextmanager
-async def _explained(on_failure: Callable[[str], None]) -> AsyncIterator[None]:
-    try:
-        yield
-    except TimeoutError:
-        raise  # needs no reason
-    except Exception as error:
-        on_failure(why(error))
-        raise
-
-
-class _translated:
-    """Turns the errors of a request into a ControlError."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, TimeoutError):
-            raise ControlError(f"{self._path} timed out") from error
-        if isinstance(error, aiohttp.ClientError | OSError | ValueError):
-            raise ControlError(f"{self._path}: {why(error)}") from error
-
-
-def _expect_ok(response: aiohttp.ClientResponse, path: str) -> None:
-    if response.status != 200:
-        raise ControlError(f"{path} returned {response.status}", response.status)
+def _probe_result(error: Exception) -> ProbeResult:
+    if isinstance(error, aiohttp.ClientConnectorCertificateError) or not isinstance(
+        error, aiohttp.ClientConnectorError
+    ):
+        return ProbeResult.TIMEOUT  # says nothing about the backend's process
+    if are_used_up(error.os_error):
+        return ProbeResult.UNSENT
+    return ProbeResult.REFUSED if error.os_error.errno in UNREACHABLE_ERRNOS else ProbeResult.TIMEOUT
 
 
 async def _json_of(response: aiohttp.ClientResponse, path: str) -> Any:
-    _expect_ok(response, path)
     body = bytearray()
     async for piece in response.content.iter_chunked(PIECE_BYTES):
         body += piece
         if len(body) > MAX_JSON_BYTES:
             raise ControlError(f"{path} returned over {MAX_JSON_BYTES} bytes, the limit")
     return orjson.loads(body)
-
-
-MODELS_PATH = "/v1/models"
-VERSION_PATH = "/version"
-KV_EVENT_SOURCES_PATH = "/kv_event_sources"
-SERVER_INFO_PATH = "/server_info?config_format=json"  # 404 unless the server runs in development mode
-
-MAX_MODELS = 10000
 
 
 def read_models(document: Any) -> tuple[ModelCard, ...]:
@@ -217,29 +203,12 @@ def read_max_num_seqs(document: Any) -> int:
     return number
 
 
-def with_models(facts: Facts, document: Any) -> Facts:
-    """The facts with what /v1/models answered."""
-    return replace(facts, models=read_models(document))
-
-
-def with_version(facts: Facts, document: Any) -> Facts:
-    """The facts with what /version answered."""
-    return replace(facts, version=read_version(document))
-
-
-def with_kv_event_sources(facts: Facts, document: Any) -> Facts:
-    """The facts with what /kv_event_sources answered."""
-    return replace(facts, kv_event_sources=read_kv_event_sources(document))
-
-
-def with_server_info(facts: Facts, document: Any) -> Facts:
-    """The facts with what /server_info answered: that it answers shows that the development endpoints are on."""
-    return replace(facts, max_num_seqs=read_max_num_seqs(document), can_admin=True)
-
-
-def without_server_info(facts: Facts) -> Facts:
-    """The facts without those that only /server_info has."""
-    return replace(facts, max_num_seqs=None, can_admin=False)
+READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    MODELS_PATH: lambda document: {"models": read_models(document)},
+    VERSION_PATH: lambda document: {"version": read_version(document)},
+    KV_EVENT_SOURCES_PATH: lambda document: {"kv_event_sources": read_kv_event_sources(document)},
+    SERVER_INFO_PATH: lambda document: {"max_num_seqs": read_max_num_seqs(document), "can_admin": True},
+}  # the facts, by name, that each path's answer has
 
 
 def _card(entry: dict[str, Any]) -> ModelCard:
@@ -260,6 +229,100 @@ def _mapping(value: Any, what: str) -> dict[str, Any]:
 def _text(entry: dict[str, Any], key: str) -> str | None:
     value = entry.get(key)
     return value if isinstance(value, str) else None
+
+
+class _Name(StrEnum):
+    RUNNING = "vllm:num_requests_running"
+    WAITING = "vllm:num_requests_waiting"
+    WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
+    KV_USAGE = "vllm:kv_cache_usage_perc"
+    PREFIX_QUERIES = "vllm:prefix_cache_queries_total"
+    PREEMPTIONS = "vllm:num_preemptions_total"
+    GENERATION = "vllm:generation_tokens_total"
+    CACHE_CONFIG = "vllm:cache_config_info"
+
+
+_PROCESS_START = "process_start_time_seconds"
+_WANTED = (*(f"{name}{{".encode() for name in _Name), f"{_PROCESS_START} ".encode())
+
+
+class LineFilter:
+    """Keeps the wanted lines of a page that comes in pieces, in bounded memory."""
+
+    def __init__(self) -> None:
+        self._kept: list[bytes] = []
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> None:
+        *lines, rest = (self._rest + piece).split(b"\n")
+        self._keep(lines)
+        # A line that is too long is cut; its end does not start like a wanted line.
+        self._rest = rest if len(rest) <= MAX_LINE_BYTES else b"#"
+
+    def finish(self) -> str:
+        self._keep([self._rest])
+        self._rest = b""
+        return b"\n".join(self._kept).decode("utf-8", "replace") + "\n"
+
+    def _keep(self, lines: list[bytes]) -> None:
+        if len(self._kept) < MAX_LINES:
+            self._kept += [line for line in lines if line.startswith(_WANTED)][: MAX_LINES - len(self._kept)]
+
+
+def read_scrape(text: str, at_seconds: float) -> Scrape:
+    """Read filtered lines. Raises ValueError if it is not in the exposition format."""
+    samples: defaultdict[str, list[Sample]] = defaultdict(list)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            samples[sample.name].append(sample)
+
+    def total(name: str) -> float:
+        return sum(sample.value for sample in samples[name])
+
+    configs = [sample.labels for sample in samples[_Name.CACHE_CONFIG]]
+    starts = [sample.value for sample in samples[_PROCESS_START]]
+    facts = {
+        "engines": max(1, len({sample.labels.get("engine") for sample in samples[_Name.RUNNING]})),
+        "block_size_tokens": _integer(configs[0].get("block_size")) if configs else None,
+        "kv_cache_tokens": _sum_of_known(map(_kv_cache_tokens, configs)),
+        "prefix_caching": configs[0].get("enable_prefix_caching") == "True" if configs else None,
+        "process_start_seconds": starts[0] if starts else None,
+    }
+    if not samples[_Name.RUNNING]:
+        return Scrape(facts, None)
+    # Others wait for an adapter, or for blocks from elsewhere.
+    for_capacity = [sample for sample in samples[_Name.WAITING_BY_REASON] if sample.labels.get("reason") == "capacity"]
+    waiting = for_capacity or samples[_Name.WAITING]
+    telemetry = Telemetry(
+        at_seconds,
+        running=int(total(_Name.RUNNING)),
+        waiting=int(sum(sample.value for sample in waiting)),
+        preemptions=total(_Name.PREEMPTIONS),
+        kv_usage=max((sample.value for sample in samples[_Name.KV_USAGE]), default=0.0),
+        generation_tokens=total(_Name.GENERATION) if samples[_Name.GENERATION] else None,
+        prefix_queries_tokens=total(_Name.PREFIX_QUERIES),
+    )
+    return Scrape(facts, telemetry)
+
+
+def _kv_cache_tokens(config: dict[str, str]) -> int | None:
+    if (tokens := _integer(config.get("kv_cache_size_tokens"))) is not None:
+        return tokens
+    # Older versions do not say. The product is too large for models that mix attention kinds.
+    blocks, block_size = _integer(config.get("num_gpu_blocks")), _integer(config.get("block_size"))
+    if blocks is None or block_size is None or blocks <= 1:  # encoders have no KV cache, only one unused block
+        return None
+    return blocks * block_size
+
+
+def _integer(label: str | None) -> int | None:
+    """Labels hold Python's text of a value: a number, or None."""
+    return int(label) if label is not None and label.isascii() and label.isdigit() else None
+
+
+def _sum_of_known(numbers: Iterable[int | None]) -> int | None:
+    known = [number for number in numbers if number]
+    return sum(known) if known else None
 
 
 def why(error: BaseException) -> str:

@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Group
@@ -13,7 +12,7 @@ from rich.text import Text
 from gateway.backends import vllm_api
 from gateway.backends.concurrency_limit import DEFAULT_MAX_NUM_SEQS
 from gateway.backends.health import ProbeResult
-from gateway.backends.survey import Answers, survey
+from gateway.backends.probe import Answers, survey
 from gateway.config import Config
 from gateway.kv_events import endpoints
 from gateway.kv_events.endpoints import why_unreachable
@@ -21,38 +20,15 @@ from gateway.kv_events.endpoints import why_unreachable
 SECURITY_FLOOR = (0, 22)  # older versions of vLLM have published holes that a request can reach
 BACKEND_KEEP_ALIVE_SECONDS = 5.0  # VLLM_HTTP_TIMEOUT_KEEP_ALIVE's default
 
+Report = dict[str, Any]  # one backend as the operator sees it
+
 CACHED_TOKENS_NOTE = (
     "vLLM does not expose whether --enable-prompt-tokens-details is set. Without it, usage.prompt_tokens_details is "
     "null in responses, and cache hits are predicted but not confirmed."
 )
 
 
-@dataclass(frozen=True)
-class Report:
-    """One backend as the operator sees it."""
-
-    name: str
-    url: str
-    reachable: bool
-    version: str | None
-    models: tuple[str, ...]
-    max_model_len: dict[str, int | None]
-    block_size_tokens: int | None
-    kv_cache_tokens: int | None
-    kv_cache_tokens_from: str
-    cap: int | None
-    cap_from: str
-    prefix_caching: bool | None
-    kv_events: str
-    knowledge: str
-    knowledge_because: str
-    routing: str
-    routing_because: str
-    warnings: tuple[str, ...]
-
-
 async def examine(config: Config) -> list[Report]:
-    """Query all backends, and whether their KV events can be read."""
     tokenized = frozenset(name for name, model in config.models.by_name.items() if model.tokenizer)
 
     async def report(answers: Answers) -> Report:
@@ -69,31 +45,31 @@ def report_on(
 ) -> Report:
     """`tokenized`: models with a tokenizer; `events_unreachable`: why the KV events cannot be read."""
     backend, facts = answers.backend, answers.facts
-    backend.learn(facts)
     cap, cap_from = _cap(answers)
-    kv_cache_tokens, kv_from = _kv_cache(answers)
+    tokens_are_set = backend.config.kv_cache_tokens != "auto"
+    tokens_from = "kv_cache_tokens" if tokens_are_set else "unknown" if backend.kv_cache_tokens is None else "/metrics"
     knowledge, knowledge_because = _knowledge(answers, policy, tokenized, events_unreachable)
-    routing, because = _routing(answers, policy)
-    return Report(
-        name=backend.name,
-        url=backend.config.url,
-        reachable=answers.is_reachable,
-        version=facts.version,
-        models=tuple(card.id for card in facts.models),
-        max_model_len={card.id: card.max_model_len for card in facts.models},
-        block_size_tokens=facts.block_size_tokens,
-        kv_cache_tokens=kv_cache_tokens,
-        kv_cache_tokens_from=kv_from,
-        cap=cap,
-        cap_from=cap_from,
-        prefix_caching=facts.prefix_caching,
-        kv_events=_kv_events(answers),
-        knowledge=knowledge,
-        knowledge_because=knowledge_because,
-        routing=routing,
-        routing_because=because,
-        warnings=tuple(_warnings(answers, events_unreachable)),
-    )
+    routing, routing_because = _routing(answers, policy)
+    return {
+        "name": backend.name,
+        "url": backend.config.url,
+        "reachable": answers.is_reachable,
+        "version": facts.version,
+        "models": [card.id for card in facts.models],
+        "max_model_len": {card.id: card.max_model_len for card in facts.models},
+        "block_size_tokens": facts.block_size_tokens,
+        "kv_cache_tokens": backend.kv_cache_tokens,
+        "kv_cache_tokens_from": tokens_from,
+        "cap": cap,
+        "cap_from": cap_from,
+        "prefix_caching": facts.prefix_caching,
+        "kv_events": _kv_events(answers),
+        "knowledge": knowledge,
+        "knowledge_because": knowledge_because,
+        "routing": routing,
+        "routing_because": routing_because,
+        "warnings": _warnings(answers, events_unreachable),
+    }
 
 
 def _cap(answers: Answers) -> tuple[int | None, str]:
@@ -104,13 +80,6 @@ def _cap(answers: Answers) -> tuple[int | None, str]:
     if not answers.is_reachable:
         return None, "unknown"
     return backend.cap, f"/server_info{ranks}" if facts.max_num_seqs else f"default {DEFAULT_MAX_NUM_SEQS}{ranks}"
-
-
-def _kv_cache(answers: Answers) -> tuple[int | None, str]:
-    tokens = answers.backend.kv_cache_tokens
-    if answers.backend.config.kv_cache_tokens != "auto":
-        return tokens, "kv_cache_tokens"
-    return tokens, "unknown" if tokens is None else "/metrics"
 
 
 def _kv_events(answers: Answers) -> str:
@@ -140,7 +109,7 @@ def _knowledge(
 def _routing(answers: Answers, policy: str) -> tuple[str, str]:
     facts = answers.facts
     if answers.probe is not ProbeResult.OK:
-        return "none", answers.why_not_used
+        return "none", answers.probe_error
     if not facts.models:
         return "none", "/v1/models lists no model"
     if policy != "prefix":
@@ -154,7 +123,7 @@ def _routing(answers: Answers, policy: str) -> tuple[str, str]:
 
 def _warnings(answers: Answers, events_unreachable: str | None) -> list[str]:
     if answers.probe is not ProbeResult.OK:
-        return [f"{answers.why_not_used}."]
+        return [f"{answers.probe_error}."]
     facts, problems, found = answers.facts, answers.problems, []
     if (error := problems.get(vllm_api.MODELS_PATH)) and error.status == 401:
         found.append("/v1/models returned 401: set api_key to the key that vLLM was started with.")
@@ -190,61 +159,56 @@ def _release(version: str) -> tuple[int, int] | None:
 
 
 def fleet_warnings(config: Config, reports: Sequence[Report]) -> list[str]:
-    """What is only seen by looking at all backends."""
     found = []
     if config.upstream.keep_alive_seconds >= BACKEND_KEEP_ALIVE_SECONDS:
         found.append(
             f"upstream.keep_alive_seconds is {config.upstream.keep_alive_seconds:g}, but vLLM closes connections that "
             f"are idle for {BACKEND_KEEP_ALIVE_SECONDS:g} s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE): requests may fail."
         )
-    with_models = [report for report in reports if report.models]
-    if len({frozenset(report.models) for report in with_models}) > 1:
-        lists = "; ".join(f"{report.name}: {', '.join(report.models)}" for report in with_models)
+    with_models = [report for report in reports if report["models"]]
+    if len({frozenset(report["models"]) for report in with_models}) > 1:
+        lists = "; ".join(f"{report['name']}: {', '.join(report['models'])}" for report in with_models)
         found.append(
             f"The backends serve different models ({lists}): each request is sent only to backends that list its model."
         )
-    for model in sorted({model for report in with_models for model in report.models}):
-        lengths = {report.max_model_len[model] for report in with_models if model in report.max_model_len}
+    for model in sorted({model for report in with_models for model in report["models"]}):
+        lengths = {report["max_model_len"][model] for report in with_models if model in report["max_model_len"]}
         if len(lengths) > 1:
             values = ", ".join(str(length) for length in sorted(lengths, key=lambda length: length or 0))
             found.append(f"{model} has different max_model_len values ({values}): long prompts fail on some backends.")
-    if len({report.version for report in reports if report.version}) > 1:
+    if len({report["version"] for report in reports if report["version"]}) > 1:
         found.append("The backends run different versions of vLLM.")
     return found
-
-
-def as_json(config: Config, reports: Sequence[Report]) -> dict[str, Any]:
-    return {"backends": [asdict(report) for report in reports], "warnings": fleet_warnings(config, reports)}
 
 
 def as_table(config: Config, reports: Sequence[Report]) -> Group:
     table = Table(title="Backends", title_justify="left", show_header=True)
     table.add_column("")
     for report in reports:
-        table.add_column(report.name, overflow="fold")
+        table.add_column(report["name"], overflow="fold")
     columns = [_column(report) for report in reports]
     for row in columns[0]:
         table.add_row(row, *(column[row] for column in columns))
-    notes = [f"{report.name}: {warning}" for report in reports for warning in report.warnings]
+    notes = [f"{report['name']}: {warning}" for report in reports for warning in report["warnings"]]
     notes += fleet_warnings(config, reports)
     return Group(table, *(Text(f"! {note}", style="yellow") for note in notes), Text(CACHED_TOKENS_NOTE, style="dim"))
 
 
 def _column(report: Report) -> dict[str, str]:
-    lengths = (f"{model}: {length or '?'}" for model, length in report.max_model_len.items())
+    lengths = (f"{model}: {length or '?'}" for model, length in report["max_model_len"].items())
     return {
-        "URL": report.url,
-        "reachable": "yes" if report.reachable else "no",
-        "version": report.version or "?",
-        "models": ", ".join(report.models) or "none",
+        "URL": report["url"],
+        "reachable": "yes" if report["reachable"] else "no",
+        "version": report["version"] or "?",
+        "models": ", ".join(report["models"]) or "none",
         "max_model_len": ", ".join(lengths) or "?",
-        "block size": _number(report.block_size_tokens, "tokens"),
-        "KV cache": _number(report.kv_cache_tokens, "tokens", report.kv_cache_tokens_from),
-        "cap": _number(report.cap, "sequences", report.cap_from),
-        "prefix caching": {True: "on", False: "off", None: "?"}[report.prefix_caching],
-        "KV events": report.kv_events if report.reachable else "?",
-        "cache source": f"{report.knowledge}: {report.knowledge_because}",
-        "routing": f"{report.routing}: {report.routing_because}",
+        "block size": _number(report["block_size_tokens"], "tokens"),
+        "KV cache": _number(report["kv_cache_tokens"], "tokens", report["kv_cache_tokens_from"]),
+        "cap": _number(report["cap"], "sequences", report["cap_from"]),
+        "prefix caching": {True: "on", False: "off", None: "?"}[report["prefix_caching"]],
+        "KV events": report["kv_events"] if report["reachable"] else "?",
+        "cache source": f"{report['knowledge']}: {report['knowledge_because']}",
+        "routing": f"{report['routing']}: {report['routing_because']}",
     }
 
 

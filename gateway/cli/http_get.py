@@ -34,19 +34,13 @@ def ask_admin(url: str, path: str) -> dict[str, Any]:
     except FAILURES as error:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
         raise AdminError(f"{url} is unreachable: {why}") from None
-    document = _document(body)
-    if status == 200 and document:
-        return document
-    if status == 200:
-        raise AdminError(f"{whole} returned no gateway document: is this the admin port of a gateway?")
-    if isinstance(reason := document.get("error"), str):
-        raise AdminError(f"{url}: {reason}")
-    raise AdminError(f"{whole} returned {status}: is this the admin port of a gateway?")
-
-
-def _document(body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(body)
+        document = json.loads(body)
     except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        document = None
+    if status == 200 and document and isinstance(document, dict):
+        return document
+    if status != 200 and isinstance(document, dict) and isinstance(reason := document.get("error"), str):
+        raise AdminError(f"{url}: {reason}")
+    what = "no gateway document" if status == 200 else status
+    raise AdminError(f"{whole} returned {what}: is this the admin port of a gateway?")

@@ -7,9 +7,10 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
+from typer import Argument, Option
 
 from gateway import __version__
 
@@ -19,28 +20,25 @@ if TYPE_CHECKING:
 FAILED = 1
 INVALID = 2
 
-ConfigFile = Annotated[Path | None, typer.Option("-c", "--config", help="Configuration file (YAML).", metavar="FILE")]
+ConfigFile = Annotated[Path | None, Option("-c", "--config", help="Configuration file (YAML).", metavar="FILE")]
 BackendUrls = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--backend", help="URL of a vLLM server, such as http://10.0.0.11:8000; repeat for each backend.", metavar="URL"
     ),
 ]
-Host = Annotated[str | None, typer.Option(help="Address to listen on; overrides server.host.")]
+Host = Annotated[str | None, Option(help="Address to listen on; overrides server.host.")]
 Port = Annotated[
-    int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 = any free port; overrides server.port.")
+    int | None, Option(min=0, max=65535, help="Port to listen on; 0 = any free port; overrides server.port.")
 ]
 AdminPort = Annotated[
     int | None,
-    typer.Option(
-        min=0, max=65535, help="Port of /metrics and /admin/*; 0 = any free port; overrides server.admin.port."
-    ),
+    Option(min=0, max=65535, help="Port of /metrics and /admin/*; 0 = any free port; overrides server.admin.port."),
 ]
 Packing = Annotated[
-    Literal["auto", "none", "fp8", "int8", "int4"],
-    typer.Option(help="Quantization of the weights; auto = from config.json."),
+    Literal["auto", "none", "fp8", "int8", "int4"], Option(help="Quantization of the weights; auto = from config.json.")
 ]
-NoAdmin = Annotated[bool, typer.Option("--no-admin", help="Disable the admin port (/metrics and /admin/*).")]
+NoAdmin = Annotated[bool, Option("--no-admin", help="Disable the admin port (/metrics and /admin/*).")]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -62,7 +60,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+        bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None: ...
 
@@ -128,9 +126,9 @@ def why_not_serving(error: OSError, config: "Config") -> str:
 def check(
     file: ConfigFile = None,
     backend: BackendUrls = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 if any backend is unreachable or has a warning.")
+        bool, Option("--strict", help="Exit with 1 if any backend is unreachable or has a warning.")
     ] = False,
 ) -> None:
     """Validate the configuration, query every backend once, and show what was found and what to fix.
@@ -144,48 +142,36 @@ def check(
 
     reports = asyncio.run(checking.examine(config))
     if json:
-        _print_json(checking.as_json(config, reports))
+        _print_json({"backends": reports, "warnings": checking.fleet_warnings(config, reports)})
     else:
         from rich.console import Console
 
         Console().print(checking.as_table(config, reports))
-    if not any(report.reachable for report in reports):
+    if not any(report["reachable"] for report in reports):
         _fail("no backend is reachable", FAILED)
-    if strict and (faulty := [report.name for report in reports if report.warnings or not report.reachable]):
+    if strict and (faulty := [each["name"] for each in reports if each["warnings"] or not each["reachable"]]):
         _fail(f"failed checks: {', '.join(faulty)}", FAILED)
 
 
-@app.command()
-def demo(
-    backends: Annotated[int, typer.Option(min=1, max=16, help="Number of engines.")] = 2,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=65535,
-            help="Port of the gateway; the admin port is the next one.",
-            show_default="8080, or the next free pair",
-        ),
-    ] = None,
-    engine: Annotated[Literal["sim", "vllm"], typer.Option(help="Simulated engines, or real vLLM on the CPU.")] = "sim",
-    model: Annotated[Path | None, typer.Option(help="Model folder for real engines (--engine vllm).")] = None,
-) -> None:
+@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def demo(context: typer.Context) -> None:
     """Start engines and a gateway, and print an example request. Ctrl-C stops all of them."""
-    from gateway.cli import demo as demonstration
+    import importlib.util
 
-    try:
-        demonstration.run(backends, port, engine, model, typer.echo)
-    except demonstration.DemoFailed as error:
-        _fail(str(error), FAILED)
+    if importlib.util.find_spec("loadtest") is None:
+        _fail(
+            "the package loadtest, which runs the engines, is not installed: `pip install vllm-batching-gateway` brings"
+            " it, or run `make demo` in a checkout of the project",
+            FAILED,
+        )
+    os.execv(sys.executable, [sys.executable, "-m", "loadtest.servers.demo", *context.args])
 
 
 @app.command()
 def prefixes(
-    url: Annotated[str, typer.Argument(help="URL of the admin port of a running gateway.")] = "http://127.0.0.1:8081",
-    minutes: Annotated[
-        float, typer.Option(min=0, help="Length of the time window in minutes; 0 = all recorded data.")
-    ] = 0.0,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    url: Annotated[str, Argument(help="URL of the admin port of a running gateway.")] = "http://127.0.0.1:8081",
+    minutes: Annotated[float, Option(min=0, help="Length of the time window in minutes; 0 = all recorded data.")] = 0.0,
+    json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show the KV cache hit rate of prompts and the causes of cache misses."""
     from gateway.cli.http_get import AdminError, ask_admin
@@ -194,56 +180,49 @@ def prefixes(
         report = ask_admin(url, f"/admin/prefixes?minutes={minutes:g}")
     except AdminError as error:
         _fail(str(error), FAILED)
-    if json:
-        _print_json(report)
-        return
-    from rich.console import Console
-
-    from gateway.cli.prefixes import as_view
+    from jinja2 import TemplateError
 
     try:
-        view = as_view(report)
-    except (KeyError, TypeError, ValueError) as error:
+        _show(report, json, "prefixes.jinja")
+    except (TemplateError, TypeError, ValueError) as error:
         _fail(f"{url}: unsupported report format; use the version of the gateway ({error!r})", FAILED)
-    Console().print(view)
 
 
 @app.command()
 def plan(
     model: Annotated[
-        str, typer.Argument(help="A model's folder, its config.json, or the URL of a running backend.", metavar="MODEL")
+        str, Argument(help="A model's folder, its config.json, or the URL of a running backend.", metavar="MODEL")
     ],
-    gpu_memory_gib: Annotated[float | None, typer.Option(min=1, help="Memory of one GPU in GiB.")] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs.")] = 1,
+    gpu_memory_gib: Annotated[float | None, Option(min=1, help="Memory of one GPU in GiB.")] = None,
+    gpus: Annotated[int, Option(min=1, help="Number of GPUs.")] = 1,
     tensor_parallel_size: Annotated[
-        int | None, typer.Option(min=1, help="As in vLLM.", show_default="1, 2, 4 and 8 are compared")
+        int | None, Option(min=1, help="As in vLLM.", show_default="1, 2, 4 and 8 are compared")
     ] = None,
-    gpu_memory_utilization: Annotated[float, typer.Option(min=0.01, max=1, help="As in vLLM.")] = 0.92,
-    max_model_len: Annotated[int | None, typer.Option(min=1, help="As in vLLM.", show_default="the model's")] = None,
-    dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="As in vLLM.")] = "auto",
-    kv_cache_dtype: Annotated[Literal["auto", "fp8", "bfloat16", "float16"], typer.Option(help="As in vLLM.")] = "auto",
+    gpu_memory_utilization: Annotated[float, Option(min=0.01, max=1, help="As in vLLM.")] = 0.92,
+    max_model_len: Annotated[int | None, Option(min=1, help="As in vLLM.", show_default="the model's")] = None,
+    dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], Option(help="As in vLLM.")] = "auto",
+    kv_cache_dtype: Annotated[Literal["auto", "fp8", "bfloat16", "float16"], Option(help="As in vLLM.")] = "auto",
     quantization: Packing = "auto",
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Expected concurrent requests.")] = None,
-    prompt_tokens: Annotated[int | None, typer.Option(min=0, help="Per request.", show_default="1024")] = None,
-    output_tokens: Annotated[int | None, typer.Option(min=0, help="Per request.", show_default="256")] = None,
+    concurrency: Annotated[int | None, Option(min=1, help="Expected concurrent requests.")] = None,
+    prompt_tokens: Annotated[int | None, Option(min=0, help="Per request.", show_default="1024")] = None,
+    output_tokens: Annotated[int | None, Option(min=0, help="Per request.", show_default="256")] = None,
     shared_prefix_tokens: Annotated[
-        int, typer.Option(min=0, help="Tokens at the start that all prompts share, such as a system prompt.")
+        int, Option(min=0, help="Tokens at the start that all prompts share, such as a system prompt.")
     ] = 0,
-    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="The value vLLM runs with, to check it.")] = None,
+    max_num_seqs: Annotated[int | None, Option(min=1, help="The value vLLM runs with, to check it.")] = None,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(min=1, help="As in vLLM.", show_default="vLLM's default for the GPU")
+        int | None, Option(min=1, help="As in vLLM.", show_default="vLLM's default for the GPU")
     ] = None,
-    block_size: Annotated[int | None, typer.Option(min=1, help="As in vLLM.", show_default="16")] = None,
+    block_size: Annotated[int | None, Option(min=1, help="As in vLLM.", show_default="16")] = None,
     reserve_gib: Annotated[
         float | None,
-        typer.Option(min=0, help="GPU memory in GiB needed beside weights and KV cache.", show_default="estimated"),
+        Option(min=0, help="GPU memory in GiB needed beside weights and KV cache.", show_default="estimated"),
     ] = None,
     fields: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Value of a field that config.json lacks; repeatable.", metavar="F=N"),
+        list[str] | None, Option("--set", help="Value of a field that config.json lacks; repeatable.", metavar="F=N")
     ] = None,
-    api_key: Annotated[str, typer.Option(help="API key of the running backend.", envvar="VLLM_API_KEY")] = "",
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    api_key: Annotated[str, Option(help="API key of the running backend.", envvar="VLLM_API_KEY")] = "",
+    json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the GPU memory that a model needs, how many requests fit by length, and which settings to use."""
     from gateway.plan.checkpoint import PlanError
@@ -252,26 +231,19 @@ def plan(
     request = PlanRequest(
         model, gpu_memory_gib, gpus, tensor_parallel_size, gpu_memory_utilization, max_model_len, dtype,
         kv_cache_dtype, quantization, max_num_seqs, max_num_batched_tokens, block_size, reserve_gib,
-        prompt_tokens, output_tokens, shared_prefix_tokens, concurrency, tuple(fields or ()), api_key,
+        prompt_tokens, output_tokens, shared_prefix_tokens, concurrency, tuple(fields or ()), api_key
     )  # fmt: skip
     try:
         document = plan_running(request) if request.is_url else plan_model(request)
     except PlanError as error:
         _fail(str(error), INVALID)
-    if json:
-        _print_json(document)
-        return
-    from rich.console import Console
-
-    from gateway.plan.view import as_view
-
-    Console(highlight=False).print(as_view(document))
+    _show(document, json, "plan.jinja")
 
 
 @app.command()
 def healthcheck(
-    url: Annotated[str, typer.Option(help="URL that must return 200.")] = "http://127.0.0.1:8080/livez",
-    timeout: Annotated[float, typer.Option(min=0.1, help="Timeout in seconds.")] = 2.0,
+    url: Annotated[str, Option(help="URL that must return 200.")] = "http://127.0.0.1:8080/livez",
+    timeout: Annotated[float, Option(min=0.1, help="Timeout in seconds.")] = 2.0,
 ) -> None:
     """Exit with 0 if the URL returns 200, else with 1. For container health checks."""
     from gateway.cli.http_get import FAILURES, get
@@ -334,6 +306,18 @@ def _load(
         return load(file, backends or [], host, port, "off" if no_admin else admin_port)
     except ConfigError as error:
         _fail(str(error), INVALID)
+
+
+def _show(document: dict[str, Any], as_json: bool, template: str) -> None:
+    """Print JSON, or a page. Raises TemplateError, TypeError or ValueError if the template needs another document."""
+    if as_json:
+        _print_json(document)
+        return
+    from rich.console import Console
+
+    from gateway.cli.pages import page
+
+    Console().print(page(template, document))
 
 
 def _print_json(document: object) -> None:

@@ -7,14 +7,133 @@ ones never wait behind long ones.
 
 import asyncio
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from itertools import count
+from typing import NamedTuple, Protocol
 
-from gateway.embeddings.fair_queue import FairQueue, Piece
+from gateway.config import EmbeddingsConfig
+from gateway.embeddings.delivery import BufferedResponse
 from gateway.embeddings.sizes import ModelSizes
-from gateway.embeddings.waiter import Waiter
+from gateway.embeddings.waiter import Piece
+from gateway.observe.record import Record
+from gateway.scheduling.fair_share import FairClock, Share
+
+_MOST_TENANTS = 1024  # more are kept only while they wait
+
+
+class _TenantPieces:
+    """One tenant's waiting pieces, oldest first, and its share, which counts while several tenants wait."""
+
+    __slots__ = ("pieces", "share")
+
+    def __init__(self, weight: float) -> None:
+        self.pieces: OrderedDict[Piece, None] = OrderedDict()
+        self.share = Share(weight, 0.0)
+
+    @property
+    def first(self) -> Piece:
+        return next(iter(self.pieces))
+
+
+class FairQueue:
+    """Owner of the pieces that wait: in order within a tenant, in fair turns between tenants.
+
+    Turns are the scheduler's: start-time fair queueing by tokens and weight. They are counted only while several
+    tenants wait, because a single tenant needs none. Pieces are in ordered dicts, because taking from the front of a
+    `dict` leaves gaps: each look at its front takes longer.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: OrderedDict[Piece, None] = OrderedDict()  # oldest first
+        self._tenants: dict[str, _TenantPieces] = {}
+        self._clock: FairClock | None = None  # from the second tenant until the queue is empty
+        self._numbers = count()
+        self._most_tenants = _MOST_TENANTS
+        self.items = 0
+        self.tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    @property
+    def oldest_seconds(self) -> float:
+        """When the oldest piece joined. Only while there is one."""
+        return next(iter(self._pieces)).joined_seconds
+
+    @property
+    def head(self) -> Piece:
+        """The piece that `take` would begin with. Only while there is one."""
+        return self._next_tenant().first
+
+    def join(self, piece: Piece) -> None:
+        self._pieces[piece] = None
+        self.items += piece.items
+        self.tokens += piece.tokens
+        tenant = self._tenants.get(piece.tenant) or self._new_tenant(piece)
+        tenant.pieces[piece] = None
+        if self._clock is not None and len(tenant.pieces) == 1:
+            self._begin(tenant, self._clock)
+
+    def leave(self, piece: Piece) -> bool:
+        """Remove a piece; False if it does not wait here any more."""
+        if piece not in self._pieces:
+            return False
+        del self._pieces[piece]
+        self.items -= piece.items
+        self.tokens -= piece.tokens
+        tenant = self._tenants[piece.tenant]
+        del tenant.pieces[piece]
+        if not self._pieces:
+            self._tenants, self._clock = {}, None
+        elif not tenant.pieces and self._clock is not None:
+            self._clock.waiting.leave(tenant.share)  # the share stays: a tenant that comes back is not ahead of others
+        return True
+
+    def take(self, max_items: float, max_tokens: int) -> list[Piece]:
+        """The next batch: at least one piece, and more while they fit."""
+        taken: list[Piece] = []
+        items = tokens = 0
+        while self._pieces:
+            tenant = self._next_tenant()
+            piece = tenant.first
+            items, tokens = items + piece.items, tokens + piece.tokens
+            if taken and (items > max_items or tokens > max_tokens or piece.alone):
+                break
+            if self._clock is not None:
+                self._clock.serve(tenant.share, piece.tokens)
+            self.leave(piece)
+            taken.append(piece)
+            if piece.alone:
+                break
+        return taken
+
+    def _next_tenant(self) -> _TenantPieces:
+        """The tenant whose turn it is. Only while a piece waits."""
+        clock = self._clock
+        if clock is None:
+            return next(iter(self._tenants.values()))
+        return next(clock.waiting.after(clock.now))[3]  # type: ignore[no-any-return]
+
+    def _new_tenant(self, piece: Piece) -> _TenantPieces:
+        if self._tenants and self._clock is None:
+            self._clock = FairClock()
+            [only] = self._tenants.values()
+            self._begin(only, self._clock)
+        if len(self._tenants) >= self._most_tenants:
+            self._tenants = {each: tenant for each, tenant in self._tenants.items() if tenant.pieces}
+            self._most_tenants = max(_MOST_TENANTS, 2 * len(self._tenants))  # else each new one would look at all
+        tenant = self._tenants[piece.tenant] = _TenantPieces(piece.weight)
+        return tenant
+
+    def _begin(self, tenant: _TenantPieces, clock: FairClock) -> None:
+        if tenant.share.weight != tenant.first.weight:
+            clock.weigh(tenant.share, tenant.first.weight)
+        clock.wake(tenant.share)
+        clock.waiting.join(tenant.share, next(self._numbers), tenant)
+
 
 _RATE_SECONDS = 0.1  # over which arrivals are averaged
 _LOOK_SECONDS = 0.001
@@ -28,24 +147,8 @@ class BatchReason(StrEnum):
 
     IDLE = "idle"  # nothing of its kind was in flight
     SLOT = "slot"  # fewer than wanted were in flight, and nothing was to be gained by waiting
-    FULL = "full"  # its limit of items or tokens was reached
+    FULL = "full"  # its limit of items or tokens was reached, or no other piece may share it
     DELAY = "delay"  # its oldest piece had waited for the longest time allowed
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRules:
-    """Limits of one batch, and what decides when it is sent.
-
-    `slots`: batches that are wanted in flight at once. `overhead_seconds`: what a batch takes whatever its size.
-    `crowded`: requests wait for a place on the backends already, so that a batch sent now would only wait there.
-    """
-
-    items: int
-    tokens: int
-    max_delay_seconds: float
-    slots: int = 1
-    overhead_seconds: float = 0.0
-    crowded: bool = False
 
 
 class BatchKey(NamedTuple):
@@ -53,27 +156,25 @@ class BatchKey(NamedTuple):
 
     model: str
     template: bytes
-    are_ids: bool
-    isolation: str
-    batch: bool
+    are_ids: bool = False
+    isolation: str = ""
+    batch: bool = False
     bulk: bool = False
     quarantined: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class SentBatch:
-    """A batch in flight."""
+    """A batch in flight. `record`: its own, from when it is sent; never of a request that its client's task sends."""
 
     pending: "PendingBatch"
-    pieces: list[Piece[Waiter]]
+    pieces: list[Piece]
+    sent_seconds: float
+    record: Record | None = None
 
     @property
     def key(self) -> BatchKey:
         return self.pending.key
-
-    @property
-    def sizes(self) -> ModelSizes:
-        return self.pending.sizes
 
     @property
     def items(self) -> int:
@@ -84,34 +185,75 @@ class SentBatch:
         return sum(piece.size_bytes for piece in self.pieces)
 
 
+class BatchKind(Protocol):
+    """What is batched: inputs or documents. `work` is its name in errors."""
+
+    work: str
+
+    def observe(self, batch: SentBatch, reason: BatchReason) -> None:
+        """Count a batch that is sent."""
+
+    async def answer(self, batch: SentBatch) -> BufferedResponse | None:
+        """Send a batch and hand out its answer; else what a backend says if it refuses the content."""
+
+
+@dataclass
+class BulkSlots:
+    """The slots of one model that long lists have taken."""
+
+    items: int = 0
+    _last: "PendingBatch | None" = None
+
+    def left(self, pending: "PendingBatch", waiting: "Iterable[PendingBatch]") -> float:
+        """Slots that a batch may take now; any number if none is taken. The last taker leaves some to the others."""
+        if not self.items:
+            return math.inf
+        others = 0
+        if self._last is pending:
+            others = max((each.next_items for each in waiting if each is not pending), default=0)
+        return pending.sizes.bulk_share - self.items - others
+
+    def take(self, pending: "PendingBatch", items: int) -> None:
+        self.items += items
+        self._last = pending
+
+    def give_back(self, items: int) -> None:
+        self.items -= items
+
+
+@dataclass(eq=False, repr=False)
 class PendingBatch:
-    """Pieces that may share a batch and wait for the next one, and how many batches of them are in flight.
+    """Pieces that may share a batch and wait for the next one. `look` is called to send what is due."""
 
-    `look` is called to send what is due.
-    """
-
-    def __init__(self, key: BatchKey, sizes: ModelSizes, look: "Callable[[PendingBatch], None]") -> None:
-        self.key = key
-        self.sizes = sizes
-        self.queue: FairQueue[Waiter] = FairQueue()
-        self.in_flight = 0
-        self._look = look
-        self._soon: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._rate_sum = 0.0
-        self._at = -math.inf
-        self._held: tuple[float, int] | None = None  # since when a free slot is held, with how many items then
-        self._trust = 1.0  # how far holding a slot has saved what was expected of it
-
-    def __repr__(self) -> str:
-        return f"<PendingBatch {self.key.model} {self.queue!r}, {self.in_flight} in flight>"
+    key: BatchKey
+    kind: BatchKind
+    sizes: ModelSizes
+    config: EmbeddingsConfig
+    look: "Callable[[PendingBatch], None]"
+    in_flight: int = 0
+    queue: FairQueue = field(default_factory=FairQueue)
+    _soon: asyncio.Handle | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _rate_sum: float = 0.0
+    _at: float = -math.inf
+    _held: tuple[float, int] | None = None  # since when a free slot is held, with how many items then
+    _trust: float = 1.0  # how far holding a slot has saved what was expected of it
 
     @property
     def is_idle(self) -> bool:
         """Nothing waits or is in flight, and no look is planned."""
-        return not len(self.queue) and not self.in_flight and self._soon is None
+        return not self.queue and not self.in_flight and self._soon is None
 
-    def join(self, piece: Piece[Waiter]) -> None:
+    @property
+    def next_items(self) -> int:
+        """Items of the piece that the next batch begins with; 0 = none waits."""
+        return self.queue.head.items if self.queue else 0
+
+    @property
+    def _max_items(self) -> int:
+        return min(self.sizes.most_items(self.config.max_batch_items), self.sizes.limit)
+
+    def join(self, piece: Piece) -> None:
         now = piece.joined_seconds
         self._rate_sum = self._rate_sum * math.exp((self._at - now) / _RATE_SECONDS) + piece.items
         self._at = now
@@ -120,10 +262,15 @@ class PendingBatch:
     def look_soon(self) -> None:
         """Look at the end of this turn of the loop, once for all requests of the turn."""
         if self._soon is None:
-            self._soon = asyncio.get_running_loop().call_soon(self._look, self)
+            self._soon = asyncio.get_running_loop().call_soon(self.look, self)
 
-    def look_in(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.look_soon)
+    def look_later(self, now: float) -> None:
+        """Look again when `due` may change without an event."""
+        if self.queue:
+            delay = self.config.max_delay_seconds
+            left = self.queue.oldest_seconds + delay - now
+            seconds = left if left > _EARLY_SECONDS else max(_LOOK_SECONDS, delay)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self.look_soon)
 
     def looked(self) -> None:
         """Cancel the next look: this is one."""
@@ -132,63 +279,37 @@ class PendingBatch:
             self._timer.cancel()
             self._timer = None
 
-    def makes_wait(self, *, crowded: bool) -> bool:
-        """Whether a new request may have to wait for batches in flight."""
-        is_behind = self.key.bulk and (len(self.queue) > 0 or not self.sizes.bulk.may_take(1, self.sizes.bulk_share))
-        return crowded or is_behind or self.in_flight >= self.sizes.slots
-
-    def has_slots(self) -> bool:
-        """Whether the next batch may be sent: long lists leave some of the backends' slots to short ones."""
-        return not self.key.bulk or self.sizes.bulk.may_take(self.queue.next_items, self.sizes.bulk_share)
-
-    def due(self, now: float, rules: BatchRules) -> BatchReason | None:
-        """The reason to send a batch now; None = keep waiting."""
-        queue = self.queue
-        if not len(queue):
+    def due(self, now: float, *, crowded: bool) -> BatchReason | None:
+        """The reason to send a batch now; None = keep waiting. `crowded`: on the backends it would wait, too."""
+        queue, config = self.queue, self.config
+        if not queue:
             self._held = None
             return None
-        if queue.items >= rules.items or queue.tokens >= rules.tokens:
+        if queue.items >= self._max_items or queue.tokens >= config.max_batch_tokens or queue.head.alone:
             return BatchReason.FULL
         if not self.in_flight:
             return BatchReason.IDLE
-        waited = now - queue.oldest_seconds
-        if rules.crowded:
+        if crowded:
             return None
-        if waited >= rules.max_delay_seconds - _EARLY_SECONDS:
+        if now - queue.oldest_seconds >= config.max_delay_seconds - _EARLY_SECONDS:
             return BatchReason.DELAY
-        if self.in_flight >= rules.slots or self._is_worth_holding(now, rules.overhead_seconds):
+        if self.in_flight >= self.sizes.slots or self._is_worth_holding(now):
             return None
         return BatchReason.SLOT
 
-    def next_look_seconds(self, now: float, max_delay_seconds: float) -> float | None:
-        """The time until `due` may change without an event; None = never."""
-        if not len(self.queue):
-            return None
-        left = self.queue.oldest_seconds + max_delay_seconds - now
-        return left if left > _EARLY_SECONDS else max(_LOOK_SECONDS, max_delay_seconds)
-
-    def take(self, now: float, rules: BatchRules) -> SentBatch:
+    def take(self, now: float, max_items: float = math.inf) -> SentBatch:
         """The batch that is due; it is in flight until `ended`."""
-        self._judge_hold(now, rules.overhead_seconds)
+        self._judge_hold(now)
         self.in_flight += 1
-        bulk, max_items = self.sizes.bulk, rules.items
-        if self.key.bulk and (left := bulk.left(self.sizes.bulk_share)) is not None:
-            max_items = min(max_items, left)
-        batch = SentBatch(self, self.queue.take(max_items, rules.tokens))
-        if self.key.bulk:
-            bulk.take(batch.items)
-        return batch
+        return SentBatch(self, self.queue.take(min(max_items, self._max_items), self.config.max_batch_tokens), now)
 
-    def ended(self, batch: SentBatch) -> None:
-        """A batch is over, however it ended."""
+    def ended(self) -> None:
         self.in_flight -= 1
-        if self.key.bulk:
-            self.sizes.bulk.give_back(batch.items)
 
-    def _is_worth_holding(self, now: float, overhead_seconds: float) -> bool:
+    def _is_worth_holding(self, now: float) -> bool:
         """Whether requests expected meanwhile save more overhead than the delay costs those that wait."""
         rate = self._rate_sum * math.exp((self._at - now) / _RATE_SECONDS) / _RATE_SECONDS
-        expected, items = rate * overhead_seconds, self.queue.items
+        expected, items = rate * self.sizes.overhead_seconds, self.queue.items
         if expected * self._trust > items:
             if self._held is None:
                 self._held = (now, items)
@@ -197,11 +318,11 @@ class PendingBatch:
             self._trust = min(1.0, self._trust + _TRUST_REGROWS)
         return False
 
-    def _judge_hold(self, now: float, overhead_seconds: float) -> None:
+    def _judge_hold(self, now: float) -> None:
         """Learn what holding saved: clients that send again when answered arrive often, but none arrives meanwhile."""
         if self._held is None:
             return
         (since, items), self._held = self._held, None
-        imposed, saved = items * (now - since), (self.queue.items - items) * overhead_seconds
+        imposed, saved = items * (now - since), (self.queue.items - items) * self.sizes.overhead_seconds
         if imposed > 0:
             self._trust += _TRUST_GAIN * (min(1.0, max(0.0, saved / imposed)) - self._trust)

@@ -7,72 +7,32 @@ with the same digest could give others a wrong embedding: so the digest is a cry
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from sys import getsizeof
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import orjson
 
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
 from gateway.config import Config
-from gateway.embeddings.delivery import BufferedResponse
-from gateway.embeddings.fair_queue import Piece
-from gateway.embeddings.waiter import Outcome, SendUnchanged, Waiter
+from gateway.embeddings.waiter import EmbeddingWaiter, Part, Piece
 from gateway.embeddings.wire import Vectors, is_sound, shares
 from gateway.observe.metrics import EmbeddingMetrics
 from gateway.observe.record import Record
 from gateway.request import EmbeddingInputs, InferenceRequest
 
-Value = TypeVar("Value")
 # Memory of an entry besides its value: a key of 16 bytes, a pair, a link of the list, and places in two tables, of
 # which up to five of six are empty; measured for 300 to 300,000 entries.
 ENTRY_BYTES = 368
 _KEY_BYTES = 16
-_CACHED_BYTES = 112  # memory of a `_Cached` besides its vector
+_CACHED_BYTES = 112  # memory of an input's entry besides its vector
 _FIELDS = ["index", "object", "embedding"]
-_Cached = tuple[str, int, bool]  # vector in base64, tokens, whether these are exact: cheap for the garbage collector
-
-
-class ByteLru(Generic[Value]):
-    """A least-recently-used cache of at most `max_bytes`."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.used_bytes = 0
-        self.evictions = 0
-        self._entries: OrderedDict[bytes, tuple[int, Value]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __repr__(self) -> str:
-        return f"<ByteLru {len(self)} entries, {self.used_bytes} of {self.max_bytes} bytes>"
-
-    def get(self, key: bytes) -> Value | None:
-        """The value, marked as used now; None = a miss."""
-        entry = self._entries.get(key)
-        if entry is None:
-            return None
-        self._entries.move_to_end(key)
-        return entry[1]
-
-    def put(self, key: bytes, value: Value, size_bytes: int) -> None:
-        """Keep a value of this size, unless it is larger than the cache."""
-        size = size_bytes + ENTRY_BYTES
-        old = self._entries.pop(key, None)
-        if old is not None:
-            self.used_bytes -= old[0]
-        if size > self.max_bytes:
-            return
-        self._entries[key] = (size, value)
-        self.used_bytes += size
-        while self.used_bytes > self.max_bytes:
-            _, (gone, _) = self._entries.popitem(last=False)
-            self.used_bytes -= gone
-            self.evictions += 1
+# Of an input: its vector in base64, its tokens, whether these are exact, in a tuple that is cheap for the garbage
+# collector. And of an answer: all but the vectors.
+_Entry = tuple[str, int, bool] | bytes
 
 
 class Revisions:
@@ -99,63 +59,53 @@ class Revisions:
         return repr((sorted(cards), restarts)).encode()
 
 
+@dataclass(eq=False, repr=False)
 class EmbeddingCache:
-    """Owner of cached embeddings. `is_on`: whether a model is cached; `revision` identifies the model's state."""
+    """Owner of cached embeddings: a least-recently-used cache of at most `max_bytes`.
 
-    def __init__(
-        self,
-        max_bytes: int,
-        is_on: Callable[[str], bool],
-        revision: Callable[[str], bytes],
-        metrics: EmbeddingMetrics,
-        secret: bytes,
-    ) -> None:
-        self.entries: ByteLru[_Cached | bytes] = ByteLru(max_bytes)
-        self.metrics = metrics
-        self._is_on = is_on
-        self._revision = revision
-        self._secret = secret
+    `is_on`: whether a model is cached; `revision` identifies the model's state.
+    """
+
+    max_bytes: int
+    is_on: Callable[[str], bool]
+    revision: Callable[[str], bytes]
+    metrics: EmbeddingMetrics
+    secret: bytes
+    used_bytes: int = 0
+    _entries: OrderedDict[bytes, tuple[int, _Entry]] = field(default_factory=OrderedDict)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def __repr__(self) -> str:
-        return f"<EmbeddingCache {self.entries!r}>"
+        return f"<EmbeddingCache {len(self)} entries, {self.used_bytes} of {self.max_bytes} bytes>"
 
-    def find(self, model: str, inputs: EmbeddingInputs) -> "Lookup | None":
-        """Look all inputs up; None = this model is not cached."""
-        if not self._is_on(model):
+    def get(self, key: bytes) -> _Entry | None:
+        """The entry, marked as used now."""
+        entry = self._entries.get(key)
+        if entry is None:
             return None
-        *keys, head_key = self._keys(model, inputs)
-        cached: dict[int, _Cached] = {}
-        for place, key in enumerate(keys):
-            entry = self.entries.get(key)
-            if type(entry) is tuple:
-                cached[place] = entry
-        missing = [place for place in range(len(keys)) if place not in cached]
-        head = self.entries.get(head_key) if cached else None  # after its vectors, so that it is evicted after them
-        document = orjson.loads(head) if type(head) is bytes and not missing else None
-        if document is None and not missing:
-            cached, missing = {}, list(range(len(keys)))
-        return Lookup(self, inputs, keys, head_key, cached, missing, document)
+        self._entries.move_to_end(key)
+        return entry[1]
 
-    def keep(
-        self, lookup: "Lookup", within: slice, vectors: Vectors, came: slice, tokens: list[int], *, exact: bool
-    ) -> None:
-        """Add the embeddings of some missing inputs. `exact`: `tokens` are each input's own, not shares of a sum."""
-        evictions = self.entries.evictions
-        for place, entry, its_tokens in zip(lookup.missing[within], vectors.data[came], tokens, strict=True):
-            vector = entry["embedding"]
-            if list(entry) == _FIELDS and entry["object"] == "embedding" and is_sound(vector):
-                self.entries.put(lookup.keys[place], (vector, its_tokens, exact), getsizeof(vector) + _CACHED_BYTES)
-        if self.entries.get(lookup.head_key) is None:
-            head = orjson.dumps({**vectors.document, "data": None})
-            self.entries.put(lookup.head_key, head, getsizeof(head))
-        if self.entries.evictions > evictions:
-            self.metrics.evictions.add((), self.entries.evictions - evictions)
+    def put(self, key: bytes, entry: _Entry, size_bytes: int) -> None:
+        """Keep an entry of this size, unless it is larger than the cache."""
+        size = size_bytes + ENTRY_BYTES
+        self.used_bytes -= self._entries.pop(key, (0, entry))[0]
+        if size > self.max_bytes:
+            return
+        self._entries[key] = (size, entry)
+        self.used_bytes += size
+        while self.used_bytes > self.max_bytes:
+            _, (gone, _) = self._entries.popitem(last=False)
+            self.used_bytes -= gone
+            self.metrics.evictions.add(())
 
-    def _keys(self, model: str, inputs: EmbeddingInputs) -> Iterator[bytes]:
+    def keys_of(self, model: str, inputs: EmbeddingInputs) -> Iterator[bytes]:
         """A digest of each input with all that decides its vector; and last, the key of the answer's other fields."""
-        base = blake2b(key=self._secret, digest_size=_KEY_BYTES)
-        for field in (inputs.template, self._revision(model), inputs.isolation.encode(), b"%d" % inputs.are_ids):
-            base.update(b"%d:%b" % (len(field), field))
+        base = blake2b(key=self.secret, digest_size=_KEY_BYTES)
+        for part in (inputs.template, self.revision(model), inputs.isolation.encode(), b"%d" % inputs.are_ids):
+            base.update(b"%d:%b" % (len(part), part))
         for item in inputs.items:
             digest = base.copy()
             digest.update(item.encode() if type(item) is str else array("i", item).tobytes())
@@ -163,78 +113,76 @@ class EmbeddingCache:
         yield b"head" + base.digest()
 
 
-@dataclass(slots=True)
-class Lookup:
-    """The cache entries of a request. `missing` lists the places of the inputs without one."""
+class CachedWaiter(EmbeddingWaiter):
+    """A request that sends its missing inputs only, and adds their embeddings to the cache.
 
-    cache: EmbeddingCache
-    inputs: EmbeddingInputs
-    keys: list[bytes]
-    head_key: bytes
-    cached: dict[int, _Cached]
-    missing: list[int]
-    document: dict[str, Any] | None  # the rest of the answer, if nothing is missing
+    `keys` are those of all its inputs, `missing` the places of those without an entry; `document` is the rest of the
+    answer, if nothing is missing.
+    """
 
-    def waiter(
-        self, request: InferenceRequest, client: str, record: Record, now: float, tokens: Sequence[int]
-    ) -> "CachedWaiter":
-        """Answer the request by way of the cache, and count its hits and misses. `tokens`: of each missing input."""
-        record.reused(len(self.cached))
-        for source, inputs in (("cached", len(self.cached)), ("computed", len(self.missing))):
+    def __init__(
+        self, cache: EmbeddingCache, request: InferenceRequest, client: str, record: Record, now: float
+    ) -> None:
+        inputs = request.inputs
+        assert inputs is not None
+        *self.keys, self.head_key = cache.keys_of(request.demand.model, inputs)
+        found = ((place, cache.get(key)) for place, key in enumerate(self.keys))
+        cached = {place: entry for place, entry in found if type(entry) is tuple}
+        self.missing = [place for place in range(len(self.keys)) if place not in cached]
+        head = cache.get(self.head_key) if cached else None  # after its vectors, so that it is evicted after them
+        self.document = orjson.loads(head) if type(head) is bytes and not self.missing else None
+        if self.document is None and not self.missing:
+            cached, self.missing = {}, list(range(len(self.keys)))
+        super().__init__(request, inputs.only(self.missing), client, record, now)
+        self.passes_unread = False
+        self._cache = cache
+        self._cached = cached
+        self._estimates: Sequence[int] = []
+
+    @property
+    def sends_a_part(self) -> bool:
+        """A backend's answer to one of its pieces says nothing of its other inputs."""
+        return not self.whole or len(self._cached) > 0
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """It is answered by way of the cache: count its hits and misses. `tokens`: estimates for each missing input."""
+        self._estimates = tokens
+        self.record.reused(len(self._cached))
+        for source, inputs in (("cached", len(self._cached)), ("computed", len(self.missing))):
             if inputs:
-                self.cache.metrics.inputs.add((request.demand.model, source), inputs)
-        return CachedWaiter(request, client, record, now, self, tokens)
+                self._cache.metrics.inputs.add((self.request.demand.model, source), inputs)
 
-    def completed(self, new: Vectors) -> Vectors:
-        """The whole answer, from one that holds the missing inputs only."""
+    def vectors(self, parts: list[Vectors]) -> Vectors:
+        new = super().vectors(parts)
         data: list[dict[str, Any]] = [{}] * len(self.keys)
         for place, entry in zip(self.missing, new.data, strict=True):
             data[place] = entry
         tokens, exact = new.prompt_tokens, new.exact
-        for place, (vector, its_tokens, is_exact) in self.cached.items():
+        for place, (vector, its_tokens, is_exact) in self._cached.items():
             data[place] = {"index": place, "object": "embedding", "embedding": vector}
             tokens, exact = tokens + its_tokens, exact and is_exact
         return Vectors(new.document, data, tokens, exact=exact)
 
-
-class CachedWaiter(Waiter):
-    """A request that sends its missing inputs only, and adds their embeddings to the cache."""
-
-    def __init__(
-        self, request: InferenceRequest, client: str, record: Record, now: float, lookup: Lookup, tokens: Sequence[int]
-    ) -> None:
-        super().__init__(request, lookup.inputs.only(lookup.missing), client, record, now)
-        self._lookup = lookup
-        self._tokens_of_each = tokens
-
-    @property
-    def sendable_unchanged(self) -> bool:
-        """Never: the embeddings must be read."""
-        return False
-
-    def answered(self, piece: Piece[Waiter], vectors: Vectors, offset: int, tokens: int, *, exact: bool) -> None:
-        """One of its pieces has its vectors, which begin at `offset`."""
-        lookup, within = self._lookup, slice(piece.start, piece.start + piece.items)
-        came = slice(offset, offset + piece.items)
-        counts = self._tokens_of_each[within] if self.inputs.are_ids else vectors.counts and vectors.counts[came]
-        one_by_one = exact and (piece.items == 1 or (counts is not None and sum(counts) == tokens))
-        each = shares(tokens, counts or self._tokens_of_each[within])
-        lookup.cache.keep(lookup, within, vectors, came, each, exact=one_by_one)
-        super().answered(piece, vectors, offset, tokens, exact=exact)
-
-    def finish(self, outcome: Outcome) -> None:
-        """Complete an answer. A refusal of only some of its inputs: the request is sent as it came."""
-        if isinstance(outcome, Vectors):
-            outcome = self._lookup.completed(outcome)
-        elif isinstance(outcome, BufferedResponse) and (self._lookup.cached or not self.whole):
-            outcome = SendUnchanged(isolated=True)
-        super().finish(outcome)
+    def answered(self, piece: Piece, part: Part) -> None:
+        assert isinstance(part, Vectors)
+        within = slice(piece.start, piece.start + piece.items)
+        counts = self._estimates[within] if self.inputs.are_ids else part.counts
+        one_by_one = part.exact and (piece.items == 1 or (counts is not None and sum(counts) == part.prompt_tokens))
+        each = shares(part.prompt_tokens, counts or self._estimates[within])
+        for place, entry, its_tokens in zip(self.missing[within], part.data, each, strict=True):
+            vector = entry["embedding"]
+            if list(entry) == _FIELDS and entry["object"] == "embedding" and is_sound(vector):
+                size_bytes = getsizeof(vector) + _CACHED_BYTES
+                self._cache.put(self.keys[place], (vector, its_tokens, one_by_one), size_bytes)
+        if self._cache.get(self.head_key) is None:
+            head = orjson.dumps({**part.document, "data": None})
+            self._cache.put(self.head_key, head, getsizeof(head))
+        super().answered(piece, part)
 
 
 def cache_as_configured(
     config: Config, fleet: Fleet, metrics: EmbeddingMetrics, secret: bytes
 ) -> EmbeddingCache | None:
-    """The configured cache; None if it is off."""
     if not config.embeddings.cache_bytes:
         return None
     revisions = Revisions(fleet)

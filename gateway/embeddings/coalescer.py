@@ -1,241 +1,277 @@
-"""Many small embeddings requests become few full batches, and long lists are spread over replicas. The asyncio side.
+"""Many small embeddings requests become few full batches, and long lists are spread over replicas.
 
-Each client's request waits in its own task. Batches run in tasks of their own, because they outlive any one of their
-waiters; a batch without waiters is aborted.
+Clients whose requests spoiled a batch are quarantined: for a while they share batches only with each other. Without a
+tenant, a client is an address, which may stand for many clients behind a proxy. While a backend works on a shared
+batch, the model's tokenizer counts each client's tokens.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from functools import partial
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from ipaddress import IPv6Address
+from itertools import islice
+from typing import Any, cast
 
-from gateway.embeddings.batches import BatchesInFlight, Quarantine, TokenCounts, network_of
-from gateway.embeddings.batching import BatchKey, BatchRules, PendingBatch, SentBatch
-from gateway.embeddings.cache import EmbeddingCache
-from gateway.embeddings.delivery import BufferedResponse, ClientTarget, deliver
-from gateway.embeddings.services import PoolServices
+import orjson
+
+from gateway.embeddings.batcher import Batcher
+from gateway.embeddings.batching import BatchKey, BatchReason, SentBatch
+from gateway.embeddings.cache import CachedWaiter, EmbeddingCache
+from gateway.embeddings.delivery import BufferedResponse, ClientTarget
 from gateway.embeddings.sizes import ModelSizes
-from gateway.embeddings.waiter import SendUnchanged, Waiter
-from gateway.embeddings.wire import Vectors, answer_pieces, size_of
+from gateway.embeddings.waiter import EmbeddingWaiter, SendUnchanged
+from gateway.embeddings.wire import Vectors, answer_pieces, body_of, most_bytes, part_of, read_vectors, shares, size_of
+from gateway.observe.metrics import EmbeddingMetrics
 from gateway.observe.record import Record
-from gateway.request import EmbeddingInputs, InferenceRequest, UpstreamResult, Usage
+from gateway.request import SEVERAL_TENANTS, InferenceRequest, UpstreamResult, most_prompt_tokens
 from gateway.resources import Holding
-from gateway.routing.engine import Engine
+from gateway.tokenization.tokenization import NotCounted, Tokenization
+
+_QUARANTINE_SECONDS = 10.0
+_MOST_CLIENTS = 1024
+
+
+class Quarantine:
+    """The clients whose requests spoiled a batch lately, and when that ends for each."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}  # soonest first
+
+    def add(self, client: str, now: float) -> None:
+        self._until.pop(client, None)
+        if len(self._until) >= _MOST_CLIENTS:
+            del self._until[next(iter(self._until))]
+        self._until[client] = now + _QUARANTINE_SECONDS
+
+    def has(self, client: str, now: float) -> bool:
+        return self._until.get(client, now) > now
+
+
+def network_of(address: str) -> str:
+    """The address of a client without a name, or the /64 that IPv6 gives to each."""
+    if ":" not in address:
+        return address
+    parsed = IPv6Address(address)
+    return str(parsed.ipv4_mapped or parsed.exploded[:19])
+
+
+Count = asyncio.Task[list[int] | NotCounted]  # of the tokens of each text of a batch
+
+
+def waiters_of(batch: SentBatch) -> list[EmbeddingWaiter]:
+    return [cast(EmbeddingWaiter, piece.owner) for piece in batch.pieces]
+
+
+class TokenCounts:
+    """Counts the tokens of shared batches; for a request alone, the backend reports its usage."""
+
+    def __init__(self, tokenization: Tokenization, metrics: EmbeddingMetrics) -> None:
+        self._tokenization = tokenization
+        self._metrics = metrics
+
+    @contextmanager
+    def counting(self, batch: SentBatch) -> Iterator[Count | None]:
+        """Count a batch while the block runs, if that is needed and configured."""
+        key = batch.key
+        if len(batch.pieces) < 2 or key.are_ids or not self._tokenization.configured(key.model):
+            yield None
+            return
+        task = asyncio.get_running_loop().create_task(self._of_texts(batch))
+        try:
+            yield task
+        finally:
+            task.cancel()
+
+    async def _of_texts(self, batch: SentBatch) -> list[int] | NotCounted:
+        fields: dict[str, Any] = orjson.loads(batch.key.template + b"0}")
+        most = fields.get("truncate_prompt_tokens")
+        if most == -1:
+            most = batch.pending.sizes.context_tokens or 0
+        if most is not None and most <= 0:
+            return NotCounted.FIELDS
+        texts: list[Any] = [item for waiter in waiters_of(batch) for item in waiter.inputs.items]
+        special = fields.get("add_special_tokens", True)
+        counts = await self._tokenization.count(batch.key.model, texts, batch.size_bytes, special=special)
+        if isinstance(counts, NotCounted) or most is None:
+            return counts
+        return [min(count, most) for count in counts]
+
+    async def checked(self, batch: SentBatch, count: Count, total: int, backend: str) -> list[int] | None:
+        """The tokens of each text, if they are those of the backend that answered, which reports this sum."""
+        model, counts = batch.key.model, await count
+        if not isinstance(counts, NotCounted) and not self._tokenization.counts_alike(model, backend):
+            counts = NotCounted.UNVERIFIED  # the backend came or restarted while the batch waited
+        if isinstance(counts, NotCounted):
+            self._metrics.counted.add((model, counts.value))
+            return None
+        is_sum = sum(counts) == total
+        self._metrics.counted.add((model, "counted" if is_sum else "differs"))
+        return counts if is_sum else None
+
 
 _FEW_ITEMS = 8  # a request of more, or of more tokens than the next, is bulk
 _FEW_TOKENS = 1024
-_WORK = "embeddings"  # in errors
+_HANDED_OUT_BYTES = 262144  # of an answer in one turn of the loop: each client then writes its own
 
 
 class Coalescer:
-    """Answers embeddings requests. Owner of those that wait for a batch.
+    """Answers embeddings requests, most of them by batches of several clients."""
 
-    `crowded`: how many requests wait for a place on a model's backends.
-    """
+    work = "embeddings"
 
     def __init__(
-        self,
-        services: PoolServices,
-        new_id: Callable[[], str],
-        *,
-        crowded: Callable[[str], int],
-        token_counts: TokenCounts,
-        cache: EmbeddingCache | None = None,
+        self, batcher: Batcher, new_id: Callable[[], str], token_counts: TokenCounts, cache: EmbeddingCache | None
     ) -> None:
-        self._services = services
-        self._dispatch = services.dispatch
-        self._config = services.config
-        self._metrics = services.metrics
-        self._clock = services.clock
-        self._waitlist = services.waitlist
-        self._crowded = crowded
+        self._batcher = batcher
+        self._clock = batcher.clock
+        self._new_id = new_id
+        self._token_counts = token_counts
         self._cache = cache
-        self._in_flight = BatchesInFlight(services, new_id, token_counts, self._ended)
-        self._pending: dict[BatchKey, PendingBatch] = {}
-        self._sizes: dict[str, ModelSizes] = {}
         self._quarantine = Quarantine()
-        self._present = 0  # waiters
-
-    def __repr__(self) -> str:
-        counts = f"{self._present} requests, {len(self._pending)} pending batches, {len(self._in_flight)} in flight"
-        return f"<Coalescer {counts}>"
-
-    @property
-    def busy(self) -> int:
-        """Requests and batches; 0 when the coalescer is at rest."""
-        return self._present + len(self._waitlist) + len(self._pending) + len(self._in_flight)
 
     async def dispatch(self, request: InferenceRequest, reply: ClientTarget, record: Record) -> UpstreamResult:
         """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with `inputs`."""
-        inputs, model = request.inputs, request.demand.model
-        engines = self._services.fleet.candidates(model)
+        batcher, inputs, demand, now = self._batcher, request.inputs, request.demand, self._clock()
+        model, engines = demand.model, batcher.fleet.candidates(demand.model)
         assert inputs is not None
-        now = self._clock()
-        client = request.demand.tenant or f"address {network_of(reply.address)}"
-        lookup = None
-        if self._cache is not None and engines is not None and not request.explains:
-            lookup = self._cache.find(model, inputs)
-            if lookup is not None and lookup.document is not None:  # nothing is missing: no backend is needed
-                hit = lookup.waiter(request, client, record, now, [])
-                return await self._deliver(hit, lookup.completed(Vectors(lookup.document, [], 0)), reply)
+        client = demand.tenant or f"address {network_of(reply.address)}"
+        cached: CachedWaiter | None = None
+        if self._cache is not None and self._cache.is_on(model) and engines is not None and not request.explains:
+            cached = CachedWaiter(self._cache, request, client, record, now)
+            if cached.document is not None:  # nothing is missing: no backend is needed
+                cached.begin([])
+                return await self._deliver(cached, [Vectors(cached.document, [], 0)], reply)
         if request.explains or not engines:
-            return await self._dispatch(request, reply, record)
-        sizes = self._sizes_of(model, engines)
+            return await batcher.dispatch(request, reply, record)
+        sizes = batcher.sizes_of(self, model)
         tokens = sizes.tokens_of(inputs)
         if sizes.may_be_too_long(tokens):
-            answer = await self._dispatch(request, reply, record)
+            answer = await batcher.dispatch(request, reply, record)
             if answer.status == 200 and answer.usage is not None:  # it was not: sizes may have been learned wrongly
-                size_bytes, used = sum(inputs.sizes_bytes), answer.usage.prompt_tokens
-                sizes.learn_tokens(len(inputs.items), size_bytes, used, are_ids=inputs.are_ids)
+                sizes.answered_alone(inputs, answer.usage.prompt_tokens, None)
             return answer
-        if lookup is not None:  # what is cached is not sent
-            tokens = [tokens[place] for place in lookup.missing]
-        bulk, quarantined = _is_bulk(request, tokens), self._quarantine.has(client, now)
-        pending = self._pending_for(request, inputs, sizes, bulk=bulk, quarantined=quarantined)
-        if lookup is None:
-            waiter = Waiter(request, inputs, client, record, now)
-        else:
-            waiter = lookup.waiter(request, client, record, now, tokens)
-        with self._joined(pending, waiter, tokens):
-            outcome = await waiter.wait(self._waitlist)
+        if cached is not None:  # what is cached is not sent
+            tokens = [tokens[place] for place in cached.missing]
+        bulk = demand.batch or len(tokens) > _FEW_ITEMS or sum(tokens) > _FEW_TOKENS
+        quarantined = self._quarantine.has(client, now)
+        key = BatchKey(model, inputs.template, inputs.are_ids, inputs.isolation, demand.batch, bulk, quarantined)
+        pending = batcher.pending_for(request, key, self)
+        if cached is not None:
+            cached.begin(tokens)
+        waiter = cached or EmbeddingWaiter(request, inputs, client, record, now)
+        ranges = batcher.cut(tokens, sizes, sizes.most_items(batcher.config.max_batch_items))
+        waiter.split(ranges, tokens, waiter.inputs.sizes_bytes)
+        async with batcher.joined(pending, waiter) as outcome:
             if isinstance(outcome, SendUnchanged) and not outcome.isolated:  # it keeps the place of its batch
                 return await self._send_unchanged(waiter, sizes, reply, isolated=False)
-        if isinstance(outcome, SendUnchanged):
+        is_about_a_part = cached is not None and cached.sends_a_part and isinstance(outcome, BufferedResponse)
+        if isinstance(outcome, SendUnchanged) or is_about_a_part:
             return await self._send_unchanged(waiter, sizes, reply, isolated=True)
         return await self._deliver(waiter, outcome, reply)
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Send batches while the block runs; those in flight then are aborted."""
-        try:
-            yield
-        finally:
-            await self._in_flight.close()
+    # Batches.
 
-    # Joining and leaving.
+    def observe(self, batch: SentBatch, reason: BatchReason) -> None:
+        model, metrics = (batch.key.model,), self._batcher.metrics
+        metrics.flushes.add((*model, reason.value))
+        metrics.batch_items.observe(model, batch.items)
+        metrics.batch_tokens.observe(model, sum(piece.tokens for piece in batch.pieces))
+        for piece in batch.pieces:
+            metrics.batch_wait.observe(model, batch.sent_seconds - piece.joined_seconds)
 
-    def _sizes_of(self, model: str, engines: Sequence[Engine]) -> ModelSizes:
-        sizes = self._sizes.get(model)
-        if sizes is None:
-            callbacks = partial(self._next_bulk_items, model), partial(self._look_at_bulk, model)
-            sizes = self._sizes[model] = self._services.new_sizes(model, *callbacks)
-        self._services.update(model, sizes, engines)
-        return sizes
+    def _request_of(self, batch: SentBatch) -> InferenceRequest:
+        """The request for a batch. One of several clients queues as its tenant, or as all of them together."""
+        waiters, pieces = waiters_of(batch), batch.pieces
+        first = waiters[0].request
+        if len(pieces) == 1:
+            start, items = pieces[0].start, waiters[0].inputs.items
+            body = body_of(batch.key.template, items[start : start + pieces[0].items])
+            return part_of(first, body, batch.items, "" if waiters[0].whole else str(start))
+        body = body_of(batch.key.template, [item for waiter in waiters for item in waiter.inputs.items])
+        name, weights = self._new_id(), {piece.tenant: piece.weight for piece in pieces}
+        deadlines = [waiter.request.demand.deadline_seconds for waiter in waiters]
+        shared = part_of(first, body, batch.items)
+        demand = replace(
+            shared.demand,
+            tenant=pieces[0].tenant if len(weights) == 1 else SEVERAL_TENANTS,
+            weight=sum(weights.values()),
+            deadline_seconds=None if None in deadlines else max(at for at in deadlines if at is not None),
+        )
+        return replace(shared, request_id=name, headers=b"x-request-id: %b\r\n" % name.encode(), demand=demand)
 
-    def _pending_for(
-        self, request: InferenceRequest, inputs: EmbeddingInputs, sizes: ModelSizes, *, bulk: bool, quarantined: bool
-    ) -> PendingBatch:
-        """The batch that it may join. Raises QueueFull if it would have to wait, and the queue is full."""
-        demand = request.demand
-        key = BatchKey(demand.model, inputs.template, inputs.are_ids, inputs.isolation, demand.batch, bulk, quarantined)
-        pending = self._pending.get(key) or PendingBatch(key, sizes, self._look)
-        if pending.makes_wait(crowded=self._crowded(key.model) > 0):
-            self._waitlist.refuse_if_full(request, _WORK)
-        self._pending[key] = pending
-        return pending
+    async def answer(self, batch: SentBatch) -> BufferedResponse | None:
+        request = self._request_of(batch)
+        with Holding(self._batcher.memory) as holding, self._token_counts.counting(batch) as count:
+            response = await self._batcher.fetch(batch, request, most_bytes(batch.items), holding)
+            if response.status != 200:
+                return response
+            await self._hand_out(batch, response.body, count)
+        return None
 
-    @contextmanager
-    def _joined(self, pending: PendingBatch, waiter: Waiter, tokens: list[int]) -> Iterator[None]:
-        """Have the waiter's pieces sent while the block runs."""
-        services, sizes, demand = self._services, pending.sizes, waiter.request.demand
-        ranges = services.cut(tokens, sizes, sizes.most_items(self._config.max_batch_items))
-        if len(ranges) > 1:
-            self._metrics.splits.add((demand.model,))
-        pieces = services.pieces_of(demand, ranges, tokens, waiter.inputs.sizes_bytes, waiter)
-        waiter.split_into(pieces, self._waitlist.leave)
-        self._present += 1
-        for piece in pieces:
-            pending.join(piece)
-        try:
-            pending.look_soon()
-            yield
-        finally:
-            self._present -= 1
-            for piece in waiter.release():
-                if not pending.queue.leave(piece):
-                    self._in_flight.leave(piece)
-            pending.look_soon()
-
-    # When to send.
-
-    def _look(self, pending: PendingBatch) -> None:
-        now, key, sizes, config = self._clock(), pending.key, pending.sizes, self._config
-        pending.looked()
-        max_items = min(sizes.most_items(config.max_batch_items), sizes.limit)
-        crowded = self._crowded(key.model) > 0
-        delay = config.max_delay_seconds
-        rules = BatchRules(max_items, config.max_batch_tokens, delay, sizes.slots, sizes.overhead_seconds, crowded)
-        while (reason := pending.due(now, rules)) and pending.has_slots():
-            batch = pending.take(now, rules)
-            self._metrics.flushes.add((key.model, reason.value))
-            self._in_flight.start(batch, now)
-            if key.bulk and self._pending.get(key) is pending:
-                self._pending[key] = self._pending.pop(key)  # when slots come free, the others look first
-        if pending.is_idle:
-            if self._pending.get(key) is pending:  # and not another that has come since
-                del self._pending[key]
-            return
-        seconds = pending.next_look_seconds(now, delay)
-        if seconds is not None:
-            pending.look_in(seconds)
-
-    def _ended(self, batch: SentBatch) -> None:
-        """A batch is over: what waits may go now."""
-        batch.pending.ended(batch)
-        batch.pending.look_soon()
-
-    def _waiting_bulk(self, model: str) -> Iterator[PendingBatch]:
-        return (each for each in self._pending.values() if each.key.bulk and each.key.model == model and each.queue)
-
-    def _next_bulk_items(self, model: str) -> int:
-        return max((pending.queue.next_items for pending in self._waiting_bulk(model)), default=0)
-
-    def _look_at_bulk(self, model: str) -> None:
-        for pending in self._waiting_bulk(model):
-            pending.look_soon()
+    async def _hand_out(self, batch: SentBatch, body: bytes, count: Count | None) -> None:
+        pieces, sizes, record, are_ids = batch.pieces, batch.pending.sizes, batch.record, batch.key.are_ids
+        items, size_bytes = batch.items, batch.size_bytes
+        assert record is not None
+        seconds = self._clock() - batch.sent_seconds - record.queue_seconds
+        vectors = read_vectors(body, items)
+        sizes.learn_answer_size(items, len(body))
+        tokens = min(vectors.prompt_tokens, most_prompt_tokens(items, size_bytes))
+        sizes.answered(items, size_bytes, tokens, seconds, are_ids=are_ids)
+        weights = [piece.tokens for piece in pieces]
+        counts = None
+        if count is not None:
+            counts = await self._token_counts.checked(batch, count, tokens, record.backend)
+        if counts is not None:
+            remaining = iter(counts)
+            weights = [sum(islice(remaining, piece.items)) for piece in pieces]
+        exact = len(pieces) == 1 or ((are_ids or counts is not None) and sum(weights) == tokens)
+        offset = handed_out = 0
+        for piece, share in zip(pieces, shares(tokens, weights), strict=True):
+            part = slice(offset, offset + piece.items)
+            own_counts = None if counts is None else counts[part]
+            piece.owner.answered(piece, Vectors(vectors.document, vectors.data[part], share, own_counts, exact))
+            offset += piece.items
+            handed_out += piece.items * len(body) // items
+            if handed_out > _HANDED_OUT_BYTES:
+                handed_out = 0
+                await asyncio.sleep(0)
 
     # Answering.
 
     async def _send_unchanged(
-        self, waiter: Waiter, sizes: ModelSizes, reply: ClientTarget, *, isolated: bool
+        self, waiter: EmbeddingWaiter, sizes: ModelSizes, reply: ClientTarget, *, isolated: bool
     ) -> UpstreamResult:
         """Send the request as it came. `isolated`: a batch that it was part of was refused."""
         started, request, inputs, record = self._clock(), waiter.request, waiter.request.inputs, waiter.record
         assert inputs is not None
-        if self._services.response_headers:
+        if self._batcher.response_headers:
             reply.add_headers(b"x-gateway-usage: exact\r\n")
         waited = started - waiter.joined_seconds
         record.restarted(waited)
-        answer = await self._dispatch(request, reply, record)
+        answer = await self._batcher.dispatch(request, reply, record)
         if answer.status == 200 and answer.usage is not None:
             seconds = self._clock() - started - (record.queue_seconds - waited)
-            sizes.answered(
-                len(inputs.items), sum(inputs.sizes_bytes), answer.usage.prompt_tokens, seconds, are_ids=inputs.are_ids
-            )
+            sizes.answered_alone(inputs, answer.usage.prompt_tokens, seconds)
         elif isolated and answer.status >= 400:
             self._quarantine.add(waiter.client, self._clock())
         return answer
 
     async def _deliver(
-        self, waiter: Waiter, outcome: BufferedResponse | Vectors, reply: ClientTarget
+        self, waiter: EmbeddingWaiter, outcome: BufferedResponse | list[Vectors], reply: ClientTarget
     ) -> UpstreamResult:
-        others = ""
-        if isinstance(outcome, Vectors):
-            others = f"x-gateway-usage: {'exact' if outcome.exact else 'estimated'}\r\n"
-        if (reused := waiter.record.reused_inputs) is not None:
-            others += f"x-gateway-reused-inputs: {reused}\r\n"
-        reply.set_backend_headers(self._services.headers(waiter.backends, waiter.queue_seconds, others))
+        record, reused = waiter.record, waiter.record.reused_inputs
+        others = "" if reused is None else f"x-gateway-reused-inputs: {reused}\r\n"
         if isinstance(outcome, BufferedResponse):
+            reply.set_backend_headers(self._batcher.headers(waiter, others))
             reply.send(outcome.status, outcome.content_type, outcome.headers, outcome.body)
-            return UpstreamResult(outcome.status, None, waiter.first_byte_seconds)
-        request_id, floats, tokens = waiter.request.request_id, waiter.inputs.wants_floats, outcome.prompt_tokens
-        written = answer_pieces(request_id, outcome.document, outcome.data, tokens, floats=floats)
-        waiter.record.counted(tokens)
-        with Holding(self._services.memory) as holding:
-            holding.add(size_of(outcome.data, floats=False))
-            await deliver(reply, written, size_of(outcome.data, floats=floats))
-        return UpstreamResult(200, Usage(tokens, 0), waiter.first_byte_seconds)
-
-
-def _is_bulk(request: InferenceRequest, tokens: list[int]) -> bool:
-    """Whether short requests should not have to wait for it."""
-    return request.demand.batch or len(tokens) > _FEW_ITEMS or sum(tokens) > _FEW_TOKENS
+            return UpstreamResult(outcome.status, None, record.first_byte_seconds)
+        vectors, floats = waiter.vectors(outcome), waiter.inputs.wants_floats
+        document, data, tokens = vectors.document, vectors.data, vectors.prompt_tokens
+        written = answer_pieces(waiter.request.request_id, document, data, tokens, floats=floats)
+        usage = f"x-gateway-usage: {'exact' if vectors.exact else 'estimated'}\r\n"
+        with Holding(self._batcher.memory) as holding:
+            holding.add(size_of(data, floats=False))
+            return await self._batcher.deliver(
+                reply, waiter, tokens, usage + others, written, size_of(data, floats=floats)
+            )

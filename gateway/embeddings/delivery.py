@@ -1,16 +1,17 @@
 """A backend's answer to a batch or piece, buffered within bounds, and a client's answer, sent in parts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol
 
 from gateway.errors import GatewayError, MemoryFull, WrongAnswer
-from gateway.request import Sink
+from gateway.observe.record import Record
+from gateway.request import InferenceRequest, Sink, UpstreamResult
 from gateway.resources import Holding
 
 _JSON = b"application/json"
 _WHOLE_BYTES = 1048576
+Dispatch = Callable[[InferenceRequest, Sink, Record], Awaitable[UpstreamResult]]  # as `Dispatcher.dispatch`
 
 
 class ClientTarget(Sink, Protocol):
@@ -29,44 +30,35 @@ async def deliver(reply: ClientTarget, pieces: Iterator[bytes], size_bytes: int)
         reply.send(200, _JSON, b"", b"".join(pieces))
         return
     reply.begin(200, _JSON, b"")
-    for piece in pieces:
-        if reply.write(piece):
-            await _room(reply)
-        else:
-            await asyncio.sleep(0)
+    room = asyncio.Event()
+    reply.when_writable(room.set)
+    try:
+        for piece in pieces:
+            room.clear()
+            if reply.write(piece) and reply.blocked:
+                await room.wait()
+            else:
+                await asyncio.sleep(0)
+    finally:
+        reply.when_writable(None)
     reply.end()
 
 
-async def _room(reply: ClientTarget) -> None:
-    room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def has_come() -> None:
-        if not room.done():
-            room.set_result(None)
-
-    reply.when_writable(has_come)
-    try:
-        if reply.blocked:
-            await room
-    finally:
-        reply.when_writable(None)
-
-
 class BufferedResponse:
-    """Keeps one whole answer of at most `most_bytes`, in memory that `holding` reserves."""
+    """Keeps one whole answer of at most `most_bytes`, in memory that `holding` reserves; ends `fetching` at a bound."""
 
     blocked = False
 
-    def __init__(self, most_bytes: int, holding: Holding) -> None:
+    def __init__(self, most_bytes: int, holding: Holding, fetching: asyncio.Timeout) -> None:
         self.begun = False
         self.status = 0
         self.content_type = b""
         self.headers = b""
+        self.error: GatewayError | None = None  # why no more is kept
         self._most_bytes = most_bytes
         self._holding = holding
+        self._fetching = fetching
         self._body = bytearray()
-        self._error: GatewayError | None = None
-        self._filling: asyncio.Timeout | None = None
 
     def __repr__(self) -> str:
         return f"<BufferedResponse {self.status}, {len(self._body)} of at most {self._most_bytes} bytes>"
@@ -75,24 +67,11 @@ class BufferedResponse:
     def body(self) -> bytes:
         return bytes(self._body)
 
-    @asynccontextmanager
-    async def filling(self) -> AsyncIterator[None]:
-        """Abort the block that fetches the answer at the bound. Raises WrongAnswer or MemoryFull then."""
-        try:
-            async with asyncio.timeout(None) as self._filling:
-                yield
-        except (TimeoutError, GatewayError):
-            if self._error is None:
-                raise
-        if self._error is not None:
-            raise self._error
-
     def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None:
         self.begin(status, content_type, extra)
         self.write(body)
 
     def begin(self, status: int, content_type: bytes, extra: bytes) -> None:
-        """The head of an answer of unknown length."""
         self.begun = True
         self.status, self.content_type, self.headers = status, content_type, extra
 
@@ -101,9 +80,19 @@ class BufferedResponse:
 
     def write(self, data: bytes) -> bool:
         """Keep body bytes. True = no more are taken."""
-        if self._error is None:
-            self._keep(data)
-        return self._error is not None
+        if self.error is not None:
+            return True
+        try:
+            if len(self._body) + len(data) > self._most_bytes:
+                raise WrongAnswer(f"The backend's response exceeds the limit of {self._most_bytes} bytes.")
+            self._holding.add(len(data))
+        except (WrongAnswer, MemoryFull) as error:
+            self.error = error
+            if not self._fetching.expired():
+                self._fetching.reschedule(asyncio.get_running_loop().time())
+            return True
+        self._body += data
+        return False
 
     def when_writable(self, resume: Callable[[], None] | None) -> None:
         """A full buffer ends the request: it is never writable again."""
@@ -113,18 +102,19 @@ class BufferedResponse:
 
     def end(self) -> None: ...
 
-    def _keep(self, data: bytes) -> None:
-        if len(self._body) + len(data) > self._most_bytes:
-            self._give_up(WrongAnswer(f"The backend's response exceeds the limit of {self._most_bytes} bytes."))
-            return
-        try:
-            self._holding.add(len(data))
-        except MemoryFull as error:
-            self._give_up(error)
-        else:
-            self._body += data
 
-    def _give_up(self, error: GatewayError) -> None:
-        self._error = error
-        if self._filling is not None and not self._filling.expired():
-            self._filling.reschedule(asyncio.get_running_loop().time())
+async def fetch(
+    dispatch: Dispatch, request: InferenceRequest, record: Record, most_bytes: int, holding: Holding
+) -> BufferedResponse:
+    """The whole answer to a request. Raises WrongAnswer or MemoryFull, and aborts it, at the bound."""
+    fetching = asyncio.timeout(None)
+    response = BufferedResponse(most_bytes, holding, fetching)
+    try:
+        async with fetching:
+            await dispatch(request, response, record)
+    except (TimeoutError, GatewayError):
+        if response.error is None:
+            raise
+    if response.error is not None:
+        raise response.error
+    return response

@@ -12,23 +12,14 @@ from typing import Any
 
 import orjson
 
-from gateway.embeddings.wire import answer_frame, common_fields, parse_answer, prompt_tokens_of, text_bytes
+from gateway.embeddings.wire import COMMON, answer_around, common_fields, parse_answer, prompt_tokens_of, text_bytes
 from gateway.errors import WrongAnswer
 from gateway.request import Pairs, most_prompt_tokens
 
-_COMMON: dict[str, type] = {
-    "model": str,
-    "user": str,
-    "truncate_prompt_tokens": int,
-    "truncation_side": str,
-    "padding": str,
-    "max_tokens_per_query": int,
-    "max_tokens_per_doc": int,
-    "use_activation": bool,
-    "instruction": str,
+_FIELDS = COMMON | {
+    **dict.fromkeys(("user", "padding", "instruction"), str),
+    **dict.fromkeys(("max_tokens_per_query", "max_tokens_per_doc"), int),
     "chat_template_kwargs": dict,
-    "priority": int,
-    "cache_salt": str,
     "return_documents": bool,
 }
 _BYTES_A_CHARACTER = 3  # where not all of them are ASCII
@@ -38,10 +29,7 @@ _SCORE = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), 
 
 
 def pairs_of(endpoint: str, document: dict[str, Any], model: str) -> Pairs | None:
-    """The pairs of a rerank or score request, if its list of documents may be cut anywhere; else None.
-
-    `model` is the name that backends use.
-    """
+    """The pairs of a rerank or score request, if its documents may be cut anywhere. `model`: its name for backends."""
     ranks = endpoint == "rerank"
     names = next((pair for pair in (_RERANK if ranks else _SCORE) if pair[0] in document and pair[1] in document), None)
     if names is None:
@@ -51,7 +39,7 @@ def pairs_of(endpoint: str, document: dict[str, Any], model: str) -> Pairs | Non
         return None
     if type(queries) is not str and (ranks or not _are_texts(queries) or len(queries) not in (1, len(documents))):
         return None
-    fields = common_fields(document, _COMMON, (*names, "top_n") if ranks else names)
+    fields = common_fields(document, _FIELDS, (*names, "top_n") if ranks else names)
     if fields is None:
         return None
     partners = list(map(text_bytes, [queries] if type(queries) is str else queries))
@@ -80,13 +68,7 @@ def scored_bytes(document: dict[str, Any], size_bytes: int, documents: int) -> i
     return size_bytes
 
 
-def repeated_bytes(pairs: Pairs) -> int:
-    """The size of what the body of each piece repeats: all fields, without documents and their own queries."""
-    return len(body_of(pairs, range(0)))
-
-
 def wanted_of(pairs: Pairs, documents: int) -> int:
-    """The number of results for this number of documents."""
     return pairs.top_n if 0 < pairs.top_n < documents else documents
 
 
@@ -110,24 +92,21 @@ class Counting(StrEnum):
     QUERY_ONCE = "query_once"  # the query once, and each document: embeddings that are compared afterwards
     UNKNOWN = "unknown"  # perhaps all documents in one prompt, where each one's score depends on the others
 
+    @classmethod
+    def of(cls, once_tokens: int, twice_tokens: int) -> "Counting":
+        """What the tokens of the two probes show."""
+        if twice_tokens == 2 * once_tokens:
+            return cls.PAIRS
+        return cls.QUERY_ONCE if 2 * twice_tokens == 3 * once_tokens else cls.UNKNOWN
 
-def probes(model: str, pairs: Pairs) -> tuple[bytes, bytes]:
+
+def probes(model: str, pairs: Pairs) -> list[bytes]:
     """Bodies that score a text against itself, once and twice, in the form that these pairs have."""
-    once, twice = (
-        orjson.dumps({"model": model, pairs.names[0]: "x", pairs.names[1]: ["x"] * count}) for count in (1, 2)
-    )
-    return once, twice
+    query, documents = pairs.names
+    return [orjson.dumps({"model": model, query: "x", documents: ["x"] * count}) for count in (1, 2)]
 
 
-def counting_of(once_tokens: int, twice_tokens: int) -> Counting:
-    """What the tokens of the two probes show."""
-    if twice_tokens == 2 * once_tokens:
-        return Counting.PAIRS
-    if 2 * twice_tokens == 3 * once_tokens:
-        return Counting.QUERY_ONCE
-    return Counting.UNKNOWN
-
-
+_LIST_AND_SCORE = {True: ("results", "relevance_score"), False: ("data", "score")}  # by whether documents are ranked
 _ENTRIES_AT_ONCE = 64
 _MOST_BYTES = 33554432  # of the answer to a piece
 _ENTRY_BYTES = 4096  # of an entry, besides the document in it
@@ -156,13 +135,14 @@ def read_scores(body: bytes, pairs: Pairs, part: range) -> Scores:
     marks = ((b"{", 8), (b"[", 8), (b",", 64))
     most = {mark: each * len(texts) + 64 + sum(text.count(mark.decode()) for text in texts) for mark, each in marks}
     document = parse_answer(body, most)
-    given = document.get(_list_of(pairs)) if type(document) is dict else None
+    list_name, score_name = _LIST_AND_SCORE[pairs.ranks]
+    given = document.get(list_name) if type(document) is dict else None
     if type(given) is not list:
         raise WrongAnswer("The backend's response contains no list of scores.")
     wanted = wanted_of(pairs, len(part))
     if len(given) != wanted:
         raise WrongAnswer(f"The backend returned {len(given)} scores where {wanted} were requested.")
-    score_name, seen = _score_of(pairs), set()
+    seen = set()
     for entry in given:
         index = entry.get("index") if type(entry) is dict else None
         if type(index) is not int or not 0 <= index < len(part) or index in seen:
@@ -175,7 +155,7 @@ def read_scores(body: bytes, pairs: Pairs, part: range) -> Scores:
     size_bytes = sum(pairs.sizes_bytes[part.start : part.stop])
     tokens = min(prompt_tokens_of(document), most_prompt_tokens(len(part), size_bytes))
     given.sort(key=lambda entry: (-entry[score_name] if pairs.ranks else 0, entry["index"]))
-    return Scores({**document, _list_of(pairs): None}, given, tokens, len(body))
+    return Scores({**document, list_name: None}, given, tokens, len(body))
 
 
 def tokens_in(body: bytes) -> int:
@@ -185,22 +165,10 @@ def tokens_in(body: bytes) -> int:
 
 def answer_pieces(request_id: str, pairs: Pairs, parts: list[Scores], tokens: int) -> Iterator[bytes]:
     """The answer as one backend would have written it. `parts` are in the order of the documents."""
+    list_name, score_name = _LIST_AND_SCORE[pairs.ranks]
     entries = list(chain.from_iterable(part.entries for part in parts))
     if pairs.ranks:
-        name = _score_of(pairs)
-        entries.sort(key=lambda entry: -entry[name])  # stable, as in vLLM: equal scores stay in order
-    del entries[wanted_of(pairs, len(entries)) if pairs.ranks else len(entries) :]
-    before, after = answer_frame(parts[0].document, f"score-{request_id}", _list_of(pairs), tokens)
-    yield before
-    for start in range(0, len(entries), _ENTRIES_AT_ONCE):
-        written = orjson.dumps(entries[start : start + _ENTRIES_AT_ONCE])[1:-1]
-        yield b"," + written if start else written
-    yield after
-
-
-def _list_of(pairs: Pairs) -> str:
-    return "results" if pairs.ranks else "data"
-
-
-def _score_of(pairs: Pairs) -> str:
-    return "relevance_score" if pairs.ranks else "score"
+        entries.sort(key=lambda entry: -entry[score_name])  # stable, as in vLLM: equal scores stay in order
+        del entries[wanted_of(pairs, len(entries)) :]
+    written = (orjson.dumps(entries[n : n + _ENTRIES_AT_ONCE]) for n in range(0, len(entries), _ENTRIES_AT_ONCE))
+    return answer_around(parts[0].document, f"score-{request_id}", list_name, tokens, written)

@@ -1,9 +1,9 @@
-"""Estimates for a model: its backends, tokens of texts, seconds of batches; and the slots of long lists.
+"""Estimates for a model: its backends, tokens of texts, seconds of batches.
 
 Seconds are fitted by a line through recent measurements, y = a * u + b * v, by least squares that forget.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from gateway.backends.backend import Backend
 from gateway.request import EmbeddingInputs, most_prompt_tokens
@@ -45,70 +45,6 @@ class LinearFit:
         shared = (self._uy + self._vy) / (total + 2 * self._uv)
         return shared, shared
 
-    def at(self, u: float, v: float) -> float:
-        a, b = self.coefficients
-        return a * u + b * v
-
-
-class BulkSlots:
-    """The slots of one model that long lists have taken. Kinds of lists take them by a `BulkTaker` each."""
-
-    def __init__(self) -> None:
-        self.taken_items = 0
-        self._takers: list[BulkTaker] = []
-        self._last: BulkTaker | None = None
-
-    def add(self, next_items: Callable[[], int], look: Callable[[], None]) -> "BulkTaker":
-        """One more kind of lists. `next_items`: slots that it waits for; `look` is called when slots come free."""
-        taker = BulkTaker(self, next_items, look)
-        self._takers.append(taker)
-        return taker
-
-    def left(self, taker: "BulkTaker", share_items: int) -> int | None:
-        """Slots of such a share that a kind may take now; None = any number, because none is taken.
-
-        The kind that took slots last leaves some to the others that wait.
-        """
-        if not self.taken_items:
-            return None
-        others = sum(other.next_items() for other in self._takers if other is not taker) if self._last is taker else 0
-        return share_items - self.taken_items - others
-
-    def taken(self, by: "BulkTaker", items: int) -> None:
-        self.taken_items += items
-        self._last = by
-
-    def given_back(self, by: "BulkTaker", items: int) -> None:
-        """Slots come free: the others look first."""
-        self.taken_items -= items
-        for taker in sorted(self._takers, key=lambda taker: taker is by):
-            taker.look()
-
-
-class BulkTaker:
-    """The slots that one kind of lists has taken."""
-
-    def __init__(self, slots: BulkSlots, next_items: Callable[[], int], look: Callable[[], None]) -> None:
-        self.items = 0
-        self.next_items = next_items
-        self.look = look
-        self._slots = slots
-
-    def left(self, share_items: int) -> int | None:
-        return self._slots.left(self, share_items)
-
-    def may_take(self, items: int, share_items: int) -> bool:
-        left = self.left(share_items)
-        return left is None or items <= left
-
-    def take(self, items: int) -> None:
-        self.items += items
-        self._slots.taken(self, items)
-
-    def give_back(self, items: int) -> None:
-        self.items -= items
-        self._slots.given_back(self, items)
-
 
 _SLOTS_A_REPLICA = 4  # batches: some that the engine works on, and some that its API server reads or writes
 _NEAR_THE_LIMIT = 0.8  # of the context: an estimate above this may be a text that is refused
@@ -121,12 +57,10 @@ _FORGETS = 0.9
 class ModelSizes:
     """The estimates for one model: defaults until answers arrive."""
 
-    def __init__(self, bulk: BulkTaker) -> None:
-        self.bulk = bulk  # slots that long lists have taken
+    def __init__(self) -> None:
         self.replicas = 1
         self.cap = 1  # of the replica with the fewest slots
         self.limit = 1  # the same for now, while backends start slowly or are overloaded
-        self.total_cap = 1
         self.total_limit = 1
         self.context_tokens: int | None = None
         self._item_answer_bytes = float(_ITEM_ANSWER_BYTES)
@@ -136,7 +70,7 @@ class ModelSizes:
     def learn_engines(self, model: str, engines: Sequence[Engine], backends: Iterable[Backend]) -> None:
         """`engines`: those that serve it now; at least one."""
         caps = [engine.cap for engine in engines]
-        self.replicas, self.cap, self.total_cap = len(caps), min(caps), sum(caps)
+        self.replicas, self.cap = len(caps), min(caps)
         limits = [engine.slots for engine in engines]
         self.limit, self.total_limit = min(limits), sum(limits)
         lengths = [card.max_model_len for each in backends for card in each.facts.models if card.id == model]
@@ -149,13 +83,16 @@ class ModelSizes:
 
     @property
     def overhead_seconds(self) -> float:
-        """What a batch takes whatever its size."""
         return self._seconds.coefficients[0]
 
     @property
     def bulk_share(self) -> int:
-        """Items of long lists that may be in flight: a quarter of the slots is reserved for short requests."""
-        return self.total_cap - self.total_cap // 4
+        """Items of long lists that may be in flight: a quarter of the slots is reserved for short requests.
+
+        Slots count by the limits of now, not by the caps: a piece that waits behind others of its own list must wait
+        here, because `max_wait_seconds` does not count here.
+        """
+        return self.total_limit - self.total_limit // 4
 
     def most_items(self, max_items: int) -> int:
         """Inputs of a batch whose answer is parsed at once, and at most so many."""
@@ -176,19 +113,19 @@ class ModelSizes:
         return self.tokens_of_texts(inputs.sizes_bytes)
 
     def tokens_of_texts(self, sizes_bytes: Sequence[int]) -> list[int]:
-        """Tokens of texts of these sizes, estimated."""
         each, per_byte = self._tokens.coefficients
         return [max(1, round(each + per_byte * size)) for size in sizes_bytes]
 
     def may_be_too_long(self, tokens: Sequence[int]) -> bool:
-        """Whether an input may be over the model's context."""
         return self.context_tokens is not None and max(tokens) > _NEAR_THE_LIMIT * self.context_tokens
 
-    def answered(self, items: int, size_bytes: int, tokens: int, seconds: float, *, are_ids: bool) -> None:
-        """Learn from one answer how many tokens its inputs had, and how long they took."""
-        self._seconds.learn(1.0, items, seconds)
-        self.learn_tokens(items, size_bytes, tokens, are_ids=are_ids)
+    def answered_alone(self, inputs: EmbeddingInputs, tokens: int, seconds: float | None) -> None:
+        """Learn from the answer to one whole request. `seconds`: None = longer than usual, and not to be learned."""
+        self.answered(len(inputs.items), sum(inputs.sizes_bytes), tokens, seconds, are_ids=inputs.are_ids)
 
-    def learn_tokens(self, items: int, size_bytes: int, tokens: int, *, are_ids: bool) -> None:
+    def answered(self, items: int, size_bytes: int, tokens: int, seconds: float | None, *, are_ids: bool) -> None:
+        """Learn from one answer how many tokens its inputs had, and how long they took."""
+        if seconds is not None:
+            self._seconds.learn(1.0, items, seconds)
         if not are_ids:
             self._tokens.learn(items, size_bytes, min(tokens, most_prompt_tokens(items, size_bytes)))

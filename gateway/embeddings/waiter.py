@@ -1,19 +1,33 @@
-"""One client's request while its pieces are in batches, and the bounds on what waits for a batch or a slot."""
+"""One client's request while its pieces are in batches."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from gateway.embeddings.delivery import BufferedResponse
-from gateway.embeddings.fair_queue import Piece
+from gateway.embeddings.rerank_wire import Scores
 from gateway.embeddings.wire import Vectors
-from gateway.errors import DeadlineUnmeetable, GatewayError, QueueFull, WaitExpired
+from gateway.errors import GatewayError
 from gateway.observe.record import Record
 from gateway.request import EmbeddingInputs, InferenceRequest
-from gateway.scheduling.backlog import Backlog
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """Inputs or documents `start` to `start + items` of one request. `alone`: it shares its batch with no other."""
+
+    owner: "Waiter"
+    start: int
+    items: int
+    tokens: int
+    size_bytes: int
+    joined_seconds: float = 0.0
+    tenant: str = ""
+    weight: float = 1.0
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,101 +37,65 @@ class SendUnchanged:
     isolated: bool
 
 
-Outcome = SendUnchanged | BufferedResponse | Vectors  # a response is a backend's refusal of this request alone
+Part = Vectors | Scores  # the answer to one piece
+Outcome = SendUnchanged | BufferedResponse | list[Any]  # all parts in order, or a backend's refusal of a piece
 
 
 class Waiter:
-    """Collects the answers to a request's pieces. `outcome` is set once; what comes later is ignored."""
+    """A request that is sent in pieces. `outcome` is set once; what comes later is ignored."""
 
-    def __init__(
-        self, request: InferenceRequest, inputs: EmbeddingInputs, client: str, record: Record, now: float
-    ) -> None:
+    def __init__(self, request: InferenceRequest, record: Record, now: float) -> None:
         self.request = request
-        self.inputs = inputs
-        self.client = client
         self.record = record
         self.joined_seconds = now
-        self.pieces: list[Piece[Waiter]] = []
+        self.pieces: list[Piece] = []
+        self.unsent = 0  # pieces that are in no batch yet
         self.whole = True  # it is sent in one piece
+        self.passes_unread = False  # if it is alone, it may be sent as the client wrote it, and its answer passed on
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.backends: dict[str, None] = {}
-        self.attempts = 0
-        self.queue_seconds = 0.0
-        self.first_byte_seconds: float | None = None
-        self._timeout: asyncio.Timeout | None = None  # while a piece is in no batch
-        self._on_sent: Callable[[Waiter], None] = lambda _: None
-        self._unsent = 0
-        self._unanswered = 0
-        self._data: list[dict[str, Any]] = []
-        self._tokens = 0
-        self._exact = True
+        self._parts: dict[int, Part] = {}  # by where they begin
+        self._timeout: asyncio.Timeout | None = None  # while no piece is in a batch
 
-    def __repr__(self) -> str:
-        return f"<Waiter {self.request.request_id}, {len(self.pieces)} pieces, {self._unanswered} not answered>"
+    def split(self, ranges: Sequence[range], tokens: Sequence[int], sizes_bytes: Sequence[int]) -> None:
+        """Its list is sent in these parts, which share no batch if there are several."""
+        self.unsent, self.whole = len(ranges), len(ranges) == 1
+        now, demand, alone = self.joined_seconds, self.request.demand, not self.whole
+        for each in ranges:
+            size_bytes, its_tokens = sum(sizes_bytes[each.start : each.stop]), sum(tokens[each.start : each.stop])
+            piece = Piece(self, each.start, len(each), its_tokens, size_bytes, now, demand.tenant, demand.weight, alone)
+            self.pieces.append(piece)
 
-    @property
-    def sendable_unchanged(self) -> bool:
-        """It can be sent as the client wrote it, if it is alone, and its answer be passed on unread."""
-        return self.whole and not self.inputs.wants_floats
-
-    def split_into(self, pieces: "list[Piece[Waiter]]", on_sent: "Callable[[Waiter], None]" = lambda _: None) -> None:
-        """Its inputs are sent in these pieces. `on_sent` is called when every piece is in a batch."""
-        self.pieces = pieces
-        self.whole = len(pieces) == 1
-        self._on_sent = on_sent
-        self._unsent = self._unanswered = len(pieces)
-        self._data = [{}] * sum(piece.items for piece in pieces)
-
-    def release(self) -> "list[Piece[Waiter]]":
+    def release(self) -> list[Piece]:
         """Drop its pieces: a piece and its owner must not keep each other in memory."""
         pieces, self.pieces = self.pieces, []
         return pieces
 
+    async def wait(self, most_seconds: float) -> Outcome:
+        """Raises TimeoutError if none of its pieces is in a batch in time."""
+        async with asyncio.timeout(most_seconds) as self._timeout:
+            return await self.outcome
+
     def piece_sent(self) -> None:
-        """One of its pieces is in a batch now. With the last of them its timeout ends."""
-        self._unsent -= 1
-        self.attempts = 1
-        if self._unsent:
-            return
-        self._on_sent(self)
+        """One of its pieces is in a batch now: its wait is over."""
+        self.unsent -= 1
         if self._timeout is not None and not self._timeout.expired():
             self._timeout.reschedule(None)
-
-    async def wait(self, waitlist: "Waitlist") -> Outcome:
-        """Raises WaitExpired or DeadlineUnmeetable if one of its pieces is in no batch in time."""
-        async with waitlist.place(self, self.request, self.joined_seconds, "embeddings") as self._timeout:
-            try:
-                return await self.outcome
-            finally:
-                self.fill_record()
 
     def batch_ended(self, record: Record, waited_seconds: float) -> None:
         """Note what is known of a batch with a piece of it, however it ended."""
         if record.backend:
             self.backends[record.backend] = None
-        self.attempts = max(self.attempts, record.attempts)
-        self.queue_seconds = max(self.queue_seconds, waited_seconds + record.queue_seconds)
-        if self.first_byte_seconds is None:
-            self.first_byte_seconds = record.first_byte_seconds
+        self.record.merge(record, waited_seconds)
 
-    def fill_record(self) -> None:
-        """Copy what is known of its batches to its record."""
-        backend = next(iter(self.backends), "")
-        self.record.batched(backend, self.attempts, self.queue_seconds, self.first_byte_seconds)
-
-    def answered(self, piece: "Piece[Waiter]", vectors: Vectors, offset: int, tokens: int, *, exact: bool) -> None:
-        """One of its pieces has its vectors, which begin at `offset`."""
-        if self.outcome.done():
-            return
-        self._data[piece.start : piece.start + piece.items] = vectors.data[offset : offset + piece.items]
-        self._tokens += tokens
-        self._exact = self._exact and exact
-        self._unanswered -= 1
-        if not self._unanswered:
-            self.finish(Vectors(vectors.document, self._data, self._tokens, exact=self._exact))
+    def answered(self, piece: Piece, part: Part) -> None:
+        """One of its pieces has its answer; with the last of them, the request has its outcome."""
+        if not self.outcome.done():
+            self._parts[piece.start] = part
+            if len(self._parts) == len(self.pieces):
+                self.finish([self._parts[start] for start in sorted(self._parts)])
 
     def finish(self, outcome: Outcome) -> None:
-        """Set its outcome, unless it has one."""
         if not self.outcome.done():
             self.outcome.set_result(outcome)
 
@@ -128,63 +106,18 @@ class Waiter:
             self.outcome.exception()  # retrieved: after a disconnect, no other code does
 
 
-class Waitlist:
-    """Owner of the requests that wait here, within the bounds of all that waits.
+class EmbeddingWaiter(Waiter):
+    """An embeddings request. `client`: to whom a bad input is attributed."""
 
-    `retry_after` is the time in seconds after which a refused request may come again. In the errors, `work` is what
-    keeps backends busy.
-    """
+    def __init__(
+        self, request: InferenceRequest, inputs: EmbeddingInputs, client: str, record: Record, now: float
+    ) -> None:
+        super().__init__(request, record, now)
+        self.passes_unread = not inputs.wants_floats
+        self.inputs = inputs
+        self.client = client
 
-    def __init__(self, backlog: Backlog, max_wait_seconds: float, retry_after: Callable[[str], float]) -> None:
-        self._backlog = backlog
-        self._max_wait_seconds = max_wait_seconds
-        self._retry_after = retry_after
-        self._sizes: dict[object, int] = {}  # bytes of their requests
-
-    def __len__(self) -> int:
-        return len(self._sizes)
-
-    def join(self, waiter: object, request: InferenceRequest) -> None:
-        self._sizes[waiter] = request.demand.size_bytes
-        self._backlog.join(request.demand.size_bytes)
-
-    def leave(self, waiter: object) -> None:
-        """Safe to call again, also for one that never joined."""
-        size_bytes = self._sizes.pop(waiter, None)
-        if size_bytes is not None:
-            self._backlog.leave(size_bytes)
-
-    def refuse_if_full(self, request: InferenceRequest, work: str) -> None:
-        """Raises QueueFull at the bound of requests or bytes: call before a request that cannot be sent at once."""
-        model, backlog = request.demand.model, self._backlog
-        if backlog.is_full_for(request.demand.size_bytes, guarded=True):
-            raise QueueFull(
-                f"The queue is full: the backends for model {model!r} are busy with other {work} and"
-                f" {backlog.requests} requests are waiting. Retry after the time in the retry-after header.",
-                retry_after_seconds=self._retry_after(model),
-            )
-
-    @asynccontextmanager
-    async def place(
-        self, waiter: object, request: InferenceRequest, since: float, work: str
-    ) -> AsyncIterator[asyncio.Timeout]:
-        """Wait in the block, in limited time; until it calls `leave`, and reschedules the timeout to None.
-
-        `since`: when the wait began, on the gateway's clock. Raises WaitExpired or DeadlineUnmeetable.
-        """
-        self.join(waiter, request)
-        model, deadline, most = request.demand.model, request.demand.deadline_seconds, self._max_wait_seconds
-        kind: type[WaitExpired | DeadlineUnmeetable] = WaitExpired
-        until = f"the queue timeout of {most:g} s"
-        if deadline is not None and deadline - since < most:
-            most, until, kind = deadline - since, "this request's deadline", DeadlineUnmeetable
-        try:
-            async with asyncio.timeout(most) as timeout:
-                yield timeout
-        except TimeoutError as error:
-            raise kind(
-                f"The backends for model {model!r} were busy with other {work} until {until}.",
-                retry_after_seconds=self._retry_after(model),
-            ) from error
-        finally:
-            self.leave(waiter)
+    def vectors(self, parts: list[Vectors]) -> Vectors:
+        data = list(chain.from_iterable(part.data for part in parts))
+        tokens, exact = sum(part.prompt_tokens for part in parts), all(part.exact for part in parts)
+        return Vectors(parts[-1].document, data, tokens, exact=exact)

@@ -9,7 +9,7 @@ values as for long strings.
 
 import binascii
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,28 +17,35 @@ import numpy as np
 import orjson
 
 from gateway.errors import WrongAnswer
-from gateway.request import EmbeddingInputs, InferenceRequest
+from gateway.request import Demand, EmbeddingInputs, InferenceRequest
+
+_NO_NUMBERS = "An embedding in the backend's response is not a list of numbers."
 
 
-class NotVectors(ValueError):
-    """A backend's embeddings are not valid vectors."""
+def as_floats(vector: Any) -> Any:
+    """A vector as a list of numbers, ready to be written by orjson. Raises WrongAnswer."""
+    if type(vector) is str:
+        return orjson.Fragment(orjson.dumps(_decoded(vector).astype(np.float64), option=orjson.OPT_SERIALIZE_NUMPY))
+    if not set(map(type, vector)) <= {float, int}:
+        raise WrongAnswer(_NO_NUMBERS)
+    return vector
 
 
-def as_floats(vectors: list[Any]) -> list[Any]:
-    """Each vector as a list of numbers, ready to be written by orjson. Raises NotVectors."""
-    return [orjson.Fragment(_floats_of(vector)) if type(vector) is str else _numbers(vector) for vector in vectors]
-
-
-def as_base64(vectors: list[Any]) -> list[Any]:
-    """Each vector in base64. Raises NotVectors."""
-    return [vector if type(vector) is str else _base64_of(vector) for vector in vectors]
+def as_base64(vector: Any) -> str:
+    """A vector in base64, as it is if it came so. Raises WrongAnswer."""
+    if type(vector) is str:
+        return vector
+    try:
+        return b64encode(np.array(vector, "<f4").tobytes()).decode()
+    except (TypeError, ValueError) as error:
+        raise WrongAnswer(_NO_NUMBERS) from error
 
 
 def is_sound(vector: Any) -> bool:
     """Whether it is base64 of finite 32-bit floats."""
     try:
         return type(vector) is str and bool(np.isfinite(_decoded(vector)).all())
-    except NotVectors:
+    except WrongAnswer:
         return False
 
 
@@ -46,47 +53,23 @@ def _decoded(vector: str) -> "np.ndarray[Any, np.dtype[np.float32]]":
     try:
         return np.frombuffer(b64decode(vector, validate=True), "<f4")
     except (binascii.Error, ValueError) as error:
-        raise NotVectors("An embedding in the backend's response is not base64 of 32-bit floats.") from error
-
-
-def _numbers(vector: list[Any]) -> list[Any]:
-    if not set(map(type, vector)) <= {float, int}:
-        raise NotVectors("An embedding in the backend's response is not a list of numbers.")
-    return vector
-
-
-def _floats_of(vector: str) -> bytes:
-    return orjson.dumps(_decoded(vector).astype(np.float64), option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def _base64_of(vector: Any) -> str:
-    try:
-        return b64encode(np.array(vector, "<f4").tobytes()).decode()
-    except (TypeError, ValueError) as error:
-        raise NotVectors("An embedding in the backend's response is not a list of numbers.") from error
+        raise WrongAnswer("An embedding in the backend's response is not base64 of 32-bit floats.") from error
 
 
 MOST_INPUTS = 2048  # OpenAI's limit; longer lists are sent on as they are
-_COMMON: dict[str, type] = {
-    "model": str,
-    "dimensions": int,
-    "truncate_prompt_tokens": int,
-    "truncation_side": str,
-    "add_special_tokens": bool,
+COMMON: dict[str, type] = {
+    **dict.fromkeys(("model", "truncation_side", "cache_salt"), str),
+    **dict.fromkeys(("truncate_prompt_tokens", "priority"), int),
     "use_activation": bool,
-    "priority": int,
-    "cache_salt": str,
 }
+_FIELDS = COMMON | {"dimensions": int, "add_special_tokens": bool}
 _OWN = frozenset(("input", "user", "encoding_format"))  # may differ between the requests of a batch
 _ID_BYTES = 4  # an id stands for about as many bytes of text
 
 
 def inputs_of(document: dict[str, Any], model: str, isolation: str = "") -> EmbeddingInputs | None:
-    """The inputs of a request, if they may share a batch with those of others; else None.
-
-    `model` is the name that backends use.
-    """
-    common = common_fields(document, _COMMON, _OWN)
+    """The inputs of a request, if they may share a batch with those of others. `model` is its name for backends."""
+    common = common_fields(document, _FIELDS, _OWN)
     if common is None:
         return None
     wanted, user = document.get("encoding_format"), document.get("user")
@@ -102,28 +85,35 @@ def inputs_of(document: dict[str, Any], model: str, isolation: str = "") -> Embe
 
 def common_fields(document: dict[str, Any], kinds: dict[str, type], own: Collection[str]) -> dict[str, Any] | None:
     """The fields besides its `own`, if each is known and has a value of its type; else None. Null counts as absent."""
-    common: dict[str, Any] = {}
-    for name, value in document.items():
-        kind = kinds.get(name)
-        if kind is not None:
-            if type(value) is kind:
-                common[name] = value
-            elif value is not None:
-                return None
-        elif name not in own:
-            return None
-    return common
+    others = {name: value for name, value in document.items() if name not in own}
+    if not all(name in kinds and (value is None or type(value) is kinds[name]) for name, value in others.items()):
+        return None
+    return {name: value for name, value in others.items() if value is not None}
 
 
-def body_of(template: bytes, items: list[str] | list[list[int]]) -> bytes:
-    """The request body with these inputs."""
+def body_of(template: bytes, items: Sequence[str | list[int]]) -> bytes:
     return b"%b%b}" % (template, orjson.dumps(items))
 
 
-def name_of_piece(request: InferenceRequest, suffix: str) -> tuple[str, bytes]:
-    """A request id and header lines for a piece of a request: engines need a different id for each."""
-    name = f"{request.request_id[:112]}-{suffix}"
-    return name, b"x-request-id: %b\r\n%b" % (name.encode(), request.headers.partition(b"\r\n")[2])
+def part_of(request: InferenceRequest, body: bytes, sequences: int, suffix: str = "") -> InferenceRequest:
+    """A request for a part of another one. `suffix` is added to its id: engines need a different one for each part."""
+    name, headers = request.request_id, request.headers
+    if suffix:
+        name = f"{name[:112]}-{suffix}"
+        headers = b"x-request-id: %b\r\n%b" % (name.encode(), headers.partition(b"\r\n")[2])
+    of_whole, endpoint, kind = request.demand, request.endpoint, request.kind
+    demand = Demand(
+        of_whole.model,
+        sequences=sequences,
+        divisible=True,
+        output_tokens=0,
+        size_bytes=len(body),
+        tenant=of_whole.tenant,
+        weight=of_whole.weight,
+        batch=of_whole.batch,
+        deadline_seconds=of_whole.deadline_seconds,
+    )
+    return InferenceRequest(endpoint, kind, request.method, request.target, demand, name, body=body, headers=headers)
 
 
 def _read(value: Any) -> tuple[list[str] | list[list[int]], bool, list[int]] | None:
@@ -152,8 +142,8 @@ def _are_ids(values: list[int]) -> bool:
     return min(values) >= 0 and max(values) < 1 << 31
 
 
-def pieces(tokens: Sequence[int], max_items: int, max_tokens: int, replicas: int = 1) -> list[range]:
-    """Ranges of inputs that each keep to the budget, in order; one, if all keep to it together.
+def pieces(tokens: Sequence[int], max_items: int, piece_items: int, max_tokens: int, replicas: int = 1) -> list[range]:
+    """The pieces of a list, in order; one, if the list keeps to `max_items` and `max_tokens`.
 
     A list that has to be cut is cut into at least as many pieces as there are replicas, if it has as many inputs. An
     input over the budget is a piece of its own.
@@ -161,8 +151,8 @@ def pieces(tokens: Sequence[int], max_items: int, max_tokens: int, replicas: int
     count, total = len(tokens), sum(tokens)
     if count <= max_items and (total <= max_tokens or count == 1):
         return [range(count)]
-    wanted = max(-(-count // max_items), -(-total // max_tokens), min(replicas, count))
-    fair_items, fair_tokens = min(max_items, -(-count // wanted)), min(max_tokens, -(-total // wanted))
+    wanted = max(-(-count // piece_items), -(-total // max_tokens), min(replicas, count))
+    fair_items, fair_tokens = min(piece_items, -(-count // wanted)), min(max_tokens, -(-total // wanted))
     cut: list[range] = []
     start = filled = 0
     for number, needed in enumerate(tokens):
@@ -214,15 +204,19 @@ def prompt_tokens_of(document: Any) -> int:
     return tokens
 
 
-def answer_frame(document: dict[str, Any], request_id: str, list_name: str, tokens: int) -> tuple[bytes, bytes]:
-    """What comes before and after the entries of a list in the answer to one client."""
+def answer_around(
+    document: dict[str, Any], request_id: str, list_name: str, tokens: int, entries: Iterable[bytes]
+) -> Iterator[bytes]:
+    """The answer to one client, in pieces. `entries` are parts of the list, each written as a list."""
     usage = {**document["usage"], "prompt_tokens": tokens, "total_tokens": tokens}
     whole = {"id": None, **document} | {"id": request_id, "usage": usage}
     names = list(whole)
     place = names.index(list_name)
     before, after = ({name: whole[name] for name in part} for part in (names[:place], names[place + 1 :]))
-    start = b'%b,"%b":[' % (orjson.dumps(before)[:-1], list_name.encode())
-    return start, b"]," + orjson.dumps(after)[1:] if after else b"]}"
+    yield b'%b,"%b":[' % (orjson.dumps(before)[:-1], list_name.encode())
+    for number, written in enumerate(entries):
+        yield b"," + written[1:-1] if number else written[1:-1]
+    yield b"]," + orjson.dumps(after)[1:] if after else b"]}"
 
 
 _PIECE_BYTES = 131072
@@ -245,7 +239,6 @@ class Vectors:
 
 
 def most_bytes(items: int) -> int:
-    """The maximum size of an answer to this number of inputs."""
     return min(_MOST_BYTES, _REST_BYTES + items * _ITEM_BYTES)
 
 
@@ -274,34 +267,18 @@ def read_vectors(body: bytes, items: int) -> Vectors:
 def answer_pieces(
     request_id: str, document: dict[str, Any], data: list[dict[str, Any]], tokens: int, *, floats: bool
 ) -> Iterator[bytes]:
-    """The answer to one client, as the backend would have written it, in pieces of some 100 KB at most.
+    """The answer to one client, as the backend would have written it, in pieces of some 100 KB. Raises WrongAnswer."""
+    step, form = max(1, _PIECE_BYTES // size_of(data[:1], floats=floats)), as_floats if floats else as_base64
 
-    `document` is what a backend answered to all. Raises WrongAnswer.
-    """
-    before, after = answer_frame(document, f"embd-{request_id}", "data", tokens)
-    yield before
-    step = max(1, _PIECE_BYTES // _size_of(data[0], floats=floats))
-    for start in range(0, len(data), step):
-        entries = data[start : start + step]
-        try:
-            vectors = (as_floats if floats else as_base64)([entry["embedding"] for entry in entries])
-        except NotVectors as error:
-            raise WrongAnswer(str(error)) from error
-        own = [
-            {**entry, "index": index, "embedding": vector}
-            for index, (entry, vector) in enumerate(zip(entries, vectors, strict=True), start)
-        ]
-        written = orjson.dumps(own)[1:-1]
-        yield b"," + written if start else written
-    yield after
+    def written(start: int) -> bytes:
+        entries = enumerate(data[start : start + step], start)
+        return orjson.dumps([{**entry, "index": n, "embedding": form(entry["embedding"])} for n, entry in entries])
+
+    return answer_around(document, f"embd-{request_id}", "data", tokens, map(written, range(0, len(data), step)))
 
 
 def size_of(data: list[dict[str, Any]], *, floats: bool) -> int:
     """The approximate size of the answer to one client, in bytes."""
-    return len(data) * _size_of(data[0], floats=floats)
-
-
-def _size_of(entry: dict[str, Any], *, floats: bool) -> int:
-    vector = entry["embedding"]
+    vector = data[0]["embedding"]
     count = len(vector) * 3 // 16 if type(vector) is str else len(vector)
-    return max(1, count * (_FLOAT_BYTES if floats else _BASE64_BYTES))
+    return len(data) * max(1, count * (_FLOAT_BYTES if floats else _BASE64_BYTES))

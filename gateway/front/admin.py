@@ -24,8 +24,7 @@ from gateway.front.reply import render
 
 _MAX_BODY_BYTES = 1048576  # of a dry run: parsed in a few milliseconds
 _BODY_SECONDS = 10.0
-_WORK_SECONDS = 0.001  # before the event loop runs again
-_REST_SECONDS = 0.001
+_BREATH_SECONDS = 0.001
 
 
 class Breather:
@@ -40,8 +39,8 @@ class Breather:
 
     def __call__(self) -> None:
         """Rest, if it has been a while."""
-        if self._clock() - self._since >= _WORK_SECONDS:
-            self._sleep(_REST_SECONDS)
+        if self._clock() - self._since >= _BREATH_SECONDS:
+            self._sleep(_BREATH_SECONDS)
             self._since = self._clock()
 
 
@@ -72,9 +71,16 @@ def admin_app(
         return as_json(await queue())
 
     async def show_route(request: web.Request) -> web.Response:
-        return as_json(await route(await _body(request), request.query.get("path", "")))
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                body = await request.read()
+        except TimeoutError as error:
+            raise RequestTimeout(f"Timeout: the request body did not arrive within {_BODY_SECONDS:g} s.") from error
+        except web.HTTPRequestEntityTooLarge as error:
+            raise BodyTooLarge(f"The body exceeds {_MAX_BODY_BYTES} bytes, the limit for a dry run.") from error
+        return as_json(await route(body, request.query.get("path", "")))
 
-    app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_answers_errors, _knows(frozenset(hosts))])
+    app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_guarded(frozenset(hosts))])
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/admin/backends", show_backends)
     app.router.add_get("/admin/queue", show_queue)
@@ -82,41 +88,28 @@ def admin_app(
     return app
 
 
-@web.middleware
-async def _answers_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except GatewayError as error:
-        return web.Response(body=render(error), status=error.status, content_type="application/json")
+def _guarded(names: Collection[str]) -> Middleware:
+    """Answers errors, and refuses requests under other host names than these."""
 
-
-def _knows(names: Collection[str]) -> Middleware:
     @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        for host in request.headers.getall("host", ()):
-            if not is_own_host(host, names):
-                raise HostNotAllowed(
-                    f"The host {host[:256]!r} is not allowed on the admin port. Use an IP address, or add the name to"
-                    " server.admin.allowed_hosts."
-                )
-        return await handler(request)
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            for host in request.headers.getall("host", ()):
+                if not is_own_host(host, names):
+                    raise HostNotAllowed(
+                        f"The host {host[:256]!r} is not allowed on the admin port. Use an IP address, or add the name"
+                        " to server.admin.allowed_hosts."
+                    )
+            return await handler(request)
+        except GatewayError as error:
+            return web.Response(body=render(error), status=error.status, content_type="application/json")
 
-    return check
+    return guard
 
 
 def own_hosts(listen: Listen | None) -> frozenset[str]:
     """Names that the port is known by, as far as it is configured."""
     return frozenset() if listen is None else frozenset((listen.host.lower(), *listen.allowed_hosts)) - {""}
-
-
-async def _body(request: web.Request) -> bytes:
-    try:
-        async with asyncio.timeout(_BODY_SECONDS):
-            return await request.read()
-    except TimeoutError as error:
-        raise RequestTimeout(f"Timeout: the request body did not arrive within {_BODY_SECONDS:g} s.") from error
-    except web.HTTPRequestEntityTooLarge as error:
-        raise BodyTooLarge(f"The body exceeds {_MAX_BODY_BYTES} bytes, the limit for a dry run.") from error
 
 
 def as_json(document: Any, status: int = 200) -> web.Response:
@@ -165,7 +158,12 @@ def add_prefix_routes(
 
 def is_own_host(header: str, names: Collection[str]) -> bool:
     """Whether a header is an IP address, a loopback name, or one of these names, with any port."""
-    host = _without_port(header.strip().lower()).removesuffix(".")
+    host = header.strip().lower()
+    if host.startswith("["):
+        host = host[1:].partition("]")[0]
+    elif (parts := host.partition(":"))[2].isdigit() or not parts[2]:
+        host = parts[0]
+    host = host.removesuffix(".")
     if host == "localhost" or host.endswith(".localhost") or host in names:
         return True
     try:
@@ -173,10 +171,3 @@ def is_own_host(header: str, names: Collection[str]) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    name, colon, port = host.partition(":")
-    return name if not colon or port.isdigit() or not port else host

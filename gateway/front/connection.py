@@ -10,31 +10,58 @@ import enum
 import socket
 from collections import deque
 from collections.abc import Mapping
-from typing import Protocol, cast
+from types import SimpleNamespace
+from typing import Any, Protocol, cast
 
 import httptools
 
 from gateway.config import ServerConfig
 from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest, RequestTimeout
-from gateway.front.http_request import MAX_HEADERS, Body, HttpRequest, Upload
+from gateway.front.http_request import MAX_HEADERS, Body, HttpRequest, KeyCheck, Upload
 from gateway.front.reply import ClientResponse
 from gateway.resources import Holding, MemoryBudget
 
+_MAX_LINE_BYTES = 8190
+_MAX_HEAD_BYTES = 65536
+_LARGE_BODY_BYTES = 65536  # rejected at the end of its head if the memory budget is used up
+_SLICE_BYTES = 2048  # parsed at once
+_LINGER_SECONDS = 2.0
+_BEGIN_AT_ONCE = 32  # of requests that arrive together; streams get their turn before the next ones
+_WRITE_BUFFER_BYTES = 4096  # plus one read from a backend, up to 250 KiB
+_TCP_INFO = getattr(socket, "TCP_INFO", None)  # its first byte is the connection's state; Linux has it
+_TCP_ESTABLISHED = 1
 
-class BodyReceiver(Protocol):
-    """Gets the body from a parser."""
 
-    def on_body(self, data: bytes) -> None: ...
+class RequestHandler(Protocol):
+    """Answers requests. `check_key`: None = no API keys are configured."""
 
-    def on_message_complete(self) -> None: ...
+    known_headers: frozenset[bytes]
+    check_key: KeyCheck | None
+
+    async def serve(self, incoming: HttpRequest, connection: "ClientConnection") -> None: ...
+
+    def start_draining(self) -> None: ...
 
 
-class _BodyOnly:
-    """The callbacks of a parser that was fed a made-up head."""
+class Host(Protocol):
+    """A connection's server; `Server` has the meaning of its methods."""
 
-    def __init__(self, receiver: BodyReceiver) -> None:
-        self.on_body = receiver.on_body
-        self.on_message_complete = receiver.on_message_complete
+    config: ServerConfig
+    handler: RequestHandler
+    memory: MemoryBudget
+    read_buffer: memoryview  # shared by all connections: bytes are parsed or copied before the next read
+    beginnings: "Beginnings"
+
+    def connected(self, connection: "ClientConnection") -> bool: ...
+
+    def disconnected(self, connection: "ClientConnection") -> None: ...
+
+
+class _Phase(enum.Enum):
+    IDLE = enum.auto()
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    LINGER = enum.auto()
 
 
 def has_body(headers: Mapping[bytes, bytes]) -> bool:
@@ -42,64 +69,35 @@ def has_body(headers: Mapping[bytes, bytes]) -> bool:
     return b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip(b"0") != b""
 
 
-def body_parser(receiver: BodyReceiver, headers: Mapping[bytes, bytes]) -> httptools.HttpRequestParser:
+def body_parser(receiver: Any, headers: Mapping[bytes, bytes]) -> httptools.HttpRequestParser:
     """A parser that has read such a head and continues with the body. The connection ends with the request."""
-    parser = httptools.HttpRequestParser(_BodyOnly(receiver))
+    callbacks = SimpleNamespace(on_body=receiver.on_body, on_message_complete=receiver.on_message_complete)
+    parser = httptools.HttpRequestParser(callbacks)
     name = b"transfer-encoding" if b"transfer-encoding" in headers else b"content-length"
     parser.feed_data(b"POST / HTTP/1.1\r\nconnection: close\r\n%b: %b\r\n\r\n" % (name, headers[name]))
     return parser
 
 
-_MAX_LINE_BYTES = 8190
-_MAX_HEAD_BYTES = 65536
-_LARGE_BODY_BYTES = 65536  # rejected at the end of its head if the memory budget is used up
-_SLICE_BYTES = 1024  # parsed at once
-_LINGER_SECONDS = 2.0
-_WRITE_BUFFER_BYTES = 4096  # plus one read from a backend, up to 250 KiB
-_TCP_INFO = getattr(socket, "TCP_INFO", None)  # its first byte is the connection's state; Linux has it
-_TCP_ESTABLISHED = 1
+class Beginnings:
+    """Has few of the answers begin that are due together: streams get their turn before the next ones."""
 
-
-class RequestHandler(Protocol):
-    """Answers requests."""
-
-    known_headers: frozenset[bytes]
-
-    def admit(self, incoming: HttpRequest) -> bool:
-        """Judge a head before its body is read, or raise. True = the body is streamed."""
-
-    async def serve(self, incoming: HttpRequest, connection: "ClientConnection") -> None: ...
-
-    def start_draining(self) -> None:
-        """Be not ready from now on, and close connections after their answers."""
-
-
-class Host(Protocol):
-    """A connection's server."""
-
-    config: ServerConfig
-    handler: RequestHandler
-    memory: MemoryBudget
-    read_buffer: memoryview  # shared by all connections: bytes are parsed or copied before the next read
-
-    def connected(self, connection: "ClientConnection") -> bool:
-        """A client connected; False = there are too many."""
-
-    def disconnected(self, connection: "ClientConnection") -> None: ...
+    def __init__(self) -> None:
+        self._beginning = 0
+        self._put_off: deque[ClientConnection] = deque()
 
     def may_begin(self, connection: "ClientConnection") -> bool:
-        """Whether its next answer may begin now; if not, `proceed` is called in a later turn of the loop."""
+        """Whether its next answer may begin now; if not, its `proceed` is called, in order, when others have begun."""
+        if self._beginning < _BEGIN_AT_ONCE:
+            self._beginning += 1
+            return True
+        self._put_off.append(connection)
+        return False
 
     def begun(self) -> None:
         """An answer that might begin has done so, or never will."""
-
-
-class _Phase(enum.Enum):
-    IDLE = enum.auto()
-    HEAD = enum.auto()
-    BODY = enum.auto()
-    ANSWER = enum.auto()
-    LINGER = enum.auto()
+        self._beginning -= 1
+        while self._put_off and self._beginning < _BEGIN_AT_ONCE:
+            self._put_off.popleft().proceed()
 
 
 class ClientConnection(asyncio.BufferedProtocol):
@@ -112,32 +110,29 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._host = host
         self._loop = loop
         self._transport: asyncio.Transport | None = None
+        self._holding = Holding(host.memory)  # all that this client has sent and that is still needed
+        self._body = Body(self._holding)  # being parsed
+        self.on_body = self._body.receive  # called by the parser
         self._parser = httptools.HttpRequestParser(self)
-        self._phase = _Phase.IDLE
         self._parsing = _Phase.IDLE  # how far the request being parsed is
-        self._since = loop.time()  # start of the phase
+        self._since = loop.time()  # when the client began to be idle, or its head to arrive
         self._unsent_bytes = 0  # at the last look
         self._taken_seconds = self._since  # when that had become less
         self._incoming = HttpRequest()  # being parsed
         self._path = b""  # of the request being parsed
         self._head_bytes = 0
         self._headers: list[tuple[bytes, bytes]] = []
-        self._holding = Holding(host.memory)  # all that this client has sent and that is still needed
-        self._body = Body(self._holding)  # being parsed
-        self._pipelined: deque[HttpRequest] = deque()
+        self._pipelined: deque[HttpRequest] = deque()  # not begun yet
         self._stash = bytearray()  # pipelined bytes that are not parsed yet
         self._deaf = False  # nothing more is parsed: malformed, rejected, or closing
         self._task: asyncio.Task[None] | None = None
         self._is_beginning = False  # the task has not run yet
-        self._address: str | None = None
 
     @property
     def address(self) -> str:
         """The client's network address, fetched only if it is needed."""
-        if self._address is None:
-            peer = self._transport.get_extra_info("peername") if self._transport is not None else None
-            self._address = str(peer[0]) if peer else ""
-        return self._address
+        peer = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return str(peer[0]) if peer else ""
 
     @property
     def answering(self) -> bool:
@@ -147,10 +142,6 @@ class ClientConnection(asyncio.BufferedProtocol):
     def idle(self) -> bool:
         """Every request that has arrived is answered."""
         return self._task is None and self._parsing is _Phase.IDLE and not self._pipelined
-
-    @property
-    def gone(self) -> bool:
-        return self._transport is None
 
     def write(self, data: bytes) -> bool:
         """Send bytes; dropped when the client is gone. True = its buffer is full."""
@@ -183,23 +174,27 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def look(self, now: float) -> None:
         """Close the connection if its client has been too slow for its phase. Called about once a second."""
-        config, passed = self._host.config, now - self._since
-        if self._transport is not None and (self._takes_nothing(now) or self._has_left(self._transport)):
-            self._transport.abort()
+        config, passed, transport = self._host.config, now - self._since, self._transport
+        most_seconds = _LINGER_SECONDS if self._parsing is _Phase.LINGER else config.keep_alive_seconds
+        if transport is not None and (self._takes_nothing(transport, now) or self._has_left(transport)):
+            transport.abort()
         elif self._parsing is _Phase.BODY and not self._deaf:
-            self._look_at_body(now)
-        elif self._phase is _Phase.IDLE and not self._pipelined and passed > config.keep_alive_seconds:
-            self.close()
-        elif self._phase is _Phase.HEAD and passed > config.header_timeout_seconds:
+            try:
+                self._body.look(now, config, held_back=transport is not None and not transport.is_reading())
+            except RequestTimeout as slow:
+                self._refuse(slow)
+        elif self._task is not None:
+            return
+        elif self._parsing is _Phase.HEAD and passed > config.header_timeout_seconds:
             self._refuse(
                 RequestTimeout(f"Timeout: the request headers took over {config.header_timeout_seconds:g} s to arrive.")
             )
-        elif self._phase is _Phase.LINGER and passed > _LINGER_SECONDS:
+        elif self._parsing is not _Phase.HEAD and not self._pipelined and passed > most_seconds:
             self.close()
 
-    def _takes_nothing(self, now: float) -> bool:
+    def _takes_nothing(self, transport: asyncio.Transport, now: float) -> bool:
         """Whether the client has read nothing for too long; also while the connection is closing."""
-        unsent = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        unsent = transport.get_write_buffer_size()
         if not unsent or unsent < self._unsent_bytes:
             self._taken_seconds = now
         self._unsent_bytes = unsent
@@ -213,17 +208,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         if peer is None or _TCP_INFO is None:
             return False
         return bool(peer.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] != _TCP_ESTABLISHED)
-
-    def _look_at_body(self, now: float) -> None:
-        held_back = self._transport is not None and not self._transport.is_reading()
-        try:
-            self._body.look(now, self._host.config, held_back=held_back)
-        except RequestTimeout as slow:
-            self._refuse(slow)
-
-    def _enter(self, phase: _Phase) -> None:
-        self._phase = phase
-        self._since = self._loop.time()
 
     # What asyncio calls.
 
@@ -266,28 +250,28 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes of requests have been read."""
-        self.data_received(self._host.read_buffer[:nbytes])
+        data = self._host.read_buffer[:nbytes]
+        if nbytes <= _SLICE_BYTES and not (self._deaf or self._pipelined or self._stash):
+            self._parse(data)
+        else:
+            self.data_received(data)
 
     def data_received(self, data: bytes | memoryview) -> None:
         """Parse bytes of requests, up to the first request that has to wait."""
         start, end = 0, len(data)
         while start < end and not self._deaf:
-            if self._pipelined or self._stash:
-                self._put_aside(data[start:])
+            if self._pipelined or self._stash:  # sent ahead: kept unparsed, and nothing more is read
+                try:
+                    self._holding.add(end - start)
+                except GatewayError as error:
+                    self._refuse(error)
+                    return
+                self._stash += data[start:]
+                self._read_more(False)
                 return
             stop = start + max(_SLICE_BYTES, self._body.left_bytes)  # a whole body, but few requests
-            self._parse(data if end <= stop and not start else memoryview(data)[start:stop])
+            self._parse(memoryview(data)[start:stop])
             start = stop
-
-    def _put_aside(self, data: bytes | memoryview) -> None:
-        """Keep what a pipelining client has sent ahead, unparsed, and read no more."""
-        try:
-            self._holding.add(len(data))
-        except GatewayError as error:
-            self._refuse(error)
-            return
-        self._stash += data
-        self._read_more(False)
 
     def _parse(self, data: bytes | memoryview) -> None:
         try:
@@ -304,6 +288,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         except httptools.HttpParserError as error:
             self._refuse(InvalidRequest(f"Malformed HTTP: {error}."))
         if self._parsing is _Phase.HEAD:
+            if not self._head_bytes:
+                self._since = self._loop.time()
             self._head_bytes += len(data)
             if self._head_bytes > _MAX_HEAD_BYTES:
                 self._refuse(HeadersTooLarge(f"The request headers exceed the limit of {_MAX_HEAD_BYTES} bytes."))
@@ -312,8 +298,6 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._body.framed(len(data))
             except InvalidRequest as error:
                 self._refuse(error)
-        if self._task is None and self._phase is not self._parsing and not self._deaf:
-            self._enter(self._parsing)
 
     def _read_more(self, more: bool) -> None:
         transport = self._transport
@@ -352,13 +336,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         incoming.take_head(
             parser.get_method(), self._path, parser.get_http_version(), self._headers, handler.known_headers
         )
-        is_streamed = handler.admit(incoming)
+        is_streamed = incoming.admit(handler.check_key, self._host.config)
         headers = incoming.headers
         length = int(headers.get(b"content-length", 0))
-        self._body.start(incoming.max_body_bytes, length, self._loop.time())
         if is_streamed:
             incoming.stream_body(Upload(self._read_more, self._holding))
-        elif length > _LARGE_BODY_BYTES:
+        self._body.start(incoming.max_body_bytes, length, self._loop.time(), incoming.upload)
+        if length > _LARGE_BODY_BYTES and not is_streamed:
             with Holding(self._host.memory) as room:
                 room.add(length)
         if b"expect" in headers and not incoming.http10 and not self._pipelined and self._task is None:
@@ -367,13 +351,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         if is_streamed:
             self._ready(incoming)
 
-    def on_body(self, data: bytes) -> None:
-        self._body.arrived(len(data))
-        if self._incoming.upload is not None:
-            self._incoming.upload.feed(data)
-        else:
-            self._body.keep(data)
-
     def on_message_complete(self) -> None:
         incoming = self._incoming
         if not self._body.size_bytes and has_body(incoming.headers) and self._parser.should_upgrade():
@@ -381,7 +358,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._parsing = _Phase.IDLE
         if incoming.upload is not None:
             incoming.upload.end()
-            self._enter(_Phase.ANSWER)
             return
         incoming.take_body(self._body.take(), self._parser.should_keep_alive())
         self._ready(incoming)
@@ -403,29 +379,27 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._ready(self._incoming)
 
     def _ready(self, incoming: HttpRequest) -> None:
-        if self._task is not None or self.blocked or self._pipelined:
-            self._pipelined.append(incoming)
-        else:
-            self._begin(incoming)
+        self._pipelined.append(incoming)
+        if self._task is None and not self.blocked and len(self._pipelined) == 1:
+            self._begin()
 
-    def _begin(self, incoming: HttpRequest) -> None:
-        is_probe = incoming.route is not None and incoming.route.public and not self._stash and not self._pipelined
-        if not is_probe:
-            if not self._host.may_begin(self):
-                incoming.arrived(self._loop.time())
-                self._pipelined.appendleft(incoming)
-                return
-            self._is_beginning = True
-        is_arriving = incoming.upload is not None and self._parsing is _Phase.BODY
-        self._enter(_Phase.BODY if is_arriving else _Phase.ANSWER)
+    def _begin(self) -> None:
+        """Begin the first answer that is due, unless the host has too many to begin."""
+        incoming = self._pipelined[0]
+        is_probe = (
+            incoming.route is not None and incoming.route.public and not self._stash and len(self._pipelined) == 1
+        )
+        self._is_beginning = not is_probe and self._host.beginnings.may_begin(self)
         if not incoming.arrived_seconds:
-            incoming.arrived(self._since)
-        self._task = self._loop.create_task(self._answer(incoming))
+            incoming.arrived(self._loop.time())
+        if is_probe or self._is_beginning:
+            self._pipelined.popleft()
+            self._task = self._loop.create_task(self._answer(incoming))
 
     def _begun(self) -> None:
         if self._is_beginning:
             self._is_beginning = False
-            self._host.begun()
+            self._host.beginnings.begun()
 
     async def _answer(self, incoming: HttpRequest) -> None:
         self._begun()
@@ -439,7 +413,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             reply, self.reply = self.reply, None
             if self._transport is not None:
                 if reply is None or not reply.complete:
-                    self._transport.close()
+                    self.close()
                 elif not reply.keep_alive:
                     self._linger(incoming)
                 else:
@@ -452,7 +426,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         self._deaf = True
         self._read_more(True)
-        self._enter(_Phase.LINGER)
+        self._parsing = _Phase.LINGER
+        self._pipelined.clear()
+        self._since = self._loop.time()
         if self._transport is not None and self._transport.can_write_eof() and not self._transport.is_closing():
             self._transport.write_eof()
 
@@ -460,11 +436,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._pipelined:
             if self.blocked:
                 return  # backpressure: do not buffer more answers
-            self._begin(self._pipelined.popleft())
+            self._begin()
         elif self._deaf:
             self.close()
         else:
-            self._enter(self._parsing)
+            self._since = self._loop.time()
         if self._stash and not self._pipelined:
             data = bytes(self._stash)
             self._stash.clear()

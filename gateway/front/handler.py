@@ -11,50 +11,41 @@ import orjson
 import structlog
 
 from gateway.backends.fleet import Fleet
-from gateway.config import Config, KeyConfig
-from gateway.errors import (
-    BackendError,
-    Draining,
-    GatewayError,
-    InternalError,
-    InvalidRequest,
-    ModelNotFound,
-    NoBackend,
-)
+from gateway.config import Config
+from gateway.errors import BackendError, Draining, GatewayError, InternalError, InvalidRequest, ModelNotFound, NoBackend
 from gateway.front.connection import ClientConnection
-from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, Upload
+from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck, Route, Upload
 from gateway.front.json_body import SHORT_BYTES, at_once, in_turns
-from gateway.front.rate_limits import Allowance, KeyLimits, Keys
+from gateway.front.rate_limits import KeyLimits, Keys
 from gateway.front.read import RequestReader, upload_tokens, upstream_headers
 from gateway.front.reply import JSON, ClientResponse, error_headers
-from gateway.front.routes import Local, Route
 from gateway.front.uploads import RequestDispatcher, Uploads, model_of
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, UpstreamResult
-
-_MODEL_PATH = "/v1/models/"
 
 
 def answer_local(
     route: Route, path: bytes, fleet: Fleet, aliases: Mapping[str, str], draining: bool, reply: ClientResponse
 ) -> None:
     """Answer through `reply`. Raises ModelNotFound, NoBackend or Draining."""
-    if route.local is Local.LIVE:
-        reply.send(200, JSON, b"", b'{"status":"alive"}')
-    elif route.local is Local.READY:
+    document: dict[str, object]
+    if route.endpoint == "livez":
+        document = {"status": "alive"}
+    elif route.endpoint == "readyz":
         if draining:
             raise Draining("The gateway is shutting down.")
         if not fleet.ready:
             raise NoBackend("No backend is available.")
-        reply.send(200, JSON, b"", b'{"status":"ready"}')
-    elif route.local is Local.MODELS:
-        reply.send(200, JSON, b"", orjson.dumps({"object": "list", "data": _cards(fleet, aliases)}))
+        document = {"status": "ready"}
+    elif route.endpoint == "models":
+        document = {"object": "list", "data": _cards(fleet, aliases)}
     else:
-        name = unquote(path.partition(b"?")[0].decode("ascii")).removeprefix(_MODEL_PATH)
-        found = next((card for card in _cards(fleet, aliases) if card["id"] == name), None)
-        if found is None:
+        name = unquote(path.partition(b"?")[0].decode("ascii")).removeprefix("/v1/models/")
+        found = [card for card in _cards(fleet, aliases) if card["id"] == name]
+        if not found:
             raise ModelNotFound.of(name)
-        reply.send(200, JSON, b"", orjson.dumps(found))
+        document = found[0]
+    reply.send(200, JSON, b"", orjson.dumps(document))
 
 
 def _cards(fleet: Fleet, aliases: Mapping[str, str]) -> list[dict[str, object]]:
@@ -66,6 +57,7 @@ def _cards(fleet: Fleet, aliases: Mapping[str, str]) -> list[dict[str, object]]:
     return [*cards.values(), *named]
 
 
+_MULTIPART = re.compile(rb'multipart/form-data; *boundary="?[A-Za-z0-9\'()+_,./:=? -]{1,128}"?')
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _NO_BODY = Route("unknown")
 _UNKNOWN_UPLOAD_BYTES = 1048576  # of an upload without a content-length
@@ -101,17 +93,16 @@ class Handler:
         self._new_id = new_id
         self._complete = complete
         self._random = random
-        self._keys = Keys(config.auth.keys)
-        allowances = {key.name: _allowance(key) for key in config.auth.keys}
-        self._rate_limits = {name: KeyLimits(each, clock) for name, each in allowances.items() if each != Allowance()}
+        self.check_key: KeyCheck | None = Keys(config.auth.keys).check if config.auth.keys else None
+        self._rate_limits = {
+            key.name: KeyLimits(key, clock)
+            for key in config.auth.keys
+            if key.requests_per_minute or key.tokens_per_minute or key.max_concurrent_requests
+        }
         self._log = structlog.get_logger("gateway")
         tenant = config.admission.tenant_header
         self.known_headers = KNOWN_HEADERS | {tenant.lower().encode()} if tenant else KNOWN_HEADERS
         self._draining = False
-
-    def admit(self, incoming: HttpRequest) -> bool:
-        """Judge a head before its body is read. True = the body is streamed. Raises a GatewayError."""
-        return incoming.admit(self._keys.check, self._config.server)
 
     def start_draining(self) -> None:
         """Be not ready from now on, and close connections after their answers."""
@@ -122,14 +113,7 @@ class Handler:
         given = incoming.headers.get(b"x-request-id")
         request_id = given.decode() if given is not None and _REQUEST_ID.fullmatch(given) else self._new_id()
         route, key = incoming.route or _NO_BODY, incoming.key
-        reply = ClientResponse(
-            connection,
-            request_id,
-            incoming.keep_alive and not self._draining,
-            http10=incoming.http10,
-            anthropic=route.anthropic,
-            bodiless=incoming.method == b"HEAD",
-        )
+        reply = ClientResponse(connection, request_id, incoming, incoming.keep_alive and not self._draining)
         connection.attach(reply)
         client = key.name if key is not None else ""
         record = Record(request_id, route.endpoint, incoming.arrived_seconds, len(incoming.body), client)
@@ -160,7 +144,7 @@ class Handler:
     async def _answer(
         self, incoming: HttpRequest, route: Route, limits: KeyLimits | None, reply: ClientResponse, record: Record
     ) -> str:
-        if route.local is not None:
+        if route.local:
             answer_local(route, incoming.path, self._fleet, self._config.models.aliases, self._draining, reply)
             return "completed"
         if incoming.upload is not None:
@@ -185,63 +169,56 @@ class Handler:
         if limits is None:
             answer = await dispatcher.dispatch(request, reply, record)
         else:
-            answer = await self._dispatch_within(limits, dispatcher, incoming.upload, request, reply, record)
+            answer = await self._dispatch_within(limits, dispatcher, request, reply, record)
         return "completed" if answer.status < 400 else "refused_by_backend"
 
     async def _dispatch_within(
         self,
         limits: KeyLimits,
         dispatcher: RequestDispatcher,
-        upload: Upload | None,
         request: InferenceRequest,
         reply: ClientResponse,
         record: Record,
     ) -> UpstreamResult:
         """Dispatch within the limits of a key: charged the expected tokens, corrected when the request ends."""
         expected, most, used = self._reader.expected_tokens(request), limits.most_tokens, 0
+        upload = request.upload if isinstance(request.upload, Upload) else None
         if upload is not None and most is not None:
             expected = min(expected, most)  # too rough an estimate to reject an upload as too large
-        with limits.charge(expected) as charge:
+        limits.charge(expected)
+        try:
             reply.set_headers(limits.headers())
-            try:
-                answer = await dispatcher.dispatch(request, reply, record)
-                if upload is not None:
-                    expected = upload_tokens(upload.came_bytes)
-                used = _used_tokens(answer, expected)
-                return answer
-            except asyncio.CancelledError:
-                if record.attempts:
-                    used = _tokens_so_far(request.demand, record, expected)
-                raise
-            except GatewayError:
-                if reply.begun:
-                    used = _tokens_so_far(request.demand, record, expected)
-                raise
-            finally:
-                charge.correct(used, counts=record.attempts > 0 or reply.begun)  # an answer may need no backend
+            answer = await dispatcher.dispatch(request, reply, record)
+            if answer.usage is not None:
+                used = answer.usage.prompt_tokens + answer.usage.completion_tokens
+            if not used and answer.status < 400:
+                used = expected if upload is None else upload_tokens(upload.came_bytes)
+            return answer
+        except (asyncio.CancelledError, GatewayError) as error:
+            if record.attempts if isinstance(error, asyncio.CancelledError) else reply.begun:  # it cost something
+                demand = request.demand
+                used = demand.prompt_tokens + record.streamed_tokens if demand.streams else expected
+            raise
+        finally:
+            limits.correct(expected, used, counts=record.attempts > 0 or reply.begun)  # an answer may need no backend
 
     async def _read_upload(
         self, incoming: HttpRequest, upload: Upload, route: Route, request_id: str
     ) -> InferenceRequest:
-        content_type, headers = _content_type(incoming), incoming.headers
+        headers = incoming.headers
+        content_type, length = headers.get(b"content-type", b""), headers.get(b"content-length")
+        if not _MULTIPART.fullmatch(content_type):
+            raise InvalidRequest("Content-Type must be multipart/form-data with a boundary.")
         await upload.collected()
         model = await model_of(upload, self._only_model())  # sent on as it is: aliases do not apply
-        length = headers.get(b"content-length")
-        tenant, weight, batch, deadline = self._reader.scheduling.read(incoming, streams=False)
+        terms = self._reader.scheduling.read(incoming, streams=False)
         return InferenceRequest(
-            endpoint=route.endpoint,
-            kind=route.kind,
-            method=incoming.method,
-            target=route.target,
-            demand=Demand(
-                model,
-                size_bytes=upload.held_bytes,
-                tenant=tenant,
-                weight=weight,
-                batch=batch,
-                deadline_seconds=deadline,
-            ),
-            request_id=request_id,
+            route.endpoint,
+            route.kind,
+            incoming.method,
+            route.target,
+            Demand(model, *terms, size_bytes=upload.held_bytes),
+            request_id,
             upload=upload,
             worked_bytes=_UNKNOWN_UPLOAD_BYTES if length is None else int(length),
             content_type=content_type,
@@ -266,29 +243,6 @@ class Handler:
             reply.send(answer.status, answer.content_type, answer.extra + when, answer.body)
         else:
             reply.fail(error)
-
-
-def _allowance(key: KeyConfig) -> Allowance:
-    return Allowance(key.requests_per_minute, key.tokens_per_minute, key.max_concurrent_requests)
-
-
-def _used_tokens(answer: UpstreamResult, expected: int) -> int:
-    """Tokens of an answered request: the reported usage, or the expected tokens where none is reported."""
-    if answer.usage is not None and (tokens := answer.usage.prompt_tokens + answer.usage.completion_tokens):
-        return tokens
-    return expected if answer.status < 400 else 0
-
-
-def _tokens_so_far(demand: Demand, record: Record, expected: int) -> int:
-    """Tokens of a request that was sent and not answered completely: those streamed, or the expected tokens."""
-    return demand.prompt_tokens + record.streamed_tokens if demand.streams else expected
-
-
-def _content_type(incoming: HttpRequest) -> bytes:
-    value = incoming.headers.get(b"content-type", b"")
-    if not re.fullmatch(rb'multipart/form-data; *boundary="?[A-Za-z0-9\'()+_,./:=? -]{1,128}"?', value):
-        raise InvalidRequest("Content-Type must be multipart/form-data with a boundary.")
-    return value
 
 
 _BYTES = 12

@@ -1,9 +1,12 @@
-"""One HTTP request: its head, and the body while it is received: size, framing, pace, or passed on as an upload."""
+"""One HTTP request: its route, its head, and the body while it is received: size, framing, pace, or an upload.
+
+The table of methods and paths is exact: everything else is rejected, in any spelling.
+"""
 
 import asyncio
 import re
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, replace
 
 from gateway.config import KeyConfig, ServerConfig
 from gateway.errors import (
@@ -11,12 +14,118 @@ from gateway.errors import (
     GatewayError,
     HeadersTooLarge,
     InvalidRequest,
+    MethodNotAllowed,
     RequestTimeout,
+    RouteNotFound,
     UnsupportedEncoding,
 )
-from gateway.front.routes import Route, find_route
 from gateway.request import Kind
 from gateway.resources import Holding
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One endpoint. `target` is sent to the backend as it is here; `done_marker` ends a complete event stream."""
+
+    endpoint: str
+    kind: Kind = Kind.LIGHT
+    target: bytes = b""
+    done_marker: bytes | None = None
+    local: bool = False  # the gateway answers it itself
+    anthropic: bool = False
+    public: bool = False  # no API key needed
+    injects_usage: bool = False
+    stored: bool = False  # for a response that one backend stores
+    max_body_bytes: int | None = 0  # None = as configured
+    streams: bool = False  # the stored response is requested as a stream
+
+
+_DONE = b"data: [DONE]"
+_EMPTY_BODY_BYTES = 64  # some clients send {} where no body is needed
+
+
+def _table() -> dict[tuple[bytes, bytes], Route]:
+    score, rerank = Route("score", Kind.POOL), Route("rerank", Kind.POOL)
+    posts = {
+        b"/v1/chat/completions": Route("chat", Kind.GENERATE, done_marker=_DONE, injects_usage=True),
+        b"/v1/completions": Route("completions", Kind.GENERATE, done_marker=_DONE, injects_usage=True),
+        b"/v1/responses": Route("responses", Kind.GENERATE),
+        b"/v1/messages": Route("messages", Kind.GENERATE, done_marker=b"event: message_stop", anthropic=True),
+        b"/v1/embeddings": Route("embeddings", Kind.POOL),
+        b"/v1/score": score,
+        b"/score": score,
+        b"/v1/rerank": rerank,
+        b"/rerank": rerank,
+        b"/v2/rerank": rerank,
+        b"/pooling": Route("pooling", Kind.POOL),
+        b"/classify": Route("classify", Kind.POOL),
+        b"/v1/messages/count_tokens": Route("count_tokens", anthropic=True),
+        b"/tokenize": Route("tokenize"),
+        b"/detokenize": Route("detokenize"),
+        b"/v1/audio/transcriptions": Route("transcriptions", Kind.UPLOAD, done_marker=_DONE),
+        b"/v1/audio/translations": Route("translations", Kind.UPLOAD, done_marker=_DONE),
+    }
+    gets = {
+        b"/v1/models": Route("models", local=True),
+        b"/livez": Route("livez", local=True, public=True),
+        b"/readyz": Route("readyz", local=True, public=True),
+        b"/health": Route("readyz", local=True, public=True),
+    }
+    table = {(b"POST", path): replace(route, target=path, max_body_bytes=None) for path, route in posts.items()}
+    return table | {(b"GET", path): route for path, route in gets.items()}
+
+
+ROUTES = _table()
+_PATHS = {path: method for method, path in ROUTES}
+_MODEL = re.compile(rb"/v1/models/([A-Za-z0-9._:@%/+-]{1,512})")
+_RESPONSE = re.compile(rb"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?")
+# The query parameters that reach a backend, and their valid values.
+_QUERY = {b"stream": re.compile(rb"true|false"), b"starting_after": re.compile(rb"[0-9]{1,18}")}
+
+
+def find_route(method: bytes, path: bytes) -> Route:
+    """The route of a request. Only query parameters of stored responses are kept.
+
+    Raises RouteNotFound, MethodNotAllowed or InvalidRequest.
+    """
+    path, _, query = path.partition(b"?")
+    route = ROUTES.get((method, path))
+    if route is not None:
+        return route
+    if method == b"GET" and _MODEL.fullmatch(path):
+        return Route("model", local=True, target=path)
+    if (match := _RESPONSE.fullmatch(path)) and method == (b"POST" if match[2] else b"GET"):
+        passed = {} if match[2] else _passed(query)
+        target = path + b"?" + b"&".join(b"%b=%b" % each for each in passed.items()) if passed else path
+        return Route(
+            "responses",
+            target=target,
+            stored=True,
+            max_body_bytes=_EMPTY_BODY_BYTES if match[2] else 0,
+            streams=passed.get(b"stream") == b"true",
+        )
+    shown = path[:200].decode("ascii", "replace") if path.startswith(b"/") else "(not a path)"
+    if path in _PATHS:
+        allow = _PATHS[path].decode()
+        raise MethodNotAllowed(
+            f"Method {method.decode('ascii', 'replace')} is not allowed for {shown}; use {allow}.", allow=allow
+        )
+    raise RouteNotFound(f"Unknown request URL: {method.decode('ascii', 'replace')} {shown}.")
+
+
+def _passed(query: bytes) -> dict[bytes, bytes]:
+    """The parts of a query string that are passed on."""
+    passed = {}
+    for part in query.split(b"&"):
+        name, _, value = part.partition(b"=")
+        pattern = _QUERY.get(name)
+        if pattern is not None:
+            if not pattern.fullmatch(value):
+                allowed = pattern.pattern.decode()
+                raise InvalidRequest(f"Invalid query parameter {name.decode()}: it must match {allowed}.")
+            passed[name] = value
+    return passed
+
 
 KNOWN_HEADERS = frozenset(
     (b"authorization", b"content-encoding", b"content-length", b"content-type", b"expect", b"host", b"traceparent",
@@ -28,6 +137,7 @@ MAX_HEADERS = 128
 _MAX_VALUE_BYTES = 8190
 _AUTHORITY = re.compile(rb"[^/?#@]+(?=[/?]|$)")
 _MAY_REPEAT = frozenset((b"traceparent", b"tracestate"))
+KeyCheck = Callable[[Mapping[bytes, bytes]], KeyConfig]  # the API key of a request with these headers, or Unauthorized
 
 
 class HttpRequest:
@@ -45,7 +155,7 @@ class HttpRequest:
     upload: "Upload | None" = None
     max_body_bytes: int = 0
     error: GatewayError | None = None
-    arrived_seconds: float = 0.0
+    arrived_seconds: float = 0.0  # when it was complete and ready for its answer, on the loop's clock
     route: Route | None = None
     key: KeyConfig | None = None
 
@@ -53,12 +163,7 @@ class HttpRequest:
         self.headers: dict[bytes, bytes] = {}
 
     def take_head(
-        self,
-        method: bytes,
-        path: bytes,
-        version: str,
-        headers: list[tuple[bytes, bytes]],
-        known: frozenset[bytes] = KNOWN_HEADERS,
+        self, method: bytes, path: bytes, version: str, headers: list[tuple[bytes, bytes]], known: frozenset[bytes]
     ) -> None:
         """Keep the known headers of a head. Raises InvalidRequest or HeadersTooLarge."""
         self.method = method
@@ -89,14 +194,14 @@ class HttpRequest:
         if expect is not None and expect.lower() != b"100-continue":
             raise InvalidRequest("Unsupported Expect header: only 100-continue is accepted.")
 
-    def admit(self, check_key: Callable[[Mapping[bytes, bytes]], KeyConfig | None], config: ServerConfig) -> bool:
+    def admit(self, check_key: KeyCheck | None, config: ServerConfig) -> bool:
         """Find the route, check the key and the body's length and encoding. True = the body is streamed.
 
         Raises a GatewayError.
         """
         self.route = route = find_route(self.method, self.path)
         headers = self.headers
-        if not route.public:
+        if check_key is not None and not route.public:
             self.key = check_key(headers)
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise UnsupportedEncoding(
@@ -122,11 +227,9 @@ class HttpRequest:
         self.body = b""
 
     def stream_body(self, upload: "Upload") -> None:
-        """The body is passed on while it arrives."""
         self.upload = upload
 
     def arrived(self, now: float) -> None:
-        """Set when the request was complete and ready for its answer, on the loop's clock."""
         self.arrived_seconds = now
 
     def refuse(self, error: GatewayError, method: bytes | None = None) -> None:
@@ -158,51 +261,39 @@ class Body:
     """The body of the request being received; one object per connection, restarted for each request.
 
     Its bytes are reserved in the connection's `holding` as they arrive, and stay reserved after `take` until the
-    request has ended.
+    request has ended. `left_bytes`: what is still to come of a body of known length.
     """
-
-    __slots__ = (
-        "_began_seconds", "_dry_bytes", "_holding", "_joined", "_kept_bytes", "_length", "_limit_bytes",
-        "_looked_seconds", "_pieces", "_seen_bytes", "_window_bytes", "_window_seconds", "_wire_bytes", "size_bytes",
-    )  # fmt: skip
 
     def __init__(self, holding: Holding) -> None:
         self._holding = holding
+        self._pieces: list[bytes] = []
+        self._joined = bytearray()  # earlier ones than the pieces: an object for each would take 10 times the memory
         self.start(0, 0, 0.0)
 
-    def start(self, limit_bytes: int, length: int, now: float) -> None:
-        """A head is complete. `length`: its Content-Length; 0 = none."""
+    def start(self, limit_bytes: int, length: int, now: float, upload: "Upload | None" = None) -> None:
+        """A head is complete. `length`: its Content-Length; 0 = none. `upload` gets the body, if there is one."""
         self.size_bytes = 0
+        self.left_bytes = length
         self._limit_bytes = limit_bytes
-        self._length = length
-        self._pieces: list[bytes] = []
-        self._joined: bytearray | None = None  # many pieces: one object for each would take 10 times the memory
-        self._kept_bytes = 0
+        self._upload = upload
         self._wire_bytes = self._dry_bytes = self._seen_bytes = 0
         self._began_seconds = self._looked_seconds = self._window_seconds = now
         self._window_bytes = 0
 
-    @property
-    def left_bytes(self) -> int:
-        """How much is still to come of a body of known length."""
-        return self._length - self.size_bytes
-
-    def arrived(self, size_bytes: int) -> None:
-        """Count bytes of the body. Raises BodyTooLarge."""
+    def receive(self, data: bytes) -> None:
+        """Keep bytes of the body, or pass them on. Raises BodyTooLarge or MemoryFull."""
+        size_bytes = len(data)
         self.size_bytes += size_bytes
+        self.left_bytes -= size_bytes
         if self.size_bytes > self._limit_bytes:
             raise too_large(self._limit_bytes)
-
-    def keep(self, data: bytes) -> None:
-        """Keep bytes of the body. Raises MemoryFull."""
-        self._holding.add(len(data))
-        self._kept_bytes += len(data)
-        if self._joined is not None:
-            self._joined += data
+        if self._upload is not None:
+            self._upload.feed(data)
             return
+        self._holding.add(size_bytes)
         self._pieces.append(data)
         if len(self._pieces) > _MANY_PIECES:
-            self._joined = bytearray().join(self._pieces)
+            self._joined += b"".join(self._pieces)
             self._pieces.clear()
 
     def framed(self, wire_bytes: int) -> None:
@@ -216,20 +307,16 @@ class Body:
             )
 
     def take(self) -> bytes:
-        pieces = self._pieces
-        body = bytes(self._joined) if self._joined is not None else pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        self._clear()
+        body = b"".join((self._joined, *self._pieces)) if self._joined else b"".join(self._pieces)
+        self._pieces.clear()
+        self._joined.clear()
         return body
 
     def drop(self) -> None:
         """Discard what has been kept: the request is refused."""
-        self._holding.shrink(self._kept_bytes)
-        self._clear()
-
-    def _clear(self) -> None:
+        self._holding.shrink(len(self._joined) + sum(map(len, self._pieces)))
         self._pieces.clear()
-        self._joined = None
-        self._kept_bytes = 0
+        self._joined.clear()
 
     def look(self, now: float, config: ServerConfig, *, held_back: bool) -> None:
         """Judge the client's pace. Called about once a second; `held_back`: nothing was read since the last time.
@@ -265,35 +352,34 @@ _PIECE_BYTES = 65536
 
 
 class Upload:
-    """Pieces of a body, in order; those buffered here are reserved in `holding`.
+    """A body that is passed on while it arrives; what is buffered here is reserved in `holding`.
 
     `read_more(False)` is called when the buffer is full, `read_more(True)` when it has space again.
     """
 
     def __init__(self, read_more: Callable[[bool], None], holding: Holding) -> None:
         self.ended = False  # nothing more will arrive
-        self.held_bytes = 0
         self.came_bytes = 0  # in all
         self._on_end: Callable[[], None] | None = None
         self._read_more = read_more
         self._holding = holding
-        self._pieces: deque[bytes] = deque()
-        self._last = bytearray()  # behind the pieces: small chunks are joined here
+        self._buffer = bytearray()
         self._closed = False
         self._error: GatewayError | None = None
         self._arrival = asyncio.Event()
 
+    @property
+    def held_bytes(self) -> int:
+        return len(self._buffer)
+
     def feed(self, data: bytes) -> None:
         if self._closed:
             return
-        self._hold(len(data))
+        self._holding.add(len(data))
         self.came_bytes += len(data)
-        self._last += data
-        if len(self._last) >= _PIECE_BYTES:
-            self._pieces.append(bytes(self._last))
-            self._last.clear()
+        self._buffer += data
         self._arrival.set()
-        if self.held_bytes >= _HELD_UPLOAD_BYTES:
+        if len(self._buffer) >= _HELD_UPLOAD_BYTES:
             self._read_more(False)
 
     def end(self, error: GatewayError | None = None) -> None:
@@ -314,22 +400,20 @@ class Upload:
     def close(self) -> None:
         """Discard what is buffered and what still arrives. Idempotent."""
         self._closed = True
-        self._pieces.clear()
-        self._last.clear()
-        self._let_go(self.held_bytes)
+        self._holding.shrink(len(self._buffer))
+        self._buffer.clear()
         self._arrival.set()
 
     def put_back(self, pieces: list[bytes]) -> None:
         """Return pieces that were read, to be passed on first. Raises MemoryFull."""
-        if self._closed:
-            return
-        self._hold(sum(map(len, pieces)))
-        self._pieces.extendleft(reversed(pieces))
-        self._arrival.set()
+        if not self._closed:
+            self._holding.add(sum(map(len, pieces)))
+            self._buffer[:0] = b"".join(pieces)
+            self._arrival.set()
 
     async def collected(self) -> None:
         """Wait until the body is complete or the buffer is full."""
-        while not (self.ended or self._closed) and self.held_bytes < _HELD_UPLOAD_BYTES:
+        while not (self.ended or self._closed) and len(self._buffer) < _HELD_UPLOAD_BYTES:
             self._arrival.clear()
             await self._arrival.wait()
         if self._error is not None:
@@ -339,29 +423,16 @@ class Upload:
         return self
 
     async def __anext__(self) -> bytes:
-        while not (self._pieces or self._last):
-            if self._closed:
-                raise StopAsyncIteration
-            if self._error is not None:
+        while not self._buffer:
+            if self._error is not None and not self._closed:
                 raise self._error
-            if self.ended:
+            if self._closed or self.ended:
                 raise StopAsyncIteration
             self._arrival.clear()
             await self._arrival.wait()
-        if self._pieces:
-            piece = self._pieces.popleft()
-        else:
-            piece = bytes(self._last)
-            self._last.clear()
-        self._let_go(len(piece))
-        if self.held_bytes < _HELD_UPLOAD_BYTES:
+        piece = bytes(self._buffer[:_PIECE_BYTES])
+        del self._buffer[:_PIECE_BYTES]
+        self._holding.shrink(len(piece))
+        if len(self._buffer) < _HELD_UPLOAD_BYTES:
             self._read_more(True)
         return piece
-
-    def _hold(self, size_bytes: int) -> None:
-        self._holding.add(size_bytes)
-        self.held_bytes += size_bytes
-
-    def _let_go(self, size_bytes: int) -> None:
-        self._holding.shrink(size_bytes)
-        self.held_bytes -= size_bytes

@@ -15,7 +15,7 @@ models. Form fields of audio uploads are not judged: uploads are passed on while
 
 import asyncio
 from collections.abc import Generator, Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 
@@ -42,77 +42,33 @@ async def in_turns(steps: Steps[Result]) -> Result:
 
     In the first it reads what others have sent, in the second it answers them.
     """
-    while True:
+    result: Result
+    is_done = False
+    while not is_done:
         try:
             next(steps)
         except StopIteration as end:
-            await _others()
-            result: Result = end.value
-            return result
-        await _others()
+            result, is_done = end.value, True
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    return result
 
 
-async def _others() -> None:
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-
-
-_MANY_MARKS = 131072  # in a body with more, escaped ones are replaced before: each piece is an object of 40 bytes
-_RUN = b"\\" * 4096  # of even length
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'{}[],:"'))
 BACKSLASH, _QUOTE, _COLON, _OPENERS = ord("\\"), ord('"'), ord(":"), frozenset(b"{[")
 
 
-class Layout(NamedTuple):
-    """Where a body's strings are.
+def pieces_of(body: bytes) -> Steps[list[bytes]]:
+    """The body split at the quotation marks where strings begin and end: outside and inside of strings by turns.
 
-    `pieces` alternate between outside and inside strings. An escaped quotation mark is replaced by `\\n`, which is as
-    long; an escaped backslash may be.
+    Escaped quotation marks and backslashes are replaced, as by `without_escapes`. Invalid JSON gives some result.
     """
-
-    pieces: list[bytes]
-
-    def marks(self) -> bytes:
-        """The text outside strings, reduced to brackets, commas, colons and one quotation mark per string."""
-        return b'"'.join(self.pieces[::2]).translate(None, _NOT_STRUCTURE)
-
-    def offset(self, place: int) -> int:
-        """Where a piece begins in the body: each one before it is followed by a quotation mark."""
-        return sum(map(len, self.pieces[:place])) + place
-
-    def top_level_keys(self) -> list[int]:
-        """The places among the pieces of an object's keys at the top level."""
-        keys: list[int] = []
-        depth, string = 0, -1
-        for mark in self.marks().translate(None, b","):
-            if mark == _QUOTE:
-                string += 2
-            elif mark == _COLON:
-                if depth == 1:
-                    keys.append(string)
-            else:
-                depth += 1 if mark in _OPENERS else -1
-        return keys
-
-
-def layout_of(body: bytes) -> Steps[Layout]:
-    """The body split at its quotation marks. Invalid JSON gives some result, in the same time."""
-    if len(body) > _MANY_MARKS and body.count(b'"') > _MANY_MARKS:
-        body = yield from without_escapes(body)
-    pieces = body.split(b'"')
     if BACKSLASH in body:
-        escaping = [
-            place
-            for place, piece in enumerate(pieces)
-            if piece and piece[-1] == BACKSLASH and (piece[-2:-1] != b"\\" or _ends_in_an_escape(piece))
-        ]
-        if escaping:
-            yield
-            pieces = _whole_strings(pieces, escaping)
-    return Layout(pieces)
+        body = yield from without_escapes(body)
+    return body.split(b'"')
 
 
-def without_escapes(body: bytes, step_bytes: int = 2097152) -> Steps[bytes]:
+def without_escapes(body: bytes, step_bytes: int = 1048576) -> Steps[bytes]:
     """The body with `\\n` for each escaped backslash and quotation mark: those left are where strings begin and end.
 
     A search for two bytes takes up to 7 ms per MiB of any body.
@@ -122,31 +78,31 @@ def without_escapes(body: bytes, step_bytes: int = 2097152) -> Steps[bytes]:
         if start:
             yield
         part = body[start : start + step_bytes]
-        if _ends_in_an_escape(part):
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # it ends in the middle of an escape
             part = body[start : start + step_bytes + 1]
         parts.append(part.replace(b"\\\\", b"\\n").replace(b'\\"', b"\\n"))
         start += len(part)
     return b"".join(parts)
 
 
-def _whole_strings(pieces: list[bytes], escaping: list[int]) -> list[bytes]:
-    """The pieces after a split at real quotation marks alone; those `escaping` end in the escape of a mark."""
-    marks = [b'"'] * len(pieces)
-    for place in escaping:
-        marks[place] = b"n"
-    marks[-1] = b""
-    both = [b""] * (2 * len(pieces))
-    both[::2], both[1::2] = pieces, marks
-    return b"".join(both).split(b'"')
+def marks_of(pieces: list[bytes]) -> bytes:
+    """The text outside strings, reduced to brackets, commas, colons and one quotation mark per string."""
+    return b'"'.join(pieces[::2]).translate(None, _NOT_STRUCTURE)
 
 
-def _ends_in_an_escape(piece: bytes) -> bool:
-    """Whether an odd number of backslashes is at the end. By blocks, because `rstrip` looks at each byte by itself."""
-    end = len(piece)
-    while piece.endswith(_RUN, 0, end):
-        end -= len(_RUN)
-    tail = piece[max(0, end - len(_RUN)) : end]
-    return (len(tail) - len(tail.rstrip(b"\\"))) % 2 == 1
+def top_level_keys(pieces: list[bytes]) -> list[int]:
+    """The places among the pieces of an object's keys at the top level."""
+    keys: list[int] = []
+    depth, string = 0, -1
+    for mark in marks_of(pieces).translate(None, b","):
+        if mark == _QUOTE:
+            string += 2
+        elif mark == _COLON:
+            if depth == 1:
+                keys.append(string)
+        else:
+            depth += 1 if mark in _OPENERS else -1
+    return keys
 
 
 def spelled_out(string: bytes) -> bytes:
@@ -181,7 +137,12 @@ def refuse_remote_media(document: dict[str, Any], *, generates: bool) -> None:
     while left:
         value = left.pop()
         if type(value) is list:
-            left += [each for each in value if (type(each) is dict and not _is_plain(each)) or type(each) is list]
+            for each in value:
+                if type(each) is dict:
+                    if len(each) != 2 or "role" not in each or type(each.get("content")) is not str:
+                        left.append(each)  # not a message of text, as most are
+                elif type(each) is list:
+                    left.append(each)
             continue
         for name, inner in value.items():
             kind = type(inner)
@@ -197,11 +158,6 @@ def refuse_remote_media(document: dict[str, Any], *, generates: bool) -> None:
                     for each in inner:
                         if type(each) is str:
                             _check(name, each)
-
-
-def _is_plain(turn: dict[str, Any]) -> bool:
-    """Whether it is a message of text, as most are: role and content, and nothing else."""
-    return len(turn) == 2 and type(turn.get("content")) is str and "role" in turn
 
 
 def _is_given_as_it_is(name: str, parent: dict[str, Any], document: dict[str, Any]) -> bool:
@@ -235,8 +191,8 @@ def with_fields(body: bytes, document: dict[str, Any], changes: dict[str, Any]) 
         end = body.rindex(b"}")
         edits.append((end, end, b"," + orjson.dumps(added)[1:-1] if document else orjson.dumps(added)[1:-1]))
     if len(added) < len(changes):
-        layout = yield from layout_of(body)
-        edits += [(start, end, orjson.dumps(changes[name])) for name, start, end in _values(body, layout, changes)]
+        pieces = yield from pieces_of(body)
+        edits += [(start, end, orjson.dumps(changes[name])) for name, start, end in _values(body, pieces, changes)]
         edits.sort()
     parts: list[bytes | memoryview] = []
     view, done = memoryview(body), 0
@@ -247,17 +203,17 @@ def with_fields(body: bytes, document: dict[str, Any], changes: dict[str, Any]) 
     return b"".join(parts)
 
 
-def _values(body: bytes, layout: Layout, names: Iterable[str]) -> list[tuple[str, int, int]]:
+def _values(body: bytes, pieces: list[bytes], names: Iterable[str]) -> list[tuple[str, int, int]]:
     """The name of each of these fields that the body has, and from where to where its value goes."""
-    pieces, keys = layout.pieces, layout.top_level_keys()
+    keys = top_level_keys(pieces)
     wanted = {name.encode(): name for name in names}
     found = []
     for key, following in zip(keys, [*keys[1:], 0], strict=True):
         name = wanted.get(spelled_out(pieces[key]))
         if name is not None:
-            start = layout.offset(key + 1) + pieces[key + 1].index(b":") + 1
+            start = offset_of(pieces, key + 1) + pieces[key + 1].index(b":") + 1
             after = following - 1
-            end = layout.offset(after) + pieces[after].rindex(b",") if following else body.rindex(b"}")
+            end = offset_of(pieces, after) + pieces[after].rindex(b",") if following else body.rindex(b"}")
             value = body[start:end]
             start += len(value) - len(value.lstrip(_SPACES))
             end -= len(value) - len(value.rstrip(_SPACES))
@@ -265,40 +221,18 @@ def _values(body: bytes, layout: Layout, names: Iterable[str]) -> list[tuple[str
     return found
 
 
-# Duplicates of these at the top level are rejected: the backend could use the other one.
-ACTED_ON = {
-    "model": "selects the backends; aliases are replaced",
-    "messages": "prompt, for routing and length estimates",
-    "prompt": "prompt, for routing and length estimates",
-    "input": "prompt, or inputs to embed",
-    "system": "part of the prompt",
-    "instructions": "part of the prompt",
-    "tools": "part of the prompt",
-    "stream": "whether the response is streamed",
-    "stream_options": "include_usage is added to streams without it",
-    "n": "number of sequences",
-    "best_of": "number of sequences",
-    "previous_input_messages": "responses: part of the prompt",
-    "max_tokens": "limit of output tokens",
-    "max_completion_tokens": "limit of output tokens",
-    "max_output_tokens": "limit of output tokens",
-    "cache_salt": "part of the routing key; replaced for keys with isolate_cache",
-    "prompt_cache_key": "session affinity to a backend",
-    "previous_response_id": "selects the backend that stores the response, if the client owns it",
-    "store": "stored responses are not retried",
-    "background": "stored responses are not retried",
-    "vllm_xargs": "refused if it contains a refused field; otherwise passed on",
-    "documents": "rerank and score: documents to score, in pieces; chat: part of the prompt",
-    "query": "input to score",
-    "queries": "input to score",
-    "items": "input to score",
-    "text_1": "input to score",
-    "text_2": "input to score",
-    "data_1": "input to score",
-    "data_2": "input to score",
-    "top_n": "rerank in pieces: applied to the merged result",
-}
+def offset_of(pieces: list[bytes], place: int) -> int:
+    """Where a piece begins in the body: each one before it is followed by a quotation mark."""
+    return sum(map(len, pieces[:place])) + place
 
+
+# Duplicates of these at the top level are rejected: the backend could use the other one. docs/fields.md has the uses.
+ACTED_ON = frozenset(
+    ("background", "best_of", "cache_salt", "data_1", "data_2", "documents", "input", "instructions", "items",
+     "max_completion_tokens", "max_output_tokens", "max_tokens", "messages", "model", "n", "previous_input_messages",
+     "previous_response_id", "prompt", "prompt_cache_key", "queries", "query", "store", "stream", "stream_options",
+     "system", "text_1", "text_2", "tools", "top_n", "vllm_xargs")
+)  # fmt: skip
 REFUSED = {
     "request_id": "it could address another client's stored response; send the header X-Request-Id instead",
     "kv_transfer_params": "it makes the engine use other token ids than the prompt's and connect to any address",
@@ -324,16 +258,10 @@ _REFUSED = frozenset(REFUSED)
 
 def refuse_fields(document: dict[str, Any]) -> None:
     """Raises InvalidRequest for a field that is refused, at the top level or in `vllm_xargs`."""
-    if not _REFUSED.isdisjoint(document):
-        _refuse(document)
-    xargs = document.get("vllm_xargs")
-    if type(xargs) is dict and not _REFUSED.isdisjoint(xargs):
-        _refuse(xargs)
-
-
-def _refuse(fields: dict[str, Any]) -> None:
-    name = min(_REFUSED.intersection(fields))
-    raise InvalidRequest(f"Unsupported field {name!r}: {REFUSED[name]}.", param=name)
+    for fields in (document, document.get("vllm_xargs")):
+        if type(fields) is dict and (refused := _REFUSED.intersection(fields)):
+            name = min(refused)
+            raise InvalidRequest(f"Unsupported field {name!r}: {REFUSED[name]}.", param=name)
 
 
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
@@ -357,13 +285,14 @@ def parse_body(body: bytes, limits: ServerConfig) -> Steps[dict[str, Any]]:
     if long:
         yield
     may_repeat = yield from _may_have_a_key_twice(pieces)
-    if long:
-        yield
-    layout = (yield from layout_of(strings)) if has_shape or may_repeat else None
-    if has_shape and layout is not None:
+    if has_shape or may_repeat:
         if long:
             yield
-        marks = layout.marks()
+        pieces = yield from pieces_of(strings)
+    if has_shape:
+        if long:
+            yield
+        marks = marks_of(pieces)
         if long:
             yield
         _check_shape(marks, limits)
@@ -377,9 +306,10 @@ def parse_body(body: bytes, limits: ServerConfig) -> Steps[dict[str, Any]]:
         raise InvalidRequest("The body must be a JSON object.")
     if long:
         yield
-    if may_repeat and layout is not None and (duplicate := _duplicate_key(layout)):
+    if may_repeat and (duplicate := _duplicate_key(pieces)):
         raise InvalidRequest(f"Duplicate key {duplicate!r}.", param=duplicate)
-    refuse_fields(document)
+    if "vllm_xargs" in document or not _REFUSED.isdisjoint(document):
+        refuse_fields(document)
     return document
 
 
@@ -419,21 +349,27 @@ def _may_have_a_key_twice(pieces: list[bytes]) -> Steps[bool]:
 
     These need not be keys of the top level: they can be values, or keys of nested objects.
     """
-    named: list[bytes] = []
+    seen = set()
     for start in range(0, len(pieces), _PIECES_A_STEP):
         if start:
             yield
-        some = pieces[start : start + _PIECES_A_STEP] if len(pieces) > _PIECES_A_STEP else pieces
-        short = [piece for piece in some if len(piece) <= _LONGEST_BYTES]
-        named += [piece for piece in short if piece in _SPELLINGS or (BACKSLASH in piece and b"\\u" in piece)]
-    return len(named) != len(set(named)) or BACKSLASH in b"".join(named)
+        for piece in pieces[start : start + _PIECES_A_STEP]:
+            if len(piece) > _LONGEST_BYTES:
+                continue
+            if piece in _SPELLINGS:
+                if piece in seen:
+                    return True
+                seen.add(piece)
+            elif BACKSLASH in piece and b"\\u" in piece:
+                return True
+    return False
 
 
-def _duplicate_key(layout: Layout) -> str | None:
+def _duplicate_key(pieces: list[bytes]) -> str | None:
     """A field that the gateway acts on and that occurs twice at the top level, in any spelling."""
     seen = set()
-    for place in layout.top_level_keys():
-        key = layout.pieces[place]
+    for place in top_level_keys(pieces):
+        key = pieces[place]
         if len(key) <= _LONGEST_BYTES and (name := spelled_out(key)) in _SPELLINGS:
             if name in seen:
                 return name.decode()

@@ -5,7 +5,7 @@ import hmac
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -14,18 +14,17 @@ from gateway.config import Config, KeyConfig
 from gateway.embeddings.rerank_wire import pairs_of, scored_bytes
 from gateway.embeddings.wire import inputs_of as embedding_inputs_of
 from gateway.errors import InvalidRequest, ModelNotFound
-from gateway.front.http_request import HttpRequest
+from gateway.front.http_request import HttpRequest, Route
 from gateway.front.json_body import SHORT_BYTES, Steps, parse_body, refuse_remote_media, with_fields
-from gateway.front.routes import Route
 from gateway.request import Demand, InferenceRequest, Kind
 from gateway.routing.estimates import Estimates
 from gateway.routing.prompt_blocks import canonical_prompt, inputs_of, prefix_keys, seed, sequences_of
 
 _SANE_NAME = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]{0,126}[\x21-\x7e])?")
 _POSITIVE = re.compile(rb"(?=[0-9.]*[1-9])[0-9]{1,12}(?:\.[0-9]{1,9})?")
-_CLASSES = (b"interactive", b"batch")
 # The timeout of the client in seconds, as sent by the SDKs of OpenAI and Anthropic for Python and for Node.
 _SDK_TIMEOUTS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
+_DEADLINES = frozenset((b"x-gateway-deadline-ms", *_SDK_TIMEOUTS))
 
 
 class SchedulingHeaders:
@@ -49,28 +48,22 @@ class SchedulingHeaders:
         weight, batch = (1.0, False) if key is None else (key.weight, key.priority == "batch")
         priority = headers.get(b"x-gateway-priority")
         if priority is not None:
-            batch = _is_batch(priority) or batch  # a client can lower its class, not raise it above its key's
-        comment_seconds = self._comment_seconds if streams else 0.0
-        deadline_seconds = _deadline(headers, incoming.arrived_seconds, comment_seconds)
+            if priority.strip().lower() not in (b"interactive", b"batch"):
+                raise InvalidRequest("The header X-Gateway-Priority must be interactive or batch.")
+            # a client can lower its class, not raise it above its key's
+            batch = batch or priority.strip().lower() == b"batch"
+        deadline_seconds = None
+        if not _DEADLINES.isdisjoint(headers):
+            deadline_seconds = _deadline(headers, incoming.arrived_seconds, self._comment_seconds if streams else 0.0)
         return self._tenant(headers, key), weight, batch, deadline_seconds
 
     def _tenant(self, headers: Mapping[bytes, bytes], key: KeyConfig | None) -> str:
-        value = headers.get(self._tenant_header, b"").strip() if self._tenant_header else b""
-        return _name(value) if value else key.name if key is not None else ""
-
-
-def _name(value: bytes) -> str:
-    """The tenant's name; one that is too long or not plain text is replaced by its hash."""
-    if _SANE_NAME.fullmatch(value):
-        return value.decode()
-    return f"sha256-{hashlib.sha256(value).hexdigest()[:16]}"
-
-
-def _is_batch(priority: bytes) -> bool:
-    value = priority.strip().lower()
-    if value not in _CLASSES:
-        raise InvalidRequest("The header X-Gateway-Priority must be interactive or batch.")
-    return value == b"batch"
+        name = headers[self._tenant_header].strip() if self._tenant_header in headers else b""
+        if not name:
+            return key.name if key is not None else ""
+        if _SANE_NAME.fullmatch(name):
+            return name.decode()
+        return f"sha256-{hashlib.sha256(name).hexdigest()[:16]}"
 
 
 def _deadline(headers: dict[bytes, bytes], arrived_seconds: float, comment_seconds: float) -> float | None:
@@ -84,19 +77,13 @@ def _deadline(headers: dict[bytes, bytes], arrived_seconds: float, comment_secon
             raise InvalidRequest("The header X-Gateway-Deadline-Ms must be a positive number of milliseconds.")
         return arrived_seconds + float(value) / 1000
     for name in _SDK_TIMEOUTS:
-        value = headers.get(name)
-        if value is not None and (seconds := _seconds(value)) is not None:
+        try:
+            seconds = float(headers.get(name, b""))
+        except ValueError:
+            continue
+        if 0 < seconds < math.inf:
             return None if 0 < comment_seconds < seconds else arrived_seconds + seconds
     return None
-
-
-def _seconds(value: bytes) -> float | None:
-    """The timeout of an SDK; None if it is not a positive number."""
-    try:
-        seconds = float(value)
-    except ValueError:
-        return None
-    return seconds if 0 < seconds < math.inf else None
 
 
 _ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,128})"')
@@ -135,6 +122,7 @@ class StoredResponses:
 MEDIA_TOKENS = 1000  # the estimate for an image, a sound or a file: the real number depends on the model
 _UPLOAD_BYTES_A_TOKEN = 64  # Whisper makes 50 tokens of a second of speech, for which 3 KB are a low bit rate
 _PROMPT_FIELDS = {"chat": "messages", "messages": "messages", "completions": "prompt", "responses": "input"}
+_MAX_SEEDS = 1024
 _RANK = re.compile(rb"[0-9]{1,4}")
 _SAFE_VALUE = re.compile(rb"[\x21-\x7e][\x20-\x7e]{0,1023}")
 # The first of the limits counts; `n` and `best_of` are checked only. With the least value.
@@ -143,13 +131,12 @@ _PASSED = (b"traceparent", b"tracestate", b"x-session-id")
 
 
 class PromptSamples(Protocol):
-    """Keeps some of the prompts, for a report."""
+    """Keeps some of the prompts, for a report: their canonical text message by message."""
 
     def wants_sample(self, now: float) -> bool:
         """Whether to call `sample` for this request. Called once for every request that generates."""
 
-    def sample(self, pieces: Sequence[bytes], demand: Demand, client: str, application: str, now: float) -> None:
-        """Keep a prompt: its canonical text message by message, and the names of the API key and the application."""
+    def sample(self, pieces: Sequence[bytes], demand: Demand, client: str, application: str, now: float) -> None: ...
 
 
 class RequestReader:
@@ -161,7 +148,7 @@ class RequestReader:
         estimates: Estimates,
         stored: StoredResponses,
         salt_secret: bytes,
-        tokens_wanted: Callable[[str], bool] = lambda _: False,
+        tokenized: Container[str] = (),
         report: PromptSamples | None = None,
     ) -> None:
         self.scheduling = SchedulingHeaders(config.admission.tenant_header, config.admission.comment_seconds)
@@ -171,9 +158,9 @@ class RequestReader:
         self._estimates = estimates
         self._stored = stored
         self._salt_secret = salt_secret
-        self._tokens_wanted = tokens_wanted
+        self._tokenized = tokenized  # models whose prompts can be tokenized
         self._report = report
-        self._seeds: dict[tuple[str, str], int] = {}
+        self._seeds: dict[str, int] = {}
 
     def read(
         self, incoming: HttpRequest, route: Route, request_id: str, only_model: Callable[[], str | None]
@@ -189,12 +176,15 @@ class RequestReader:
             raise InvalidRequest("You must provide a model. GET /v1/models lists the available models.", param="model")
         if alias := self._aliases.get(model):
             changes["model"] = model = alias
-        salt = _string(document, "cache_salt") or ""
+        salt = (_string(document, "cache_salt") or "") if "cache_salt" in document else ""
         if key is not None and key.isolate_cache and kind is Kind.GENERATE:
-            changes["cache_salt"] = salt = self._isolated_salt(key, salt)
-        streams = _flag(document, "stream")
+            message = f"{len(key.name)}:{key.name}:{salt}".encode()
+            changes["cache_salt"] = salt = hmac.new(self._salt_secret, message, hashlib.sha256).hexdigest()
+        streams = document.get("stream")
+        if streams is not None and type(streams) is not bool:
+            raise InvalidRequest("The field 'stream' must be true or false.", param="stream")
         options = _counting(document.get("stream_options")) if streams and route.injects_usage else None
-        if hides_usage := options is not None:
+        if options is not None:
             changes["stream_options"] = options
         if len(body) > SHORT_BYTES:
             yield
@@ -203,33 +193,32 @@ class RequestReader:
         if len(body) > SHORT_BYTES:
             yield
         if kind is Kind.GENERATE:
-            demand = self._generating_ask(document, incoming, endpoint, model, salt, streams, len(body))
+            demand = self._generation(document, incoming, endpoint, model, salt, len(body))
         else:
-            demand = self._other_ask(document, incoming, model, len(body), pools=kind is Kind.POOL)
+            demand = self._other(document, incoming, model, len(body), pools=kind is Kind.POOL)
         inputs = pairs = None
         if endpoint == "embeddings" and self._coalesces(model):
-            isolation = key.name if key is not None and key.isolate_cache else ""
-            inputs = embedding_inputs_of(document, model, isolation)
+            inputs = embedding_inputs_of(document, model, key.name if key is not None and key.isolate_cache else "")
         elif endpoint in ("rerank", "score") and self._coalesces(model):
             pairs = pairs_of(endpoint, document, model)
-        keeps_document = kind is Kind.GENERATE and (type(document.get("prompt")) is list or self._tokens_wanted(model))
+        keeps_document = kind is Kind.GENERATE and (type(document.get("prompt")) is list or model in self._tokenized)
         return InferenceRequest(
-            endpoint=endpoint,
-            kind=kind,
-            method=b"POST",
-            target=route.target,
+            endpoint,
+            kind,
+            b"POST",
+            route.target,
+            demand,
+            request_id,
+            body,
             document=document if keeps_document else None,
             salt=salt,
             inputs=inputs,
             pairs=pairs,
-            demand=demand,
-            request_id=request_id,
-            body=body,
             worked_bytes=scored_bytes(document, len(body), demand.sequences) if kind is Kind.POOL else 0,
             headers=upstream_headers(incoming, request_id),
             done_marker=route.done_marker,
-            hides_usage=hides_usage,
-            repeatable=not (endpoint == "responses" and _is_stored(document)),
+            hides_usage=options is not None,
+            repeatable=endpoint != "responses" or not (document.get("store", True) or document.get("background")),
             on_opening=self._remembers(incoming, model) if endpoint == "responses" else None,
             explains=incoming.headers.get(b"x-gateway-explain") == b"1",
         )
@@ -237,18 +226,19 @@ class RequestReader:
     def read_stored(self, incoming: HttpRequest, route: Route, request_id: str) -> InferenceRequest:
         """A request for a response that one backend stores. Raises ModelNotFound."""
         response_id = route.target.partition(b"?")[0].split(b"/")[3].decode()
+        place = self._place_of(response_id, incoming, "response_id")
+        demand = Demand(place.model, sequences=0, pinned=place.backend, streams=route.streams)
+        headers = upstream_headers(incoming, request_id)
+        return InferenceRequest(
+            route.endpoint, Kind.LIGHT, incoming.method, route.target, demand, request_id, headers=headers
+        )
+
+    def _place_of(self, response_id: str, incoming: HttpRequest, param: str) -> Place:
+        """Where this client's response is stored. Raises ModelNotFound."""
         place = self._stored.find(response_id, self.scheduling.owner(incoming))
         if place is None:
-            raise ModelNotFound(f"Unknown response {response_id!r}.", param="response_id")
-        return InferenceRequest(
-            endpoint=route.endpoint,
-            kind=Kind.LIGHT,
-            method=incoming.method,
-            target=route.target,
-            demand=Demand(place.model, sequences=0, pinned=place.backend, streams=route.streams),
-            request_id=request_id,
-            headers=upstream_headers(incoming, request_id),
-        )
+            raise ModelNotFound(f"Unknown response {response_id!r}.", param=param)
+        return place
 
     def _remembers(self, incoming: HttpRequest, model: str) -> Callable[[str, bytes], None]:
         owner = self.scheduling.owner(incoming)
@@ -264,114 +254,73 @@ class RequestReader:
         output_tokens = self._estimates.expected_output_tokens(demand.model, demand.output_tokens)
         return demand.prompt_tokens + round(demand.sequences * output_tokens)
 
-    def _other_ask(
+    def _other(
         self, document: dict[str, Any], incoming: HttpRequest, model: str, size_bytes: int, *, pools: bool
     ) -> Demand:
         sequences = inputs_of(document) if pools else 0
-        tenant, weight, batch, deadline = self.scheduling.read(incoming, streams=False)
-        return Demand(
-            model,
-            sequences=sequences,
-            divisible=pools,
-            output_tokens=0,
-            size_bytes=size_bytes,
-            tenant=tenant,
-            weight=weight,
-            batch=batch,
-            deadline_seconds=deadline,
-        )
+        terms = self.scheduling.read(incoming, streams=False)
+        return Demand(model, *terms, sequences=sequences, divisible=pools, output_tokens=0, size_bytes=size_bytes)
 
-    def _generating_ask(
-        self,
-        document: dict[str, Any],
-        incoming: HttpRequest,
-        endpoint: str,
-        model: str,
-        salt: str,
-        streams: bool,
-        size_bytes: int,
+    def _generation(
+        self, document: dict[str, Any], incoming: HttpRequest, endpoint: str, model: str, salt: str, size_bytes: int
     ) -> Demand:
-        limit, sequences = _limit(document), sequences_of(document)
-        if sequences > self._limits.max_sequences:
-            raise _too_many_sequences(sequences, self._limits.max_sequences)
-        prompt = canonical_prompt(document, _PROMPT_FIELDS[endpoint])
-        keys, edges, ends = prefix_keys(prompt.pieces, self._seed(model, salt))
-        size, turn, turn_end = sum(map(len, prompt.pieces)) + prompt.more_bytes, 0, 0
-        if 0 < prompt.answer < len(ends):
-            turn, turn_end = ends[prompt.answer - 1], ends[prompt.answer]
+        limit, sequences = _counts(document, self._limits.max_sequences)
+        streams = document.get("stream") is True
+        pieces, media, answer, token_ids, more_bytes = canonical_prompt(document, _PROMPT_FIELDS[endpoint])
+        chain = self._seeds.get(model) if not salt else None
+        if chain is None:
+            chain = seed(model, salt)
+            if not salt and len(self._seeds) < _MAX_SEEDS:
+                self._seeds[model] = chain
+        keys, edges, ends = prefix_keys(pieces, chain)
+        size, turn, turn_end = sum(map(len, pieces)) + more_bytes, 0, 0
+        if 0 < answer < len(ends):
+            turn, turn_end = ends[answer - 1], ends[answer]
         known = self._estimates.measure(model, keys, edges, size, turn, turn_end)
-        if prompt.token_ids is not None:
-            prompt_tokens = len(prompt.token_ids) + prompt.more_bytes // 4
+        if not known.answer_is_whole:
+            turn = turn_end = 0
+        if token_ids is not None:
+            prompt_tokens = len(token_ids) + more_bytes // 4
         else:
-            prompt_tokens = known.prompt_tokens + (MEDIA_TOKENS * prompt.media if not known.anchor_size else 0)
-        pinned = self._stored_on(document, incoming) if endpoint == "responses" else None
+            prompt_tokens = known.prompt_tokens + (MEDIA_TOKENS * media if not known.anchor_size else 0)
+        pinned = None
+        if endpoint == "responses" and (previous := _string(document, "previous_response_id")) is not None:
+            pinned = self._place_of(previous, incoming, "previous_response_id").backend
         client = incoming.key.name if incoming.key is not None else ""
-        rank = incoming.headers.get(b"x-data-parallel-rank")
+        rank = incoming.headers.get(b"x-data-parallel-rank", b"")
         named = document.get("prompt_cache_key")
         application = named if type(named) is str else ""
         session = incoming.headers.get(b"x-session-id", b"").decode("latin-1") or application
-        tenant, weight, batch, deadline = self.scheduling.read(incoming, streams=streams)
+        tenant, weight, batch, deadline_seconds = self.scheduling.read(incoming, streams=streams)
         demand = Demand(
             model,
-            keys=keys,
-            edges=edges,
-            ends=ends,
-            prompt_size=size,
-            prompt_tokens=prompt_tokens,
-            turn=turn if known.answer_is_whole else 0,
-            turn_end=turn_end if known.answer_is_whole else 0,
-            anchor_size=known.anchor_size,
-            anchor_tokens=known.anchor_tokens,
-            learnable_bytes=0 if prompt.media or prompt.token_ids is not None else size,
+            tenant,
+            weight,
+            batch,
+            deadline_seconds,
+            keys,
+            edges,
+            ends,
+            size,
+            prompt_tokens,
+            turn,
+            turn_end,
+            known.anchor_size,
+            known.anchor_tokens,
+            learnable_bytes=0 if media or token_ids is not None else size,
             reads_cache=_reads_cache(document),
             sequences=sequences,
             output_tokens=limit,
             streams=streams,
             size_bytes=size_bytes,
             pinned=pinned,
-            rank=int(rank) if rank is not None and _RANK.fullmatch(rank) else None,  # like vLLM, ignore other text
+            rank=int(rank) if _RANK.fullmatch(rank) else None,  # like vLLM, ignore other text
             hint=seed(client, session[:1024]) if session else 0,
-            tenant=tenant,
-            weight=weight,
-            batch=batch,
-            deadline_seconds=deadline,
         )
-        now, report = incoming.arrived_seconds, self._report
-        if report is not None and prompt.token_ids is None and report.wants_sample(now):
-            report.sample(prompt.pieces, demand, client, application, now)
+        report = self._report
+        if report is not None and token_ids is None and report.wants_sample(incoming.arrived_seconds):
+            report.sample(pieces, demand, client, application, incoming.arrived_seconds)
         return demand
-
-    def _stored_on(self, document: dict[str, Any], incoming: HttpRequest) -> str | None:
-        """The backend that stores the response which this one continues."""
-        previous = _string(document, "previous_response_id")
-        if previous is None:
-            return None
-        place = self._stored.find(previous, self.scheduling.owner(incoming))
-        if place is None:
-            raise ModelNotFound(f"Unknown response {previous!r}.", param="previous_response_id")
-        return place.backend
-
-    def _seed(self, model: str, salt: str) -> int:
-        if salt:
-            return seed(model, salt)
-        known = self._seeds.get((model, salt))
-        if known is None:
-            known = seed(model, salt)
-            if len(self._seeds) < 1024:
-                self._seeds[model, salt] = known
-        return known
-
-    def _isolated_salt(self, key: KeyConfig, salt: str) -> str:
-        message = f"{len(key.name)}:{key.name}:{salt}".encode()
-        return hmac.new(self._salt_secret, message, hashlib.sha256).hexdigest()
-
-
-def _too_many_sequences(sequences: int, limit: int) -> InvalidRequest:
-    return InvalidRequest(
-        f"This request needs {sequences} sequences (n x prompts), which exceeds the limit of {limit} per request"
-        " (server.max_sequences).",
-        param="n",
-    )
 
 
 def upload_tokens(size_bytes: int) -> int:
@@ -408,18 +357,6 @@ def _string(document: dict[str, Any], name: str) -> str | None:
     return value
 
 
-def _is_stored(document: dict[str, Any]) -> bool:
-    """Whether the backend stores the response, which is the default."""
-    return bool(document.get("store", True) or document.get("background"))
-
-
-def _flag(document: dict[str, Any], name: str) -> bool:
-    value = document.get(name)
-    if value is not None and type(value) is not bool:
-        raise InvalidRequest(f"The field {name!r} must be true or false.", param=name)
-    return bool(value)
-
-
 def _counting(options: Any) -> dict[str, Any] | None:
     """Stream options by which the engine reports usage; None if the client requests it, or they are invalid."""
     if options is None:
@@ -429,8 +366,9 @@ def _counting(options: Any) -> dict[str, Any] | None:
     return {name: options[name] for name in options if name != "continuous_usage_stats"} | {"include_usage": True}
 
 
-def _limit(document: dict[str, Any]) -> int | None:
-    """The client's limit of output tokens, if any. Raises InvalidRequest for invalid counts."""
+def _counts(document: dict[str, Any], max_sequences: int) -> tuple[int | None, int]:
+    """The client's limit of output tokens, if any, and the number of sequences. Raises InvalidRequest."""
+    limit = None
     for name, at_least in _COUNTS:
         value = document.get(name)
         if value is None:
@@ -438,5 +376,13 @@ def _limit(document: dict[str, Any]) -> int | None:
         if type(value) is not int or value < at_least:
             raise InvalidRequest(f"The field {name!r} must be a whole number of at least {at_least}.", param=name)
         if not at_least:
-            return value
-    return None
+            limit = value
+            break
+    sequences = sequences_of(document)
+    if sequences > max_sequences:
+        raise InvalidRequest(
+            f"This request needs {sequences} sequences (n x prompts), which exceeds the limit of {max_sequences} per"
+            " request (server.max_sequences).",
+            param="n",
+        )
+    return limit, sequences

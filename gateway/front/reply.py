@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from http import HTTPStatus
 from math import ceil
-from typing import Any, Protocol
+from typing import Protocol
 
 import orjson
 
 from gateway.errors import BackendFault, GatewayError, MethodNotAllowed, Unauthorized
+from gateway.front.http_request import HttpRequest
 
 JSON = b"application/json"
 _EVENTS = b"text/event-stream"
@@ -22,12 +23,11 @@ class Wire(Protocol):
     @property
     def address(self) -> str: ...
 
-    def write(self, data: bytes) -> bool:
-        """Send bytes; dropped when the client is gone. True = its buffer is full."""
+    def write(self, data: bytes) -> bool: ...
 
 
 class ClientResponse:
-    """Writes one response. `begun`: the client has part of it.
+    """Writes one response; `Sink` has the meaning of its methods. `begun`: the client has part of it.
 
     A client that waits for a stream may get the head and keep-alive comments earlier. That does not count as begun, but
     only events can follow.
@@ -38,23 +38,14 @@ class ClientResponse:
         "backend_headers", "begun", "complete", "keep_alive", "on_writable", "request_id", "status",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        wire: Wire,
-        request_id: str,
-        keep_alive: bool,
-        *,
-        http10: bool,
-        anthropic: bool = False,
-        bodiless: bool = False,
-    ) -> None:
+    def __init__(self, wire: Wire, request_id: str, incoming: HttpRequest, keep_alive: bool) -> None:
         self._wire = wire
         self._chunked = False
         self._events = False
         self._opened = False  # head and comments were sent, and nothing else
-        self._http10 = http10
-        self._anthropic = anthropic
-        self._bodiless = bodiless  # the response to HEAD, which is always an error
+        self._http10 = incoming.http10
+        self._anthropic = incoming.route is not None and incoming.route.anthropic
+        self._bodiless = incoming.method == b"HEAD"  # always an error
         self._headers = b""  # lines of every response, errors too
         self.backend_headers = b""
         self.request_id = request_id
@@ -70,7 +61,6 @@ class ClientResponse:
 
     @property
     def blocked(self) -> bool:
-        """Backpressure: the client's buffer is full."""
         return self._wire.blocked
 
     def set_headers(self, lines: bytes) -> None:
@@ -78,15 +68,12 @@ class ClientResponse:
         self._headers = lines
 
     def add_headers(self, lines: bytes) -> None:
-        """More header lines that the response has in any case."""
         self._headers += lines
 
     def set_backend_headers(self, lines: bytes) -> None:
-        """Header lines about the backend, which replace those of an earlier attempt."""
         self.backend_headers = lines
 
     def when_writable(self, resume: Callable[[], None] | None) -> None:
-        """Call this when a full buffer has space again; None = call nothing."""
         self.on_writable = resume
 
     def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None:
@@ -102,17 +89,15 @@ class ClientResponse:
 
     def begin(self, status: int, content_type: bytes, extra: bytes) -> None:
         """The head of a response whose length is not known."""
-        if self._opened:
-            if not content_type.startswith(_EVENTS):
-                self._break_off(_as_event(status, b"", self._anthropic))
-            self.begun = True
-            return
         self.begun = True
-        self._open(status, content_type, extra)
+        if not self._opened:
+            self._open(status, content_type, extra)
+        elif not content_type.startswith(_EVENTS):
+            self._break_off(_as_event(status, b"", self._anthropic))
 
     def comment(self) -> None:
         """Send a keep-alive comment to a client that waits for a stream, and to the proxies between."""
-        if self.begun or self.complete or self._wire.blocked:
+        if self.begun or self._wire.blocked:
             return
         if not self._opened:
             self._opened = True
@@ -121,15 +106,14 @@ class ClientResponse:
 
     def _open(self, status: int, content_type: bytes, extra: bytes) -> None:
         self.status = status
-        self._chunked = not self._http10
         self._events = content_type.startswith(_EVENTS)
-        if not self._chunked:
+        framing = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n"
+        if self._http10:
             self.keep_alive = False
-        framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
-        streaming = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n"
-        self._wire.write(
-            b"%bcontent-type: %b\r\n%b%b%b\r\n" % (self._head(status), content_type, framing, streaming, extra)
-        )
+        else:
+            self._chunked = True
+            framing = b"transfer-encoding: chunked\r\n" + framing
+        self._wire.write(b"%bcontent-type: %b\r\n%b%b\r\n" % (self._head(status), content_type, framing, extra))
 
     def write(self, data: bytes) -> bool:
         """Body bytes of a begun response. True = the client's buffer is full."""
@@ -144,10 +128,10 @@ class ClientResponse:
         """Send an error: a whole response, or the last event of a stream, which then ends uncleanly."""
         if self.complete:
             return
-        if not (self.begun or self._opened):
+        if self.begun or self._opened:
+            self._break_off(render(error, self._anthropic))
+        else:
             self.send(error.status, JSON, error_headers(error), render(error, self._anthropic))
-            return
-        self._break_off(render(error, self._anthropic))
 
     def _break_off(self, error: bytes) -> None:
         """The last event, if events are what the client gets; nothing is written after it."""
@@ -195,7 +179,7 @@ def render(error: GatewayError, anthropic: bool = False) -> bytes:
         fallback = "invalid_request_error" if error.status < 500 else "api_error"
         kind_name = "overloaded_error" if error.status in (503, 529) else kind.get(error.status, fallback)
         return orjson.dumps({"type": "error", "error": {"type": kind_name, "message": error.message}})
-    body: dict[str, Any] = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    body = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
     return orjson.dumps({"error": body})
 
 

@@ -2,19 +2,17 @@
 
 import asyncio
 import socket
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from gateway.config import ServerConfig
 from gateway.errors import Draining
-from gateway.front.connection import ClientConnection, RequestHandler
+from gateway.front.connection import Beginnings, ClientConnection, RequestHandler
 from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor
 
 _LOOK_SECONDS = 1.0
 _BACKLOG = 4096
-_BEGIN_AT_ONCE = 32  # of requests that arrive together; streams get their turn before the next ones
 _READ_BYTES = 65536
 _UNSENT_BYTES = 131072  # buffered by the kernel for a client, besides data in flight
 _UNSENT_OPTION = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS have it
@@ -38,10 +36,8 @@ class Server:
         self._clock = clock
         self._supervisor = supervisor or Supervisor(clock)
         self._connections: set[ClientConnection] = set()
-        self._beginning = 0
-        self._put_off: deque[ClientConnection] = deque()
+        self.beginnings = Beginnings()
         self._server: asyncio.Server | None = None
-        self._all_disconnected = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<Server {len(self._connections)} clients, {self.answering} answers under way>"
@@ -64,22 +60,6 @@ class Server:
 
     def disconnected(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
-        if not self._connections:
-            self._all_disconnected.set()
-
-    def may_begin(self, connection: ClientConnection) -> bool:
-        """Whether its next answer may begin now; if not, its `proceed` is called, in order, when others have begun."""
-        if self._beginning < _BEGIN_AT_ONCE:
-            self._beginning += 1
-            return True
-        self._put_off.append(connection)
-        return False
-
-    def begun(self) -> None:
-        """An answer that might begin has done so, or never will."""
-        self._beginning -= 1
-        while self._put_off and self._beginning < _BEGIN_AT_ONCE:
-            self._put_off.popleft().proceed()
 
     # Starting and stopping.
 
@@ -113,7 +93,11 @@ class Server:
         await asyncio.sleep(self.config.drain_delay_seconds)
         assert self._server is not None
         self._server.close()
-        deadline = self._clock() + self.config.drain_timeout_seconds
+        await self._wait_for_clients(self.config.drain_timeout_seconds)
+
+    async def _wait_for_clients(self, most_seconds: float) -> None:
+        """Close connections that have nothing more to do, until all are gone."""
+        deadline = self._clock() + most_seconds
         while self._connections and self._clock() < deadline:
             for connection in list(self._connections):
                 if connection.idle:
@@ -121,18 +105,10 @@ class Server:
             await asyncio.sleep(0.05)
 
     async def _cut(self) -> None:
+        reason = "The gateway shut down before this response was complete. Retry the request."
         for connection in list(self._connections):
-            connection.cut(
-                Draining(
-                    "The gateway shut down before this response was complete. Retry the request.",
-                    retry_after_seconds=1.0,
-                )
-            )
-        self._all_disconnected = asyncio.Event()
-        if self._connections:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_SECONDS):
-                    await self._all_disconnected.wait()
+            connection.cut(Draining(reason, retry_after_seconds=1.0))
+        await self._wait_for_clients(_LOOK_SECONDS)
         for connection in list(self._connections):
             connection.abort()  # its client does not read; closing would wait for it
         await asyncio.sleep(0)

@@ -1,10 +1,9 @@
 """Audio uploads: how many may hold a slot while they arrive, and the model in the form."""
 
 import asyncio
+import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
-from itertools import islice
+from collections.abc import Callable
 from typing import Protocol
 
 from gateway.backends.backend import Backend
@@ -51,39 +50,27 @@ class Uploads:
         """Answer the upload through `reply`, as the dispatcher does. Raises a GatewayError."""
         upload, model, endpoint = request.upload, request.demand.model, request.endpoint
         assert isinstance(upload, Upload)
-        self._refuse_what_is_not_offered(model, endpoint)
-        since = self._clock()
-        async with self._turn(model, upload):
-            record.waited(self._clock() - since)
-            try:
-                return await self._dispatcher.dispatch(request, reply, record)
-            except EndpointNotOffered:
-                self._refused[record.backend, endpoint] = self._clock()
-                raise
-
-    def _refuse_what_is_not_offered(self, model: str, endpoint: str) -> None:
-        """Raises EndpointNotOffered if all of the model's backends have lately said so."""
-        backends, since = self._fleet.serving(model), self._clock() - _REMEMBERED_SECONDS
-        if backends and all(self._refused.get((each.name, endpoint), since) > since for each in backends):
+        backends, since = self._fleet.serving(model), self._clock()
+        lately = since - _REMEMBERED_SECONDS
+        if backends and all(self._refused.get((each.name, endpoint), lately) > lately for each in backends):
             raise EndpointNotOffered(f"The backends for model {model!r} do not support this endpoint.")
-
-    @asynccontextmanager
-    async def _turn(self, model: str, upload: Upload) -> AsyncIterator[None]:
-        """One of the model's places for uploads that still arrive, until this one has. Raises WaitExpired."""
-        if upload.ended:
-            yield
-            return
-        await self._place(model)
-        upload.when_ended(lambda: self._left(model))
+        if not upload.ended:
+            await self._place(model)
+            upload.when_ended(lambda: self._left(model))
         try:
-            yield
+            record.waited(self._clock() - since)
+            return await self._dispatcher.dispatch(request, reply, record)
+        except EndpointNotOffered:
+            self._refused[record.backend, endpoint] = self._clock()
+            raise
         finally:
             if upload.when_ended(None):
                 self._left(model)
 
     async def _place(self, model: str) -> None:
-        arriving = self._arriving.get(model, 0)
-        if arriving < self._share(model):
+        """Take one of the model's places for uploads that still arrive, when there is one. Raises WaitExpired."""
+        now, arriving = self._clock(), self._arriving.get(model, 0)
+        if arriving < max(1, sum(backend.limit(now) for backend in self._fleet.serving(model) or ()) // _SHARE):
             self._arriving[model] = arriving + 1
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -120,13 +107,8 @@ class Uploads:
         if not self._arriving[model]:
             del self._arriving[model]
 
-    def _share(self, model: str) -> int:
-        now = self._clock()
-        return max(1, sum(backend.limit(now) for backend in self._fleet.serving(model) or ()) // _SHARE)
-
     def _forget(self, backend: Backend) -> None:
-        for key in [key for key in self._refused if key[0] == backend.name]:
-            del self._refused[key]
+        self._refused = {key: when for key, when in self._refused.items() if key[0] != backend.name}
 
 
 _LOOK_BYTES = 1048576
@@ -136,6 +118,7 @@ _LINE_BYTES = 1024
 _HEADERS = 8
 _FIELDS = 100
 _PART_BYTES = (_HEADERS + 3) * _LINE_BYTES
+_VALUE = re.compile(rb"(?:[^\r\n]{1,1022}\r\n){0,8}\r\n([^\r\n]{0,1022})\r\n")  # one line, behind other headers
 
 
 async def model_of(upload: Upload, only_model: str | None) -> str:
@@ -170,8 +153,9 @@ def _model_in(data: bytes, start: int) -> bytes | None:
         header = lower[at + 1 : at + 1 + _LINE_BYTES].partition(b"\n")[0]
         if header.endswith(b"\r") and _names_model(header):
             looked += 1
-            if value := _value(data, at + 1 + len(header) + 1):
-                return value
+            value = _VALUE.match(data, at + 1 + len(header) + 1)
+            if value is not None and value[1]:
+                return value[1]
         at = lower.find(_FIELD, at + 1)
     return None
 
@@ -183,19 +167,3 @@ def _names_model(header: bytes) -> bool:
         if name == b"name":
             return value in (b"model", b'"model"')
     return False
-
-
-def _value(data: bytes, start: int) -> bytes | None:
-    """The one line after the headers that begin there."""
-    for line, after in islice(_lines(data, start), _HEADERS + 1):
-        if not line:
-            value, _ = next(_lines(data, after), (b"", 0))
-            return value
-    return None
-
-
-def _lines(data: bytes, start: int) -> Iterator[tuple[bytes, int]]:
-    """Lines and where the next one begins, up to a line that is too long or not complete."""
-    while (end := data.find(b"\r\n", start, start + _LINE_BYTES)) >= 0:
-        yield data[start:end], end + 2
-        start = end + 2

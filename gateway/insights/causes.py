@@ -1,20 +1,54 @@
-"""The causes of cold caches: found in families of prompts, and described with their cost and what to change.
+"""The causes of cold caches: the differences in families of prompts, with their cost and what to change.
 
-The cause of a family is the one difference that most pairs of its prompts show first.
+A difference is where two prompts of a family go apart, and what differs there: a time, an id, a number, an order, or
+words. The cause of a family is the one that most pairs of its prompts show first.
 """
 
+import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import orjson
 
-from gateway.insights.corpus import Corpus
-from gateway.insights.difference import Difference, DifferenceKind, PromptPart, compare, kind_within, part_of
-from gateway.insights.families import LEAST_SAVING_BYTES, Family, core_flags
+from gateway.insights.families import LEAST_SAVING_BYTES, Corpus, Family, core_flags
+
+_IN_ORDER = 0.9  # share of the common text that has to stand in the same order
+_AGREE_BYTES = 12  # that have to follow two tokens, so that they are what differs
+_JSON_MEMBER = re.compile(rb'\s*\\?"[^"\\]+\\?"\s*:')
+_ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
+_OPENING = (b"system", b"instructions", b"tools", b"documents")
+_LEAST_SHARE = 0.01  # of all prompt tokens, that a cause has to cost
+_LEAST_DOUBTFUL_SHARE = 0.05
+_LEAST_DOUBTFUL_OWN_SHARE = 0.2  # of the prompt tokens of its own requests
+_BEYOND_DOUBT = 0.5  # of the same
+_LEAST_SEGMENT_SHARE = 0.01  # of the prompt: smaller ones are drawn with their neighbours
+_MOST_SEGMENTS = 12
+_EXCERPT_BYTES = 60
+
+
+class DifferenceKind(StrEnum):
+    """What differs between prompts that could share more."""
+
+    TIMESTAMP = "timestamp"
+    UUID = "uuid"
+    ID = "id"
+    EMAIL = "email"
+    NUMBER = "number"
+    NAME = "name"
+    WORDS = "words"
+    EXTRA_TEXT = "extra text"
+    TOOL_ORDER = "tool order"
+    JSON_KEY_ORDER = "JSON key order"
+    TEXT_ORDER = "text order"
+    CACHE_SALT = "cache salt"
+
 
 ORDERS = (DifferenceKind.TOOL_ORDER, DifferenceKind.JSON_KEY_ORDER, DifferenceKind.TEXT_ORDER)
 _PAIRS = 48  # compared in a family
@@ -26,14 +60,6 @@ MAY_BE_NATURAL = (
     DifferenceKind.EXTRA_TEXT,
 )
 _NOT_WRITTEN_BY_CLIENTS = ("(assistant)", "(tool)")
-
-_LEAST_SHARE = 0.01  # of all prompt tokens, that a cause has to cost
-_LEAST_DOUBTFUL_SHARE = 0.05
-_LEAST_DOUBTFUL_OWN_SHARE = 0.2  # of the prompt tokens of its own requests
-_BEYOND_DOUBT = 0.5  # of the same
-_LEAST_SEGMENT_SHARE = 0.01  # of the prompt: smaller ones are drawn with their neighbours
-_MOST_SEGMENTS = 12
-_EXCERPT_BYTES = 60
 
 _ADVICE = {
     DifferenceKind.TIMESTAMP: "Move the time behind the shared text (into the last user message), or round it"
@@ -54,16 +80,211 @@ _ADVICE = {
     " that are the same",
 }
 
+_MONTH = rb"(?:jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)[a-z]*\.?"
+_DAY = rb"(?:(?:mon|tues?|wednes|wed|thurs?|fri|satur|sat|sun)(?:day)?,? )?"
+_TIME = rb"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?: ?[ap]\.?m\.?)?(?: ?(?:z\b|utc|gmt|[+-]\d{2}:?\d{2}))?"
+_DATE = (
+    rb"(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}"
+    rb"|" + _DAY + _MONTH + rb" \d{1,2}(?:st|nd|rd|th)?(?:,? \d{4})?"
+    rb"|" + _DAY + rb"\d{1,2} " + _MONTH + rb",? \d{4})"
+)
+_PATTERNS = (
+    (DifferenceKind.UUID, re.compile(rb"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)),
+    (
+        DifferenceKind.TIMESTAMP,
+        re.compile(_DATE + rb"(?:(?:t|,? | at |, at )" + _TIME + rb")?|\b" + _TIME, re.IGNORECASE),
+    ),
+    (DifferenceKind.EMAIL, re.compile(rb"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")),
+    (DifferenceKind.TIMESTAMP, re.compile(rb"(?<![\w.])1[5-9]\d{8}(?:\d{3}|\d{6}|\d{9})?(?:\.\d+)?(?![\w])")),
+    (DifferenceKind.ID, re.compile(rb"\b(?=[\w-]*\d)(?=[\w-]*[a-z])(?:[0-9a-f]{8,}|[\w-]{12,})\b", re.IGNORECASE)),
+    (DifferenceKind.NUMBER, re.compile(rb"(?<!\w)\d+(?:[.,]\d+)*(?!\w)")),
+)
+_NAME = re.compile(rb"[A-Z][\w'-]+(?: [A-Z][\w'.-]*){0,2}")
+_WINDOW_BYTES = 96
+
+
+def token_at(text: bytes, position: int) -> tuple[DifferenceKind, int, int] | None:
+    """The time, id or number that the position is in, or at the end of: its kind, start and end in bytes."""
+    base = max(0, position - _WINDOW_BYTES)
+    window, place = text[base : position + _WINDOW_BYTES], position - base
+    for kind, pattern in _PATTERNS:
+        for match in pattern.finditer(window):
+            if match.start() <= place < match.end() or match.start() < place == match.end():
+                return kind, base + match.start(), base + match.end()
+    return None
+
+
+def kind_of_words(text: bytes) -> DifferenceKind:
+    stripped = text.strip(b" \t\r\n,;:.!?\"'")
+    if not stripped:
+        return DifferenceKind.EXTRA_TEXT
+    if _NAME.fullmatch(stripped):
+        return DifferenceKind.NAME
+    return DifferenceKind.WORDS
+
+
+def kind_within(text: bytes) -> DifferenceKind | None:
+    """The first thing in a short piece of text that is known to differ from request to request."""
+    for kind, pattern in _PATTERNS:
+        if kind is not DifferenceKind.NUMBER and pattern.search(text[:2048]):
+            return kind
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first difference of two prompts; the differing text is `[start, end)` of either."""
+
+    kind: DifferenceKind
+    start: int
+    ends: tuple[int, int]
+    texts: tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """A part of a prompt, and how far into it a position is."""
+
+    name: str
+    offset_bytes: int
+
+
+def common_prefix(one: bytes, other: bytes) -> int:
+    length = min(len(one), len(other))
+    differs = np.frombuffer(one[:length], np.uint8) != np.frombuffer(other[:length], np.uint8)
+    return int(differs.argmax()) if differs.any() else length
+
+
+def compare(corpus: Corpus, family: Family, one: int, other: int) -> Difference | None:
+    """The first difference of two members (by place); None if one begins with the other."""
+    first, second = family.members[one], family.members[other]
+    texts = corpus.samples[first].text, corpus.samples[second].text
+    if corpus.content[corpus.rows[first]] != corpus.content[corpus.rows[second]]:
+        return Difference(DifferenceKind.CACHE_SALT, 0, (0, 0), texts)
+    start = common_prefix(*texts)
+    if start == min(map(len, texts)):
+        return None
+    if (found := _token(texts, start)) is not None:
+        return found
+    common = _common_pieces(corpus, family, one, other)
+    if _share_in_order(common) < _IN_ORDER:
+        return Difference(_order_kind(texts, start), start, (start, start), texts)
+    return _words(texts, start, common)
+
+
+def _token(texts: tuple[bytes, bytes], start: int) -> Difference | None:
+    """The difference, if it is a token of one kind in both, and the same text follows."""
+    tokens = token_at(texts[0], start), token_at(texts[1], start)
+    if tokens[0] is None or tokens[1] is None or tokens[0][:2] != tokens[1][:2]:
+        return None
+    ends = tokens[0][2], tokens[1][2]
+    if texts[0][ends[0] : ends[0] + _AGREE_BYTES] != texts[1][ends[1] : ends[1] + _AGREE_BYTES]:
+        return None
+    return Difference(tokens[0][0], tokens[0][1], ends, texts)
+
+
+def _common_pieces(corpus: Corpus, family: Family, one: int, other: int) -> list[tuple[int, int, int]]:
+    """What both have once behind the difference, by its start in the first: starts, and size, in bytes."""
+    once = []
+    for place in (one, other):
+        rows = np.arange(family.first_row[place], corpus.rows[family.members[place] + 1])
+        rows = rows[corpus.distinctive[corpus.content[rows]]]
+        _, at, times = np.unique(corpus.content[rows], return_index=True, return_counts=True)
+        once.append(rows[at[times == 1]])
+    one_rows, other_rows = once
+    both = np.intersect1d(corpus.content[one_rows], corpus.content[other_rows], return_indices=True)
+    first, second = one_rows[both[1]], other_rows[both[2]]
+    found = zip(corpus.start[first].tolist(), corpus.start[second].tolist(), corpus.size[first].tolist(), strict=True)
+    return sorted(found)
+
+
+def _share_in_order(common: list[tuple[int, int, int]]) -> float:
+    """How much of the common text keeps its order: the heaviest increasing run, by patience on starts."""
+    tails: list[int] = []
+    weights: list[int] = []  # of the best run that ends at the start in `tails`
+    for _, start, size in common:
+        place = bisect_left(tails, start)
+        weight = size + (weights[place - 1] if place else 0)
+        if place < len(tails) and tails[place] == start:
+            weights[place] = max(weights[place], weight)
+            continue
+        tails.insert(place, start)
+        weights.insert(place, weight)
+        while place + 1 < len(tails) and weights[place + 1] <= weight:
+            del tails[place + 1], weights[place + 1]
+    whole = sum(size for _, _, size in common)
+    return weights[-1] / whole if whole else 1.0
+
+
+def _words(texts: tuple[bytes, bytes], start: int, common: list[tuple[int, int, int]]) -> Difference | None:
+    """Text up to what both have again, widened to whole words."""
+    for at, also, size in common:
+        skipped = max(0, start - at, start - also)
+        if skipped < size:
+            again = at + skipped, also + skipped
+            break
+    else:
+        return None
+    one, other = (text[start:end] for text, end in zip(texts, again, strict=True))
+    same = common_prefix(one[::-1], other[::-1])
+    ends = again[0] - same, again[1] - same
+    if any(text[start : start + 1].isalnum() for text in texts):
+        while start > 0 and texts[0][start - 1 : start].isalnum():
+            start -= 1
+    if any(text[end - 1 : end].isalnum() for text, end in zip(texts, ends, strict=True)):
+        while texts[0][ends[0] : ends[0] + 1].isalnum() and ends[0] < again[0]:
+            ends = ends[0] + 1, ends[1] + 1
+    kinds = [kind_of_words(text[start:end]) for text, end in zip(texts, ends, strict=True)]
+    kind = kinds[0] if kinds[0] is kinds[1] else DifferenceKind.WORDS
+    return Difference(DifferenceKind.EXTRA_TEXT if DifferenceKind.EXTRA_TEXT in kinds else kind, start, ends, texts)
+
+
+def _order_kind(texts: tuple[bytes, bytes], start: int) -> DifferenceKind:
+    if part_of(texts[0], start).name == "tools":
+        one, other = (_tools(text) for text in texts)
+        if one is None or other is None or sorted(map(orjson.dumps, one)) == sorted(map(orjson.dumps, other)):
+            return DifferenceKind.TOOL_ORDER
+        return DifferenceKind.JSON_KEY_ORDER
+    if all(len(_JSON_MEMBER.findall(text[max(0, start - 128) : start + 512])) >= 3 for text in texts):
+        return DifferenceKind.JSON_KEY_ORDER
+    return DifferenceKind.TEXT_ORDER
+
+
+def _tools(text: bytes) -> list[object] | None:
+    try:
+        opening = dict(orjson.loads(text.split(b"\x1e", 1)[0]))
+    except (ValueError, TypeError):
+        return None
+    tools = opening.get("tools")
+    return tools if isinstance(tools, list) else None
+
+
+def part_of(text: bytes, position: int) -> PromptPart:
+    turn = text.rfind(b"\x1e", 0, position + 1)
+    if turn >= 0:
+        number = text.count(b"\x1e", 0, turn)
+        head = text[turn + 1 : turn + 40].partition(b"\x1f")[0].decode(errors="replace")
+        role = head if head in _ROLES else "other"
+        return PromptPart(f"messages[{number}] ({role})", max(0, position - turn - 2 - len(head)))
+    if not text.startswith(b'[["'):
+        return PromptPart("prompt", position)
+    name, start = "opening", 0
+    for field in _OPENING:
+        at = text.find(b'["' + field + b'",', start, position + 1)
+        if at >= 0:
+            name, start = field.decode(), at + len(field) + 5  # behind the comma and the value's first mark
+    return PromptPart(name, max(0, position - start))
+
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What differs in a family, and where. `shown_by` are pairs of members (by place) with their difference."""
+    """What differs in a family, and where; `shown_by` pairs of members."""
 
     family: Family
     kind: DifferenceKind
     part: PromptPart
     position_bytes: int
-    shown_by: tuple[tuple[int, int, Difference], ...]
+    shown_by: tuple[Difference, ...]
 
 
 def find_cause(corpus: Corpus, family: Family) -> Cause | None:
@@ -71,25 +292,24 @@ def find_cause(corpus: Corpus, family: Family) -> Cause | None:
     found = _differences(corpus, family)
     if not found:
         return None
-    kind, _ = Counter(each.kind for _, _, each in found).most_common(1)[0]
-    alike = tuple(entry for entry in found if entry[2].kind is kind)
-    position, _ = Counter(each.start for _, _, each in alike).most_common(1)[0]
+    kind, _ = Counter(each.kind for each in found).most_common(1)[0]
+    alike = tuple(each for each in found if each.kind is kind)
+    position, _ = Counter(each.start for each in alike).most_common(1)[0]
     if kind in ORDERS:
-        position = min(each.start for _, _, each in alike)
-    part = part_of(corpus.samples[family.members[alike[0][0]]].text, position)
+        position = min(each.start for each in alike)
     if kind in MAY_BE_NATURAL and kind is not DifferenceKind.EXTRA_TEXT and not _is_written(corpus, family):
         return None  # of a history that is cut, answers are a part
-    return Cause(
-        family, kind, PromptPart("cache_salt", 0) if kind is DifferenceKind.CACHE_SALT else part, position, alike
-    )
+    is_salt = kind is DifferenceKind.CACHE_SALT
+    part = PromptPart("cache_salt", 0) if is_salt else part_of(alike[0].texts[0], position)
+    return Cause(family, kind, part, position, alike)
 
 
-def _differences(corpus: Corpus, family: Family) -> list[tuple[int, int, Difference]]:
+def _differences(corpus: Corpus, family: Family) -> list[Difference]:
     """The first difference of neighbours in time, one of each branch."""
     _, firsts = np.unique(family.branches, return_index=True)
     pairs = pairwise(np.sort(firsts)[: _PAIRS + 1].tolist())
-    compared = ((one, other, compare(corpus, family, one, other)) for one, other in pairs)
-    return [(one, other, difference) for one, other, difference in compared if difference is not None]
+    compared = (compare(corpus, family, one, other) for one, other in pairs)
+    return [difference for difference in compared if difference is not None]
 
 
 def _is_written(corpus: Corpus, family: Family) -> bool:
@@ -112,22 +332,18 @@ def _is_written(corpus: Corpus, family: Family) -> bool:
     return written >= LEAST_SAVING_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """From samples to traffic: how long they were taken, and whether text may be shown."""
+def breakers(
+    corpus: Corpus, causes: Sequence[Cause], seconds: float, show_text: bool, models: frozenset[str]
+) -> list[dict[str, Any]]:
+    """A document for each cause that matters, the most expensive first; one for the same cause in several families.
 
-    seconds: float
-    show_text: bool
-    models: frozenset[str]  # that have answered; other names are a client's invention
-
-
-def breakers(corpus: Corpus, causes: Sequence[Cause], scale: Scale) -> list[dict[str, Any]]:
-    """A document for each cause that matters, the most expensive first; one for the same cause in several families."""
+    The samples were taken in so many seconds. Names of models that have not answered are a client's invention.
+    """
     groups: dict[object, list[Cause]] = {}
     for cause in causes:
         sources = frozenset((corpus.samples[each].model, corpus.samples[each].client) for each in cause.family.members)
         groups.setdefault((cause.kind, cause.part, sources), []).append(cause)
-    documents = [_breaker(corpus, group, scale) for group in groups.values()]
+    documents = [_breaker(corpus, group, seconds, show_text, models) for group in groups.values()]
     whole = sum(sample.prompt_tokens * sample.weight for sample in corpus.samples)
     relevant = [document for document in documents if _matters(document, whole)]
     return sorted(relevant, key=lambda document: -document["saved_tokens_per_hour"])
@@ -135,32 +351,34 @@ def breakers(corpus: Corpus, causes: Sequence[Cause], scale: Scale) -> list[dict
 
 def _matters(document: dict[str, Any], whole_tokens: float) -> bool:
     """Text that recurs by chance, such as documents retrieved for a question, is a small part of the whole."""
-    doubtful = document["kind"] in MAY_BE_NATURAL and document["saved_share"] < _BEYOND_DOUBT
-    share = document["saved_tokens_per_request"] * document["requests"] / max(1, whole_tokens)
-    if doubtful:
-        return bool(share >= _LEAST_DOUBTFUL_SHARE and document["saved_share"] >= _LEAST_DOUBTFUL_OWN_SHARE)
+    share, own_share = document["saved_tokens_per_request"] * document["requests"], document["saved_share"]
+    share /= max(1, whole_tokens)
+    if document["kind"] in MAY_BE_NATURAL and own_share < _BEYOND_DOUBT:
+        return bool(share >= _LEAST_DOUBTFUL_SHARE and own_share >= _LEAST_DOUBTFUL_OWN_SHARE)
     return bool(share >= _LEAST_SHARE)
 
 
-def _breaker(corpus: Corpus, causes: Sequence[Cause], scale: Scale) -> dict[str, Any]:
+def _breaker(
+    corpus: Corpus, causes: Sequence[Cause], seconds: float, show_text: bool, models: frozenset[str]
+) -> dict[str, Any]:
     main = max(causes, key=lambda cause: len(cause.family.members))
     family, kind, part = main.family, main.kind, main.part
     samples = [corpus.samples[member] for cause in causes for member in cause.family.members]
     tokens_per_byte = sum(each.prompt_tokens for each in samples) / max(1, sum(each.size_bytes for each in samples))
     requests = sum(sample.weight for sample in samples)
-    per_hour = requests * 3600 / scale.seconds
+    per_hour = requests * 3600 / seconds
     saved = round(_mean_saving_bytes(corpus, causes) * tokens_per_byte)
     where = (
         "the request's cache_salt" if kind is DifferenceKind.CACHE_SALT else f"{part.name}, byte {part.offset_bytes:,}"
     )
     document: dict[str, Any] = {
-        "id": _id_of(corpus, family),
+        "id": blake2b(np.sort(corpus.digest[family.is_core]).tobytes(), digest_size=4).hexdigest(),
         "kind": kind.value,
         "part": part.name,
         "part_offset_bytes": part.offset_bytes,
         "position_bytes": main.position_bytes,
         "position_tokens": round(main.position_bytes * tokens_per_byte),
-        "differs_bytes": int(np.median([end - each.start for _, _, each in main.shown_by for end in each.ends])),
+        "differs_bytes": int(np.median([end - each.start for each in main.shown_by for end in each.ends])),
         "shared_after_tokens": round(float(np.median(family.core_bytes)) * tokens_per_byte),
         "requests": round(requests),
         "requests_per_hour": round(per_hour),
@@ -169,14 +387,14 @@ def _breaker(corpus: Corpus, causes: Sequence[Cause], scale: Scale) -> dict[str,
         "saved_share": round(saved * len(samples) / max(1, sum(each.prompt_tokens for each in samples)), 4),
         "samples": len(samples),
         "variants": sum(int(cause.family.branches.max()) + 1 for cause in causes),
-        "models": sorted({sample.model if sample.model in scale.models else "unknown" for sample in samples}),
+        "models": sorted({sample.model if sample.model in models else "unknown" for sample in samples}),
         "clients": sorted({sample.client for sample in samples}),
         "also": _also(corpus, family, kind),
         "picture": _picture(corpus, main, tokens_per_byte),
         "advice": advice_on(kind, where, saved),
     }
-    if scale.show_text:
-        document["examples"] = _examples(corpus, main)
+    if show_text:
+        document["examples"] = _examples(main)
     return document
 
 
@@ -188,11 +406,6 @@ def _mean_saving_bytes(corpus: Corpus, causes: Sequence[Cause]) -> float:
         saved += float((cause.family.saving_bytes[1:] * weights).sum())
         weight += float(weights.sum())
     return saved / max(1.0, weight)
-
-
-def _id_of(corpus: Corpus, family: Family) -> str:
-    digests = np.sort(corpus.digest[family.is_core]).tobytes()
-    return blake2b(digests, digest_size=4).hexdigest()
 
 
 def _segments(corpus: Corpus, family: Family, member: int) -> list[tuple[str, int, int]]:
@@ -239,20 +452,17 @@ def _picture(corpus: Corpus, cause: Cause, tokens_per_byte: float) -> list[dict[
 def _also(corpus: Corpus, family: Family, first: DifferenceKind) -> list[str]:
     """Kinds of what differs further on, within the shared text."""
     text = corpus.samples[family.members[-1]].text
-    later = [
-        (start, end) for what, start, end in _segments(corpus, family, len(family.members) - 1) if what == "differs"
-    ]
-    kinds = (kind_within(text[start:end]) for start, end in later[1:])
-    return sorted({kind.value for kind in kinds if kind is not None and kind is not first})
+    segments = _segments(corpus, family, len(family.members) - 1)
+    later = [text[start:end] for what, start, end in segments if what == "differs"][1:]
+    return sorted({kind.value for kind in map(kind_within, later) if kind is not None and kind is not first})
 
 
-def _examples(corpus: Corpus, cause: Cause) -> list[str]:
+def _examples(cause: Cause) -> list[str]:
     examples: dict[str, None] = {}
-    for one, other, each in cause.shown_by[:8]:
-        for place, end in zip((one, other), each.ends, strict=True):
-            text = corpus.samples[cause.family.members[place]].text
-            end = max(end, each.start + 24) if end == each.start else end
-            examples[text[each.start : min(end, each.start + _EXCERPT_BYTES)].decode(errors="replace")] = None
+    for each in cause.shown_by[:8]:
+        for text, end in zip(each.texts, each.ends, strict=True):
+            end = min(end if end > each.start else each.start + 24, each.start + _EXCERPT_BYTES)
+            examples[text[each.start : end].decode(errors="replace")] = None
     return list(examples)[:4]
 
 

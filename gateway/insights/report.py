@@ -4,38 +4,31 @@ Counting is done on the event loop and costs about a microsecond a request; ever
 requested, on a snapshot, and may be done in another thread.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from gateway.insights.causes import Scale, breakers, find_cause
-from gateway.insights.corpus import Breathe, build
-from gateway.insights.families import find_families
+from gateway.insights.causes import breakers, find_cause
+from gateway.insights.families import Breathe, build, find_families
 from gateway.insights.samples import (
-    ACTUAL,
     OTHERS,
-    PREDICTED,
-    PROMPT,
-    REPORTED_PROMPT,
-    REQUESTS,
     Application,
-    Bounds,
+    Counts,
     Epoch,
-    Limits,
+    ReportLimits,
     Reuse,
     Sample,
     Samples,
     Tallies,
-    add_up,
+    total,
 )
-from gateway.observe.record import Record
-from gateway.request import Demand
 
+Key = TypeVar("Key")
 Holders = Callable[[int], Iterable[str]]
 _SAME = 0.8  # of a prefix's requests with the same continuation: then the longer prefix stands for both
 _EXCERPT_BYTES = 80
@@ -45,39 +38,35 @@ def identity(key: int) -> str:
     return blake2b(key.to_bytes(8, "little", signed=key < 0), digest_size=4).hexdigest()
 
 
-def counts(row: Sequence[int]) -> dict[str, Any]:
+def counts(row: Counts) -> dict[str, Any]:
     """A row of counts, with its rates; None where no backend has reported usage."""
-    prompt, reported = row[PROMPT], row[REPORTED_PROMPT]
+    prompt, reported = row["prompt_tokens"], row["reported_prompt_tokens"]
     return {
-        "requests": row[REQUESTS],
+        "requests": row["requests"],
         "prompt_tokens": prompt,
-        "predicted_hit_tokens": row[PREDICTED],
-        "actual_hit_tokens": row[ACTUAL] if reported else None,
-        "predicted_hit_rate": round(row[PREDICTED] / prompt, 4) if prompt else None,
-        "hit_rate": round(row[ACTUAL] / reported, 4) if reported else None,
+        "predicted_hit_tokens": row["predicted_hit_tokens"],
+        "actual_hit_tokens": row["actual_hit_tokens"] if reported else None,
+        "predicted_hit_rate": round(row["predicted_hit_tokens"] / prompt, 4) if prompt else None,
+        "hit_rate": round(row["actual_hit_tokens"] / reported, 4) if reported else None,
     }
 
 
-def merged_rows(epochs: Iterable[Epoch]) -> dict[Application, list[int]]:
-    rows: dict[Application, list[int]] = {}
-    for epoch in epochs:
-        for application, row in epoch.rows.items():
-            known = rows.get(application)
-            rows[application] = row if known is None else add_up((known, row))
-    return rows
+def merged(rows: Iterable[tuple[Key, Counts]]) -> dict[Key, Counts]:
+    """The rows of each key, added up."""
+    by_key: defaultdict[Key, list[Counts]] = defaultdict(list)
+    for key, row in rows:
+        by_key[key].append(row)
+    return {key: total(each) for key, each in by_key.items()}
 
 
-def clients(rows: dict[Application, list[int]], most: int) -> list[dict[str, Any]]:
-    """By API key, most prompt tokens first."""
-    by_client: dict[str, list[int]] = {}
-    for (client, _), row in rows.items():
-        by_client[client] = add_up((by_client.get(client, [0] * 5), row))
-    ranked = sorted(by_client.items(), key=lambda item: item[1][PROMPT], reverse=True)
-    return [{"client": client, **counts(row)} for client, row in ranked[:most]]
+def clients(rows: dict[Application, Counts], most: int) -> list[dict[str, Any]]:
+    by_client = merged((client, row) for (client, _), row in rows.items())
+    entries = [{"client": client, **counts(row)} for client, row in by_client.items()]
+    return sorted(entries, key=_by_prompt_tokens)[:most]
 
 
 def applications(
-    rows: dict[Application, list[int]], samples: Sequence[Sample], most: int, show_text: bool
+    rows: dict[Application, Counts], samples: Sequence[Sample], most: int, show_text: bool
 ) -> list[dict[str, Any]]:
     """By first prefix block, and by name if all prompts with that block give the same one; most prompt tokens first.
 
@@ -90,23 +79,27 @@ def applications(
             names.setdefault((sample.client, sample.keys[0]), set()).add(sample.name)
             texts[sample.client, sample.keys[0]] = sample.text
     listed: dict[tuple[str, str], dict[str, Any]] = {}
-    sums: dict[tuple[str, str], list[int]] = {}
+    placed: list[tuple[tuple[str, str], Counts]] = []
     named = 0
-    for application, row in sorted(rows.items(), key=lambda item: item[1][PROMPT], reverse=True):
+    for application, row in sorted(rows.items(), key=lambda item: -item[1]["prompt_tokens"]):
         client, first = application
         given = names.get(application, set())
         name = next(iter(given)) if len(given) == 1 else ""
-        rare = first == OTHERS or row[REQUESTS] < 2 or (named >= most and (client, name) not in listed)
+        rare = first == OTHERS or row["requests"] < 2 or (named >= most and (client, name) not in listed)
         place = (client, "others" if rare else name or identity(first))
-        sums[place] = add_up((sums.get(place, [0] * 5), row))
+        placed.append((place, row))
         if place in listed:
             continue
         named += not rare
         listed[place] = {"id": "others" if rare else identity(first), "client": client, "name": "" if rare else name}
         if show_text and not rare:
             listed[place]["text"] = texts.get(application, b"")[:_EXCERPT_BYTES].decode(errors="replace")
-    entries = [{**listed[place], **counts(row)} for place, row in sums.items()]
-    return sorted(entries, key=lambda entry: -int(entry["prompt_tokens"]))
+    entries = [{**listed[place], **counts(row)} for place, row in merged(placed).items()]
+    return sorted(entries, key=_by_prompt_tokens)
+
+
+def _by_prompt_tokens(entry: dict[str, Any]) -> int:
+    return -int(entry["prompt_tokens"])
 
 
 def hottest(
@@ -161,35 +154,20 @@ class PrefixReport:
         self,
         now: float,
         random: Random,
-        *,
         show_text: bool = False,
         holders: Holders | None = None,
-        limits: Limits | None = None,
-        bounds: Bounds | None = None,
+        limits: ReportLimits | None = None,
     ) -> None:
         self._began_seconds = now
         self._show_text = show_text
         self._holders = holders
-        self._samples = Samples(now, limits or Limits())
-        self._tallies = Tallies(now, bounds or Bounds(), random)
+        limits = limits or ReportLimits()
+        self.samples = Samples(now, limits)
+        self._tallies = Tallies(now, limits, random, self.samples)
+        self.finished = self._tallies.finished
 
     def __repr__(self) -> str:
-        return f"<PrefixReport {self._samples!r}, {self._tallies!r}>"
-
-    def wants_sample(self, now: float) -> bool:
-        """Whether to call `sample` for this request. Called once for every request that generates."""
-        return self._samples.wants(now)
-
-    def sample(self, pieces: Sequence[bytes], demand: Demand, client: str, application: str, now: float) -> None:
-        """Keep a prompt: its canonical text by message, the API key's name, and the application's if it was given."""
-        self._samples.add(pieces, demand, client, application, now)
-
-    def finished(self, record: Record) -> None:
-        """Count a request that ended, if it was answered and its usage reported."""
-        demand = record.demand
-        if demand is not None and demand.keys:
-            self._tallies.count(record, demand)
-            self._samples.finished(record, demand)
+        return f"<PrefixReport {self.samples!r}, {self._tallies!r}>"
 
     def prepare(self, now: float, window_seconds: float | None = None) -> Making:
         """Take a snapshot. The function that comes back makes the report of it, wherever it is called."""
@@ -199,13 +177,10 @@ class PrefixReport:
             now_seconds=now,
             since_start=self._tallies.since_start(),
             epochs=self._tallies.snapshot(now - window),
-            samples=self._samples.snapshot(now - window),
+            samples=self.samples.snapshot(now - window),
             models=self._tallies.models(),
         )
         return lambda breathe: make(taken, self._show_text, self._holders, breathe)
-
-    def report(self, now: float, window_seconds: float | None = None) -> dict[str, Any]:
-        return self.prepare(now, window_seconds)(lambda: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,24 +189,24 @@ class Snapshot:
 
     uptime_seconds: float
     now_seconds: float
-    since_start: list[int]
+    since_start: Counts
     epochs: list[Epoch]
     samples: list[Sample]
     models: frozenset[str]
 
 
 def make(taken: Snapshot, show_text: bool, holders: Holders | None, breathe: Breathe) -> dict[str, Any]:
-    rows = merged_rows(taken.epochs)
+    rows = merged(item for epoch in taken.epochs for item in epoch.rows.items())
     breathe()
-    in_window = add_up(rows.values())
+    in_window = counts(total(rows.values()))
     window_began = taken.epochs[0].began_seconds if taken.epochs else taken.now_seconds
     found, behind = _breakers(taken, show_text, breathe)
     return {
         "uptime_seconds": round(taken.uptime_seconds, 3),
         "window_seconds": round(min(taken.uptime_seconds, taken.now_seconds - window_began), 3),
         "show_text": show_text,
-        "totals": {"since_start": counts(taken.since_start), "window": counts(in_window)},
-        "shares": _shares(counts(in_window), behind),
+        "totals": {"since_start": counts(taken.since_start), "window": in_window},
+        "shares": _shares(in_window, behind),
         "clients": clients(rows, _MOST_ROWS),
         "applications": applications(rows, taken.samples, _MOST_ROWS, show_text),
         "prefixes": hottest(taken.epochs, taken.samples, _MOST_ROWS, show_text, holders),
@@ -254,13 +229,12 @@ def _balanced(taken: Snapshot) -> list[Sample]:
     """The samples, weighted so that each API key has its share of the requests: that is known exactly."""
     ends = [*(epoch.began_seconds for epoch in taken.epochs[1:]), taken.now_seconds]
     recent = [epoch for epoch, end in zip(taken.epochs, ends, strict=False) if end >= taken.samples[0].at_seconds]
-    counted: Counter[str] = Counter()
-    for (client, _), row in merged_rows(recent).items():
-        counted[client] += row[REQUESTS]
+    rows = merged((client, row) for epoch in recent for (client, _), row in epoch.rows.items())
+    counted = {client: row["requests"] for client, row in rows.items()}
     sampled: defaultdict[str, float] = defaultdict(float)
     for sample in taken.samples:
         sampled[sample.client] += sample.weight
-    known = [client for client in sampled if counted[client]]
+    known = [client for client in sampled if client in counted]
     scale = sum(sampled[client] for client in known) / max(1, sum(counted[client] for client in known))
     factors = {client: scale * counted[client] / sampled[client] for client in known}
     return [replace(sample, weight=sample.weight * factors.get(sample.client, 1.0)) for sample in taken.samples]
@@ -280,9 +254,8 @@ def _breakers(taken: Snapshot, show_text: bool, breathe: Breathe) -> tuple[list[
         if cause is not None:
             causes.append(cause)
         breathe()
-    scale = Scale(_span_seconds(taken), show_text, taken.models)
     whole = sum(sample.prompt_tokens * sample.weight for sample in samples)
-    found = breakers(corpus, causes, scale)
+    found = breakers(corpus, causes, _span_seconds(taken), show_text, taken.models)
     behind = sum(each["saved_tokens_per_request"] * each["requests"] for each in found)
     return found[:_MOST_ROWS], behind / max(1, whole)
 

@@ -8,7 +8,7 @@ epoch fills.
 
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -16,9 +16,11 @@ from gateway.observe.record import Record
 from gateway.request import Demand
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}")
-REQUESTS, PROMPT, PREDICTED, REPORTED_PROMPT, ACTUAL = range(5)  # of a row of counts
 OTHERS = 0  # in place of an application: all that have no row of their own
 Application = tuple[str, int]  # an API key's name, and the key of the first prefix block
+Counts = dict[str, int]  # by these names
+_COUNTED = ("requests", "prompt_tokens", "predicted_hit_tokens", "reported_prompt_tokens", "actual_hit_tokens")
+_NOTHING: Counts = dict.fromkeys(_COUNTED, 0)
 
 
 @dataclass(slots=True)
@@ -46,20 +48,28 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How much is kept. `burst` samples are taken as they come, then `per_second`."""
+class ReportLimits:
+    """How much is kept: samples, `burst` as they come and then `per_second`; and tables of counts.
+
+    `taken` is after how many requests the share that is looked at closely halves.
+    """
 
     per_second: float = 1.0
     burst: int = 128
     samples: int = 512
     total_bytes: int = 8 << 20
     text_bytes: int = 64 << 10
+    epochs: int = 12
+    epoch_seconds: float = 300.0
+    rows: int = 1024
+    prefixes: int = 2048
+    taken: int = 1024
 
 
 class Samples:
     """Takes one request in some, by a token bucket, and forgets the oldest."""
 
-    def __init__(self, now: float, limits: Limits) -> None:
+    def __init__(self, now: float, limits: ReportLimits) -> None:
         self._limits = limits
         self._tokens = float(limits.burst)
         self._filled_seconds = now
@@ -71,26 +81,20 @@ class Samples:
     def __repr__(self) -> str:
         return f"<Samples {len(self._kept)}, {self._bytes} bytes, {len(self._open)} open>"
 
-    def wants(self, now: float) -> bool:
+    def wants_sample(self, now: float) -> bool:
+        """Whether to call `sample` for this request. Called once for every request that generates."""
         self._seen += 1
-        if self._tokens >= 1.0:
-            return True
-        passed = now - self._filled_seconds
-        if passed * self._limits.per_second < 1.0:
-            return False
-        self._tokens = min(float(self._limits.burst), self._tokens + passed * self._limits.per_second)
-        self._filled_seconds = now
-        return True
+        passed, self._filled_seconds = max(0.0, now - self._filled_seconds), now
+        self._tokens = min(self._limits.burst, self._tokens + passed * self._limits.per_second)
+        return self._tokens >= 1.0
 
-    def add(self, pieces: Sequence[bytes], demand: Demand, client: str, name: str, now: float) -> None:
+    def sample(self, pieces: Sequence[bytes], demand: Demand, client: str, application: str, now: float) -> None:
         """Keep a prompt, given message by message. A name that does not look like a label is not kept."""
-        if self._tokens >= self._limits.burst:
-            self._filled_seconds = now  # a full bucket gains nothing by waiting
         self._tokens = max(0.0, self._tokens - 1.0)
-        text = _joined(pieces, self._limits.text_bytes)
+        text = b"".join(pieces)[: self._limits.text_bytes]
         if not text:
             return
-        name = name if _NAME.fullmatch(name) else ""
+        name = application if _NAME.fullmatch(application) else ""
         sample = Sample(
             text, demand.model, client, name, demand.keys, demand.edges, now, max(1, self._seen), demand.prompt_size,
             demand.prompt_tokens,
@@ -105,25 +109,12 @@ class Samples:
             del self._open[next(iter(self._open))]
 
     def finished(self, record: Record, demand: Demand) -> None:
-        """Complete the sample of a request, if it was sampled."""
         if (found := self._open.pop(id(demand.keys), None)) is not None:
             found[1].finish(record)
 
     def snapshot(self, since_seconds: float) -> list[Sample]:
         """Those taken since then, oldest first; not changed afterwards."""
         return [replace(sample) for sample in self._kept if sample.at_seconds >= since_seconds]
-
-
-def _joined(pieces: Sequence[bytes], limit: int) -> bytes:
-    if len(pieces) == 1:
-        return pieces[0][:limit]
-    taken, size = [], 0
-    for piece in pieces:
-        taken.append(piece[: limit - size])
-        size += len(taken[-1])
-        if size >= limit:
-            break
-    return b"".join(taken)
 
 
 @dataclass(slots=True)
@@ -147,7 +138,7 @@ class Epoch:
     """The counts of some minutes."""
 
     began_seconds: float
-    rows: dict[Application, list[int]] = field(default_factory=dict)
+    rows: dict[Application, Counts] = field(default_factory=dict)
     prefixes: dict[int, Reuse] = field(default_factory=dict)
 
     def copy(self) -> "Epoch":
@@ -156,38 +147,27 @@ class Epoch:
         return Epoch(self.began_seconds, rows, prefixes)
 
     def drop_rare_rows(self, kept: int) -> None:
-        ranked = sorted(self.rows.items(), key=lambda item: item[1][REQUESTS], reverse=True)
+        ranked = sorted(self.rows.items(), key=lambda item: item[1]["requests"], reverse=True)
         self.rows = dict(ranked[:kept])
         for (client, _), row in ranked[kept:]:
-            others = (client, OTHERS)
-            self.rows[others] = add_up((self.rows.get(others, [0] * 5), row))
+            self.rows[client, OTHERS] = total((self.rows.get((client, OTHERS), _NOTHING), row))
 
     def drop_rare_prefixes(self, kept: int) -> None:
         ranked = sorted(self.prefixes.items(), key=lambda item: item[1].saved_tokens, reverse=True)
         self.prefixes = dict(ranked[:kept])
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Sizes of the tables; `taken` is after how many requests the share that is looked at closely halves."""
-
-    epochs: int = 12
-    epoch_seconds: float = 300.0
-    rows: int = 1024
-    prefixes: int = 2048
-    taken: int = 1024
-
-
 class Tallies:
     """Owner of the counts."""
 
-    def __init__(self, now: float, bounds: Bounds, random: Random) -> None:
-        self._bounds = bounds
+    def __init__(self, now: float, limits: ReportLimits, random: Random, samples: Samples) -> None:
+        self._limits = limits
+        self._samples = samples
         self._random = random
         self._epoch = Epoch(now)
         self._taken, self._stride, self._skip = 0, 1, 0  # of the epoch: how many requests are looked at closely
-        self._past: deque[Epoch] = deque(maxlen=bounds.epochs - 1)
-        self._since_start = [0] * 5
+        self._past: deque[Epoch] = deque(maxlen=limits.epochs - 1)
+        self._since_start = _NOTHING
         self._models: set[str] = set()
 
     def __repr__(self) -> str:
@@ -196,24 +176,31 @@ class Tallies:
 
     @property
     def window_seconds(self) -> float:
-        return self._bounds.epochs * self._bounds.epoch_seconds
+        return self._limits.epochs * self._limits.epoch_seconds
+
+    def finished(self, record: Record) -> None:
+        """Count a request that ended, if it was answered and its usage reported, and complete its sample."""
+        demand = record.demand
+        if demand is not None and demand.keys:
+            self.count(record, demand)
+            self._samples.finished(record, demand)
 
     def count(self, record: Record, demand: Demand) -> None:
         """An answered request. Its `demand` has keys."""
         epoch = self._epoch
-        if record.ended_seconds - epoch.began_seconds >= self._bounds.epoch_seconds:
+        if record.ended_seconds - epoch.began_seconds >= self._limits.epoch_seconds:
             epoch = self._next_epoch(record)
         application = (record.client, demand.keys[0])
         row = epoch.rows.get(application)
         if row is None:
             row = self._new_row(epoch, application, record.model)
         prompt, actual = record.prompt_tokens, record.actual_hit_tokens
-        row[0] += 1
-        row[1] += prompt
-        row[2] += record.predicted_hit_tokens
+        row["requests"] += 1
+        row["prompt_tokens"] += prompt
+        row["predicted_hit_tokens"] += record.predicted_hit_tokens
         if actual is not None:
-            row[3] += prompt
-            row[4] += actual
+            row["reported_prompt_tokens"] += prompt
+            row["actual_hit_tokens"] += actual
         if self._skip:
             self._skip -= 1
         else:
@@ -229,33 +216,33 @@ class Tallies:
         ends = [later.began_seconds for later in epochs[1:]]
         return [epoch for epoch, end in zip(epochs, [*ends, float("inf")], strict=True) if end > since_seconds]
 
-    def since_start(self) -> list[int]:
-        return add_up((self._since_start, *self._epoch.rows.values()))
+    def since_start(self) -> Counts:
+        return total((self._since_start, *self._epoch.rows.values()))
 
     def _next_epoch(self, record: Record) -> Epoch:
-        length = self._bounds.epoch_seconds
+        length = self._limits.epoch_seconds
         missed = int((record.ended_seconds - self._epoch.began_seconds) // length)
         self._since_start = self.since_start()
         began = self._epoch.began_seconds
         self._past.append(self._epoch)
-        for quiet in range(max(1, missed - self._bounds.epochs), missed):
+        for quiet in range(max(1, missed - self._limits.epochs), missed):
             self._past.append(Epoch(began + quiet * length))
         self._epoch = Epoch(began + missed * length)
         self._taken, self._stride, self._skip = 0, 1, 0
         return self._epoch
 
-    def _new_row(self, epoch: Epoch, application: Application, model: str) -> list[int]:
-        if len(self._models) < self._bounds.rows:
+    def _new_row(self, epoch: Epoch, application: Application, model: str) -> Counts:
+        if len(self._models) < self._limits.rows:
             self._models.add(model)
-        if len(epoch.rows) >= self._bounds.rows:
-            epoch.drop_rare_rows(self._bounds.rows // 2)
-        return epoch.rows.setdefault(application, [0] * 5)
+        if len(epoch.rows) >= self._limits.rows:
+            epoch.drop_rare_rows(self._limits.rows // 2)
+        return epoch.rows.setdefault(application, _NOTHING.copy())
 
     def _look_closely(self, epoch: Epoch, record: Record, demand: Demand) -> None:
         """Count every prefix of the request that is known to recur, and those that its own hit shows to."""
         self._taken += 1
         weight = self._stride
-        if self._taken % self._bounds.taken == 0:
+        if self._taken % self._limits.taken == 0:
             self._stride *= 2
         self._skip = self._random.randrange(2 * self._stride - 1) if self._stride > 1 else 0
         actual = record.actual_hit_tokens
@@ -274,9 +261,9 @@ class Tallies:
             if record.backend not in reuse.backends and len(reuse.backends) < 64:
                 reuse.backends.add(record.backend)
             parent = key
-        if len(prefixes) > self._bounds.prefixes:
-            epoch.drop_rare_prefixes(self._bounds.prefixes // 2)
+        if len(prefixes) > self._limits.prefixes:
+            epoch.drop_rare_prefixes(self._limits.prefixes // 2)
 
 
-def add_up(rows: Iterable[list[int]]) -> list[int]:
-    return [sum(column) for column in zip([0] * 5, *rows, strict=True)]
+def total(rows: Collection[Counts]) -> Counts:
+    return {name: sum(row[name] for row in rows) for name in _COUNTED}

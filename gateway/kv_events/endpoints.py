@@ -8,7 +8,6 @@ the gateway connect to another machine. A publisher that connects needs `kv_even
 
 import asyncio
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -29,10 +28,9 @@ class Address(NamedTuple):
     @classmethod
     def of(cls, endpoint: str) -> "Address":
         """Take an endpoint apart. Raises ValueError for what cannot be reached from another machine."""
-        scheme, separator, rest = endpoint.partition("://")
-        if not separator or scheme != "tcp":
+        if not endpoint.startswith("tcp://"):
             raise ValueError(f"{endpoint} is not a network endpoint (tcp://host:port)")
-        host, _, port = rest.rpartition(":")
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
             raise ValueError(f"{endpoint} has no valid port")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
@@ -69,7 +67,8 @@ def plan(backend: Backend) -> ReadingPlan:
     if config == "off":
         return ReadingPlan(problem="kv_events is off")
     if isinstance(config, KvEventsConfig):
-        return ReadingPlan(tuple(_configured(config, backend, capacity)))
+        host = backend.origin.host
+        return ReadingPlan(tuple(_configured(config, host, rank, capacity) for rank in range(facts.engines)))
     if facts.kv_event_sources is None:
         return ReadingPlan(problem="the backend has no /kv_event_sources")
     if not facts.kv_event_sources:
@@ -104,20 +103,19 @@ def _published_at(source: KvEventSource, host: str) -> str:
     return str(Address(host, Address.of(source.endpoint).port))
 
 
-def _configured(config: KvEventsConfig, backend: Backend, capacity: int | None) -> Iterator[Source]:
+def _configured(config: KvEventsConfig, host: str, rank: int, capacity: int | None) -> Source:
     """Rank r publishes r ports above rank 0, as vLLM does it."""
-    for rank in range(backend.facts.engines):
-        endpoint, replay = Address.of(config.endpoint), Address.of(config.replay) if config.replay else None
-        if not config.bind:
-            endpoint = _reachable(endpoint, backend.origin.host)
-        if replay is not None:
-            replay = _reachable(replay, backend.origin.host)._replace(port=replay.port + rank)
-        endpoint = endpoint._replace(port=endpoint.port + rank)
-        yield Source(rank, str(endpoint), str(replay) if replay else None, config.topic, config.bind, capacity)
+    endpoint = _of_rank(config.endpoint, None if config.bind else host, rank)
+    replay = _of_rank(config.replay, host, rank) if config.replay else None
+    return Source(rank, endpoint, replay, config.topic, config.bind, capacity)
 
 
-def _reachable(address: Address, host: str) -> Address:
-    return address._replace(host=host) if address.host in WILDCARDS else address
+def _of_rank(endpoint: str, host: str | None, rank: int) -> str:
+    """`host` takes the place of a wildcard."""
+    address = Address.of(endpoint)
+    if host is not None and address.host in WILDCARDS:
+        address = address._replace(host=host)
+    return str(address._replace(port=address.port + rank))
 
 
 _SIGNATURE_BYTES = 10  # 0xff, eight bytes of any value, 0x7f: each side of a ZMTP connection sends it at once

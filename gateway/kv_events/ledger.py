@@ -17,7 +17,7 @@ Blocks are spread over many small dicts: growing a large one would hold the inte
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
@@ -33,27 +33,19 @@ MAX_BLOCKS = MAX_MEMORY_BYTES // BLOCK_MEMORY_BYTES
 MAX_COPIED_BLOCKS = 1 << 18  # with more of them, copies are counted no longer
 
 
-class Changes(NamedTuple):
-    """Changes of an engine's keys. `cleared`: its cache is empty, or another process's;
-    `removed` lists the keys in this case too. After a dropped view only `removed` is set."""
-
-    cleared: bool
-    added: list[int]
-    removed: list[int]
-
-
 class Ledger:
     """One engine's blocks. Changes are collected until they are taken."""
 
     def __init__(self, capacity_tokens: int | None = None) -> None:
         self.capacity_tokens = capacity_tokens
         self.block_tokens = 0  # 0 = not known yet
+        self.resident_blocks = 0
         self.orphans = 0
         self.ignored_events = 0
         self.overflows = 0  # times that all was dropped, because no cache can hold so much
         self._group: int | None = None
         self._counts_copies = True
-        self._blocks = self._copies = 0
+        self._copies = 0  # of all blocks
         self._keys: list[dict[BlockHash, int | None]] = [{} for _ in range(SHARDS)]  # None = an orphan
         self._more_copies: dict[BlockHash, int] = {}  # only of blocks with more than one
         self._hashes: list[dict[int, int]] = [{} for _ in range(SHARDS)]  # key -> how many hashes have it
@@ -63,13 +55,9 @@ class Ledger:
         self._dropped: list[dict[int, int]] = []  # whose keys went before the changes
 
     @property
-    def resident_blocks(self) -> int:
-        return self._blocks
-
-    @property
     def resident_tokens(self) -> int:
         """Prompt tokens that the blocks are good for; further copies of a block are not counted."""
-        return self._blocks * self.block_tokens
+        return self.resident_blocks * self.block_tokens
 
     @property
     def fullness(self) -> float:
@@ -81,19 +69,19 @@ class Ledger:
     @property
     def pending(self) -> int:
         """Number of changes not taken yet; a change in the number of blocks without keys counts too."""
-        return len(self._changes) + len(self._dropped) + self._cleared + (self._blocks != self._blocks_taken)
+        return len(self._changes) + len(self._dropped) + self._cleared + (self.resident_blocks != self._blocks_taken)
 
     def resize(self, capacity_tokens: int | None) -> None:
         self.capacity_tokens = capacity_tokens
 
     def apply(self, event: Event) -> None:
-        if isinstance(event, Stored):
-            self._stored(event)
-        elif isinstance(event, Removed):
-            self._removed(event)
-        else:
-            assert isinstance(event, Cleared)
-            self.clear()
+        match event:
+            case Stored():
+                self._stored(event)
+            case Removed():
+                self._removed(event)
+            case Cleared():
+                self.clear()
 
     def clear(self) -> None:
         self.drop()
@@ -107,24 +95,27 @@ class Ledger:
         for keys in self._keys:
             keys.clear()
         self._more_copies.clear()
-        self._blocks = self._copies = self.orphans = 0
+        self.resident_blocks = self._copies = self.orphans = 0
 
     def forget(self) -> None:
         """Forget all blocks and the block size."""
         self.drop()
         self.block_tokens, self._group, self._counts_copies = 0, None, True
 
-    def take(self) -> Changes:
-        """The changes since the last time; a key that came and went is in `removed` alone."""
+    def take(self) -> tuple[bool, list[int], list[int]]:
+        """Changes since the last time: whether the cache is empty, or another process's; added keys; removed keys.
+
+        A key that came and went is removed. After `drop` there are only removed ones.
+        """
         changes, self._changes = self._changes, {}
         dropped, self._dropped = self._dropped, []
         cleared, self._cleared = self._cleared, False
-        self._blocks_taken = self._blocks
+        self._blocks_taken = self.resident_blocks
         added = [key for key, held in changes.items() if held]
         removed = [key for hashes in dropped for key in hashes if key not in changes]
         if len(added) < len(changes):
             removed += [key for key, held in changes.items() if not held]
-        return Changes(cleared, added, removed)
+        return cleared, added, removed
 
     def _stored(self, event: Stored) -> None:
         hashes, size = event.block_hashes, event.block_size
@@ -134,19 +125,17 @@ class Ledger:
         if size != self.block_tokens and not self._resized(size):
             self.ignored_events += 1  # a part of a block
             return
-        parent = event.parent_block_hash
+        parent, shards = event.parent_block_hash, self._keys
         begins = parent is None
-        chain = token_seed(event.lora_name, _salt(event)) if begins else self._key_of(parent)
-        keys: Iterable[int | None]
-        if chain is None:
-            keys = [None] * len(hashes)
+        if parent is None:
+            chain: int | None = token_seed(event.lora_name, _salt(event))
         else:
-            try:
-                keys = _chained(event, chain, begins)
-            except OverflowError:
-                self.ignored_events += 1  # what is no token id
-                return
-        shards = self._keys
+            chain = shards[hash(parent) & SHARDS - 1].get(parent)
+        try:
+            keys = [None] * len(hashes) if chain is None else _chained(event, chain, begins)
+        except OverflowError:
+            self.ignored_events += 1  # what is no token id
+            return
         is_report = begins and len(hashes) > 1 and all(block in shards[hash(block) & SHARDS - 1] for block in hashes)
         for block, key in zip(hashes, keys, strict=True):
             self._add(block, key, not is_report)
@@ -157,7 +146,7 @@ class Ledger:
         keys = self._keys[hash(block) & SHARDS - 1]
         if block not in keys:
             keys[block] = key
-            self._blocks += 1
+            self.resident_blocks += 1
             self._copies += 1
         else:
             if is_copy and self._counts_copies:
@@ -179,28 +168,23 @@ class Ledger:
         if event.medium not in GPU or (event.group_idx is not None and event.group_idx != self._group):
             self.ignored_events += 1
             return
-        more = self._more_copies
         for block in event.block_hashes:
             keys = self._keys[hash(block) & SHARDS - 1]
             if block not in keys:
                 continue
             self._copies -= 1
-            if block in more:
-                left = more[block] - 1
-                if left:
-                    more[block] = left
-                else:
-                    del more[block]
+            if more := self._more_copies.pop(block, 0):
+                if more > 1:
+                    self._more_copies[block] = more - 1
                 continue
-            self._blocks -= 1
+            self.resident_blocks -= 1
             key = keys.pop(block)
             if key is None:
                 self.orphans -= 1
                 continue
             hashes = self._hashes[key & SHARDS - 1]
-            if hashes[key] > 1:
-                hashes[key] -= 1
-            else:
+            hashes[key] -= 1
+            if not hashes[key]:
                 del hashes[key]
                 self._changes[key] = False
 
@@ -210,9 +194,6 @@ class Ledger:
         if self._group is None:
             self._group = event.group_idx
         return event.group_idx == self._group
-
-    def _key_of(self, block: BlockHash | None) -> int | None:
-        return None if block is None else self._keys[hash(block) & SHARDS - 1].get(block)
 
     def _resized(self, size: int) -> bool:
         """The largest blocks are the engine's; smaller ones are parts of blocks, which are not followed."""
@@ -231,7 +212,7 @@ class Ledger:
     def _overflowed(self) -> None:
         self._counts_copies = False
         self._more_copies.clear()
-        self._copies = self._blocks
+        self._copies = self.resident_blocks
         if self._copies > min(4 * self._capacity_blocks(), MAX_BLOCKS):
             self.overflows += 1
             self.drop()  # not this engine's size, or not its events

@@ -11,12 +11,12 @@ began with is gone by now: after a reset, or when what is known fills the cache.
   what follows it; otherwise another process answers, and everything begins anew.
 - Without a replay endpoint, a gap or a restart drops all that was known.
 
-All methods run in the reader's thread.
+All methods run in the reader's thread, except for `as_dict`.
 """
 
-from collections import Counter
-from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import structlog
 import zmq
@@ -24,28 +24,21 @@ from zmq.utils.monitor import recv_monitor_message
 
 from gateway.kv_events.endpoints import Source
 from gateway.kv_events.ledger import Ledger
-from gateway.kv_events.replay import Continuity, MessagePlace, Replay
-from gateway.kv_events.wire import MAX_PAYLOAD_BYTES, Cleared, read_batch, read_frames
+from gateway.kv_events.wire import Cleared, Continuity, Replay, Socket, Sockets, open_socket, read_events, read_frames
 
-State = Literal["connecting", "repairing", "live", "lost"]
-
-
+FLUSH_SECONDS = 0.02  # changes are collected for this long
+FLUSH_CHANGES = 4096  # or until there are this many
+UPDATE_CHANGES = 1024  # keys in one update: what the loop does at a time
 REPLAY_PATIENCE_SECONDS = 3.0  # until the first message; vLLM looks for requests ten times a second
 REPLAY_REST_SECONDS = 30.0  # after a replay endpoint timed out
+RETRY_SECONDS = 5.0  # after an exception
 REOPEN_SECONDS = 10.0  # without a connection; libzmq stops reconnecting after a message that is too large
-RECEIVE_QUEUE_MESSAGES = 512  # beyond it messages wait at the publisher; with MAX_PAYLOAD_BYTES they bound memory
 FULL = 0.98  # share of a cache
-RECONNECT_MS, RECONNECT_MAX_MS = 100, 5000
-HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5000, 15000  # a machine that is gone closes no connection
 _SUBSCRIPTION_OPTIONS = (
-    (zmq.LINGER, 0),
-    (zmq.IPV6, 1),
-    (zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES),
-    (zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES),
-    (zmq.RECONNECT_IVL, RECONNECT_MS),
-    (zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS),
-    (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
-    (zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS),
+    (zmq.RECONNECT_IVL, 100),
+    (zmq.RECONNECT_IVL_MAX, 5000),
+    (zmq.HEARTBEAT_IVL, 5000),  # a machine that is gone closes no connection
+    (zmq.HEARTBEAT_TIMEOUT, 15000),
 )
 # `repairs`: times that all missed messages were received again; `lost_views`: that all known blocks were dropped.
 _COUNTS = ("events", "messages", "gaps", "repairs", "restarts", "lost_views", "malformed")
@@ -53,92 +46,129 @@ _COUNTS = ("events", "messages", "gaps", "repairs", "restarts", "lost_views", "m
 log = structlog.get_logger()
 
 
-class Turn(Protocol):
-    """The part of the reader that a stream uses."""
+class EngineEvents(Protocol):
+    """Receives what engines hold. Called on the event loop, in the order of the events, a few keys at a time."""
 
-    def hear(self, socket: "zmq.Socket[bytes]", handle: Callable[[], None]) -> None:
-        """Call `handle` whenever something can be received."""
+    def changed(self, engine: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
+        """Blocks were stored and removed. The number of resident tokens may be ahead of the keys passed so far."""
 
-    def ignore(self, socket: "zmq.Socket[bytes]") -> None: ...
+    def cleared(self, engine: int) -> None:
+        """The engine's cache is empty, or another process's. `changed` follows with the removed keys."""
 
-    def may_go_on(self) -> bool:
-        """False = the handler's time is used up; it is called again soon."""
+    def state(self, engine: int, live: bool, whole: bool) -> None:
+        """Whether the known keys are kept up to date, and whether they are all that the engine holds."""
 
-    def breathe(self) -> None:
-        """Let other threads run for a moment."""
+
+Update = Callable[[], None]  # a call of one of these methods
 
 
 class Stream:
-    """Follows one source from `open` to `close`."""
+    """Follows one source from `open` to `close`, and passes changes of its engine on."""
 
     def __init__(
         self,
+        engine: int,
         backend: str,
         source: Source,
-        context: "zmq.Context[zmq.Socket[bytes]]",
-        turn: Turn,
-        clock: Callable[[], float],
+        sockets: Sockets,
+        events: EngineEvents,
+        deliver: Callable[[list[Update]], None],
     ) -> None:
         self.source = source
         self.ledger = Ledger(source.capacity_tokens)
         self.backend = backend
-        self.counts = Counter[str]()  # since it was first followed
-        self._state: State = "connecting"
-        self._is_complete = False  # if live: all blocks on the engine are known
-        self._last_event_at: float | None = None
-        self._context = context
-        self._turn = turn
-        self._clock = clock
+        self.counts = dict.fromkeys(_COUNTS, 0)  # since it was first followed
+        self._engine = engine
+        self._events = events
+        self._deliver = deliver
+        self._sockets = sockets
+        self._clock = sockets.clock
         self._topic = None if source.topic is None else source.topic.encode()
         self._continuity = Continuity()
-        self._connected = False
-        self._unconnected_since = clock()
+        self._connected: bool | None = None  # None = not once
+        self._reopen_at: float | None = None
+        self._is_complete = False  # if live: all blocks on the engine are known
         self._unsure = False  # a new connection that nothing proved to be to the same process
         self._held: tuple[int, bytes] | None = None  # the live message that a replay goes before
-        self._subscription: zmq.Socket[bytes] | None = None
-        self._monitor: zmq.Socket[bytes] | None = None
+        self._subscription: Socket | None = None
+        self._monitor: Socket | None = None
         self._replay: Replay | None = None
         self._replay_rests_until = 0.0
+        self._last_event_at: float | None = None
         self._complaint = ""
+        self._sent_view = (False, False)
+        self._flush_at = 0.0
 
     @property
-    def trusted(self) -> bool:
-        """Whether every block in the ledger is assumed to be on the engine."""
-        return self._state == "live" and not self._unsure
+    def state(self) -> str:
+        if self._replay is not None:
+            return "repairing"
+        return "live" if self._connected else "connecting" if self._connected is None else "lost"
 
     @property
-    def whole(self) -> bool:
-        """Whether it is trusted, and no block of the engine is missing."""
-        return self.trusted and self._is_complete
+    def view(self) -> tuple[bool, bool]:
+        """Whether it is live, so that the ledger's blocks are on the engine, and whether it is whole."""
+        live = self.state == "live" and not self._unsure
+        return live, live and self._is_complete
+
+    def as_dict(self) -> dict[str, Any]:
+        """The state for operators. May be called from another thread; values may then be of neighbouring moments."""
+        ledger, at = self.ledger, self._last_event_at
+        return {
+            "engine": self._engine,
+            "backend": self.backend,
+            "rank": self.source.rank,
+            "state": self.state,
+            "whole": self.view[1],
+            **self.counts,
+            "ignored_events": ledger.ignored_events,  # of other media, or of layers that prove no prefix
+            "resident_blocks": ledger.resident_blocks,
+            "orphans": ledger.orphans,
+            "block_tokens": ledger.block_tokens,
+            "last_event_seconds": None if at is None else self._clock() - at,
+        }
+
+    def run(self, handle: Callable[[], None]) -> None:
+        """Run a handler of the stream. An exception closes this stream for a while, and no other."""
+        self._sockets.begin_turn()
+        try:
+            handle()
+        except Exception as error:
+            if isinstance(error, zmq.ZMQError):
+                log.warning("kv_events_socket_failed", backend=self.backend, reason=str(error))
+            else:
+                log.exception("kv_events_stream_failed", backend=self.backend)
+            self._reopen_at = self._clock() + RETRY_SECONDS
+            self.close()
+        self._flush()
 
     def open(self) -> None:
         """Subscribe; zmq connects, and connects again, by itself. Raises ZMQError if it cannot listen."""
-        socket = self._context.socket(zmq.SUB)
-        self._subscription = socket
-        self._unconnected_since = self._clock()
+        self._subscription = socket = open_socket(self._sockets.context, zmq.SUB)
+        self._reopen_at = None if self.source.bind else self._clock() + REOPEN_SECONDS
         for option, value in _SUBSCRIPTION_OPTIONS:
             socket.setsockopt(option, value)
         socket.setsockopt(zmq.SUBSCRIBE, self._topic or b"")
         self._monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        self._turn.hear(socket, self._receive)
-        self._turn.hear(self._monitor, self._observe)
+        self._sockets.hear(socket, partial(self.run, self._receive))
+        self._sockets.hear(self._monitor, partial(self.run, self._observe))
         if self.source.bind:
             socket.bind(self.source.endpoint)
         else:
             socket.connect(self.source.endpoint)
 
     def close(self) -> None:
-        """Close the sockets, and drop all that was known."""
+        """Close the sockets; nothing is known of the engine then."""
         self._end_replay()
         self._close_sockets()
-        self._connected = False
+        self._connected = None
         self._forget_process()
-        self._state = "connecting"
+        self._flush_at = 0.0
 
     def _close_sockets(self) -> None:
         if self._subscription is not None and self._monitor is not None:
-            self._turn.ignore(self._subscription)
-            self._turn.ignore(self._monitor)
+            self._sockets.ignore(self._subscription)
+            self._sockets.ignore(self._monitor)
             self._subscription.disable_monitor()
             self._monitor.close()
             self._subscription.close()
@@ -150,8 +180,7 @@ class Stream:
             self._forget_process()
 
     def tick(self) -> None:
-        unconnected = self._subscription is not None and not self._connected and not self.source.bind
-        if unconnected and self._clock() - self._unconnected_since > REOPEN_SECONDS:
+        if self._reopen_at is not None and self._clock() >= self._reopen_at:
             self._close_sockets()
             self.open()
         if self._replay is not None and self._clock() > self._replay.deadline:
@@ -159,23 +188,6 @@ class Stream:
                 self._ask()
             else:
                 self._replay_failed()
-
-    def as_dict(self, engine: int) -> dict[str, Any]:
-        """The state for operators. May be called from another thread; values may then be of neighbouring moments."""
-        ledger, at = self.ledger, self._last_event_at
-        return {
-            "engine": engine,
-            "backend": self.backend,
-            "rank": self.source.rank,
-            "state": self._state,
-            "whole": self.whole,
-            **{name: self.counts[name] for name in _COUNTS},
-            "ignored_events": ledger.ignored_events,  # of other media, or of layers that prove no prefix
-            "resident_blocks": ledger.resident_blocks,
-            "orphans": ledger.orphans,
-            "block_tokens": ledger.block_tokens,
-            "last_event_seconds": None if at is None else self._clock() - at,
-        }
 
     # Connections.
 
@@ -186,28 +198,23 @@ class Stream:
                 self._now_connected(None)
             elif event == zmq.EVENT_DISCONNECTED and self._connected:
                 self._connected = False
-                self._unconnected_since = self._clock()
+                self._reopen_at = None if self.source.bind else self._clock() + REOPEN_SECONDS
                 self._held = None
                 self._end_replay()
-                self._state = "lost"
                 log.info("kv_events_lost", backend=self.backend, rank=self.source.rank)
 
     def _now_connected(self, held: tuple[int, bytes] | None) -> None:
-        self._connected = True
-        self._held = held
+        self._connected, self._reopen_at = True, None
         log.info("kv_events_connected", backend=self.backend, rank=self.source.rank)
-        if self._can_replay():
-            self._ask()
-            return
-        self._unsure = self._continuity.expected is not None
-        self._state = "live"
-        self._settle()
+        if not self._can_replay():
+            self._unsure = self._continuity.expected is not None
+        self._catch_up(held)
 
     # Live messages.
 
     def _receive(self) -> None:
         self._observe()  # a new connection must be known before its messages
-        while self._subscription is not None and self._replay is None and self._turn.may_go_on():
+        while self._subscription is not None and self._replay is None and self._sockets.may_go_on():
             try:
                 frames = self._subscription.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -221,48 +228,41 @@ class Stream:
                 continue  # a subscription matches all topics with this prefix
             if self._connected:
                 self._live(sequence, payload)
-            elif self._continuity.place(sequence) is MessagePlace.NEXT:  # received before the connection was lost
+            elif self._continuity.place(sequence) == "next":  # received before the connection was lost
                 self._take(sequence, payload)
             else:  # it overtook the event of its connection
                 self._now_connected((sequence, payload))
 
     def _live(self, sequence: int, payload: bytes) -> None:
         place = self._continuity.place(sequence)
-        if place is MessagePlace.NEXT:
+        if place == "next":
             self._unsure = False
             self._take(sequence, payload)
-        elif place is MessagePlace.RESTARTED or self._unsure:
-            self._begin_anew((sequence, payload), proven=place is MessagePlace.RESTARTED)
-        elif place is MessagePlace.AFTER_GAP:
+        elif place == "restarted" or self._unsure:
+            self._begin_anew((sequence, payload), proven=place == "restarted")
+        elif place == "after_gap":
             self.counts["gaps"] += self._continuity.expected is not None
-            self._held = sequence, payload
-            if self._can_replay():
-                self._ask()
-            else:
-                self._settle()
+            self._catch_up((sequence, payload))
+
+    def _catch_up(self, held: tuple[int, bytes] | None) -> None:
+        """Request what was missed before the held message, if that is possible, and then continue with it."""
+        self._held = held
+        if self._can_replay():
+            self._ask()
+        else:
+            self._settle()
 
     def _settle(self) -> None:
         """Continue with the held message, if there is one; anything still missing before it is lost."""
-        held, self._held = self._held, None
-        if held is None:
+        if self._held is None:
             return
-        sequence, payload = held
+        sequence, payload = self._held
         expected = self._continuity.expected
         if self._unsure and expected is not None and sequence != expected:
-            self._begin_anew(held, proven=sequence < expected)
-        elif expected is None:
-            self._begin_with(sequence, payload)
-        elif sequence > expected:
-            self._drop_view()
-            self._begin_with(sequence, payload, whole=False)
-        elif sequence == expected:
-            self._unsure = False
-            self._take(sequence, payload)
-
-    def _begin_with(self, sequence: int, payload: bytes, whole: bool = True) -> None:
-        self._is_complete = whole and sequence == 0
-        self._continuity.begin(sequence)
-        self._take(sequence, payload)
+            self._begin_anew(self._held, proven=sequence < expected)
+            return
+        self._held, self._unsure = None, False
+        self._use(sequence, payload)
 
     def _begin_anew(self, held: tuple[int, bytes] | None, *, proven: bool) -> None:
         """Start over: another process publishes, with another cache, or that cannot be ruled out."""
@@ -273,18 +273,13 @@ class Stream:
         else:
             self._lost_view()
         self._end_replay()
-        self._held = held
         if held is not None:
             self._continuity.place(held[0])
-        if self._can_replay():
-            self._ask()
-        else:
-            self._state = "live"
-            self._settle()
+        self._catch_up(held)
 
     def _forget_process(self) -> None:
         self.ledger.forget()
-        self._continuity.reset()
+        self._continuity = Continuity()
         self._unsure = self._is_complete = False
 
     def _drop_view(self) -> None:
@@ -296,21 +291,31 @@ class Stream:
         self.counts["lost_views"] += 1
         log.warning("kv_events_missed", backend=self.backend, rank=self.source.rank)
 
+    def _use(self, sequence: int, payload: bytes) -> None:
+        """Take a message, unless it was taken before; what is missing before it is lost."""
+        expected = self._continuity.expected
+        if expected is None:
+            self._is_complete = sequence == 0
+        elif sequence > expected:
+            self._drop_view()
+        if expected is None or sequence >= expected:
+            self._take(sequence, payload)
+
     def _take(self, sequence: int, payload: bytes) -> None:
         self._continuity.took(sequence, payload)
         self.counts["messages"] += 1
         self._last_event_at = self._clock()
         try:
-            batch = read_batch(payload, self._turn.breathe)
+            events = read_events(payload, self._sockets.breathe)
         except ValueError as error:
             self._complain(error)
             self._drop_view()  # its changes are lost
             return
-        self.counts["events"] += len(batch.events)
-        apply, breathe, overflows = self.ledger.apply, self._turn.breathe, self.ledger.overflows
-        for event in batch.events:
-            apply(event)
-            breathe()
+        self.counts["events"] += len(events)
+        overflows = self.ledger.overflows
+        for event in events:
+            self.ledger.apply(event)
+            self._sockets.breathe()
             if isinstance(event, Cleared):
                 self._is_complete = True  # nothing is cached that is not known
         if self.ledger.overflows != overflows:
@@ -327,48 +332,37 @@ class Stream:
         """Request all messages after the last used one, and that one again, as a proof."""
         assert self.source.replay is not None
         self._end_replay()
-        proving = self._continuity.can_prove
-        start = (self._continuity.expected or 0) - proving
-        deadline = self._clock() + REPLAY_PATIENCE_SECONDS
-        self._replay = Replay(self._context, self.source.replay, start, deadline, proving=proving)
-        self._turn.hear(self._replay.socket, self._receive_replay)
+        expected, deadline = self._continuity.expected or 0, self._clock() + REPLAY_PATIENCE_SECONDS
+        start = max(0, expected - 1)
+        self._replay = Replay(self._sockets.context, self.source.replay, start, deadline, proving=expected > 0)
+        self._sockets.hear(self._replay.socket, partial(self.run, self._receive_replay))
         if self._subscription is not None:
-            self._turn.ignore(self._subscription)  # live messages wait
-        self._state = "repairing"
+            self._sockets.ignore(self._subscription)  # live messages wait
 
     def _end_replay(self) -> None:
         if self._replay is None:
             return
-        self._turn.ignore(self._replay.socket)
-        self._replay.close()
+        self._sockets.ignore(self._replay.socket)
+        self._replay.socket.close()
         self._replay = None
         if self._subscription is not None:
-            self._turn.hear(self._subscription, self._receive)
+            self._sockets.hear(self._subscription, partial(self.run, self._receive))
 
     def _receive_replay(self) -> None:
         replay = self._replay
         if replay is None:
             return
         for sequence, payload in replay.messages(self._clock):
-            self._replayed(replay, sequence, payload)
-            if self._replay is not replay or not self._turn.may_go_on():
+            expected = self._continuity.expected
+            if replay.proving and replay.received == 1:
+                if not self._continuity.proves(sequence, payload):
+                    self._begin_anew(self._held, proven=expected is not None and sequence < expected)
+            elif replay.accepts(sequence, expected):
+                self._use(sequence, payload)  # later than expected: the buffer does not reach back as far
+            if self._replay is not replay or not self._sockets.may_go_on():
                 return
         if replay.ended:
             self._replay_ended(replay)
-
-    def _replayed(self, replay: Replay, sequence: int, payload: bytes) -> None:
-        expected = self._continuity.expected
-        if replay.proving and replay.received == 1:
-            if not self._continuity.proves(sequence, payload):
-                self._begin_anew(self._held, proven=expected is not None and sequence < expected)
-        elif replay.accepts(sequence, expected):
-            if expected is None:
-                self._begin_with(sequence, payload)
-            elif sequence == expected:
-                self._take(sequence, payload)
-            else:  # the buffer does not reach back as far
-                self._drop_view()
-                self._begin_with(sequence, payload, whole=False)
 
     def _replay_ended(self, replay: Replay) -> None:
         if replay.is_unproven:  # not even the message that was used is there
@@ -377,12 +371,11 @@ class Stream:
             self._ask()
         else:
             if self._continuity.expected is None:  # nothing was ever published
-                self._continuity.begin(0)
+                self._continuity.begin()
                 self._is_complete = True
             self._unsure = False
             self.counts["repairs"] += 1
             self._end_replay()
-            self._state = "live"
             self._settle()
 
     def _replay_failed(self) -> None:
@@ -390,7 +383,6 @@ class Stream:
         self._replay_rests_until = self._clock() + REPLAY_REST_SECONDS
         self._unsure = self._replay is not None and self._replay.is_unproven
         self._end_replay()
-        self._state = "live"
         self._settle()
 
     def _complain(self, error: ValueError) -> None:
@@ -399,3 +391,33 @@ class Stream:
         if str(error) != self._complaint:
             self._complaint = str(error)
             log.warning("kv_events_malformed", backend=self.backend, reason=self._complaint)
+
+    # Passing changes on.
+
+    def _flush(self) -> None:
+        """Pass changes on if there are many or the first is old, and a new state at once."""
+        pending, now, view = self.ledger.pending, self._clock(), self.view
+        is_due = pending > 0 and (pending >= FLUSH_CHANGES or now >= self._flush_at)
+        if not is_due and view == self._sent_view:
+            return
+        updates, is_better = self._changes(), view > self._sent_view
+        if view != self._sent_view:
+            update = partial(self._events.state, self._engine, *view)
+            updates.insert(len(updates) if is_better else 0, update)  # a worse state first, a better one last
+        self._flush_at, self._sent_view = now + FLUSH_SECONDS, view
+        self._deliver(updates)
+
+    def _changes(self) -> list[Update]:
+        if not self.ledger.pending:
+            return []
+        cleared, added, removed = self.ledger.take()
+        engine, changed, tokens = self._engine, self._events.changed, self.ledger.resident_tokens
+        updates: list[Update] = [partial(self._events.cleared, engine)] if cleared else []
+        updates += [partial(changed, engine, (), piece, tokens) for piece in _pieces(removed)]
+        updates += [partial(changed, engine, piece, (), tokens) for piece in _pieces(added)]
+        return updates or [partial(changed, engine, (), (), tokens)]
+
+
+def _pieces(keys: list[int]) -> Iterator[list[int]]:
+    for start in range(0, len(keys), UPDATE_CHANGES):
+        yield keys[start : start + UPDATE_CHANGES]

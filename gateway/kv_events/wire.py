@@ -1,4 +1,4 @@
-"""vLLM's KV event messages: frames in, events out. Pure; malformed messages raise ValueError and nothing else.
+"""vLLM's KV event messages: events out of frames, the order of messages, replays of missed ones, and their sockets.
 
 A message is `[topic, sequence, payload]`; the payload is a MessagePack array of time, events, and the data-parallel
 rank. From vLLM 0.24 on an event is a map with a key `type`; before, it was an array that begins with its type. Unknown
@@ -6,12 +6,20 @@ fields and unknown types of event are ignored, so that newer engines are still s
 
 Decoding holds the interpreter, so no single call of the decoder gets more than a part of a message whose cost is
 bounded: sizes are looked at before, events are decoded one by one, and what may be nested at will is left raw.
+
+vLLM numbers its messages from 0 in each process. It answers a request for missed messages from a buffer of its last
+ones, then sends an end marker. Its socket silently drops what a slow receiver cannot take, so an answer can have holes,
+or no end; it is then requested again from there. Each request has a connection of its own, so that a late answer is
+never mistaken for the answer to the next. Missed messages arrive a second time as live ones, which is no restart: a
+restart is a live number that is not above the live number before it.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
+import zmq
+from xxhash import xxh3_64_intdigest
 
 MAX_PAYLOAD_BYTES = 2 * 1024 * 1024  # a step of vLLM with 131,072 tokens is 1 MiB
 MAX_EVENTS = 65536  # of a message
@@ -20,12 +28,17 @@ MAX_EXTRA_KEY_BYTES = 1024  # of a block; likewise
 MAX_HASH_BYTES = 64  # vLLM's are 32
 SEQUENCE_BYTES = 8
 END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
-
-_NOTHING = msgspec.Raw(b"\xc0")
+RECEIVE_QUEUE_MESSAGES = 512  # beyond it live messages wait at the publisher; replayed ones may be dropped
+PAUSE_SECONDS = 1.0  # until the next replayed message, or the end marker
+HANDLER_SECONDS = 0.01  # of one handler before the others run
+SLICE_SECONDS = 0.0005  # between pauses
+BREATH_SECONDS = 0.0001
 
 # The low 64 bits, or the whole of it, by VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES.
 BlockHash = int | Annotated[bytes, msgspec.Meta(max_length=MAX_HASH_BYTES)]
 BlockTokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]  # 0: a connector does not know
+Socket = zmq.Socket[bytes]
+Context = zmq.Context[Socket]
 
 
 class Stored(msgspec.Struct, tag="BlockStored", frozen=True, gc=False):
@@ -38,7 +51,7 @@ class Stored(msgspec.Struct, tag="BlockStored", frozen=True, gc=False):
     lora_id: int | None = None
     medium: str | None = None
     lora_name: str | None = None
-    extra_keys: list[Any] | None = None  # one entry a block: LoRA name, [media id, offset], salt, embeddings digest
+    extra_keys: Any = None  # one entry a block: LoRA name, [media id, offset], salt, embeddings digest
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
 
@@ -55,17 +68,12 @@ class Cleared(msgspec.Struct, tag="AllBlocksCleared", frozen=True, gc=False):
     """The whole prefix cache was reset."""
 
 
-class _StoredMap(msgspec.Struct, tag="BlockStored", frozen=True):
-    block_hashes: list[BlockHash]
-    parent_block_hash: BlockHash | None
-    token_ids: list[int]
-    block_size: BlockTokens
-    lora_id: int | None = None
-    medium: str | None = None
-    lora_name: str | None = None
+Event = Stored | Removed | Cleared
+_NOTHING = msgspec.Raw(b"\xc0")
+
+
+class _StoredMap(Stored, tag="BlockStored", frozen=True):
     extra_keys: msgspec.Raw = _NOTHING
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
 
 
 class _StoredRow(_StoredMap, tag="BlockStored", frozen=True, array_like=True):
@@ -80,19 +88,8 @@ class _ClearedRow(Cleared, tag="AllBlocksCleared", frozen=True, array_like=True)
     pass
 
 
-Event = Stored | Removed | Cleared
-
-
-class Batch(msgspec.Struct, frozen=True, array_like=True):
-    """The events of one engine step, in order."""
-
+class _Batch(msgspec.Struct, frozen=True, array_like=True):
     ts: float  # Unix time
-    events: list[Stored | Removed | Cleared]
-    data_parallel_rank: int | None = None
-
-
-class _RawBatch(msgspec.Struct, frozen=True, array_like=True):
-    ts: float
     events: msgspec.Raw
     data_parallel_rank: int | None = None
 
@@ -101,22 +98,21 @@ class _Typed(msgspec.Struct, frozen=True):
     type: str
 
 
-class _TypedRow(msgspec.Struct, frozen=True, array_like=True):
-    type: str
+class _TypedRow(_Typed, frozen=True, array_like=True):
+    pass
 
 
-_RAW_BATCH = msgspec.msgpack.Decoder(_RawBatch)
+_BATCH = msgspec.msgpack.Decoder(_Batch)
 _RAWS = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_EVENT = msgspec.msgpack.Decoder(_StoredMap | Removed | Cleared)
-_ROW = msgspec.msgpack.Decoder(_StoredRow | _RemovedRow | _ClearedRow)
-_TYPE = msgspec.msgpack.Decoder(_Typed)
-_ROW_TYPE = msgspec.msgpack.Decoder(_TypedRow)
+_MAP = msgspec.msgpack.Decoder(_StoredMap | Removed | Cleared), msgspec.msgpack.Decoder(_Typed)
+_ROW = msgspec.msgpack.Decoder(_StoredRow | _RemovedRow | _ClearedRow), msgspec.msgpack.Decoder(_TypedRow)
 _ANY = msgspec.msgpack.Decoder()
 _KNOWN = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
 
 
 def read_frames(frames: Sequence[bytes]) -> tuple[bytes, int, bytes]:
+    """Topic, sequence number and payload. Like `read_events`, it raises ValueError and nothing else."""
     if len(frames) != 3:
         raise ValueError(f"a message has {len(frames)} frames")
     topic, sequence, payload = frames
@@ -125,12 +121,12 @@ def read_frames(frames: Sequence[bytes]) -> tuple[bytes, int, bytes]:
     return topic, int.from_bytes(sequence, "big"), payload
 
 
-def read_batch(payload: bytes, breathe: Callable[[], None] = lambda: None) -> Batch:
-    """The events of a payload, in either encoding. `breathe` is called between them."""
+def read_events(payload: bytes, breathe: Callable[[], None] = lambda: None) -> list[Event]:
+    """The events of one engine step, in order, in either encoding. `breathe` is called between them."""
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise ValueError("a payload is too large")
     try:
-        batch = _RAW_BATCH.decode(payload)
+        batch = _BATCH.decode(payload)
         if _length(batch.events) > MAX_EVENTS:
             raise ValueError("a payload has too many events")
         events = []
@@ -140,7 +136,7 @@ def read_batch(payload: bytes, breathe: Callable[[], None] = lambda: None) -> Ba
             breathe()
     except _MALFORMED as error:
         raise ValueError(f"a payload is malformed: {error}") from error
-    return Batch(batch.ts, events, batch.data_parallel_rank)
+    return events
 
 
 def _length(array: msgspec.Raw) -> int:
@@ -152,36 +148,155 @@ def _length(array: msgspec.Raw) -> int:
 
 
 def _read_event(raw: msgspec.Raw) -> Event | None:
-    """None = an event of a type that this version does not know."""
+    """None = it is of a type that this version does not know, or its extra keys are too long.
+
+    A client chooses the cache salt, so long keys are no fault of the engine.
+    """
     first = memoryview(raw)[0]
-    is_row = first in (0xDC, 0xDD) or 0x90 <= first <= 0x9F
+    known, typed = _ROW if first in (0xDC, 0xDD) or 0x90 <= first <= 0x9F else _MAP
     try:
-        event = _ROW.decode(raw) if is_row else _EVENT.decode(raw)
+        event: Event = known.decode(raw)
     except msgspec.ValidationError:
-        if (_ROW_TYPE.decode(raw) if is_row else _TYPE.decode(raw)).type in _KNOWN:
+        if typed.decode(raw).type in _KNOWN:
             raise
         return None
-    return _stored(event) if isinstance(event, _StoredMap) else event
-
-
-def _stored(event: _StoredMap) -> Stored | None:
-    """None = its extra keys are too long. A client chooses the cache salt, so that is no fault of the engine."""
-    try:
-        extra_keys = _extra_keys(event.extra_keys)
-    except OverflowError:
+    if not isinstance(event, _StoredMap):
+        return event
+    if len(memoryview(event.extra_keys)) > MAX_EXTRA_KEYS_BYTES:
         return None
-    return Stored(
-        event.block_hashes, event.parent_block_hash, event.token_ids, event.block_size, event.lora_id, event.medium,
-        event.lora_name, extra_keys, event.group_idx, event.kv_cache_spec_kind,
-    )  # fmt: skip
-
-
-def _extra_keys(raw: msgspec.Raw) -> list[Any] | None:
-    if raw == _NOTHING:
+    entries = _RAWS.decode(event.extra_keys) if event.extra_keys != _NOTHING else None
+    if entries and any(len(memoryview(entry)) > MAX_EXTRA_KEY_BYTES for entry in entries):
         return None
-    if len(memoryview(raw)) > MAX_EXTRA_KEYS_BYTES:
-        raise OverflowError
-    entries = _RAWS.decode(raw)
-    if any(len(memoryview(entry)) > MAX_EXTRA_KEY_BYTES for entry in entries):
-        raise OverflowError
-    return [_ANY.decode(entry) for entry in entries]
+    return msgspec.structs.replace(event, extra_keys=entries and [_ANY.decode(entry) for entry in entries])
+
+
+# Position of a live message in its sequence; "repeated": already received by a replay.
+MessagePlace = Literal["next", "repeated", "after_gap", "restarted"]
+
+
+class Continuity:
+    """Sequence numbers of one publisher. `expected` None = nothing was received or requested yet."""
+
+    def __init__(self) -> None:
+        self.expected: int | None = None
+        self._last_live: int | None = None
+        self._last_digest: int | None = None
+
+    def begin(self) -> None:
+        """Nothing was published yet, so the first message is the next one."""
+        self.expected = 0
+
+    def place(self, sequence: int) -> MessagePlace:
+        """Judge a live message; to be called once for each, in order."""
+        last, self._last_live = self._last_live, sequence
+        if last is not None and sequence <= last:
+            return "restarted"
+        if self.expected is None or sequence > self.expected:
+            return "after_gap"
+        return "next" if sequence == self.expected else "repeated"
+
+    def took(self, sequence: int, payload: bytes) -> None:
+        self.expected = sequence + 1
+        self._last_digest = xxh3_64_intdigest(payload)
+
+    def proves(self, sequence: int, payload: bytes) -> bool:
+        """Whether this is the last message that was used, again: the process is the same."""
+        return sequence + 1 == self.expected and xxh3_64_intdigest(payload) == self._last_digest
+
+
+class Sockets:
+    """Calls a handler when its socket can be read.
+
+    A handler lets other threads run every half millisecond: Python's own switch interval would block the event loop
+    ten times as long.
+    """
+
+    def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        self.context: Context = zmq.Context()
+        self.clock = clock
+        self._sleep = sleep
+        self._poller = zmq.Poller()
+        self._handlers: dict[Socket, Callable[[], None]] = {}
+        self._turn_ends = self._breathed = 0.0
+
+    def hear(self, socket: Socket, handle: Callable[[], None]) -> None:
+        """Call `handle` whenever something can be received."""
+        self._handlers[socket] = handle
+        self._poller.register(socket, zmq.POLLIN)
+
+    def ignore(self, socket: Socket) -> None:
+        if self._handlers.pop(socket, None) is not None:
+            self._poller.unregister(socket)
+
+    def ready(self, within_seconds: float) -> Iterator[Callable[[], None]]:
+        """Handlers of the sockets that can be read; one may `ignore` the socket of another."""
+        for socket, _ in self._poller.poll(int(within_seconds * 1000)):
+            if handle := self._handlers.get(socket):
+                yield handle
+
+    def begin_turn(self) -> None:
+        self._breathed = self.clock()
+        self._turn_ends = self._breathed + HANDLER_SECONDS
+
+    def may_go_on(self) -> bool:
+        """False = the handler's time is used up; it is called again soon."""
+        return self.clock() < self._turn_ends
+
+    def breathe(self) -> None:
+        """Let other threads run for a moment, if it is time."""
+        if self.clock() - self._breathed > SLICE_SECONDS:
+            self._sleep(BREATH_SECONDS)
+            self._breathed = self.clock()
+
+
+def open_socket(context: Context, kind: int) -> Socket:
+    """A socket that holds a bounded number of messages of bounded size."""
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.IPV6, 1)
+    socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)
+    return socket
+
+
+class Replay:
+    """One request for missed messages, sent on creation, and its answer. The owner closes it."""
+
+    def __init__(self, context: Context, endpoint: str, start: int, deadline: float, *, proving: bool) -> None:
+        self.deadline = deadline
+        self.proving = proving  # the first message is one that was used before
+        self.received = 0
+        self.used = False
+        self.torn = False  # a message in the middle is missing
+        self.ended = False
+        self.socket = open_socket(context, zmq.DEALER)
+        self.socket.connect(endpoint)
+        self.socket.send_multipart([b"", start.to_bytes(SEQUENCE_BYTES, "big")])
+
+    def messages(self, clock: Callable[[], float]) -> Iterator[tuple[int, bytes]]:
+        """Sequence numbers and payloads that have arrived; `ended` is set once the end marker has."""
+        while not self.ended:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(frames) < 3 or len(frames[-2]) != SEQUENCE_BYTES:
+                continue
+            if frames[-2] == END_OF_REPLAY and not frames[-1]:
+                self.ended = True
+            else:
+                self.received += 1
+                self.deadline = clock() + PAUSE_SECONDS
+                yield int.from_bytes(frames[-2], "big"), frames[-1]
+
+    @property
+    def is_unproven(self) -> bool:
+        return self.proving and not self.received
+
+    def accepts(self, sequence: int, expected: int | None) -> bool:
+        """Whether to use a message; notes it if messages before it are missing."""
+        if expected is not None and sequence != expected and (sequence < expected or self.received > 1):
+            self.torn = self.torn or sequence > expected
+            return False
+        self.used = True
+        return True

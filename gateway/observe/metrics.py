@@ -2,8 +2,10 @@
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from typing import Any, cast
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric, Sample
 from prometheus_client.registry import Collector
@@ -16,124 +18,81 @@ _LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _MAX_MODELS = 1000
 
 Labels = tuple[str, ...]
+Read = Callable[[], Iterable[tuple[Labels, Any]]]
 Breathe = Callable[[], None]
-Frozen = Callable[[Breathe], Metric]
 
 
 class Live:
-    """A metric that is counted here, or read when it is looked at."""
+    """A metric whose values are read when it is scraped: `read` gives label values and value."""
 
-    name: str
-    documentation: str
-    labels: Labels
+    def __init__(self, kind: type[Metric], name: str, documentation: str, labels: Labels, read: Read) -> None:
+        self.name, self.documentation, self.labels, self.read = name, documentation, labels, read
+        self._kind: Any = kind
 
-    def frozen(self) -> Frozen:
-        """The values as they are now, to be made a family of anywhere."""
-        raise NotImplementedError
+    def family(self, values: Iterable[tuple[Labels, Any]] | None = None, breathe: Breathe = lambda: None) -> Metric:
+        """With these values, which were read earlier, or the current ones."""
+        family: Metric = self._kind(self.name, self.documentation, labels=self.labels)
+        for labels, value in self.read() if values is None else values:
+            self._add_to(family, labels, value)
+            breathe()
+        return family
 
-    def family(self) -> Metric:
-        return self.frozen()(lambda: None)
+    def _add_to(self, family: Any, labels: Labels, value: Any) -> None:
+        family.add_metric(labels, value)
 
 
 class Counter(Live):
-    """Sums by label values."""
+    """Sums by label values; `values` may be added to."""
 
     def __init__(self, name: str, documentation: str, labels: Labels) -> None:
-        self.name, self.documentation, self.labels = name, documentation, labels
-        self.values: dict[Labels, float] = {}
+        self.values = defaultdict[Labels, float](float)
+        super().__init__(CounterMetricFamily, name, documentation, labels, self.values.items)
 
     def add(self, labels: Labels, amount: float = 1.0) -> None:
-        self.values[labels] = self.values.get(labels, 0.0) + amount
-
-    def frozen(self) -> Frozen:
-        family = CounterMetricFamily(self.name, self.documentation, labels=self.labels)
-        return partial(_filled, family, [*self.values.items()])
+        self.values[labels] += amount
 
 
 class Histogram(Live):
-    """Counts by label values and upper bounds."""
+    """Counts by label values and upper bounds, and sums by label values."""
 
     def __init__(self, name: str, documentation: str, labels: Labels, bounds: tuple[float, ...]) -> None:
-        self.name, self.documentation, self.labels, self.bounds = name, documentation, labels, bounds
         self.values: dict[Labels, tuple[list[int], list[float]]] = {}
+        self._bounds = bounds
+        super().__init__(HistogramMetricFamily, name, documentation, labels, self._copied)
 
     def observe(self, labels: Labels, value: float) -> None:
         known = self.values.get(labels)
         if known is None:
-            known = self.values[labels] = ([0] * (len(self.bounds) + 1), [0.0])
-        known[0][bisect_left(self.bounds, value)] += 1
+            known = self.values[labels] = ([0] * (len(self._bounds) + 1), [0.0])
+        known[0][bisect_left(self._bounds, value)] += 1
         known[1][0] += value
 
-    def frozen(self) -> Frozen:
-        return partial(self._family, [(labels, [*counts], total[0]) for labels, (counts, total) in self.values.items()])
+    def _copied(self) -> Iterator[tuple[Labels, Any]]:
+        for labels, (counts, total) in self.values.items():
+            yield labels, ([*counts], total[0])
 
-    def _family(self, values: list[tuple[Labels, list[int], float]], breathe: Breathe) -> Metric:
-        family = HistogramMetricFamily(self.name, self.documentation, labels=self.labels)
-        for labels, counts, total in values:
-            running, buckets = 0, []
-            for bound, count in zip((*map(str, self.bounds), "+Inf"), counts, strict=True):
-                running += count
-                buckets.append((bound, float(running)))
-            family.add_metric(labels, buckets=buckets, sum_value=total)
-            breathe()
-        return family
-
-
-Read = Callable[[], Iterable[tuple[Labels, float]]]
-
-
-class Scraped(Live):
-    """Values that are read when scraped: `read` gives label values and value."""
-
-    def __init__(
-        self,
-        kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
-        name: str,
-        documentation: str,
-        labels: Labels,
-        read: Read,
-    ) -> None:
-        self.name, self.documentation, self.labels = name, documentation, labels
-        self._kind, self._read = kind, read
-
-    def frozen(self) -> Frozen:
-        return partial(_filled, self._kind(self.name, self.documentation, labels=self.labels), [*self._read()])
-
-
-def _filled(
-    family: GaugeMetricFamily | CounterMetricFamily, values: list[tuple[Labels, float]], breathe: Breathe
-) -> Metric:
-    for labels, value in values:
-        family.add_metric(labels, value)
-        breathe()
-    return family
-
-
-class FamilySamples(list[Sample]):
-    """Samples of a family, with pauses while they are gone through."""
-
-    def __init__(self, samples: Iterable[Sample], breathe: Breathe) -> None:
-        super().__init__(samples)
-        self._breathe = breathe
-
-    def __iter__(self) -> Iterator[Sample]:
-        for sample in super().__iter__():
-            yield sample
-            self._breathe()
+    def _add_to(self, family: Any, labels: Labels, value: Any) -> None:
+        bounds, (counts, total) = [*map(str, self._bounds), "+Inf"], value
+        family.add_metric(labels, buckets=[*zip(bounds, accumulate(map(float, counts)), strict=True)], sum_value=total)
 
 
 class MetricsSnapshot(Collector):
     """Metrics as they were at one moment; they are made ready and rendered in any thread, with pauses for others."""
 
-    def __init__(self, frozen: Sequence[Frozen], breathe: Breathe) -> None:
-        self._frozen = frozen
+    def __init__(self, live: Iterable[Live], breathe: Breathe) -> None:
+        self._taken = [(each, [*each.read()]) for each in live]
         self._breathe = breathe
 
     def collect(self) -> Iterable[Metric]:
-        for family in self._frozen:
-            metric = family(self._breathe)
-            metric.samples = FamilySamples(metric.samples, self._breathe)
+        for live, values in self._taken:
+            metric = live.family(values, self._breathe)
+            metric.samples = cast(list[Sample], self._pausing(metric.samples))  # encoders go through them once
             yield metric
+
+    def _pausing(self, samples: list[Sample]) -> Iterator[Sample]:
+        for sample in samples:
+            yield sample
+            self._breathe()
 
 
 class Metrics(Collector):
@@ -184,11 +143,10 @@ class Metrics(Collector):
         self.before_collecting: Callable[[], None] = lambda: None
 
     def gauge(self, name: str, documentation: str, labels: Labels, read: Read) -> None:
-        self._live.append(Scraped(GaugeMetricFamily, name, documentation, labels, read))
+        self._live.append(Live(GaugeMetricFamily, name, documentation, labels, read))
 
     def counter(self, name: str, documentation: str, labels: Labels, read: Read) -> None:
-        """Add a counter that is read when scraped; its name ends in `_total`."""
-        self._live.append(Scraped(CounterMetricFamily, name, documentation, labels, read))
+        self._live.append(Live(CounterMetricFamily, name, documentation, labels, read))
 
     def include(self, *live: Counter | Histogram) -> None:
         self._live += live
@@ -200,30 +158,30 @@ class Metrics(Collector):
         return self.snapshot(lambda: None).collect()
 
     def snapshot(self, breathe: Breathe) -> MetricsSnapshot:
-        """Everything as it is now. To be called on the event loop, unlike what becomes of it."""
+        """The current values. To be called on the event loop, unlike `collect` of the snapshot."""
         self.before_collecting()
-        return MetricsSnapshot([live.frozen() for live in self._live], breathe)
+        return MetricsSnapshot(self._live, breathe)
 
     def finished(self, record: Record) -> None:
-        model = self._capped(record.model)
-        self.requests.add((record.endpoint, model, record.backend, record.outcome))
+        endpoint, backend = record.endpoint, record.backend
+        model = record.model if record.model in self._models else self._capped(record.model)
+        self.requests.values[endpoint, model, backend, record.outcome] += 1.0
         if record.model:
             self.queue_wait.observe((model, "batch" if record.batch else "interactive"), record.queue_seconds)
-        if not record.backend:
+        if not backend:
             return
-        self.duration.observe((record.endpoint, model), record.ended_seconds - record.arrived_seconds)
+        self.duration.observe((endpoint, model), record.ended_seconds - record.arrived_seconds)
         if record.streams and record.first_byte_seconds is not None:
             self.first_byte.observe((model,), record.first_byte_seconds - record.arrived_seconds)
-        self.hit_tokens.add((record.backend, "predicted"), record.predicted_hit_tokens)
+        self.hit_tokens.values[backend, "predicted"] += record.predicted_hit_tokens
         if record.actual_hit_tokens is not None:
-            self.hit_tokens.add((record.backend, "actual"), record.actual_hit_tokens)
+            self.hit_tokens.values[backend, "actual"] += record.actual_hit_tokens
         if record.prompt_tokens:
-            self.prompt_tokens.add((model,), record.prompt_tokens)
-            self.completion_tokens.add((model,), record.completion_tokens)
+            self.prompt_tokens.values[model,] += record.prompt_tokens
+            self.completion_tokens.values[model,] += record.completion_tokens
 
     def _capped(self, model: str) -> str:
-        if model in self._models:
-            return model
+        """The label of a model that is counted for the first time."""
         if len(self._models) >= _MAX_MODELS:
             return "other"
         self._models.add(model)
@@ -245,10 +203,7 @@ class EmbeddingMetrics:
             "gateway_embedding_batch_tokens", "Estimated tokens per embeddings batch.", model, _TOKENS
         )
         self.batch_wait = Histogram(
-            "gateway_embedding_batch_wait_seconds",
-            "Time that inputs waited for their batch to be sent.",
-            model,
-            _WAIT,
+            "gateway_embedding_batch_wait_seconds", "Time that inputs waited for their batch to be sent.", model, _WAIT
         )
         self.flushes = Counter(
             "gateway_embedding_flushes_total", "Embeddings batches sent, by reason.", ("model", "reason")

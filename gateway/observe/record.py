@@ -1,7 +1,4 @@
-"""The record of one request, for metrics, the access log and learning: no prompts, no keys.
-
-Records are counted and logged in batches: done in a row, the same work costs a third.
-"""
+"""The record of one request, for metrics, the access log and learning: no prompts, no keys."""
 
 from collections.abc import Callable
 
@@ -55,7 +52,6 @@ class Record:
         self.batch = demand.batch
 
     def waited(self, seconds: float) -> None:
-        """Add to the time that the request was queued."""
         self.queue_seconds += seconds
 
     def placed(self, model: str, backend: str, waited_seconds: float, hit_tokens: int) -> None:
@@ -67,33 +63,23 @@ class Record:
         self.predicted_hit_tokens = hit_tokens
 
     def attempted(self, first_byte_seconds: float | None, streamed_tokens: int) -> None:
-        """The attempt is over, whether or not it succeeded."""
         self.first_byte_seconds = first_byte_seconds
         self.streamed_tokens = streamed_tokens
 
-    def answered(self, usage: Usage, *, client_was_slow: bool) -> None:
-        """The response is complete, and the backend reported its usage."""
+    def answered(self, usage: Usage, demand: Demand | None, engine_index: int, *, client_was_slow: bool) -> None:
+        """The response is complete, and the backend reported its usage; `demand` is None if estimates must not learn
+        from it, because it was not plausible.
+        """
+        self.usage = usage
+        self.demand = demand
+        self.engine_index = engine_index
         self.prompt_tokens = usage.prompt_tokens
         self.completion_tokens = usage.completion_tokens
         self.actual_hit_tokens = usage.cached_tokens
         self.client_was_slow = client_was_slow
 
-    def learnable(self, demand: Demand, engine_index: int, usage: Usage) -> None:
-        """Estimates may learn from this response: its usage is plausible."""
-        self.demand = demand
-        self.engine_index = engine_index
-        self.usage = usage
-
     def reused(self, inputs: int) -> None:
-        """This many embeddings came from the cache."""
         self.reused_inputs = inputs
-
-    def batched(self, backend: str, attempts: int, queue_seconds: float, first_byte_seconds: float | None) -> None:
-        """The request's inputs were sent in batches with those of others."""
-        self.backend = backend
-        self.attempts = attempts
-        self.queue_seconds = queue_seconds
-        self.first_byte_seconds = first_byte_seconds
 
     def merge(self, part: "Record", waited_seconds: float) -> None:
         """Add one of the pieces that the request was sent in, which waited this long before its own record began."""
@@ -110,7 +96,6 @@ class Record:
         self.queue_seconds = queue_seconds
 
     def counted(self, prompt_tokens: int) -> None:
-        """The prompt tokens of a response that the gateway composed of several."""
         self.prompt_tokens = prompt_tokens
 
     def ended(self, outcome: str, status: int, now: float, error: str = "") -> None:
@@ -127,7 +112,9 @@ _BATCH = 64
 
 
 class RecordBatcher:
-    """Passes each record to every consumer, 64 at a time or when `settle` is called."""
+    """Passes each record to every consumer, 64 at a time or when `settle` is called: done in a row, the same work costs
+    a third.
+    """
 
     def __init__(self, supervisor: Supervisor, *consumers: Callable[[Record], None]) -> None:
         self._supervisor = supervisor

@@ -65,7 +65,7 @@ def _with_defaults(fields: dict[str, Any]) -> dict[str, Any]:
     return {**tied, **_DEFAULTS.get(family, {}), **{key: value for key, value in fields.items() if value is not None}}
 
 
-def number(fields: Document, names: tuple[str, ...]) -> int | None:
+def number(fields: Document, *names: str) -> int | None:
     """The first of these fields that holds a whole number above 0."""
     for name in names:
         value = fields.get(name)
@@ -77,7 +77,7 @@ def number(fields: Document, names: tuple[str, ...]) -> int | None:
 def kv_heads(fields: Document, heads: int) -> int:
     if fields.get("multi_query") and not fields.get("new_decoder_architecture"):
         return 1
-    return number(fields, KV_HEADS) or heads
+    return number(fields, *KV_HEADS) or heads
 
 
 def listed(fields: Document, name: str) -> list[Any]:
@@ -87,7 +87,7 @@ def listed(fields: Document, name: str) -> list[Any]:
 
 def needed(fields: Document, *wanted: tuple[str, ...]) -> tuple[int, ...]:
     """These fields, all of them. Raises PlanError that names all that are missing."""
-    found = [number(fields, names) for names in wanted]
+    found = [number(fields, *names) for names in wanted]
     if missing := [names[0] for names, value in zip(wanted, found, strict=True) if value is None]:
         options = " ".join(f"--set {name}=N" for name in missing)
         raise PlanError(f"the model's config.json lacks {', '.join(missing)}: give {options}")
@@ -109,11 +109,10 @@ class Checkpoint:
         """
         text = text_part(self.config)
         # Layers behind the last are for speculation, which is off unless asked for.
-        layers = number(text, LAYERS) if text.get("num_nextn_predict_layers") else None
+        layers = number(text, *LAYERS) if text.get("num_nextn_predict_layers") else None
         if files := _weight_files(self.folder):
             return _size(files, value_bytes, layers), "the headers of its safetensors files"
-        index = self.folder / _INDEX
-        total = number(_section(index, "metadata"), ("total_size",)) if index.is_file() else None
+        total = number(_section(self.folder / _INDEX, "metadata"), "total_size")
         if total is not None:
             of_32_bits = "float32" in str(text.get("torch_dtype") or text.get("dtype"))
             return total * value_bytes // 4 if of_32_bits else total, f"total_size of {_INDEX}"
@@ -141,7 +140,7 @@ def _document(file: Path) -> dict[str, Any]:
 
 
 def _section(file: Path, name: str) -> dict[str, Any]:
-    found = _document(file).get(name)
+    found = _document(file).get(name) if file.is_file() else None
     return found if isinstance(found, dict) else {}
 
 

@@ -11,41 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from gateway.backends.health import ProbeResult
-from gateway.backends.survey import survey
+from gateway.backends.probe import survey
 from gateway.config import ConfigError
 from gateway.config_file import parse
-from gateway.plan import checkpoint as of
-from gateway.plan.checkpoint import PlanError, read_checkpoint
-from gateway.plan.memory import (
-    BLOCK_TOKENS,
-    GIB,
-    UTILIZATION,
-    BlockPool,
-    KvLayout,
-    Settings,
-    bytes_per_sequence,
-    bytes_per_token,
-    default_block_tokens,
-)
-from gateway.plan.model_shape import DTYPE_BYTES, ModelShape, read_shape
-from gateway.plan.plan import (
-    KV_HEADROOM,
-    TENSOR_PARALLEL,
-    Plan,
-    PlanOption,
-    Workload,
-    caps,
-    concurrency_of,
-    defaults,
-    make_plan,
-    recommended,
-    rows,
-    shortened,
-    startable_length,
-    too_long,
-    warnings,
-)
-from gateway.plan.weights import chosen
+from gateway.plan import capacity
+from gateway.plan.capacity import GIB, TENSOR_PARALLEL, KvCache, Plan, PlanOption, Settings, Workload
+from gateway.plan.checkpoint import PlanError, read_checkpoint, text_part
+from gateway.plan.model import DTYPE_BYTES, ModelShape, chosen, read_shape
+
+Document = dict[str, Any]
+PROMPT_TOKENS, OUTPUT_TOKENS = 1024, 256
+_LARGEST_DEFAULT = 1024  # the largest of vLLM's defaults of max_num_seqs
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +35,7 @@ class Running:
     engines: int
     kv_tokens: int  # of one engine
     max_num_seqs: int | None  # of one engine; None = not exposed
-    pool: BlockPool
+    cache: KvCache
 
 
 def ask_running(url: str, api_key: str = "") -> Running:
@@ -71,46 +47,39 @@ def ask_running(url: str, api_key: str = "") -> Running:
     [answers] = asyncio.run(survey(config))
     facts = answers.facts
     if answers.probe is not ProbeResult.OK:
-        raise PlanError(f"{url}: {answers.why_not_used}")
+        raise PlanError(f"{url}: {answers.probe_error}")
     if not facts.models:
-        why = next(
-            (str(error) for path, error in answers.problems.items() if path == "/v1/models"), "it lists no model"
-        )
+        why = str(answers.problems.get("/v1/models", "it lists no model"))
         raise PlanError(f"{url}: {why}" + (": give --api-key" if "401" in why else ""))
     if facts.kv_cache_tokens is None:
         raise PlanError(f"{url}/metrics does not tell the size of its KV cache: is this a vLLM server, with a decoder?")
     card = next((card for card in facts.models if card.parent is None), facts.models[0])
     if card.max_model_len is None:
         raise PlanError(f"{url}/v1/models does not tell max_model_len of {card.id}")
-    block, tokens = facts.block_size_tokens or BLOCK_TOKENS, facts.kv_cache_tokens // facts.engines
-    pool = BlockPool(KvLayout(block, 0, (None,)), tokens // block)
-    return Running(url, card.id, facts.version, card.max_model_len, facts.engines, tokens, facts.max_num_seqs, pool)
-
-
-Document = dict[str, Any]
+    block, tokens = facts.block_size_tokens or capacity.BLOCK_TOKENS, facts.kv_cache_tokens // facts.engines
+    cache = KvCache(block, 0, (None,), tokens // block)
+    return Running(url, card.id, facts.version, card.max_model_len, facts.engines, tokens, facts.max_num_seqs, cache)
 
 
 def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: str, command: str | None) -> Document:
-    shape, settings, choice = plan.shape, plan.settings, plan.choice
-    text = settings.max_length_tokens
-    encoder = shape.stored is None
+    shape, settings, choice, longest = plan.shape, plan.settings, plan.choice, plan.settings.max_length_tokens
+    first = plan.options[0].fit if plan.options else None
+    cached = None if choice is None or shape.stored is None else choice.fit
     return {
         "model": {
             "name": model,
             "family": shape.family,
             "parameters": shape.parameters.total,
-            "weight_bytes": plan.options[0].fit.weight_bytes * plan.options[0].fit.tensor_parallel
-            if plan.options
-            else settings.weight_bytes,
+            "weight_bytes": first.weight_bytes * first.tensor_parallel if first else settings.weight_bytes,
             "weights_from": weights_from,
             "quantization": settings.quantization.name if settings.quantization else None,
             "dtype": shape.dtype,
             "layers": list(map(asdict, shape.attention)),
             "kv_heads": None if shape.stored is None else shape.stored.heads,
             "latent": shape.stored is not None and shape.stored.latent,
-            "kv_bytes_per_token": bytes_per_token(shape, settings.kv_value_bytes),
-            "kv_bytes_of_longest": bytes_per_sequence(shape, text, settings.kv_value_bytes),
-            "max_model_len": text,
+            "kv_bytes_per_token": capacity.bytes_per_token(shape, settings.kv_value_bytes),
+            "kv_bytes_of_longest": capacity.bytes_per_sequence(shape, longest, settings.kv_value_bytes),
+            "max_model_len": longest,
         },
         "gpus": {"count": plan.gpus, "memory_bytes": settings.gpu_bytes, "utilization": settings.utilization},
         "assumed": _assumed(plan),
@@ -118,13 +87,11 @@ def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: 
         "options": [_option(option) for option in plan.options],
         "cannot_split_by": [size for size in TENSOR_PARALLEL if size <= plan.gpus and not shape.splits(size)],
         "choice": None if choice is None else choice.fit.tensor_parallel,
-        "lengths": []
-        if choice is None or encoder
-        else list(map(asdict, rows(choice.fit.pool, text, plan.workload, choice.fit.tensor_parallel))),
-        "without_paging": None if choice is None or encoder else choice.fit.kv_tokens // text,
+        "lengths": capacity.rows(cached.cache, longest, plan.workload, cached.tensor_parallel) if cached else [],
+        "without_paging": cached.kv_tokens // longest if cached else None,
         "block_tokens": settings.block_tokens,
         "max_num_batched_tokens": settings.batched_tokens,
-        "kv_headroom": KV_HEADROOM,
+        "kv_headroom": capacity.KV_HEADROOM,
         "warnings": warnings,
         "vllm": command,
         "gateway": None if choice is None else gateway_file(choice.replicas, choice.max_num_seqs),
@@ -141,10 +108,10 @@ def running_document(running: Running, workload: Workload, warnings: list[str], 
             "max_num_seqs": running.max_num_seqs,
         },
         "workload": asdict(workload),
-        "lengths": list(map(asdict, rows(running.pool, running.max_length_tokens, workload, None))),
+        "lengths": capacity.rows(running.cache, running.max_length_tokens, workload, None),
         "without_paging": running.kv_tokens // running.max_length_tokens,
-        "block_tokens": running.pool.layout.block_tokens,
-        "kv_headroom": KV_HEADROOM,
+        "block_tokens": running.cache.block_tokens,
+        "kv_headroom": capacity.KV_HEADROOM,
         "max_num_seqs": max_num_seqs,
         "warnings": warnings,
         "gateway": gateway_file(1, max_num_seqs * running.engines, running.url),
@@ -152,18 +119,17 @@ def running_document(running: Running, workload: Workload, warnings: list[str], 
 
 
 def _assumed(plan: Plan) -> list[str]:
-    found = []
-    if plan.settings.reserve_bytes is None:
-        found.append("working memory (--reserve-gib tells it)")
-    if plan.settings.weight_bytes is None:
-        found.append("weights, counted from config.json")
-    if plan.shape.has_other_parts and plan.settings.weight_bytes is None:
-        found.append("no weights for what sees or hears")
-    if plan.settings.quantization is not None and not plan.settings.quantization.known:
-        found.append(f"weights as if unpacked: {plan.settings.quantization.name} is not known")
-    if plan.workload.assumed and plan.shape.stored is not None:
-        found.append("lengths of requests (--prompt-tokens, --output-tokens)")
-    return found
+    settings, shape = plan.settings, plan.shape
+    counted = settings.weight_bytes is None
+    unknown = settings.quantization.name if settings.quantization and settings.quantization.bits is None else None
+    found = {
+        "working memory (--reserve-gib tells it)": settings.reserve_bytes is None,
+        "weights, counted from config.json": counted,
+        "no weights for what sees or hears": shape.has_other_parts and counted,
+        f"weights as if unpacked: {unknown} is not known": unknown is not None,
+        "lengths of requests (--prompt-tokens, --output-tokens)": plan.workload.assumed and shape.stored is not None,
+    }
+    return [text for text, is_assumed in found.items() if is_assumed]
 
 
 def _option(option: PlanOption) -> Document:
@@ -177,13 +143,13 @@ def _option(option: PlanOption) -> Document:
             "reserve": fit.reserve_bytes,
             "kv_cache": max(0, fit.kv_bytes),
         },
-        "blocks": fit.pool.blocks,
+        "blocks": fit.cache.blocks,
         "kv_tokens": fit.kv_tokens,
         "replicas": option.replicas,
         "sequences": option.sequences,
         "max_num_seqs": option.max_num_seqs,
         "fleet_sequences": option.fleet_sequences,
-        "fleet_kv_tokens": option.fleet_kv_tokens,
+        "fleet_kv_tokens": option.replicas * fit.kv_tokens,
     }
 
 
@@ -192,9 +158,9 @@ def serve_command(plan: Plan, choice: PlanOption, model: str, kv_cache_dtype: st
     if choice.fit.tensor_parallel > 1:
         words += ["--tensor-parallel-size", str(choice.fit.tensor_parallel)]
     words += ["--max-num-seqs", str(choice.max_num_seqs), "--max-model-len", str(settings.max_length_tokens)]
-    if settings.utilization != UTILIZATION:
+    if settings.utilization != capacity.UTILIZATION:
         words += ["--gpu-memory-utilization", f"{settings.utilization:g}"]
-    if settings.block_tokens != default_block_tokens(plan.shape):
+    if settings.block_tokens != capacity.default_block_tokens(plan.shape):
         words += ["--block-size", str(settings.block_tokens)]
     if kv_cache_dtype != "auto":
         words += ["--kv-cache-dtype", kv_cache_dtype]
@@ -216,10 +182,6 @@ def gateway_file(replicas: int, max_in_flight: int, url: str | None = None) -> s
     urls = [url] if url else [f"http://HOST-{number}:8000" for number in range(1, replicas + 1)]
     lines = [f'  - {{url: "{each}", max_in_flight: {max_in_flight}}}' for each in urls]
     return "\n".join(["backends:", *lines]) + "\n"
-
-
-PROMPT_TOKENS, OUTPUT_TOKENS = 1024, 256
-_LARGEST_DEFAULT = 1024  # the largest of vLLM's defaults of max_num_seqs
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +214,10 @@ class PlanRequest:
 
     @property
     def workload(self) -> Workload:
-        prompt = PROMPT_TOKENS if self.prompt_tokens is None else self.prompt_tokens
-        prompt = max(prompt, self.shared_prefix_tokens) if self.prompt_tokens is None else prompt
-        output = OUTPUT_TOKENS if self.output_tokens is None else self.output_tokens
-        assumed = self.prompt_tokens is None or self.output_tokens is None
+        prompt, output = self.prompt_tokens, self.output_tokens
+        assumed = prompt is None or output is None
+        prompt = max(PROMPT_TOKENS, self.shared_prefix_tokens) if prompt is None else prompt
+        output = OUTPUT_TOKENS if output is None else output
         if self.shared_prefix_tokens > prompt:
             raise PlanError(
                 "--shared-prefix-tokens is more than --prompt-tokens: the shared part belongs to the prompt"
@@ -269,10 +231,13 @@ def plan_running(request: PlanRequest) -> Document:
     """What fits in a running backend. Raises PlanError."""
     running, workload = ask_running(request.model, request.api_key), request.workload
     max_num_seqs = request.max_num_seqs or running.max_num_seqs
-    fits = recommended(running.pool, workload, max_num_seqs or _LARGEST_DEFAULT)
-    held = running.pool.sequences(workload.tokens, workload.shared_prefix_tokens)
-    found = [*too_long(workload, running.max_length_tokens), *caps(held, fits, max_num_seqs, workload)]
-    found += concurrency_of(workload, running.engines, fits)
+    fits = capacity.recommended(running.cache, workload, max_num_seqs or _LARGEST_DEFAULT)
+    held = running.cache.sequences(workload.tokens, workload.shared_prefix_tokens)
+    found = [
+        *capacity.too_long(workload, running.max_length_tokens),
+        *capacity.caps(held, fits, max_num_seqs, workload),
+        *capacity.concurrency_of(workload, running.engines, fits),
+    ]
     return running_document(replace(running, max_num_seqs=max_num_seqs), workload, found, fits)
 
 
@@ -295,12 +260,14 @@ def plan_model(request: PlanRequest) -> Document:
 
 
 def _planned(request: PlanRequest, shape: ModelShape, settings: Settings) -> tuple[Plan, list[str]]:
-    splits = _splits(request, shape)
-    plan = make_plan(shape, settings, request.workload, request.gpus, splits)
-    if request.max_model_len is None and (length := startable_length(plan)):
-        shorter = make_plan(shape, replace(settings, max_length_tokens=length), request.workload, request.gpus, splits)
-        return shorter, [shortened(plan, length), *warnings(shorter, request.max_num_seqs)]
-    return plan, warnings(plan, request.max_num_seqs)
+    def make(settings: Settings) -> Plan:
+        return capacity.make_plan(shape, settings, request.workload, request.gpus, _splits(request, shape))
+
+    plan = make(settings)
+    if request.max_model_len is None and (length := capacity.startable_length(plan)):
+        shorter = make(replace(settings, max_length_tokens=length))
+        return shorter, [capacity.shortened(plan, length), *capacity.warnings(shorter, request.max_num_seqs)]
+    return plan, capacity.warnings(plan, request.max_num_seqs)
 
 
 def _splits(request: PlanRequest, shape: ModelShape) -> tuple[int, ...]:
@@ -323,12 +290,12 @@ def with_fields(config: Document, assignments: tuple[str, ...]) -> Document:
             raise PlanError(f"--set {assignment}: give a field of config.json and a number, such as head_dim=128")
         fields[name] = int(value)
     other_parts = {name: part for name, part in config.items() if name in ("vision_config", "audio_config")}
-    return {**of.text_part(config), **other_parts, **fields} if fields else config
+    return {**text_part(config), **other_parts, **fields} if fields else config
 
 
 def _settings(request: PlanRequest, shape: ModelShape, size: int | None) -> Settings:
     gpu_bytes = int((request.gpu_memory_gib or 0) * GIB)
-    seqs, batched = defaults(gpu_bytes)
+    seqs, batched = capacity.defaults(gpu_bytes)
     quantization = chosen(request.quantization, shape.quantization)
     length = request.max_model_len or shape.max_length_tokens
     batched = request.batched_tokens or batched
@@ -337,7 +304,7 @@ def _settings(request: PlanRequest, shape: ModelShape, size: int | None) -> Sett
         max_length_tokens=length,
         max_num_seqs=min(request.max_num_seqs or seqs, batched),
         batched_tokens=batched,
-        block_tokens=request.block_tokens or default_block_tokens(shape),
+        block_tokens=request.block_tokens or capacity.default_block_tokens(shape),
         kv_value_bytes=_kv_value_bytes(request.kv_cache_dtype, shape),
         utilization=request.utilization,
         quantization=quantization,

@@ -1,22 +1,296 @@
-"""Sends a request to a backend and passes the answer to the client."""
+"""Sends a request to a backend, and passes the answer on to the client.
+
+A short answer is held until it is complete, so that a backend that fails before can be replaced unseen. A stream of
+events is passed on as it comes. A long plain answer is passed on once it has grown past what is worth holding.
+"""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from math import ceil
+
+import orjson
 
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
 from gateway.config import UpstreamConfig
-from gateway.errors import FirstByteTimeout, FreshConnectionClosed, StreamStalled
+from gateway.errors import (
+    AnswerBrokeOff,
+    BackendAborted,
+    BackendBusy,
+    BackendError,
+    BackendFault,
+    BackendRefusesKey,
+    EndpointNotOffered,
+    EngineDead,
+    FirstByteTimeout,
+    FreshConnectionClosed,
+    ModelMissing,
+    StreamInterrupted,
+    StreamStalled,
+)
 from gateway.relay.connection import BackendConnection, Pool
-from gateway.relay.upstream import UpstreamResponse
+from gateway.relay.sse import ABORTED, EventStream, read_stream_usage, read_usage
 from gateway.request import InferenceRequest, Kind, Sink, UpstreamResult
 from gateway.supervisor import Supervisor
 
-_LOOK_SECONDS = 1.0
+_HELD_BYTES = 131072  # plus the last read; also the limit of memory for a client that does not read
+_TAIL_BYTES = 4096
+_EVENT_END = b"\n\n"
+_EVENT_BYTES = 512  # a larger piece may hold several events
+_ENGINE_DEATH = re.compile(rb'"(?:message|type|detail)"\s*:\s*"Engine(?:Core|Dead)')  # never in quoted text
+_MAX_VALUE_BYTES = 1024  # a longer header of a backend goes no further
+_MAX_EXTRA_BYTES = 4096
 _GONE_SECONDS = 10.0  # a backend that refuses connections may leave open ones silent forever
+_PASSED_HEADERS = frozenset(
+    b"content-encoding content-disposition content-language openai-processing-ms retry-after".split()
+)
+
+
+class UpstreamResponse:
+    """Takes one answer from a connection and passes it on to a sink. `done` is its result, or a BackendError.
+
+    `first_token` is called when a stream begins; `on_tokens` with the number of events since its last call: it returns
+    how many more may come before its next call.
+    """
+
+    def __init__(
+        self,
+        request: InferenceRequest,
+        backend: Backend,
+        connection: BackendConnection,
+        sink: Sink,
+        first_token: Callable[[], None],
+        on_tokens: Callable[[int], int],
+        clock: Callable[[], float],
+    ) -> None:
+        self._backend = backend
+        self.done: asyncio.Future[UpstreamResult] = asyncio.get_running_loop().create_future()
+        self.answered = False  # the client has its whole answer
+        self.heard = False  # a byte came since the last call of `watch`
+        self._silent_seconds = 0.0
+        self._request = request
+        self._connection = connection
+        self._sink = sink
+        self._first_token = first_token
+        self._on_tokens = on_tokens
+        self._expected = self._left = 0  # events between two calls of `on_tokens`, and how many of these are left
+        self._clock = clock
+        self._status = 0  # the head has not come
+        self._content_type = b"application/json"
+        self._extra = b""
+        self._events: EventStream | None = None
+        self._kept = b""  # a plain answer until it is passed on, then its end
+        self._client_was_slow = False
+        self._first_byte_seconds: float | None = None
+
+    def watch(self, passed_seconds: float, config: UpstreamConfig, comment_seconds: int) -> None:
+        """Give up a backend that has sent nothing for too long; send a client that waits for a stream a keep-alive
+        comment every `comment_seconds`. To be called every `passed_seconds`, whole ones.
+        """
+        health = self._backend.health
+        if self.heard:
+            health.heard_at = self._clock()  # it responds, however slow its /health is
+        if self.heard or self._sink.blocked:  # while the client is slow, the backend is not read
+            self.heard = False
+            self._silent_seconds = 0.0
+            return
+        self._silent_seconds += passed_seconds
+        silent, has_begun = self._silent_seconds, self._connection.answered
+        waits = self._request.demand.streams and self._first_byte_seconds is None and not self.done.done()
+        if waits and comment_seconds and not silent % comment_seconds:
+            self._sink.comment()
+        message = f"The backend sent no data for {silent:g} s."
+        first_byte_timeout_seconds = config.first_byte_timeout_seconds
+        if health.gone and silent >= _GONE_SECONDS:
+            self.give_up(FreshConnectionClosed(f"{message} It refuses connections."))
+        elif has_begun and silent >= config.idle_stream_timeout_seconds:
+            self.give_up(StreamStalled(message))
+        elif not has_begun and first_byte_timeout_seconds is not None and silent >= first_byte_timeout_seconds:
+            self.give_up(FirstByteTimeout(message))
+
+    # What the connection calls.
+
+    def received(self) -> None:
+        """Pass on what has arrived together: of a stream, mostly one event in one part."""
+        self.heard = True
+        connection, sink = self._connection, self._sink
+        if not self._status and connection.status:
+            self._take_head()
+        events, parts, count = self._events, connection.parts, len(connection.parts)
+        if count and not self.done.done():  # done: the end marker has come, or the client has left
+            data = parts[0] if count == 1 else b"".join(parts)
+            if self._first_byte_seconds is None:
+                self._first_byte_seconds = self._clock()
+                if events is not None:
+                    self._first_token()
+            if events is None:
+                self._kept = self._kept + data if self._kept else data
+                if sink.begun or (len(self._kept) > _HELD_BYTES and not connection.ended):
+                    self._pass_plain(data)
+            elif data := events.take(data):
+                if not sink.begun:
+                    self._begin(data)
+                if sink.write(data):
+                    self._wait_for_room()
+                self._left -= count if len(data) <= count * _EVENT_BYTES else data.count(_EVENT_END)
+                if self._left <= 0:
+                    self._expected = self._left = self._on_tokens(self._expected - self._left)
+        parts.clear()
+        # Engines send the end of a stream's framing a little later than its last event: do not wait for it.
+        if (connection.ended or (events is not None and events.ended)) and not self.done.done():
+            self._finish()
+
+    def failed(self, error: BackendError) -> None:
+        """The answer broke off. After its first byte went to the client nothing can be tried again."""
+        if self.done.done():
+            return
+        if self._events is not None and self._events.complete and self._request.done_marker is not None:
+            self._finish()  # the end marker arrived; only the framing is missing
+        elif self._sink.begun:
+            self.done.set_exception(error if isinstance(error, StreamInterrupted) else StreamInterrupted(error.message))
+        elif isinstance(error, AnswerBrokeOff) and self._first_byte_seconds is None:
+            self.done.set_exception(FreshConnectionClosed(error.message))  # a head without a body is no answer yet
+        else:
+            self.done.set_exception(error)
+
+    def close(self) -> bool:
+        """Pass on no more, and count the tokens that are not counted yet. Returns `answered`."""
+        if self._client_was_slow:
+            self._sink.when_writable(None)
+        rest, self._expected = self._expected - self._left, self._left
+        if rest and not self.answered:
+            self._on_tokens(rest)
+        return self.answered
+
+    def give_up(self, error: BackendError) -> None:
+        """Wait no longer for the backend."""
+        self.failed(error)
+        self._connection.abort()
+
+    # Passing on.
+
+    def _take_head(self) -> None:
+        self._status = self._connection.status
+        for name, value in self._connection.headers:
+            if len(value) > _MAX_VALUE_BYTES:
+                continue
+            name = name.lower()
+            if name == b"content-type":
+                self._content_type = value
+            elif name in _PASSED_HEADERS and len(self._extra) < _MAX_EXTRA_BYTES:
+                self._extra += b"%b: %b\r\n" % (name, value)
+        if self._status == 200 and self._content_type.startswith(b"text/event-stream"):
+            self._events = EventStream(self._request.done_marker, self._request.hides_usage)
+
+    def _pass_plain(self, data: bytes) -> None:
+        """Pass on a part of a long plain answer; with the first one, all that was kept."""
+        if not self._sink.begun:
+            data = self._kept
+            self._begin(data)
+        self._kept = self._kept[-_TAIL_BYTES:]
+        if self._sink.write(data):
+            self._wait_for_room()
+
+    def _begin(self, data: bytes) -> None:
+        self._note_opening(data)
+        self._sink.begin(self._status, self._content_type, self._extra)
+
+    def _note_opening(self, data: bytes) -> None:
+        if self._request.on_opening is not None and self._status == 200:
+            self._request.on_opening(self._backend.name, data)
+
+    def _wait_for_room(self) -> None:
+        self._client_was_slow = True
+        self._connection.pause_reading()
+        self._sink.when_writable(self._connection.resume_reading)
+
+    def _finish(self) -> None:
+        events, sink, status = self._events, self._sink, self._status
+        if events is not None:
+            if events.failure:
+                self._gave_up(events.failure)
+                return
+            if not events.complete:
+                self.done.set_exception(StreamInterrupted("The backend's response ended before it was complete."))
+                return
+            if not sink.begun:
+                sink.begin(200, self._content_type, self._extra)
+            sink.end()
+            usage = read_stream_usage(events.usage_first, events.usage_last)
+        elif sink.begun:
+            sink.end()
+            usage = read_usage(self._kept)
+        elif status >= 400:
+            self._finish_error(
+                UpstreamResult(status, None, self._first_byte_seconds, self._kept, self._content_type, self._extra)
+            )
+            return
+        elif self._request.done_marker is not None and ABORTED in self._kept:
+            self.done.set_exception(BackendAborted("The backend aborted the response."))
+            return
+        else:
+            if self._request.on_opening is not None:
+                self._note_opening(self._kept)
+            sink.send(status, self._content_type, self._extra, self._kept)
+            usage = read_usage(self._kept[-_TAIL_BYTES:])
+        self.answered = True
+        self.done.set_result(
+            UpstreamResult(status, usage, self._first_byte_seconds, client_was_slow=self._client_was_slow)
+        )
+
+    def _finish_error(self, answer: UpstreamResult) -> None:
+        if error := _judge(answer):
+            self.done.set_exception(error)
+        else:
+            self._sink.send(answer.status, answer.content_type, answer.extra, answer.body)
+            self.answered = True
+            self.done.set_result(answer)
+
+    def _gave_up(self, event: bytes) -> None:
+        """The backend ended the stream with an error, or by aborting it."""
+        aborted = ABORTED in event or _is_engine_death(event)
+        if self._sink.begun:
+            message = f"The backend aborted the response: {_message(event)}"
+            self.done.set_exception(StreamInterrupted(message, answered=not aborted))
+        elif aborted:
+            self.done.set_exception(BackendAborted("The backend aborted the response."))
+        else:
+            self.done.set_exception(BackendFault(f"The backend returned an error: {_message(event)}"))
+
+
+def _judge(answer: UpstreamResult) -> BackendError | None:
+    """The failure of the backend that an error response shows; None = the request is at fault."""
+    status, body = answer.status, answer.body
+    if status in (429, 503):
+        return BackendBusy(f"The backend returned {status}.", answer=answer)
+    if status >= 500:
+        if _is_engine_death(body):
+            return EngineDead("The backend's engine is dead.", answer=answer)
+        return BackendFault(f"The backend returned {status}.", answer=answer)
+    if status == 404 and b"does not exist" in body:
+        return ModelMissing("The backend no longer serves this model.", answer=answer)
+    if status in (401, 403):
+        return BackendRefusesKey("The backend rejected the gateway's API key: set its api_key in the configuration.")
+    if status in (404, 405) and b'"error"' not in body:
+        return EndpointNotOffered("The backend of this model does not support this endpoint.")
+    return None
+
+
+def _is_engine_death(body: bytes) -> bool:
+    return _ENGINE_DEATH.search(body) is not None
+
+
+def _message(event: bytes) -> str:
+    try:
+        said = orjson.loads(event.partition(b"data: ")[2])["error"]["message"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        said = "no reason given"
+    return str(said)[:500]
+
+
+_LOOK_SECONDS = 1.0
 
 
 class Relay:
@@ -35,16 +309,13 @@ class Relay:
         self._clock = clock
         self._comment_seconds = ceil(comment_seconds)  # whole looks
         self._supervisor = supervisor or Supervisor(clock)
-        self._under_way: dict[UpstreamResponse, Backend] = {}
+        self._under_way: set[UpstreamResponse] = set()
 
     def __repr__(self) -> str:
         return f"<Relay {len(self._under_way)} answers under way>"
 
     def __len__(self) -> int:
         return len(self._under_way)
-
-    def backend(self, name: str) -> Backend:
-        return self._pools[name].backend
 
     async def send(
         self,
@@ -57,30 +328,18 @@ class Relay:
         rank: int | None = None,
         fresh: bool = False,
     ) -> UpstreamResult:
-        """Send the request and pass the answer on until its last byte. `rank` names one of the backend's engines.
-
-        `first_token` is called when a stream begins, `on_tokens` with the number of tokens since its last call; it
-        returns how many more may come before its next call.
+        """Send the request and pass the answer on until its last byte. `rank` names one of the backend's engines;
+        `first_token` and `on_tokens` are those of `UpstreamResponse`; `fresh` = over a new connection.
 
         Raises a BackendError; `sink.begun` is then true if the client has seen anything. When cancelled, the connection
         is closed, which makes the backend abort the request.
         """
         pool = self._pools[backend]
         connection = await pool.take(fresh=fresh)
-        response = UpstreamResponse(
-            sink,
-            connection,
-            first_token,
-            on_tokens,
-            self._clock,
-            request.done_marker,
-            request.hides_usage,
-            request.demand.streams,
-            None if request.on_opening is None else partial(request.on_opening, backend),
-        )
-        self._under_way[response] = pool.backend
+        response = UpstreamResponse(request, pool.backend, connection, sink, first_token, on_tokens, self._clock)
+        self._under_way.add(response)
         try:
-            head = pool.request_head(request.method, request.target) + request.headers
+            head = b"%b %b%b%b" % (request.method, request.target, pool.constant_head, request.headers)
             if rank is not None and request.kind is Kind.GENERATE:
                 head += b"x-data-parallel-rank: %d\r\n" % rank
             if request.upload is not None:
@@ -96,7 +355,7 @@ class Relay:
                 return response.done.result()  # the client disconnected with its whole response
             raise
         finally:
-            del self._under_way[response]
+            self._under_way.remove(response)
             pool.give_back(connection, answered=response.close())
 
     async def _send_upload(
@@ -150,24 +409,6 @@ class Relay:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            for response, backend in list(self._under_way.items()):
-                try:
-                    self._look_at(response, backend)
-                except Exception as error:
-                    self._supervisor.caught("answer_watch", error)
-
-    def _look_at(self, response: UpstreamResponse, backend: Backend) -> None:
-        if response.heard:
-            backend.health.heard_at = self._clock()  # it responds, however slow its /health is
-        config, silent = self._config, response.silence(_LOOK_SECONDS)
-        if not silent:
-            return
-        if response.streams and self._comment_seconds and not silent % self._comment_seconds:
-            response.comment()
-        first_byte, silence = config.first_byte_timeout_seconds, f"The backend sent no data for {silent:g} s."
-        if backend.health.gone and silent >= _GONE_SECONDS:
-            response.give_up(FreshConnectionClosed(f"{silence} It refuses connections."))
-        elif response.begun and silent >= config.idle_stream_timeout_seconds:
-            response.give_up(StreamStalled(silence))
-        elif not response.begun and first_byte is not None and silent >= first_byte:
-            response.give_up(FirstByteTimeout(silence))
+            for response in list(self._under_way):
+                with self._supervisor.guard("answer_watch"):
+                    response.watch(_LOOK_SECONDS, self._config, self._comment_seconds)

@@ -14,7 +14,7 @@ from gateway.request import Usage
 _MAX_PARTIAL_BYTES = 131072
 _KEPT_BYTES = 4096  # of the end of a longer event, so that the usage there is not cut in two
 _DONE = b"data: [DONE]\n\n"
-EVENT_END = re.compile(rb"(\r?\n\r?\n)")  # JSON holds no line ends, so either spelling is found safely
+_EVENT_END = re.compile(rb"(\r?\n\r?\n)")  # JSON holds no line ends, so either spelling is found safely
 _HAS_USAGE = re.compile(rb'"usage"\s*:\s*\{')  # and not null, which some engines put into every event
 _ERROR = b'data: {"error"'
 ABORTED = b'"finish_reason":"abort"'  # an engine that is shutting down ends its answers like this, as if complete
@@ -27,11 +27,6 @@ class EventStream:
     `failure` is the event with which the backend gave the answer up, if it did: that event and all that follows, even
     an end marker, are not passed on.
     """
-
-    __slots__ = (
-        "_done_marker", "_hides_usage", "_last", "_partial", "_previous", "_within", "ended", "failure", "usage_first",
-        "usage_last",
-    )  # fmt: skip
 
     def __init__(self, done_marker: bytes | None, hides_usage: bool) -> None:
         self._done_marker = done_marker
@@ -55,7 +50,7 @@ class EventStream:
             data = self._cut(data)
             if not data:
                 return b""
-        if self.failure or self._gives_up(data):
+        if self.failure or _ERROR in data or ABORTED in data:
             data = self._up_to_failure(data)
         if not (was_within and self._within):
             self._previous, self._last = self._last, data if len(data) <= _KEPT_BYTES else self._marker_in(data)
@@ -84,19 +79,17 @@ class EventStream:
         marker = self._done_marker
         if marker is None:
             return b""
-        bare = marker.replace(b": ", b":", 1)  # the space is optional
-        return marker if _has_line(data, marker) or _has_line(data, bare) else b""
-
-    def _gives_up(self, data: bytes) -> bool:
-        """Whether the engine gave up. Without an end marker, as in responses, events repeat what the request said."""
-        return _ERROR in data or (ABORTED in data and self._done_marker is not None)
+        starts = (marker, marker.replace(b": ", b":", 1))  # the space is optional
+        # The same bytes inside a line are text that a model wrote.
+        return marker if data.startswith(starts) or any(b"\n" + start in data for start in starts) else b""
 
     def _up_to_failure(self, data: bytes) -> bytes:
         if self.failure:
             return b""
-        pieces = EVENT_END.split(data)
+        pieces = _EVENT_END.split(data)
         for number, event in enumerate(pieces):
-            if self._gives_up(event):
+            # Without an end marker, as in responses, events repeat what the request said.
+            if _ERROR in event or (ABORTED in event and self._done_marker is not None):
                 self.failure = event
                 return b"".join(pieces[:number])
         return data
@@ -119,7 +112,7 @@ class EventStream:
         return whole
 
 
-def document_of(event: bytes) -> dict[str, Any] | None:
+def _document_of(event: bytes) -> dict[str, Any] | None:
     """The object that an event holds; None if it holds none."""
     try:
         document = orjson.loads(b"\n".join(line[5:] for line in event.splitlines() if line.startswith(b"data:")))
@@ -128,14 +121,9 @@ def document_of(event: bytes) -> dict[str, Any] | None:
     return document if type(document) is dict else None
 
 
-def _has_line(data: bytes, start: bytes) -> bool:
-    """Whether a line starts so; the same bytes inside a line are text that a model wrote."""
-    return data.startswith(start) or b"\n" + start in data
-
-
 def _without_usage(data: bytes) -> bytes:
     """Events less the usage that their client did not ask for. Those that hold nothing else are dropped."""
-    pieces = EVENT_END.split(data)  # events and, after each, its end
+    pieces = _EVENT_END.split(data)  # events and, after each, its end
     for at in range(0, len(pieces) - 1, 2):
         event = pieces[at]
         if b'"usage"' in event and _HAS_USAGE.search(event):
@@ -146,7 +134,7 @@ def _without_usage(data: bytes) -> bytes:
 
 
 def _stripped(event: bytes) -> bytes:
-    document = document_of(event)
+    document = _document_of(event)
     if document is None or document.pop("usage", None) is None:
         return event
     if not document.get("choices"):
@@ -160,10 +148,7 @@ _MOST_TRIES = 8  # places in a piece that look like usage, from the last one on
 
 
 def read_usage(tail: bytes) -> Usage | None:
-    """The last usage in the end of a plain answer.
-
-    Understands OpenAI's names, of chat and of responses, and Anthropic's.
-    """
+    """The last usage in the end of a plain answer."""
     return _usage(_last_usage(tail))
 
 
@@ -174,10 +159,10 @@ def read_stream_usage(*pieces: bytes) -> Usage | None:
     """
     merged: dict[str, Any] = {}
     for piece in pieces:
-        for event in EVENT_END.split(piece):
+        for event in _EVENT_END.split(piece):
             if b'"usage"' not in event:
                 continue
-            document = document_of(event)
+            document = _document_of(event)
             if document is None:
                 merged |= _last_usage(event)  # part of an event that was too long
                 continue
@@ -189,34 +174,32 @@ def read_stream_usage(*pieces: bytes) -> Usage | None:
 
 def _last_usage(piece: bytes) -> dict[str, Any]:
     """The last object in a piece that is named so; other values of that name are passed over."""
-    end = len(piece)
+    place = len(piece)
     for _ in range(_MOST_TRIES):
-        place = piece.rfind(b'"usage"', 0, end)
+        place = piece.rfind(b'"usage"', 0, place)
         if place < 0:
             break
-        match = _USAGE.match(piece, place)
-        if match is not None:
-            try:
-                found = orjson.loads(match[1])
-            except orjson.JSONDecodeError:
-                found = {}
-            if found:
-                return dict(found)
-        end = place
+        if (match := _USAGE.match(piece, place)) is None:
+            continue
+        try:
+            found: dict[str, Any] = orjson.loads(match[1])
+        except orjson.JSONDecodeError:
+            continue
+        if found:
+            return found
     return {}
 
 
 def _usage(found: dict[str, Any]) -> Usage | None:
+    """Understands OpenAI's names, of chat and of responses, and Anthropic's."""
     if not found:
         return None
+    prompt = found.get("prompt_tokens", found.get("input_tokens"))
+    completion = found.get("completion_tokens", found.get("output_tokens"))
     details = found.get("prompt_tokens_details") or found.get("input_tokens_details")
     cached = details.get("cached_tokens") if type(details) is dict else found.get("cache_read_input_tokens")
     return Usage(
-        _count(found.get("prompt_tokens", found.get("input_tokens"))),
-        _count(found.get("completion_tokens", found.get("output_tokens"))),
+        prompt if type(prompt) is int and prompt > 0 else 0,
+        completion if type(completion) is int and completion > 0 else 0,
         cached if type(cached) is int and cached >= 0 else None,
     )
-
-
-def _count(value: Any) -> int:
-    return value if type(value) is int and value > 0 else 0

@@ -44,7 +44,6 @@ class PrefixIndex:
         return f"<PrefixIndex {len(self._holders)} keys; blocks by backend: {sizes}>"
 
     def used_bytes(self, backend: int) -> int:
-        """Prompt bytes that the record says are cached on a backend."""
         return self._used_bytes[backend]
 
     def blocks(self, backend: int) -> int:
@@ -52,20 +51,15 @@ class PrefixIndex:
 
     def resize(self, backend: int, capacity_bytes: int) -> None:
         """Follow a new size of the backend's KV cache, or begin the record of a new one."""
-        if backend >= len(self._records):
-            self._grow(backend + 1)
-        self._capacities_bytes[backend] = capacity_bytes
-        self._evict(backend)
-
-    def _grow(self, backends: int) -> None:
-        while len(self._records) < backends:
+        while backend >= len(self._records):
             self._records.append(OrderedDict())
             self._used_bytes.append(0)
             self._capacities_bytes.append(0)
-        self._share = self._max_blocks // backends
-        for backend, record in enumerate(self._records):
-            if len(record) > self._share:
-                self._evict(backend)
+            self._share = self._max_blocks // len(self._records)
+            for each in range(len(self._records)):
+                self._evict(each)
+        self._capacities_bytes[backend] = capacity_bytes
+        self._evict(backend)
 
     def shrink(self, backend: int, held_bytes: int) -> None:
         """The backend holds at most this much now: forget the least recently used blocks."""
@@ -76,29 +70,31 @@ class PrefixIndex:
 
     def depths(self, keys: Sequence[int]) -> list[int]:
         """For each backend, how many of the leading blocks it holds."""
-        depths = [0] * len(self._records)
-        if not keys:
+        depths, holders = [0] * len(self._records), self._holders
+        first = holders.get(keys[0], 0) if keys else 0
+        if not first:
             return depths
-        first = self._holders.get(keys[0], 0)
-        if first:
-            last = self._holders.get(keys[-1], 0)
-            self._descend(keys, 0, first, len(keys) - 1, last, depths)
-            _assign(depths, last, len(keys))
+        last = holders.get(keys[-1], 0)
+        stops = [(last, len(keys))]  # masks of backends, and the depth of those
+        spans = [(0, first, len(keys) - 1, last)]
+        while spans:  # each: where do the backends stop that hold block `low` but not block `high`?
+            low, held, high, kept = spans.pop()
+            while lost := held & ~kept:
+                if high - low == 1:
+                    stops.append((lost, high))
+                    break
+                middle = (low + high) // 2
+                between = holders.get(keys[middle], 0) & held
+                spans.append((low, held, middle, between))
+                low, held = middle, between
+        for mask, depth in stops:
+            while mask:
+                bit = mask & -mask
+                depths[bit.bit_length() - 1] = depth
+                mask ^= bit
         return depths
 
-    def _descend(self, keys: Sequence[int], low: int, held: int, high: int, kept: int, depths: list[int]) -> None:
-        """Find where each backend that holds block `low` but not block `high` stops."""
-        while lost := held & ~kept:
-            if high - low == 1:
-                _assign(depths, lost, high)
-                return
-            middle = (low + high) // 2
-            between = self._holders.get(keys[middle], 0) & held
-            self._descend(keys, low, held, middle, between, depths)
-            low, held = middle, between
-
     def holders(self, key: int) -> list[int]:
-        """The backends that hold a block."""
         mask = self._holders.get(key, 0)
         return [backend for backend in range(mask.bit_length()) if mask >> backend & 1]
 
@@ -115,8 +111,8 @@ class PrefixIndex:
             if key in record:
                 touch(key)
             else:
-                size = max(_LEAST_BYTES, edges[place] - (edges[place - 1] if place else 0))
-                record[key] = size
+                size = edges[place] - edges[place - 1] if place else edges[0]
+                size = record[key] = size if size > _LEAST_BYTES else _LEAST_BYTES
                 added += size
                 holders[key] = holders.get(key, 0) | bit
         if added:
@@ -132,36 +128,26 @@ class PrefixIndex:
     def supersede_answer(self, backend: int, prompt_key: int) -> None:
         """The answer came back as part of a longer prompt, whose blocks now stand for it."""
         key = prompt_key ^ _ANSWER
-        length = self._records[backend].pop(key, 0)
-        if length:
+        if length := self._records[backend].pop(key, 0):
             self._used_bytes[backend] -= length
-            self._drop(key, 1 << backend)
+            self._holders[key] &= ~(1 << backend)
+            if not self._holders[key]:
+                del self._holders[key]
 
     def wipe(self, backend: int) -> None:
         self.shrink(backend, 0)
 
     def _evict(self, backend: int) -> None:
-        record, bit = self._records[backend], 1 << backend
+        record, holders, others = self._records[backend], self._holders, ~(1 << backend)
         used, capacity = self._used_bytes[backend], self._capacities_bytes[backend]
         while record and (used > capacity or len(record) > self._share):
             key, length = record.popitem(last=False)
             used -= length
-            self._drop(key, bit)
+            if left := holders[key] & others:
+                holders[key] = left
+            else:
+                del holders[key]
         self._used_bytes[backend] = used
-
-    def _drop(self, key: int, bit: int) -> None:
-        left = self._holders[key] & ~bit
-        if left:
-            self._holders[key] = left
-        else:
-            del self._holders[key]
-
-
-def _assign(depths: list[int], mask: int, depth: int) -> None:
-    while mask:
-        bit = mask & -mask
-        depths[bit.bit_length() - 1] = depth
-        mask ^= bit
 
 
 LIFE_SECONDS = 5.0  # without an event after once to twice this time, the request has failed
@@ -179,7 +165,6 @@ class PendingBlocks:
         return bool(self._young or self._old)
 
     def expect(self, engine: int, keys: Iterable[int]) -> None:
-        """A prompt with these blocks was sent there."""
         young, bit = self._young, 1 << engine
         for key in keys:
             young[key] = young.get(key, 0) | bit
@@ -278,7 +263,7 @@ class HitPredictor:
         if not demand.reads_cache:
             return [0] * len(engines)
         depths = self.index.depths(demand.keys)
-        exact = self._exact_depths(demand)
+        exact = self._exact_depths(demand.token_keys) if demand.token_keys else {}
         if not exact and not any(depths):
             return [0] * len(engines)
         turn, turn_end, most = demand.turn, demand.turn_end, demand.prompt_tokens - 1
@@ -304,10 +289,10 @@ class HitPredictor:
                 hits[place] = (held if held < most else most) // block * block
         return hits
 
-    def _exact_depths(self, demand: Demand) -> dict[int, int]:
+    def _exact_depths(self, keys: Sequence[int]) -> dict[int, int]:
         """Blocks held or pending, by engine, for engines whose events are followed."""
-        keys, exact = demand.token_keys, self._exact
-        if not keys or exact is None:
+        exact = self._exact
+        if exact is None:
             return {}
         found = {engine: depth for engine, depth in enumerate(exact.depths(keys)) if exact.live(engine)}
         if self.pending_blocks:
@@ -319,7 +304,6 @@ class HitPredictor:
         return found
 
     def placed(self, demand: Demand, engine: Engine) -> None:
-        """The prompt is sent there: the engine will hold it."""
         if demand.turn_end:
             self.index.supersede_answer(engine.index, demand.keys[demand.turn - 1])
         self.index.record(engine.index, demand.keys, demand.edges)

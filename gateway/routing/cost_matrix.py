@@ -1,10 +1,9 @@
-"""The costs of all waiting requests on all engines at once: `cost.placement_seconds`, vectorised.
+"""The costs of all waiting requests on all engines at once: `engine.placement_costs`, vectorised.
 
 During a scan of the queue some requests are bound and others keep waiting for an engine; both raise the cost of one
 engine for all that follow. Long runs of requests that keep waiting are found at once (`skip`).
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from math import exp
 from typing import Any, NamedTuple
@@ -12,18 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gateway.request import Demand
-from gateway.routing.engine import (
-    INTERRUPTED_STEPS,
-    LEAST_SHARE,
-    MEMORY_SECONDS,
-    MOST_SHARE,
-    CostModel,
-    Engine,
-    EngineLoad,
-    Option,
-    mean_stall_of,
-)
+from gateway.routing.engine import LEAST_SHARE, MEMORY_SECONDS, MOST_SHARE, CostModel, Engine, mean_stall_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -47,68 +35,56 @@ class Column(NamedTuple):
     interruption: float  # seconds at a recent share of a half
 
 
-class Columns(NamedTuple):
-    """The columns of all engines, with the prefill that is ahead on each now."""
-
-    of_output: Floats  # by_prompt, waits and by_output
-    slowness: Floats
-    step: Floats
-    stall: Floats
-    room: tuple[Floats, Floats, Floats]  # tokens, by output, and rate
-    mean_stall: float
-
-
 class EngineColumns:
-    """Keeps the columns of a model's engines; recomputes those whose load has changed."""
+    """The columns of all engines as arrays, and the fleet's `mean_stall`; recomputes engines whose load has changed.
+
+    `of_output` is by_prompt, waits (with the prefill that is ahead now) and by_output; `room` is tokens, by output, and
+    rate. They are valid until the next `refresh`.
+    """
 
     def __init__(self) -> None:
         self._engines: Sequence[Engine] = ()
         self._model: CostModel | None = None
-        self._loads: list[EngineLoad] = []
-        self._changes: list[int] = []
-        self._batches: list[int] = []
-        self._array: Floats = np.zeros((0, 0))
-        self._rows: tuple[Floats, ...] = ()
         self._seconds = 0.0
 
-    def refresh(self, engines: Sequence[Engine], model: CostModel, now: float) -> Columns:
-        """The columns now; valid until the next call. Engines whose sizes have changed count as changed loads."""
+    def refresh(self, engines: Sequence[Engine], model: CostModel, now: float) -> "EngineColumns":
+        """The same object, up to date. Engines whose sizes have changed count as changed loads."""
         if engines is not self._engines or model is not self._model:
             self._begin(engines, model)
-        array, changes, ahead = self._array, self._changes, [0.0] * len(engines)
-        *_, recent, interruption = rows = self._rows
-        recent *= exp((self._seconds - now) / MEMORY_SECONDS)
+        changes, ahead = self._changes, [0.0] * len(engines)
+        self._recent *= exp((self._seconds - now) / MEMORY_SECONDS)
         self._seconds = now
         for at, load in enumerate(self._loads):
             if load.pending:
                 ahead[at] = load.prefill_ahead_seconds(now)  # first: it may change the load
             if load.changes != changes[at]:
                 changes[at], self._batches[at] = load.changes, load.in_flight
-                array[:, at] = column_of(engines[at], model, now)
-        of_output = array[:3].copy()
-        share = np.minimum(recent, MOST_SHARE)
-        of_output[1] += ahead + interruption * share / (1 - share)
-        mean_stall = mean_stall_of(model, sum(self._batches), len(engines))
-        return Columns(of_output, rows[3], rows[4], rows[5], (rows[6], rows[7], rows[8]), mean_stall)
+                self._array[:, at] = column_of(engines[at], model, now)
+        self.of_output: Floats = self._array[:3].copy()
+        share = np.minimum(self._recent, MOST_SHARE)
+        self.of_output[1] += ahead + self._interruption * share / (1 - share)
+        self.mean_stall = mean_stall_of(model, sum(self._batches), len(engines))
+        return self
 
     def _begin(self, engines: Sequence[Engine], model: CostModel) -> None:
         self._engines, self._model, self._loads = engines, model, [engine.load for engine in engines]
         self._changes, self._batches = [-1] * len(engines), [0] * len(engines)
-        self._array = np.zeros((len(Column._fields), len(engines)))
-        self._rows = tuple(self._array)
+        self._array: Floats = np.zeros((len(Column._fields), len(engines)))
+        _, _, _, self.slowness, self.step, self.stall, *self.room = self._array[:-2]
+        self._recent: Floats = self._array[-2]
+        self._interruption: Floats = self._array[-1]
 
 
 def column_of(engine: Engine, model: CostModel, now: float) -> Column:
     """What the engine adds to the cost of every request, without the prefill that is ahead."""
-    slowness, step, waits, stall, slowdown, by_prompt, slot, room, room_by_output, room_rate = engine.terms(model)
+    slowness, step, waits, stall, slowdown, by_prompt, slot, *room, interruption = engine.terms(model)
     load = engine.load
-    made = (  # no call of Column itself, which takes as long as all else here
-        by_prompt, waits + _TIE * load.in_flight + _FINE_TIE * engine.placed, slowdown + slot,
-        slowness, step, stall, room, room_by_output, room_rate,
-        load.prefill_share(now) if load.recent_share >= LEAST_SHARE else 0.0,
-        INTERRUPTED_STEPS * model.decode_weight * step,
-    )  # fmt: skip
-    return tuple.__new__(Column, made)
+    waits = waits + _TIE * load.in_flight + _FINE_TIE * engine.placed
+    recent = load.prefill_share(now) if load.recent_share >= LEAST_SHARE else 0.0
+    # no call of Column itself, which takes as long as all else here
+    return tuple.__new__(
+        Column, (by_prompt, waits, slowdown + slot, slowness, step, stall, *room, recent, interruption)
+    )
 
 
 Hit = Floats  # predicted hit tokens of one request, for each engine; less than its prompt has
@@ -120,23 +96,30 @@ _ROWS = np.arange(_MOST_ROWS)
 _BEFORE = np.tri(_MOST_ROWS, k=-1)  # sums, for each row, all rows before it
 
 
-class Ranking(ABC):
-    """The order of engines (columns) for each waiting request (row).
+class Ranking:
+    """The order of engines (columns) for each waiting request (row), by a policy's costs of that request.
 
-    The defaults are for policies that rank one request at a time: no prediction of prefills, no waiting for an engine.
+    Costs are read anew at each call. Prefills are not predicted, and no request waits for an engine.
     """
 
-    @abstractmethod
+    def __init__(self, engines: Sequence[Engine], costs: Callable[[int], list[float]]) -> None:
+        self._engines = engines
+        self._costs = costs
+        self._closed: set[tuple[int | None, int]] = set()
+
     def by_cost(self, row: int) -> list[int]:
         """The engines that are not closed to a request, cheapest first."""
-
-    @abstractmethod
-    def close(self, column: int, row: int | None = None) -> None:
-        """Close an engine to one request, or to all."""
+        costs, engines = self._costs(row), self._engines
+        ranks = [(costs[at], engine.load.in_flight, engine.placed, at) for at, engine in enumerate(engines)]
+        return [at for *_, at in sorted(ranks) if not self._closed & {(None, at), (row, at)}]
 
     def best(self, row: int) -> int | None:
         """The cheapest engine for a request; None if all are closed to it."""
         return next(iter(self.by_cost(row)), None)
+
+    def close(self, column: int, row: int | None = None) -> None:
+        """Close an engine to one request, or to all."""
+        self._closed.add((row, column))
 
     def skip(self, row: int, is_open: Sequence[bool]) -> int:  # noqa: ARG002
         """The first request from `row` on that may be bound; those before it keep waiting for their best engine."""
@@ -146,37 +129,11 @@ class Ranking(ABC):
         """Seconds of the request's own prefill on the engine."""
         return 0.0
 
-    def keep_waiting(self, row: int, column: int) -> None:  # noqa: B027
+    def keep_waiting(self, row: int, column: int) -> None:
         """A request waits for this engine: its prefill counts there for all that come after."""
 
-    def bound(self, column: int) -> None:  # noqa: B027
+    def bound(self, column: int) -> None:
         """A request was bound to this engine, whose load has changed."""
-
-
-class OneByOne(Ranking):
-    """Ranks by a policy's options for one request at a time, read anew at each call."""
-
-    def __init__(
-        self,
-        demands: Sequence[Demand],
-        engines: Sequence[Engine],
-        options: Callable[[Demand, Sequence[Engine]], list[Option]],
-    ) -> None:
-        self._demands = demands
-        self._engines = engines
-        self._options = options
-        self._closed: set[tuple[int | None, int]] = set()
-
-    def by_cost(self, row: int) -> list[int]:
-        options = self._options(self._demands[row], self._engines)
-
-        def rank(column: int) -> tuple[float, int, int]:
-            return options[column].cost, self._engines[column].load.in_flight, self._engines[column].placed
-
-        return sorted((at for at in range(len(options)) if not self._closed & {(None, at), (row, at)}), key=rank)
-
-    def close(self, column: int, row: int | None = None) -> None:
-        self._closed.add((row, column))
 
 
 class CostMatrix(Ranking):
@@ -229,9 +186,7 @@ class CostMatrix(Ranking):
         return column if self.cost[row, column] < _INFINITE else None
 
     def skip(self, row: int, is_open: Sequence[bool]) -> int:
-        """The first request from `row` on that may be bound; those before it keep waiting for their best engine.
-
-        Iterates: first each request is assumed to wait for its best engine now, then for its best engine given what
+        """Iterates: first each request is assumed to wait for its best engine now, then for its best engine given what
         those before it wait for, and so on. Each round settles some more of them.
         """
         if self._stale:
@@ -270,7 +225,8 @@ class CostMatrix(Ranking):
         if self._stale:
             self._renew()
         costs = self.cost[row] + self._held
-        return [column for column in np.argsort(costs, kind="stable").tolist() if costs[column] < _INFINITE]
+        known: list[float] = costs.tolist()
+        return [column for column in costs.argsort(kind="stable").tolist() if known[column] < _INFINITE]
 
     def prefill(self, row: int, column: int) -> float:
         return float(self._prefill_seconds[row, column])
@@ -312,7 +268,7 @@ class CostMatrix(Ranking):
             self.cost[row, column] = _INFINITE
 
     def _cost(self, columns: slice | int, of_output: Floats, step: Any, stall: Any) -> Floats:
-        """`placement_seconds` on these engines, or one, without the wait for KV cache (`_add_memory`)."""
+        """Costs on these engines, or one, without the wait for KV cache (`_add_memory`)."""
         cost: Floats = self._prefill_seconds[:, columns] * (stall + self._mean_stall)
         if self._chunks is None:
             of_output[1] += step

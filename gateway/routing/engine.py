@@ -12,55 +12,29 @@ cost = prefill ahead of it + its own uncached prefill, which also stalls the seq
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gateway.routing.kv_reservations import KvLedger
+from gateway.routing.kv_reservations import KvLedger, Reservation
 
 MEMORY_SECONDS = 10.0  # over which the share of time spent in prefill is averaged: about as long as an answer takes
-
-
-@dataclass(slots=True, eq=False)
-class Work:
-    """One placed request's share of an engine's load.
-
-    `prefill_seconds` is the predicted time of its uncached prompt, `first_token_seconds` that to its first
-    token when it is alone in prefill; `observable`: its first token will be seen.
-    """
-
-    sequences: int
-    prompt_tokens: int
-    prefill_seconds: float
-    observable: bool
-    uncached_tokens: int = 0
-    first_token_seconds: float = 0.0
-    started_seconds: float = 0.0
-    alone: bool = False  # no other request was in prefill with it
 
 
 class EngineLoad:
     """Requests in flight on one engine: those still in prefill, in order, and those decoding."""
 
     __slots__ = (
-        "_head_since",
-        "_pending_seconds",
-        "changes",
-        "context_tokens",
-        "decoding",
-        "in_flight",
-        "pending",
-        "recent_share",
-        "share_at",
-        "works",
-    )
+        "_head_since", "_pending_seconds", "changes", "context_tokens", "decoding", "in_flight", "pending",
+        "recent_share", "share_at",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.changes = 0  # number of changes so far
         self.in_flight = 0  # sequences
         self.decoding = 0  # sequences with a first token
         self.context_tokens = 0  # prompt tokens in flight
-        self.works: set[Work] = set()  # in flight
-        self.pending: dict[Work, None] = {}  # in prefill, oldest first
+        self.pending: dict[Reservation, None] = {}  # in prefill, oldest first
         self._pending_seconds = 0.0
         self._head_since = 0.0
         self.recent_share = 0.0  # of recent time spent in prefill, as predicted when requests were sent
@@ -69,71 +43,61 @@ class EngineLoad:
     def __repr__(self) -> str:
         return f"<EngineLoad {self.in_flight} in flight, {self.decoding} decoding, {self.context_tokens} tokens>"
 
-    def start(self, work: Work, now: float) -> None:
-        """A request is sent to the engine."""
+    def start(self, request: Reservation, now: float) -> None:
         self.changes += 1
-        self.works.add(work)
-        self.in_flight += work.sequences
-        self.context_tokens += work.prompt_tokens
-        work.started_seconds = now
-        if not self.pending:
+        self.in_flight += request.sequences
+        self.context_tokens += request.demand.prompt_tokens
+        request.started_seconds = now
+        pending = self.pending
+        if not pending:
             self._head_since = now
-            work.alone = True
-        elif len(self.pending) == 1:
-            next(iter(self.pending)).alone = False
-        self.pending[work] = None
-        self._pending_seconds += work.prefill_seconds
-        self.recent_share = self.prefill_share(now) + work.prefill_seconds / MEMORY_SECONDS
+            request.alone = True
+        elif len(pending) == 1:
+            next(iter(pending)).alone = False
+        pending[request] = None
+        self._pending_seconds += request.prefill_seconds
+        self.recent_share = self.prefill_share(now) + request.prefill_seconds / MEMORY_SECONDS
         self.share_at = now
 
-    def first_token(self, work: Work, now: float) -> bool:
+    def first_token(self, request: Reservation, now: float) -> bool:
         """The request's prefill is over. Only the first call counts, and returns True."""
-        if not self._leave_prefill(work):
+        if request not in self.pending:
             return False
-        self.changes += 1
-        self.decoding += work.sequences
+        self._end_prefill(request)
         self._head_since = now
         return True
 
-    def finish(self, work: Work, now: float) -> None:
-        """The request is over, however it ended."""
-        self.changes += 1
-        self.works.discard(work)
-        self.in_flight -= work.sequences
-        self.context_tokens -= work.prompt_tokens
-        was_head = bool(self.pending) and next(iter(self.pending)) is work
-        if self._leave_prefill(work):
-            self._head_since = now if was_head else self._head_since
+    def finish(self, request: Reservation, now: float) -> None:
+        if request in self.pending:
+            if next(iter(self.pending)) is request:
+                self._head_since = now
+            self._end_prefill(request)
         else:
-            self.decoding -= work.sequences
-
-    def void(self) -> None:
-        """Void what was computed from this load."""
-        self.changes += 1
+            self.changes += 1
+        self.decoding -= request.sequences
+        self.in_flight -= request.sequences
+        self.context_tokens -= request.demand.prompt_tokens
 
     def prefill_ahead_seconds(self, now: float) -> float:
         """Predicted prefill time of pending requests, less the time since the oldest one began."""
         while self.pending:
             head = next(iter(self.pending))
             passed, whole = now - self._head_since, head.prefill_seconds
-            if head.observable or passed < whole:
+            if head.demand.streams or passed < whole:
                 return max(0.0, self._pending_seconds - (passed if passed < whole else whole))
-            self._leave_prefill(head)  # not streamed, so its first token is not seen: over at the predicted time
-            self.changes += 1
-            self.decoding += head.sequences
-            self._head_since += head.prefill_seconds
+            self._end_prefill(head)  # not streamed, so its first token is not seen: over at the predicted time
+            self._head_since += whole
         return 0.0
 
     def prefill_share(self, now: float) -> float:
         """Share of the engine's recent time that prefills were predicted to take; above 1 = overloaded."""
         return self.recent_share * math.exp((self.share_at - now) / MEMORY_SECONDS)
 
-    def _leave_prefill(self, work: Work) -> bool:
-        if work not in self.pending:
-            return False
-        del self.pending[work]
-        self._pending_seconds = self._pending_seconds - work.prefill_seconds if self.pending else 0.0
-        return True
+    def _end_prefill(self, request: Reservation) -> None:
+        self.changes += 1
+        del self.pending[request]
+        self.decoding += request.sequences
+        self._pending_seconds = self._pending_seconds - request.prefill_seconds if self.pending else 0.0
 
 
 _SMOOTHING = 0.5  # share of the fleet's mean batch in each backend's batch
@@ -141,6 +105,9 @@ _CACHE = 1.0  # weight of the cache that the own prefill takes
 _STALL = 0.15  # weight of the stall imposed on resident sequences
 _BOUNDLESS_TOKENS = 1e15  # free KV tokens if the size of the KV cache is unknown
 _SLOWDOWN = 0.1  # weight of the decode slowdown, mine and theirs
+_INTERRUPTED_STEPS = 20.0  # of a new request's decoding that later prefills, at the recent rate, will interrupt
+LEAST_SHARE = 0.001  # of recent time in prefill that counts
+MOST_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +137,7 @@ class Terms(NamedTuple):
     With `output` tokens expected and `prompt` tokens in all, a request costs there
     ahead + own x (stall + mean_stall) + step x chunks + waits
     + output x (slowdown + slowdown_by_prompt x prompt + slot) + output x room_rate x tokens that do not fit.
+    `placement_costs` has it for one request, `cost_parts` to explain it, and `CostMatrix` for many requests.
     """
 
     slowness: float
@@ -182,10 +150,10 @@ class Terms(NamedTuple):
     room_tokens: float  # free in the KV cache now
     room_by_output: float
     room_rate: float
+    interruption: float  # by later prefills, if they take half of the time
 
 
 def terms_of(model: CostModel, load: EngineLoad, slots: int, kv_cache_tokens: int | None, slowness: float) -> Terms:
-    """The terms of a backend with this load."""
     batch, context, decoding, weight = load.in_flight, load.context_tokens, load.decoding, model.decode_weight
     step = step_seconds(model, slowness, load)
     slowdown = _SLOWDOWN * weight * slowness
@@ -200,6 +168,7 @@ def terms_of(model: CostModel, load: EngineLoad, slots: int, kv_cache_tokens: in
         _BOUNDLESS_TOKENS if kv_cache_tokens is None else kv_cache_tokens - context,
         batch / 2,
         step / max(1, context),
+        _INTERRUPTED_STEPS * weight * step,
     )
     return tuple.__new__(Terms, made)
 
@@ -216,76 +185,10 @@ def prefill_seconds(model: CostModel, slowness: float, prompt_tokens: int, hit_t
 
 
 def step_seconds(model: CostModel, slowness: float, load: EngineLoad) -> float:
-    """Time of an engine step without prefill."""
     return slowness * (model.a + model.c * load.decoding + model.d * load.context_tokens)
 
 
-class Parts(NamedTuple):
-    """The parts of a cost, in seconds; their sum is `placement_seconds`."""
-
-    ahead: float
-    prefill: float
-    cache: float
-    stall: float
-    steps: float
-    slowdown: float
-    slot: float
-    memory: float
-
-
-def cost_parts(
-    terms: Terms,
-    prompt_tokens: int,
-    own_seconds: float,
-    chunks: int,
-    output_tokens: float,
-    mean_stall: float,
-    ahead_seconds: float,
-) -> Parts:
-    """The parts of `placement_seconds`, for explanations only."""
-    lacking = prompt_tokens - terms.room_tokens + output_tokens * terms.room_by_output
-    return Parts(
-        ahead=ahead_seconds,
-        prefill=own_seconds,
-        cache=own_seconds * _CACHE,
-        stall=own_seconds * (terms.stall - 1 - _CACHE + mean_stall),
-        steps=terms.step * chunks + terms.waits,
-        slowdown=output_tokens * (terms.slowdown + terms.slowdown_by_prompt * prompt_tokens),
-        slot=output_tokens * terms.slot,
-        memory=output_tokens * terms.room_rate * max(0.0, lacking),
-    )
-
-
-def placement_seconds(
-    terms: Terms,
-    prompt_tokens: int,
-    own_seconds: float,
-    chunks: int,
-    output_tokens: float,
-    mean_stall: float,
-    ahead_seconds: float,
-) -> float:
-    """Marginal cost of this request on this backend, in seconds; lower is better.
-
-    `own_seconds` is its `prefill_seconds` there, in `chunks` engine steps; `mean_stall` that of the fleet;
-    `ahead_seconds` the prefill that was sent there before.
-    """
-    (_, step, waits, stall, slowdown, by_prompt, slot, room, room_by_output, room_rate) = terms
-    cost = (
-        ahead_seconds
-        + own_seconds * (stall + mean_stall)
-        + step * chunks
-        + waits
-        + output_tokens * (slowdown + by_prompt * prompt_tokens + slot)
-    )
-    lacking = prompt_tokens - room + output_tokens * room_by_output
-    return cost + output_tokens * room_rate * lacking if lacking > 0 else cost
-
-
 DEFAULT_BLOCK_TOKENS = 16
-INTERRUPTED_STEPS = 20.0  # of a new request's decoding that later prefills, at the recent rate, will interrupt
-LEAST_SHARE = 0.001
-MOST_SHARE = 0.9
 
 
 @dataclass(slots=True, eq=False)
@@ -309,7 +212,6 @@ class Engine:
     _changes: int = -1
 
     def configure(self, cap: int, block_tokens: int, *, caches_prefixes: bool) -> None:
-        """Follow the settings of its process."""
         self.cap, self.block_tokens, self.caches_prefixes = cap, block_tokens, caches_prefixes
         self.kv.resize(block_tokens, shares=caches_prefixes)
 
@@ -317,23 +219,16 @@ class Engine:
         """Follow its sizes. A change voids what was computed from them."""
         if slots != self.slots or kv_cache_tokens != self.kv_cache_tokens:
             self.slots, self.kv_cache_tokens = slots, kv_cache_tokens
-            self.load.void()
+            self.load.changes += 1
 
     def ahead_seconds(self, model: CostModel, now: float) -> float:
         """Prefill sent there before, plus expected interruptions of a new request's decoding by later prefills."""
-        return self.ahead_and_terms(model, now)[0]
-
-    def ahead_and_terms(self, model: CostModel, now: float) -> tuple[float, Terms]:
-        """`ahead_seconds` and `terms` in one call: placing a request needs both of every engine."""
         load = self.load
-        ahead = load.prefill_ahead_seconds(now) if load.pending else 0.0  # first: it may change the load
-        terms = self._terms
-        if terms is None or self._changes != load.changes or self._model is not model:
-            terms = self.terms(model)
+        ahead = load.prefill_ahead_seconds(now)  # first: it may change the load
         if load.recent_share >= LEAST_SHARE:
             share = min(MOST_SHARE, load.prefill_share(now))
-            ahead += INTERRUPTED_STEPS * model.decode_weight * terms.step * share / (1 - share)
-        return ahead, terms
+            ahead += self.terms(model).interruption * share / (1 - share)
+        return ahead
 
     def terms(self, model: CostModel) -> Terms:
         """What it adds to the cost of every request now."""
@@ -344,15 +239,70 @@ class Engine:
         return terms
 
 
-@dataclass(slots=True)
-class Option:
-    """What one engine means for one request: cost in seconds, its own prefill, and predicted hit."""
+def placement_costs(
+    model: CostModel,
+    engines: Sequence[Engine],
+    hits: Sequence[int],
+    prompt_tokens: int,
+    output_tokens: float,
+    now: float,
+) -> tuple[list[float], list[float]]:
+    """Marginal costs of a request on each engine, and the part that is its own prefill, in seconds.
 
-    engine: Engine
-    cost: float
-    prefill_seconds: float
-    hit_tokens: int
+    One loop without calls for engines that have not changed: this runs for every engine at every placement.
+    """
+    in_flight = 0
+    for engine in engines:
+        in_flight += engine.load.in_flight
+    mean_stall, per_step = mean_stall_of(model, in_flight, len(engines)), model.max_batched_tokens
+    costs: list[float] = []
+    prefills: list[float] = []
+    last_hit, last_slowness, own, chunks = -1, 0.0, 0.0, 0
+    for engine, hit in zip(engines, hits, strict=True):
+        load = engine.load
+        ahead = load.prefill_ahead_seconds(now) if load.pending else 0.0  # first: it may change the load
+        terms = engine._terms if engine._changes == load.changes and engine._model is model else engine.terms(model)
+        slowness, step, waits, stall, slowdown, by_prompt, slot, room, by_output, rate, interruption = terms  # type: ignore[misc]
+        if load.recent_share >= LEAST_SHARE:  # `ahead_seconds`
+            share = load.recent_share * math.exp((load.share_at - now) / MEMORY_SECONDS)
+            share = share if share < MOST_SHARE else MOST_SHARE
+            ahead += interruption * share / (1 - share)
+        if hit != last_hit or slowness != last_slowness:  # most engines hold the same
+            last_hit, last_slowness = hit, slowness
+            own, chunks = prefill_seconds(model, slowness, prompt_tokens, hit), -((hit - prompt_tokens) // per_step)
+        cost = ahead + own * (stall + mean_stall) + step * chunks + waits
+        cost += output_tokens * (slowdown + by_prompt * prompt_tokens + slot)
+        lacking = prompt_tokens - room + output_tokens * by_output
+        costs.append(cost + output_tokens * rate * lacking if lacking > 0 else cost)
+        prefills.append(own)
+    return costs, prefills
 
-    def discount(self, share: float) -> None:
-        """Make it cheaper by a share of its prefill."""
-        self.cost -= share * self.prefill_seconds
+
+class Parts(NamedTuple):
+    """The parts of a cost, in seconds; `placement_costs` has their sum."""
+
+    ahead: float
+    prefill: float
+    cache: float
+    stall: float
+    steps: float
+    slowdown: float
+    slot: float
+    memory: float
+
+
+def cost_parts(
+    terms: Terms, prompt_tokens: int, own: float, chunks: int, output_tokens: float, mean_stall: float, ahead: float
+) -> Parts:
+    """A cost taken apart, for explanations. `own`: its `prefill_seconds`, in `chunks` engine steps."""
+    lacking = prompt_tokens - terms.room_tokens + output_tokens * terms.room_by_output
+    return Parts(
+        ahead=ahead,
+        prefill=own,
+        cache=own * _CACHE,
+        stall=own * (terms.stall - 1 - _CACHE + mean_stall),
+        steps=terms.step * chunks + terms.waits,
+        slowdown=output_tokens * (terms.slowdown + terms.slowdown_by_prompt * prompt_tokens),
+        slot=output_tokens * terms.slot,
+        memory=output_tokens * terms.room_rate * max(0.0, lacking),
+    )

@@ -41,26 +41,34 @@ class Measure(NamedTuple):
     answer_is_whole: bool = False
 
 
+class _Means:
+    """Running means of one model: bytes per token, with the number of prompts seen, and answer length, of answers."""
+
+    __slots__ = ("answers", "bytes_per_token", "output_tokens", "prompts")
+
+    def __init__(self, bytes_per_token: float, output_tokens: float) -> None:
+        self.bytes_per_token = bytes_per_token
+        self.output_tokens = output_tokens
+        self.prompts = self.answers = 0
+
+
 class Estimates:
-    """Estimates of each model, and of prompts that engines have counted."""
+    """Estimates of each model, and of prompts that engines have counted. Means start at those given here."""
 
     def __init__(self, bytes_per_token: float = 4.0, output_tokens: float = 200.0) -> None:
-        self._start_ratio = bytes_per_token
-        self._ratios: dict[str, tuple[float, int]] = {}
+        self._start = _Means(bytes_per_token, output_tokens)
+        self._means: dict[str, _Means] = {}
         self._known: OrderedDict[int, Counted] = OrderedDict()  # by the prompt's last key
-        self._start_output_tokens = output_tokens
-        self._answers: dict[str, tuple[float, int]] = {}  # mean length and number, by model
 
     def bytes_per_token(self, model: str) -> float:
-        """Prompt bytes that make one token of this model; 4 until one is known."""
-        known = self._ratios.get(model)
-        return known[0] if known else self._start_ratio
+        """Prompt bytes that make one token of this model."""
+        return self._means.get(model, self._start).bytes_per_token
 
     def measure(
         self, model: str, keys: Sequence[int], edges: Sequence[int], size: int, turn: int, turn_end: int
     ) -> Measure:
         """The tokens of a prompt of `size` bytes; `turn` and `turn_end` as in `Demand`."""
-        ratio, anchor, tokens, is_whole = self.bytes_per_token(model), 0, 0, False
+        ratio, anchor, tokens, is_whole = self._means.get(model, self._start).bytes_per_token, 0, 0, False
         if turn and (known := self._known.get(keys[turn - 1])) is not None:
             anchor, tokens, after = edges[turn - 1], known.prompt_tokens, edges[turn_end - 1]
             expected = known.output_tokens * ratio
@@ -71,42 +79,31 @@ class Estimates:
             return Measure(known.prompt_tokens, size, known.prompt_tokens, is_whole)
         return Measure(max(1, tokens + int((size - anchor) / ratio)), anchor, tokens, is_whole)
 
-    def output_tokens(self, model: str) -> float:
-        """The mean length of this model's answers; 200 until one is known."""
-        known = self._answers.get(model)
-        return known[0] if known else self._start_output_tokens
-
     def expected_output_tokens(self, model: str, limit: int | None) -> float:
-        """The expected length of an answer; `limit` is the client's, None = no limit."""
-        expected = self.output_tokens(model)
+        """The expected length of an answer: the mean, or the client's `limit` if that is less; None = no limit."""
+        expected = self._means.get(model, self._start).output_tokens
         return expected if limit is None or limit > expected else limit
 
     def learn(self, model: str, prompt_bytes: int, prompt_tokens: int, output_tokens: int) -> None:
         """Learn from a response's usage. Short prompts are mostly chat template: the ratio ignores them."""
+        means = self._means.get(model)
+        if means is None:
+            if len(self._means) > _MOST_MODELS:  # adapters come and go
+                del self._means[next(iter(self._means))]
+            means = self._means[model] = _Means(self._start.bytes_per_token, self._start.output_tokens)
         if prompt_tokens >= 64 and prompt_bytes >= 256:
-            ratio, seen = self._ratios.get(model, (self._start_ratio, 0))
-            weight = max(0.02, 1 / (seen + 1))
+            means.prompts += 1
             sample = min(16.0, max(0.5, prompt_bytes / prompt_tokens))
-            _bound(self._ratios)
-            self._ratios[model] = (ratio + weight * (sample - ratio), seen + 1)
+            means.bytes_per_token += max(0.02, 1 / means.prompts) * (sample - means.bytes_per_token)
         if output_tokens > 0:
-            mean, answers = self._answers.get(model, (self._start_output_tokens, 0))
-            answers = min(answers + 1, 500)
-            _bound(self._answers)
-            self._answers[model] = mean + (output_tokens - mean) / answers, answers
+            means.answers = min(means.answers + 1, 500)
+            means.output_tokens += (output_tokens - means.output_tokens) / means.answers
 
     def remember(self, prompt_key: int, prompt_tokens: int, output_tokens: int) -> None:
-        """Keep what an engine counted for the prompt with this last key."""
         self._known[prompt_key] = Counted(prompt_tokens, output_tokens)
         self._known.move_to_end(prompt_key)
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
-
-
-def _bound(by_model: dict[str, tuple[float, int]]) -> None:
-    """Bound the number of models: adapters come and go."""
-    if len(by_model) > _MOST_MODELS:
-        del by_model[next(iter(by_model))]
 
 
 _MIN_TOKENS = 64
@@ -123,10 +120,7 @@ class Calibrations:
     base, or the model that goes by several names."""
 
     def __init__(
-        self,
-        start: CostModel,
-        window_seconds: float | None = None,
-        family: Callable[[str], str] = lambda model: model,
+        self, start: CostModel, window_seconds: float | None = None, family: Callable[[str], str] = lambda model: model
     ) -> None:
         self._start = start
         self._window_seconds = window_seconds
@@ -142,7 +136,7 @@ class Calibrations:
         return self._known.get(self._family(model), self._unknown)
 
     def learning(self, model: str) -> "Calibration":
-        """The calibration to update, of a model that has answered."""
+        """The calibration to update, of a model that has engines."""
         family = self._family(model)
         known = self._known.get(family)
         if known is None:
@@ -156,17 +150,15 @@ class Calibration:
     """Owner of one model's cost model in force."""
 
     def __init__(self, model: CostModel, window_seconds: float | None = None) -> None:
-        self.model = model
         self._b = model.b  # as learned; the model's follows in steps
-        self._window_seconds = window_seconds
+        self._fixed_window_seconds = window_seconds
         self._samples = 0
+        self._follow(model)
 
-    @property
-    def window_seconds(self) -> float:
-        """Most prefill that may be ahead on an open engine."""
-        if self._window_seconds is not None:
-            return self._window_seconds
-        return max(_WINDOW_FLOOR_SECONDS, _WINDOW_TOKENS * self.model.b)
+    def _follow(self, model: CostModel) -> None:
+        """Take over the model, and the most prefill that may be ahead on an open engine."""
+        self.model, fixed = model, self._fixed_window_seconds
+        self.window_seconds = max(_WINDOW_FLOOR_SECONDS, _WINDOW_TOKENS * model.b) if fixed is None else fixed
 
     def first_token(self, uncached_tokens: int, predicted_seconds: float, seconds: float) -> None:
         """Learn from a request that was alone in prefill on its engine."""
@@ -177,7 +169,7 @@ class Calibration:
         ratio = min(_CLIP[1], max(_CLIP[0], seconds / predicted_seconds))
         b = self._b = min(_B_RANGE[1], max(_B_RANGE[0], self._b * ratio**weight))
         if abs(b - self.model.b) > _STEP * self.model.b:
-            self.model = CostModel(b, self.model.decode_weight, self.model.max_batched_tokens)
+            self._follow(CostModel(b, self.model.decode_weight, self.model.max_batched_tokens))
 
     def at_most(self, uncached_tokens: int, predicted_seconds: float, seconds: float) -> None:
         """The same for a request whose first token was not seen: `seconds` is the time of its whole answer."""
@@ -198,17 +190,23 @@ _EDGES = tuple(2 ** ((number + 1) / _STEPS) for number in range(_BUCKETS))
 
 
 class _Lengths:
-    """A fading histogram of the lengths of answers, and its quantile."""
+    """A fading histogram of the lengths of answers, and its quantile; of a model, also the excess of its prompts."""
 
-    __slots__ = ("_cut", "_ended", "_unseen", "_weight", "answers", "quantile_tokens")
+    __slots__ = (
+        "_cut", "_ended", "_mean_excess", "_prompts", "_unseen", "_weight", "answers", "excess_tokens",
+        "quantile_tokens",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, excess_tokens: int = 0) -> None:
         self._ended = [0.0] * _BUCKETS
         self._cut = [0.0] * _BUCKETS
         self._weight = 1.0  # of the next answer: growing weights cost less than shrinking all others
         self._unseen = 0
         self.answers = 0
         self.quantile_tokens = _UNKNOWN_TOKENS
+        self.excess_tokens = excess_tokens  # of a prompt beyond its estimate, which does not see the chat template
+        self._mean_excess = 0.0
+        self._prompts = 0
 
     def add(self, tokens: int, share: float, *, was_cut: bool) -> None:
         """Add an answer. `was_cut`: its limit ended it; `share`: the quantile to compute."""
@@ -222,6 +220,12 @@ class _Lengths:
         if self.answers <= _FEW or self._unseen >= _REFRESH:
             self._unseen = 0
             self.quantile_tokens = self._quantile(share)
+
+    def exceeded(self, tokens: int) -> None:
+        """A prompt had so many tokens more than estimated."""
+        self._prompts += 1
+        self._mean_excess += (tokens - self._mean_excess) * max(_LEAST_SAMPLE_WEIGHT, 1 / self._prompts)
+        self.excess_tokens = max(0, round(self._mean_excess))
 
     def _quantile(self, share: float) -> float:
         """The length that this share of answers does not exceed; if it is unknown, twice the longest one or more."""
@@ -254,41 +258,38 @@ class OutputLengths:
         self._unknown_excess_tokens = prompt_excess_tokens
         self._max_tenants = max_tenants
         self._models: dict[str, _Lengths] = {}
-        self._excess: dict[str, tuple[float, int]] = {}  # mean and count, by model
         self._tenants: OrderedDict[tuple[str, str], _Lengths] = OrderedDict()  # least recently used first
 
     def __repr__(self) -> str:
         return f"<OutputLengths of {len(self._models)} models, {len(self._tenants)} tenants>"
 
     def expected(self, model: str, tenant: str, limit: int | None) -> int:
-        """Tokens to reserve for an answer; `limit` is the client's, None = no limit."""
+        """Tokens to reserve for an answer, and for what prompts usually have beyond their estimate.
+
+        `limit` is the client's, None = no limit.
+        """
+        of_model = self._models.get(model)
         known = self._tenants.get((model, tenant)) if tenant else None
         if known is None or known.answers < _FEW:
-            known = self._models.get(model)
+            known = of_model
         tokens = _UNKNOWN_TOKENS if known is None else known.quantile_tokens
-        return int(tokens) if limit is None or limit > tokens else limit
-
-    def prompt_excess_tokens(self, model: str) -> int:
-        """Mean number of prompt tokens beyond the estimate, which does not see the chat template."""
-        known = self._excess.get(model)
-        return self._unknown_excess_tokens if known is None else max(0, round(known[0]))
+        answer = int(tokens) if limit is None or limit > tokens else limit
+        return answer + (self._unknown_excess_tokens if of_model is None else of_model.excess_tokens)
 
     def answered(self, demand: Demand, usage: Usage) -> None:
         """Learn from a request's usage; several sequences count as answers of equal length."""
-        if not demand.sequences or not usage.prompt_tokens:
-            return
-        mean, count = self._excess.get(demand.model, (0.0, 0))
-        excess = usage.prompt_tokens - demand.prompt_tokens
-        if len(self._excess) > _MAX_TENANTS:
-            del self._excess[next(iter(self._excess))]
-        self._excess[demand.model] = mean + (excess - mean) * max(_LEAST_SAMPLE_WEIGHT, 1 / (count + 1)), count + 1
-        if usage.completion_tokens > 0:
-            self.learn(demand.model, demand.tenant, usage.completion_tokens // demand.sequences, demand.output_tokens)
+        if demand.sequences and usage.prompt_tokens:
+            of_model = self._models.get(demand.model) or self._new_model(demand.model)
+            of_model.exceeded(usage.prompt_tokens - demand.prompt_tokens)
+            if usage.completion_tokens > 0:
+                tokens = usage.completion_tokens // demand.sequences
+                self.learn(demand.model, demand.tenant, tokens, demand.output_tokens)
 
     def learn(self, model: str, tenant: str, tokens: int, limit: int | None) -> None:
         """Learn the length of one answer; `limit` is the client's, None = no limit."""
         was_cut = limit is not None and tokens >= limit
-        self._of_model(model).add(tokens, self._share, was_cut=was_cut)
+        of_model = self._models.get(model) or self._new_model(model)
+        of_model.add(tokens, self._share, was_cut=was_cut)
         if not tenant:
             return
         known = self._tenants.get((model, tenant))
@@ -300,10 +301,8 @@ class OutputLengths:
             self._tenants.move_to_end((model, tenant))
         known.add(tokens, self._share, was_cut=was_cut)
 
-    def _of_model(self, model: str) -> _Lengths:
-        known = self._models.get(model)
-        if known is None:
-            if len(self._models) >= _MAX_TENANTS:
-                del self._models[next(iter(self._models))]
-            known = self._models[model] = _Lengths()
+    def _new_model(self, model: str) -> _Lengths:
+        if len(self._models) >= _MAX_TENANTS:
+            del self._models[next(iter(self._models))]
+        known = self._models[model] = _Lengths(self._unknown_excess_tokens)
         return known

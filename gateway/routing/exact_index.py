@@ -63,27 +63,26 @@ class ExactIndex:
 
     def depths(self, keys: Sequence[int]) -> list[int]:
         """For each engine, how many of the leading blocks it holds; 0 for those that are not live."""
-        depths = [0] * self._engines
+        depths, stops = [0] * self._engines, []  # masks of engines, and the depth of those
         held, shards, low = self._live, self._holders, SHARDS - 1
         for depth, key in enumerate(keys):
             still = held & shards[key & low].get(key, 0)
             if still != held:
-                _assign(depths, held & ~still, depth)
+                stops.append((held & ~still, depth))
                 held = still
                 if not held:
-                    return depths
-        _assign(depths, held, len(keys))
+                    break
+        else:
+            stops.append((held, len(keys)))
+        for mask, depth in stops:
+            while mask:
+                bit = mask & -mask
+                depths[bit.bit_length() - 1] = depth
+                mask ^= bit
         return depths
 
     def _grow(self, engine: int) -> None:
         self._engines = max(self._engines, engine + 1)
-
-
-def _assign(depths: list[int], mask: int, depth: int) -> None:
-    while mask:
-        bit = mask & -mask
-        depths[bit.bit_length() - 1] = depth
-        mask ^= bit
 
 
 TOKEN_BYTES = 4

@@ -64,7 +64,7 @@ class PeakForecast:
 _GROWTH = 0.1  # of what is reserved for answers, when they become longer
 _ENDLESS = 1 << 62
 _REPORTED_TOKENS = 8  # of a stream between two reports of its progress
-_LEAST_EVENTS = 32  # of a stream, to learn tokens for each event; the last few are not reported
+LEAST_EVENTS = 32  # of a stream, to learn tokens for each event; the last few are not reported
 _SMOOTHING = 0.2
 _FORECAST_SECONDS = 1e-3  # validity of a forecast for each request in it, which bounds its CPU time
 
@@ -89,36 +89,36 @@ class _RadixNode:
 
 
 class Reservation:
-    """KV tokens held by one request until it is released.
+    """What one request holds on an engine until it is released: slots, its part in prefill, and KV tokens.
 
-    `own_tokens` are not shared: the prompt beyond its last block, and its output. `output_tokens` of these are for the
-    output, of which `streamed_tokens` have come.
+    `sequences`: the slots. `prefill_seconds`: predicted for the uncached prompt. `own_tokens` are KV tokens that are
+    not shared: the prompt beyond its last block, and its output. `output_tokens` of these are for the output, of which
+    `streamed_tokens` have come. `node` and `depth`: the shared ones.
     """
 
-    __slots__ = ("_depth", "_node", "demand", "output_tokens", "own_tokens", "released", "streamed_tokens")
+    __slots__ = (
+        "alone", "demand", "depth", "node", "output_tokens", "own_tokens", "prefill_seconds", "released", "sequences",
+        "started_seconds", "streamed_tokens",
+    )  # fmt: skip
 
-    def __init__(
-        self, demand: Demand, own_tokens: int, output_tokens: int, node: _RadixNode | None, depth: int
-    ) -> None:
+    def __init__(self, demand: Demand, sequences: int, prefill_seconds: float) -> None:
         self.demand = demand
-        self.own_tokens = own_tokens
-        self.output_tokens = output_tokens
-        self.streamed_tokens = 0
+        self.sequences = sequences
+        self.prefill_seconds = prefill_seconds
+        self.started_seconds = 0.0
+        self.alone = False  # no other request was in prefill with it
+        self.own_tokens = self.output_tokens = self.streamed_tokens = 0
+        self.node: _RadixNode | None = None
+        self.depth = 0
         self.released = False
-        self._node = node
-        self._depth = depth
 
     @property
     def tokens_alone(self) -> int:
         """What its release frees: its own tokens, and those of a node that no other request uses."""
-        node = self._node
-        if node is None or self._depth != node.end or len(node.users) > 1 or node.users[self._depth] > 1:
+        node = self.node
+        if node is None or self.depth != node.end or len(node.users) > 1 or node.users[self.depth] > 1:
             return self.own_tokens
         return self.own_tokens + node.tokens
-
-    def left_steps(self, tokens_of_event: float) -> int:
-        """Steps of the engine until its answers are as long as expected."""
-        return max(0, self.output_tokens - int(self.streamed_tokens * tokens_of_event)) // self.demand.sequences
 
 
 class KvLedger:
@@ -129,8 +129,7 @@ class KvLedger:
     """
 
     __slots__ = (
-        "_forecast", "_forecast_seconds", "_held", "_root", "_tokens_of_event",
-        "block_tokens", "shares", "taken_tokens",
+        "_forecast", "_forecast_seconds", "_root", "_tokens_of_event", "block_tokens", "held", "shares", "taken_tokens",
     )  # fmt: skip
 
     def __init__(self, block_tokens: int = 16, *, shares: bool = True) -> None:
@@ -138,57 +137,65 @@ class KvLedger:
         self.shares = shares
         self.taken_tokens = 0
         self._root = _RadixNode(Demand(""), 0, 0, 0, None)
-        self._held: set[Reservation] = set()
+        self.held: set[Reservation] = set()
         self._forecast: PeakForecast | None = None  # until a reservation changes
         self._forecast_seconds = 0.0
         self._tokens_of_event = 1.0  # a busy engine puts several tokens into one event
 
     def resize(self, block_tokens: int, *, shares: bool) -> None:
-        """Follow the engine's settings; what is reserved stays as it is."""
+        """Follow the engine's settings; what is reserved stays as it was made."""
         self.block_tokens, self.shares = block_tokens, shares
 
     def __repr__(self) -> str:
-        return f"<KvLedger {self.taken_tokens} tokens, {len(self._held)} requests, {len(self._root.children)} prefixes>"
+        return f"<KvLedger {self.taken_tokens} tokens, {len(self.held)} requests, {len(self._root.children)} prefixes>"
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self.held)
 
-    def most_needed(self, demand: Demand, output_tokens: int) -> int:
-        """Upper bound of `needed`, at little cost: as if the request shared nothing."""
-        if not demand.sequences:
-            return 0
-        block = self.block_tokens
-        return demand.prompt_tokens + block + demand.sequences * (output_tokens + block)
+    def fits(self, demand: Demand, output_tokens: int, limit_tokens: float, now: float) -> bool:
+        """Whether the request fits below the limit, with answers of this length.
+
+        If the sum of all reservations leaves too little, the forecast peak of what is in use at once decides.
+        """
+        free, sequences, block = limit_tokens - self.taken_tokens, demand.sequences, self.block_tokens
+        if sequences and demand.prompt_tokens + block + sequences * (output_tokens + block) <= free:
+            return True  # even if it shared nothing; the usual case, and cheap
+        return self.needed(demand, output_tokens) <= free or self.peak_with(demand, output_tokens, now) <= limit_tokens
 
     def needed(self, demand: Demand, output_tokens: int) -> int:
         """Tokens that a request with answers of this length would add."""
         if not demand.sequences:
             return 0
-        keys = self._keys(demand)
+        keys = demand.keys if self.shares and demand.reads_cache else ()
         last = demand.tokens_of(len(keys))
         shared = demand.tokens_of(self._shared(keys)[1])
         rest = max(0, demand.prompt_tokens - last)
         return last - shared + self._whole_blocks(rest) + demand.sequences * self._whole_blocks(output_tokens)
 
-    def reserve(self, demand: Demand, output_tokens: int) -> Reservation:
+    def reserve(self, reservation: Reservation, output_tokens: int) -> None:
         """Reserve what the request needs; `output_tokens` for each sequence. `release` gives it back."""
+        demand = reservation.demand
+        self.held.add(reservation)
         if not demand.sequences:
-            reservation = Reservation(demand, 0, 0, None, 0)  # no engine sequence
-            self._held.add(reservation)
-            return reservation
+            return  # no engine sequence
+        last = 0
         if (keys := demand.keys) and self.shares and demand.reads_cache:
             last = demand.tokens_of(len(keys))
-            node, depth = self._use(demand, keys, last)
-        else:
-            node, depth, last = None, 0, 0
+            node, depth = self._shared(keys)
+            node.users[depth] = node.users.get(depth, 0) + 1
+            if depth < len(keys):  # it is the first to use the rest
+                tokens = last - demand.tokens_of(depth)
+                self.taken_tokens += tokens
+                parent, node = node, _RadixNode(demand, depth, len(keys), tokens, node)
+                parent.children.setdefault(keys[depth], node)
+                depth = len(keys)
+            reservation.node, reservation.depth = node, depth
         block, rest = self.block_tokens, demand.prompt_tokens - last
         answers = -(-output_tokens // block) * block * demand.sequences  # inlined: this runs for every request
         own = answers - (-rest // block) * block if rest > 0 else answers
-        reservation = Reservation(demand, own, answers, node, depth)
+        reservation.own_tokens, reservation.output_tokens = own, answers
         self.taken_tokens += own
         self._forecast = None
-        self._held.add(reservation)
-        return reservation
 
     def on_tokens(self, reservation: Reservation, tokens: int) -> int:
         """More tokens of the output came. A reservation that is used up grows by a tenth or more.
@@ -213,7 +220,7 @@ class KvLedger:
 
     def on_usage(self, reservation: Reservation, tokens: int) -> None:
         """Learn tokens for each event from the output tokens in the engine's usage."""
-        if reservation.streamed_tokens >= _LEAST_EVENTS:
+        if reservation.streamed_tokens >= LEAST_EVENTS:
             share = max(1.0, tokens / reservation.streamed_tokens)
             self._tokens_of_event += _SMOOTHING * (share - self._tokens_of_event)
 
@@ -223,9 +230,9 @@ class KvLedger:
             return
         reservation.released = True
         self._forecast = None
-        self._held.discard(reservation)
+        self.held.discard(reservation)
         self.taken_tokens -= reservation.own_tokens
-        node, depth = reservation._node, reservation._depth
+        node, depth = reservation.node, reservation.depth
         while node is not None:  # the root has a permanent user
             users = node.users
             if users[depth] > 1:
@@ -245,17 +252,14 @@ class KvLedger:
     def forecast(self, now: float) -> PeakForecast:
         """The peak of tokens in use, by the progress of each stream. Cached for longer the more requests there are."""
         forecast = self._forecast
-        if forecast is None or now - self._forecast_seconds > _FORECAST_SECONDS * len(self._held):
+        if forecast is None or now - self._forecast_seconds > _FORECAST_SECONDS * len(self.held):
             lasting, growths = self.taken_tokens, []
-            for reservation in self._held:
-                if reservation.demand.streams and reservation.demand.sequences:
-                    alone = reservation.tokens_alone
+            for held in self.held:
+                if held.demand.streams and (sequences := held.demand.sequences):
+                    alone = held.tokens_alone
                     lasting -= alone
-                    growths.append(
-                        self._growth_of(
-                            alone, reservation.left_steps(self._tokens_of_event), reservation.demand.sequences
-                        )
-                    )
+                    left_tokens = max(0, held.output_tokens - int(held.streamed_tokens * self._tokens_of_event))
+                    growths.append(self._growth_of(alone, left_tokens // sequences, sequences))
             forecast = self._forecast = PeakForecast(lasting, growths)
             self._forecast_seconds = now
         return forecast
@@ -271,9 +275,6 @@ class KvLedger:
         """The growth of a request that has `final_tokens` in the end; partial blocks count as whole ones."""
         return Growth(left_steps, final_tokens - sequences * (left_steps - left_steps % self.block_tokens), sequences)
 
-    def _keys(self, demand: Demand) -> Sequence[int]:
-        return demand.keys if self.shares and demand.reads_cache else ()
-
     def _whole_blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens) * self.block_tokens
 
@@ -286,19 +287,6 @@ class KvLedger:
                 break
             node, depth = child, _alike(keys, child.creator.keys, depth, min(count, child.end))
         return node, depth
-
-    def _use(self, demand: Demand, keys: Sequence[int], last: int) -> tuple[_RadixNode, int]:
-        """Add a user of the prompt's blocks, which have `last` tokens; returns its node, and the number of blocks."""
-        node, depth = self._shared(keys)
-        users = node.users
-        users[depth] = users.get(depth, 0) + 1
-        if depth == len(keys):
-            return node, depth
-        tokens = last - demand.tokens_of(depth)
-        self.taken_tokens += tokens
-        new = _RadixNode(demand, depth, len(keys), tokens, node)
-        node.children.setdefault(keys[depth], new)
-        return new, len(keys)
 
     def _cut(self, node: _RadixNode, end: int) -> None:
         """Free the node's blocks from `end` on, which no request uses."""

@@ -1,3 +1,4 @@
+# ruff: noqa: ARG002 - each policy reads a part of what it is given
 """Routing policies: what one request would cost on each eligible engine, hints by clients, and explanations."""
 
 from abc import ABC, abstractmethod
@@ -8,9 +9,9 @@ from typing import Any
 
 from gateway.request import Demand
 from gateway.routing.cache_view import HitPredictor
-from gateway.routing.cost_matrix import CostMatrix, EngineColumns, Hit, OneByOne, Ranking
-from gateway.routing.engine import Engine, Option, Parts, cost_parts, mean_stall_of, placement_seconds, prefill_seconds
-from gateway.routing.estimates import Calibrations, Estimates
+from gateway.routing.cost_matrix import CostMatrix, EngineColumns, Hit, Ranking
+from gateway.routing.engine import CostModel, Engine, Parts, cost_parts, mean_stall_of, placement_costs
+from gateway.routing.estimates import Estimates
 
 _MAX_HINTS = 65536
 WORTH = 0.2  # discount, as a share of the request's own prefill: less than another prefill ahead
@@ -22,53 +23,66 @@ class Affinity:
     def __init__(self) -> None:
         self._last: OrderedDict[int, int] = OrderedDict()
 
-    def favour(self, hint: int, options: Sequence[Option]) -> None:
-        """Discount the engine that had the hint last, if no other is predicted to hold more of the prompt."""
-        at = self.favoured(hint, [option.engine for option in options], [option.hit_tokens for option in options])
-        if at is not None:
-            options[at].discount(WORTH)
-
     def favoured(self, hint: int, engines: Sequence[Engine], hit_tokens: Sequence[float]) -> int | None:
-        """The position of that engine among these."""
+        """The position of that engine among these, if no other is predicted to hold more of the prompt."""
         index = self._last.get(hint)
         at = next((at for at, engine in enumerate(engines) if engine.index == index), None)
         return at if at is not None and hit_tokens[at] == max(hit_tokens) else None
 
     def placed(self, hint: int, engine: Engine) -> None:
-        """A request with this hint was sent there."""
         self._last[hint] = engine.index
         self._last.move_to_end(hint)
         if len(self._last) > _MAX_HINTS:
             self._last.popitem(last=False)
 
 
+class Options:
+    """What each engine means for one request: its cost, the seconds of its own prefill there, and its predicted hit."""
+
+    __slots__ = ("costs", "engines", "hit_tokens", "prefill_seconds")
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        costs: list[float],
+        prefills: list[float] | None = None,
+        hits: list[int] | None = None,
+    ) -> None:
+        self.engines = engines
+        self.costs = costs
+        self.prefill_seconds = prefills or [0.0] * len(engines)
+        self.hit_tokens = hits or [0] * len(engines)
+
+
 class Policy(ABC):
     """Ranks engines; the scheduler decides which are open and which requests wait.
 
-    `waits_for_best`: a request may wait for its best engine though another is open. The defaults are for policies that
-    ignore prompts and look at one request at a time.
+    `waits_for_best`: a request may wait for its best engine though another is open. `model` is the cost model of the
+    request's model. The defaults are for policies that ignore prompts and look at one request at a time.
     """
 
     waits_for_best = False
 
     @abstractmethod
-    def options(self, demand: Demand, engines: Sequence[Engine], now: float) -> list[Option]:
-        """One option for each engine, in the same order."""
+    def options(self, demand: Demand, engines: Sequence[Engine], model: CostModel, now: float) -> Options:
+        """What the request would cost on each engine."""
 
-    def hits(self, demand: Demand, engines: Sequence[Engine]) -> list[int]:  # noqa: ARG002
+    def hits(self, demand: Demand, engines: Sequence[Engine]) -> list[int]:
         """Predicted hit tokens, for each engine; 0 if the policy ignores prompts."""
         return [0] * len(engines)
 
-    def parts(self, demand: Demand, options: Sequence[Option], now: float) -> Sequence[Parts | None]:  # noqa: ARG002
+    def parts(self, demand: Demand, options: Options, model: CostModel, now: float) -> Sequence[Parts | None]:
         """The costs of `options`, taken apart; None if they are not in seconds."""
-        return [None] * len(options)
+        return [None] * len(options.costs)
 
-    def ranking(self, demands: Sequence[Demand], hits: Sequence[Hit], engines: Sequence[Engine], now: float) -> Ranking:  # noqa: ARG002
+    def ranking(
+        self, demands: Sequence[Demand], hits: Sequence[Hit], engines: Sequence[Engine], model: CostModel, now: float
+    ) -> Ranking:
         """All waiting requests at once; `hits` has a row for each."""
-        return OneByOne(demands, engines, lambda demand, engines: self.options(demand, engines, now))
+        return Ranking(engines, lambda row: self.options(demands[row], engines, model, now).costs)
 
-    def placed(self, demand: Demand, option: Option) -> None:  # noqa: B027
-        """The request is sent to the option's engine."""
+    def placed(self, demand: Demand, engine: Engine) -> None:  # noqa: B027
+        """The request is sent to the engine."""
 
 
 class PrefixPolicy(Policy):
@@ -76,80 +90,62 @@ class PrefixPolicy(Policy):
 
     waits_for_best = True
 
-    def __init__(
-        self, calibrations: Calibrations, hit_predictor: HitPredictor, estimates: Estimates, affinity: Affinity
-    ) -> None:
-        self._calibrations = calibrations
+    def __init__(self, hit_predictor: HitPredictor, estimates: Estimates, affinity: Affinity) -> None:
         self._hit_predictor = hit_predictor
         self._estimates = estimates
         self._affinity = affinity
         self._table = EngineColumns()
 
-    def options(self, demand: Demand, engines: Sequence[Engine], now: float) -> list[Option]:
-        hits, output = self._hit_predictor.predict(demand, engines), self.output_tokens(demand)
-        tokens, model, options = demand.prompt_tokens, self._calibrations.of(demand.model).model, []
-        stall = mean_stall_of(model, sum([engine.load.in_flight for engine in engines]), len(engines))
-        prefills: dict[tuple[int, float], tuple[float, int]] = {}  # by hit and slowness: most engines hold the same
-        for engine, hit in zip(engines, hits, strict=True):
-            ahead, terms = engine.ahead_and_terms(model, now)
-            if (prefill := prefills.get((hit, engine.slowness))) is None:
-                chunks = -(-(tokens - hit) // model.max_batched_tokens)
-                prefill = prefills[hit, engine.slowness] = prefill_seconds(model, engine.slowness, tokens, hit), chunks
-            own, chunks = prefill
-            cost = placement_seconds(terms, tokens, own, chunks, output, stall, ahead)
-            options.append(Option(engine, cost, own, hit))
-        if demand.hint:
-            self._affinity.favour(demand.hint, options)
-        return options
-
-    def parts(self, demand: Demand, options: Sequence[Option], now: float) -> list[Parts]:
-        """The cost's parts, without the discount for a hint."""
-        model, output = self._calibrations.of(demand.model).model, self.output_tokens(demand)
-        stall = mean_stall_of(model, sum([option.engine.load.in_flight for option in options]), len(options))
-        return [
-            cost_parts(
-                option.engine.terms(model), demand.prompt_tokens, option.prefill_seconds,
-                -(-(demand.prompt_tokens - option.hit_tokens) // model.max_batched_tokens),
-                output, stall, option.engine.ahead_seconds(model, now),
-            )
-            for option in options
-        ]  # fmt: skip
+    def options(self, demand: Demand, engines: Sequence[Engine], model: CostModel, now: float) -> Options:
+        hits = self._hit_predictor.predict(demand, engines)
+        output = self._estimates.expected_output_tokens(demand.model, demand.output_tokens)
+        costs, prefills = placement_costs(model, engines, hits, demand.prompt_tokens, output, now)
+        if demand.hint and (at := self._affinity.favoured(demand.hint, engines, hits)) is not None:
+            costs[at] -= WORTH * prefills[at]
+        return Options(engines, costs, prefills, hits)
 
     def hits(self, demand: Demand, engines: Sequence[Engine]) -> list[int]:
         return self._hit_predictor.predict(demand, engines)
 
+    def parts(self, demand: Demand, options: Options, model: CostModel, now: float) -> list[Parts]:
+        """The cost's parts, without the discount for a hint."""
+        output = self._estimates.expected_output_tokens(demand.model, demand.output_tokens)
+        in_flight = sum(engine.load.in_flight for engine in options.engines)
+        stall, prompt = mean_stall_of(model, in_flight, len(options.engines)), demand.prompt_tokens
+        parts = []
+        for engine, own, hit in zip(options.engines, options.prefill_seconds, options.hit_tokens, strict=True):
+            chunks, ahead = -((hit - prompt) // model.max_batched_tokens), engine.ahead_seconds(model, now)
+            parts.append(cost_parts(engine.terms(model), prompt, own, chunks, output, stall, ahead))
+        return parts
+
     def ranking(
-        self, demands: Sequence[Demand], hits: Sequence[Hit], engines: Sequence[Engine], now: float
+        self, demands: Sequence[Demand], hits: Sequence[Hit], engines: Sequence[Engine], model: CostModel, now: float
     ) -> CostMatrix:
-        name, expected = demands[0].model, self._estimates.expected_output_tokens
-        model, outputs = self._calibrations.of(name).model, [expected(name, demand.output_tokens) for demand in demands]
-        matrix = CostMatrix(
-            model, [demand.prompt_tokens for demand in demands], outputs, hits, engines, now, self._table
-        )
+        usual = self._estimates.expected_output_tokens(demands[0].model, None)
+        limits = [demand.output_tokens for demand in demands]
+        outputs = [usual if limit is None or limit > usual else limit for limit in limits]
+        prompts = [demand.prompt_tokens for demand in demands]
+        matrix = CostMatrix(model, prompts, outputs, hits, engines, now, self._table)
         for row, demand in enumerate(demands):
-            if (
-                demand.hint
-                and (column := self._affinity.favoured(demand.hint, engines, hits[row].tolist())) is not None
-            ):
-                matrix.favour(row, column, WORTH)
+            if demand.hint:
+                column = self._affinity.favoured(demand.hint, engines, hits[row].tolist())
+                if column is not None:
+                    matrix.favour(row, column, WORTH)
         return matrix
 
-    def output_tokens(self, demand: Demand) -> float:
-        return self._estimates.expected_output_tokens(demand.model, demand.output_tokens)
-
-    def placed(self, demand: Demand, option: Option) -> None:
+    def placed(self, demand: Demand, engine: Engine) -> None:
         if demand.keys:
-            self._hit_predictor.placed(demand, option.engine)
+            self._hit_predictor.placed(demand, engine)
         if demand.hint:
-            self._affinity.placed(demand.hint, option.engine)
+            self._affinity.placed(demand.hint, engine)
 
 
 class LeastLoadedPolicy(Policy):
     """The engine with the smallest share of its slots taken."""
 
-    def options(self, demand: Demand, engines: Sequence[Engine], now: float) -> list[Option]:  # noqa: ARG002
+    def options(self, demand: Demand, engines: Sequence[Engine], model: CostModel, now: float) -> Options:
         """Cost is the share of slots taken."""
-        return [Option(engine, engine.load.in_flight / engine.slots, 0.0, 0) for engine in engines]
+        return Options(engines, [engine.load.in_flight / engine.slots for engine in engines])
 
 
 class RoundRobinPolicy(Policy):
@@ -158,13 +154,13 @@ class RoundRobinPolicy(Policy):
     def __init__(self) -> None:
         self._last = -1
 
-    def options(self, demand: Demand, engines: Sequence[Engine], now: float) -> list[Option]:  # noqa: ARG002
+    def options(self, demand: Demand, engines: Sequence[Engine], model: CostModel, now: float) -> Options:
         """Cost is the distance from the engine that had the last turn."""
         turns = max([self._last, *(engine.index for engine in engines)]) + 1
-        return [Option(engine, (engine.index - self._last - 1) % turns, 0.0, 0) for engine in engines]
+        return Options(engines, [(engine.index - self._last - 1) % turns for engine in engines])
 
-    def placed(self, demand: Demand, option: Option) -> None:  # noqa: ARG002
-        self._last = option.engine.index
+    def placed(self, demand: Demand, engine: Engine) -> None:
+        self._last = engine.index
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,11 +201,8 @@ def _content(content: Any, room: int) -> tuple[str, int, int]:
             text = text[:room]
         texts.append(text)
         room -= max(len(text), _LEAST_BYTES)
-    return (
-        "\x1c".join(texts),
-        media,
-        more,
-    )  # a separator that text does not contain: templates differ in what they insert
+    # a separator that text does not contain: templates differ in what they insert
+    return "\x1c".join(texts), media, more
 
 
 def _size(message: dict[str, Any]) -> tuple[int, int]:
@@ -239,9 +236,12 @@ def _one(prompt: Any) -> Prompt:
 
 def sequences_of(document: dict[str, Any]) -> int:
     """Sequences that the engine runs for a generation request: `n` (or `best_of`) times the number of prompts."""
-    prompts = document.get("prompt")
-    count = len(prompts) if type(prompts) is list and prompts and type(prompts[0]) is not int else 1
-    return count * max(_positive(document.get("n")), _positive(document.get("best_of")))
+    prompts, choices = document.get("prompt"), 1
+    for name in ("n", "best_of"):
+        value = document.get(name)
+        if type(value) is int and value > choices:
+            choices = value
+    return choices * (len(prompts) if type(prompts) is list and prompts and type(prompts[0]) is not int else 1)
 
 
 def inputs_of(document: dict[str, Any]) -> int:
@@ -251,7 +251,3 @@ def inputs_of(document: dict[str, Any]) -> int:
         if type(value) is list and value and type(value[0]) is not int:
             return len(value)
     return 1
-
-
-def _positive(value: Any) -> int:
-    return value if type(value) is int and value > 0 else 1

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from gateway.request import Demand
 from gateway.routing.cost_matrix import Hit, Ranking
 from gateway.routing.engine import Engine
-from gateway.routing.estimates import Calibrations, OutputLengths
-from gateway.routing.kv_reservations import Reservation
+from gateway.routing.estimates import Calibration, OutputLengths
 from gateway.scheduling.wait_queue import Ticket
 
 _GUARDED_SHARE = 16  # one slot in 16 is guarded, and as much of the KV cache
@@ -24,22 +23,24 @@ _FEW_SLOTS = 4  # with fewer, one slot is too much to guard
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Checks engines. `kv_headroom`: share of the KV cache that may be filled."""
+    """Checks engines for requests of one model. `kv_headroom`: share of the KV cache that may be filled."""
 
-    calibrations: Calibrations
+    calibration: Calibration
     lengths: OutputLengths
     kv_headroom: float = 0.95
 
-    def is_open(self, engine: Engine, model: str, now: float, *, guarded: bool = False) -> bool:
-        """Whether it takes requests for this model: a free slot, KV cache left, and prefill ahead within the window.
+    def is_open(self, engine: Engine, now: float, *, guarded: bool = False) -> bool:
+        """Whether it takes requests: a free slot, KV cache left, and prefill ahead within the window.
 
         `guarded`: the last slots, KV cache and prefill window do not count.
         """
-        return self.are_open((engine,), model, now, guarded=guarded)[0]
+        return self.are_open((engine,), now, guarded=guarded)[0]
 
-    def are_open(self, engines: Sequence[Engine], model: str, now: float, *, guarded: bool = False) -> list[bool]:
+    def are_open(self, engines: Sequence[Engine], now: float, *, guarded: bool = False) -> list[bool]:
         """`is_open` of each engine. Every scan of the queue calls this: the common case is cheap."""
-        window, headroom, is_open = self._window_seconds(model, guarded), self._headroom(guarded), []
+        window, headroom, is_open = self.calibration.window_seconds, self.kv_headroom, []
+        if guarded:
+            window, headroom = window * _GUARDED_WINDOW, headroom * (1 - 1 / _GUARDED_SHARE)
         for engine in engines:
             load, slots, tokens = engine.load, engine.slots, engine.kv_cache_tokens
             running = load.in_flight
@@ -56,68 +57,34 @@ class Capacity:
         return is_open
 
     def admits(self, engine: Engine, demand: Demand, now: float, *, guarded: bool = False) -> bool:
-        """Whether it takes this request now. `guarded`: as in `is_open`."""
-        wanted = self.slots_of(demand, engine)
-        if engine.load.in_flight + wanted > (engine.slots - guarded_slots(engine.slots) if guarded else engine.slots):
-            # a request larger than a slow start allows may run alone
-            return engine.load.in_flight == 0 and self.is_large_enough(engine, demand)
-        if engine.load.prefill_ahead_seconds(now) > self._window_seconds(demand.model, guarded):
-            return False
-        return self._fits(engine, demand, now, guarded)
+        """Whether it takes this request now: slots, prefill and KV cache. An idle engine takes any prompt.
 
-    def _fits(self, engine: Engine, demand: Demand, now: float, guarded: bool) -> bool:
-        """Whether its prompt and output fit into the KV cache beside what runs there; an idle engine takes anything.
-
-        If the sum of all reservations leaves too little, the forecast peak of what is in use at once decides.
+        `guarded`: as in `is_open`.
         """
-        if not engine.kv_cache_tokens or engine.load.in_flight == 0:
+        load, slots = engine.load, engine.slots
+        wanted = slots_of(demand, engine) if demand.divisible else demand.sequences
+        window, headroom = self.calibration.window_seconds, self.kv_headroom
+        if guarded:
+            slots -= guarded_slots(slots)
+            window, headroom = window * _GUARDED_WINDOW, headroom * (1 - 1 / _GUARDED_SHARE)
+        if load.in_flight + wanted > slots:
+            return load.in_flight == 0 and wanted <= engine.cap  # larger than a slow start allows: it may run alone
+        if load.pending and load.prefill_ahead_seconds(now) > window:
+            return False
+        if load.in_flight == 0 or not engine.kv_cache_tokens:
             return True
-        ledger, answer = engine.kv, self.output_tokens(demand)
-        limit = self._headroom(guarded) * engine.kv_cache_tokens
-        free = limit - ledger.taken_tokens
-        if ledger.most_needed(demand, answer) <= free:
-            return True  # the usual case, and cheap
-        if ledger.needed(demand, answer) <= free:
-            return True
-        return ledger.peak_with(demand, answer, now) <= limit
+        output_tokens = self.lengths.expected(demand.model, demand.tenant, demand.output_tokens)
+        return engine.kv.fits(demand, output_tokens, headroom * engine.kv_cache_tokens, now)
 
-    def _window_seconds(self, model: str, guarded: bool) -> float:
-        window = self.calibrations.of(model).window_seconds
-        return _GUARDED_WINDOW * window if guarded else window
 
-    def _headroom(self, guarded: bool) -> float:
-        return self.kv_headroom * (1 - 1 / _GUARDED_SHARE) if guarded else self.kv_headroom
+def slots_of(demand: Demand, engine: Engine) -> int:
+    """Slots that the request takes on an engine; a divisible one takes at most all of them."""
+    return min(demand.sequences, engine.cap) if demand.divisible else demand.sequences
 
-    def reserve(self, engine: Engine, demand: Demand) -> Reservation:
-        """Reserve the request's KV tokens on the engine."""
-        return engine.kv.reserve(demand, self.output_tokens(demand))
 
-    def output_tokens(self, demand: Demand) -> int:
-        """Tokens to reserve for the output, and for what prompts usually have beyond their estimate."""
-        lengths = self.lengths
-        return lengths.expected(demand.model, demand.tenant, demand.output_tokens) + lengths.prompt_excess_tokens(
-            demand.model
-        )
-
-    def is_large_enough(self, engine: Engine, demand: Demand) -> bool:
-        """Whether it could run this request if it were idle."""
-        return self.slots_of(demand, engine) <= engine.cap
-
-    def slots_of(self, demand: Demand, engine: Engine) -> int:
-        """Slots that the request takes there; a divisible one takes at most all of them."""
-        wanted = demand.sequences
-        return engine.cap if demand.divisible and wanted > engine.cap else wanted
-
-    def emptiest(self, demand: Demand, engines: list[Engine]) -> Engine:
-        """The engine that will have capacity for the request first."""
-        return min(
-            engines,
-            key=lambda engine: (
-                not self.is_large_enough(engine, demand),
-                engine.load.in_flight / engine.slots,
-                engine.index,
-            ),
-        )
+def is_large_enough(engine: Engine, demand: Demand) -> bool:
+    """Whether the engine could run this request if it were idle."""
+    return demand.divisible or demand.sequences <= engine.cap
 
 
 def guarded_slots(slots: int) -> int:
@@ -165,9 +132,12 @@ class QueueScan:
         if column is None:
             return
         guarded = self._is_guarded(ticket)
-        if not self.is_open[column] or (guarded and not self._is_open_to_guarded(ticket, column, now)):
+        engine, is_open = self.engines[column], self.is_open[column]
+        if guarded and is_open:
+            is_open = column not in self._kept and self.capacity.is_open(engine, now, guarded=True)
+        if not is_open:
             self.ranking.keep_waiting(row, column)
-        elif self.capacity.admits(self.engines[column], ticket.demand, now, guarded=guarded):
+        elif self.capacity.admits(engine, ticket.demand, now, guarded=guarded):
             self._bind(row, ticket, column, now)
         # else it is too large for what is free there; smaller requests may take that
 
@@ -180,27 +150,25 @@ class QueueScan:
                 self._bind(row, ticket, column, now)
                 return
         if starving and columns:
-            engines = [self.engines[column] for column in columns]
-            column = columns[engines.index(self.capacity.emptiest(ticket.demand, engines))]
+            column = min(columns, key=lambda column: self._fullness(column, ticket.demand))
             if guarded and not self.all_guarded:
                 self._kept.add(column)
             else:
                 self.ranking.close(column)
                 self.is_open[column] = False
 
+    def _fullness(self, column: int, demand: Demand) -> tuple[bool, float, int]:
+        """Least for the engine that will have capacity for the request first."""
+        engine = self.engines[column]
+        return not is_large_enough(engine, demand), engine.load.in_flight / engine.slots, engine.index
+
     def _is_guarded(self, ticket: Ticket) -> bool:
         return self.all_guarded or (self.is_over_share is not None and self.is_over_share(ticket))
-
-    def _is_open_to_guarded(self, ticket: Ticket, column: int, now: float) -> bool:
-        engine = self.engines[column]
-        return column not in self._kept and self.capacity.is_open(engine, ticket.demand.model, now, guarded=True)
 
     def _bind(self, row: int, ticket: Ticket, column: int, now: float) -> None:
         self.bind(ticket, column, self.ranking.prefill(row, column))
         self.ranking.bound(column)
-        self.is_open[column] = self.capacity.is_open(
-            self.engines[column], ticket.demand.model, now, guarded=self.all_guarded
-        )
+        self.is_open[column] = self.capacity.is_open(self.engines[column], now, guarded=self.all_guarded)
 
 
 _GOOD_FOR_SECONDS = 1.0  # unless a prompt that begins alike is bound meanwhile

@@ -1,4 +1,6 @@
-"""Fair shares of a model's engines: start-time fair queueing by tokens served.
+"""How many requests wait, how fast they are served, and fair shares of a model's engines.
+
+Shares are by start-time fair queueing of the tokens served.
 
 A request starts at the virtual time at which its tenant's last one ends, and ends `tokens / weight` later; the earliest
 start comes first. Virtual time is the start of the request that was bound last. Each class has a clock of its own:
@@ -8,10 +10,81 @@ many tenants wait.
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from math import exp
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from gateway.request import Demand
+
+_GUARDED_SHARE = 16  # one place in 16 is kept from tenants over their share and from requests of unknown tenant
+
+
+class Backlog:
+    """The one count of requests and bytes that wait."""
+
+    __slots__ = ("_max_bytes", "_max_requests", "requests", "size_bytes")
+
+    def __init__(self, max_requests: int, max_bytes: int) -> None:
+        self._max_requests = max_requests
+        self._max_bytes = max_bytes
+        self.requests = 0
+        self.size_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Backlog {self.requests} requests, {self.size_bytes} bytes>"
+
+    def is_full_for(self, size_bytes: int, *, guarded: bool) -> bool:
+        """Whether one more request of this size would be too much. `guarded`: it may not take the last places."""
+        most, most_bytes = self._max_requests, self._max_bytes
+        if guarded:
+            most, most_bytes = most - most // _GUARDED_SHARE, most_bytes - most_bytes // _GUARDED_SHARE
+        return self.requests >= most or self.size_bytes + size_bytes > most_bytes
+
+    def join(self, size_bytes: int) -> None:
+        self.requests += 1
+        self.size_bytes += size_bytes
+
+    def leave(self, size_bytes: int) -> None:
+        self.requests -= 1
+        self.size_bytes -= size_bytes
+
+
+_MEMORY_SECONDS = 10.0
+UNKNOWN_SECONDS = 1.0  # answers take seconds, so a retry after a tenth is too early
+
+
+class ServiceRate:
+    """Mean time between two completed requests of one model, over the last ten seconds or so: they come in bursts."""
+
+    __slots__ = ("_count", "_last", "_seconds")
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+        self._seconds = 0.0  # both fade with time
+        self._count = 0.0
+
+    def left(self, now: float) -> None:
+        if self._last is not None:
+            gap = now - self._last
+            fading = exp(-gap / _MEMORY_SECONDS)
+            self._seconds = self._seconds * fading + gap
+            self._count = self._count * fading + 1
+        self._last = now
+
+    def seconds_for(self, places: int, now: float) -> float:
+        """Expected time until this many slots are released, between 0.1 and 60 seconds."""
+        between = self.between_seconds(now)
+        return UNKNOWN_SECONDS if between is None else min(60.0, max(0.1, places * between))
+
+    def between_seconds(self, now: float) -> float | None:
+        """The mean; None = not known yet."""
+        if self._last is None or self._seconds == 0.0:
+            return None
+        silence = now - self._last
+        fading = exp(-silence / _MEMORY_SECONDS)
+        if_now = (self._seconds * fading + silence) / (self._count * fading + 1)  # if another left at this moment
+        return max(self._seconds / self._count, if_now)
+
 
 T = TypeVar("T")
 
@@ -38,28 +111,22 @@ class FairTurns(Generic[T]):
         self._most_apart_tokens = most_apart_tokens
         self._by_end: list[tuple[float, int, Share, T]] = []
         self._lagging: list[tuple[float, int, Share, T]] = []  # by distance, which is below zero
-        self._entries: dict[Share, tuple[float, int, Share, T]] = {}
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, share: Share) -> bool:
-        return share in self._entries
+        self.entries: dict[Share, tuple[float, int, Share, T]] = {}
 
     def join(self, share: Share, number: int, what: T) -> None:
         """A share begins to wait; `number` is unique and decides between equal starts."""
-        entry = self._entries[share] = share.end, number, share, what
+        entry = self.entries[share] = share.end, number, share, what
         insort(self._by_end, entry)
 
     def leave(self, share: Share) -> None:
-        entry = self._entries.pop(share)
+        entry = self.entries.pop(share)
         for entries in (self._by_end, self._lagging):
             place = bisect_left(entries, entry)
             if place < len(entries) and entries[place] is entry:
                 del entries[place]
 
     def moved(self, share: Share) -> None:
-        _, number, _, what = self._entries[share]
+        _, number, _, what = self.entries[share]
         self.leave(share)
         self.join(share, number, what)
 
@@ -73,7 +140,7 @@ class FairTurns(Generic[T]):
         while True:
             while at < len(by_end) and by_end[at][0] <= now - self._most_apart_tokens / by_end[at][2].weight:
                 _, number, share, what = by_end.pop(at)
-                entry = self._entries[share] = -self._most_apart_tokens / share.weight, number, share, what
+                entry = self.entries[share] = -self._most_apart_tokens / share.weight, number, share, what
                 insort(lagging, entry)
             lags = behind < len(lagging)
             if lags:
@@ -133,22 +200,22 @@ class FairClock:
         else:
             start = self.start(share)
         share.end = start + tokens / share.weight
-        self._moved(share)
+        if share in self.waiting.entries:
+            self._moved(share)
 
     def correct(self, share: Share, more_tokens: float) -> None:
-        """A served request took `more_tokens` more than expected."""
         share.end += more_tokens / share.weight
-        self._moved(share)
+        if share in self.waiting.entries:
+            self._moved(share)
 
     def weigh(self, share: Share, weight: float) -> None:
         share.weight = weight
         self._moved(share)
 
     def _moved(self, share: Share) -> None:
-        if share in self.waiting:
-            self.waiting.moved(share)
-            if share in self.starving:
-                self.starving.moved(share)
+        for turns in (self.waiting, self.starving):
+            if share in turns.entries:
+                turns.moved(share)
 
 
 class Tenant:
@@ -178,6 +245,7 @@ class Tenants:
         self.waiting = 0
         self.waiting_batch = 0
         self.waiting_tenants = 0
+        self.rate = ServiceRate()  # at which their requests release slots
         self.flow_began_seconds = _NEVER  # when a tenant without waiting requests last queued one
         self._by_name: dict[str, Tenant] = {}
         self._last: Tenant | None = None  # that sent a request
@@ -191,22 +259,14 @@ class Tenants:
     def __repr__(self) -> str:
         return f"<Tenants {len(self._by_name)} known, {self.in_flight} in flight, {self.waiting} waiting>"
 
-    def __len__(self) -> int:
-        return len(self._by_name)
-
-    def __bool__(self) -> bool:
-        return True
-
     def __iter__(self) -> Iterator[Tenant]:
         return iter(self._by_name.values())
 
     def of(self, demand: Demand) -> Tenant:
-        tenant = self._by_name.get(demand.tenant)
-        return self._new(demand) if tenant is None else tenant
+        return self._by_name.get(demand.tenant) or self._new(demand)
 
     def arrived(self, demand: Demand, now: float) -> Tenant:
-        """Note the arrival of a request; returns its tenant."""
-        tenant = self.of(demand)
+        tenant = self._by_name.get(demand.tenant) or self._new(demand)
         if tenant.weight != demand.weight:
             self._active_weight += demand.weight - tenant.weight
             tenant.weight = demand.weight
@@ -239,10 +299,6 @@ class Tenants:
             tenant.served_tokens += more_tokens
             self.clocks[demand.batch].correct(tenant.shares[demand.batch], more_tokens)
 
-    def flow_began(self, now: float) -> None:
-        """A tenant without waiting requests of a class queues one."""
-        self.flow_began_seconds = now
-
     def queued(self, tenant: Tenant, *, batch: bool) -> None:
         self.waiting_tenants += not tenant.waiting
         tenant.waiting += 1
@@ -257,22 +313,19 @@ class Tenants:
 
     def guards(self, now: float, *, batch: bool) -> bool:
         """Whether the last slots are kept from any requests: of tenants over their share, or batch requests."""
-        return (batch and self._interactive_lately(now)) or self._guards_tenants(now)
+        return (batch and now - self._interactive_seconds < _ACTIVE_SECONDS) or self._guards_tenants(now)
 
     def is_over_share(self, tenant: Tenant, now: float, *, batch: bool) -> bool:
         """Whether the guarded slots are kept from a request of this tenant, for others that may come soon.
 
         A tenant may use them if it has at most its share of what is in flight and was not served ahead of others.
         """
-        if batch and self._interactive_lately(now):
+        if batch and now - self._interactive_seconds < _ACTIVE_SECONDS:
             return True
-        if not self._guards_tenants(now):
+        if now - self._other_seconds >= _ACTIVE_SECONDS or not self._guards_tenants(now):
             return False
         is_ahead = tenant.shares[batch].end > self.clocks[batch].now
         return is_ahead or tenant.in_flight * self._active_weight > tenant.weight * self.in_flight
-
-    def _interactive_lately(self, now: float) -> bool:
-        return now - self._interactive_seconds < _ACTIVE_SECONDS
 
     def _guards_tenants(self, now: float) -> bool:
         """Several tenants were active lately, and not all of them have a backlog: then no other would use the slots."""
@@ -289,13 +342,10 @@ class Tenants:
         if now - self._other_seconds >= _ACTIVE_SECONDS:
             return False
         if now - self._summed_seconds > _SUM_GOOD_FOR_SECONDS:
-            self._sum(now)
+            weights = [one.weight for one in self._by_name.values() if now - one.seen_seconds < _ACTIVE_SECONDS]
+            self._active, self._active_weight = len(weights), sum(weights)
+            self._summed_seconds = now
         return True
-
-    def _sum(self, now: float) -> None:
-        active = [tenant.weight for tenant in self._by_name.values() if now - tenant.seen_seconds < _ACTIVE_SECONDS]
-        self._active, self._active_weight = len(active), sum(active)
-        self._summed_seconds = now
 
     def _new(self, demand: Demand) -> Tenant:
         if len(self._by_name) >= self._most_tenants:

@@ -3,13 +3,11 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import TracebackType
-from typing import Self
 
 from gateway.errors import DeadlineUnmeetable, GatewayError, NoBackend, WaitExpired
-from gateway.request import Demand, UpstreamResult, Usage
+from gateway.request import Demand
 from gateway.routing.policy import EngineVerdict
-from gateway.scheduling.scheduler import Binding, Scheduler
+from gateway.scheduling.scheduler import Lease, Scheduler
 from gateway.scheduling.wait_queue import Queue, Ticket
 
 _TICK_SECONDS = 0.05  # time alone opens engines, too: slow starts grow, unseen prefills end, requests starve
@@ -36,75 +34,6 @@ def keep_alive(seconds: float, send: Callable[[], None] | None) -> Iterator[None
         timer.cancel()
 
 
-class Lease:
-    """A slot on an engine, held by a `with` block until the last byte."""
-
-    __slots__ = (
-        "_answered",
-        "_binding",
-        "_lease_broker",
-        "_served_tokens",
-        "backend",
-        "engine_index",
-        "first_token_seconds",
-        "hit_tokens",
-        "rank",
-        "waited_seconds",
-    )
-
-    def __init__(self, lease_broker: "LeaseBroker", binding: Binding) -> None:
-        self._lease_broker = lease_broker
-        self._binding = binding
-        self.backend = binding.engine.name
-        self.engine_index = binding.engine.index
-        self.rank = binding.engine.rank  # of the engine, if the backend runs several
-        self.hit_tokens = binding.hit_tokens  # prompt tokens predicted to be cached there
-        self.waited_seconds = binding.waited_seconds
-        self.first_token_seconds: float | None = None  # by the broker's clock
-        self._answered = False
-        self._served_tokens: int | None = None  # None = as expected
-
-    def on_first_token(self) -> None:
-        """The first token arrived: the prefill is over."""
-        self.first_token_seconds = self._lease_broker.first_token(self._binding)
-
-    @property
-    def streamed_tokens(self) -> int:
-        """Tokens of a stream that were reported so far; an event counts as one token."""
-        return self._binding.reservation.streamed_tokens
-
-    def on_tokens(self, tokens: int) -> int:
-        """More tokens of a stream arrived; more than expected reserve more of the engine's KV cache.
-
-        Returns how many more may come before the next report.
-        """
-        binding = self._binding
-        return binding.engine.kv.on_tokens(binding.reservation, tokens)
-
-    def on_answer(self, answer: UpstreamResult) -> None:
-        self._answered = answer.status == 200
-        if self.first_token_seconds is None:
-            self.first_token_seconds = answer.first_byte_seconds
-
-    def on_usage(self, usage: Usage) -> None:
-        """The backend reported its work: the tenant is charged the uncached prompt and the output."""
-        self._binding.engine.kv.on_usage(self._binding.reservation, usage.completion_tokens)
-        cached = self.hit_tokens if usage.cached_tokens is None else usage.cached_tokens
-        self._served_tokens = max(0, usage.prompt_tokens - cached) + usage.completion_tokens
-
-    def on_failure(self) -> None:
-        """Work that a backend lost is not charged to the tenant."""
-        self._served_tokens = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lease_broker.release(self._binding, answered=self._answered, served_tokens=self._served_tokens)
-
-
 class LeaseBroker:
     """Hands out leases. Owns the waiting clients' futures."""
 
@@ -122,7 +51,7 @@ class LeaseBroker:
         self._queue = queue
         self._clock = clock
         self._changed = asyncio.Event()
-        self._waiters: dict[Ticket, asyncio.Future[Binding]] = {}
+        self._waiters: dict[Ticket, asyncio.Future[Lease]] = {}
         self._wake: asyncio.Handle | None = None
         self._tick: asyncio.TimerHandle | None = None
 
@@ -137,11 +66,9 @@ class LeaseBroker:
         return self._clock()
 
     def retry_after_seconds(self, model: str) -> float:
-        """Expected time until a slot is free for a request behind all that wait."""
-        return self._scheduler.wait_estimator.retry_after_seconds(model, self._clock())
+        return self._queue.retry_after_seconds(model, self._clock())
 
     def explain(self, demand: Demand, avoid: frozenset[str] = frozenset()) -> list[EngineVerdict]:
-        """What each engine would mean for a request now, best first. Raises ModelNotFound or NoBackend."""
         return self._scheduler.explain(demand, self._clock(), avoid)
 
     async def lease(
@@ -158,10 +85,10 @@ class LeaseBroker:
         cancelled while it waits has taken nothing.
         """
         placed = self._scheduler.place(demand, self._clock(), avoid)
-        if isinstance(placed, Binding):
-            return Lease(self, placed)
-        with keep_alive(self._keep_alive_seconds, send_keep_alive):
-            return Lease(self, await self._wait(placed, self.max_wait_seconds - already_waited_seconds))
+        if isinstance(placed, Ticket):
+            with keep_alive(self._keep_alive_seconds, send_keep_alive):
+                placed = await self._wait(placed, self.max_wait_seconds - already_waited_seconds)
+        return placed.hand_out(self.first_token, self.release)
 
     async def change(self, at_most_seconds: float) -> None:
         """Wait until the fleet changes, or for this long."""
@@ -169,17 +96,17 @@ class LeaseBroker:
             async with asyncio.timeout(at_most_seconds):
                 await self._changed.wait()
 
-    async def _wait(self, ticket: Ticket, at_most_seconds: float) -> Binding:
-        waiter: asyncio.Future[Binding] = asyncio.get_running_loop().create_future()
+    async def _wait(self, ticket: Ticket, at_most_seconds: float) -> Lease:
+        waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         until_late = ticket.late_seconds - self._clock()
         self._waiters[ticket] = waiter
         self.scan_soon()
         taken = False
         try:
             async with asyncio.timeout(max(0.0, min(at_most_seconds, until_late))):
-                binding = await waiter
+                lease = await waiter
                 taken = True
-                return binding
+                return lease
         except TimeoutError as error:
             raise self._timeout_error(ticket, is_late=until_late < at_most_seconds) from error
         finally:
@@ -191,7 +118,7 @@ class LeaseBroker:
     def _timeout_error(self, ticket: Ticket, *, is_late: bool) -> GatewayError:
         """The error for a request whose wait reached the limit; `is_late`: its deadline instead."""
         demand, retry_after_seconds = ticket.demand, self.retry_after_seconds(ticket.demand.model)
-        if not self._scheduler.table.is_served(demand, ticket.avoid):
+        if not self._scheduler.is_served(demand, ticket.avoid):
             when = "in time for this request's deadline" if is_late else f"within {self.max_wait_seconds:g} s"
             return NoBackend(f"No backend for model {demand.model!r} was ready {when}.")
         if is_late:
@@ -205,17 +132,17 @@ class LeaseBroker:
             retry_after_seconds=retry_after_seconds,
         )
 
-    def first_token(self, binding: Binding) -> float:
+    def first_token(self, lease: Lease) -> float:
         """A prefill is over, so its engine may be open again. Returns the time."""
         now = self._clock()
-        self._scheduler.first_token(binding, now)
+        self._scheduler.first_token(lease, now)
         if self._waiters:
             self.scan_soon()
         return now
 
-    def release(self, binding: Binding, *, answered: bool = False, served_tokens: int | None = None) -> None:
-        """Release what a request holds. Safe to call again."""
-        self._scheduler.release(binding, self._clock(), answered=answered, served_tokens=served_tokens)
+    def release(self, lease: Lease) -> None:
+        now = self._clock()
+        self._scheduler.release(lease, now, answered=lease.answered, served_tokens=lease.served_tokens)
         if self._waiters:
             self.scan_soon()
 
@@ -244,12 +171,12 @@ class LeaseBroker:
         self._tick = None
         self.scan_soon()
 
-    def _grant(self, ticket: Ticket, granted: Binding | GatewayError) -> None:
+    def _grant(self, ticket: Ticket, granted: Lease | GatewayError) -> None:
         waiter = self._waiters.get(ticket)
         if waiter is not None and not waiter.done():
-            if isinstance(granted, Binding):
+            if isinstance(granted, Lease):
                 waiter.set_result(granted)
             else:
                 waiter.set_exception(granted)
-        elif isinstance(granted, Binding):
+        elif isinstance(granted, Lease):
             self._scheduler.release(granted, self._clock())

@@ -9,78 +9,100 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
+from types import TracebackType
+from typing import Self
 
 from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBackend, QueueFull
-from gateway.request import Demand
-from gateway.routing.engine import Engine, Option, Work, prefill_seconds, step_seconds
-from gateway.routing.estimates import Calibrations, OutputLengths
+from gateway.request import Demand, UpstreamResult, Usage
+from gateway.routing.engine import Engine, prefill_seconds
+from gateway.routing.estimates import Calibration, Calibrations, OutputLengths
 from gateway.routing.kv_reservations import Reservation
-from gateway.routing.policy import EngineVerdict, Policy
-from gateway.scheduling.admission import Capacity, HitCache, QueueScan
+from gateway.routing.policy import EngineVerdict, Options, Policy
+from gateway.scheduling.admission import Capacity, HitCache, QueueScan, is_large_enough, slots_of
 from gateway.scheduling.fair_share import Tenant, Tenants, expected_tokens
-from gateway.scheduling.wait_queue import Queue, ScanOrder, Ticket, WaitEstimator
+from gateway.scheduling.wait_queue import Queue, ScanOrder, Ticket
 
 
-class EngineTable:
-    """Which engines may take a request. `views` has the engines of each model until the fleet changes."""
+class Lease(Reservation):
+    """A request bound to an engine, with all that it holds until it is released. In the gateway, a `with` block that
+    ends at the last byte releases it."""
 
-    def __init__(self, serving: Callable[[str], Sequence[Engine] | None], capacity: Capacity) -> None:
-        self.views: dict[str, list[Engine]] = {}
-        self._serving = serving
-        self._capacity = capacity
+    __slots__ = (
+        "_first_token", "_release", "answered", "backend", "calibration", "charged_tokens", "engine", "engine_index",
+        "first_token_seconds", "hit_tokens", "predicted_seconds", "rank", "served_tokens", "tenant", "tenants",
+        "uncached_tokens", "waited_seconds",
+    )  # fmt: skip
+    calibration: Calibration
+    _first_token: "Callable[[Lease], float]"
+    _release: "Callable[[Lease], None]"
 
-    def is_served(self, demand: Demand, avoid: frozenset[str] = frozenset()) -> bool:
-        """Whether some engine can take this request, now or after a wait."""
-        try:
-            return bool(self.candidates(demand, avoid))
-        except (NoBackend, ModelNotFound):
-            return False
+    def __init__(
+        self, demand: Demand, engine: Engine, prefill_seconds: float, hit_tokens: int, tenants: Tenants, tenant: Tenant
+    ) -> None:
+        sequences = slots_of(demand, engine) if demand.divisible else demand.sequences
+        super().__init__(demand, sequences, prefill_seconds)
+        self.engine = engine
+        self.backend = engine.name
+        self.engine_index = engine.index
+        self.rank = engine.rank  # of the engine, if the backend runs several
+        self.hit_tokens = hit_tokens  # prompt tokens predicted to be cached there
+        self.uncached_tokens = max(0, demand.prompt_tokens - hit_tokens)
+        self.tenants = tenants
+        self.tenant = tenant
+        self.predicted_seconds = 0.0  # to its first token, while it is alone in prefill
+        self.charged_tokens = 0.0  # to the tenant's share
+        self.waited_seconds = 0.0
+        self.first_token_seconds: float | None = None  # by the broker's clock
+        self.answered = False  # the response was complete
+        self.served_tokens: int | None = None  # uncached prompt and output, as reported; None = as expected
 
-    def may_be_served(self, model: str) -> bool:
-        """Whether a scan can do anything: an engine serves the model now, or none ever will (then requests fail)."""
-        try:
-            return bool(self.views.get(model) or self.view(model))
-        except ModelNotFound:
-            return True
+    def hand_out(self, first_token: "Callable[[Lease], float]", release: "Callable[[Lease], None]") -> Self:
+        """Set what to call at its first token (returns the time), and when its block ends."""
+        self._first_token, self._release = first_token, release
+        return self
 
-    def candidates(self, demand: Demand, avoid: frozenset[str]) -> list[Engine]:
-        """The engines that may take this request. Raises ModelNotFound or NoBackend."""
-        engines = self.views.get(demand.model)
-        if engines is None:
-            engines = self.view(demand.model)
-        if demand.pinned is not None:
-            engines = [engine for engine in engines if engine.name == demand.pinned]
-        if demand.sequences > 1 and not all(self._capacity.is_large_enough(engine, demand) for engine in engines):
-            engines = [engine for engine in engines if self._capacity.is_large_enough(engine, demand)] or engines
-        if avoid and demand.pinned is None:
-            engines = [engine for engine in engines if engine.name not in avoid] or engines
-        if demand.rank is not None:
-            engines = [
-                engine for engine in engines if engine.rank == demand.rank
-            ] or engines  # a single engine ignores it
-        if not engines:
-            raise NoBackend(f"No backend for model {demand.model!r} is available.", retry_after_seconds=2.0)
-        return engines
+    def on_first_token(self) -> None:
+        """The first token arrived: the prefill is over."""
+        self.first_token_seconds = self._first_token(self)
 
-    def view(self, model: str) -> list[Engine]:
-        """The engines of a model, read from the fleet. Raises ModelNotFound."""
-        serving = self._serving(model)
-        if serving is None:
-            raise ModelNotFound.of(model)
-        engines = list(serving)
-        if engines:  # model names that do not exist are not kept
-            self.views[model] = engines
-        return engines
+    def on_tokens(self, tokens: int) -> int:
+        """More tokens of a stream arrived; more than expected reserve more of the engine's KV cache.
 
-    def refuse_what_never_fits(self, demand: Demand, engines: Sequence[Engine]) -> None:
-        """Raises InvalidRequest if none of these could run it, even if idle."""
-        if not any(self._capacity.is_large_enough(engine, demand) for engine in engines):
-            largest = max(engine.cap for engine in engines)
-            raise InvalidRequest(
-                f"This request needs {demand.sequences} sequences (n x prompts); the limit of the backends for model"
-                f" {demand.model!r} is {largest}. Send fewer per request.",
-                param="n",
-            )
+        Returns how many more may come before the next report.
+        """
+        return self.engine.kv.on_tokens(self, tokens)
+
+    def on_answer(self, answer: UpstreamResult) -> None:
+        self.answered = answer.status == 200
+        if self.first_token_seconds is None:
+            self.first_token_seconds = answer.first_byte_seconds
+
+    def on_usage(self, usage: Usage) -> None:
+        """The backend reported its work: the tenant is charged the uncached prompt and the output."""
+        if self.streamed_tokens:
+            self.engine.kv.on_usage(self, usage.completion_tokens)
+        cached = self.hit_tokens if usage.cached_tokens is None else usage.cached_tokens
+        self.served_tokens = max(0, usage.prompt_tokens - cached) + usage.completion_tokens
+
+    def on_failure(self) -> None:
+        """Work that a backend lost is not charged to the tenant."""
+        self.served_tokens = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._release(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """The engines that serve a model, and whether they have capacity, until the fleet changes."""
+
+    engines: list[Engine]
+    capacity: Capacity
 
 
 _IDLE_SHARE = 0.5  # of the mean in flight: an engine with less is worth a longer scan
@@ -97,21 +119,6 @@ class SchedulerSettings:
     hold_without_backend: bool = True
 
 
-@dataclass(slots=True, eq=False)
-class Binding:
-    """A request bound to an engine, and what it holds there until it is released."""
-
-    engine: Engine
-    work: Work
-    reservation: Reservation
-    hit_tokens: int
-    waited_seconds: float
-    demand: Demand
-    tenant: Tenant
-    charged_tokens: float  # to the tenant's share
-    released: bool = False
-
-
 class Scheduler:
     """The scheduler: owner of what requests hold on each engine."""
 
@@ -126,12 +133,11 @@ class Scheduler:
     ) -> None:
         self._policy = policy
         self._queue = queue
+        self._lengths = lengths
         self._calibrations = calibrations
         self._settings = settings
-        self._capacity = Capacity(calibrations, lengths, settings.kv_headroom)
-        self.table = EngineTable(serving, self._capacity)
-        self._views = self.table.views
-        self.wait_estimator = WaitEstimator(queue)
+        self._serving = serving
+        self._views: dict[str, ModelView] = {}  # until the fleet changes
         self._hits = HitCache(policy.hits)
 
     @property
@@ -139,40 +145,39 @@ class Scheduler:
         """Whether a request may wait for its best engine while another is open."""
         return self._policy.waits_for_best
 
-    def place(self, demand: Demand, now: float, avoid: frozenset[str] = frozenset()) -> Binding | Ticket:
+    def place(self, demand: Demand, now: float, avoid: frozenset[str] = frozenset()) -> Lease | Ticket:
         """Bind a new request at once, or queue it.
 
         Raises ModelNotFound, NoBackend, QueueFull, DeadlineUnmeetable, or InvalidRequest if it can never fit.
         """
         try:
-            engines = self.table.candidates(demand, avoid)
+            engines = self.candidates(demand, avoid)
         except NoBackend:
-            if not self._settings.hold_without_backend:
-                raise
-            held = self._hold(demand, now, avoid)
+            held = self._hold(demand, now, avoid) if self._settings.hold_without_backend else None
             if held is None:
                 raise
             return held
         if demand.sequences == 0:
             return self._bind_light(demand, engines, now)
         if demand.sequences > 1:
-            self.table.refuse_what_never_fits(demand, engines)
-        tenants = self._queue.tenants(demand.model)
+            self._refuse_what_never_fits(demand, engines)
+        tenants, view = self._queue.tenants(demand.model), self._views[demand.model]
         tenant = tenants.arrived(demand, now)
         if tenants.waiting:  # refuse early: refusals should be cheap
-            self._queue.refuse_if_full(demand, now, self.wait_estimator.retry_after_seconds(demand.model, now))
-        options = self._policy.options(demand, engines, now)
+            self._queue.refuse_if_full(demand, now)
+        options = self._policy.options(demand, engines, view.capacity.calibration.model, now)
+        prefills, hits = options.prefill_seconds, options.hit_tokens
         if not tenants.waiting:
             guarded = tenants.is_over_share(tenant, now, batch=demand.batch)
-            option = choose(options, demand, self._capacity, now, self._policy.waits_for_best, guarded)
-            if option is not None:
-                return self._bind(demand, option, now)
-        ticket = Ticket(demand, now, avoid, min(option.prefill_seconds for option in options))
+            at = choose(options, demand, view.capacity, now, self._policy.waits_for_best, guarded)
+            if at is not None:
+                return self._bind(demand, engines[at], prefills[at], hits[at], tenants, tenant, now)
+        ticket = Ticket(demand, now, avoid, min(prefills))
         if demand.deadline_seconds is not None:
-            self.wait_estimator.refuse_late(ticket, now)
-        self._join(ticket, max(option.hit_tokens for option in options), now)
-        if engines is self._views[demand.model]:
-            ticket.keep_hits([option.hit_tokens for option in options], engines, now)
+            self._queue.refuse_late(ticket, now)
+        self._join(ticket, max(hits), now)
+        if engines is view.engines:
+            ticket.keep_hits(hits, engines, now)
         return ticket
 
     def _hold(self, demand: Demand, now: float, avoid: frozenset[str]) -> Ticket | None:
@@ -193,13 +198,14 @@ class Scheduler:
 
     def _join(self, ticket: Ticket, hit_tokens: int, now: float) -> None:
         demand = ticket.demand
-        tokens = expected_tokens(demand, hit_tokens, demand.sequences * self._capacity.output_tokens(demand))
+        output_tokens = self._lengths.expected(demand.model, demand.tenant, demand.output_tokens)
+        tokens = expected_tokens(demand, hit_tokens, demand.sequences * output_tokens)
         ticket.enqueue(ticket.prefill_seconds + self._settings.aging * now, tokens)
-        self._queue.join(ticket, self.wait_estimator.retry_after_seconds(demand.model, now))
+        self._queue.join(ticket)
 
-    def scan_queue(self, model: str, now: float) -> list[tuple[Ticket, Binding | GatewayError]]:
+    def scan_queue(self, model: str, now: float) -> list[tuple[Ticket, Lease | GatewayError]]:
         """Bind the requests that can be bound now, and remove them; an error for those that no backend can serve."""
-        granted: list[tuple[Ticket, Binding | GatewayError]] = []
+        granted: list[tuple[Ticket, Lease | GatewayError]] = []
         order = ScanOrder(self._settings.scan, now - self._settings.starvation_seconds, self._policy.waits_for_best)
         if self._scan(model, order, now, granted) and (queue := self._queue.of_model(model)) is not None:
             further = queue.further(order, now)
@@ -208,32 +214,35 @@ class Scheduler:
         return granted
 
     def _scan(
-        self, model: str, order: ScanOrder, now: float, granted: list[tuple[Ticket, Binding | GatewayError]]
+        self, model: str, order: ScanOrder, now: float, granted: list[tuple[Ticket, Lease | GatewayError]]
     ) -> bool:
         """One scan; returns whether an engine is left idle and requests further back may be bound to it."""
         tickets, eligible = self._next_tickets(model, order, now, granted)
         if not tickets:
             return False
-        engines = self._views[model]
-        is_over_share = self._over_share_check(self._queue.tenants(model), now)
+        engines, capacity = self._views[model].engines, self._views[model].capacity
+        tenants = self._queue.tenants(model)
+        is_over_share = self._over_share_check(tenants, now)
         all_guarded = is_over_share is not None and all(is_over_share(ticket) for ticket in tickets)
-        is_open = self._capacity.are_open(engines, model, now, guarded=all_guarded)
+        is_open = capacity.are_open(engines, now, guarded=all_guarded)
         if not any(is_open):
             return False
         hits = self._hits.of(tickets, engines, now)
-        ranking = self._policy.ranking([ticket.demand for ticket in tickets], hits, engines, now)
+        demands = [ticket.demand for ticket in tickets]
+        ranking = self._policy.ranking(demands, hits, engines, capacity.calibration.model, now)
         for row, its_engines in eligible.items():
             for column, engine in enumerate(engines):
                 if engine not in its_engines:
                     ranking.close(column, row)
 
         def bind(ticket: Ticket, column: int, prefill_seconds: float) -> None:
-            option = Option(engines[column], 0.0, prefill_seconds, int(ticket.hits[column]))
             self._queue.serve(ticket, order)
-            granted.append((ticket, self._bind(ticket.demand, option, now, ticket)))
+            demand, hit, tenant = ticket.demand, int(ticket.hits[column]), tenants.of(ticket.demand)
+            lease = self._bind(demand, engines[column], prefill_seconds, hit, tenants, tenant, now, ticket)
+            granted.append((ticket, lease))
 
         QueueScan(
-            engines, ranking, is_open, self._capacity, self._settings.starvation_seconds, self.waits_for_best, bind,
+            engines, ranking, is_open, capacity, self._settings.starvation_seconds, self.waits_for_best, bind,
             is_over_share, all_guarded,
         ).run(tickets, now)  # fmt: skip
         if len(tickets) < order.scan:
@@ -248,39 +257,45 @@ class Scheduler:
         return lambda ticket: tenants.is_over_share(tenants.of(ticket.demand), now, batch=ticket.demand.batch)
 
     def _next_tickets(
-        self, model: str, order: ScanOrder, now: float, granted: list[tuple[Ticket, Binding | GatewayError]]
+        self, model: str, order: ScanOrder, now: float, granted: list[tuple[Ticket, Lease | GatewayError]]
     ) -> tuple[list[Ticket], dict[int, list[Engine]]]:
         """The tickets to scan; by position, the engines of those that may not use every engine.
 
         Tickets that no backend can serve for now are passed over; they do not count in the length of the scan.
         """
-        start, count = order.start, order.start + order.scan
-        end = count
-        if self._settings.hold_without_backend and not self.table.may_be_served(model):
+        queue, start, end = self._queue.of_model(model), order.start, order.start + order.scan
+        if queue is None or (self._settings.hold_without_backend and not self._may_be_served(model)):
             return [], {}
+        count = end
         while True:
-            waiting = self._queue.in_order(model, order._replace(start=0, scan=count))
+            waiting = queue.in_order(order._replace(start=0, scan=count))
             tickets, eligible = self._eligible(waiting, now, granted)
             if len(tickets) == len(waiting) or len(waiting) < count or len(tickets) >= end:
-                return tickets[start:end], {
-                    at - start: engines for at, engines in eligible.items() if start <= at < end
-                }
+                eligible = {at - start: engines for at, engines in eligible.items() if start <= at < end}
+                return tickets[start:end], eligible
             count *= 2
 
+    def _may_be_served(self, model: str) -> bool:
+        """Whether a scan can do anything: an engine serves the model now, or none ever will (then requests fail)."""
+        try:
+            return model in self._views or bool(self._engines_of(model))
+        except ModelNotFound:
+            return True
+
     def _eligible(
-        self, waiting: list[Ticket], now: float, granted: list[tuple[Ticket, Binding | GatewayError]]
+        self, waiting: list[Ticket], now: float, granted: list[tuple[Ticket, Lease | GatewayError]]
     ) -> tuple[list[Ticket], dict[int, list[Engine]]]:
-        if waiting and self._views.get(waiting[0].demand.model) and all(map(_goes_anywhere, waiting)):
+        if waiting and waiting[0].demand.model in self._views and all(map(_goes_anywhere, waiting)):
             return waiting, {}
         tickets: list[Ticket] = []
         eligible: dict[int, list[Engine]] = {}
         for ticket in waiting:
             demand = ticket.demand
-            if not self._views.get(demand.model) or not ticket.goes_anywhere:
+            if demand.model not in self._views or not ticket.goes_anywhere:
                 try:
-                    its_engines = self.table.candidates(demand, ticket.avoid)
+                    its_engines = self.candidates(demand, ticket.avoid)
                     if demand.sequences > 1:
-                        self.table.refuse_what_never_fits(demand, its_engines)
+                        self._refuse_what_never_fits(demand, its_engines)
                 except GatewayError as error:
                     if isinstance(error, NoBackend) and self._settings.hold_without_backend:
                         continue
@@ -291,94 +306,124 @@ class Scheduler:
                     self._queue.leave(ticket)
                     granted.append((ticket, self._bind_light(demand, its_engines, now, ticket)))
                     continue
-                if its_engines is not self._views[demand.model]:
+                if its_engines is not self._views[demand.model].engines:
                     eligible[len(tickets)] = its_engines
             tickets.append(ticket)
         return tickets, eligible
 
-    def _bind_light(self, demand: Demand, engines: list[Engine], now: float, ticket: Ticket | None = None) -> Binding:
+    def _bind_light(self, demand: Demand, engines: list[Engine], now: float, ticket: Ticket | None = None) -> Lease:
         """A request that takes no slot goes to the engine with the least in flight."""
-        return self._bind(demand, Option(min(engines, key=_in_flight), 0.0, 0.0, 0), now, ticket)
+        tenants, engine = self._queue.tenants(demand.model), min(engines, key=_in_flight)
+        return self._bind(demand, engine, 0.0, 0, tenants, tenants.of(demand), now, ticket)
+
+    def is_served(self, demand: Demand, avoid: frozenset[str] = frozenset()) -> bool:
+        """Whether some engine can take this request, now or after a wait."""
+        try:
+            return bool(self.candidates(demand, avoid))
+        except (NoBackend, ModelNotFound):
+            return False
+
+    def candidates(self, demand: Demand, avoid: frozenset[str]) -> list[Engine]:
+        """The engines that may take this request; `_views` has its model then. Raises ModelNotFound or NoBackend."""
+        view = self._views.get(demand.model)
+        engines = self._engines_of(demand.model) if view is None else view.engines
+        if demand.pinned is not None:
+            engines = [engine for engine in engines if engine.name == demand.pinned]
+        if demand.sequences > 1 and not all(is_large_enough(engine, demand) for engine in engines):
+            engines = [engine for engine in engines if is_large_enough(engine, demand)] or engines
+        if avoid and demand.pinned is None:
+            engines = [engine for engine in engines if engine.name not in avoid] or engines
+        if demand.rank is not None:  # a single engine ignores it
+            engines = [engine for engine in engines if engine.rank == demand.rank] or engines
+        if not engines:
+            raise NoBackend(f"No backend for model {demand.model!r} is available.", retry_after_seconds=2.0)
+        return engines
+
+    def _engines_of(self, model: str) -> list[Engine]:
+        """The engines of a model, read from the fleet. Raises ModelNotFound."""
+        serving = self._serving(model)
+        if serving is None:
+            raise ModelNotFound.of(model)
+        engines = list(serving)
+        if engines:  # model names that do not exist are not kept
+            capacity = Capacity(self._calibrations.learning(model), self._lengths, self._settings.kv_headroom)
+            self._views[model] = ModelView(engines, capacity)
+        return engines
+
+    def _refuse_what_never_fits(self, demand: Demand, engines: Sequence[Engine]) -> None:
+        """Raises InvalidRequest if none of these could run it, even if idle."""
+        if not any(is_large_enough(engine, demand) for engine in engines):
+            largest = max(engine.cap for engine in engines)
+            raise InvalidRequest(
+                f"This request needs {demand.sequences} sequences (n x prompts); the limit of the backends for model"
+                f" {demand.model!r} is {largest}. Send fewer per request.",
+                param="n",
+            )
 
     def explain(self, demand: Demand, now: float, avoid: frozenset[str] = frozenset()) -> list[EngineVerdict]:
         """What each engine would mean for a request now, best first. Changes nothing.
 
         Raises ModelNotFound or NoBackend.
         """
-        engines = self.table.candidates(demand, avoid)
-        options = self._policy.options(demand, engines, now)
-        parts = self._policy.parts(demand, options, now)
-        verdicts = [
-            EngineVerdict(
-                option.engine,
-                option.cost,
-                option.hit_tokens,
-                self._capacity.admits(option.engine, demand, now),
-                its_parts,
-            )
-            for option, its_parts in zip(options, parts, strict=True)
-        ]
-        return sorted(
-            verdicts, key=lambda verdict: (verdict.cost, verdict.engine.load.in_flight, verdict.engine.placed)
-        )
+        engines = self.candidates(demand, avoid)
+        capacity = self._views[demand.model].capacity
+        model = capacity.calibration.model
+        options = self._policy.options(demand, engines, model, now)
+        parts = self._policy.parts(demand, options, model, now)
+        is_open = [capacity.admits(engine, demand, now) for engine in engines]
+        verdicts = list(map(EngineVerdict, engines, options.costs, options.hit_tokens, is_open, parts))
+        verdicts.sort(key=lambda verdict: (verdict.cost, verdict.engine.load.in_flight, verdict.engine.placed))
+        return verdicts
 
-    def first_token(self, binding: Binding, now: float) -> None:
-        work = binding.work
-        if not binding.released and binding.engine.load.first_token(work, now) and work.alone:
-            calibration = self._calibrations.learning(binding.demand.model)
-            calibration.first_token(work.uncached_tokens, work.first_token_seconds, now - work.started_seconds)
+    def first_token(self, lease: Lease, now: float) -> None:
+        if not lease.released and lease.engine.load.first_token(lease, now) and lease.alone:
+            lease.calibration.first_token(lease.uncached_tokens, lease.predicted_seconds, now - lease.started_seconds)
 
-    def release(
-        self, binding: Binding, now: float, *, answered: bool = False, served_tokens: int | None = None
-    ) -> None:
+    def release(self, lease: Lease, now: float, *, answered: bool = False, served_tokens: int | None = None) -> None:
         """Release everything the request holds. Only the first call counts. `answered`: the response was complete.
 
         `served_tokens`: uncached prompt and output, as reported; None = not reported.
         """
-        if binding.released:
+        if lease.released:
             return
-        binding.released = True
-        demand, more = binding.demand, 0.0 if served_tokens is None else served_tokens - binding.charged_tokens
-        self._queue.tenants(demand.model).released(binding.tenant, demand, binding.work.sequences, more)
-        self.wait_estimator.released(demand.model, now)
-        work = binding.work
-        binding.engine.load.finish(work, now)
-        binding.engine.kv.release(binding.reservation)
-        if answered and work.alone and not work.observable:
-            calibration = self._calibrations.learning(demand.model)
-            calibration.at_most(work.uncached_tokens, work.first_token_seconds, now - work.started_seconds)
+        more = 0.0 if served_tokens is None else served_tokens - lease.charged_tokens
+        lease.tenants.released(lease.tenant, lease.demand, lease.sequences, more)
+        lease.tenants.rate.left(now)
+        lease.engine.load.finish(lease, now)
+        lease.engine.kv.release(lease)
+        if answered and lease.alone and not lease.demand.streams:
+            lease.calibration.at_most(lease.uncached_tokens, lease.predicted_seconds, now - lease.started_seconds)
 
     def refresh(self) -> None:
         """Read the engines from the fleet again: it has changed."""
         self._views.clear()
 
-    def _bind(self, demand: Demand, option: Option, now: float, ticket: Ticket | None = None) -> Binding:
-        engine = option.engine
-        uncached = max(0, demand.prompt_tokens - option.hit_tokens)
-        model = self._calibrations.of(demand.model).model
-        first_token = option.prefill_seconds + step_seconds(model, engine.slowness, engine.load)
-        work = Work(
-            self._capacity.slots_of(demand, engine),
-            demand.prompt_tokens,
-            option.prefill_seconds,
-            demand.streams,
-            uncached,
-            first_token,
-        )
-        engine.load.start(work, now)
+    def _bind(
+        self,
+        demand: Demand,
+        engine: Engine,
+        prefill_seconds: float,
+        hit_tokens: int,
+        tenants: Tenants,
+        tenant: Tenant,
+        now: float,
+        ticket: Ticket | None = None,
+    ) -> Lease:
+        lease = Lease(demand, engine, prefill_seconds, hit_tokens, tenants, tenant)
+        lease.calibration = self._views[demand.model].capacity.calibration
+        lease.predicted_seconds = prefill_seconds + engine.terms(lease.calibration.model).step
+        engine.load.start(lease, now)
         engine.placed += 1
-        reservation = self._capacity.reserve(engine, demand)
-        self._policy.placed(demand, option)
-        if len(self._queue):  # only waiting requests have cached hits
+        engine.kv.reserve(lease, self._lengths.expected(demand.model, demand.tenant, demand.output_tokens))
+        self._policy.placed(demand, engine)
+        if self._queue.requests:  # only waiting requests have cached hits
             self._hits.bound(demand, now)
-        tenants = self._queue.tenants(demand.model)
-        tenant, tokens, waited_seconds = tenants.of(demand), 0.0, 0.0
         if ticket is not None:
-            waited_seconds = now - ticket.arrived_seconds
+            lease.waited_seconds = now - ticket.arrived_seconds
         if demand.sequences:
-            tokens = expected_tokens(demand, option.hit_tokens, reservation.output_tokens)
-            tenants.bound(tenant, demand, work.sequences, tokens, ticket is None)
-        return Binding(engine, work, reservation, option.hit_tokens, waited_seconds, demand, tenant, tokens)
+            lease.charged_tokens = expected_tokens(demand, hit_tokens, lease.output_tokens)
+            tenants.bound(tenant, demand, lease.sequences, lease.charged_tokens, ticket is None)
+        return lease
 
 
 _goes_anywhere = attrgetter("goes_anywhere")
@@ -386,21 +431,23 @@ _in_flight = attrgetter("load.in_flight")
 
 
 def choose(
-    options: Sequence[Option], demand: Demand, capacity: Capacity, now: float, waits_for_best: bool, guarded: bool
-) -> Option | None:
-    """The cheapest option, if its engine admits the request; without `waits_for_best`, the cheapest that does."""
-    best: Option | None = None
-    for option in options:
-        if not waits_for_best and not capacity.admits(option.engine, demand, now, guarded=guarded):
-            continue
-        if best is None or option.cost < best.cost or (option.cost == best.cost and _is_quieter(option, best)):
-            best = option
-    if best is None or not waits_for_best or capacity.admits(best.engine, demand, now, guarded=guarded):
-        return best
-    return None
+    options: Options, demand: Demand, capacity: Capacity, now: float, waits_for_best: bool, guarded: bool
+) -> int | None:
+    """The position of the cheapest engine; None if it does not admit the request.
 
-
-def _is_quieter(option: Option, other: Option) -> bool:
-    """Between equal costs, the engine with less in flight wins, then the one chosen less often."""
-    one, two = option.engine, other.engine
-    return (one.load.in_flight, one.placed) < (two.load.in_flight, two.placed)
+    Without `waits_for_best`, of the cheapest one that does. Between equal costs, the engine with less in flight wins,
+    then the one chosen less often.
+    """
+    engines, costs = options.engines, options.costs
+    positions: Sequence[int] = range(len(costs))
+    if not waits_for_best:
+        positions = [at for at in positions if capacity.admits(engines[at], demand, now, guarded=guarded)]
+    if not positions:
+        return None
+    best = min(positions, key=costs.__getitem__)
+    if costs.count(costs[best]) > 1:
+        equal = [at for at in positions if costs[at] == costs[best]]
+        best = min(equal, key=lambda at: (engines[at].load.in_flight, engines[at].placed))
+    if waits_for_best and not capacity.admits(engines[best], demand, now, guarded=guarded):
+        return None
+    return best

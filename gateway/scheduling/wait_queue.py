@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from gateway.errors import DeadlineUnmeetable, QueueFull
 from gateway.request import Demand
-from gateway.scheduling.backlog import UNKNOWN_SECONDS, Backlog, ServiceRate
-from gateway.scheduling.fair_share import FairClock, Share, Tenant, Tenants, expected_tokens
+from gateway.scheduling.fair_share import UNKNOWN_SECONDS, Backlog, FairClock, Share, Tenant, Tenants, expected_tokens
 
 _NO_HITS: npt.NDArray[np.float64] = np.zeros(0)
 
@@ -28,18 +27,8 @@ class Ticket:
     """One waiting request."""
 
     __slots__ = (
-        "arrived_seconds",
-        "avoid",
-        "demand",
-        "goes_anywhere",
-        "hits",
-        "hits_of",
-        "hits_seconds",
-        "late_seconds",
-        "opening",
-        "prefill_seconds",
-        "tokens",
-        "turn",
+        "arrived_seconds", "avoid", "demand", "goes_anywhere", "hits", "hits_of", "hits_seconds", "late_seconds",
+        "opening", "prefill_seconds", "tokens", "turn",
     )  # fmt: skip
 
     def __init__(self, demand: Demand, arrived_seconds: float, avoid: frozenset[str], prefill_seconds: float) -> None:
@@ -97,7 +86,7 @@ class TenantQueue:
         tickets, since, starving = list(islice(self.tickets, count)), order.starving_since_seconds, 0
         while starving < len(tickets) and tickets[starving].arrived_seconds < since:
             starving += 1
-        if not order.by_turn:
+        if len(tickets) == 1 or not order.by_turn:
             return tickets[:starving], tickets[starving:]
         return sorted(tickets[:starving], key=_turn), sorted(tickets[starving:], key=_turn)
 
@@ -129,9 +118,8 @@ class ModelQueue:
         self._aged = Share(1.0, 0.0)  # of the batch requests that starve
         self._aged_wait = False
         self._numbers = count()
-        self._ages: list[
-            tuple[float, int, TenantQueue]
-        ] = []  # of batch requests that do not starve: when the oldest came
+        # of batch requests that do not starve: when the oldest came
+        self._ages: list[tuple[float, int, TenantQueue]] = []
         self._further = 0  # start of the next longer scan
         self._further_seconds = -inf  # time of the last one
 
@@ -157,7 +145,7 @@ class ModelQueue:
             clock, share = self.tenants.clocks[demand.batch], tenant.shares[demand.batch]
             clock.wake(share)
             clock.waiting.join(share, flow.number, flow)
-            self.tenants.flow_began(ticket.arrived_seconds)
+            self.tenants.flow_began_seconds = ticket.arrived_seconds
         flow.tickets[ticket] = None
         if demand.batch and len(flow.tickets) == 1:
             self._note_age(flow)
@@ -298,46 +286,42 @@ _turn = attrgetter("turn")
 
 
 _MOST_MODELS = 1024  # idle ones beyond are forgotten
+_ENOUGH_SERVED = 16  # requests that waited in this queue: with fewer its rate is unknown
+_DOUBT = 2.0  # an expected wait refuses a request only if it is this many times too long
 
 
 class Queue:
-    """Owner of all waiting requests. Requests that wait elsewhere count in its `backlog`, too."""
+    """Owner of all waiting requests, and of each model's tenants. Requests that wait elsewhere count in its `backlog`,
+    too. Waits are expected from a model's queue, and from the rate at which its requests release their slots."""
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self.backlog = Backlog(max_requests, max_bytes)
+        self.requests = 0
+        self.size_bytes = 0
         self._queues: dict[str, ModelQueue] = {}
         self._tenants: dict[str, Tenants] = {}
-        self._requests = 0
-        self._bytes = 0
 
     def __len__(self) -> int:
-        return self._requests
+        return self.requests
+
+    def __iter__(self) -> Iterator[Ticket]:
+        for queue in self._queues.values():
+            yield from queue
 
     def __repr__(self) -> str:
         models = ", ".join(f"{model} {len(queue)}" for model, queue in self._queues.items())
-        return f"<Queue {self._requests} waiting, {self._bytes} bytes: {models or 'empty'}>"
-
-    @property
-    def size_bytes(self) -> int:
-        return self._bytes
+        return f"<Queue {self.requests} waiting, {self.size_bytes} bytes: {models or 'empty'}>"
 
     def tenants(self, model: str) -> Tenants:
-        """A model's tenants, whether they wait or not."""
         tenants = self._tenants.get(model)
         if tenants is None:
-            if len(self._tenants) >= _MOST_MODELS:
-                self._forget_idle()
+            if len(self._tenants) >= _MOST_MODELS:  # clients name models that do not exist, too
+                busy = {name: known for name, known in self._tenants.items() if known.waiting or known.in_flight}
+                self._tenants = busy
             tenants = self._tenants[model] = Tenants()
         return tenants
 
-    def _forget_idle(self) -> None:
-        """Clients name models that do not exist, too: models without requests are dropped."""
-        for model, tenants in list(self._tenants.items()):
-            if not tenants.waiting and not tenants.in_flight:
-                del self._tenants[model]
-
     def waiting(self, model: str) -> int:
-        """Number of requests that wait for a model."""
         queue = self._queues.get(model)
         return 0 if queue is None else len(queue)
 
@@ -348,28 +332,18 @@ class Queue:
         """The queue of a model; None if no request waits for it."""
         return self._queues.get(model)
 
-    def in_order(self, model: str, order: ScanOrder) -> list[Ticket]:
-        """The first tickets of a model's queue."""
-        queue = self._queues.get(model)
-        return [] if queue is None else queue.in_order(order)
-
-    def __iter__(self) -> Iterator[Ticket]:
-        for queue in self._queues.values():
-            yield from queue
-
-    def join(self, ticket: Ticket, retry_after_seconds: float) -> None:
+    def join(self, ticket: Ticket) -> None:
         demand = ticket.demand
-        tenants = self.tenants(demand.model)
-        self.refuse_if_full(demand, ticket.arrived_seconds, retry_after_seconds)
+        self.refuse_if_full(demand, ticket.arrived_seconds)
         queue = self._queues.get(demand.model)
         if queue is None:
-            queue = self._queues[demand.model] = ModelQueue(tenants, ticket.arrived_seconds)
+            queue = self._queues[demand.model] = ModelQueue(self.tenants(demand.model), ticket.arrived_seconds)
         queue.join(ticket)
-        self._requests += 1
-        self._bytes += demand.size_bytes
+        self.requests += 1
+        self.size_bytes += demand.size_bytes
         self.backlog.join(demand.size_bytes)
 
-    def refuse_if_full(self, demand: Demand, now: float, retry_after_seconds: float) -> None:
+    def refuse_if_full(self, demand: Demand, now: float) -> None:
         """Raises QueueFull when the limit of waiting requests or bytes is reached.
 
         A tenant over its share of the queue may not take the last places while others were active lately.
@@ -379,7 +353,7 @@ class Queue:
             raise QueueFull(
                 f"The queue is full: all backends for model {demand.model!r} are busy and {self.backlog.requests}"
                 " requests are waiting. Retry after the time in the retry-after header.",
-                retry_after_seconds=retry_after_seconds,
+                retry_after_seconds=self.retry_after_seconds(demand.model, now),
             )
 
     def serve(self, ticket: Ticket, order: ScanOrder) -> None:
@@ -395,33 +369,15 @@ class Queue:
             return False
         if not len(queue):
             del self._queues[ticket.demand.model]
-        self._requests -= 1
-        self._bytes -= ticket.demand.size_bytes
+        self.requests -= 1
+        self.size_bytes -= ticket.demand.size_bytes
         self.backlog.leave(ticket.demand.size_bytes)
         return True
 
-
-_ENOUGH_SERVED = 16  # requests that waited in this queue: with fewer its rate is unknown
-_DOUBT = 2.0  # an expected wait refuses a request only if it is this many times too long
-
-
-class WaitEstimator:
-    """Expected waits by model, from its queue and from the rate at which its requests release their slots."""
-
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
-        self._rates: dict[str, ServiceRate] = {}
-
-    def released(self, model: str, now: float) -> None:
-        """A request for this model released its slot."""
-        rate = self._rates.get(model)
-        if rate is None:
-            rate = self._rates[model] = ServiceRate()
-        rate.left(now)
-
     def retry_after_seconds(self, model: str, now: float) -> float:
         """Expected time until a slot is free for a request behind all that wait."""
-        return self._seconds_for(model, self._queue.waiting(model) + 1, now)
+        tenants = self._tenants.get(model)
+        return UNKNOWN_SECONDS if tenants is None else tenants.rate.seconds_for(self.waiting(model) + 1, now)
 
     def wait_seconds(self, demand: Demand, now: float) -> float | None:
         """The expected wait of a request that joins now; None = not known yet.
@@ -429,31 +385,20 @@ class WaitEstimator:
         Two estimates: the rate at which slots are released (while few requests have waited, that is only the arrival
         rate), and the rate at which this queue was served. The shorter wait counts.
         """
-        queue = self._queue.of_model(demand.model)
+        queue = self._queues.get(demand.model)
         if queue is None or queue.served < _ENOUGH_SERVED:
             return None
         places = queue.ahead(demand) + 1
         by_queue = places * (now - queue.began_seconds) / queue.served
-        return min(by_queue, self._seconds_for(demand.model, places, now))
-
-    def service_rate(self, model: str, now: float) -> float | None:
-        """Requests of this model that release their slot in a second; None = not known yet."""
-        rate = self._rates.get(model)
-        between = rate.between_seconds(now) if rate is not None else None
-        return None if not between else 1 / between
+        return min(by_queue, queue.tenants.rate.seconds_for(places, now))
 
     def refuse_late(self, ticket: Ticket, now: float) -> None:
         """Raises DeadlineUnmeetable if the deadline has passed, or the wait is expected to be twice what is left."""
         left = ticket.late_seconds - now
-        wait = self.wait_seconds(ticket.demand, now) or 0.0
-        if left < 0 or wait > _DOUBT * left:
+        if left < 0 or (self.wait_seconds(ticket.demand, now) or 0.0) > _DOUBT * left:
             model = ticket.demand.model
             raise DeadlineUnmeetable(
                 f"All backends for model {model!r} are busy, and none will have free capacity in time for this"
                 " request's deadline.",
                 retry_after_seconds=self.retry_after_seconds(model, now),
             )
-
-    def _seconds_for(self, model: str, places: int, now: float) -> float:
-        rate = self._rates.get(model)
-        return rate.seconds_for(places, now) if rate is not None else UNKNOWN_SECONDS

@@ -1,13 +1,17 @@
 """The fields of a request that determine its prompt's text, interpreted as vLLM's OpenAI front end does.
 
-A request with a field whose effect is not known is refused here, and is then routed by its bytes. vLLM has two forms of
-a turn's content; which one it passes to a template depends on the template.
+A request with a field whose effect is not known is refused here, and is then routed by its bytes: the classes of turns,
+parts, tool calls and tools list all fields that they may have. vLLM has two forms of a turn's content; which one it
+passes to a template depends on the template.
 """
 
 import json
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
 
 
 class Feature(StrEnum):
@@ -32,6 +36,89 @@ class NotUnderstood(Exception):
     """The request's prompt cannot be determined with certainty; the message gives the reason."""
 
 
+class _Part(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["text"]
+    text: str
+    cache_control: Any = None
+
+
+class _User(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="user"):
+    content: str | list[_Part]
+    name: str | UnsetType = UNSET
+
+
+class _System(_User, tag="system"):
+    pass
+
+
+class _ToolResult(_User, tag="tool"):
+    tool_call_id: str | UnsetType = UNSET
+
+
+class _CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+    type: Literal["function"]
+    function: _CalledFunction
+
+
+class _Assistant(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
+    content: str | list[_Part] | None = None
+    name: str | UnsetType = UNSET
+    tool_calls: list[_Call] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: Any = None  # clients echo this one and those that follow, as null
+    audio: Any = None
+    function_call: Any = None
+    annotations: Any = None
+
+
+class _ToolFunction(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    description: Any = None
+    parameters: Any = None
+    strict: Any = None
+
+
+class _Tool(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: _ToolFunction
+
+
+class _Completion(msgspec.Struct):
+    prompt: str | Annotated[list[str], msgspec.Meta(min_length=1, max_length=1)]
+    add_special_tokens: bool = True
+
+
+class _Chat(msgspec.Struct):
+    messages: Annotated[list[_User | _System | _Assistant | _ToolResult], msgspec.Meta(min_length=1)]
+    tools: Annotated[list[_Tool], msgspec.Meta(min_length=1)] | None = None
+    tool_choice: Any = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    documents: Any = None
+    reasoning_effort: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+_FORBIDDEN: Final = "suffix chat_template truncate_prompt_tokens prompt_embeds mm_processor_kwargs media_io_kwargs"
+# The fields that are read here. Others, as far as is known, change nothing in a prompt.
+DECISIVE: Final = frozenset(_FORBIDDEN.split()).union(_Completion.__struct_fields__, _Chat.__struct_fields__)
+# Arguments of the template's caller, which a client's variables must not name.
+_RESERVED: Final = (
+    "conversation messages tools documents chat_template add_generation_prompt continue_final_message tokenize padding"
+    " truncation max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs"
+    " sanitize_control_tokens"
+)
+_DROPPED_SYSTEM_TEXT: Final = "x-anthropic-billing-header"  # some versions of vLLM drop such a line
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """A request, read: a text, or a conversation for the template."""
@@ -44,210 +131,113 @@ class Reading:
     variables: dict[str, Any] = field(default_factory=dict)
 
 
-# The fields that are read here. Others, as far as is known, change nothing in a prompt.
-DECISIVE: Final = (
-    "messages", "prompt", "suffix", "tools", "tool_choice", "add_generation_prompt", "continue_final_message",
-    "add_special_tokens", "documents", "reasoning_effort", "chat_template", "chat_template_kwargs",
-    "truncate_prompt_tokens", "prompt_embeds", "mm_processor_kwargs", "media_io_kwargs",
-)  # fmt: skip
-_FORBIDDEN: Final = (
-    "suffix", "chat_template", "truncate_prompt_tokens", "prompt_embeds", "mm_processor_kwargs", "media_io_kwargs",
-)  # fmt: skip
-# Arguments of the template's caller, which a client's variables must not name.
-_RESERVED: Final = frozenset((
-    "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt",
-    "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
-    "return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens",
-))  # fmt: skip
-_EMPTY_FIELDS: Final = frozenset(("refusal", "audio", "function_call", "annotations"))  # clients echo them, as null
-_FIELDS: Final = {
-    "system": frozenset(("role", "content", "name")),
-    "user": frozenset(("role", "content", "name")),
-    "assistant": frozenset(("role", "content", "name", "tool_calls", "reasoning", "reasoning_content")) | _EMPTY_FIELDS,
-    "tool": frozenset(("role", "content", "name", "tool_call_id")),
-}
-_DROPPED_SYSTEM_TEXT: Final = "x-anthropic-billing-header"  # some versions of vLLM drop such a line
-
-
 def decisive(document: dict[str, Any]) -> dict[str, Any]:
-    return {name: document[name] for name in DECISIVE if name in document}
+    return {name: value for name, value in document.items() if name in DECISIVE}
 
 
 def read(endpoint: str, document: dict[str, Any], content_format: str) -> Reading:
     """A request of `chat` or `completions`. Raises NotUnderstood."""
-    for name in _FORBIDDEN:
-        _require(document.get(name) is None, f"it has {name}")
-    match endpoint:
-        case "completions":
-            return _completion(document)
-        case "chat":
-            return _chat(document, content_format)
+    for name in _FORBIDDEN.split():
+        if document.get(name) is not None:
+            raise NotUnderstood(f"it has {name}")
+    try:
+        match endpoint:
+            case "completions":
+                return _completion(msgspec.convert(document, _Completion))
+            case "chat":
+                return _chat(msgspec.convert(document, _Chat), content_format)
+    except msgspec.ValidationError as error:
+        raise NotUnderstood(str(error)) from error
     raise NotUnderstood(f"the gateway does not render the endpoint {endpoint}")
 
 
-def _completion(document: dict[str, Any]) -> Reading:
-    prompt = document.get("prompt")
-    if type(prompt) is list and len(prompt) == 1:
-        prompt = prompt[0]
-    if type(prompt) is not str:
-        raise NotUnderstood("the prompt is not one text")
-    return Reading(frozenset((Feature.COMPLETION,)), _flag(document, "add_special_tokens", True), text=prompt)
+def _completion(request: _Completion) -> Reading:
+    text = request.prompt if isinstance(request.prompt, str) else request.prompt[0]
+    return Reading(frozenset((Feature.COMPLETION,)), request.add_special_tokens, text=text)
 
 
-def _chat(document: dict[str, Any], content_format: str) -> Reading:
-    turns = document.get("messages")
-    if type(turns) is not list or not turns:
-        raise NotUnderstood("there are no messages")
+def _chat(request: _Chat, content_format: str) -> Reading:
     features = {Feature.CHAT}
-    messages = [_message(turn, content_format, features) for turn in turns]
-    tools = _tools(document)
-    if tools is not None:
+    messages = [_message(turn, content_format, features) for turn in request.messages]
+    if request.tools is not None:
         features.add(Feature.TOOLS)
-    variables = _variables(document)
-    if variables["continue_final_message"] or not variables["add_generation_prompt"]:
+        if request.tool_choice == "none":
+            raise NotUnderstood("tools that are not to be used")
+    if request.continue_final_message or not request.add_generation_prompt:
         features.add(Feature.CONTINUED)
-    special = _flag(document, "add_special_tokens", False)
+    tools = None if request.tools is None else [_tool(tool.function) for tool in request.tools]
+    variables, special = _variables(request), request.add_special_tokens
     return Reading(frozenset(features), special, messages=messages, tools=tools, variables=variables)
 
 
-def _message(turn: Any, content_format: str, features: set[Feature]) -> dict[str, Any]:
-    role = turn.get("role") if type(turn) is dict else None
-    known = _FIELDS.get(role) if type(role) is str else None
-    if known is None or type(role) is not str:
-        raise NotUnderstood(f"the role {role!r}")
-    _require(turn.keys() <= known, f"a turn of the role {role} with other fields")
-    _require(not any(turn.get(name) for name in _EMPTY_FIELDS), "a refusal, sound or function call in a turn")
-    texts = _texts(turn, role, features)
+def _message(turn: _User | _Assistant, content_format: str, features: set[Feature]) -> dict[str, Any]:
+    role = str(turn.__struct_config__.tag)
+    texts = [turn.content] if isinstance(turn.content, str) else [part.text for part in turn.content or ()]
+    if isinstance(turn.content, list) and len(texts) != 1:
+        features.add(Feature.PARTS)
     as_parts = content_format == ContentFormat.PARTS
     message: dict[str, Any] = {"role": role}
     if as_parts and role != "tool":
         message["content"] = [{"type": "text", "text": text} for text in texts]
     else:
         message["content"] = "\n".join(texts if as_parts else filter(None, texts))
-    if role == "assistant":
-        if calls := turn.get("tool_calls"):
-            message["tool_calls"] = _calls(calls)
+    match turn:
+        case _System() if any(text.startswith(_DROPPED_SYSTEM_TEXT) for text in texts):
+            raise NotUnderstood("a billing header")
+        case _Assistant():
+            message |= _of_assistant(turn, features)
+        case _ToolResult():
             features.add(Feature.TOOLS)
-        _add_reasoning(turn, message, features)
-    elif role == "tool":
-        features.add(Feature.TOOLS)
-        if "tool_call_id" in turn:
-            _require(type(turn["tool_call_id"]) is str, "a tool_call_id that is no text")
-            message["tool_call_id"] = turn["tool_call_id"]
-    if "name" in turn:
-        _require(type(turn["name"]) is str, "a name that is no text")
-        message["name"] = turn["name"]
+            if turn.tool_call_id is not UNSET:
+                message["tool_call_id"] = turn.tool_call_id
+    if turn.name is not UNSET:
+        message["name"] = turn.name
     return message
 
 
-def _texts(turn: dict[str, Any], role: str, features: set[Feature]) -> list[str]:
-    content = turn.get("content")
-    if content is None and role == "assistant":
-        return []
-    if type(content) is str:
-        texts = [content]
-    elif type(content) is list:
-        texts = [_text_of(part) for part in content]
-        if len(texts) != 1:
-            features.add(Feature.PARTS)
-    else:
-        raise NotUnderstood("a turn's content is neither text nor parts")
-    if role == "system":
-        _require(not any(text.startswith(_DROPPED_SYSTEM_TEXT) for text in texts), "a billing header")
-    return texts
-
-
-def _text_of(part: Any) -> str:
-    if type(part) is not dict or part.get("type") != "text" or type(part.get("text")) is not str:
-        raise NotUnderstood("a part of a turn's content that is not plain text")
-    _require(part.keys() <= {"type", "text", "cache_control"}, "a text with other fields")
-    text: str = part["text"]
-    return text
-
-
-def _calls(calls: Any) -> list[dict[str, Any]]:
-    """Tool calls as templates get them: arguments parsed, fields in the order that vLLM gives them."""
-    _require(type(calls) is list, "tool_calls that are no list")
-    made = []
-    for call in calls:
-        function = call.get("function") if type(call) is dict else None
-        if type(function) is not dict or call.keys() != {"id", "type", "function"} or call["type"] != "function":
-            raise NotUnderstood("a tool call with other fields")
-        name, arguments = function.get("name"), function.get("arguments")
-        _require(function.keys() == {"name", "arguments"} and type(call["id"]) is str, "a tool call with other fields")
-        if type(name) is not str or type(arguments) is not str:
-            raise NotUnderstood("a tool call whose name or arguments are no text")
-        inner = {"arguments": _parsed(arguments), "name": name}
-        made.append({"id": call["id"], "function": inner, "type": "function"})
-    return made
-
-
-def _parsed(arguments: str) -> dict[str, Any]:
-    try:
-        parsed = json.loads(arguments) if arguments else {}
-    except ValueError:
-        return {}
-    return parsed if type(parsed) is dict else {}
-
-
-def _add_reasoning(turn: dict[str, Any], message: dict[str, Any], features: set[Feature]) -> None:
-    reasoning = turn.get("reasoning")
-    if reasoning is None:
-        reasoning = turn.get("reasoning_content")
+def _of_assistant(turn: _Assistant, features: set[Feature]) -> dict[str, Any]:
+    if turn.refusal or turn.audio or turn.function_call or turn.annotations:
+        raise NotUnderstood("a refusal, sound or function call in a turn")
+    fields: dict[str, Any] = {}
+    if turn.tool_calls:
+        fields["tool_calls"] = [_call(call) for call in turn.tool_calls]
+        features.add(Feature.TOOLS)
+    reasoning = turn.reasoning_content if turn.reasoning is None else turn.reasoning
     if reasoning is not None:
-        _require(type(reasoning) is str, "reasoning that is no text")
-        message["reasoning"] = message["reasoning_content"] = reasoning
+        fields["reasoning"] = fields["reasoning_content"] = reasoning
         features.add(Feature.REASONING)
+    return fields
 
 
-def _tools(document: dict[str, Any]) -> list[dict[str, Any]] | None:
-    tools = document.get("tools")
-    if tools is None:
-        return None
-    if type(tools) is not list or not tools:
-        raise NotUnderstood("tools that are no list, or an empty one")
-    _require(document.get("tool_choice") != "none", "tools that are not to be used")
-    return [_tool(tool) for tool in tools]
+def _call(call: _Call) -> dict[str, Any]:
+    """A tool call as templates get it: arguments parsed, fields in the order that vLLM gives them."""
+    try:
+        arguments = json.loads(call.function.arguments)
+    except ValueError:
+        arguments = None
+    function = {"arguments": arguments if isinstance(arguments, dict) else {}, "name": call.function.name}
+    return {"id": call.id, "function": function, "type": "function"}
 
 
-def _tool(tool: Any) -> dict[str, Any]:
-    function = tool.get("function") if type(tool) is dict else None
-    if type(function) is not dict or tool.keys() != {"type", "function"} or tool["type"] != "function":
-        raise NotUnderstood("a tool with other fields")
-    _require(function.keys() <= {"name", "description", "parameters", "strict"}, "a function with other fields")
-    _require(type(function.get("name")) is str, "a function without a name")
-    made = {name: function.get(name) for name in ("name", "description", "parameters")}
-    if function.get("strict") is not None:
-        made["strict"] = function["strict"]
+def _tool(function: _ToolFunction) -> dict[str, Any]:
+    made = {"name": function.name, "description": function.description, "parameters": function.parameters}
+    if function.strict is not None:
+        made["strict"] = function.strict
     return {"type": "function", "function": made}
 
 
-def _variables(document: dict[str, Any]) -> dict[str, Any]:
+def _variables(request: _Chat) -> dict[str, Any]:
     """What the template is given besides the conversation and the tools."""
-    given = document.get("chat_template_kwargs")
-    if given is None:
-        given = {}
-    if type(given) is not dict:
-        raise NotUnderstood("chat_template_kwargs that are no object")
-    _require(_RESERVED.isdisjoint(given), "a variable that is not the client's to set")
+    given = request.chat_template_kwargs or {}
+    if not given.keys().isdisjoint(_RESERVED.split()):
+        raise NotUnderstood("a variable that is not the client's to set")
     variables = {name: value for name, value in given.items() if value is not None and value != "auto"}
-    for name in ("documents", "reasoning_effort"):
-        if document.get(name) is not None:
-            variables[name] = document[name]
-    if document.get("reasoning_effort") is not None and "enable_thinking" not in given:
-        variables["enable_thinking"] = document["reasoning_effort"] != "none"
-    variables["add_generation_prompt"] = _flag(document, "add_generation_prompt", True)
-    variables["continue_final_message"] = _flag(document, "continue_final_message", False)
+    if request.documents is not None:
+        variables["documents"] = request.documents
+    if request.reasoning_effort is not None:
+        variables["reasoning_effort"] = request.reasoning_effort
+        if "enable_thinking" not in given:
+            variables["enable_thinking"] = request.reasoning_effort != "none"
+    variables["add_generation_prompt"] = request.add_generation_prompt
+    variables["continue_final_message"] = request.continue_final_message
     return variables
-
-
-def _flag(document: dict[str, Any], name: str, default: bool) -> bool:
-    value = document.get(name, default)
-    if type(value) is not bool:
-        raise NotUnderstood(f"{name} is neither true nor false")
-    return value
-
-
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise NotUnderstood(otherwise)

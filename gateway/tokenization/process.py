@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
@@ -16,7 +17,6 @@ LENGTH_BYTES: Final = 4
 class LoadTokenizer(msgspec.Struct, tag=True, frozen=True):
     """Make a model's tokenizer ready."""
 
-    number: int
     model: str
     source: str
 
@@ -24,7 +24,6 @@ class LoadTokenizer(msgspec.Struct, tag=True, frozen=True):
 class Job(msgspec.Struct, tag=True, frozen=True):
     """Tokenize a prompt. `features` may be rendered; a prompt with another one is refused."""
 
-    number: int
     model: str
     endpoint: str
     document: dict[str, Any]
@@ -35,7 +34,6 @@ class Job(msgspec.Struct, tag=True, frozen=True):
 class Count(msgspec.Struct, tag=True, frozen=True):
     """Count the tokens of several texts, each by itself. `special`: with the special tokens that the model adds."""
 
-    number: int
     model: str
     texts: list[str]
     special: bool
@@ -47,13 +45,9 @@ Question = LoadTokenizer | Job | Count
 class TokenizerReply(msgspec.Struct, frozen=True):
     """The answer to a question: packed ids (for `Count`, `counts` instead), or no `tokens` and a `reason`."""
 
-    number: int
     tokens: bytes | None = None
     reason: str = ""
     failed: bool = False  # by a fault, not because the prompt is unsupported
-    seconds: float = 0.0
-    segments: int = 0
-    cached_segments: int = 0
     counts: list[int] = []
 
 
@@ -73,18 +67,18 @@ read_answer: Callable[[bytes], TokenizerReply] = msgspec.msgpack.Decoder(Tokeniz
 
 # Variables for a process's modules, its cache, and a hub behind a proxy. Nothing else of the environment is passed on:
 # it may contain the keys of clients and backends.
-_INHERITED: Final = frozenset((
-    "PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "HOME", "USER", "TMPDIR", "LANG", "LC_ALL",
-    "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
-    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy",
-    "TRANSFORMERS_CACHE", "TRANSFORMERS_OFFLINE",
-))  # fmt: skip
+_INHERITED: Final = (
+    "PATH PYTHONPATH PYTHONHOME VIRTUAL_ENV LD_LIBRARY_PATH HOME USER TMPDIR LANG LC_ALL XDG_CACHE_HOME SSL_CERT_FILE"
+    " SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE HTTP_PROXY HTTPS_PROXY NO_PROXY ALL_PROXY http_proxy https_proxy"
+    " no_proxy all_proxy TRANSFORMERS_CACHE TRANSFORMERS_OFFLINE"
+)
 COMMAND: Final = (sys.executable, "-m", "gateway.tokenization.tokenizer")
 _QUIET: Final = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
 }
+HUNG_SECONDS: Final = 10.0
 _IN_HAND: Final = 2  # questions sent and not yet answered, so that the process never waits for the next one
 
 
@@ -93,7 +87,7 @@ class ProcessEnded(Exception):
 
 
 class TokenizerProcess:
-    """Asks the process; made by `running`."""
+    """Asks the process, which answers in the order of the questions; made by `running`."""
 
     def __init__(self, process: Process) -> None:
         assert process.stdin is not None
@@ -102,55 +96,53 @@ class TokenizerProcess:
         self._questions = process.stdin
         self._answers = process.stdout
         self._turns = asyncio.Semaphore(_IN_HAND)
-        self._asked: dict[int, tuple[asyncio.Future[TokenizerReply], asyncio.TimerHandle]] = {}
-        self._number = 0
+        self._asked: deque[tuple[asyncio.Future[TokenizerReply], asyncio.TimerHandle]] = deque()
         self._ended = False
 
-    async def ask(self, question: Question, hung_seconds: float) -> TokenizerReply:
-        """The answer to a question, whose number is set here. Raises ProcessEnded.
+    async def ask(self, question: Question, hung_seconds: float = HUNG_SECONDS) -> TokenizerReply:
+        """The answer to a question. Raises ProcessEnded, and what `framed` raises.
 
         The answer to a cancelled call is dropped. A process that takes longer than `hung_seconds` is killed.
         """
         await self._turns.acquire()  # released when the question is answered, or the process has ended
-        if self._ended or self._questions.is_closing():
-            self._turns.release()
-            raise ProcessEnded
-        self._number += 1
-        number = self._number
         try:
-            message = framed(msgspec.structs.replace(question, number=number))
-        except BaseException:
+            if self._ended or self._questions.is_closing():
+                raise ProcessEnded
+            message = framed(question)
+        except Exception:
             self._turns.release()
             raise
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[TokenizerReply] = loop.create_future()
-        self._asked[number] = answered, loop.call_later(hung_seconds, self._kill)
+        self._asked.append((answered, loop.call_later(hung_seconds, self._kill)))
         self._questions.write(message)
         return await answered
 
     async def listen(self) -> None:
-        try:
-            while True:
-                prefix = await self._answers.readexactly(LENGTH_BYTES)
-                answer = read_answer(await self._answers.readexactly(length_of(prefix)))
-                answered, timer = self._asked.pop(answer.number)
-                timer.cancel()
-                self._turns.release()
-                if not answered.done():
-                    answered.set_result(answer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return
-        finally:
-            self._end()
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            try:
+                while True:
+                    prefix = await self._answers.readexactly(LENGTH_BYTES)
+                    self._answered(read_answer(await self._answers.readexactly(length_of(prefix))))
+            finally:
+                self._end()
+
+    def _answered(self, answer: TokenizerReply | None) -> None:
+        """Answer the oldest question; None = the process has ended."""
+        answered, timer = self._asked.popleft()
+        timer.cancel()
+        self._turns.release()
+        if answered.done():
+            return  # cancelled
+        if answer is None:
+            answered.set_exception(ProcessEnded())
+        else:
+            answered.set_result(answer)
 
     def _end(self) -> None:
         self._ended = True
-        for answered, timer in self._asked.values():
-            timer.cancel()
-            self._turns.release()
-            if not answered.done():
-                answered.set_exception(ProcessEnded())
-        self._asked.clear()
+        while self._asked:
+            self._answered(None)
 
     def _kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -160,7 +152,8 @@ class TokenizerProcess:
 @asynccontextmanager
 async def running(command: tuple[str, ...] = COMMAND) -> AsyncIterator[TokenizerProcess]:
     """A process that ends with the block. Raises OSError if it cannot be started."""
-    inherited = {name: value for name, value in os.environ.items() if name in _INHERITED or name.startswith("HF_")}
+    allowed = _INHERITED.split()
+    inherited = {name: value for name, value in os.environ.items() if name in allowed or name.startswith("HF_")}
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=inherited | _QUIET)
     running_process = TokenizerProcess(process)
     try:
@@ -168,8 +161,7 @@ async def running(command: tuple[str, ...] = COMMAND) -> AsyncIterator[Tokenizer
     finally:
         running_process._end()
         running_process._kill()
-        assert process.stdin is not None
-        process.stdin.close()
+        running_process._questions.close()
         await _reaped(process)
 
 

@@ -6,12 +6,13 @@ routed by its bytes.
 
 import asyncio
 import math
-from collections.abc import Callable
+from array import array
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 from enum import StrEnum
 from importlib.util import find_spec
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import structlog
 
@@ -19,6 +20,8 @@ from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
 from gateway.backends.vllm_api import ControlClient, ControlError
 from gateway.config import ConfigError, ModelsConfig
+from gateway.request import Demand, InferenceRequest
+from gateway.routing.exact_index import TOKEN_BYTES, ExactIndex, packed, token_keys, token_seed
 from gateway.supervisor import Supervisor
 from gateway.tokenization.conversation import ContentFormat, Feature, decisive
 from gateway.tokenization.process import (
@@ -27,105 +30,49 @@ from gateway.tokenization.process import (
     Job,
     LoadTokenizer,
     ProcessEnded,
+    Question,
     TokenizerProcess,
+    TokenizerReply,
     running,
 )
-from gateway.tokenization.verification import EMBEDDED, CannotCompare, Probe, best_format, compared, counts_alike
+from gateway.tokenization.verification import EMBEDDED, PROBES, ModelState, Probe, TokenizerVerdict, compare
 
-
-class TokenizerVerdict(NamedTuple):
-    """Whether a backend's tokens of a model are those of the gateway; `counts`: also those of embedded texts."""
-
-    state: Literal["pending", "verified", "refused"] = "pending"
-    reason: str = ""
-    features: frozenset[Feature] = frozenset()
-    counts: bool = False
-
-
-# Results of tokenizing prompts, and sums. `unknown`: the prompt contains a feature that is not verified.
-_RESULTS: Final = ("encoded", "unknown", "late", "busy", "too_long", "failed")
-_SUMS: Final = ("segments", "cached_segments", "encode_seconds", "wait_seconds")
-
-
-@dataclass
-class ModelState:
-    """One model's tokenizer, and the backends that it was compared with."""
-
-    name: str
-    source: str
-    encoding: str = ""  # how its texts are encoded; empty = not loaded
-    failure: str = ""
-    content_format: ContentFormat = ContentFormat.STRING
-    verdicts: dict[str, TokenizerVerdict] = field(default_factory=dict)
-    features: frozenset[Feature] = frozenset()  # verified on every verified backend
-
-    def verdict(self, backend: str) -> TokenizerVerdict:
-        return self.verdicts.get(backend, TokenizerVerdict())
-
-    def loaded(self, encoding: str) -> None:
-        self.encoding, self.failure = encoding, ""
-
-    def not_loaded(self, reason: str) -> None:
-        self.failure = reason
-
-    def judged(self, backend: str, verdict: TokenizerVerdict, content_format: ContentFormat | None = None) -> None:
-        self.content_format = content_format or self.content_format
-        self.verdicts[backend] = verdict
-        verified = [each.features for each in self.verdicts.values() if each.state == "verified"]
-        self.features = frozenset.intersection(*verified) if verified else frozenset()
-
-    def unload(self) -> None:
-        """The tokenizer's process has ended: the next one must be verified again."""
-        self.encoding, self.verdicts, self.features = "", {}, frozenset()
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.name,
-            "tokenizer": self.source,
-            "encoding": self.encoding or "not loaded",
-            "failure": self.failure,
-            "content_format": self.content_format.value,
-            "features": sorted(each.value for each in self.features),
-            "backends": {
-                name: {
-                    "state": verdict.state,
-                    "reason": verdict.reason,
-                    "features": sorted(each.value for each in verdict.features),
-                    "embeddings": verdict.counts,
-                }
-                for name, verdict in self.verdicts.items()
-            },
-        }
-
-
-HUNG_SECONDS: Final = 10.0
 LOAD_SECONDS: Final = 600.0  # a hub's files may have to be fetched
 QUESTION_SECONDS: Final = 10.0
 _NEEDED: Final = {"chat": Feature.CHAT, "completions": Feature.COMPLETION}
+_CHANGES_THE_PROMPT: Final = ("truncate_prompt_tokens", "prompt_embeds", "suffix")
+# Results of tokenizing prompts. `unknown`: the prompt contains a feature that is not verified.
+_RESULTS: Final = ("encoded", "unknown", "late", "busy", "too_long", "failed")
 
 log = structlog.get_logger("gateway")
 
 
-class TokenizerLimits(NamedTuple):
-    """Limits in time, size and number."""
+class QuestionLimits(NamedTuple):
+    """Limits of questions of one kind, in number, time and size."""
 
-    max_waiting: int = 32  # requests that wait for their tokens; more are routed by their bytes
-    max_request_bytes: int = 1048576
-    wait_seconds: float = 0.05
-    wait_seconds_per_byte: float = 0.5e-6  # less than a tenth of what prefilling such a text takes
+    max_waiting: int
+    wait_seconds: float
+    wait_seconds_per_byte: float
+    pause_seconds: float = 0.0  # without questions, after one that took too long
+    max_bytes: int = 1048576
+
+
+class TokenizerLimits(NamedTuple):
+    """Limits of all questions, and pauses between attempts."""
+
+    # More prompts are routed by their bytes. The wait is less than a tenth of what prefilling such a text takes.
+    prompts: QuestionLimits = QuestionLimits(32, 0.05, 0.5e-6)
+    # Of texts to be counted: each waits for those before it, some four times as long as counting takes.
+    batches: QuestionLimits = QuestionLimits(4, 0.1, 1e-6, pause_seconds=1.0)
     retry_seconds: float = 10.0
     restart_seconds: float = 5.0
-    max_batches: int = 4  # of texts to be counted: each waits for those before it
-    batch_wait_seconds: float = 0.1
-    batch_wait_seconds_per_byte: float = 1e-6  # some four times what counting takes
-    pause_seconds: float = 1.0  # without batches, after one that took too long
 
 
-DEFAULT_BOUNDS: Final = TokenizerLimits()
+DEFAULT_LIMITS: Final = TokenizerLimits()
 
 
 class NotCounted(StrEnum):
-    """Why the tokens of texts are not counted."""
+    """Why the tokens of texts are not known."""
 
     UNVERIFIED = "unverified"  # no backend was verified to count alike
     FIELDS = "fields"  # of the request, whose effect on tokens is not known
@@ -133,6 +80,34 @@ class NotCounted(StrEnum):
     BUSY = "busy"
     LATE = "late"
     FAILED = "failed"
+
+
+class Questions:
+    """Questions of one kind to the process; each is answered in bounded time."""
+
+    def __init__(self, limits: QuestionLimits, clock: Callable[[], float]) -> None:
+        self.waiting = 0
+        self._limits = limits
+        self._clock = clock
+        self._paused_until = -math.inf
+
+    async def ask(self, process: TokenizerProcess, question: Question, size_bytes: int) -> TokenizerReply | NotCounted:
+        limits = self._limits
+        if size_bytes > limits.max_bytes:
+            return NotCounted.TOO_LONG
+        if self.waiting >= limits.max_waiting or self._clock() < self._paused_until:
+            return NotCounted.BUSY
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(limits.wait_seconds + size_bytes * limits.wait_seconds_per_byte):
+                return await process.ask(question)
+        except TimeoutError:
+            self._paused_until = self._clock() + limits.pause_seconds
+            return NotCounted.LATE
+        except (ProcessEnded, TypeError, OverflowError):
+            return NotCounted.FAILED
+        finally:
+            self.waiting -= 1
 
 
 class Tokenization:
@@ -145,12 +120,13 @@ class Tokenization:
         self,
         models: ModelsConfig,
         fleet: Fleet,
+        exact: ExactIndex,
         clock: Callable[[], float],
-        bounds: TokenizerLimits = DEFAULT_BOUNDS,
+        limits: TokenizerLimits = DEFAULT_LIMITS,
         command: tuple[str, ...] = COMMAND,
         supervisor: Supervisor | None = None,
     ) -> None:
-        self.totals: dict[str, float] = dict.fromkeys(_RESULTS + _SUMS, 0)  # since the start, for metrics
+        self.totals = dict.fromkeys(_RESULTS, 0)  # prompts since the start, by result
         self._models = {
             name: ModelState(name, model.tokenizer) for name, model in models.by_name.items() if model.tokenizer
         }
@@ -160,73 +136,82 @@ class Tokenization:
                 " pip install 'vllm-batching-gateway[tokenizer]'"
             )
         self._fleet = fleet
+        self._exact = exact
+        self._limits = limits
         self._clock = clock
-        self._bounds = bounds
-        self._supervisor = supervisor or Supervisor(clock)
         self._command = command
+        self._supervisor = supervisor or Supervisor(clock)
         self._client = ControlClient(QUESTION_SECONDS, clock)
         self._process: TokenizerProcess | None = None
-        self._waiting = 0
-        self._batches = 0
-        self._paused_until = -math.inf
+        self._prompts = Questions(limits.prompts, clock)
+        self._batches = Questions(limits.batches, clock)
         self._look = asyncio.Event()
-        self._lives: dict[Backend, int] = {}  # counts restarts, so that none is missed while a backend is compared
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         if self._models:
             await self._stack.enter_async_context(self._client)
+            group = await self._stack.enter_async_context(asyncio.TaskGroup())
             for task, step, pause_seconds in (
-                ("tokenizer_process", self._run_process, self._bounds.restart_seconds),
-                ("tokenizer_comparison", self._compare, self._bounds.retry_seconds),
+                ("tokenizer_process", self._run_process, self._limits.restart_seconds),
+                ("tokenizer_comparison", self._compare, self._limits.retry_seconds),
             ):
                 work = self._supervisor.repeat(task, step, pause_seconds)
-                self._stack.push_async_callback(_stopped, asyncio.get_running_loop().create_task(work))
+                self._stack.callback(group.create_task(work).cancel)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    def covers(self, model: str) -> bool:
-        state = self._models.get(model)
+    # Prompts.
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a tokenizer is configured for any model."""
+        return bool(self._models)
+
+    def __contains__(self, model: object) -> bool:
+        """Whether the prompts of this model can be tokenized."""
+        state = self._models.get(str(model))
         return state is not None and bool(state.features)
 
-    def accepted(self, model: str, backend: str) -> bool:
-        state = self._models.get(model)
-        return state is not None and state.verdict(backend).state == "verified"
+    async def complete(self, request: InferenceRequest) -> InferenceRequest:
+        """The request with the length of its prompt and its block keys, as far as known, and without its document."""
+        document, demand = request.document, request.demand
+        if document is None:
+            return request
+        serving = self._fleet.serving(demand.model)
+        tokens = given_tokens(document, request.endpoint)
+        if tokens is None and serving and all(self.accepted(demand.model, backend.name) for backend in serving):
+            tokens = await self.token_bytes(demand.model, document, request.endpoint, len(request.body))
+        if tokens:
+            demand = self._exact_demand(request, tokens)
+        return replace(request, document=None, demand=demand)
+
+    def _exact_demand(self, request: InferenceRequest, tokens: bytes) -> Demand:
+        demand, count, keys = request.demand, len(tokens) // TOKEN_BYTES, tuple[int, ...]()
+        serving = self._fleet.serving(demand.model) or ()
+        blocks = {backend.engines[0].block_tokens for backend in serving}
+        if len(blocks) == 1 and any(self._exact.live(engine.index) for each in serving for engine in each.engines):
+            keys = token_keys(tokens, blocks.pop(), token_seed(self._fleet.adapter(demand.model), request.salt))
+        return replace(
+            demand, prompt_tokens=count, anchor_tokens=count, anchor_size=demand.prompt_size, token_keys=keys
+        )
 
     async def token_bytes(self, model: str, document: dict[str, Any], endpoint: str, size_bytes: int) -> bytes | None:
         """The packed token ids of a request's prompt; None = not known, or not soon enough. Changes no document."""
         state, process = self._models.get(model), self._process
         if state is None or process is None or _NEEDED.get(endpoint) not in state.features:
             return None
-        bounds = self._bounds
-        if size_bytes > bounds.max_request_bytes:
-            self.totals["too_long"] += 1
+        job = Job(model, endpoint, decisive(document), state.content_format, list(state.features))
+        reply = await self._prompts.ask(process, job, size_bytes)
+        if isinstance(reply, NotCounted):
+            self.totals[reply.value] += 1
             return None
-        if self._waiting >= bounds.max_waiting:
-            self.totals["busy"] += 1
-            return None
-        self._waiting += 1
-        started = self._clock()
-        try:
-            async with asyncio.timeout(bounds.wait_seconds + size_bytes * bounds.wait_seconds_per_byte):
-                job = Job(0, model, endpoint, decisive(document), state.content_format, list(state.features))
-                answer = await process.ask(job, HUNG_SECONDS)
-        except TimeoutError:
-            self.totals["late"] += 1
-            return None
-        except (ProcessEnded, TypeError, OverflowError):
-            self.totals["failed"] += 1
-            return None
-        finally:
-            self._waiting -= 1
-            self.totals["wait_seconds"] += self._clock() - started
-        self.totals["encoded" if answer.tokens is not None else "failed" if answer.failed else "unknown"] += 1
-        self.totals["segments"] += answer.segments
-        self.totals["cached_segments"] += answer.cached_segments
-        self.totals["encode_seconds"] += answer.seconds
-        return answer.tokens
+        self.totals["encoded" if reply.tokens is not None else "failed" if reply.failed else "unknown"] += 1
+        return reply.tokens
+
+    # Texts to be counted.
 
     def configured(self, model: str) -> bool:
         return model in self._models
@@ -238,25 +223,24 @@ class Tokenization:
 
     async def count(self, model: str, texts: list[str], size_bytes: int, *, special: bool) -> list[int] | NotCounted:
         """The number of tokens of each text on backends that count alike, in bounded time."""
-        serving, process, bounds, started = self._fleet.serving(model), self._process, self._bounds, self._clock()
-        if process is None or not any(self.counts_alike(model, each.name) for each in serving or ()):
+        serving, process = self._fleet.serving(model) or (), self._process
+        if process is None or not any(self.counts_alike(model, backend.name) for backend in serving):
             return NotCounted.UNVERIFIED
-        if size_bytes > bounds.max_request_bytes:
-            return NotCounted.TOO_LONG
-        if self._batches >= bounds.max_batches or started < self._paused_until:
-            return NotCounted.BUSY
-        self._batches += 1
-        try:
-            async with asyncio.timeout(bounds.batch_wait_seconds + size_bytes * bounds.batch_wait_seconds_per_byte):
-                answer = await process.ask(Count(0, model, texts, special), HUNG_SECONDS)
-        except TimeoutError:
-            self._paused_until = self._clock() + bounds.pause_seconds
-            return NotCounted.LATE
-        except ProcessEnded:
-            return NotCounted.FAILED
-        finally:
-            self._batches -= 1
-        return NotCounted.FAILED if answer.tokens is None else answer.counts
+        reply = await self._batches.ask(process, Count(model, texts, special), size_bytes)
+        if isinstance(reply, NotCounted):
+            return reply
+        return NotCounted.FAILED if reply.tokens is None else reply.counts
+
+    # Backends.
+
+    def accepted(self, model: str, backend: str) -> bool:
+        state = self._models.get(model)
+        return state is not None and state.verdict(backend).state == "verified"
+
+    def verdicts(self, backend: str) -> dict[str, dict[str, Any]]:
+        """For operators: how this backend compares, by model."""
+        models = self._models.values()
+        return {model.name: model.verdicts[backend].as_dict() for model in models if backend in model.verdicts}
 
     def look_again(self) -> None:
         """Compare with backends that were not compared yet, if there are any."""
@@ -264,69 +248,10 @@ class Tokenization:
 
     def forget(self, backend: Backend) -> None:
         """Verify this backend again: it has restarted."""
-        self._lives[backend] = self._lives.get(backend, 0) + 1
         for model in self._models.values():
             if backend.name in model.verdicts:
                 model.judged(backend.name, TokenizerVerdict())
         self._look.set()
-
-    def status(self) -> list[dict[str, Any]]:
-        return [model.as_dict() for model in self._models.values()]
-
-    async def verify(self, model: str, backend: Backend) -> TokenizerVerdict:
-        """Compare a model's tokens with this backend's, and keep the verdict."""
-        state, life = self._models[model], self._lives.get(backend, 0)
-        process, content_format = self._process, state.content_format
-        if process is None or not state.encoding:
-            return TokenizerVerdict()
-
-        async def tokenize(probe: Probe, content_format: ContentFormat) -> bytes | None:
-            job = Job(0, model, probe.endpoint, decisive(dict(probe.document)), content_format, list(Feature))
-            return (await process.ask(job, HUNG_SECONDS)).tokens
-
-        try:
-            comparisons = await compared(model, backend, self._client, tokenize)
-            if not state.features:
-                content_format = best_format(comparisons)
-            comparison = comparisons[content_format]
-            if comparison.alike:
-                counts, differs = await self._counts(process, model, backend)
-                verdict = TokenizerVerdict("verified", differs, comparison.features, counts)
-            else:
-                verdict = TokenizerVerdict(
-                    "refused", comparison.difference or "neither the gateway nor the backend renders any prompt"
-                )
-        except CannotCompare as error:
-            verdict = TokenizerVerdict("refused", str(error))
-        except (ControlError, ProcessEnded) as error:
-            verdict = TokenizerVerdict("pending", str(error))
-        if life != self._lives.get(backend, 0) or process is not self._process:
-            return TokenizerVerdict()  # it has restarted meanwhile
-        self._log_verdict(state, backend, verdict)
-        state.judged(backend.name, verdict, content_format if verdict.state == "verified" else None)
-        return verdict
-
-    async def _counts(self, process: TokenizerProcess, model: str, backend: Backend) -> tuple[bool, str]:
-        """Whether this backend counts the tokens of embedded texts alike, and what differs."""
-        answer = await process.ask(Count(0, model, list(EMBEDDED), True), HUNG_SECONDS)
-        if answer.tokens is None:
-            return False, answer.reason
-        return await counts_alike(model, backend, self._client, answer.counts)
-
-    def _log_verdict(self, state: ModelState, backend: Backend, verdict: TokenizerVerdict) -> None:
-        if verdict == state.verdicts.get(backend.name):
-            return
-        about = {"model": state.name, "backend": backend.name}
-        match verdict.state:
-            case "verified":
-                features = sorted(each.value for each in verdict.features)
-                log.info("tokens_verified", **about, features=features, embeddings=verdict.counts)
-                if verdict.reason:
-                    log.warning("embedding_tokens_differ", **about, reason=verdict.reason)
-            case "refused":
-                log.warning("tokens_refused", **about, reason=verdict.reason)
-            case "pending":
-                log.info("tokens_not_compared_yet", **about, reason=verdict.reason)
 
     async def _run_process(self) -> None:
         """Run one tokenizer process until it ends, then pause; the supervisor repeats this."""
@@ -343,49 +268,165 @@ class Tokenization:
             self._process = None
             for model in self._models.values():
                 model.unload()
-        await asyncio.sleep(self._bounds.restart_seconds)
+        await asyncio.sleep(self._limits.restart_seconds)
 
     async def _compare(self) -> None:
         """Load tokenizers and compare backends where it was not done yet; return when it is time to do it again."""
         self._look.clear()
-        try:
-            done = await self._load_and_compare()
-        except ProcessEnded:
-            done = True  # the next process asks for another look
-        with suppress(TimeoutError):
-            async with asyncio.timeout(None if done else self._bounds.retry_seconds):
-                await self._look.wait()
-
-    async def _load_and_compare(self) -> bool:
-        """Whether all of it is done, with nothing to retry."""
         done = True
         for model in self._models.values():
-            if not model.encoding and not await self._load(model):
-                done = False
-                continue
+            done &= await self._compare_all(model)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if done else self._limits.retry_seconds):
+                await self._look.wait()
+
+    async def _compare_all(self, model: ModelState) -> bool:
+        """Whether all of it is done, with nothing to retry."""
+        done, process = True, self._process
+        if process is None:
+            return False
+        try:
+            if not model.encoding and not await self._load(process, model):
+                return False
             for backend in self._fleet.backends:
                 serves = any(card.id == model.name for card in backend.facts.models)
                 reachable = backend.health.state != "down"
                 if serves and reachable and model.verdict(backend.name).state == "pending":
-                    done &= (await self.verify(model.name, backend)).state != "pending"
+                    done &= await self._verify(process, model, backend)
+        except ProcessEnded:
+            return True  # the next process asks for another look
         return done
 
-    async def _load(self, model: ModelState) -> bool:
-        process = self._process
-        if process is None:
+    async def _load(self, process: TokenizerProcess, model: ModelState) -> bool:
+        started = self._clock()
+        reply = await process.ask(LoadTokenizer(model.name, model.source), LOAD_SECONDS)
+        if reply.tokens is None:
+            if reply.reason != model.failure:
+                log.error("tokenizer_not_loaded", model=model.name, tokenizer=model.source, reason=reply.reason)
+            model.loaded("", failure=reply.reason)
             return False
-        answer = await process.ask(LoadTokenizer(0, model.name, model.source), LOAD_SECONDS)
-        if answer.tokens is None:
-            if answer.reason != model.failure:
-                log.error("tokenizer_not_loaded", model=model.name, tokenizer=model.source, reason=answer.reason)
-            model.not_loaded(answer.reason)
-            return False
-        model.loaded(answer.reason)
-        log.info("tokenizer_loaded", model=model.name, encodes=answer.reason, seconds=round(answer.seconds, 3))
+        model.loaded(reply.reason)
+        seconds = round(self._clock() - started, 3)
+        log.info("tokenizer_loaded", model=model.name, encodes=reply.reason, seconds=seconds)
         return True
 
+    async def _verify(self, process: TokenizerProcess, model: ModelState, backend: Backend) -> bool:
+        """Compare a model's tokens with this backend's, and keep the verdict; False = to be tried again."""
 
-async def _stopped(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+        async def tokenize(probe: Probe, content_format: ContentFormat) -> list[int] | None:
+            job = Job(model.name, probe.endpoint, decisive(dict(probe.document)), content_format, list(Feature))
+            tokens = (await process.ask(job)).tokens
+            return None if tokens is None else array("I", tokens).tolist()
+
+        before, pending, content_format = model.verdict(backend.name), model.begin_comparison(backend.name), None
+        try:
+            verdicts = await compared(model.name, backend, self._client, tokenize)
+            content_format = model.content_format if model.features else best_format(verdicts)
+            verdict = verdicts[content_format]
+            if verdict.state == "verified":
+                ours = await process.ask(Count(model.name, list(EMBEDDED), True))
+                counts, differs = False, ours.reason
+                if ours.tokens is not None:
+                    counts, differs = await counts_alike(model.name, backend, self._client, ours.counts)
+                verdict = verdict._replace(reason=differs, counts=counts)
+        except CannotCompare as error:
+            verdict = TokenizerVerdict("refused", str(error))
+        except ControlError as error:
+            verdict = TokenizerVerdict("pending", str(error))
+        if model.verdicts.get(backend.name) is not pending:
+            return False  # it has restarted meanwhile
+        if verdict != before:
+            _log_verdict(model.name, backend.name, verdict)
+        model.judged(backend.name, verdict, content_format if verdict.state == "verified" else None)
+        return verdict.state != "pending"
+
+
+def given_tokens(document: dict[str, Any], endpoint: str) -> bytes | None:
+    """The packed ids of a completion's one prompt, if it was given as ids."""
+    if endpoint != "completions" or any(document.get(name) is not None for name in _CHANGES_THE_PROMPT):
+        return None
+    prompt = document.get("prompt")
+    if type(prompt) is list and len(prompt) == 1 and type(prompt[0]) is list:
+        prompt = prompt[0]
+    if type(prompt) is not list or not prompt or set(map(type, prompt)) != {int}:
+        return None
+    try:
+        return packed(prompt)
+    except OverflowError:
+        return None
+
+
+def _log_verdict(model: str, backend: str, verdict: TokenizerVerdict) -> None:
+    about = {"model": model, "backend": backend}
+    match verdict.state:
+        case "verified":
+            features = sorted(each.value for each in verdict.features)
+            log.info("tokens_verified", **about, features=features, embeddings=verdict.counts)
+            if verdict.reason:
+                log.warning("embedding_tokens_differ", **about, reason=verdict.reason)
+        case "refused":
+            log.warning("tokens_refused", **about, reason=verdict.reason)
+        case "pending":
+            log.info("tokens_not_compared_yet", **about, reason=verdict.reason)
+
+
+_TOKENIZE_PATH: Final = "/tokenize"
+_EMBEDDINGS_PATH: Final = "/v1/embeddings"
+_NOT_THERE = (404, 405, 501)
+_REFUSED = (400, 422)  # the backend cannot render this prompt
+_PASSING = (None, 429, 503)  # ask again
+
+
+class CannotCompare(Exception):
+    """The backend does not expose its tokens; the message gives the reason."""
+
+
+async def compared(
+    model: str,
+    backend: Backend,
+    client: ControlClient,
+    tokenize: Callable[[Probe, ContentFormat], Awaitable[list[int] | None]],
+) -> dict[ContentFormat, TokenizerVerdict]:
+    """The verdict for each content format. Raises CannotCompare, or ControlError if a retry may succeed."""
+    theirs = [await _theirs(model, backend, client, probe) for probe in PROBES]
+    return {each: compare([await tokenize(probe, each) for probe in PROBES], theirs) for each in ContentFormat}
+
+
+def best_format(verdicts: dict[ContentFormat, TokenizerVerdict]) -> ContentFormat:
+    """The content format with the most features that are alike."""
+    return max(verdicts, key=lambda each: len(verdicts[each].features))
+
+
+async def _theirs(model: str, backend: Backend, client: ControlClient, probe: Probe) -> list[int] | None:
+    try:
+        answer = await client.ask(backend.config, _TOKENIZE_PATH, {"model": model, **probe.document})
+    except ControlError as error:
+        if error.status in _REFUSED:
+            return None
+        if error.status in _NOT_THERE:
+            raise CannotCompare(str(error)) from error
+        raise
+    tokens = answer.get("tokens") if isinstance(answer, dict) else None
+    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+        raise CannotCompare(f"{_TOKENIZE_PATH} returned no list of tokens")
+    return tokens
+
+
+async def counts_alike(model: str, backend: Backend, client: ControlClient, ours: list[int]) -> tuple[bool, str]:
+    """Whether the backend counts the texts of `EMBEDDED` like this when it embeds them; if it embeds, what differs.
+
+    Raises ControlError if it is worth another try.
+    """
+    for text, count in zip(EMBEDDED, ours, strict=True):
+        try:
+            answer = await client.ask(backend.config, _EMBEDDINGS_PATH, {"model": model, "input": text})
+            theirs = answer["usage"]["prompt_tokens"]
+        except ControlError as error:
+            if error.status in _PASSING:
+                raise
+            return False, ""
+        except (KeyError, TypeError):
+            return False, f"{_EMBEDDINGS_PATH} returned no usage"
+        if theirs != count:
+            return False, f"{_EMBEDDINGS_PATH} counts {theirs} tokens where the gateway counts {count}"
+    return True, ""

@@ -13,13 +13,10 @@ import os
 import re
 import signal
 import sys
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, BinaryIO, Final, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from gateway.routing.exact_index import TOKEN_BYTES, packed
 from gateway.tokenization.conversation import ContentFormat, NotUnderstood, Reading, read
@@ -34,29 +31,25 @@ from gateway.tokenization.process import (
     read_question,
 )
 
+if TYPE_CHECKING:
+    from tokenizers import AddedToken
+
 CACHE_BYTES: Final = 67108864  # for each model
 Encode = Callable[[list[str]], list[bytes]]
 _ENTRY_BYTES = 200  # what an entry takes besides its text and its ids
 
 
-class AddedToken(NamedTuple):
-    """A text that is one token wherever it stands, and how its surroundings affect it."""
+def cut_marks(tokens: Collection["AddedToken"], rendered: Iterable[str]) -> tuple[str, ...]:
+    """The added tokens before which a text may be cut: of the many that some models have, those in use.
 
-    content: str
-    heeds_left: bool = False  # consumes white space before it, or must not touch a word
-    normalized: bool = False  # looked for in the normalized text
-
-
-def cut_marks(tokens: Sequence[AddedToken], rendered: Iterable[str]) -> tuple[str, ...]:
-    """The added tokens before which a text may be cut: of the many that some models have, those in use."""
-    every = [token.content for token in tokens if token.content]
-    texts = list(rendered)
+    Not those that consume white space before them, must not touch a word, or are looked for in the normalized text.
+    """
+    every, texts = [token.content for token in tokens if token.content], list(rendered)
     return tuple(
         token.content
         for token in tokens
         if token.content
-        and not token.heeds_left
-        and not token.normalized
+        and not (token.lstrip or token.single_word or token.normalized)
         and any(token.content in text for text in texts)
         and not any(_hides(other, token.content) for other in every)
     )
@@ -64,10 +57,7 @@ def cut_marks(tokens: Sequence[AddedToken], rendered: Iterable[str]) -> tuple[st
 
 def _hides(other: str, token: str) -> bool:
     """Whether finding `other` can keep `token` from being found where it stands."""
-    if other == token:
-        overlaps = range(1, len(token))
-        return any(token.startswith(token[-length:]) for length in overlaps)
-    if token in other:
+    if token in other and token != other:
         return True
     return any(token.startswith(other[-length:]) for length in range(1, min(len(other), len(token))))
 
@@ -76,8 +66,6 @@ class Segments:
     """The ids of texts, with an LRU cache of pieces that is bounded in bytes."""
 
     def __init__(self, encode: Encode, marks: Sequence[str], capacity_bytes: int) -> None:
-        self.seen = 0
-        self.cached = 0
         self.used_bytes = 0
         self._encode = encode
         self._cut = re.compile("|".join(map(re.escape, marks))) if marks else None
@@ -86,33 +74,25 @@ class Segments:
 
     def tokens(self, text: str) -> bytes:
         """The packed ids of a text."""
-        pieces = self._pieces(text)
-        new = [piece for piece in dict.fromkeys(pieces) if piece not in self._known]
-        fresh = dict(zip(new, self._encode(new), strict=True)) if new else {}
-        self.seen += len(pieces)
-        self.cached += len(pieces) - len(new)
-        found = []
+        pieces, new = self._pieces(text), dict[str, None]()
         for piece in pieces:
-            ids = fresh.get(piece)
-            if ids is None:
-                ids = self._known[piece]
+            if piece in self._known:
                 self._known.move_to_end(piece)
-            found.append(ids)
-        self._remember(fresh)
-        return b"".join(found)
+            else:
+                new[piece] = None
+        for piece, ids in zip(new, self._encode(list(new)), strict=True):
+            self._known[piece] = ids
+            self.used_bytes += _size(piece, ids)
+        tokens = b"".join(self._known[piece] for piece in pieces)
+        while self.used_bytes > self._capacity_bytes:
+            self.used_bytes -= _size(*self._known.popitem(last=False))
+        return tokens
 
     def _pieces(self, text: str) -> Sequence[str]:
         if self._cut is None:
             return (text,)
         edges = [0, *(match.start() for match in self._cut.finditer(text)), len(text)]
         return [text[start:end] for start, end in pairwise(edges) if start < end]
-
-    def _remember(self, fresh: dict[str, bytes]) -> None:
-        for piece, ids in fresh.items():
-            self._known[piece] = ids
-            self.used_bytes += _size(piece, ids)
-        while self.used_bytes > self._capacity_bytes:
-            self.used_bytes -= _size(*self._known.popitem(last=False))
 
 
 def _size(piece: str, ids: bytes) -> int:
@@ -149,10 +129,11 @@ class ModelTokenizer:
         backend = self._tokenizer.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
-        backend.encode_special_tokens = self._splits_special = bool(self._tokenizer.split_special_tokens)
+        backend.encode_special_tokens = splits_special = bool(self._tokenizer.split_special_tokens)
         self._backend = backend
         self._frame = self._special_frame()
-        marks = self._marks()
+        added = () if splits_special else backend.get_added_tokens_decoder().values()
+        marks = cut_marks(added, self._sample_prompts())
         segments = Segments(self._encode_all, marks, cache_bytes)
         self.segmented = bool(marks) and all(
             segments.tokens(text) == self._encode(text) for text in self._awkward_texts(marks)
@@ -179,11 +160,9 @@ class ModelTokenizer:
         """The text of a prompt. Raises NotUnderstood where the template refuses it or there is none."""
         if reading.text is not None:
             return reading.text
-        return self._render(reading.messages, tools=reading.tools, **reading.variables)
-
-    def _render(self, messages: list[dict[str, Any]], **more: Any) -> str:
+        apply = self._tokenizer.apply_chat_template
         try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, **more)
+            text = apply(reading.messages, tokenize=False, tools=reading.tools, **reading.variables)
         except Exception as error:  # templates raise errors of any kind
             raise NotUnderstood(f"the chat template says: {error or type(error).__name__}") from error
         if type(text) is not str:
@@ -203,15 +182,6 @@ class ModelTokenizer:
         before, after = with_special[:at], with_special[at + len(bare) :]
         alike = all(self._encode(text, special=True) == before + self._encode(text) + after for text in _SAMPLES)
         return (before, after) if at >= 0 and at % TOKEN_BYTES == 0 and alike else None
-
-    def _marks(self) -> tuple[str, ...]:
-        if self._splits_special:
-            return ()
-        tokens = [
-            AddedToken(token.content, token.lstrip or token.single_word, token.normalized)
-            for token in self._backend.get_added_tokens_decoder().values()
-        ]
-        return cut_marks(tokens, self._sample_prompts())
 
     def _sample_prompts(self) -> Iterator[str]:
         for messages in _SAMPLE_CHATS:
@@ -249,35 +219,29 @@ def _load(source: str) -> Any:
 class Worker:
     """The models' tokenizers."""
 
-    def __init__(self, load: Callable[[str, int], ModelTokenizer], clock: Callable[[], float]) -> None:
+    def __init__(self, load: Callable[[str, int], ModelTokenizer]) -> None:
         self._load = load
-        self._clock = clock
         self._models: dict[str, ModelTokenizer] = {}
 
     def answer(self, question: Question) -> TokenizerReply:
-        started = self._clock()
         try:
-            reply = self._reply(question)
+            return self._reply(question)
         except (CannotLoad, NotUnderstood) as error:
-            reply = TokenizerReply(question.number, None, str(error), isinstance(error, CannotLoad))
+            return TokenizerReply(None, str(error), isinstance(error, CannotLoad))
         except Exception as error:  # one prompt's fault must not end the others' service
-            reply = TokenizerReply(question.number, None, f"{type(error).__name__}: {error}", True)
-        return msgspec.structs.replace(reply, seconds=self._clock() - started)
+            return TokenizerReply(None, f"{type(error).__name__}: {error}", True)
 
     def _reply(self, question: Question) -> TokenizerReply:
         if isinstance(question, LoadTokenizer):
             self._models[question.model] = model = self._load(question.source, CACHE_BYTES)
-            return TokenizerReply(question.number, b"", "in segments" if model.segmented else "as a whole")
+            return TokenizerReply(b"", "in segments" if model.segmented else "as a whole")
         if question.model not in self._models:
             raise CannotLoad(f"the tokenizer of {question.model} is not loaded")
         model = self._models[question.model]
         if isinstance(question, Count):
-            return TokenizerReply(question.number, b"", counts=model.counts(question.texts, special=question.special))
-        segments = model.segments
-        seen, cached = segments.seen, segments.cached
-        tokens = model.tokens(question.endpoint, question.document, question.content_format, question.features)
+            return TokenizerReply(b"", counts=model.counts(question.texts, special=question.special))
         return TokenizerReply(
-            question.number, tokens, segments=segments.seen - seen, cached_segments=segments.cached - cached
+            model.tokens(question.endpoint, question.document, question.content_format, question.features)
         )
 
 
@@ -294,7 +258,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # it is the gateway that ends this process, by closing its input
     with os.fdopen(os.dup(sys.stdin.fileno()), "rb") as questions, os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(sys.stderr.fileno(), 1)
-        serve(questions, answers, Worker(ModelTokenizer, time.monotonic))
+        serve(questions, answers, Worker(ModelTokenizer))
 
 
 if __name__ == "__main__":

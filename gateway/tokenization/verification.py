@@ -1,39 +1,33 @@
 """Compares the gateway's tokens with a backend's, on prompts that show where two tokenizers differ."""
 
-from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple
 
-from gateway.backends.backend import Backend
-from gateway.backends.vllm_api import ControlClient, ControlError
 from gateway.tokenization.conversation import ContentFormat, Feature
-
-Tokens = Sequence[int]
 
 _TEXT: Final = (
     "Příliš žluťoučký kůň, 3.14159 = 10²³;  two  spaces\t日本語 e\u0301 🧑\u200d🚀\n"
     "\n\tdef f(x):\n        return x ** 2\n"
 )
-_FUNCTIONS: Final = [
-    {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "description": "Today's weather \u2013 <b>briefly</b>.",
-            "parameters": {
-                "type": "object",
-                "properties": {"place": {"type": "string"}, "days": {"type": "integer", "default": 1}},
-                "required": ["place"],
-            },
-        },
-    },
-    {"type": "function", "function": {"name": "get_time"}},
-]
-_CALL: Final = {
-    "id": "call00001",
-    "type": "function",
-    "function": {"name": "get_weather", "arguments": '{"place": "Plze\u0148", "days": 2}'},
+_PARAMETERS: Final = {
+    "type": "object",
+    "properties": {"place": {"type": "string"}, "days": {"type": "integer", "default": 1}},
+    "required": ["place"],
 }
+_WEATHER: Final = {
+    "name": "get_weather",
+    "description": "Today's weather \u2013 <b>briefly</b>.",
+    "parameters": _PARAMETERS,
+}
+_TOOLS: Final = [{"type": "function", "function": function} for function in (_WEATHER, {"name": "get_time"})]
+_CALLED: Final = {"name": "get_weather", "arguments": '{"place": "Plze\u0148", "days": 2}'}
+_CALLING: Final = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "call00001", "type": "function", "function": _CALLED}],
+}
+_RESULT: Final = {"role": "tool", "tool_call_id": "call00001", "content": '{"sky": "blue"}'}
 _SYSTEM: Final = {"role": "system", "content": "You are brief. Ž\n"}
 _QUESTION: Final = {"role": "user", "content": _TEXT}
 _ANSWER: Final = {"role": "assistant", "content": " It squares:\n\n```\n4\n```"}
@@ -62,7 +56,7 @@ class Probe(NamedTuple):
 
 
 def _chat(*messages: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    return {"messages": list(messages), "add_generation_prompt": True, **more}
+    return {"messages": list(messages), "add_generation_prompt": True} | more
 
 
 PROBES: Final = (
@@ -72,20 +66,10 @@ PROBES: Final = (
     Probe(Feature.CHAT, _chat(_QUESTION, _ANSWER, {"role": "user", "content": "\tThanks. "})),
     Probe(Feature.CHAT, _chat(_SYSTEM, _QUESTION)),
     Probe(Feature.PARTS, _chat({"role": "user", "content": _PARTS})),
-    Probe(Feature.TOOLS, _chat(_QUESTION, tools=_FUNCTIONS)),
-    Probe(
-        Feature.TOOLS,
-        _chat(
-            _QUESTION,
-            {"role": "assistant", "content": None, "tool_calls": [_CALL]},
-            {"role": "tool", "tool_call_id": "call00001", "content": '{"sky": "blue"}'},
-            tools=_FUNCTIONS,
-        ),
-    ),
+    Probe(Feature.TOOLS, _chat(_QUESTION, tools=_TOOLS)),
+    Probe(Feature.TOOLS, _chat(_QUESTION, _CALLING, _RESULT, tools=_TOOLS)),
     Probe(Feature.REASONING, _chat(_QUESTION, _THOUGHT, {"role": "user", "content": "And cubed?"})),
-    Probe(
-        Feature.CONTINUED, _chat(_QUESTION, _ANSWER) | {"add_generation_prompt": False, "continue_final_message": True}
-    ),
+    Probe(Feature.CONTINUED, _chat(_QUESTION, _ANSWER, add_generation_prompt=False, continue_final_message=True)),
 )
 _HINTS: Final = {
     Feature.COMPLETION: "the backend uses a different tokenizer, tokenizer revision or tokenizer mode",
@@ -94,19 +78,20 @@ _HINTS: Final = {
 }
 
 
-class Comparison(NamedTuple):
-    """The features that both sides render alike; a `difference` makes all of them unusable."""
+class TokenizerVerdict(NamedTuple):
+    """Whether a backend's tokens of a model are those of the gateway; `counts`: also those of embedded texts."""
 
-    features: frozenset[Feature]
-    difference: str = ""
+    state: Literal["pending", "verified", "refused"] = "pending"
+    reason: str = ""
+    features: frozenset[Feature] = frozenset()  # that both sides render alike
+    counts: bool = False
 
-    @property
-    def alike(self) -> bool:
-        """Whether the gateway's tokens can be used for the backend."""
-        return bool(self.features) and not self.difference
+    def as_dict(self) -> dict[str, Any]:
+        features = sorted(feature.value for feature in self.features)
+        return {"state": self.state, "reason": self.reason, "features": features, "embeddings": self.counts}
 
 
-def compare(ours: Sequence[Tokens | None], theirs: Sequence[Tokens | None]) -> Comparison:
+def compare(ours: Sequence[list[int] | None], theirs: Sequence[list[int] | None]) -> TokenizerVerdict:
     """Both sides' answers to `PROBES`, in their order; None = that side refuses the prompt.
 
     A probe that both refuse says nothing (templates may refuse system turns, and some models have no template).
@@ -117,15 +102,17 @@ def compare(ours: Sequence[Tokens | None], theirs: Sequence[Tokens | None]) -> C
         if our is None and their is None:
             continue
         rendered.add(probe.feature)
-        if (difference := _difference(our, their)) and probe.feature not in unlike:
-            unlike[probe.feature] = difference
-    for feature in (Feature.COMPLETION, Feature.CHAT):
+        if difference := _difference(our, their):
+            unlike.setdefault(probe.feature, difference)
+    for feature, hint in _HINTS.items():
         if feature in unlike:
-            return Comparison(frozenset(), f"{feature}: {unlike[feature]}; possible cause: {_HINTS[feature]}")
-    return Comparison(frozenset(rendered - unlike.keys()))
+            return TokenizerVerdict("refused", f"{feature}: {unlike[feature]}; possible cause: {hint}")
+    if not (alike := frozenset(rendered - unlike.keys())):
+        return TokenizerVerdict("refused", "neither the gateway nor the backend renders any prompt")
+    return TokenizerVerdict("verified", features=alike)
 
 
-def _difference(ours: Tokens | None, theirs: Tokens | None) -> str:
+def _difference(ours: list[int] | None, theirs: list[int] | None) -> str:
     if ours is None or theirs is None:
         return "only the backend renders it" if ours is None else "only the gateway renders it"
     if ours == theirs:
@@ -136,74 +123,35 @@ def _difference(ours: Tokens | None, theirs: Tokens | None) -> str:
     return f"different length: gateway {len(ours)} tokens, backend {len(theirs)}"
 
 
-PATH = "/tokenize"
-EMBEDDINGS_PATH: Final = "/v1/embeddings"
-_NOT_THERE = (404, 405, 501)
-_REFUSED = (400, 422)  # the backend cannot render this prompt
-_PASSING = (None, 429, 503)  # ask again
+@dataclass
+class ModelState:
+    """One model's tokenizer, and the backends that it was compared with."""
 
-Tokenize = Callable[[Probe, ContentFormat], Awaitable[bytes | None]]
+    name: str
+    source: str
+    encoding: str = ""  # how its texts are encoded; empty = not loaded
+    failure: str = ""
+    content_format: ContentFormat = ContentFormat.STRING
+    verdicts: dict[str, TokenizerVerdict] = field(default_factory=dict)
+    features: frozenset[Feature] = frozenset()  # verified on every verified backend
 
+    def verdict(self, backend: str) -> TokenizerVerdict:
+        return self.verdicts.get(backend, TokenizerVerdict())
 
-class CannotCompare(Exception):
-    """The backend does not expose its tokens; the message gives the reason."""
+    def loaded(self, encoding: str, failure: str = "") -> None:
+        self.encoding, self.failure = encoding, failure
 
+    def begin_comparison(self, backend: str) -> TokenizerVerdict:
+        """A new pending verdict. While it is this very object, the backend and the tokenizer have not restarted."""
+        verdict = self.verdicts[backend] = TokenizerVerdict(reason=self.verdict(backend).reason)
+        return verdict
 
-async def compared(
-    model: str, backend: Backend, client: ControlClient, tokenize: Tokenize
-) -> dict[ContentFormat, Comparison]:
-    """The comparison for each content format. Raises CannotCompare, or ControlError if a retry may succeed."""
-    theirs = [await _theirs(model, backend, client, probe) for probe in PROBES]
-    comparisons = {}
-    for content_format in ContentFormat:
-        ours = [_ids(await tokenize(probe, content_format)) for probe in PROBES]
-        comparisons[content_format] = compare(ours, theirs)
-    return comparisons
+    def judged(self, backend: str, verdict: TokenizerVerdict, content_format: ContentFormat | None = None) -> None:
+        self.content_format = content_format or self.content_format
+        self.verdicts[backend] = verdict
+        verified = [each.features for each in self.verdicts.values() if each.state == "verified"]
+        self.features = frozenset.intersection(*verified) if verified else frozenset()
 
-
-def best_format(comparisons: dict[ContentFormat, Comparison]) -> ContentFormat:
-    """The content format with the most features that are alike."""
-    return max(comparisons, key=lambda each: (comparisons[each].alike, len(comparisons[each].features)))
-
-
-async def counts_alike(model: str, backend: Backend, client: ControlClient, ours: list[int]) -> tuple[bool, str]:
-    """Whether the backend counts the texts of `EMBEDDED` like this when it embeds them; if it embeds, what differs.
-
-    Raises ControlError if it is worth another try.
-    """
-    for text, count in zip(EMBEDDED, ours, strict=True):
-        try:
-            answer = await client.post(backend, EMBEDDINGS_PATH, {"model": model, "input": text})
-            theirs = answer["usage"]["prompt_tokens"]
-        except ControlError as error:
-            if error.status in _PASSING:
-                raise
-            return False, ""
-        except (KeyError, TypeError):
-            return False, f"{EMBEDDINGS_PATH} returned no usage"
-        if theirs != count:
-            return False, f"{EMBEDDINGS_PATH} counts {theirs} tokens where the gateway counts {count}"
-    return True, ""
-
-
-async def _theirs(model: str, backend: Backend, client: ControlClient, probe: Probe) -> list[int] | None:
-    try:
-        answer = await client.post(backend, PATH, {"model": model, **probe.document})
-    except ControlError as error:
-        if error.status in _REFUSED:
-            return None
-        if error.status in _NOT_THERE:
-            raise CannotCompare(str(error)) from error
-        raise
-    return _checked(answer)
-
-
-def _checked(answer: Any) -> list[int]:
-    tokens = answer.get("tokens") if isinstance(answer, dict) else None
-    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-        raise CannotCompare(f"{PATH} returned no list of tokens")
-    return tokens
-
-
-def _ids(tokens: bytes | None) -> list[int] | None:
-    return None if tokens is None else array("I", tokens).tolist()
+    def unload(self) -> None:
+        """The tokenizer's process has ended: the next one must be verified again."""
+        self.encoding, self.verdicts, self.features = "", {}, frozenset()

@@ -24,6 +24,7 @@ from loadtest.checkpoint.markdown import check_line, markdown
 from loadtest.checkpoint.questions import open_asker
 from loadtest.checkpoint.servers import look
 from loadtest.checkpoint.verification import questions_of, server_label, verify_live
+from loadtest.console import say
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
 from loadtest.drive.target import base_url
@@ -266,12 +267,12 @@ def verify(
     wrong = 0
     for file in files:
         checks = _checked(file, None if offline else _urls(targets), api_key)
-        console.print(str(file), style="bold", markup=False, highlight=False, soft_wrap=True)
+        say(console, file, "bold")
         for check in checks:
-            console.print(check_line(check), style=_STYLES[check.status], markup=False, highlight=False, soft_wrap=True)
+            say(console, check_line(check), _STYLES[check.status])
         wrong += len(failed(checks))
     text = "all that was checked holds" if not wrong else f"{wrong} thing{'s' if wrong > 1 else ''} not as it should be"
-    console.print(text, style="red" if wrong else "green", highlight=False)
+    say(console, text, "red" if wrong else "green")
     raise typer.Exit(1 if wrong else 0)
 
 

@@ -49,7 +49,7 @@ class Runtime(StrictModel):
 
 
 class Gpu(StrictModel):
-    """One GPU, by nvidia-smi."""
+    """One GPU, by NVML. N/A: not reported."""
 
     name: str
     uuid: str
@@ -63,13 +63,13 @@ class Gpu(StrictModel):
 
 
 class Hardware(StrictModel):
-    """The report of nvidia-smi."""
+    """The machine's GPUs, by NVML."""
 
     no_gpu: str | None = Field(description="Why none is reported.")
     driver: str = ""
     cuda: str = ""
     gpus: list[Gpu] = Field(default_factory=list)
-    topology: str = ""
+    topology: str = Field(default="", description="How each two GPUs are connected, a line for each pair.")
 
 
 class SourceTree(StrictModel):

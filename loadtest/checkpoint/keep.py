@@ -32,15 +32,17 @@ from loadtest.checkpoint.document import (
     failed,
 )
 from loadtest.checkpoint.fingerprints import artefacts, freeze, plan_sha256, sent_sha256, source
-from loadtest.checkpoint.machine import hardware, runtime
+from loadtest.checkpoint.machine import runtime
 from loadtest.checkpoint.markdown import check_line, markdown
 from loadtest.checkpoint.questions import open_asker
 from loadtest.checkpoint.servers import Neighbours, look, neighbours
 from loadtest.checkpoint.verification import questions_of, verify_live
+from loadtest.console import say, say_written
 from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
 from loadtest.drive.target import Target, base_url
+from loadtest.gpus import hardware
 from loadtest.report.schema import Bounds, PageSeries, Results
 from loadtest.report.statistics import value_of
 from loadtest.report.timeline import peak, sweep
@@ -261,11 +263,15 @@ class Checkpoints:
         async with open_asker(self.api_key) as session:
             servers = [
                 await look(
-                    session, server.name, server.url,
-                    driven=server.driven, named=server.named, admin_url=server.admin_url,
+                    session,
+                    server.name,
+                    server.url,
+                    driven=server.driven,
+                    named=server.named,
+                    admin_url=server.admin_url,
                 )
                 for server in self.neighbours.around(target)
-            ]  # fmt: skip
+            ]
             if skipped:
                 return servers, [Finding(name="all", status=Status.NOT_CHECKED, why=skipped)], []
             checks, answers = await verify_live(session, servers, *questions_of(plan, lambda: secrets.token_hex(8)))
@@ -341,16 +347,13 @@ class Keeping:
         """Prints a line for each check; of a series, for those that failed."""
         made = self.checkpoints.keep(target, plan, bounds, results, records, written)
         for check in failed(made.checks) if self.brief else made.checks:
-            self._say(check_line(check), _STYLES[check.status])
+            say(self.console, check_line(check), _STYLES[check.status])
         if self.brief:
             counts = Counter(check.status for check in made.checks)
-            self._say(f"checks: {', '.join(f'{count} {status}' for status, count in counts.items())}", "dim")
+            say(self.console, f"checks: {', '.join(f'{count} {status}' for status, count in counts.items())}", "dim")
         else:
-            self._say(f"written: {', '.join(str(written[0].parent / name) for name in (JSON_NAME, MARKDOWN_NAME))}")
+            say_written(self.console, [written[0].parent / name for name in (JSON_NAME, MARKDOWN_NAME)])
         self.passed = self.passed and not failed(made.checks)
-
-    def _say(self, text: str, style: str | None = None) -> None:
-        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def prepared(

@@ -1,22 +1,19 @@
-"""The machine and its GPUs, as Linux and nvidia-smi report them. What is unknown is left out, not guessed."""
+"""The machine, as Linux reports it. What is unknown is left out, not guessed."""
 
 from __future__ import annotations
 
 import os
 import platform
 import resource
-import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from xml.etree import ElementTree
 
 from gateway import __version__
 from loadtest.checkpoint import redaction
-from loadtest.checkpoint.document import Gpu, Hardware, Runtime
+from loadtest.checkpoint.document import Runtime
 from loadtest.report.schema import Environment
 
 _UNLIMITED = "unlimited"
@@ -128,77 +125,6 @@ def _first(*paths: Path) -> str:
 
 def _numa(folder: Path) -> dict[str, str]:
     return {path.name: _read(path / "cpulist").strip() for path in sorted(folder.glob("node[0-9]*"))}
-
-
-_TIMEOUT_SECONDS = 20.0
-
-
-class NotReported(Exception):
-    """A program that does not answer; the message says why."""
-
-
-def hardware(ask: Callable[[Sequence[str]], str] | None = None) -> Hardware:
-    """As `nvidia-smi -q -x` and `nvidia-smi topo -m` report; says so where there is no GPU."""
-    ask = ask or _asked
-    try:
-        document = ElementTree.fromstring(ask(("-q", "-x")))
-    except NotReported as why:
-        return Hardware(no_gpu=f"no GPU: {why}")
-    except ElementTree.ParseError as error:
-        return Hardware(no_gpu=f"no GPU: nvidia-smi -q -x prints no XML: {error}")
-    gpus = [_gpu(element) for element in document.iter("gpu")]
-    if not gpus:
-        return Hardware(no_gpu="no GPU: nvidia-smi lists none")
-    try:
-        topology = ask(("topo", "-m"))
-    except NotReported as why:
-        topology = str(why)
-    return Hardware(
-        no_gpu=None,
-        driver=document.findtext("driver_version", ""),
-        cuda=document.findtext("cuda_version", ""),
-        gpus=gpus,
-        topology=topology.strip(),
-    )
-
-
-def _gpu(element: ElementTree.Element) -> Gpu:
-    def text(*paths: str) -> str:
-        return next((text for path in paths if (text := element.findtext(path, "").strip()) not in ("", "N/A")), "N/A")
-
-    link = "pci/pci_gpu_link_info"
-    return Gpu(
-        name=text("product_name"),
-        uuid=text("uuid"),
-        memory=text("fb_memory_usage/total"),
-        mig=text("mig_mode/current_mig"),
-        ecc=text("ecc_mode/current_ecc"),
-        persistence=text("persistence_mode"),
-        power_limit=text("gpu_power_readings/current_power_limit", "power_readings/power_limit"),
-        clocks={
-            "sm": text("clocks/sm_clock"),
-            "memory": text("clocks/mem_clock"),
-            "sm max": text("max_clocks/sm_clock"),
-            "memory max": text("max_clocks/mem_clock"),
-            "sm set": text("applications_clocks/graphics_clock"),
-        },
-        pcie=f"gen {text(f'{link}/pcie_gen/current_link_gen')} x {text(f'{link}/link_widths/current_link_width')}",
-    )
-
-
-def _asked(arguments: Sequence[str]) -> str:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        raise NotReported("nvidia-smi is not installed here")
-    try:
-        ended = subprocess.run(
-            [program, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotReported(f"nvidia-smi does not answer: {error}") from None
-    if ended.returncode:
-        raise NotReported(f"nvidia-smi says {(ended.stdout + ended.stderr).strip().splitlines()[:1] or 'nothing'}")
-    return ended.stdout
 
 
 def environment(command: Sequence[str], started_at: datetime, server: dict[str, str]) -> Environment:

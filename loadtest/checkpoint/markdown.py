@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from loadtest.checkpoint.document import Checkpoint, Finding, Freeze, ServerInfo, Status
+from loadtest.console import markdown_table
 
 _MARKS = {Status.OK: "ok", Status.FAILED: "**FAILED**", Status.NOT_CHECKED: "not checked"}
 _LONGEST_CELL = 160
@@ -17,18 +18,18 @@ def markdown(made: Checkpoint) -> str:
         f"{made.started_at} to {made.ended_at}",
         _code([shlex.join(made.command)]),
         "## Verification",
-        _table(("check", "", "expected", "found"), map(_row, made.checks)),
+        markdown_table(("check", "", "expected", "found"), map(_row, made.checks)),
         "## Results",
-        _table(("figure", "value"), _figures(made)),
+        markdown_table(("figure", "value"), _figures(made)),
         *(f"- {reason}" for reason in made.summary.reasons),
         "## Servers",
         *(part for server in made.servers for part in _server(server)),
         "## Machine of the client",
-        _table(("", ""), _machine(made)),
+        markdown_table(("", ""), _machine(made)),
         "## Workload",
-        _table(("", ""), _workload(made)),
+        markdown_table(("", ""), _workload(made)),
         "## Files",
-        _table(("file", "sha256"), ((f"`{name}`", f"`{digest}`") for name, digest in made.artefacts.items())),
+        markdown_table(("file", "sha256"), ((f"`{name}`", f"`{digest}`") for name, digest in made.artefacts.items())),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -74,14 +75,16 @@ def _server(server: ServerInfo) -> Iterator[str]:
     rows += [("cache", ", ".join(_label_lines(labels))) for labels in server.cache_config]
     if server.process is None:
         rows.append(("command", f"not known: {server.process_unknown}"))
-    yield _table(("", ""), rows)
+    yield markdown_table(("", ""), rows)
     if server.process is not None:
         variables = [f"{name}={shlex.quote(value)}" for name, value in server.process.environment.items()]
         yield _code([*variables, shlex.join(server.process.command)])
         started = f"Process {server.process.pid}, started {server.process.started_at}"
         yield f"{started}; {_packages(server.process.freeze)}." if server.process.freeze else f"{started}."
     for files in server.model_files:
-        yield _table((f"file of {files.folder}", "sha256"), ((n, f"`{digest}`") for n, digest in files.sha256.items()))
+        yield markdown_table(
+            (f"file of {files.folder}", "sha256"), ((n, f"`{digest}`") for n, digest in files.sha256.items())
+        )
 
 
 def _label_lines(labels: dict[str, str]) -> list[str]:
@@ -123,15 +126,6 @@ def _workload(made: Checkpoint) -> Iterator[tuple[str, str]]:
     yield "bodies that were sent, sha256", f"`{workload.sent_sha256}`"
     for path, digest in workload.files.items():
         yield path, f"`{digest}`"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("\n", " ").replace("|", "\\|")
 
 
 def _code(lines: Iterable[str]) -> str:

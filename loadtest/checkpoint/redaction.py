@@ -11,12 +11,10 @@ import orjson
 HIDDEN = "***"
 
 # Whole words of a name: `--tokenizer` and `max_tokens` are no secrets, `HF_TOKEN` is.
-_SECRET_WORDS = frozenset(
-    (
-        "key", "keys", "apikey", "token", "secret", "secrets", "password", "passwd", "pwd", "passphrase", "pass",
-        "credential", "credentials", "auth", "authorization", "bearer", "cookie", "dsn",
-    )
-)  # fmt: skip
+_SECRET_WORDS = (
+    "key keys apikey token secret secrets password passwd pwd passphrase pass credential credentials auth authorization"
+    " bearer cookie dsn"
+)
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _USER = re.compile(r"(://)[^/\s@]+@")
 _QUERY = re.compile(r"([?&;])([\w.-]+)=([^&;#\s\"']+)")
@@ -30,7 +28,7 @@ _WELL_KNOWN = re.compile(
 
 def is_secret(name: str) -> bool:
     """Whether what has this name (an option, a variable, a field) is not to be shown."""
-    return not _SECRET_WORDS.isdisjoint(word.lower() for word in _WORDS.findall(name))
+    return any(word.lower() in _SECRET_WORDS.split() for word in _WORDS.findall(name))
 
 
 def text(value: str) -> str:

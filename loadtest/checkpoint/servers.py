@@ -27,10 +27,9 @@ from loadtest.checkpoint.questions import Unreachable, get, get_object, get_text
 
 # What configures serving; the rest of an environment is not recorded.
 _KEPT = (
-    "VLLM_", "CUDA_", "NVIDIA_", "NCCL_", "TORCH", "PYTORCH_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "OMP_", "MKL_",
-    "KMP_", "OPENBLAS_", "GLOO_", "RAY_", "UCX_", "HIP_", "ROCR_", "PYTHON", "LD_PRELOAD", "LD_LIBRARY_PATH", "MALLOC_",
-    "GATEWAY_", "SGLANG_", "LMCACHE_",
-)  # fmt: skip
+    "VLLM_ CUDA_ NVIDIA_ NCCL_ TORCH PYTORCH_ HF_ TRANSFORMERS_ TOKENIZERS_ OMP_ MKL_ KMP_ OPENBLAS_ GLOO_ RAY_ UCX_"
+    " HIP_ ROCR_ PYTHON LD_PRELOAD LD_LIBRARY_PATH MALLOC_ GATEWAY_ SGLANG_ LMCACHE_"
+)
 _LISTEN = "0A"
 
 
@@ -42,16 +41,17 @@ def process_at(url: str, proc: Path = Path("/proc")) -> ProcessInfo:
     """The process that serves the URL, with secrets starred out. Raises NoProcess."""
     pid = pid_at(url, proc)
     folder = proc / str(pid)
+    kept = tuple(_KEPT.split())
     try:
         words = words_of(pid, proc)
         directory = os.readlink(folder / "cwd")
-        variables = variables_of(pid, proc)
+        variables = {name: value for name, value in variables_of(pid, proc).items() if name.startswith(kept)}
     except OSError as error:
         raise NoProcess(f"process {pid} cannot be read: {error.strerror}") from None
     return ProcessInfo(
         pid=pid,
         command=redaction.command(words),
-        environment=redaction.environment({n: v for n, v in variables.items() if n.startswith(_KEPT)}),
+        environment=redaction.environment(variables),
         directory=directory,
         started_at=_started_at(folder, proc),
         freeze=freeze_of(Path(directory), words),

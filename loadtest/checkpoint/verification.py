@@ -55,12 +55,16 @@ async def verify_live(
         checks.append(_terminator(question.model, through, stream))
         answers += [
             GreedyAnswer(
-                server=name, model=question.model, endpoint=question.endpoint, text=said.text,
-                prompt_tokens=said.prompt_tokens, completion_tokens=said.completion_tokens,
+                server=name,
+                model=question.model,
+                endpoint=question.endpoint,
+                text=said.text,
+                prompt_tokens=said.prompt_tokens,
+                completion_tokens=said.completion_tokens,
             )
             for name, said in {driven.name: through, **direct}.items()
             if not said.error
-        ]  # fmt: skip
+        ]
     if not questions:
         checks.append(_skipped("greedy answer", "the run generates nothing"))
         checks.append(_skipped("end of streams", "the run generates nothing"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +10,17 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.compare.options import OF_RUN, CompareOptions, Killing
+from loadtest.compare.options import CompareOptions, Killing
 from loadtest.compare.outage import report
 from loadtest.compare.peers import OURS, PEERS, NotInstalled, arm_info, arms_of, named, ours, pip_install
 from loadtest.compare.report import markdown, notes, picture
 from loadtest.compare.run import compare
 from loadtest.compare.schema import Comparison
 from loadtest.compare.tables import tables, winners
-from loadtest.drive.command import complaints_of, parameters_of
+from loadtest.console import complaints_of, fail, say, say_written
 from loadtest.drive.options import RunOptions
 from loadtest.drive.target import TargetError
-from loadtest.vllm_cpu.process import VllmFailed
+from loadtest.servers.server import ServerFailed
 from loadtest.workloads.prompts import Endpoint
 from loadtest.workloads.sources import DatasetError
 from loadtest.workloads.trace import TraceError
@@ -31,15 +29,15 @@ _OUT = Path("compare")
 _ANYWHERE = "http://compared"
 
 
-def compare_command(options: CompareOptions, given: dict[str, Any]) -> None:
+def compare_command(options: CompareOptions, **given: Any) -> None:
     """Compare the gateway with other proxies: what they cost, what they make of the engines' prefix caches,
     and what becomes of requests when an engine goes.
 
     Exit code 0: fine, whoever is ahead. 1: the gateway failed, or the client was the limit. 2: usage.
     """
-    console, complaints = Console(), Console(stderr=True)
+    console = Console()
     if options.install:
-        _install(options, complaints)
+        _install(options)
     if options.list_:
         console.print(_listing(options.peers))
     if options.install or options.list_:
@@ -53,15 +51,14 @@ def compare_command(options: CompareOptions, given: dict[str, Any]) -> None:
         raise typer.BadParameter(str(error)) from None
     for arm in arms:
         if arm.missing:
-            console.print(f"leaving out {arm.name}: {arm.missing}", highlight=False, markup=False, soft_wrap=True)
+            say(console, f"leaving out {arm.name}: {arm.missing}")
     try:
         comparison = compare(options, run, arms, peers, run.out or _OUT, console)
-    except (TargetError, VllmFailed, TimeoutError, OSError) as error:
-        complaints.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
+    except (TargetError, ServerFailed, TimeoutError, OSError) as error:
+        raise fail(error, 1) from None
     show(comparison, console)
     written = write_comparison(comparison, run.out or _OUT)
-    console.print("written:", ", ".join(map(str, written)), highlight=False, soft_wrap=True)
+    say_written(console, written)
     raise typer.Exit(0 if comparison.passed else 1)
 
 
@@ -85,15 +82,15 @@ def _of_run(given: dict[str, Any]) -> RunOptions:
     return run
 
 
-def _install(options: CompareOptions, complaints: Console) -> None:
+def _install(options: CompareOptions) -> None:
+    complaints = Console(stderr=True)
     for asked in options.install or []:
         name, _, what = asked.partition("=")
         try:
             (peer,) = named([name])
-            pip_install(options.peers, peer, lambda text: complaints.print(text, highlight=False), what)
+            pip_install(options.peers, peer, lambda text: say(complaints, text), what)
         except (ValueError, NotInstalled) as error:
-            complaints.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
-            raise typer.Exit(1) from None
+            raise fail(error, 1) from None
 
 
 def _listing(peers_dir: Path) -> Table:
@@ -114,9 +111,9 @@ def show(comparison: Comparison, console: Console) -> None:
         console.print(table)
         console.print()
     for line in winners(comparison):
-        console.print(f"best {line}", highlight=False, markup=False)
+        say(console, f"best {line}")
     for note in notes(comparison):
-        console.print(note, style="dim", highlight=False, markup=False)
+        say(console, note, "dim")
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
@@ -139,21 +136,3 @@ def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
 def _killed(comparison: Comparison) -> str:
     arms = [arm.name for arm in comparison.arms]
     return report.picture(comparison.killed, arms) if comparison.killed else ""
-
-
-def with_compare_options(command: Callable[[CompareOptions, dict[str, Any]], None]) -> Callable[..., None]:
-    """The command as a function of single options, its own and those of `loadtest run` that it takes."""
-
-    def called(**values: Any) -> None:
-        own = {name: value for name, value in values.items() if name in CompareOptions.model_fields}
-        try:
-            options = CompareOptions(**own)
-        except ValidationError as error:
-            raise typer.BadParameter(complaints_of(error)) from None
-        command(options, {name: value for name, value in values.items() if name in OF_RUN})
-
-    called.__doc__ = command.__doc__
-    called.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [*parameters_of(CompareOptions), *parameters_of(RunOptions, OF_RUN)]
-    )
-    return called

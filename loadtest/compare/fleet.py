@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.request import ProxyHandler, build_opener
 
 from loadtest.compare.options import CompareOptions
 from loadtest.drive.sampling import page_values
 from loadtest.servers.engines import Engines, Kind, running_engines
+from loadtest.servers.server import get
 
 _IDLE_SECONDS = 60.0
 _POLL_SECONDS = 0.1
@@ -57,8 +57,7 @@ def fleet(options: CompareOptions, logs: Path) -> Iterator[Fleet]:
 
 def _busy(page: str) -> bool:
     try:
-        with build_opener(ProxyHandler({})).open(page, timeout=_PAGE_SECONDS) as answer:
-            values = page_values(answer.read().decode("utf-8", "replace"))
+        values = page_values(get(page, _PAGE_SECONDS).decode("utf-8", "replace"))
     except OSError:
         return False
     return values.get("running", 0.0) + values.get("waiting", 0.0) > 0

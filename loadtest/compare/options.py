@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
-from typer import Argument, Option
+from typer import Argument
 
 from loadtest.compare.outage.run import OutageLoad, usual
 from loadtest.compare.peers import PEERS_DIR
+from loadtest.console import option
+from loadtest.drive.options import RunOptions
 from loadtest.drive.target import base_url
 from loadtest.servers.engines import EngineOptions, Kind
 
@@ -19,13 +21,11 @@ _SHORTEST_SECONDS = 12.0
 _SIMULATED_MODEL, _REAL_MODEL = "simulated", ".models/tiny"
 _OVERHEAD_PAIRS = 60
 
-# What is sent, when, and what it must keep to: as `loadtest run` has it.
-OF_RUN = (
-    "concurrency", "rate", "ramp", "arrivals", "burstiness", "trace", "trace_speed", "trace_block", "duration",
-    "requests", "max_in_flight", "workers", "repeat", "timeout", "warmup", "endpoint", "workload", "dataset",
-    "turns", "think", "groups", "prefix_tokens", "tail_tokens", "bytes_per_token", "max_tokens", "output_spread",
-    "ignore_eos", "extra_body", "seed", "slo", "max_error_ratio", "out",
-)  # fmt: skip
+# Options of `loadtest run` that are not for a comparison: what is sent, when, and what it must keep to is.
+_NOT_OF_RUN = (
+    "url targets model embeddings_model stream api_key metrics_url backends admin_url mix inputs cache_salt verify"
+)
+OF_RUN = tuple(name for name in RunOptions.model_fields if name not in _NOT_OF_RUN.split())
 
 
 class Killing(StrEnum):
@@ -44,10 +44,6 @@ class Overheads(StrEnum):
     NO = "no"
 
 
-def _option(*names: str, panel: str, text: str, **more: Any) -> Any:
-    return Option(*names, rich_help_panel=panel, help=text, **more)
-
-
 class CompareOptions(BaseModel):
     """What the user asked for, besides the load."""
 
@@ -57,58 +53,69 @@ class CompareOptions(BaseModel):
         list[str] | None,
         Argument(help="direct, gateway, and the names that --list shows. Default: all that are installed."),
     ] = None
-    list_: Annotated[
-        bool, _option("--list", panel=_ARMS, text="List which proxies are installed, and how to have the others.")
-    ] = False
+    list_: Annotated[bool, option(_ARMS, "List which proxies are installed, and how to have the others.", "--list")] = (
+        False
+    )
     install: Annotated[
         list[str] | None,
-        _option(panel=_ARMS, text="Install a proxy by pip into an environment of its own: NAME, or NAME=WHAT as pip"
-                " takes it; may be given again."),
-    ] = None  # fmt: skip
-    peers: Annotated[
-        Path, _option(file_okay=False, panel=_ARMS, text="Folder of the proxies' environments, one of each name.")
-    ] = PEERS_DIR
+        option(
+            _ARMS,
+            "Install a proxy by pip into an environment of its own: NAME, or NAME=WHAT as pip"
+            " takes it; may be given again.",
+        ),
+    ] = None
+    peers: Annotated[Path, option(_ARMS, "Folder of the proxies' environments, one of each name.", file_okay=False)] = (
+        PEERS_DIR
+    )
     gateway_config: Annotated[
-        Path | None,
-        _option(exists=True, dir_okay=False, panel=_ARMS, text="A gateway's file, but for its addresses and backends."),
+        Path | None, option(_ARMS, "A gateway's file, but for its addresses and backends.", exists=True, dir_okay=False)
     ] = None
     engine: Annotated[
-        Kind, _option(panel=_ENGINES, text="Engines that are started for this: simulated, or real vLLM on the CPU.")
+        Kind, option(_ENGINES, "Engines that are started for this: simulated, or real vLLM on the CPU.")
     ] = Kind.SIM
-    engines: Annotated[int, _option(min=1, panel=_ENGINES, text="How many.")] = 2
-    model: Annotated[
-        str | None, _option(panel=_ENGINES, text=f"vllm: its folder (default {_REAL_MODEL}). Else its name.")
-    ] = None
-    kv_tokens: Annotated[int, _option(min=1024, panel=_ENGINES, text="KV cache of each engine.")] = 65_536
-    max_num_seqs: Annotated[int, _option(min=1, panel=_ENGINES, text="Sequences that each engine runs at once.")] = 32
+    engines: Annotated[int, option(_ENGINES, "How many.", min=1)] = 2
+    model: Annotated[str | None, option(_ENGINES, f"vllm: its folder (default {_REAL_MODEL}). Else its name.")] = None
+    kv_tokens: Annotated[int, option(_ENGINES, "KV cache of each engine.", min=1024)] = 65_536
+    max_num_seqs: Annotated[int, option(_ENGINES, "Sequences that each engine runs at once.", min=1)] = 32
     max_model_len: Annotated[
-        int | None,
-        _option(min=64, panel=_ENGINES, text="vllm: longest sequence, below --kv-tokens. Default: what the model can."),
+        int | None, option(_ENGINES, "vllm: longest sequence, below --kv-tokens. Default: what the model can.", min=64)
     ] = None
     backends: Annotated[
         str | None,
-        _option(panel=_ENGINES, text="URLs between commas of vLLM servers that run already and that nothing else uses,"
-                " instead of starting any."),
-    ] = None  # fmt: skip
+        option(
+            _ENGINES,
+            "URLs between commas of vLLM servers that run already and that nothing else uses, instead of starting any.",
+        ),
+    ] = None
     overhead: Annotated[
         Overheads,
-        _option(panel=_ENGINES, text="Cost of requests and of streams, apart from the workload; auto: with simulated"
-                " engines, which leave time for it."),
-    ] = Overheads.AUTO  # fmt: skip
+        option(
+            _ENGINES,
+            "Cost of requests and of streams, apart from the workload; auto: with simulated"
+            " engines, which leave time for it.",
+        ),
+    ] = Overheads.AUTO
     pairs: Annotated[
-        int, _option(min=0, panel=_ENGINES, text="Single requests with and without the proxy, for the added latency.")
+        int, option(_ENGINES, "Single requests with and without the proxy, for the added latency.", min=0)
     ] = _OVERHEAD_PAIRS
 
     killed: Annotated[
         Killing,
-        _option(panel=_AWAY, text="Take one of the engines away under each proxy, after the workload or instead of it:"
-                " killed and started again, and hanging."),
-    ] = Killing.NO  # fmt: skip
+        option(
+            _AWAY,
+            "Take one of the engines away under each proxy, after the workload or instead of it:"
+            " killed and started again, and hanging.",
+        ),
+    ] = Killing.NO
     killed_seconds: Annotated[
         float | None,
-        _option(min=_SHORTEST_SECONDS, panel=_AWAY, text="How long each such load is, of which the engine is away for"
-                f" a third (default: {usual(Kind.SIM).seconds:g}, vllm: {usual(Kind.VLLM).seconds:g})."),
-    ] = None  # fmt: skip
+        option(
+            _AWAY,
+            "How long each such load is, of which the engine is away for"
+            f" a third (default: {usual(Kind.SIM).seconds:g}, vllm: {usual(Kind.VLLM).seconds:g}).",
+            min=_SHORTEST_SECONDS,
+        ),
+    ] = None
 
     @model_validator(mode="after")
     def _usable(self) -> Self:

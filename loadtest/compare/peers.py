@@ -22,6 +22,7 @@ import yaml
 from gateway import __version__
 from loadtest.compare.proxy import Peer, Setting, in_venv, in_venv_or_on_path, of_the_system
 from loadtest.compare.schema import DIRECT, ArmInfo
+from loadtest.servers.server import gateway_configuration
 
 OURS = "gateway"
 
@@ -39,16 +40,10 @@ def ours(config: Path | None = None) -> Peer:
 
 def configuration(setting: Setting, config: Path | None = None) -> dict[str, Any]:
     info: dict[str, Any] = {} if config is None else yaml.safe_load(config.read_text(encoding="utf-8")) or {}
-    server = {
-        **info.get("server", {}),
-        "host": "127.0.0.1",
-        "port": setting.port,
-        "admin": {"host": "127.0.0.1", "port": setting.metrics_port},
-        "drain_delay_seconds": 0,
-        "drain_timeout_seconds": 1,
-    }
     cap = {} if setting.max_num_seqs is None else {"max_in_flight": setting.max_num_seqs}
-    return {**info, "server": server, "backends": [{"url": url, **cap} for url in setting.backends]}
+    server = {**info.get("server", {}), "drain_delay_seconds": 0, "drain_timeout_seconds": 1}
+    sections = {**info, "server": server, "backends": [{"url": url, **cap} for url in setting.backends]}
+    return gateway_configuration(sections, setting.port, setting.metrics_port)
 
 
 def _this_python(peers_dir: Path) -> Path | None:  # noqa: ARG001
@@ -199,14 +194,7 @@ VLLM_ROUTER = Peer(
     package="vllm-router==0.1.17",
     routes_by_prefix=True,
 )
-SMG = Peer(
-    "smg",
-    "cache-aware",
-    in_venv_or_on_path("smg", "smg"),
-    _smg,
-    package="smg==1.13.0",
-    routes_by_prefix=True,
-)
+SMG = Peer("smg", "cache-aware", in_venv_or_on_path("smg", "smg"), _smg, package="smg==1.13.0", routes_by_prefix=True)
 PRODUCTION_STACK = Peer(
     "production-stack",
     "prefix-aware",

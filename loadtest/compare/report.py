@@ -9,6 +9,7 @@ from loadtest.compare.outage.report import notes as outage_notes
 from loadtest.compare.peers import OURS
 from loadtest.compare.schema import DIRECT, ArmRun, Comparison
 from loadtest.compare.tables import QUALITY, Table, cell, has_figures, measured_arms, tables, winners
+from loadtest.console import markdown_table
 from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, ChartSeries, Point, logarithmic, percentiles
 from loadtest.report.formatting import milliseconds
 from loadtest.report.sheet import sheet, style
@@ -28,14 +29,11 @@ def markdown(comparison: Comparison) -> str:
 
 
 def _markdown(table: Table) -> str:
-    lines = [_row(table.head), _row(["---"] + ["--:"] * (len(table.head) - 1))]
-    for number, row in enumerate(table.rows):
-        lines.append(_row([f"**{cell}**" if (number, at) in table.best else cell for at, cell in enumerate(row)]))
-    return "\n".join(lines)
-
-
-def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    rows = [
+        [f"**{text}**" if (number, at) in table.best else text for at, text in enumerate(row)]
+        for number, row in enumerate(table.rows)
+    ]
+    return markdown_table(table.head, rows, texts=1)
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -179,4 +177,4 @@ def _style(number: int, name: str) -> str:
 
 def _legend(comparison: Comparison, name: str) -> str:
     hits = cell(comparison.turns_of(name), _HIT_RATE)
-    return name if hits is None else f"{name}: {hits.middle:.0%} of prompt tokens found in a cache"
+    return name if hits is None else f"{name}: {hits.median:.0%} of prompt tokens found in a cache"

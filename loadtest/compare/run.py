@@ -1,13 +1,17 @@
-"""A whole comparison: engines, then every arm in every repetition, then what it comes to."""
+"""A whole comparison: engines, then every arm in every repetition, its outages too, then what it comes to."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 
 from rich.console import Console
@@ -16,20 +20,154 @@ from loadtest.checkpoint.machine import environment
 from loadtest.compare.fleet import Fleet, fleet
 from loadtest.compare.options import CompareOptions, Killing
 from loadtest.compare.outage.report import failures
-from loadtest.compare.outage.schema import OutageResults
-from loadtest.compare.outage.turns import OutageCourse, carry_out
+from loadtest.compare.outage.run import OutageLoad, Reached, back_in_share_seconds, observe
+from loadtest.compare.outage.schema import (
+    Fault,
+    Moments,
+    OutageFigures,
+    OutageResults,
+    OutageTurn,
+    Span,
+    fates,
+    steered_away_seconds,
+)
 from loadtest.compare.peers import OURS
-from loadtest.compare.proxy import Peer
+from loadtest.compare.proxy import Peer, Setting, started
 from loadtest.compare.report import reasons_of
 from loadtest.compare.schema import DIRECT, ArmInfo, ArmRun, Comparison, Setup
 from loadtest.compare.turn import Course, take_turn
+from loadtest.console import say
 from loadtest.drive.fleet import Stopped
 from loadtest.drive.options import RunOptions
+from loadtest.drive.record import Record
 from loadtest.drive.run import title
 from loadtest.drive.target import look_at
 from loadtest.report.formatting import milliseconds, number, percent, seconds_text
 from loadtest.report.schema import Environment
-from loadtest.workloads.prompts import WITH_PREFIX, WorkloadSpec
+from loadtest.report.statistics import percentile
+from loadtest.report.timeline import bucket_width
+from loadtest.servers.engines import Engines
+from loadtest.servers.processes import free_ports
+from loadtest.servers.server import ServerFailed
+from loadtest.workloads.prompts import WITH_PREFIX, Endpoint, WorkloadSpec
+
+_LINE_CHARS = 160
+_LOG_LINES = 8
+
+
+def figures(records: Sequence[Record], moments: Moments, seen: Reached, engine: int) -> OutageFigures:
+    """`engine` is the number of the one that went."""
+    lost = [record for record in records if not record.ok]
+    return OutageFigures(
+        requests=len(records),
+        fates=fates(records, moments),
+        shown_as=dict(Counter(record.shown_as or record.outcome for record in lost)),
+        first_error=next((_in_a_line(f"{record.outcome}: {record.detail}") for record in lost), ""),
+        gone=moments.gone,
+        let_back=moments.let_back,
+        serving=moments.serving,
+        long_wait=moments.long_wait,
+        steered_away_seconds=steered_away_seconds(records, moments),
+        share_seconds=back_in_share_seconds(seen, engine, moments.gone, moments.serving),
+        reached_engines=seen.total(),
+        ttft_p99_before=_ttft_p99_ms(records, -math.inf, moments.gone),
+        ttft_p99_away=_ttft_p99_ms(records, moments.gone, moments.serving),
+        ttft_p99_after=_ttft_p99_ms(records, moments.serving, math.inf),
+        spans=spans(records),
+    )
+
+
+def _in_a_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LINE_CHARS else f"{line[:_LINE_CHARS]} …"
+
+
+def _ttft_p99_ms(records: Sequence[Record], start: float, end: float) -> float | None:
+    """Of the streams that were due then and answered."""
+    known = sorted(
+        (record.first_token - record.due) * 1e3
+        for record in records
+        if record.ok and record.first_token is not None and start <= record.due < end
+    )
+    return percentile(known, 99) if known else None
+
+
+def spans(records: Sequence[Record]) -> list[Span]:
+    """From the start of the load on, in equal stretches of at least a second."""
+    if not records:
+        return []
+    last = max(record.sent for record in records)
+    width = max(1.0, bucket_width(last))
+    answered: Counter[int] = Counter()
+    lost: Counter[int] = Counter()
+    for record in records:
+        (answered if record.ok else lost)[int(max(0.0, record.sent) / width)] += 1
+    return [
+        Span(start=number * width, answered=answered[number], lost=lost[number])
+        for number in range(int(last / width) + 1)
+    ]
+
+
+@dataclass(frozen=True)
+class OutageCourse:
+    """What every proxy is put through."""
+
+    engines: Engines
+    load: OutageLoad
+    endpoint: Endpoint
+    peers_dir: Path
+    out: Path
+    console: Console
+
+
+def carry_out(course: OutageCourse, peers: Sequence[Peer], repetitions: int, seed: int) -> OutageResults:
+    """All turns, in another order in each repetition. Whatever is finished when the user stops it is reported."""
+    rng = random.Random(f"killed-{seed}")
+    turns: list[OutageTurn] = []
+    for repetition in range(repetitions):
+        every = list(product(peers, Fault))
+        for peer, fault in rng.sample(every, len(every)):
+            try:
+                turn = _turn(course, peer, fault, repetition, seed)
+            except KeyboardInterrupt:
+                return _of(course, turns)
+            turns.append(turn)
+            _show(course.console, turn, repetitions)
+    return _of(course, turns)
+
+
+def _of(course: OutageCourse, turns: list[OutageTurn]) -> OutageResults:
+    return OutageResults(load=course.load.description(), patience_seconds=course.load.patience_seconds, turns=turns)
+
+
+def _turn(course: OutageCourse, peer: Peer, fault: Fault, repetition: int, seed: int) -> OutageTurn:
+    engines, load = course.engines, course.load
+    turn = OutageTurn(arm=peer.name, fault=fault, repetition=repetition)
+    folder = course.out / "proxies" / f"{peer.name}-{fault}"
+    folder.mkdir(parents=True, exist_ok=True)
+    port, metrics_port = free_ports(2)
+    options = engines.options
+    setting = Setting(tuple(engines.urls), port, metrics_port, folder, options.model, options.max_num_seqs)
+    engine = repetition % len(engines.processes)
+    plan = load.plan(setting.url, course.endpoint, options.model, seed + repetition)
+    try:
+        with started(peer, course.peers_dir, setting, folder / "log.err", course.endpoint) as proxy:
+            found = observe(engines, load.outage(engine, fault), plan)
+            proxy.check()
+    except ServerFailed as error:
+        return turn.model_copy(update={"failure": error.why, "log": error.log[-_LOG_LINES:]})
+    except (TimeoutError, OSError) as error:
+        return turn.model_copy(update={"failure": str(error)})
+    return turn.model_copy(update={"figures": figures(found.records, found.moments, found.seen, engine)})
+
+
+def _show(console: Console, turn: OutageTurn, repetitions: int) -> None:
+    problem = turn.failure
+    if turn.figures is not None:
+        problem = f"{turn.figures.lost} of {turn.figures.requests} requests lost"
+    text = f"{turn.arm}, {turn.fault}, repetition {turn.repetition + 1} of {repetitions}: {problem}"
+    say(console, text, "dim")
+
 
 # Apart by more than the parts of a workload, whose seeds follow each other.
 _SEED_STEP = 1000
@@ -47,7 +185,7 @@ def compare(
     began = datetime.now(UTC)
     out.mkdir(parents=True, exist_ok=True)
     many = len(options.backend_urls) or options.engines
-    console.print(f"{'looking at' if options.backends else 'starting'} {many} engines", style="dim", highlight=False)
+    say(console, f"{'looking at' if options.backends else 'starting'} {many} engines", "dim")
     with fleet(options, out / "engines") as engines:
         target = asyncio.run(look_at(engines.urls[0], None, _model(options)))
         course = Course(options, run, engines, target, _model(options) or target.models[0], out, console)
@@ -67,13 +205,7 @@ def compared(
     if not turns and not (killed and killed.turns):
         reasons.append("nothing was measured")
     return Comparison(
-        environment=where,
-        setup=setup,
-        arms=list(arms),
-        turns=turns,
-        killed=killed,
-        passed=not reasons,
-        reasons=reasons,
+        environment=where, setup=setup, arms=list(arms), turns=turns, killed=killed, passed=not reasons, reasons=reasons
     )
 
 
@@ -118,7 +250,7 @@ def _all_turns(course: Course, arms: Sequence[ArmInfo], peers: dict[str, Peer]) 
     left = sum(map(len, orders))
     for repetition, order in enumerate(orders):
         for name in order:
-            console.print(f"{name}, repetition {repetition + 1} of {len(orders)}", style="bold", highlight=False)
+            say(console, f"{name}, repetition {repetition + 1} of {len(orders)}", "bold")
             began = time.monotonic()
             try:
                 turn = take_turn(course, None if name == DIRECT else peers[name], repetition, seed)
@@ -126,7 +258,7 @@ def _all_turns(course: Course, arms: Sequence[ArmInfo], peers: dict[str, Peer]) 
                 return turns
             turns.append(turn)
             left -= 1
-            console.print(line(turn, left, time.monotonic() - began, turns), highlight=False, markup=False)
+            say(console, line(turn, left, time.monotonic() - began, turns))
             if turn.ended_early:
                 return turns
         seed += _SEED_STEP

@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import median
 
 from loadtest.compare.outage import report
 from loadtest.compare.outage.schema import Fault
 from loadtest.compare.peers import OURS
 from loadtest.compare.schema import DIRECT, ArmFigures, ArmRun, Comparison
 from loadtest.report.formatting import milliseconds, number, percent
+from loadtest.report.series import Spread, spread_of
 from loadtest.report.statistics import FEWEST, mann_whitney, significant
 
 _UNIT = re.compile(r"(.*\d)(\D*)")
@@ -27,15 +27,6 @@ class Column:
     shown: Callable[[float], str]
     higher_is_better: bool | None = False
     """None: a count of events, without a winner."""
-
-
-@dataclass(frozen=True)
-class ArmFigure:
-    """A figure over the repetitions of an arm."""
-
-    middle: float
-    low: float
-    high: float
 
 
 def _of(name: str) -> Callable[[ArmRun], float | None]:
@@ -119,22 +110,21 @@ def measured_arms(comparison: Comparison) -> list[str]:
     return [arm.name for arm in comparison.arms if comparison.turns_of(arm.name)]
 
 
-def cell(turns: Sequence[ArmRun], column: Column) -> ArmFigure | None:
+def cell(turns: Sequence[ArmRun], column: Column) -> Spread | None:
     """None where no turn has the figure."""
-    known = [value for turn in turns if (value := column.value(turn)) is not None]
-    return ArmFigure(median(known), min(known), max(known)) if known else None
+    return spread_of([column.value(turn) for turn in turns])
 
 
-def cell_text(found: ArmFigure | None, shown: Callable[[float], str], *, compact: bool = False) -> str:
+def cell_text(found: Spread | None, shown: Callable[[float], str], *, compact: bool = False) -> str:
     """The median, and in brackets the range where there is one; compact: how far the farthest is off, in percent."""
     if found is None:
         return "-"
     if found.low == found.high:
-        return shown(found.middle)
+        return shown(found.median)
     if compact:
-        farthest = max(found.high - found.middle, found.middle - found.low)
-        return shown(found.middle) + (f" ±{farthest / abs(found.middle):.0%}" if found.middle else "")
-    return f"{shown(found.middle)} ({_from_to(shown(found.low), shown(found.high))})"
+        farthest = max(found.high - found.median, found.median - found.low)
+        return shown(found.median) + (f" ±{farthest / abs(found.median):.0%}" if found.median else "")
+    return f"{shown(found.median)} ({_from_to(shown(found.low), shown(found.high))})"
 
 
 def _from_to(low: str, high: str) -> str:
@@ -166,17 +156,15 @@ def best(comparison: Comparison, column: Column) -> str | None:
     if len(cells) < 2:
         return None
     pick = max if column.higher_is_better else min
-    ahead = pick(found.middle for found in cells.values())
-    first = [arm for arm, found in cells.items() if found.middle == ahead]
+    ahead = pick(found.median for found in cells.values())
+    first = [arm for arm, found in cells.items() if found.median == ahead]
     return first[0] if len(first) == 1 else None
 
 
 def ties(comparison: Comparison, columns: Sequence[Column]) -> dict[Column, list[str]]:
     """The arms that do not differ from the best one of a column significantly. All pairs are tested together."""
     ahead = {column: first for column in columns if (first := best(comparison, column)) is not None}
-    values = {
-        column: {arm: _values(comparison, arm, column) for arm in _competing(comparison, column)} for column in ahead
-    }
+    values = {column: {arm: found.values for arm, found in _competing(comparison, column).items()} for column in ahead}
     p_values = {
         (column, frozenset(pair)): mann_whitney(*(arms[arm] for arm in pair))
         for column, arms in values.items()
@@ -189,16 +177,12 @@ def ties(comparison: Comparison, columns: Sequence[Column]) -> dict[Column, list
     }
 
 
-def _values(comparison: Comparison, arm: str, column: Column) -> list[float]:
-    return [value for turn in comparison.turns_of(arm) if (value := column.value(turn)) is not None]
-
-
-def _competing(comparison: Comparison, column: Column) -> dict[str, ArmFigure]:
+def _competing(comparison: Comparison, column: Column) -> dict[str, Spread]:
     arms = [arm for arm in measured_arms(comparison) if arm != DIRECT]
     return {arm: found for arm in arms if (found := cell(comparison.turns_of(arm), column))}
 
 
-def ratio(comparison: Comparison, other: str, column: Column) -> ArmFigure | None:
+def ratio(comparison: Comparison, other: str, column: Column) -> Spread | None:
     """Ours over the other's, repetition by repetition."""
     ours = {turn.repetition: column.value(turn) for turn in comparison.turns_of(OURS)}
     ratios = []
@@ -206,7 +190,7 @@ def ratio(comparison: Comparison, other: str, column: Column) -> ArmFigure | Non
         mine, its = ours.get(turn.repetition), column.value(turn)
         if mine is not None and its is not None and mine >= 0 and its > 0:
             ratios.append(mine / its)
-    return ArmFigure(median(ratios), min(ratios), max(ratios)) if ratios else None
+    return spread_of(ratios)
 
 
 def has_figures(turns: Sequence[ArmRun]) -> list[ArmFigures]:

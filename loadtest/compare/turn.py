@@ -14,16 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import aiohttp
 from rich.console import Console
 
-from gateway.cli.demo import free_ports
 from loadtest.compare.fleet import Fleet
 from loadtest.compare.options import CompareOptions
-from loadtest.compare.proxy import Peer, Proxy, ProxyFailed, Setting, ask, log_end, started
+from loadtest.compare.proxy import Peer, Setting, started
 from loadtest.compare.schema import DIRECT, Added, ArmFigures, ArmRun, Overhead
 from loadtest.drive import counted
 from loadtest.drive.client import Client, open_session
@@ -31,24 +29,40 @@ from loadtest.drive.counted import hits
 from loadtest.drive.fleet import WorkerDied
 from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
-from loadtest.drive.record import INTERRUPTED, Record
+from loadtest.drive.record import Record
 from loadtest.drive.run import Order, measured
 from loadtest.drive.target import Target, TargetError, read_counters
 from loadtest.report.files import write_results
 from loadtest.report.schema import Results
 from loadtest.report.statistics import percentile, value_of
-from loadtest.servers.processes import CpuTimes, core_busy_seconds, cpu_seconds_between, cpu_times, memory_mib
+from loadtest.servers.processes import (
+    CpuTimes,
+    core_busy_seconds,
+    cpu_seconds_between,
+    cpu_times,
+    free_ports,
+    memory_mib,
+)
+from loadtest.servers.server import Server, ServerFailed, ask
 from loadtest.workloads.prompts import NO_GROUP, BodyMaker, Endpoint, Prompt, WorkloadKind, WorkloadSpec
 
 _WARM_UPS = 4
+_LOG_LINES = 8
 _TIMEOUT_SECONDS = 60.0
 
 
 async def added_latency(engines: Sequence[str], proxy: str, endpoint: Endpoint, model: str, pairs: int) -> Added | None:
     """Short whole answers of one token, no two at once; None where too few came."""
     bodies = BodyMaker(endpoint, model, stream=False)
-    plan = Plan(url=proxy, endpoint=endpoint, model=model, stream=False, concurrency=1, requests=1,
-                timeout_seconds=_TIMEOUT_SECONDS)  # fmt: skip
+    plan = Plan(
+        url=proxy,
+        endpoint=endpoint,
+        model=model,
+        stream=False,
+        concurrency=1,
+        requests=1,
+        timeout_seconds=_TIMEOUT_SECONDS,
+    )
     found: list[tuple[float, float]] = []
     async with open_session(plan) as session:
         direct = [Client(plan.model_copy(update={"url": url}), session, time.monotonic) for url in engines]
@@ -78,8 +92,7 @@ def added_of(pairs: Sequence[tuple[float, float]]) -> Added | None:
 
 
 async def _seconds(client: Client, body: bytes) -> float | None:
-    now = time.monotonic()
-    record = Record(index=0, group=NO_GROUP, intended=now, sent=now, end=now, outcome=INTERRUPTED)
+    record = Record.planned(0, NO_GROUP, time.monotonic())
     await client.send(record, body)
     return record.end - record.sent if record.ok else None
 
@@ -107,9 +120,7 @@ class Spending:
             self._before = cpu_times(self._pid)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._pid is not None:
             self.cpu_seconds = cpu_seconds_between(self._before, cpu_times(self._pid))
             self.memory_mib = memory_mib(self._pid)
@@ -198,37 +209,32 @@ def take_turn(course: Course, peer: Peer | None, repetition: int, seed: int) -> 
     name = DIRECT if peer is None else peer.name
     began = time.monotonic()
     turn = ArmRun(arm=name, repetition=repetition, folder=f"{name}-{repetition + 1}", seconds=0.0)
+    proxy: Server | None = None
     try:
         with _running(course, peer) as proxy:
             turn = _measured(course, turn, proxy, seed)
-    except ProxyFailed as error:
-        turn = turn.model_copy(update={"failure": str(error), "log": error.log, "passed": False})
-    except (TargetError, WorkerDied, aiohttp.ClientError, TimeoutError, OSError) as error:
-        log = [] if peer is None else log_end(_log(course, peer))
-        turn = turn.model_copy(update={"failure": str(error), "log": log, "passed": False})
+    except (ServerFailed, TargetError, WorkerDied, aiohttp.ClientError, TimeoutError, OSError) as error:
+        log = error.log if isinstance(error, ServerFailed) else [] if proxy is None else proxy.log_end()
+        why = error.why if isinstance(error, ServerFailed) else str(error)
+        turn = turn.model_copy(update={"failure": why, "log": log[-_LOG_LINES:], "passed": False})
     return turn.model_copy(update={"seconds": time.monotonic() - began})
 
 
 @contextmanager
-def _running(course: Course, peer: Peer | None) -> Iterator[Proxy | None]:
+def _running(course: Course, peer: Peer | None) -> Iterator[Server | None]:
     if peer is None:
         yield None
         return
-    log = _log(course, peer)
-    folder = log.parent
+    folder = course.out / "proxies" / peer.name
     folder.mkdir(parents=True, exist_ok=True)
     port, metrics_port = free_ports(2)
     cap = course.options.max_num_seqs if course.fleet.owned is not None else None
     setting = Setting(course.fleet.urls, port, metrics_port, folder, course.model, cap)
-    with started(peer, course.options.peers, setting, log, course.run.endpoint) as proxy:
+    with started(peer, course.options.peers, setting, folder / "log.err", course.run.endpoint) as proxy:
         yield proxy
 
 
-def _log(course: Course, peer: Peer) -> Path:
-    return course.out / "proxies" / peer.name / "log.err"
-
-
-def _measured(course: Course, turn: ArmRun, proxy: Proxy | None, seed: int) -> ArmRun:
+def _measured(course: Course, turn: ArmRun, proxy: Server | None, seed: int) -> ArmRun:
     fleet, endpoint = course.fleet, course.run.endpoint
     salted = passes_salt(fleet.urls, proxy.url, endpoint, course.model) if proxy else True
     fleet.settle()
@@ -254,7 +260,7 @@ def _measured(course: Course, turn: ArmRun, proxy: Proxy | None, seed: int) -> A
     )
 
 
-def _overhead(course: Course, proxy: Proxy, seed: int) -> Overhead:
+def _overhead(course: Course, proxy: Server, seed: int) -> Overhead:
     fleet, endpoint = course.fleet, course.run.endpoint
     added = None
     if course.options.pairs:
@@ -278,13 +284,24 @@ def short(plan: Plan, *, stream: bool, users: int, requests: int, tokens: int) -
     """The same target under a closed loop of short prompts that share nothing."""
     kind = WorkloadKind.UNIQUE
     workload = WorkloadSpec(
-        kind=kind, tail_tokens=_SHORT_TOKENS, bytes_per_token=plan.workload.bytes_per_token, max_tokens=tokens,
+        kind=kind,
+        tail_tokens=_SHORT_TOKENS,
+        bytes_per_token=plan.workload.bytes_per_token,
+        max_tokens=tokens,
         seed=plan.seed,
-    )  # fmt: skip
+    )
     return Plan(
-        url=plan.url, endpoint=plan.endpoint, model=plan.model, stream=stream, concurrency=users, requests=requests,
-        cache_salt=plan.cache_salt, timeout_seconds=plan.timeout_seconds, warmup_requests=users, workload=workload,
-    )  # fmt: skip
+        url=plan.url,
+        endpoint=plan.endpoint,
+        model=plan.model,
+        stream=stream,
+        concurrency=users,
+        requests=requests,
+        cache_salt=plan.cache_salt,
+        timeout_seconds=plan.timeout_seconds,
+        warmup_requests=users,
+        workload=workload,
+    )
 
 
 def figures(results: Results, records: Sequence[Record], engines: list[str], spending: Spending) -> ArmFigures:

@@ -10,7 +10,6 @@ import errno
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import aiohttp
@@ -35,7 +34,9 @@ from loadtest.drive.record import (
     STREAM_ERROR,
     TIMEOUT,
     Record,
+    RequestEnd,
     http_outcome,
+    written,
 )
 
 # A key in front of its colon cannot occur inside a JSON string, where the quotes would be escaped.
@@ -186,6 +187,9 @@ class Answer:
     read_times: Sequence[float]
     text: str = ""
 
+    def say(self, text: str) -> None:
+        self.text = text
+
 
 class Client:
     """Sends a plan's requests over one session; `clock` gives seconds from the start of the run."""
@@ -202,29 +206,25 @@ class Client:
         """Fills in `record`. Cancellation is recorded, then raised."""
         watch = StreamWatch(keeps_text=self._keeps_text)
         answer = Answer(watch.read_times)
-        record.sent = self._clock()
+        ended = RequestEnd(INTERRUPTED)
+        record.begin(self._clock())
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                await self._exchange(record, body, watch, answer)
+                ended = await self._exchange(record, body, watch, answer)
         except asyncio.CancelledError:
-            record.outcome = INTERRUPTED
+            ended = RequestEnd(INTERRUPTED)
             raise
         except TimeoutError:
-            record.outcome, record.detail = TIMEOUT, f"no whole answer in {self._timeout_seconds:g} s"
-            record.shown_as = NOTHING
+            ended = RequestEnd(TIMEOUT, f"no whole answer in {self._timeout_seconds:g} s", NOTHING)
         except (aiohttp.ClientError, OSError) as error:
             # Who cannot go on with a stream may say why, and then break it off.
-            if not _note_error_event(record, watch):
-                record.outcome, record.detail = self._broken(record, error), _shown(error)
-                record.shown_as = CONNECTION
+            ended = _error_event(watch) or RequestEnd(self._broken(record, error), _shown(error), CONNECTION)
         except Exception as error:
             # Whatever a server answers is a failure of that request, and never of the run.
-            record.outcome, record.detail, record.shown_as = BAD_BODY, _shown(error), OTHER_ANSWER
+            ended = RequestEnd(BAD_BODY, _shown(error), OTHER_ANSWER)
         finally:
-            record.end = self._clock()
-            record.first_token = watch.first_content if self._stream else None
-            record.events, record.reads = watch.events, len(watch.read_times)
-            record.quiet_from, record.quiet_until = _quiet((record.sent, *watch.read_times, record.end))
+            first_token = watch.first_content if self._stream else None
+            record.finish(ended, self._clock(), first_token, watch.read_times, watch.events)
         return answer
 
     def _broken(self, record: Record, error: Exception) -> str:
@@ -232,107 +232,56 @@ class Client:
             return _network_outcome(error)
         return STREAM_CUT if self._stream else BODY_CUT
 
-    async def _exchange(self, record: Record, body: bytes, watch: StreamWatch, answer: Answer) -> None:
+    async def _exchange(self, record: Record, body: bytes, watch: StreamWatch, answer: Answer) -> RequestEnd:
         async with self._session.post(self._url, data=body, allow_redirects=False) as response:
-            record.status = response.status
-            _note_headers(record, response)
+            record.note_headers(response.status, response.headers)
             if response.status != 200:
-                record.outcome = http_outcome(response.status)
-                record.detail, record.shown_as = _refusal(await response.read())
-            elif not self._stream:
-                answer.text = _take_answer(record, await response.read())
-            elif response.content_type != "text/event-stream":
-                record.outcome, record.detail = NOT_A_STREAM, f"content-type {_written(response.content_type)}"
-                record.shown_as = OTHER_ANSWER
-            else:
-                await self._follow(record, response, watch)
-                answer.text = watch.text()
+                return _refusal(response.status, await response.read())
+            if not self._stream:
+                return _whole(record, await response.read(), answer)
+            if response.content_type != "text/event-stream":
+                return RequestEnd(NOT_A_STREAM, f"content-type {written(response.content_type)}", OTHER_ANSWER)
+            ended = await self._follow(record, response, watch)
+            answer.say(watch.text())
+            return ended
 
-    async def _follow(self, record: Record, response: aiohttp.ClientResponse, watch: StreamWatch) -> None:
+    async def _follow(self, record: Record, response: aiohttp.ClientResponse, watch: StreamWatch) -> RequestEnd:
         clock = self._clock
         async for data in response.content.iter_any():
             watch.feed(data, clock())
         watch.finish()
-        _note_usage(record, watch.usage())
-        if _note_error_event(record, watch):
-            return
-        if not watch.done:
-            record.outcome, record.detail = STREAM_CUT, f"ended after {watch.events} events"
-            record.shown_as = SILENT_END
-        else:
-            record.outcome = OK
+        record.note_usage(watch.usage())
+        if (broken := _error_event(watch)) is not None:
+            return broken
+        if watch.done:
+            return RequestEnd(OK)
+        return RequestEnd(STREAM_CUT, f"ended after {watch.events} events", SILENT_END)
 
 
-def _note_error_event(record: Record, watch: StreamWatch) -> bool:
-    """Whether the stream had an error event."""
+def _error_event(watch: StreamWatch) -> RequestEnd | None:
+    """How the stream ended, if by an error event."""
     if watch.error is None:
-        return False
-    record.outcome, record.detail = STREAM_ERROR, watch.error[:_DETAIL_CHARS]
-    record.shown_as = ERROR_OBJECT if watch.error_is_object else OTHER_ANSWER
-    return True
-
-
-def _quiet(moments: Sequence[float]) -> tuple[float, float]:
-    """The longest stretch between moments that follow each other."""
-    return max(pairwise(moments), key=lambda stretch: stretch[1] - stretch[0])
-
-
-def _take_answer(record: Record, body: bytes) -> str:
-    try:
-        answer = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        answer = None
-    if not isinstance(answer, dict) or not (answer.get("choices") or answer.get("data")):
-        record.outcome, record.detail = BAD_BODY, body[:_DETAIL_CHARS].decode("utf-8", "replace")
-        record.shown_as = OTHER_ANSWER
-        return ""
-    _note_usage(record, answer.get("usage") or {})
-    record.outcome = OK
-    return text_of(answer)
-
-
-def _note_headers(record: Record, response: aiohttp.ClientResponse) -> None:
-    headers = response.headers
-    backend = headers.get("x-gateway-backend")
-    record.backend = None if backend is None else _written(backend)
-    predicted = _number(headers.get("x-gateway-prefix-tokens"))
-    record.predicted_tokens = None if predicted is None else round(predicted)
-    queue_ms = _number(headers.get("x-gateway-queue-ms"))
-    record.queue_seconds = None if queue_ms is None else queue_ms / 1e3
-
-
-def _written(header: str) -> str:
-    """As a file can hold it: aiohttp reads bytes that are not UTF-8 as surrogates."""
-    return header.encode("utf-8", "replace").decode()
-
-
-def _note_usage(record: Record, usage: dict[str, Any]) -> None:
-    record.prompt_tokens = _count(usage.get("prompt_tokens"))
-    record.completion_tokens = _count(usage.get("completion_tokens"))
-    details = usage.get("prompt_tokens_details")
-    record.cached_tokens = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and value >= 0 else None
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
         return None
+    return RequestEnd(
+        STREAM_ERROR, watch.error[:_DETAIL_CHARS], ERROR_OBJECT if watch.error_is_object else OTHER_ANSWER
+    )
 
 
-def _refusal(body: bytes) -> tuple[str, str]:
-    """What it says, and how it says it."""
-    try:
-        answer = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        answer = None
-    message = error_message(answer) if isinstance(answer, dict) else None
-    shown_as = ERROR_OBJECT if isinstance(answer, dict) and is_error_object(answer) else OTHER_ANSWER
-    return (message or body.decode("utf-8", "replace"))[:_DETAIL_CHARS], shown_as
+def _whole(record: Record, body: bytes, answer: Answer) -> RequestEnd:
+    """Of an answer that came in one piece."""
+    found = _parsed(body)
+    if not (found.get("choices") or found.get("data")):
+        return RequestEnd(BAD_BODY, body[:_DETAIL_CHARS].decode("utf-8", "replace"), OTHER_ANSWER)
+    record.note_usage(found.get("usage") or {})
+    answer.say(text_of(found))
+    return RequestEnd(OK)
+
+
+def _refusal(status: int, body: bytes) -> RequestEnd:
+    found = _parsed(body)
+    message = error_message(found) or body.decode("utf-8", "replace")
+    shown_as = ERROR_OBJECT if is_error_object(found) else OTHER_ANSWER
+    return RequestEnd(http_outcome(status), message[:_DETAIL_CHARS], shown_as)
 
 
 def _network_outcome(error: Exception) -> str:
@@ -344,4 +293,4 @@ def _network_outcome(error: Exception) -> str:
 
 
 def _shown(error: Exception) -> str:
-    return _written(f"{type(error).__name__}: {error}"[:_DETAIL_CHARS])
+    return written(f"{type(error).__name__}: {error}"[:_DETAIL_CHARS])

@@ -13,7 +13,7 @@ import aiohttp
 
 from loadtest.drive.client import Client
 from loadtest.drive.plan import Plan, schedule, shared_out
-from loadtest.drive.record import DROPPED, INTERRUPTED, Record
+from loadtest.drive.record import ITL_TICKS_PER_SECOND, Record
 from loadtest.workloads.prompts import NO_GROUP, BodyMaker, Endpoint, Prompt, Source, fingerprint
 from loadtest.workloads.sources import source_of
 
@@ -64,9 +64,6 @@ def lanes_of(plan: Plan, session: aiohttp.ClientSession, clock: Callable[[], flo
     return Lanes(lanes, [part.share for part in plan.mix], plan.seed)
 
 
-# Gaps between reads are counted in ticks of 10 µs: finer than any timer here, and any number of them stays small.
-ITL_TICKS_PER_SECOND = 100_000
-
 _REFUSED_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
 _WARMUPS_AT_ONCE = 8
@@ -100,7 +97,7 @@ class Driver:
 
         async def one(index: int) -> None:
             async with gate:
-                record = _blank(index, NO_GROUP, self._clock())
+                record = Record.planned(index, NO_GROUP, self._clock())
                 lane = self._lanes.lanes[index % len(self._lanes.lanes)]
                 await lane.client.send(record, lane.bodies.body(lane.source.warmup(index)))
                 records.append(record)
@@ -198,7 +195,7 @@ class Driver:
             answer = await lane.client.send(record, body)
         finally:
             self.in_flight -= 1
-            record.body_hash = fingerprint(body)
+            record.note_body(fingerprint(body))
             self._emit(record)
         if record.ok:
             gaps = itertools.pairwise(answer.read_times)
@@ -209,17 +206,17 @@ class Driver:
         return self.in_flight + self._starting >= self._cap
 
     def _drop(self, record: Record) -> None:
-        record.sent = record.end = self._clock()
-        record.outcome = DROPPED
+        record.drop(self._clock())
         self._emit(record)
 
 
 def _planned(lane: Lane, index: int, turn: int, prompt: Prompt, intended: float) -> Record:
-    record = _blank(index, prompt.group, intended)
-    record.part, record.turn, record.asked_prompt_tokens = lane.name, turn, prompt.asked_tokens
-    record.asked_tokens = 0 if lane.bodies.endpoint is Endpoint.EMBEDDINGS else prompt.max_tokens
-    return record
-
-
-def _blank(index: int, group: int, intended: float) -> Record:
-    return Record(index=index, group=group, intended=intended, sent=intended, end=intended, outcome=INTERRUPTED)
+    return Record.planned(
+        index,
+        prompt.group,
+        intended,
+        asked_tokens=0 if lane.bodies.endpoint is Endpoint.EMBEDDINGS else prompt.max_tokens,
+        asked_prompt_tokens=prompt.asked_tokens,
+        part=lane.name,
+        turn=turn,
+    )

@@ -5,28 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from loadtest.drive.plan import Plan
-from loadtest.drive.record import Record
-from loadtest.drive.worker import (
-    Finished,
-    FinishedRequests,
-    FromWorker,
-    Ready,
-    Start,
-    Stop,
-    ToWorker,
-    WorkerHealth,
-    work,
-)
+from loadtest.drive.record import Harvest, Record, Tick
+from loadtest.drive.worker import Finished, FinishedRequests, FromWorker, Ready, Start, Stop, ToWorker, work
 
 if TYPE_CHECKING:
     Channel = Connection[ToWorker, FromWorker]
@@ -48,9 +36,7 @@ class StopSignals:
         self._before = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -73,27 +59,6 @@ class WorkerDied(Exception):
 
 class Stopped(Exception):
     """The user ended the run before anything was measured."""
-
-
-@dataclass(slots=True)
-class Harvest:
-    """Everything a run brought in."""
-
-    records: list[Record] = field(default_factory=list)
-    itl_ticks: Counter[int] = field(default_factory=Counter)
-    healths: list[WorkerHealth] = field(default_factory=list)
-    stopped_early: bool = False
-    origin: float = 0.0  # the run's zero on the monotonic clock
-    lost: list[str] = field(default_factory=list)  # why workers ended before their time; the first one stops the run
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """News for a live display: what ended since the last one, and what is in flight."""
-
-    elapsed_seconds: float
-    records: list[Record]
-    in_flight: int
 
 
 class WorkerFleet:
@@ -126,9 +91,7 @@ class WorkerFleet:
                 signal.signal(number, handler)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for channel in self._channels:
             channel.close()
         deadline = time.monotonic() + (_END_GRACE_SECONDS if kind is None else 0.0)
@@ -169,8 +132,9 @@ class WorkerFleet:
         running = set(self._channels)
         given_up_at: float | None = None
         while running:
-            harvest.stopped_early = harvest.stopped_early or self._should_stop()
-            if given_up_at is None and (harvest.stopped_early or harvest.lost):
+            if self._should_stop():
+                harvest.stop()
+            if given_up_at is None and harvest.is_given_up:
                 given_up_at = time.monotonic() + self._stop_grace_seconds
                 self._tell(Stop())
             fresh: list[Record] = []
@@ -184,13 +148,11 @@ class WorkerFleet:
                 self._take_end(harvest, channel, message)
             if given_up_at is not None and time.monotonic() > given_up_at:
                 late = f"did not report within {self._stop_grace_seconds:g} s of being stopped"
-                harvest.lost += [f"client worker {self._channels.index(channel)} {late}" for channel in running]
+                harvest.lost.extend(f"client worker {self._channels.index(channel)} {late}" for channel in running)
                 running.clear()
-            harvest.records += fresh
+            harvest.records.extend(fresh)
             on_tick(Tick(max(0.0, time.monotonic() - origin), fresh, sum(self._in_flight.values())))
-        harvest.records.sort(key=lambda record: (record.intended, record.index))
-        harvest.healths.sort(key=lambda health: health.worker)
-        return harvest
+        return harvest.complete()
 
     def _take_end(self, harvest: Harvest, channel: Channel, message: FromWorker | None) -> None:
         """The last message of a worker, or None if its process ended without one."""
@@ -198,10 +160,7 @@ class WorkerFleet:
         if not isinstance(message, Finished):
             harvest.lost.append(f"{self._end_of(channel)}; what it measured last is missing")
             return
-        harvest.healths.append(message.health)
-        harvest.itl_ticks.update(message.itl_ticks)
-        if message.failure:
-            harvest.lost.append(f"client worker {message.health.worker} failed: {message.failure}")
+        harvest.take(message.health, message.itl_ticks, message.failure)
 
     def _tell(self, command: ToWorker) -> None:
         for channel in self._channels:

@@ -1,22 +1,155 @@
-"""The options of `loadtest run`, listed once: their types, defaults, help, and what they mean as a plan."""
+"""The options of `loadtest run`, listed once: types, defaults, help, how their values are written, and their plan."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import re
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
+import orjson
 from pydantic import BaseModel, ConfigDict, model_validator
-from typer import Argument, Option
+from typer import Argument
 
+from loadtest.console import option
 from loadtest.drive.plan import Arrivals, MixPart, Plan
-from loadtest.drive.spelling import Load, bounds_of, json_object, loads_of, pages_of, shares_of, slo_of, targets_of
 from loadtest.drive.target import Target, base_url
 from loadtest.report.schema import Bounds
 from loadtest.workloads.prompts import Endpoint, SourceFile, WorkloadKind, WorkloadSpec
 from loadtest.workloads.sources import exchanges_of, trace_of
+
+_OF_A_MIX = [*Endpoint, *(kind for kind in WorkloadKind if kind is not WorkloadKind.TRACE)]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much is sent: its name in tables and folders, and the plan's fields that say it."""
+
+    label: str
+    fields: dict[str, Any]
+
+
+def loads_of(concurrency: str | None, rate: str | None, trace_speed: float, ramp_seconds: float | None) -> list[Load]:
+    """Each value between commas of whichever is given; the trace's own times where none is."""
+    if concurrency is not None:
+        such_as = "a whole number from 1 such as 64, a ramp such as 4:64, or several such as 8,16,32"
+        loads = [_load("c", part, "concurrency", ramp_seconds, such_as) for part in concurrency.split(",")]
+    elif rate is not None:
+        such_as = "a number above 0 such as 20, a ramp such as 5:50, or several such as 5,10,20"
+        loads = [_load("r", part, "rate_per_second", ramp_seconds, such_as) for part in rate.split(",")]
+    else:
+        loads = [Load("trace", {"trace_speed": trace_speed})]
+    if len({load.label for load in loads}) < len(loads):
+        raise ValueError("--concurrency and --rate: each value once; see --repeat")
+    return loads
+
+
+def _load(letter: str, text: str, field: str, ramp_seconds: float | None, such_as: str) -> Load:
+    number: type[float] = int if letter == "c" else float
+    first, colon, last = text.strip().rpartition(":")
+    complaint = f"-{letter} {text}: give {such_as}"
+    try:
+        values = (number(first) if colon else None), number(last)
+    except ValueError:
+        raise ValueError(complaint) from None
+    if not (all(map(math.isfinite, (values[0] or 0, values[1]))) and values[1] > 0 and (values[0] or 0) >= 0):
+        raise ValueError(complaint)
+    label = letter + text.strip().replace(":", "-")
+    if not colon:
+        return Load(label, {field: values[1]})
+    if ramp_seconds is None or ramp_seconds <= 0:
+        raise ValueError("a load from A to B needs --ramp or --duration, above 0")
+    return Load(label, {field: values[1], f"first_{field}": values[0], "ramp_seconds": ramp_seconds})
+
+
+def targets_of(url: str | None, targets: str | None) -> dict[str, str]:
+    """Base URLs by name: NAME=URL between commas, or the single one."""
+    if (url is None) == (targets is None):
+        raise ValueError("give a URL, or several as --targets direct=URL,gateway=URL")
+    if targets is None:
+        return {"": base_url(url or "")}
+    found: dict[str, str] = {}
+    for part in targets.split(","):
+        name, _, target = part.strip().partition("=")
+        if not re.fullmatch(r"[\w.-]+", name) or not target or name in found:
+            raise ValueError(
+                f"--targets: {part!r} is not NAME=URL with a name of its own, such as gateway=http://host:8080"
+            )
+        found[name] = base_url(target)
+    return found
+
+
+def pages_of(text: str) -> dict[str, str]:
+    """URLs by name; one without a name is called by its host and port."""
+    found: dict[str, str] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, equals, url = part.partition("=")
+        if not equals or "://" in name:
+            name, url = "", part
+        url = url if "://" in url else f"http://{url}"
+        found[name or urlsplit(url).netloc] = url
+    return found
+
+
+def slo_of(text: str | None) -> dict[str, float]:
+    """ttft, tpot, e2e in seconds and p, the share that must keep them, as bounds in milliseconds and attainment."""
+    fields = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2e": "e2e_ms", "p": "attainment"}
+    found: dict[str, float] = {}
+    for part in (text or "").split(",") if text else []:
+        name, _, value = part.strip().partition("=")
+        try:
+            found[fields[name]] = float(value) * (1 if name == "p" else 1e3)
+        except (KeyError, ValueError):
+            hint = "give ttft=, tpot= and e2e= in seconds, such as ttft=0.5, and p= as a share, such as p=0.95"
+            raise ValueError(f"--slo: {part!r}: {hint}") from None
+    if not all(math.isfinite(value) and value > 0 for value in found.values()) or found.get("attainment", 0.5) > 1:
+        raise ValueError("--slo: times are above 0, and p is above 0 and at most 1")
+    if found and found.keys() == {"attainment"}:
+        raise ValueError("--slo: give a bound as well, such as ttft=0.5")
+    return found
+
+
+def bounds_of(text: str, option: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    try:
+        bounds = int(low), int(high or low)
+    except ValueError:
+        bounds = 0, 0
+    if not 1 <= bounds[0] <= bounds[1]:
+        raise ValueError(f"{option} {text}: give a whole number from 1 such as 4, or LOW:HIGH such as 2:6")
+    return bounds
+
+
+def shares_of(text: str) -> list[tuple[str, float]]:
+    """NAME=SHARE between commas; the shares need not add up to 1."""
+    found: list[tuple[str, float]] = []
+    for part in text.split(","):
+        name, _, share = part.strip().partition("=")
+        if name not in _OF_A_MIX:
+            raise ValueError(f"--mix: {name!r} is none of {', '.join(_OF_A_MIX)}")
+        try:
+            found.append((name, float(share)))
+        except ValueError:
+            raise ValueError(f"--mix: {part!r} is not NAME=SHARE, such as chat=0.8") from None
+    if any(share <= 0 for _, share in found) or len({name for name, _ in found}) < len(found):
+        raise ValueError("--mix: shares are above 0, and each name occurs once")
+    return found
+
+
+def json_object(text: str) -> dict[str, Any]:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"--extra-body is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError("--extra-body must be a JSON object")
+    return value
+
 
 DEFAULT_DURATION_SECONDS = 30.0
 _MOST_AUTO_WORKERS = 8
@@ -24,10 +157,6 @@ _BYTES_PER_TOKEN = 4.5
 _BURSTINESS = 0.5
 _FROM_DATASETS = (WorkloadKind.SHAREGPT, WorkloadKind.SESSIONS)
 _LOAD, _TARGET, _PROMPTS, _OUTCOME = "Load", "Target", "Prompts", "Verdict and results"
-
-
-def _option(*names: str, panel: str, text: str, **more: Any) -> Any:
-    return Option(*names, rich_help_panel=panel, help=text, **more)
 
 
 class RunOptions(BaseModel):
@@ -40,149 +169,134 @@ class RunOptions(BaseModel):
     ] = None
 
     concurrency: Annotated[
-        str | None,
-        _option("--concurrency", "-c", panel=_LOAD, text="Closed loop of N users; A:B from A to B; 8,16 one by one."),
+        str | None, option(_LOAD, "Closed loop of N users; A:B from A to B; 8,16 one by one.", "--concurrency", "-c")
     ] = None
     rate: Annotated[
-        str | None,
-        _option("--rate", "-r", panel=_LOAD, text="Open loop of R requests/s; A:B from A to B; 5,10 one by one."),
+        str | None, option(_LOAD, "Open loop of R requests/s; A:B from A to B; 5,10 one by one.", "--rate", "-r")
     ] = None
-    ramp: Annotated[
-        float | None, _option(panel=_LOAD, text="Seconds in which A becomes B. Default: all of --duration.")
-    ] = None
-    arrivals: Annotated[
-        Arrivals, _option(panel=_LOAD, text="Open loop: how arrivals are spaced; they are never rescaled.")
-    ] = Arrivals.POISSON
+    ramp: Annotated[float | None, option(_LOAD, "Seconds in which A becomes B. Default: all of --duration.")] = None
+    arrivals: Annotated[Arrivals, option(_LOAD, "Open loop: how arrivals are spaced; they are never rescaled.")] = (
+        Arrivals.POISSON
+    )
     burstiness: Annotated[
-        float | None, _option(panel=_LOAD, text="gamma: shape of the gaps; below 1 comes in bursts. Default: 0.5.")
+        float | None, option(_LOAD, "gamma: shape of the gaps; below 1 comes in bursts. Default: 0.5.")
     ] = None
     trace: Annotated[
         Path | None,
-        _option(
-            exists=True, dir_okay=False, panel=_LOAD,
-            text="Mooncake's JSONL or a derivative, sessions, or Azure's CSV: its requests, at its times without -c or"
-            " -r.",
+        option(
+            _LOAD,
+            "Mooncake's JSONL or a derivative, sessions, or Azure's CSV: its requests, at its times without -c or -r.",
+            exists=True,
+            dir_okay=False,
         ),
-    ] = None  # fmt: skip
-    trace_speed: Annotated[float, _option(min=0.001, panel=_LOAD, text="The trace's times pass so much faster.")] = 1.0
+    ] = None
+    trace_speed: Annotated[float, option(_LOAD, "The trace's times pass so much faster.", min=0.001)] = 1.0
     trace_block: Annotated[
-        int | None, _option(min=1, panel=_LOAD, text="Tokens of a hash_ids block. Default: as the format has it.")
+        int | None, option(_LOAD, "Tokens of a hash_ids block. Default: as the format has it.", min=1)
     ] = None
     duration: Annotated[
-        float | None,
-        _option("--duration", "-d", panel=_LOAD, text="Seconds to send for. Default: 30 without --requests."),
+        float | None, option(_LOAD, "Seconds to send for. Default: 30 without --requests.", "--duration", "-d")
     ] = None
-    requests: Annotated[
-        int | None, _option("--requests", "-n", min=1, panel=_LOAD, text="Requests (or sessions) to send.")
-    ] = None
+    requests: Annotated[int | None, option(_LOAD, "Requests (or sessions) to send.", "--requests", "-n", min=1)] = None
     max_in_flight: Annotated[
-        int, _option(min=1, panel=_LOAD, text="Open loop: arrivals above this are dropped, and the run is invalid.")
+        int, option(_LOAD, "Open loop: arrivals above this are dropped, and the run is invalid.", min=1)
     ] = 10_000
-    workers: Annotated[str, _option(panel=_LOAD, text="Client processes; auto is half of the cores.")] = "1"
+    workers: Annotated[str, option(_LOAD, "Client processes; auto is half of the cores.")] = "1"
     repeat: Annotated[
-        int, _option(min=1, panel=_LOAD, text="Times each load and target is run, in turns; 3 or more show the spread.")
+        int, option(_LOAD, "Times each load and target is run, in turns; 3 or more show the spread.", min=1)
     ] = 1
-    timeout: Annotated[float, _option(panel=_LOAD, text="Seconds a request may take.")] = 600.0
-    warmup: Annotated[int, _option(min=0, panel=_LOAD, text="Requests before, with prompts no other shares.")] = 4
+    timeout: Annotated[float, option(_LOAD, "Seconds a request may take.")] = 600.0
+    warmup: Annotated[int, option(_LOAD, "Requests before, with prompts no other shares.", min=0)] = 4
 
-    endpoint: Annotated[Endpoint, _option("--endpoint", "-e", panel=_TARGET, text="What to call.")] = Endpoint.CHAT
-    targets: Annotated[
-        str | None, _option(panel=_TARGET, text="Several to compare, in turns: direct=URL,gateway=URL.")
-    ] = None
-    model: Annotated[str | None, _option(panel=_TARGET, text="Default: the first of /v1/models.")] = None
+    endpoint: Annotated[Endpoint, option(_TARGET, "What to call.", "--endpoint", "-e")] = Endpoint.CHAT
+    targets: Annotated[str | None, option(_TARGET, "Several to compare, in turns: direct=URL,gateway=URL.")] = None
+    model: Annotated[str | None, option(_TARGET, "Default: the first of /v1/models.")] = None
     embeddings_model: Annotated[
-        str | None, _option(panel=_TARGET, text="The model of a mix's embeddings. Default: that of the rest.")
+        str | None, option(_TARGET, "The model of a mix's embeddings. Default: that of the rest.")
     ] = None
-    stream: Annotated[bool, _option("--stream/--no-stream", panel=_TARGET, text="Token by token, or whole.")] = True
+    stream: Annotated[bool, option(_TARGET, "Token by token, or whole.", "--stream/--no-stream")] = True
     api_key: Annotated[
-        str | None, _option(envvar="LOADTEST_API_KEY", panel=_TARGET, text="Sent as a bearer token, never recorded.")
+        str | None, option(_TARGET, "Sent as a bearer token, never recorded.", envvar="LOADTEST_API_KEY")
     ] = None
     metrics_url: Annotated[
         str | None,
-        _option(
-            panel=_TARGET,
-            text="Prometheus pages, URL or NAME=URL between commas, read once a second. Default: /metrics of an"
-            " engine.",
+        option(
+            _TARGET,
+            "Prometheus pages, URL or NAME=URL between commas, read once a second. Default: /metrics of an engine.",
         ),
     ] = None
 
     backends: Annotated[
         str | None,
-        _option(
-            panel=_TARGET,
-            text="For the checkpoint: the engines behind a gateway, URL or NAME=URL between commas. Default: as the"
+        option(
+            _TARGET,
+            "For the checkpoint: the engines behind a gateway, URL or NAME=URL between commas. Default: as the"
             " gateway's admin port reports.",
         ),
     ] = None
     admin_url: Annotated[
-        str | None,
-        _option(panel=_TARGET, text="For the checkpoint: the gateway's admin port. Default: found, if it is local."),
+        str | None, option(_TARGET, "For the checkpoint: the gateway's admin port. Default: found, if it is local.")
     ] = None
 
     workload: Annotated[
         WorkloadKind | None,
-        _option(
+        option(
+            _PROMPTS,
+            "Shape of the prompts. Default: shared-prefix; trace, sharegpt and"
+            " texts where a trace, a dataset and embeddings are asked for.",
             "--workload",
             "-w",
-            panel=_PROMPTS,
-            text="Shape of the prompts. Default: shared-prefix; trace, sharegpt and"
-            " texts where a trace, a dataset and embeddings are asked for.",
         ),
     ] = None
     mix: Annotated[
-        str | None,
-        _option(panel=_PROMPTS, text="Several at once by share, as endpoints or workloads: chat=0.8,embeddings=0.2."),
+        str | None, option(_PROMPTS, "Several at once by share, as endpoints or workloads: chat=0.8,embeddings=0.2.")
     ] = None
     dataset: Annotated[
         Path | None,
-        _option(
-            exists=True, dir_okay=False, panel=_PROMPTS,
-            text="sharegpt, sessions: a JSON file in ShareGPT's form. Default: made-up words, lengths as in ShareGPT.",
+        option(
+            _PROMPTS,
+            "sharegpt, sessions: a JSON file in ShareGPT's form. Default: made-up words, lengths as in ShareGPT.",
+            exists=True,
+            dir_okay=False,
         ),
-    ] = None  # fmt: skip
-    turns: Annotated[str, _option(panel=_PROMPTS, text="sessions: turns of each, N or LOW:HIGH.")] = "2:6"
-    think: Annotated[
-        float, _option(min=0, panel=_PROMPTS, text="sessions: mean seconds between an answer and the next turn.")
-    ] = 0.0
-    inputs: Annotated[
-        str | None, _option(panel=_PROMPTS, text="embeddings: texts of a request, N or LOW:HIGH. Default: 1.")
     ] = None
-    groups: Annotated[int, _option(min=1, panel=_PROMPTS, text="How many distinct prefixes there are.")] = 8
-    prefix_tokens: Annotated[int, _option(min=1, panel=_PROMPTS, text="Length of each prefix.")] = 1024
-    tail_tokens: Annotated[int, _option(min=1, panel=_PROMPTS, text="Length of what each prompt has alone.")] = 64
+    turns: Annotated[str, option(_PROMPTS, "sessions: turns of each, N or LOW:HIGH.")] = "2:6"
+    think: Annotated[float, option(_PROMPTS, "sessions: mean seconds between an answer and the next turn.", min=0)] = (
+        0.0
+    )
+    inputs: Annotated[str | None, option(_PROMPTS, "embeddings: texts of a request, N or LOW:HIGH. Default: 1.")] = None
+    groups: Annotated[int, option(_PROMPTS, "How many distinct prefixes there are.", min=1)] = 8
+    prefix_tokens: Annotated[int, option(_PROMPTS, "Length of each prefix.", min=1)] = 1024
+    tail_tokens: Annotated[int, option(_PROMPTS, "Length of what each prompt has alone.", min=1)] = 64
     bytes_per_token: Annotated[
-        float | None,
-        _option(min=0.1, panel=_PROMPTS, text="Turns tokens into bytes. Default: as /tokenize says, else 4.5."),
+        float | None, option(_PROMPTS, "Turns tokens into bytes. Default: as /tokenize says, else 4.5.", min=0.1)
     ] = None
-    max_tokens: Annotated[int, _option(min=1, panel=_PROMPTS, text="Output length in tokens.")] = 128
+    max_tokens: Annotated[int, option(_PROMPTS, "Output length in tokens.", min=1)] = 128
     output_spread: Annotated[
-        float, _option(min=0, max=0.99, panel=_PROMPTS, text="Output lengths vary by this share, so that users drift.")
+        float, option(_PROMPTS, "Output lengths vary by this share, so that users drift.", min=0, max=0.99)
     ] = 0.2
     ignore_eos: Annotated[
-        bool, _option("--ignore-eos/--no-ignore-eos", panel=_PROMPTS, text="Generate the whole length, always.")
+        bool, option(_PROMPTS, "Generate the whole length, always.", "--ignore-eos/--no-ignore-eos")
     ] = True
     cache_salt: Annotated[
-        str, _option(panel=_PROMPTS, text="auto: every run finds a cold prefix cache; off; or the salt itself.")
+        str, option(_PROMPTS, "auto: every run finds a cold prefix cache; off; or the salt itself.")
     ] = "auto"
-    extra_body: Annotated[str, _option(panel=_PROMPTS, text="JSON object merged into every request.")] = "{}"
-    seed: Annotated[int | None, _option(panel=_PROMPTS, text="Default: drawn, and recorded.")] = None
+    extra_body: Annotated[str, option(_PROMPTS, "JSON object merged into every request.")] = "{}"
+    seed: Annotated[int | None, option(_PROMPTS, "Default: drawn, and recorded.")] = None
 
     slo: Annotated[
         str | None,
-        _option(
-            panel=_OUTCOME,
-            text="ttft=0.5,tpot=0.05,e2e=9,p=0.95: bounds in seconds, some or all, for that share of what is offered.",
+        option(
+            _OUTCOME,
+            "ttft=0.5,tpot=0.05,e2e=9,p=0.95: bounds in seconds, some or all, for that share of what is offered.",
         ),
     ] = None
-    max_error_ratio: Annotated[
-        float, _option(min=0, max=1, panel=_OUTCOME, text="Share of requests that may fail.")
-    ] = 0.0
-    out: Annotated[
-        Path | None, _option("--out", "-o", file_okay=False, panel=_OUTCOME, text="Folder for results and report.")
-    ] = None
+    max_error_ratio: Annotated[float, option(_OUTCOME, "Share of requests that may fail.", min=0, max=1)] = 0.0
+    out: Annotated[Path | None, option(_OUTCOME, "Folder for results and report.", "--out", "-o", file_okay=False)] = (
+        None
+    )
     verify: Annotated[
-        bool,
-        _option("--verify/--no-verify", panel=_OUTCOME, text="With --out: after each run, check what the servers do."),
+        bool, option(_OUTCOME, "With --out: after each run, check what the servers do.", "--verify/--no-verify")
     ] = True
 
     @model_validator(mode="after")

@@ -1,8 +1,16 @@
-"""What is known of one request after it ended; the only thing statistics are made from."""
+"""What is known of each request after it ended, and of a run: the only things that statistics are made from."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Self
+
+# Gaps between reads are counted in ticks of 10 µs: finer than any timer here, and any number of them stays small.
+ITL_TICKS_PER_SECOND = 100_000
 
 OK = "ok"
 INTERRUPTED = "interrupted"
@@ -28,6 +36,15 @@ NOTHING = "nothing"  # no end within the client's patience
 def http_outcome(status: int) -> str:
     """The outcome of an answer that is not 200."""
     return f"http_{status}"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnd:
+    """How a request ended: its outcome, what was said, and how a failure shows to the client."""
+
+    outcome: str
+    detail: str | None = None
+    shown_as: str | None = None
 
 
 @dataclass(slots=True)
@@ -62,6 +79,47 @@ class Record:
     # Of the body that was sent; empty if none was.
     body_hash: str = ""
 
+    @classmethod
+    def planned(cls, index: int, group: int, intended: float, **more: Any) -> Self:
+        """One that is not sent yet."""
+        return cls(index, group, intended, sent=intended, end=intended, outcome=INTERRUPTED, **more)
+
+    def begin(self, now: float) -> None:
+        self.sent = now
+
+    def drop(self, now: float) -> None:
+        """It was due, and is never sent."""
+        self.sent = self.end = now
+        self.outcome = DROPPED
+
+    def note_headers(self, status: int, headers: Mapping[str, str]) -> None:
+        """What the answer and the gateway say before the body."""
+        self.status = status
+        backend = headers.get("x-gateway-backend")
+        self.backend = None if backend is None else written(backend)
+        predicted = _number(headers.get("x-gateway-prefix-tokens"))
+        self.predicted_tokens = None if predicted is None else round(predicted)
+        queue_ms = _number(headers.get("x-gateway-queue-ms"))
+        self.queue_seconds = None if queue_ms is None else queue_ms / 1e3
+
+    def note_usage(self, usage: Mapping[str, Any]) -> None:
+        self.prompt_tokens = _count(usage.get("prompt_tokens"))
+        self.completion_tokens = _count(usage.get("completion_tokens"))
+        details = usage.get("prompt_tokens_details")
+        self.cached_tokens = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+
+    def finish(
+        self, how: RequestEnd, now: float, first_token: float | None, read_times: Sequence[float], events: int
+    ) -> None:
+        self.outcome, self.detail, self.shown_as = how.outcome, how.detail, how.shown_as
+        self.end, self.first_token = now, first_token
+        self.events, self.reads = events, len(read_times)
+        silences = pairwise((self.sent, *read_times, now))
+        self.quiet_from, self.quiet_until = max(silences, key=lambda silence: silence[1] - silence[0])
+
+    def note_body(self, body_hash: str) -> None:
+        self.body_hash = body_hash
+
     @property
     def ok(self) -> bool:
         return self.outcome == OK
@@ -82,3 +140,70 @@ class Record:
         if self.first_token is None or self.completion_tokens is None or self.completion_tokens < 2 or self.reads == 1:
             return None
         return (self.end - self.first_token) / (self.completion_tokens - 1)
+
+
+@dataclass(slots=True)
+class WorkerHealth:
+    """What one worker saw of itself during the measured part of a run."""
+
+    worker: int
+    loop_lags_seconds: array[float] = field(default_factory=lambda: array("d"))
+    cpu_shares: array[float] = field(default_factory=lambda: array("d"))
+
+
+@dataclass(slots=True)
+class Harvest:
+    """Everything a run brought in."""
+
+    records: list[Record] = field(default_factory=list)
+    itl_ticks: Counter[int] = field(default_factory=Counter)
+    healths: list[WorkerHealth] = field(default_factory=list)
+    stopped_early: bool = False
+    origin: float = 0.0  # the run's zero on the monotonic clock
+    lost: list[str] = field(default_factory=list)  # why workers ended before their time; the first one stops the run
+
+    @property
+    def is_given_up(self) -> bool:
+        return self.stopped_early or bool(self.lost)
+
+    def stop(self) -> None:
+        """The user ended it by hand."""
+        self.stopped_early = True
+
+    def take(self, health: WorkerHealth, itl_ticks: Counter[int], failure: str) -> None:
+        """What a worker reports at its end; `failure` is the error that ended it before its time, if any."""
+        self.healths.append(health)
+        self.itl_ticks.update(itl_ticks)
+        if failure:
+            self.lost.append(f"client worker {health.worker} failed: {failure}")
+
+    def complete(self) -> Harvest:
+        """In the order in which requests were due."""
+        self.records.sort(key=lambda record: (record.intended, record.index))
+        self.healths.sort(key=lambda health: health.worker)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """News for a live display: what ended since the last one, and what is in flight."""
+
+    elapsed_seconds: float
+    records: list[Record]
+    in_flight: int
+
+
+def written(text: str) -> str:
+    """As a file can hold it: aiohttp reads bytes that are not UTF-8 as surrogates."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and value >= 0 else None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None

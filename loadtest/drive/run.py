@@ -1,4 +1,4 @@
-"""A whole run: inspect the target, warm up, measure, summarise, write; and a series of runs.
+"""`loadtest run`: inspects the target, warms up, measures, summarises, writes; and series of runs.
 
 A series runs every target under every load in turns, so that drift of the machines affects all of them alike.
 """
@@ -14,16 +14,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import typer
 from rich.console import Console
 
-from loadtest.checkpoint.keep import Keeping
+from loadtest.checkpoint.keep import Keeping, prepared
 from loadtest.checkpoint.machine import environment
+from loadtest.console import fail, say, say_written
 from loadtest.drive.fleet import Stopped, StopSignals, WorkerDied, WorkerFleet
 from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
 from loadtest.drive.sampling import Sampling
-from loadtest.drive.target import Target, TargetError, change, read_counters
+from loadtest.drive.target import Target, TargetError, change, look_at, read_counters
 from loadtest.report.files import write_results, write_series, write_summary
 from loadtest.report.formatting import load_text, requested_text
 from loadtest.report.schema import Bounds, Results
@@ -31,6 +33,8 @@ from loadtest.report.series import Ran, Series, folder_of, series_of
 from loadtest.report.series_tables import run_line
 from loadtest.report.summarise import summarise
 from loadtest.report.terminal import Progress, show, show_series
+from loadtest.workloads.sources import DatasetError
+from loadtest.workloads.trace import TraceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ def carry_out(order: Order, console: Console, keeping: Keeping | None = None) ->
         if keeping is not None:
             keeping.keep(order.target_name, order.plan, order.bounds, results, records, written)
         written += write_summary(results, order.out)
-        console.print("written:", ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)
+        say_written(console, written)
     return results
 
 
@@ -64,7 +68,7 @@ def measured(
     """Warms up and runs the order, `beside` around what is measured; shows its progress, but not its results."""
     started_at = datetime.now(UTC)
     with StopSignals() as signals, WorkerFleet(order.plan, signals.asked) as fleet:
-        console.print(f"warming up {order.plan.url}", style="dim", highlight=False)
+        say(console, f"warming up {order.plan.url}", "dim")
         _check_warm_up(fleet.warm_up())
         before = _counters(order.pages)
         shown = Progress(console, title(order.plan))
@@ -98,7 +102,7 @@ def _counted_since(before: Mapping[str, float], pages: Mapping[str, str], consol
     try:
         return change(before, _counters(pages))
     except TargetError as error:
-        console.print(f"no counters: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"no counters: {error}", "red")
         return {}
 
 
@@ -152,7 +156,7 @@ def carry_out_series(
                 found = None
             except (TargetError, WorkerDied, OSError) as error:
                 failures[folder] = str(error)
-                console.print(f"{folder}: failed: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+                say(console, f"{folder}: failed: {error}", "red")
                 continue
             if found is None or found[0].verdict.ended_early:
                 failures[folder] = "ended by hand, as all that follow"
@@ -160,7 +164,7 @@ def carry_out_series(
             results, records = found
             one = Ran(target, load, repetition, results)
             ran.append(one)
-            console.print(run_line(one.folder, results), highlight=False, markup=False, soft_wrap=True)
+            say(console, run_line(one.folder, results))
             if options.out is not None:
                 written = write_results(results, records, options.out / one.folder)
                 if keeping is not None:
@@ -170,9 +174,35 @@ def carry_out_series(
     series = series_of(ran, ran[0].results.environment, failures)
     show_series(series, console)
     if options.out is not None:
-        _tell(write_series(series, options.out), console)
+        say_written(console, write_series(series, options.out))
     return series
 
 
-def _tell(written: list[Path], console: Console) -> None:
-    console.print("written:", ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)
+def run(options: RunOptions) -> None:
+    """Load an OpenAI-compatible URL, measure it, and check that the measurement is valid.
+
+    Exit code 0: fine. 1: requests failed, the SLO was missed, the client itself was the limit, or a check of the
+    servers failed. 2: usage.
+    """
+    console = Console()
+    try:
+        options.check_files()
+        urls = options.target_urls
+        looked = {name: asyncio.run(look_at(url, options.api_key, options.model)) for name, url in urls.items()}
+        looked, keeping = prepared(options, looked, console)
+        passed = _carried_out(options, looked, console, keeping) and (keeping is None or keeping.passed)
+    except (TraceError, DatasetError) as error:
+        raise typer.BadParameter(str(error)) from None
+    except (TargetError, WorkerDied, OSError) as error:
+        raise fail(error, 1) from None
+    except (Stopped, KeyboardInterrupt):
+        raise fail("stopped; there is nothing to report", 1) from None
+    raise typer.Exit(0 if passed else 1)
+
+
+def _carried_out(options: RunOptions, looked: Mapping[str, Target], console: Console, keeping: Keeping | None) -> bool:
+    if options.runs > 1:
+        series = carry_out_series(options, looked, console, keeping)
+        return series is not None and series.passed
+    (_, _, _, order) = next(orders_of(options, looked))
+    return carry_out(order, console, keeping).verdict.passed

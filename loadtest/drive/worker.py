@@ -10,14 +10,12 @@ import gc
 import resource
 import time
 import traceback
-from array import array
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Thread
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import uvloop
@@ -25,19 +23,10 @@ import uvloop
 from loadtest.drive.client import open_session
 from loadtest.drive.driver import Driver
 from loadtest.drive.plan import Plan
-from loadtest.drive.record import Record
+from loadtest.drive.record import Record, WorkerHealth
 
 _LAG_INTERVAL_SECONDS = 0.01
 _CPU_INTERVAL_SECONDS = 1.0
-
-
-@dataclass(slots=True)
-class WorkerHealth:
-    """What one worker saw of itself during the measured part of a run."""
-
-    worker: int
-    loop_lags_seconds: array[float] = field(default_factory=lambda: array("d"))
-    cpu_shares: array[float] = field(default_factory=lambda: array("d"))
 
 
 async def watch_health(health: WorkerHealth, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:
@@ -123,9 +112,7 @@ class Pipe:
         self._writer.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # The reader ends with the parent's end of the pipe.
         self._outbox.put(None)
         self._writer.join()

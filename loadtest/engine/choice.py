@@ -69,7 +69,7 @@ _SHORTEST_NATURAL_TOKENS: Final = 16
 _NATURAL_SPREAD_TOKENS: Final = 240
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Choice:
     """An answer's plan: `pieces` holds the text of each token if a stop string cut it, else the prose has it."""
 
@@ -140,6 +140,9 @@ def plan_choice(
         reason = "length"
     else:
         words, output_tokens, reason = natural - 1, natural, "stop"
+    pieces, stop = _cut_at_stop(prose, words, sampling)
+    if pieces is not None:
+        output_tokens, reason = len(pieces), "stop"
     keys = prompt.keys
     tail = prompt.tokens.packed[len(keys) * block_size * BYTES_PER_TOKEN :]
     output_keys = OutputKeys(keys[-1] if keys else prompt.parent_key, tail, prose.packed, words, block_size)
@@ -150,10 +153,7 @@ def plan_choice(
         prompt_keys=keys,
         output_keys=lambda: output_keys,
     )
-    choice = Choice(index, prompt.tokens, prose, sequence, reason, None, words, limit_tokens=limit_tokens)
-    if sampling.stop:
-        _cut_at_stop(choice, sampling)
-    return choice
+    return Choice(index, prompt.tokens, prose, sequence, reason, stop, words, pieces, limit_tokens=limit_tokens)
 
 
 def content_of(choice: Choice, prompt: PreparedPrompt, lora_id: int | None, steering: Steering) -> BlockContent:
@@ -169,13 +169,13 @@ def content_of(choice: Choice, prompt: PreparedPrompt, lora_id: int | None, stee
     )
 
 
-def _cut_at_stop(choice: Choice, sampling: SamplingParams) -> None:
-    """End the answer before the first stop string, with the token that completes it."""
-    pieces = [choice.prose.token(i) for i in range(choice.words)]
+def _cut_at_stop(prose: Prose, words: int, sampling: SamplingParams) -> tuple[list[str] | None, str | None]:
+    """The answer up to the first stop string, with the token that completes it, and that string; None without any."""
+    pieces = [prose.token(i) for i in range(words)] if sampling.stop else []
     text = "".join(pieces)
     found = [(text.find(stop), stop) for stop in sampling.stop if stop in text]
     if not found:
-        return
+        return None, None
     cut, stop = min(found)
     kept: list[str] = []
     position = 0
@@ -184,6 +184,4 @@ def _cut_at_stop(choice: Choice, sampling: SamplingParams) -> None:
         position += len(piece)
         if position >= cut + len(stop) and len(kept) >= sampling.min_tokens:
             break
-    choice.pieces = kept
-    choice.sequence.output_tokens = len(kept)
-    choice.finish_reason, choice.stop_reason = "stop", stop
+    return kept, stop

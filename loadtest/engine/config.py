@@ -2,22 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from loadtest.engine.kv_events import Encoding, HashFormat
+from loadtest.engine.kv_events import KvEventsConfig
 from loadtest.engine.scheduler import PRESETS, Limits, StepTime
-
-
-@dataclass(frozen=True, slots=True)
-class KvEventsConfig:
-    """vLLM's --kv-events-config, and the form of its events. The ports are those of rank 0."""
-
-    endpoint: str = "tcp://*:5557"
-    replay_endpoint: str | None = None
-    buffer_steps: int = 10_000
-    hwm: int = 100_000
-    max_queue_size: int = 100_000
-    topic: str = ""
-    encoding: Encoding = Encoding.MAP
-    hashes: HashFormat = HashFormat.INT
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,32 +9,17 @@ from typing import Final, Protocol
 from loadtest.engine.kv_cache import SequenceState
 from loadtest.engine.scheduler import Committed, Scheduler, Step
 
-TTFT_BUCKETS: Final = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-    160.0, 640.0, 2560.0,
-)  # fmt: skip
-ITL_BUCKETS: Final = (
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-)  # fmt: skip
-LATENCY_BUCKETS: Final = (
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
-    1920.0, 7680.0,
-)  # fmt: skip
-TOKENS_PER_STEP_BUCKETS: Final = (
-    1.0,
-    8.0,
-    16.0,
-    32.0,
-    64.0,
-    128.0,
-    256.0,
-    512.0,
-    1024.0,
-    2048.0,
-    4096.0,
-    8192.0,
-    16384.0,
+
+def _bounds(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split()))
+
+
+TTFT_BUCKETS: Final = _bounds(
+    "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560"
 )
+ITL_BUCKETS: Final = _bounds("0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80")
+LATENCY_BUCKETS: Final = _bounds("0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680")
+TOKENS_PER_STEP_BUCKETS: Final = tuple(float(1 << power) for power in (0, *range(3, 15)))
 
 
 def token_buckets(max_tokens: int) -> tuple[float, ...]:
@@ -180,7 +165,7 @@ class EngineLoop:
     ) -> Running:
         """Queue a sequence; its sink hears of it from the next step on."""
         self._catch_up_idle()
-        sequence.arrived_seconds = self._engine_seconds
+        sequence.arrive(self._engine_seconds)
         self.scheduler.add(sequence)
         running = Running(sequence, sink, wants_every_token, finish_reason, self)
         self._running[sequence.sequence_id] = running

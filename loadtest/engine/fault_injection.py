@@ -55,13 +55,17 @@ class StreamFaults:
             self._stream.write(b"data: {this is not JSON\n\n")
             self._loop.call_soon(self._resume)
         if script.die_at_token == sent_tokens:
-            self._struck = self._entry.struck = True
+            self._strike()
             self._stream.break_off(script.die_by)
         elif script.error_at_token == sent_tokens:
-            self._struck = self._entry.struck = True
+            self._strike()
             fail(engine_dead())
         elif script.stall_at_token == sent_tokens:
             self._struck = True
+
+    def _strike(self) -> None:
+        self._struck = True
+        self._entry.strike()
 
     def _arm(self, token: int) -> None:
         assert self._script.tokens_per_second is not None
@@ -97,7 +101,7 @@ async def play_whole(
     if script.stall_at_token is not None:
         await _until_the_client_leaves()
     if script.error_at_token is not None:
-        entry.struck = True
+        entry.strike()
         return error_answer(engine_dead(), request.path)
     if script.garbage_at_token is not None and isinstance(answer, web.Response):
         answer.body = b'{"id": "garbage", "choices": [{{{'
@@ -105,7 +109,7 @@ async def play_whole(
 
 
 async def _die(request: web.BaseRequest, entry: LedgerEntry, by: str) -> None:
-    entry.struck = True
+    entry.strike()
     break_connection(request, by)
     await _until_the_client_leaves()
 

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol
 
 from loadtest.engine.api.errors import ApiError
@@ -46,6 +45,15 @@ class _Sink:
         self.ended = finished
         self.stream.on_progress(self)
 
+    def send(self, upto: int) -> int:
+        """Tokens up to that number are sent now; up to which they were before."""
+        before, self.sent = self.sent, max(upto, self.sent)
+        return before
+
+    def close(self) -> None:
+        """All of it is sent, its end as well."""
+        self.ended = False
+
     def on_failure(self, failure: Exception) -> None:
         """The engine died: so does the stream."""
         self.stream.fail(failure)
@@ -83,17 +91,12 @@ class StreamedGeneration:
             self.fail(refusal)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for running in self._running:
             self._engine.abort(running)
         if self._faults:
             self._faults.close()
-        entry = self._entry
-        entry.prompt_tokens = sum(sink.choice.sequence.prompt_tokens for sink in self._sinks)
-        entry.cached_tokens = sum(sink.choice.sequence.cached_tokens for sink in self._sinks)
-        entry.output_tokens = sum(sink.sent for sink in self._sinks)
+        self._entry.count((sink.choice.sequence for sink in self._sinks), sum(sink.sent for sink in self._sinks))
 
     def on_progress(self, sink: _Sink) -> None:
         """An answer has new tokens: send them, or let them gather while the client is slow."""
@@ -122,11 +125,11 @@ class StreamedGeneration:
         if not self._opened and (upto or ended):
             self._opened = True
             events += self._writer.opening()
-        start, sink.sent = sink.sent, max(upto, sink.sent)
+        start = sink.send(upto)
         if upto > start or (ended and self._unsent_answers):
             events += self._writer.tokens(sink.choice, start, upto, ended)
         if ended:
-            sink.ended = False
+            sink.close()
             self._unsent_answers -= 1
             if not self._unsent_answers:
                 self._finish(events)
@@ -140,7 +143,7 @@ class StreamedGeneration:
         script = self._entry.script
         if script and script.die_after_finish:
             self._stream.write(*events)
-            self._entry.struck = True
+            self._entry.strike()
             self._stream.break_off(script.die_by)
             return
         events += self._writer.closing()
@@ -175,6 +178,7 @@ class Generation:
         self._entry = entry
         self._running: list[Running] = []
         self._unfinished = len(choices)
+        self._generated_tokens = 0  # of answers that are whole
         self._finished = asyncio.Event()
         self._failure: Exception | None = None
 
@@ -182,18 +186,14 @@ class Generation:
         self._running = [self._engine.submit(choice, self, False) for choice in self.choices]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for running in self._running:
             self._engine.abort(running)
-        entry = self._entry
-        entry.prompt_tokens = sum(choice.sequence.prompt_tokens for choice in self.choices)
-        entry.cached_tokens = sum(choice.sequence.cached_tokens for choice in self.choices)
+        self._entry.count((choice.sequence for choice in self.choices), self._generated_tokens)
 
     def on_tokens(self, generated_tokens: int, finished: bool) -> None:
         if finished:
-            self._entry.output_tokens += generated_tokens
+            self._generated_tokens += generated_tokens
             self._unfinished -= 1
             if not self._unfinished:
                 self._finished.set()

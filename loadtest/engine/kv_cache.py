@@ -98,6 +98,72 @@ class SequenceState:
         """Tokens that must be computed before the next token can be sampled."""
         return self.prompt_tokens + self.earlier_generated_tokens
 
+    def publish(self, content: BlockContent) -> None:
+        self.content = content
+
+    def arrive(self, now_seconds: float) -> None:
+        self.arrived_seconds = now_seconds
+
+    def admit(self, blocks: list[int], hit_blocks: int, block_size: int, now_seconds: float) -> int:
+        """Into the batch, its first blocks found in the cache. Tokens that it computes again after a preemption."""
+        self.state = State.PREFILLING
+        self.blocks = blocks
+        self.registered_blocks = hit_blocks
+        self.computed_tokens = hit_blocks * block_size
+        if self.scheduled_seconds < 0:
+            self.scheduled_seconds = now_seconds
+            self.cached_tokens = self.computed_tokens
+        again = max(0, self.lost_tokens - self.computed_tokens)
+        self.recomputed_tokens += again
+        self.lost_tokens = 0
+        return again
+
+    def prefill(self, tokens: int) -> bool:
+        """So many more are computed; whether the prompt is."""
+        self.computed_tokens += tokens
+        return self.computed_tokens == self.prefill_target_tokens
+
+    def sample_first(self, now_seconds: float, cacheable_tokens: int) -> None:
+        """The prompt is computed, and a token sampled, if it has any."""
+        if self.first_token_seconds < 0:
+            self.first_token_seconds = now_seconds
+            self.created_cache_tokens = max(0, cacheable_tokens - self.cached_tokens)
+        if self.output_tokens:
+            self.earlier_generated_tokens += 1
+
+    def decode(self, clock: int) -> None:
+        """From this step of the engine on, until all of its output is there."""
+        self.state = State.DECODING
+        self.decode_since = clock
+        self.decode_until = clock + self.output_tokens - self.earlier_generated_tokens
+
+    def stop_decoding(self, clock: int) -> None:
+        decoded = clock - self.decode_since
+        self.computed_tokens += decoded
+        self.earlier_generated_tokens += decoded
+
+    def preempt(self) -> None:
+        """Back to the queue; all that it computed is lost."""
+        self.lost_tokens = self.computed_tokens
+        self.computed_tokens = 0
+        self.state = State.WAITING
+        self.preemptions += 1
+
+    def end(self, state: State, now_seconds: float = -1.0) -> None:
+        self.state = state
+        self.finished_seconds = now_seconds
+
+    def grow(self, blocks: list[int]) -> None:
+        self.blocks += blocks
+
+    def register(self, upto_block: int) -> None:
+        """Its blocks before this number can be found by key."""
+        self.registered_blocks = upto_block
+
+    def give_up_blocks(self) -> list[int]:
+        blocks, self.blocks = self.blocks, []
+        return blocks
+
     def keys(self, first_block: int, upto_block: int) -> Sequence[int]:
         """The keys of its blocks from `first_block` up to `upto_block`, as far as there are any."""
         prompt_keys = self.prompt_keys

@@ -10,7 +10,6 @@ from typing import Any, Final
 import zmq
 import zmq.asyncio
 
-from loadtest.engine.config import KvEventsConfig
 from loadtest.engine.kv_cache import SequenceState
 from loadtest.engine.kv_events import (
     GROUP,
@@ -23,6 +22,7 @@ from loadtest.engine.kv_events import (
     BlockStored,
     Event,
     HashFormat,
+    KvEventsConfig,
     encoder,
 )
 

@@ -30,6 +30,20 @@ class HashFormat(StrEnum):
     BYTES = "bytes"
 
 
+@dataclass(frozen=True, slots=True)
+class KvEventsConfig:
+    """vLLM's --kv-events-config, and the form of its events. The ports are those of rank 0."""
+
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+    encoding: Encoding = Encoding.MAP
+    hashes: HashFormat = HashFormat.INT
+
+
 class Event(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
     """Something that happened to the prefix cache. The order of the fields is that of the wire."""
 

@@ -1,12 +1,13 @@
 """Requests received and how they ended: tests compare this record with the gateway's."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from loadtest.engine.faults import Script
+from loadtest.engine.kv_cache import SequenceState
 
 
 class Ending(StrEnum):
@@ -43,6 +44,30 @@ class LedgerEntry:
     struck: bool = False
     ended_seconds: float | None = None
 
+    def note(self, request_id: str, model: str, nonces: Iterable[str | None]) -> None:
+        self.request_id, self.model = request_id, model
+        self.nonces = [nonce for nonce in nonces if nonce]
+
+    def strike(self) -> None:
+        self.struck = True
+
+    def count(self, sequences: Iterable[SequenceState], output_tokens: int) -> None:
+        """What its answers took, so far."""
+        self.prompt_tokens = self.cached_tokens = 0
+        for sequence in sequences:
+            self.prompt_tokens += sequence.prompt_tokens
+            self.cached_tokens += sequence.cached_tokens
+        self.output_tokens = output_tokens
+
+    def answered(self, status: int) -> None:
+        self.status = status
+
+    def end(self, ending: Ending, now: float) -> Ending:
+        """How it ended, of which a scripted fault decides."""
+        self.ending = Ending.FAILED if self.struck else ending
+        self.ended_seconds = now
+        return self.ending
+
     def as_json(self) -> dict[str, Any]:
         """The entry as the control route shows it."""
         return {
@@ -76,10 +101,6 @@ class Ledger:
         self.total = 0
         self.endings = dict.fromkeys(Ending, 0)
 
-    @property
-    def keeps_entries(self) -> bool:
-        return self._keep > 0
-
     def begin(
         self,
         method: str,
@@ -99,12 +120,8 @@ class Ledger:
         return entry
 
     def end(self, entry: LedgerEntry, ending: Ending) -> None:
-        if entry.struck:
-            ending = Ending.FAILED
-        entry.ending = ending
-        entry.ended_seconds = self._clock()
         self.in_flight -= entry.inference
-        self.endings[ending] += 1
+        self.endings[entry.end(ending, self._clock())] += 1
 
     def clear(self) -> None:
         """Forget what ended; the highest concurrency starts again from the present one."""

@@ -8,10 +8,10 @@ from typing import Final
 
 from loadtest.engine.api.errors import rank_out_of_range
 from loadtest.engine.choice import Choice
-from loadtest.engine.config import EngineConfig, KvEventsConfig
+from loadtest.engine.config import EngineConfig
 from loadtest.engine.engine_loop import EngineLoop, EngineStats, Running, TokenSink
 from loadtest.engine.kv_event_publisher import KvEventLog, KvEventPublisher, KvEventPublishers
-from loadtest.engine.kv_events import Address, publish_address, replay_address
+from loadtest.engine.kv_events import Address, KvEventsConfig, publish_address, replay_address
 from loadtest.engine.scheduler import Scheduler
 
 # Waiting requests weigh more the fuller the KV cache is, from half full on.
@@ -62,6 +62,9 @@ class EngineRanks:
     def num_requests(self) -> int:
         """Sequences that have not ended, on all ranks."""
         return sum(rank.num_requests for rank in self.ranks)
+
+    def reject(self) -> None:
+        self.rejected += 1
 
     def submit(self, choice: Choice, sink: TokenSink, wants_every_token: bool) -> Running:
         """Queue an answer on the rank that it asks for, else on the least loaded; ApiError if there is no such rank."""

@@ -46,10 +46,7 @@ class StepTime:
 
 # h100-8b: fitted to a published H100 / Llama-3.1-8B layer profile. cpu-tiny: a 4.5 M parameter Llama on one core.
 PRESETS: Final = MappingProxyType(
-    {
-        "h100-8b": StepTime(8e-3, 28e-6, 1.3e-9, 14e-6, 47e-9),
-        "cpu-tiny": StepTime(3.3e-3, 60e-6, 5e-9, 150e-6, 45e-9),
-    }
+    {"h100-8b": StepTime(8e-3, 28e-6, 1.3e-9, 14e-6, 47e-9), "cpu-tiny": StepTime(3.3e-3, 60e-6, 5e-9, 150e-6, 45e-9)}
 )
 
 
@@ -91,6 +88,34 @@ class Counters:
     steps: int = 0
     peak_running: int = 0
     peak_used_blocks: int = 0
+
+    def on_admitted(self, sequence: SequenceState, *, looked_up: bool) -> None:
+        """A prompt is prefilled for the first time; `looked_up`: in the prefix cache."""
+        self.prompt_tokens += sequence.prompt_tokens
+        self.prompt_tokens_cached += sequence.cached_tokens
+        if looked_up:
+            self.prefix_queries_tokens += sequence.prompt_tokens
+            self.prefix_hits_tokens += sequence.cached_tokens
+
+    def on_scheduled(self, running: int, used_blocks: int) -> None:
+        self.peak_running = max(self.peak_running, running)
+        self.peak_used_blocks = max(self.peak_used_blocks, used_blocks)
+
+    def on_committed(self, steps: int, decoding: int) -> None:
+        self.steps += steps
+        self.generation_tokens += decoding * steps
+
+    def on_first_token(self) -> None:
+        self.generation_tokens += 1
+
+    def on_preempted(self) -> None:
+        self.preemptions += 1
+
+    def on_recomputed(self, tokens: int) -> None:
+        self.recomputed_tokens += tokens
+
+    def restart_peaks(self, running: int, used_blocks: int) -> None:
+        self.peak_running, self.peak_used_blocks = running, used_blocks
 
 
 @dataclass(slots=True)
@@ -168,7 +193,7 @@ class Scheduler:
         else:
             self._leave_batch(sequence)
             self._give_blocks_back(sequence)
-        sequence.state = State.ABORTED
+        sequence.end(State.ABORTED)
         if not self.num_waiting:
             self.waiting.clear()
             self._aborted_in_queue = 0
@@ -209,9 +234,7 @@ class Scheduler:
         decodes = len(self.decoding)
         if not prefills and not decodes:
             return None
-        counters = self.counters
-        counters.peak_running = max(counters.peak_running, self.num_running)
-        counters.peak_used_blocks = max(counters.peak_used_blocks, self.pool.num_used)
+        self.counters.on_scheduled(self.num_running, self.pool.num_used)
         repeat = 1
         if horizon_seconds is not None and not prefills and not preempted:
             repeat = self._stretch(now_seconds, horizon_seconds)
@@ -223,12 +246,10 @@ class Scheduler:
     def commit(self, step: Step, now_seconds: float) -> Committed:
         """The step is done: hand out its tokens, end the sequences that are complete."""
         done = Committed(step.repeat)
-        counters = self.counters
-        counters.steps += step.repeat
         decoding = len(self.decoding)
+        self.counters.on_committed(step.repeat, decoding)
         self.decode_clock += step.repeat
         self._context_tokens += decoding * step.repeat
-        counters.generation_tokens += decoding * step.repeat
         while self._ends and self._ends[0][0] <= self.decode_clock:
             until, _, sequence = heapq.heappop(self._ends)
             # An entry of an aborted or preempted sequence is stale.
@@ -236,10 +257,8 @@ class Scheduler:
                 self._finish(sequence, now_seconds)
                 done.finished.append(sequence)
         for sequence, tokens in step.prefills:
-            if sequence.state is State.PREFILLING:
-                sequence.computed_tokens += tokens
-                if sequence.computed_tokens == sequence.prefill_target_tokens:
-                    self._end_prefill(sequence, now_seconds, done)
+            if sequence.state is State.PREFILLING and sequence.prefill(tokens):
+                self._end_prefill(sequence, now_seconds, done)
         return done
 
     def reset_prefix_cache(self) -> bool:
@@ -263,27 +282,14 @@ class Scheduler:
         if needed + pool.num_free_among(hit) > pool.num_free:
             return False
         pool.take_cached(hit)
-        sequence.blocks = hit + pool.allocate(needed)
-        sequence.computed_tokens = len(hit) * block_size
-        sequence.registered_blocks = len(hit)
+        is_new = sequence.scheduled_seconds < 0
+        again = sequence.admit(hit + pool.allocate(needed), len(hit), block_size, now_seconds)
         if self._observer is not None and hit and sequence.content is not None and sequence.content.reports_hits:
             self._observer.on_stored(sequence, 0, None, sequence.keys(0, len(hit)))
-        sequence.state = State.PREFILLING
         self.prefilling[sequence.sequence_id] = sequence
-        if sequence.lost_tokens:
-            again = max(0, sequence.lost_tokens - sequence.computed_tokens)
-            self.counters.recomputed_tokens += again
-            sequence.recomputed_tokens += again
-            sequence.lost_tokens = 0
-        if sequence.scheduled_seconds < 0:
-            sequence.scheduled_seconds = now_seconds
-            sequence.cached_tokens = sequence.computed_tokens
-            counters = self.counters
-            counters.prompt_tokens += sequence.prompt_tokens
-            counters.prompt_tokens_cached += sequence.cached_tokens
-            if self.limits.prefix_caching:
-                counters.prefix_queries_tokens += sequence.prompt_tokens
-                counters.prefix_hits_tokens += sequence.cached_tokens
+        self.counters.on_recomputed(again)
+        if is_new:
+            self.counters.on_admitted(sequence, looked_up=self.limits.prefix_caching)
         return True
 
     def _prefill_chunk(
@@ -302,23 +308,16 @@ class Scheduler:
     def _end_prefill(self, sequence: SequenceState, now_seconds: float, done: Committed) -> None:
         """The prompt is computed: the same step samples a token."""
         del self.prefilling[sequence.sequence_id]
-        if sequence.first_token_seconds < 0:
-            sequence.first_token_seconds = now_seconds
-            if self.limits.prefix_caching:
-                full_blocks_tokens = len(sequence.prompt_keys) * self.limits.block_size
-                sequence.created_cache_tokens = max(0, full_blocks_tokens - sequence.cached_tokens)
+        cacheable_blocks = len(sequence.prompt_keys) if self.limits.prefix_caching else 0
+        sequence.sample_first(now_seconds, cacheable_blocks * self.limits.block_size)
         done.started.append(sequence)
         if sequence.output_tokens:
-            sequence.earlier_generated_tokens += 1
-            self.counters.generation_tokens += 1
-        remaining = sequence.output_tokens - sequence.earlier_generated_tokens
-        if remaining <= 0:
+            self.counters.on_first_token()
+        if sequence.output_tokens <= sequence.earlier_generated_tokens:
             self._end(sequence, now_seconds)
             done.finished.append(sequence)
             return
-        sequence.state = State.DECODING
-        sequence.decode_since = self.decode_clock
-        sequence.decode_until = self.decode_clock + remaining
+        sequence.decode(self.decode_clock)
         self.decoding[sequence.sequence_id] = sequence
         self._context_tokens += sequence.computed_tokens
         if len(self._ends) > 2 * len(self.decoding) + 1024:
@@ -342,7 +341,7 @@ class Scheduler:
                 self._preempt_last()
                 preempted = True
             if sequence.state is State.DECODING:
-                sequence.blocks += self.pool.allocate(1)
+                sequence.grow(self.pool.allocate(1))
         return preempted
 
     def _stretch(self, now_seconds: float, horizon_seconds: float) -> int:
@@ -363,7 +362,7 @@ class Scheduler:
             if len(beginning) > self.pool.num_free:
                 return ahead
             for sequence in beginning.values():
-                sequence.blocks += self.pool.allocate(1)
+                sequence.grow(self.pool.allocate(1))
         return steps
 
     def _preempt_last(self) -> None:
@@ -372,11 +371,8 @@ class Scheduler:
         sequence = batch[next(reversed(batch))]
         self._leave_batch(sequence)
         self._give_blocks_back(sequence)
-        sequence.lost_tokens = sequence.computed_tokens
-        sequence.computed_tokens = 0
-        sequence.state = State.WAITING
-        sequence.preemptions += 1
-        self.counters.preemptions += 1
+        sequence.preempt()
+        self.counters.on_preempted()
         self.waiting.appendleft(sequence)
 
     def _leave_batch(self, sequence: SequenceState) -> None:
@@ -384,12 +380,10 @@ class Scheduler:
         if sequence.state is State.PREFILLING:
             del self.prefilling[sequence.sequence_id]
             return
-        decoded = self.decode_clock - sequence.decode_since
         del self.decoding[sequence.sequence_id]
         del self._boundaries[self._boundary_slot(sequence)][sequence.sequence_id]
-        self._context_tokens -= sequence.computed_tokens + decoded
-        sequence.computed_tokens += decoded
-        sequence.earlier_generated_tokens += decoded
+        sequence.stop_decoding(self.decode_clock)
+        self._context_tokens -= sequence.computed_tokens
 
     def _finish(self, sequence: SequenceState, now_seconds: float) -> None:
         self._leave_batch(sequence)
@@ -397,8 +391,7 @@ class Scheduler:
 
     def _end(self, sequence: SequenceState, now_seconds: float) -> None:
         self._give_blocks_back(sequence)
-        sequence.state = State.FINISHED
-        sequence.finished_seconds = now_seconds
+        sequence.end(State.FINISHED, now_seconds)
 
     # --- blocks ----------------------------------------------------------------------------------------------------
 
@@ -410,7 +403,7 @@ class Scheduler:
         keys = sequence.keys(first, upto_block)
         if not keys:
             return
-        sequence.registered_blocks = first + len(keys)
+        sequence.register(first + len(keys))
         self.pool.register(sequence.blocks[first : first + len(keys)], keys)
         if self._observer is not None:
             [parent] = sequence.keys(first - 1, first) if first else [None]
@@ -428,5 +421,4 @@ class Scheduler:
         """Release all blocks of a sequence that left the batch; its output's full blocks stay cached."""
         if self.limits.prefix_caching and sequence.output_tokens:
             self._register(sequence, sequence.computed_tokens // self.limits.block_size)
-        self.pool.release(sequence.blocks)
-        sequence.blocks = []
+        self.pool.release(sequence.give_up_blocks())

@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from aiohttp import StreamReader, web
@@ -24,7 +24,7 @@ from loadtest.engine.api.pooling import classify, embeddings, pooling, rerank, s
 from loadtest.engine.api.responses import cancel_response, create_response, get_response
 from loadtest.engine.config import EngineConfig
 from loadtest.engine.fault_injection import play_opening, play_whole
-from loadtest.engine.faults import Faults, ServerFaults
+from loadtest.engine.faults import Faults
 from loadtest.engine.ledger import Ending, Ledger, LedgerEntry
 from loadtest.engine.ranks import new_engines, new_publishers
 from loadtest.engine.service import Service
@@ -167,9 +167,7 @@ class SimulatedEngine:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def start(self) -> None:
@@ -240,16 +238,12 @@ class SimulatedEngine:
                 transport.abort()
         service.engine.close()
         publishers = service.kv_events
-        service.kv_events = new_publishers(self.config, self._unix_seconds, publishers)
-        service.engine = new_engines(self.config, service.kv_events, asyncio.get_running_loop())
-        service.faults.replace(ServerFaults(model=service.faults.model))
-        service.started_unix_seconds = self._unix_seconds()
-        service.responses.clear()
-        service.http_requests.clear()
+        kv_events = new_publishers(self.config, self._unix_seconds, publishers)
+        service.become_new(new_engines(self.config, kv_events, asyncio.get_running_loop()), kv_events)
         if publishers is not None:
             await publishers.close()
-        if service.kv_events is not None:
-            await service.kv_events.open()
+        if kv_events is not None:
+            await kv_events.open()
 
     def _make_request(
         self,
@@ -285,7 +279,7 @@ class SimulatedEngine:
 
     async def _recorded(self, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:
         service, script = self.service, entry.script
-        service.server_load += entry.inference
+        service.begin(entry)
         self._idle.clear()
         ending = Ending.ABORTED
         try:
@@ -295,15 +289,14 @@ class SimulatedEngine:
                 if script is not None and not response.prepared:
                     response = await play_whole(request, entry, script, response)
             ending = Ending.FINISHED if response.status < 400 else Ending.REFUSED
-            entry.status = response.status
+            entry.answered(response.status)
             self._count(entry.method, entry.path, response.status)
             return response
         except ConnectionResetError:
             # The client left while it was being answered: nothing reads this.
             return empty_answer(499)
         finally:
-            service.server_load -= entry.inference
-            service.ledger.end(entry, ending)
+            service.end(entry, ending)
             if not service.ledger.in_flight:
                 self._idle.set()
 
@@ -345,6 +338,4 @@ class SimulatedEngine:
             raise errors.unauthorised()
 
     def _count(self, method: str, path: str, status: int) -> None:
-        key = (path if path in self._routes else "none", method, f"{status // 100}xx")
-        counts = self.service.http_requests
-        counts[key] = counts.get(key, 0) + 1
+        self.service.count(path if path in self._routes else "none", method, status)

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import xxhash
@@ -11,9 +11,9 @@ from aiohttp import web
 from loadtest.engine.api.errors import engine_dead, queue_full, too_long, unknown_model
 from loadtest.engine.choice import Choice, PreparedPrompt, content_of, find_nonce, plan_choice
 from loadtest.engine.config import EngineConfig
-from loadtest.engine.faults import Faults
+from loadtest.engine.faults import Faults, ServerFaults
 from loadtest.engine.kv_event_publisher import KvEventPublishers
-from loadtest.engine.ledger import Ledger, LedgerEntry
+from loadtest.engine.ledger import Ending, Ledger, LedgerEntry
 from loadtest.engine.ranks import EngineRanks
 from loadtest.engine.request_parameters import SamplingParams, Steering
 from loadtest.engine.tokens import TokenisedText, block_keys, namespace
@@ -47,6 +47,26 @@ class Service:
         """The name of the base model, as it is at present."""
         return self.faults.model or self.config.model
 
+    def begin(self, entry: LedgerEntry) -> None:
+        self.server_load += entry.inference
+
+    def end(self, entry: LedgerEntry, ending: Ending) -> None:
+        self.server_load -= entry.inference
+        self.ledger.end(entry, ending)
+
+    def count(self, handler: str, method: str, status: int) -> None:
+        """One more answer, for the metrics."""
+        key = (handler, method, f"{status // 100}xx")
+        self.http_requests[key] = self.http_requests.get(key, 0) + 1
+
+    def become_new(self, engine: EngineRanks, kv_events: KvEventPublishers | None) -> None:
+        """As after a restart: nothing is left but the name of the model."""
+        self.engine, self.kv_events = engine, kv_events
+        self.faults.replace(ServerFaults(model=self.faults.model))
+        self.started_unix_seconds = self.unix_seconds()
+        self.responses.clear()
+        self.http_requests.clear()
+
     def new_id(self) -> str:
         return f"{self.random.getrandbits(64):016x}"
 
@@ -73,7 +93,7 @@ class Service:
             raise engine_dead()
         limit = self.config.max_num_queued_reqs
         if limit is not None and self.engine.num_requests + num_sequences > limit:
-            self.engine.rejected += 1
+            self.engine.reject()
             raise queue_full()
 
     def prompt(self, tokens: TokenisedText, text: str, model: str, cache_salt: str) -> PreparedPrompt:
@@ -104,19 +124,12 @@ class Service:
             limit = max(1, room if sampling.max_tokens is None else min(room, sampling.max_tokens))
             for number in range(sampling.n):
                 choice = plan_choice(
-                    len(planned),
-                    self.engine.new_id(),
-                    prompt,
-                    sampling,
-                    limit,
-                    self.config.limits.block_size,
-                    forced,
+                    len(planned), self.engine.new_id(), prompt, sampling, limit, self.config.limits.block_size, forced
                 )
-                choice.rank = steering.rank
-                choice.first_of = None if number else sampling.n
                 if self.kv_events is not None:
-                    choice.sequence.content = content_of(choice, prompt, self._lora_id(prompt.lora_name), steering)
-                planned.append(choice)
+                    content = content_of(choice, prompt, self._lora_id(prompt.lora_name), steering)
+                    choice.sequence.publish(content)
+                planned.append(replace(choice, rank=steering.rank, first_of=None if number else sampling.n))
         return planned
 
     def _lora_id(self, name: str | None) -> int | None:

@@ -1,38 +1,140 @@
-"""`loadtest predict`: reads an access log, replays it, and reports the error of the model."""
+"""`loadtest predict`: reads an access log, fits the engine model, replays the requests at their own times, compares."""
 
 from __future__ import annotations
 
-import shlex
-import sys
-from dataclasses import asdict
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from loadtest.engine.scheduler import PRESETS, Preset
-from loadtest.predict.comparison import Mismatch, read_run, verdict
-from loadtest.predict.fit import FEWEST_IDLE, NoFit
-from loadtest.predict.prediction import Prediction, predict, trace_from
-from loadtest.recording import Logged, read_log
-from loadtest.replay.policies import OWN
+from loadtest.console import command_line, fail, markdown_table, plain_table, say
+from loadtest.engine.scheduler import PRESETS, Preset, StepTime
+from loadtest.predict.comparison import (
+    ClientRun,
+    Line,
+    Mismatch,
+    Side,
+    client_seconds,
+    compared,
+    first_of,
+    measured_by_client,
+    read_run,
+    verdict,
+)
+from loadtest.predict.fit import FEWEST_IDLE, Calibration, NoFit, fit, overhead_of, served
+from loadtest.recording import Logged, read_log, trace_of
+from loadtest.replay.engine import ReplayEngine, ReplayRequest
+from loadtest.replay.policies import OWN, RouterContext, router_of
 from loadtest.replay.scenario import Scenario
-from loadtest.workloads.trace import Trace, TraceError
+from loadtest.replay.simulation import Simulation
+from loadtest.replay.workload import requests_of
+from loadtest.workloads.trace import Row, Trace, TraceError
+
+_ONE_COPY = 1
+
+
+def trace_from(requests: Sequence[Logged], block_tokens: int) -> Trace:
+    """The trace that `loadtest record` makes of them, row by row."""
+    rows = [
+        Row(line["timestamp"] / 1000, line["input_length"], line["output_length"], tuple(line["hash_ids"]))
+        for line in trace_of(requests, block_tokens)
+    ]
+    return Trace("recorded", rows, block_tokens)
+
+
+def replayed(trace: Trace, scenario: Scenario, step_time: StepTime, policy: str) -> list[ReplayRequest]:
+    """What the model makes of each row, in the trace's order. Raises TraceError."""
+    limits = scenario.limits(trace.block_tokens)
+    longest = max(row.prompt_tokens + row.output_tokens for row in trace.rows)
+    if longest > limits.num_blocks * trace.block_tokens:
+        raise TraceError(f"--kv-tokens: the longest request has {longest} tokens")
+    requests = requests_of(trace, _ONE_COPY, trace.rate_per_second, seed=0)
+    engines = [ReplayEngine(limits, step_time) for _ in range(scenario.engines)]
+    router = router_of(policy, RouterContext(scenario, trace.block_tokens, engines, random.Random(policy)))
+    Simulation(requests, engines, router).run()
+    return requests
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What came of it. `client_seconds` is None where the gateway's own log is what was measured."""
+
+    lines: Sequence[Line]
+    judged: int
+    before: int  # requests that came earlier: they calibrate, and fill the caches
+    calibration: Calibration
+    client_seconds: float | None
+    doubts: Sequence[str] = ()  # of what was measured
+
+
+def predict(
+    requests: Sequence[Logged],
+    trace: Trace,
+    scenario: Scenario,
+    policy: str,
+    step_time: StepTime | None = None,
+    run: ClientRun | None = None,
+) -> Prediction:
+    """Judge the model by the client's run, or by the later half of the log. `trace` is what was recorded of it.
+
+    All requests are replayed; none that is judged has a part in the calibration. Raises NoFit, Mismatch, TraceError.
+    """
+    first = len(requests) // 2 if run is None else first_of(requests, run)
+    end = len(requests) if run is None else first + len(run.sent)
+    judged = requests[first:end]
+    past = list(served(requests[:first]))
+    budget = scenario.max_num_batched_tokens
+    calibration = fit(past, budget) if step_time is None else overhead_of(past, step_time, budget)
+    answers = replayed(trace, scenario, calibration.step_time, policy)[first:end]
+    way = None if run is None else client_seconds(judged, run)
+    streamed = [request.first_seconds is not None for request in judged]
+    predicted = _predicted(answers, streamed, (calibration.overhead_seconds or 0.0) + (way or 0.0))
+    measured = _measured(judged) if run is None else _with_usage(measured_by_client(run), judged)
+    doubts = () if run is None else run.doubts
+    return Prediction(compared(measured, predicted), len(judged), first, calibration, way, doubts)
+
+
+def _predicted(answers: Sequence[ReplayRequest], streamed: Sequence[bool], overhead_seconds: float) -> Side:
+    return Side(
+        ttft_seconds=[
+            answer.ttft_seconds + overhead_seconds for answer, streams in zip(answers, streamed, strict=True) if streams
+        ],
+        e2e_seconds=[answer.e2e_seconds + overhead_seconds for answer in answers],
+        output_tokens=sum(answer.output_tokens for answer in answers),
+        seconds=max(answer.finished_seconds for answer in answers) - answers[0].arrival_seconds,
+        hit_ratio=sum(answer.cached_tokens for answer in answers) / sum(answer.prompt_tokens for answer in answers),
+    )
+
+
+def _measured(judged: Sequence[Logged]) -> Side:
+    return Side(
+        ttft_seconds=[first for request in judged if (first := request.first_seconds) is not None],
+        e2e_seconds=[request.duration_seconds for request in judged],
+        output_tokens=sum(request.output_tokens for request in judged),
+        seconds=max(request.at_seconds + request.duration_seconds for request in judged) - judged[0].at_seconds,
+        hit_ratio=_reported_hit_ratio(judged),
+    )
+
+
+def _with_usage(side: Side, judged: Sequence[Logged]) -> Side:
+    """The same; where the client did not read the engines' counters, with the hit rate that answers reported."""
+    if side.hit_ratio is not None:
+        return side
+    return Side(side.ttft_seconds, side.e2e_seconds, side.output_tokens, side.seconds, _reported_hit_ratio(judged))
+
+
+def _reported_hit_ratio(judged: Sequence[Logged]) -> float | None:
+    known = [request for request in judged if request.cached_tokens is not None]
+    prompts = sum(request.prompt_tokens for request in known)
+    return sum(request.cached_tokens or 0 for request in known) / prompts if prompts else None
+
 
 _HEAD = ("", "measured", "predicted", "difference")
-
-
-def table(prediction: Prediction) -> Table:
-    shown = Table(box=SIMPLE_HEAD)
-    for number, name in enumerate(_HEAD):
-        shown.add_column(name, justify="right" if number else "left")
-    for row in _rows(prediction):
-        shown.add_row(*row)
-    return shown
 
 
 def notes(prediction: Prediction, scenario: Scenario) -> list[str]:
@@ -58,10 +160,10 @@ def notes(prediction: Prediction, scenario: Scenario) -> list[str]:
 
 def markdown(prediction: Prediction, scenario: Scenario) -> str:
     """The table, what it is made of, and the verdict."""
-    head = f"| {' | '.join(_HEAD)} |\n|---|---:|---:|---:|\n"
-    rows = "".join(f"| {' | '.join(row)} |\n" for row in _rows(prediction))
     _, text = verdict(prediction.lines)
-    return head + rows + "\n" + "\n".join((*notes(prediction, scenario), "", text)) + "\n"
+    return "\n".join(
+        (markdown_table(_HEAD, _rows(prediction), texts=1), "", *notes(prediction, scenario), "", text, "")
+    )
 
 
 def document(prediction: Prediction, scenario: Scenario, command: str) -> dict[str, Any]:
@@ -133,27 +235,30 @@ def predict_command(
     """Replay a gateway's access log at its own pace, and compare with what was measured.
 
     The gateway needs `server.access_log_prefixes: true`. Exit code 0, however near the model is; 2: usage, a bad log.
-    """  # fmt: skip
+    """
     complaints = Console(stderr=True)
     try:
         if policy not in OWN:
             raise ValueError(f"--policy: {policy!r} unknown; there are {', '.join(OWN)}")
         requests = _requests(log, model, complaints)
         scenario = Scenario(
-            engines or max(1, len({request.backend for request in requests})), rate_per_second=0.0, seed=0,
-            kv_tokens=kv_tokens, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-        )  # fmt: skip
+            engines or max(1, len({request.backend for request in requests})),
+            rate_per_second=0.0,
+            seed=0,
+            kv_tokens=kv_tokens,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
         run = None if measured is None else read_run(measured)
         trace = trace_from(requests, block_size)
         given = None if preset is None else PRESETS[preset.value]
         found = predict(requests, trace, scenario, policy, given, run)
     except (ValueError, OSError, Mismatch, NoFit, TraceError) as error:
-        complaints.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None
-    _tell(found, scenario)
+        raise fail(error) from None
+    _show(found, scenario)
     if out is not None:
         _keep(found, scenario, trace, out)
-        complaints.print(f"wrote {out}: prediction.json, prediction.md, trace.jsonl", highlight=False, soft_wrap=True)
+        say(complaints, f"wrote {out}: prediction.json, prediction.md, trace.jsonl")
 
 
 def _requests(path: Path, model: str | None, complaints: Console) -> list[Logged]:
@@ -172,19 +277,20 @@ def _requests(path: Path, model: str | None, complaints: Console) -> list[Logged
     return log.requests
 
 
-def _tell(found: Prediction, scenario: Scenario) -> None:
+def _show(found: Prediction, scenario: Scenario) -> None:
     console = Console()
-    console.print(table(found))
+    console.print(plain_table(None, _HEAD, _rows(found)))
     for note in notes(found, scenario):
-        console.print(note, highlight=False, soft_wrap=True)
+        say(console, note)
     fits, text = verdict(found.lines)
-    console.print(text, style="green" if fits else "yellow", highlight=False, soft_wrap=True)
+    say(console, text, "green" if fits else "yellow")
 
 
 def _keep(found: Prediction, scenario: Scenario, trace: Trace, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["loadtest", *sys.argv[1:]])
-    text = orjson.dumps(document(found, scenario, command), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    text = orjson.dumps(
+        document(found, scenario, command_line()), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    )
     (out / "prediction.json").write_bytes(text)
     (out / "prediction.md").write_text(markdown(found, scenario), encoding="utf-8")
     with (out / "trace.jsonl").open("wb") as file:

@@ -148,9 +148,11 @@ def read_run(results: Path) -> ClientRun:
 def _sent(record: dict[str, Any]) -> Sent:
     first = record["first_token"]
     return Sent(
-        float(record["sent"]), None if first is None else float(first), float(record["end"]),
+        float(record["sent"]),
+        None if first is None else float(first),
+        float(record["end"]),
         int(record["completion_tokens"] or 0),
-    )  # fmt: skip
+    )
 
 
 def first_of(requests: Sequence[Logged], run: ClientRun) -> int:

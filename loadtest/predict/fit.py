@@ -42,9 +42,14 @@ def served(requests: Iterable[Logged]) -> Iterator[Served]:
         end = request.at_seconds + request.duration_seconds
         if sent < request.at_seconds + first <= end:
             yield Served(
-                request.backend, sent, request.at_seconds + first, end, cached,
-                max(1, request.prompt_tokens - cached), request.output_tokens,
-            )  # fmt: skip
+                request.backend,
+                sent,
+                request.at_seconds + first,
+                end,
+                cached,
+                max(1, request.prompt_tokens - cached),
+                request.output_tokens,
+            )
 
 
 FEWEST_IDLE = 5

@@ -2,88 +2,42 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import orjson
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadtest.engine.scheduler import Preset
-from loadtest.replay import options as asked
+from loadtest.console import command_line, fail
 from loadtest.replay.grid import CellOutcome, GridCell, GridResults, Kept, Workers, kept_in
+from loadtest.replay.options import ReplayOptions
 from loadtest.replay.report import knee, page, terminal_tables
-from loadtest.replay.scenario import EngineFaults, LatencyBounds, Lengths, Scenario
+from loadtest.replay.scenario import Scenario
 from loadtest.workloads.trace import Trace, TraceError, read_trace
 
 _WIDEST = 200
 
 
-def replay(
-    trace: asked.TracePath,
-    block_size: asked.BlockSize = None,
-    limit: asked.Limit = None,
-    minutes: asked.Minutes = None,
-    output_times: asked.OutputTimes = 1.0,
-    max_tokens_times: asked.MaxTokensTimes = None,
-    misjudged: asked.Misjudged = 0.0,
-    policies: asked.Policies = "ours,lmetric,sglang,llmd",
-    admission: asked.Admissions = None,
-    itl_objective: asked.ItlObjective = None,
-    backends: asked.Backends = "4,8",
-    load: asked.Loads = "0.8,0.95",
-    capacity: asked.Capacity = None,
-    seeds: asked.Seeds = 1,
-    baseline: asked.Baseline = "lmetric",
-    jobs: asked.Jobs = 2,
-    preset: asked.Speed = Preset.H100_8B,
-    kv_tokens: asked.KvTokens = 430_000,
-    max_num_seqs: asked.MaxNumSeqs = 256,
-    max_num_batched_tokens: asked.MaxNumBatchedTokens = 8192,
-    slow: asked.SlowEngines = None,
-    restart: asked.LostCaches = None,
-    flash_crowd: asked.Crowd = False,
-    slo_ttft: asked.SloTtft = 0.5,
-    slo_ttft_prefills: asked.SloTtftPrefills = 1.5,
-    slo_tpot: asked.SloTpot = 0.04,
-    out: asked.Out = None,
-) -> None:
+def replay(options: ReplayOptions) -> None:
     """Replay a recorded trace through the gateway's own placement, and through other routers' rules.
 
     Engines are modelled and time is virtual; nothing listens, nothing is sent. Exit code 2: usage, or a bad trace.
     """
     complaints = Console(stderr=True)
     try:
-        plain = Scenario(
-            engines=1,
-            rate_per_second=0.0,
-            seed=0,
-            preset=preset.value,
-            kv_tokens=kv_tokens,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            itl_objective_seconds=itl_objective,
-            bounds=LatencyBounds(slo_ttft, slo_ttft_prefills, slo_tpot),
-            faults=_faults(slow, restart, flash_crowd=flash_crowd),
-            lengths=Lengths(output_times, max_tokens_times, misjudged),
-        )
-        fleets = [replace(plain, engines=engines) for engines in asked.listed(backends, int, "--backends")]
-        loads, names = asked.listed(load, float, "--load"), asked.policies(policies, admission, baseline)
-        recorded = read_trace(trace, block_size, limit, minutes)
-        _check(recorded, plain)
+        fleets, loads, names = options.fleets(), options.loads(), options.arms()
+        recorded = read_trace(options.trace, options.block_size, options.limit, options.minutes)
+        _check(recorded, fleets[0])
     except (ValueError, TraceError) as error:
-        complaints.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None
-    with Workers(recorded, jobs) as workers, _progress(complaints) as progress:
-        capacities = _capacities(recorded, fleets, capacity, workers, progress)
-        outcomes, seconds = _replayed(_cells(fleets, capacities, loads, seeds, names), workers, progress)
-    command = shlex.join(["loadtest", *sys.argv[1:]])
-    _tell(GridResults(recorded, baseline, capacities, outcomes, command), seconds, out, complaints)
+        raise fail(error) from None
+    with Workers(recorded, options.jobs) as workers, _progress(complaints) as progress:
+        capacities = _capacities(recorded, fleets, options.capacity, workers, progress)
+        outcomes, seconds = _replayed(_cells(fleets, capacities, loads, options.seeds, names), workers, progress)
+    results = GridResults(recorded, options.baseline, capacities, outcomes, command_line())
+    _show(results, seconds, options.out, complaints)
 
 
 def _cells(
@@ -100,17 +54,6 @@ def _cells(
         for seed in range(seeds)
         for name in policies
     ]
-
-
-def _faults(slow: str | None, restart: str | None, *, flash_crowd: bool) -> EngineFaults:
-    faults = EngineFaults(flash_crowd=flash_crowd)
-    if slow is not None:
-        slow_engines = asked.slow(slow)
-        faults = replace(faults, slow_factor=slow_engines.factor, slow_engines=slow_engines.engines)
-    if restart is not None:
-        lost = asked.restart(restart)
-        faults = replace(faults, restart_at=lost.at, restart_share=lost.share)
-    return faults
 
 
 def _check(trace: Trace, scenario: Scenario) -> None:
@@ -152,9 +95,14 @@ def _replayed(cells: Sequence[GridCell], workers: Workers, progress: Progress) -
 
 def _progress(console: Console) -> Progress:
     return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        console=console, transient=True, disable=not console.is_terminal,
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
 
 def _pace(outcomes: Sequence[CellOutcome], seconds: float) -> str:
@@ -164,7 +112,7 @@ def _pace(outcomes: Sequence[CellOutcome], seconds: float) -> str:
     return f"{len(outcomes)} replays in {seconds:.1f} s: {pace}"
 
 
-def _tell(results: GridResults, seconds: float, out: Path | None, complaints: Console) -> None:
+def _show(results: GridResults, seconds: float, out: Path | None, complaints: Console) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDEST)

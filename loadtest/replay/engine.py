@@ -53,7 +53,7 @@ class ReplayEngine:
         """A request arrives; it joins the step after the one that runs."""
         if self._decodes_since is not None:
             self._catch_up(now)
-        sequence.arrived_seconds = now
+        sequence.arrive(now)
         self.scheduler.add(sequence)
         if self._step is None:
             self._begin(now)
@@ -117,50 +117,6 @@ class ReplayEngine:
         return self.scheduler.commit(step, now)
 
 
-class VirtualEngine:
-    """One engine whose clock moves only when it is advanced."""
-
-    def __init__(self, limits: Limits, step_time: StepTime) -> None:
-        self.scheduler = Scheduler(limits, step_time)
-        self.now_seconds = 0.0
-        self._step: Step | None = None
-        self._step_ends_seconds = 0.0
-
-    @property
-    def next_event_seconds(self) -> float | None:
-        """When the step under way ends; None when idle."""
-        return self._step_ends_seconds if self._step else None
-
-    def submit(self, sequence: SequenceState) -> None:
-        sequence.arrived_seconds = self.now_seconds
-        self.scheduler.add(sequence)
-
-    def advance(self, until_seconds: float) -> list[SequenceState]:
-        """Run all steps that begin before `until_seconds`; who ended by then, in order of their ends."""
-        finished: list[SequenceState] = []
-        while True:
-            if self._step is None:
-                if self.now_seconds >= until_seconds:
-                    break
-                self._step = self.scheduler.schedule(self.now_seconds, until_seconds)
-                if self._step is None:
-                    break
-                self._step_ends_seconds = self.now_seconds + self._step.duration_seconds
-            if self._step_ends_seconds > until_seconds:
-                break
-            self.now_seconds = self._step_ends_seconds
-            finished += self._commit().finished
-        if until_seconds != float("inf"):
-            self.now_seconds = until_seconds
-        return finished
-
-    def _commit(self) -> Committed:
-        assert self._step is not None
-        done = self.scheduler.commit(self._step, self.now_seconds)
-        self._step = None
-        return done
-
-
 _NEVER = -1.0
 
 
@@ -195,6 +151,29 @@ class ReplayRequest:
     first_token_seconds: float = _NEVER
     finished_seconds: float = _NEVER
 
+    def plan(self, number: int, output_tokens: int, max_tokens: int | None, believed_tokens: int) -> None:
+        """Its place among all, and lengths that may differ from the recorded ones."""
+        self.number, self.output_tokens = number, output_tokens
+        self.max_tokens, self.believed_tokens = max_tokens, believed_tokens
+
+    def lead_to(self, following: ReplayRequest) -> None:
+        """That one is sent after this one's end."""
+        self.following = following
+        following.arrive(math.inf)
+
+    def arrive(self, now: float) -> None:
+        self.arrival_seconds = now
+
+    def send(self, sequence: SequenceState, engine: int, now: float) -> None:
+        self.sequence, self.engine, self.sent_seconds = sequence, engine, now
+
+    def begin(self, now: float, cached_tokens: int) -> None:
+        self.first_token_seconds, self.cached_tokens = now, cached_tokens
+
+    def finish(self, now: float, sequence: SequenceState) -> None:
+        self.finished_seconds = now
+        self.preemptions, self.recomputed_tokens = sequence.preemptions, sequence.recomputed_tokens
+
     @property
     def ttft_seconds(self) -> float:
         """From arrival at the gateway to the first token."""
@@ -211,3 +190,6 @@ class ReplayRequest:
         if self.output_tokens < 2:
             return None
         return (self.finished_seconds - self.first_token_seconds) / (self.output_tokens - 1)
+
+
+Sending = tuple[ReplayRequest, int]  # and the index of the engine that gets it

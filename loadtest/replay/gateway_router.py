@@ -9,7 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.backends.concurrency_limit import EngineSample, Limiter
+from gateway.backends.concurrency_limit import Limiter
+from gateway.backends.facts import Telemetry
 from gateway.config import AdmissionConfig, HealthConfig, RoutingConfig
 from gateway.feedback import Learning
 from gateway.request import Demand, Usage
@@ -18,10 +19,9 @@ from gateway.routing.engine import CostModel, Engine
 from gateway.routing.estimates import Calibrations, Estimates, OutputLengths
 from gateway.routing.exact_index import ExactIndex
 from gateway.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
-from gateway.scheduling.scheduler import Binding, Scheduler, SchedulerSettings
+from gateway.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue, Ticket
-from loadtest.replay.engine import ReplayEngine, ReplayRequest
-from loadtest.replay.router import Sending
+from loadtest.replay.engine import ReplayEngine, ReplayRequest, Sending
 from loadtest.replay.scenario import Scenario
 
 
@@ -37,7 +37,7 @@ class ModelledBackend:
         if self.limiter is None:
             return False
         scheduler, engine = modelled.scheduler, self.engine
-        look = EngineSample(
+        look = Telemetry(
             at_seconds=now,
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
@@ -73,10 +73,10 @@ def fleet(
         engine = Engine(index, f"engine-{index}", slowness=speeds[index] ** 0.5)
         engine.configure(cap, block_tokens, caches_prefixes=True)
         engine.resize(cap, kv_cache_tokens)
-        backends.append(ModelledBackend(engine))
-        if adaptive:
-            limiter = backends[-1].limiter = Limiter(itl_objective_seconds=itl_objective_seconds)
+        limiter = Limiter(itl_objective_seconds=itl_objective_seconds) if adaptive else None
+        if limiter is not None:
             limiter.bind(cap, 1)
+        backends.append(ModelledBackend(engine, limiter))
     return backends
 
 
@@ -180,19 +180,24 @@ class GatewayRouter:
         cap = admission.cap(scenario.max_num_seqs)
         self._engines = engines
         self._backends = fleet(
-            scenario.engines, cap, scenario.kv_tokens, block_tokens, scenario.speeds(), adaptive=admission.adaptive,
+            scenario.engines,
+            cap,
+            scenario.kv_tokens,
+            block_tokens,
+            scenario.speeds(),
+            adaptive=admission.adaptive,
             itl_objective_seconds=scenario.itl_objective_seconds,
-        )  # fmt: skip
+        )
         self.scrape_seconds = HealthConfig().probe_interval_seconds if admission.adaptive else math.inf
         headroom = AdmissionConfig().kv_headroom if admission.ledger else _NO_LEDGER
         settings = SchedulerSettings(routing.aging, headroom, routing.scan, routing.starvation_seconds)
         hit_predictor = HitPredictor(index, hit_accuracy, PoolBlocks(engines) if exact else None)
         serving = {_MODEL: [backend.engine for backend in self._backends]}
-        chosen = _policy(policy, calibration, hit_predictor, self._estimates)
+        chosen = _policy(policy, hit_predictor, self._estimates)
         self.scheduler = Scheduler(serving.get, chosen, self._queue, self._lengths, calibration, settings)
         self._block_tokens = block_tokens
         self._tells_tokens = exact
-        self._demands: dict[int, tuple[ReplayRequest, Demand, Binding]] = {}  # by the request's number
+        self._demands: dict[int, tuple[ReplayRequest, Demand, Lease]] = {}  # by the request's number
         self._passed_seconds = 0.0
         self._tickets: dict[Ticket, ReplayRequest] = {}
         self._changed = False  # since the last look through the line
@@ -206,7 +211,7 @@ class GatewayRouter:
         self._pass(now)
         demand = self._demand(request)
         placed = self.scheduler.place(demand, now)
-        if isinstance(placed, Binding):
+        if isinstance(placed, Lease):
             return [self._bound(request, demand, placed)]
         self._tickets[placed] = request
         self._changed = True
@@ -219,14 +224,14 @@ class GatewayRouter:
 
     def finished(self, request: ReplayRequest, now: float) -> None:
         """The lease is given back, and the answer's usage learned."""
-        _, demand, binding = self._demands.pop(request.number)
+        _, demand, lease = self._demands.pop(request.number)
         served = request.prompt_tokens - request.cached_tokens + request.output_tokens
-        self.scheduler.release(binding, now, answered=True, served_tokens=served)
+        self.scheduler.release(lease, now, answered=True, served_tokens=served)
         self._changed = True
         usage = Usage(request.prompt_tokens, request.output_tokens, request.cached_tokens)
-        self._backends[binding.engine.index].answered(request, now)
+        self._backends[lease.engine.index].answered(request, now)
         self._lengths.answered(demand, usage)
-        self._learning.answered(demand, binding.engine.index, binding.hit_tokens, usage)
+        self._learning.answered(demand, lease.engine.index, lease.hit_tokens, usage)
 
     def scraped(self, now: float) -> None:
         """Limits follow what the engines' metrics show."""
@@ -244,7 +249,7 @@ class GatewayRouter:
         self._pass(now)
         for ticket, granted in self.scheduler.scan_queue(_MODEL, now):
             request = self._tickets.pop(ticket)
-            if not isinstance(granted, Binding):
+            if not isinstance(granted, Lease):
                 raise granted
             sendings.append(self._bound(request, ticket.demand, granted))
         return sendings
@@ -256,15 +261,15 @@ class GatewayRouter:
         self._passed_seconds = now
         for engine in self._engines:
             engine.catch_up(now)
-        for request, _, binding in self._demands.values():
+        for request, _, lease in self._demands.values():
             if request.sequence is not None:
                 generated = self._engines[request.engine].scheduler.generated_tokens(request.sequence)
-                if (more := generated - binding.reservation.streamed_tokens) >= _REPORTED_TOKENS:
-                    binding.engine.kv.on_tokens(binding.reservation, more)
+                if (more := generated - lease.streamed_tokens) >= _REPORTED_TOKENS:
+                    lease.on_tokens(more)
 
-    def _bound(self, request: ReplayRequest, demand: Demand, binding: Binding) -> Sending:
-        self._demands[request.number] = request, demand, binding
-        return request, binding.engine.index
+    def _bound(self, request: ReplayRequest, demand: Demand, lease: Lease) -> Sending:
+        self._demands[request.number] = request, demand, lease
+        return request, lease.engine.index
 
     def _demand(self, request: ReplayRequest) -> Demand:
         step = self._block_tokens * _BYTES_PER_TOKEN
@@ -282,7 +287,7 @@ class GatewayRouter:
         )
 
 
-def _policy(name: str, calibration: Calibrations, hit_predictor: HitPredictor, estimates: Estimates) -> Policy:
+def _policy(name: str, hit_predictor: HitPredictor, estimates: Estimates) -> Policy:
     if name == "prefix":
-        return PrefixPolicy(calibration, hit_predictor, estimates, Affinity())
+        return PrefixPolicy(hit_predictor, estimates, Affinity())
     return LeastLoadedPolicy() if name == "least_loaded" else RoundRobinPolicy()

@@ -1,83 +1,116 @@
-"""The options of `loadtest replay`: their help, and how lists and faults are written."""
+"""The options of `loadtest replay`, listed once: types, defaults, help, and the scenarios that they mean."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
-from typer import Argument, Option
+from pydantic import BaseModel, ConfigDict
+from typer import Argument
 
+from loadtest.console import option
 from loadtest.engine.scheduler import Preset
 from loadtest.replay.gateway_router import WAYS, admission_of, with_admission
 from loadtest.replay.policies import NAMES, OWN, USUAL
+from loadtest.replay.scenario import EngineFaults, LatencyBounds, Lengths, Scenario
 
 _T = TypeVar("_T")
 _ROWS, _GRID, _ENGINE, _FAULTS, _OUTCOME = "Trace", "Grid", "Engines", "Faults", "Bounds and results"
 
 
-def _option(*names: str, panel: str, text: str, **more: Any) -> Any:
-    return Option(*names, rich_help_panel=panel, help=text, **more)
+class ReplayOptions(BaseModel):
+    """What the user asked for, as typed."""
 
+    model_config = ConfigDict(frozen=True)
 
-TracePath = Annotated[Path, Argument(help="Mooncake's JSONL, a derivative of it, or sessions; or Azure's CSV.")]
-BlockSize = Annotated[
-    int | None, _option(min=1, panel=_ROWS, text="Tokens of a hash_ids block. Default: as the format has it.")
-]
-Limit = Annotated[int | None, _option(min=1, panel=_ROWS, text="The first rows only.")]
-Minutes = Annotated[float | None, _option(min=0.01, panel=_ROWS, text="The first minutes only.")]
+    trace: Annotated[Path, Argument(help="Mooncake's JSONL, a derivative of it, or sessions; or Azure's CSV.")]
+    block_size: Annotated[
+        int | None, option(_ROWS, "Tokens of a hash_ids block. Default: as the format has it.", min=1)
+    ] = None
+    limit: Annotated[int | None, option(_ROWS, "The first rows only.", min=1)] = None
+    minutes: Annotated[float | None, option(_ROWS, "The first minutes only.", min=0.01)] = None
+    output_times: Annotated[float, option(_ROWS, "Answers are so many times as long as recorded.", min=0.01)] = 1.0
+    max_tokens_times: Annotated[
+        float | None, option(_ROWS, "Clients state max_tokens, so many times the answer.", min=1)
+    ] = None
+    misjudged: Annotated[float, option(_ROWS, "Deviation of the logarithm of the gateway's prompt lengths.", min=0)] = (
+        0.0
+    )
 
-Policies = Annotated[str, _option(panel=_GRID, text=f"`all` ({', '.join(USUAL)}), or some of {', '.join(NAMES)}.")]
-Admissions = Annotated[
-    str | None,
-    _option("--admission", panel=_GRID, text=f"The gateway's policies once under each of {', '.join(WAYS)}."),
-]
-Backends = Annotated[str, _option(panel=_GRID, text="Numbers of engines.")]
-Loads = Annotated[str, _option("--load", panel=_GRID, text="Shares of capacity.")]
-Capacity = Annotated[
-    float | None, _option(min=0.001, panel=_GRID, text="Requests/s that one engine carries. Default: found, and kept.")
-]
-Seeds = Annotated[int, _option(min=1, panel=_GRID, text="How many; they shift and jitter the trace, and decide lots.")]
-Baseline = Annotated[str, _option(panel=_GRID, text="The policy that ratios are against.")]
-Jobs = Annotated[int, _option("--jobs", "-j", min=1, panel=_GRID, text="Processes.")]
+    policies: Annotated[str, option(_GRID, f"`all` ({', '.join(USUAL)}), or some of {', '.join(NAMES)}.")] = (
+        "ours,lmetric,sglang,llmd"
+    )
+    admission: Annotated[str | None, option(_GRID, f"The gateway's policies once under each of {', '.join(WAYS)}.")] = (
+        None
+    )
+    itl_objective: Annotated[float | None, option(_GRID, "Seconds; adaptive limits keep to it.", min=0.001)] = None
+    backends: Annotated[str, option(_GRID, "Numbers of engines.")] = "4,8"
+    load: Annotated[str, option(_GRID, "Shares of capacity.")] = "0.8,0.95"
+    capacity: Annotated[
+        float | None, option(_GRID, "Requests/s that one engine carries. Default: found, and kept.", min=0.001)
+    ] = None
+    seeds: Annotated[int, option(_GRID, "How many; they shift and jitter the trace, and decide lots.", min=1)] = 1
+    baseline: Annotated[str, option(_GRID, "The policy that ratios are against.")] = "lmetric"
+    jobs: Annotated[int, option(_GRID, "Processes.", "--jobs", "-j", min=1)] = 2
 
-Speed = Annotated[Preset, _option("--preset", panel=_ENGINE, text="How fast an engine is.")]
-KvTokens = Annotated[int, _option(min=1, panel=_ENGINE, text="Size of a KV cache in tokens.")]
-MaxNumSeqs = Annotated[int, _option(min=1, panel=_ENGINE, text="Sequences that run at once.")]
-MaxNumBatchedTokens = Annotated[int, _option(min=1, panel=_ENGINE, text="Tokens of a step.")]
+    preset: Annotated[Preset, option(_ENGINE, "How fast an engine is.")] = Preset.H100_8B
+    kv_tokens: Annotated[int, option(_ENGINE, "Size of a KV cache in tokens.", min=1)] = 430_000
+    max_num_seqs: Annotated[int, option(_ENGINE, "Sequences that run at once.", min=1)] = 256
+    max_num_batched_tokens: Annotated[int, option(_ENGINE, "Tokens of a step.", min=1)] = 8192
 
-OutputTimes = Annotated[
-    float, _option("--output-times", min=0.01, panel=_ROWS, text="Answers are so many times as long as recorded.")
-]
-MaxTokensTimes = Annotated[
-    float | None,
-    _option("--max-tokens-times", min=1, panel=_ROWS, text="Clients state max_tokens, so many times the answer."),
-]
-Misjudged = Annotated[
-    float,
-    _option("--misjudged", min=0, panel=_ROWS, text="Deviation of the logarithm of the gateway's prompt lengths."),
-]
-ItlObjective = Annotated[
-    float | None, _option("--itl-objective", min=0.001, panel=_GRID, text="Seconds; adaptive limits keep to it.")
-]
-SlowEngines = Annotated[
-    str | None,
-    _option("--slow", panel=_FAULTS, text="FACTOR:COUNT engines are slower; the gateway knows, from the start."),
-]
-LostCaches = Annotated[
-    str | None, _option("--restart", panel=_FAULTS, text="AT:SHARE of the engines lose their caches, without an event.")
-]
-Crowd = Annotated[
-    bool, _option("--flash-crowd", panel=_FAULTS, text="12 % more requests, all on one new prefix of 8k tokens.")
-]
+    slow: Annotated[
+        str | None, option(_FAULTS, "FACTOR:COUNT engines are slower; the gateway knows, from the start.")
+    ] = None
+    restart: Annotated[str | None, option(_FAULTS, "AT:SHARE of the engines lose their caches, without an event.")] = (
+        None
+    )
+    flash_crowd: Annotated[
+        bool, option(_FAULTS, "12 % more requests, all on one new prefix of 8k tokens.", "--flash-crowd")
+    ] = False
 
-SloTtft = Annotated[float, _option(min=0, panel=_OUTCOME, text="Bound on TTFT: these seconds, and what comes next.")]
-SloTtftPrefills = Annotated[float, _option(min=0, panel=_OUTCOME, text="Times the prompt's prefill without a cache.")]
-SloTpot = Annotated[float, _option(min=0, panel=_OUTCOME, text="Bound on TPOT in seconds.")]
-Out = Annotated[
-    Path | None, _option("--out", "-o", file_okay=False, panel=_OUTCOME, text="Folder for results.json, report.html.")
-]
+    slo_ttft: Annotated[float, option(_OUTCOME, "Bound on TTFT: these seconds, and what comes next.", min=0)] = 0.5
+    slo_ttft_prefills: Annotated[float, option(_OUTCOME, "Times the prompt's prefill without a cache.", min=0)] = 1.5
+    slo_tpot: Annotated[float, option(_OUTCOME, "Bound on TPOT in seconds.", min=0)] = 0.04
+    out: Annotated[
+        Path | None, option(_OUTCOME, "Folder for results.json, report.html.", "--out", "-o", file_okay=False)
+    ] = None
+
+    def fleets(self) -> list[Scenario]:
+        """One scenario for each number of engines, without a load yet. Raises ValueError."""
+        plain = Scenario(
+            engines=1,
+            rate_per_second=0.0,
+            seed=0,
+            preset=self.preset.value,
+            kv_tokens=self.kv_tokens,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            itl_objective_seconds=self.itl_objective,
+            bounds=LatencyBounds(self.slo_ttft, self.slo_ttft_prefills, self.slo_tpot),
+            faults=self.faults(),
+            lengths=Lengths(self.output_times, self.max_tokens_times, self.misjudged),
+        )
+        return [replace(plain, engines=engines) for engines in listed(self.backends, int, "--backends")]
+
+    def faults(self) -> EngineFaults:
+        faults = EngineFaults(flash_crowd=self.flash_crowd)
+        if self.slow is not None:
+            factor, engines = slow(self.slow)
+            faults = replace(faults, slow_factor=factor, slow_engines=engines)
+        if self.restart is not None:
+            at, share = restart(self.restart)
+            faults = replace(faults, restart_at=at, restart_share=share)
+        return faults
+
+    def loads(self) -> list[float]:
+        """Shares of the capacity, of `--load`. Raises ValueError."""
+        return listed(self.load, float, "--load")
+
+    def arms(self) -> list[str]:
+        """Policies, the gateway's once for each arm of admission. Raises ValueError."""
+        return policies(self.policies, self.admission, self.baseline)
 
 
 def listed(text: str, parse: Callable[[str], _T], name: str) -> list[_T]:
@@ -108,41 +141,26 @@ def policies(text: str, admission: str | None = None, baseline: str | None = Non
     return names
 
 
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """So many engines take that multiple of the time."""
-
-    factor: float
-    engines: int
-
-
-def slow(text: str) -> Slow:
+def slow(text: str) -> tuple[float, int]:
+    """So many engines take that multiple of the time. Raises ValueError."""
     factor, colon, count = text.partition(":")
     try:
-        parsed = Slow(float(factor), int(count) if colon else 1)
+        parsed = float(factor), int(count) if colon else 1
     except ValueError:
         raise ValueError(f"--slow: {text!r} is not FACTOR:COUNT, such as 2.5:4") from None
-    if parsed.factor <= 0 or parsed.engines < 1:
+    if parsed[0] <= 0 or parsed[1] < 1:
         raise ValueError("--slow: factor and count must be above 0")
     return parsed
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """At this share of the replay, this share of the engines lose their caches."""
-
-    at: float
-    share: float
-
-
-def restart(text: str) -> Restart:
-    """AT:SHARE, where SHARE may be `half` or `all`. Raises ValueError."""
+def restart(text: str) -> tuple[float, float]:
+    """AT:SHARE, where SHARE may be `half` or `all`: the moment and the engines that lose caches. Raises ValueError."""
     at, colon, share = text.partition(":")
     words = {"half": 0.5, "all": 1.0}
     try:
-        parsed = Restart(float(at), words[share] if share in words else float(share) if colon else 0.5)
+        moment, engines = float(at), words[share] if share in words else float(share) if colon else 0.5
     except ValueError:
         raise ValueError(f"--restart: {text!r} is not AT:SHARE, such as 0.4:half") from None
-    if not (0 <= parsed.at < 1 and 0 < parsed.share <= 1):
+    if not (0 <= moment < 1 and 0 < engines <= 1):
         raise ValueError("--restart: the moment is a share from 0 to 1 of the replay, and so is SHARE of the engines")
-    return parsed
+    return moment, engines

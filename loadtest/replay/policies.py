@@ -300,9 +300,14 @@ def _push(rule: Callable[[RouterContext], RoutingRule]) -> Callable[[RouterConte
 def _own(policy: str, *, exact: bool = False, admission: Admission = GATEWAY) -> Callable[[RouterContext], Router]:
     def made(site: RouterContext) -> Router:
         return GatewayRouter(
-            policy, site.scenario, site.engines, site.block_tokens, RoutingConfig(), site.admission or admission,
+            policy,
+            site.scenario,
+            site.engines,
+            site.block_tokens,
+            RoutingConfig(),
+            site.admission or admission,
             exact=exact,
-        )  # fmt: skip
+        )
 
     return made
 
@@ -325,9 +330,7 @@ _ROUTERS: dict[str, Callable[[RouterContext], Router]] = {
 }
 NAMES = tuple(_ROUTERS)
 OWN = ("ours", "ours_exact", "gateway_least_loaded", "gateway_round_robin")  # an arm of admission may be chosen for
-USUAL = (
-    "ours", "lmetric", "sglang", "llmd", "llmd_active", "dynamo", "chwbl", "least_in_flight", "round_robin",
-)  # fmt: skip
+USUAL = ("ours", "lmetric", "sglang", "llmd", "llmd_active", "dynamo", "chwbl", "least_in_flight", "round_robin")
 
 
 def router_of(name: str, site: RouterContext) -> Router:

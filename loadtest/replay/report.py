@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from html import escape
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from loadtest.console import plain_table
 from loadtest.replay.gateway_router import parted
 from loadtest.replay.grid import GridResults
 from loadtest.replay.summary import PolicyFigures
@@ -29,7 +28,7 @@ from loadtest.report.chart import (
     logarithmic,
     nice_top,
 )
-from loadtest.report.document import Plots, document, table
+from loadtest.report.document import render
 from loadtest.report.formatting import milliseconds, number, percent
 from loadtest.report.sheet import sheet, style
 
@@ -91,8 +90,14 @@ def ratio_rows(results: GridResults) -> list[list[str]]:
         found = results.ratios(policy)
         if found is not None:
             values = (
-                found.ttft, found.ttft_p50, found.ttft_p99, found.tpot, found.tpot_p99, found.e2e, found.violations,
-            )  # fmt: skip
+                found.ttft,
+                found.ttft_p50,
+                found.ttft_p99,
+                found.tpot,
+                found.tpot_p99,
+                found.e2e,
+                found.violations,
+            )
             rows.append([policy, *(f"{value:.3f}" for value in values)])
     return rows
 
@@ -106,13 +111,9 @@ def title(results: GridResults, engines: int, load: float) -> str:
 def terminal_tables(results: GridResults) -> list[Table]:
     """A table for each fleet and load, and one of ratios."""
     tables = []
-    for engines in results.fleets:
-        for load in results.loads:
-            if rows := figure_rows(results, engines, load):
-                tables.append(_table(title(results, engines, load), FIGURES_HEAD, rows))
-                tables.append(
-                    _table("KV cache, batches and lines", ADMISSION_HEAD, admission_rows(results, engines, load))
-                )
+    for name, figures, admission in _cells(results):
+        tables.append(_table(name, FIGURES_HEAD, figures))
+        tables.append(_table("KV cache, batches and lines", ADMISSION_HEAD, admission))
     rows = ratio_rows(results)
     if rows:
         tables.append(
@@ -122,12 +123,7 @@ def terminal_tables(results: GridResults) -> list[Table]:
 
 
 def _table(name: str, head: tuple[str, ...], rows: list[list[str]]) -> Table:
-    table = Table(title=name, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1))
-    for column in head:
-        table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return plain_table(name, head, rows, no_wrap=True)
 
 
 _HUES = (215, 22, 172, 280, 45, 330, 95, 0, 195, 255, 140, 60, 310, 120)
@@ -135,37 +131,43 @@ _STYLES = "".join(f".p{place} {{ color: hsl({hue} 62% 45%); }}\n" for place, hue
 
 
 def page(results: GridResults) -> str:
-    plots = Plots()
-    heading = f"Replay of {results.trace.name}"
     rates = ", ".join(f"{rate:.2f}/s with {engines} engines" for engines, rate in results.capacities.items())
-    charts = plots.figures([chart for engines in results.fleets for chart in _charts(results, engines)])
-    figures = "".join(
-        f"<h2>{escape(title(results, engines, load))}</h2>{table(FIGURES_HEAD, rows)}"
-        f"{table(ADMISSION_HEAD, admission_rows(results, engines, load))}"
+    return render(
+        "replay.html",
+        f"Replay of {results.trace.name}",
+        f"{len(results.trace.rows):,} recorded requests · capacity {rates}",
+        [chart for engines in results.fleets for chart in _charts(results, engines)],
+        _STYLES,
+        baseline=results.baseline,
+        against_head=RATIOS_HEAD,
+        against=ratio_rows(results),
+        figures_head=FIGURES_HEAD,
+        admission_head=ADMISSION_HEAD,
+        cells=_cells(results),
+        command=results.command,
+    )
+
+
+def _cells(results: GridResults) -> list[tuple[str, list[list[str]], list[list[str]]]]:
+    """For each fleet and load, what it is, and its rows of both tables."""
+    return [
+        (title(results, engines, load), rows, admission_rows(results, engines, load))
         for engines in results.fleets
         for load in results.loads
         if (rows := figure_rows(results, engines, load))
-    )
-    against = ratio_rows(results)
-    compared = (
-        f"<h2>Against {escape(results.baseline)}, geometric means</h2>{table(RATIOS_HEAD, against)}" if against else ""
-    )
-    return document(
-        heading,
-        f"{len(results.trace.rows):,} recorded requests · capacity {rates}",
-        f"{compared}<h2>Policies by load</h2>{charts}{figures}"
-        f"<h2>How it was made</h2><code>{escape(results.command)}</code>",
-        plots,
-        _STYLES,
-    )
+    ]
 
 
 def _charts(results: GridResults, engines: int) -> list[Chart]:
     shares = max(
-        (value for policy in results.policies for load in results.loads
-         if (value := results.mean(engines, load, policy, lambda f: f.violations)) is not None),
+        (
+            value
+            for policy in results.policies
+            for load in results.loads
+            if (value := results.mean(engines, load, policy, lambda f: f.violations)) is not None
+        ),
         default=1.0,
-    )  # fmt: skip
+    )
     missed = linear(0, 100 * nice_top(shares), Y_START, Y_END, 4, " %")
     return [
         _milliseconds(results, engines, "mean TTFT", lambda f: f.ttft.mean * 1e3),
@@ -192,13 +194,7 @@ def _from_zero(results: GridResults, engines: int, name: str, figure: Callable[[
     return _chart(results, engines, name, figure, linear(0, top, Y_START, Y_END, 4))
 
 
-def _chart(
-    results: GridResults,
-    engines: int,
-    name: str,
-    figure: Callable[[PolicyFigures], float],
-    y: Axis,
-) -> Chart:
+def _chart(results: GridResults, engines: int, name: str, figure: Callable[[PolicyFigures], float], y: Axis) -> Chart:
     loads = results.loads
     margin = 0.02 + 0.04 * (loads[-1] - loads[0])
     x = linear(100 * (loads[0] - margin), 100 * (loads[-1] + margin), X_START, X_END, 6, " %")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from loadtest.replay.engine import ReplayEngine, ReplayRequest
+from loadtest.replay.engine import ReplayEngine, ReplayRequest, Sending
 
 
 class EngineView:
@@ -18,6 +18,16 @@ class EngineView:
         self.prefill_tokens = 0
         self._scheduler = engine.scheduler
         self._block_tokens = engine.scheduler.limits.block_size
+
+    def send(self, uncached_tokens: int) -> None:
+        self.in_flight += 1
+        self.prefill_tokens += uncached_tokens
+
+    def end_prefill(self, uncached_tokens: int) -> None:
+        self.prefill_tokens -= uncached_tokens
+
+    def finish(self) -> None:
+        self.in_flight -= 1
 
     @property
     def waiting(self) -> int:
@@ -36,9 +46,6 @@ class EngineView:
     def uncached_tokens(self, request: ReplayRequest) -> int:
         """Tokens of the prompt that it would have to compute; at least one."""
         return max(1, request.prompt_tokens - self._block_tokens * self.cached_blocks(request))
-
-
-Sending = tuple[ReplayRequest, int]
 
 
 class Router(Protocol):
@@ -92,16 +99,15 @@ class PushRouter:
     def arrived(self, request: ReplayRequest, now: float) -> list[Sending]:  # noqa: ARG002
         index = self._rule.choose(request, self._engines)
         view = self._engines[index]
-        view.in_flight += 1
-        uncached = self._uncached[request] = view.uncached_tokens(request)
-        view.prefill_tokens += uncached
+        self._uncached[request] = view.uncached_tokens(request)
+        view.send(self._uncached[request])
         return [(request, index)]
 
     def first_token(self, request: ReplayRequest, now: float) -> None:  # noqa: ARG002
-        self._engines[request.engine].prefill_tokens -= self._uncached.pop(request)
+        self._engines[request.engine].end_prefill(self._uncached.pop(request))
 
     def finished(self, request: ReplayRequest, now: float) -> None:  # noqa: ARG002
-        self._engines[request.engine].in_flight -= 1
+        self._engines[request.engine].finish()
         self._rule.released(request)
 
     def scraped(self, now: float) -> None: ...

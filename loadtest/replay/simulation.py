@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from loadtest.engine.kv_cache import SequenceState
 from loadtest.engine.scheduler import Committed, StepTime
-from loadtest.replay.engine import ReplayEngine, ReplayRequest
+from loadtest.replay.engine import ReplayEngine, ReplayRequest, Sending
 from loadtest.replay.policies import RouterContext, router_of
-from loadtest.replay.router import Router, Sending
+from loadtest.replay.router import Router
 from loadtest.replay.scenario import Scenario
 from loadtest.replay.summary import PolicyFigures, figures_of
 from loadtest.replay.workload import FlashCrowd, requests_of
@@ -95,21 +95,18 @@ class Simulation:
         for sequence in done.started:
             request = self._requests[sequence.sequence_id]
             if request.first_token_seconds < 0:
-                request.first_token_seconds = now
-                request.cached_tokens = sequence.cached_tokens
+                request.begin(now, sequence.cached_tokens)
                 self._router.first_token(request, now)
         for sequence in done.finished:
             self._finish(self._requests[sequence.sequence_id], sequence, now)
 
     def _finish(self, request: ReplayRequest, sequence: SequenceState, now: float) -> None:
-        request.finished_seconds = now
-        request.preemptions = sequence.preemptions
-        request.recomputed_tokens = sequence.recomputed_tokens
+        request.finish(now, sequence)
         self.left -= 1
         self._router.finished(request, now)
         following = request.following
         if following is not None:
-            following.arrival_seconds = now + following.think_seconds
+            following.arrive(now + following.think_seconds)
             heapq.heappush(self._arrivals, (following.arrival_seconds, following.number))
 
     def _settle(self, now: float) -> None:
@@ -122,10 +119,10 @@ class Simulation:
 
     def _send(self, sendings: list[Sending], now: float) -> None:
         for request, index in sendings:
-            request.engine, request.sent_seconds = index, now
             engine = self._engines[index]
-            request.sequence = _sequence(request, engine.scheduler.limits.block_size)
-            engine.submit(request.sequence, now)
+            sequence = _sequence(request, engine.scheduler.limits.block_size)
+            request.send(sequence, index, now)
+            engine.submit(sequence, now)
             self._events[index] = engine.next_event_seconds
 
     def _is_idle(self) -> bool:
@@ -168,9 +165,13 @@ def replay(trace: Trace, scenario: Scenario, policy: str) -> PolicyFigures:
     """Replay the trace under a policy. The same arguments give the same figures, but for the CPU time."""
     faults = scenario.faults
     requests = requests_of(
-        trace, scenario.engines, scenario.rate_per_second, scenario.seed,
-        FlashCrowd() if faults.flash_crowd else None, scenario.lengths,
-    )  # fmt: skip
+        trace,
+        scenario.engines,
+        scenario.rate_per_second,
+        scenario.seed,
+        FlashCrowd() if faults.flash_crowd else None,
+        scenario.lengths,
+    )
     engines = engines_of(scenario, trace.block_tokens)
     lots = random.Random(f"{policy}/{scenario.seed}")
     router = router_of(policy, RouterContext(scenario, trace.block_tokens, engines, lots))

@@ -9,7 +9,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from loadtest.replay.engine import ReplayRequest
@@ -17,7 +17,7 @@ from loadtest.replay.scenario import Lengths
 from loadtest.workloads.trace import Row, Trace
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TraceTurn:
     """What a trace shows of one request's answer, and of the answer before it.
 
@@ -48,8 +48,8 @@ def turns_of(rows: Sequence[Row], block_tokens: int) -> list[TraceTurn]:
             done = (before.prompt_tokens + before.output_tokens - 1) // block_tokens
             answer = row.keys[len(before.keys) : done]
             if answer and turns[parent].answer_keys in ((), answer):
-                turns[parent].answer_keys = answer
-                turns[number].turn, turns[number].turn_end = len(before.keys), done
+                turns[parent] = replace(turns[parent], answer_keys=answer)
+                turns[number] = TraceTurn(turn=len(before.keys), turn_end=done)
         if row.keys and row.keys[-1] not in shared:
             ending[row.keys[-1]] = number
     return turns
@@ -127,10 +127,9 @@ def requests_of(
         made += _crowd(crowd, len(made), trace.span_seconds * stretch, trace.block_tokens, rng)
     made.sort(key=lambda request: request.arrival_seconds)
     for number, request in enumerate(made):
-        request.number = number
-        request.output_tokens = lengths.output_tokens(request.output_tokens)
-        request.max_tokens = lengths.max_tokens(request.output_tokens)
-        request.believed_tokens = lengths.believed_tokens(request.prompt_tokens, number)
+        output_tokens = lengths.output_tokens(request.output_tokens)
+        believed_tokens = lengths.believed_tokens(request.prompt_tokens, number)
+        request.plan(number, output_tokens, lengths.max_tokens(output_tokens), believed_tokens)
     return made
 
 
@@ -146,14 +145,21 @@ def _copy(
     for row, turn in zip(trace.rows, turns, strict=True):
         at = row.at_seconds + (rng.random() * trace.tick_seconds if trace.tick_seconds else 0.0)
         request = ReplayRequest(
-            0, (at + offset) % span * stretch, row.prompt_tokens, row.output_tokens,
-            renamed(row.keys), renamed(turn.answer_keys), row.think_seconds, turn.turn, turn.turn_end,
-        )  # fmt: skip
+            0,
+            (at + offset) % span * stretch,
+            row.prompt_tokens,
+            row.output_tokens,
+            renamed(row.keys),
+            renamed(turn.answer_keys),
+            row.think_seconds,
+            turn.turn,
+            turn.turn_end,
+        )
         made.append(request)
         if row.session is not None:
             before = latest.get(row.session)
             if before is not None:
-                before.following, request.arrival_seconds = request, math.inf
+                before.lead_to(request)
             latest[row.session] = request
     return made
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from loadtest.console import plain_table, say, say_written
 from loadtest.report.diff import (
     FIGURES_HEAD,
     MADE_HEAD,
@@ -23,7 +22,6 @@ from loadtest.report.diff import (
     colour,
     diff,
     figure_rows,
-    made_rows,
     rule_of,
 )
 from loadtest.report.diff_page import diff_page
@@ -68,7 +66,7 @@ def report(paths: Paths, out: Out = None, fail_if: FailIf = None) -> None:
     else:
         complaints = _renew(saved[0], rules, out, console)
     for complaint in complaints:
-        console.print(Text(f"✗ {complaint}", style="red"), soft_wrap=True)
+        say(console, f"✗ {complaint}", "red")
     raise typer.Exit(1 if complaints else 0)
 
 
@@ -82,7 +80,7 @@ def _renew(saved: Saved, rules: Sequence[FailRule], out: Path | None, console: C
     else:
         runs = [write_page(one.run, one.records, one.folder) for one in runs_of(saved) if one.run is not None]
         written = [*write_series(saved.series, saved.folder), *runs]
-    _tell(written, console)
+    say_written(console, written)
     return broken(rules, diff(saved.series, saved.series, {}, {}).pairs)
 
 
@@ -94,7 +92,7 @@ def _compare(before: Saved, after: Saved, rules: Sequence[FailRule], out: Path, 
     _show(found, console)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(diff_page(before, after, found, complaints), encoding="utf-8")
-    _tell([out], console)
+    say_written(console, [out])
     return complaints
 
 
@@ -112,31 +110,17 @@ def _checkpoint(saved: Saved) -> dict[str, Any]:
 
 def _show(found: Diff, console: Console) -> None:
     if found.made:
-        _print("How they were made, where that differs", MADE_HEAD, made_rows(found), console)
+        made = (map(Text, row) for row in found.made)
+        title = "How they were made, where that differs"
+        console.print(plain_table(title, MADE_HEAD, made, justify="left", overflow="fold"))
     for pair in found.pairs:
         title = f"Figures: {pair.label}" if pair.label else "Figures"
-        rows = list(figure_rows(pair))
-        styles = [_COLOURS.get(colour(change) or "", "") for change, _ in rows]
-        _print(title, FIGURES_HEAD, [cells for _, cells in rows], console, styles)
+        rows = (_cells(cells, _COLOURS.get(colour(change) or "", "")) for change, cells in figure_rows(pair))
+        console.print(plain_table(Text(title), FIGURES_HEAD, rows, overflow="fold"))
     for text in found.unmatched:
-        console.print(Text(text, style="yellow"))
+        say(console, text, "yellow")
 
 
-def _print(
-    title: str,
-    head: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    console: Console,
-    styles: Sequence[str] = (),
-) -> None:
-    table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1))
-    for place, name in enumerate(head):
-        table.add_column(name, justify="right" if place and head is FIGURES_HEAD else "left", overflow="fold")
-    for number, row in enumerate(rows):
-        style = styles[number] if styles else ""
-        table.add_row(*(Text(cell, style=style if head[place] == "change" else "") for place, cell in enumerate(row)))
-    console.print(table)
-
-
-def _tell(written: Sequence[Path], console: Console) -> None:
-    console.print("written:", ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)
+def _cells(cells: Sequence[str], style: str) -> Iterator[Text]:
+    for name, cell in zip(FIGURES_HEAD, cells, strict=True):
+        yield Text(cell, style=style if name == "change" else "")

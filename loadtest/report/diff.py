@@ -162,11 +162,6 @@ MADE_HEAD = ("", "before", "after")
 FIGURES_HEAD = ("", "before", "after", "change", "significant")
 
 
-def made_rows(found: Diff) -> list[list[str]]:
-    """How the two were made, where that differs."""
-    return [list(row) for row in found.made]
-
-
 def figure_rows(pair: Pair) -> Iterator[tuple[Change, list[str]]]:
     for change in pair.changes:
         figures = [spread_text(change.figure, spread) for spread in (change.before, change.after)]

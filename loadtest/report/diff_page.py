@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from html import escape
 
 from loadtest.drive.record import Record
 from loadtest.report.chart import (
@@ -19,8 +18,8 @@ from loadtest.report.chart import (
     logarithmic,
     nice_top,
 )
-from loadtest.report.diff import FIGURES_HEAD, MADE_HEAD, Diff, Pair, colour, figure_rows, made_rows
-from loadtest.report.document import Plots, document, table, table_head
+from loadtest.report.diff import FIGURES_HEAD, MADE_HEAD, Diff, Pair, colour, figure_rows
+from loadtest.report.document import render
 from loadtest.report.files import Saved
 from loadtest.report.run_charts import curves
 from loadtest.report.schema import Bucket, Results
@@ -32,46 +31,26 @@ _BEFORE, _AFTER = "s1", "s2"
 
 def diff_page(before: Saved, after: Saved, found: Diff, broken: Sequence[str]) -> str:
     """The whole page. `broken`: what rules were broken."""
-    plots = Plots()
-    charts = plots.figures(_charts(before, after))
-    made = made_rows(found)
-    listed = "".join(f"<li>{escape(text)}</li>" for text in found.unmatched)
-    return document(
+    return render(
+        "diff.html",
         f"{before.name} → {after.name}",
         f"{before.series.environment.started_at} · {after.series.environment.started_at}",
-        f"{_verdict('Before', before)}{_verdict('After', after)}{_rules(broken)}"
-        f"<h2>How they were made, where that differs</h2>"
-        f"{table(MADE_HEAD, made) if made else '<p>In nothing but the time, the salt and the prompts.</p>'}"
-        f"{f'<h2>Both in one</h2>{charts}' if charts else ''}"
-        f"{''.join(map(_figures, found.pairs))}"
-        f"{f'<h2>Without a counterpart</h2><ul>{listed}</ul>' if listed else ''}",
-        plots if charts else None,
+        _charts(before, after),
+        before=before,
+        after=after,
+        broken=broken,
+        found=found,
+        made_head=MADE_HEAD,
+        figures_head=FIGURES_HEAD,
+        figures=[_figures(pair) for pair in found.pairs],
     )
 
 
-def _verdict(what: str, saved: Saved) -> str:
-    series = saved.series
-    items = "".join(f"<li>{escape(reason)}</li>" for reason in series.reasons)
-    head = f"{what}: {saved.name} {'passed' if series.passed else 'failed'}."
-    listed = f"<ul>{items}</ul>" if items else ""
-    return f'<div class="verdict{" passed" if series.passed else ""}"><b>{escape(head)}</b>{listed}</div>'
-
-
-def _rules(broken: Sequence[str]) -> str:
-    if not broken:
-        return ""
-    items = "".join(f"<li>{escape(text)}</li>" for text in broken)
-    return f'<div class="verdict"><b>Rules are broken.</b><ul>{items}</ul></div>'
-
-
-def _figures(pair: Pair) -> str:
-    rows = []
-    for change, cells in figure_rows(pair):
-        style = f' class="{of}"' if (of := colour(change)) else ""
-        row = [f"<td{style if place == 3 else ''}>{escape(cell)}</td>" for place, cell in enumerate(cells)]
-        rows.append(f"<tr>{''.join(row)}</tr>")
+def _figures(pair: Pair) -> tuple[str, list[list[str]], list[str | None]]:
+    """The title, the rows, and the colour of each row's change."""
+    rows = list(figure_rows(pair))
     title = f"Figures: {pair.label}" if pair.label else "Figures"
-    return f'<h2>{escape(title)}</h2><div class="card"><table>{table_head(FIGURES_HEAD)}{"".join(rows)}</table></div>'
+    return title, [cells for _, cells in rows], [colour(change) for change, _ in rows]
 
 
 def _charts(before: Saved, after: Saved) -> list[Chart]:

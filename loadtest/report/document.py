@@ -1,47 +1,22 @@
-"""The frame of every report page: style, scripts, a strict content security policy, tables and charts."""
+"""Every report page: its template, style, scripts, a strict content security policy, and what its charts draw."""
 
 from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import orjson
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from loadtest.report.chart import Axis, Chart, ChartSeries, Point
+from loadtest.report.formatting import milliseconds, number, percent
 
 _SECONDS = " s"
 _DIGITS = 4
-
-
-class Plots:
-    """The charts of one page."""
-
-    def __init__(self) -> None:
-        self._charts: list[Chart] = []
-
-    def figure(self, chart: Chart) -> str:
-        """The place of the chart on the page."""
-        self._charts.append(chart)
-        return (
-            f"<figure><figcaption><b>{escape(chart.title)}</b>"
-            f' <span class="note">{escape(chart.note)}</span></figcaption>'
-            f'<div class="plot" data-plot="{len(self._charts) - 1}"></div></figure>'
-        )
-
-    def figures(self, charts: Sequence[Chart]) -> str:
-        """Charts side by side, as many as there is room for; nothing where there are none."""
-        return f'<div class="charts">{"".join(map(self.figure, charts))}</div>' if charts else ""
-
-    def data(self) -> str:
-        """JSON that may stand inside a script element, whatever names are in it."""
-        text = orjson.dumps([plot_data(chart) for chart in self._charts]).decode()
-        for character in "<>&\u2028\u2029":
-            text = text.replace(character, f"\\u{ord(character):04x}")
-        return text
 
 
 def plot_data(chart: Chart) -> dict[str, Any]:
@@ -93,24 +68,41 @@ def _short(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
 
 
-_NO_SCRIPT = "<noscript><p>JavaScript is off: the charts are not drawn. All tables are here.</p></noscript>"
-
-
-def document(heading: str, subtitle: str, body: str, plots: Plots | None = None, style: str = "") -> str:
-    """A page that needs no network; `body` is HTML with the figures of `plots` in it, heading and subtitle are text."""
-    sheet, scripts, data, note = _asset("report.css") + style, [], "", ""
-    if plots is not None:
+def render(template: str, heading: str, subtitle: str, charts: Sequence[Chart], style: str = "", **values: Any) -> str:
+    """A page that needs no network, of one of the `templates`, which draws the charts and has the values."""
+    sheet, scripts = _asset("report.css") + style, []
+    if charts:
         sheet = _asset("uplot", "uPlot.min.css") + sheet
         scripts = [_asset("uplot", "uPlot.iife.min.js"), _asset("report.js")]
-        note, data = _NO_SCRIPT, f'<script type="application/json" id="plots">{plots.data()}</script>'
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="content-security-policy" content="{_policy(scripts)}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(heading)}</title><style>{sheet}</style></head><body>"
-        f"<header><h1>{escape(heading)}</h1><p>{escape(subtitle)}</p></header>"
-        f"{note}{body}{data}{''.join(f'<script>{script}</script>' for script in scripts)}</body></html>\n"
+        _environment()
+        .get_template(template)
+        .render(
+            values,
+            heading=heading,
+            subtitle=subtitle,
+            charts=charts,
+            plots=[plot_data(chart) for chart in charts],
+            sheet=sheet,
+            scripts=scripts,
+            policy=_policy(scripts),
+        )
     )
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("loadtest.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters |= {"number": number, "milliseconds": milliseconds, "percent": percent}
+    made.policies["json.dumps_function"] = lambda value, **_: orjson.dumps(value).decode()
+    return made
 
 
 def _asset(*path: str) -> str:
@@ -122,22 +114,3 @@ def _policy(scripts: Sequence[str]) -> str:
     digests = (b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; base-uri 'none'; form-action 'none'"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are text; the first column is on the left, an `example` one as well."""
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td class="text">{escape(cell)}</td>' if name == "example" else f"<td>{escape(cell)}</td>"
-            for name, cell in zip(head, row, strict=True)
-        )
-        + "</tr>"
-        for row in rows
-    )
-    return f'<div class="card"><table>{table_head(head)}{body}</table></div>'
-
-
-def table_head(names: Sequence[str]) -> str:
-    """The row of titles; none where no column has one."""
-    return "<tr>" + "".join(f"<th>{escape(name)}</th>" for name in names) + "</tr>" if any(names) else ""

@@ -28,7 +28,6 @@ from loadtest.report.series import (
     series_of,
     series_of_one,
 )
-from loadtest.report.series_charts import curve_picture
 from loadtest.report.timeline import sweep, timeline
 
 # XML 1.0 has no way at all to write these.
@@ -169,7 +168,6 @@ def write_series(series: Series, folder: Path) -> list[Path]:
         ),
         "results.csv": csv_table(series),
         "junit.xml": junit_of_series(series, {name: checkpoint_checks(folder / name) for name in series.folders}),
-        "throughput.svg": curve_picture(series),
     }
     return _write(folder, texts)
 
@@ -201,14 +199,11 @@ def write_page(results: Results, records: Sequence[Record], folder: Path) -> Pat
     return written
 
 
-def _write(folder: Path, texts: dict[str, str | None]) -> list[Path]:
+def _write(folder: Path, texts: dict[str, str]) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
     for name, text in texts.items():
-        if text is not None:
-            (folder / name).write_text(text, encoding="utf-8")
-            written.append(folder / name)
-    return written
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in texts]
 
 
 _Kind = TypeVar("_Kind", Results, Series)

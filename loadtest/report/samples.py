@@ -28,7 +28,7 @@ def sample_charts(samples: Samples, time: Axis) -> Iterator[Chart]:
     """GPU utilisation, requests in the engines, how full their KV caches were and what was found in them."""
     if samples.gpus:
         lines = [(gpu.name, gpu.at, gpu.utilization_percent) for gpu in samples.gpus]
-        yield from _chart("GPU utilisation", "from nvidia-smi", time, lines, unit=" %")
+        yield from _chart("GPU utilisation", "from NVML", time, lines, unit=" %")
     requests: list[_Line] = []
     for page in samples.pages:
         requests += [(f"{page.name} running", page.at, page.running), (f"{page.name} waiting", page.at, page.waiting)]

@@ -123,10 +123,16 @@ FIGURES: dict[str, Callable[[Results], float | None]] = {
 }
 # Where a figure, or figures whose names begin so, stand in results.json.
 _PLACES = {
-    "goodput_per_second": "slo.goodput_per_second", "attainment": "slo.attainment", "hit_ratio": "routing",
-    "failed_ratio": "requests", "peak_in_flight": "concurrency", "ttft_": "latency", "tpot_": "latency",
-    "itl_": "latency", "e2e_": "latency",
-}  # fmt: skip
+    "goodput_per_second": "slo.goodput_per_second",
+    "attainment": "slo.attainment",
+    "hit_ratio": "routing",
+    "failed_ratio": "requests",
+    "peak_in_flight": "concurrency",
+    "ttft_": "latency",
+    "tpot_": "latency",
+    "itl_": "latency",
+    "e2e_": "latency",
+}
 # In which unit a figure is; a figure without one has its unit in its name, or is a count.
 UNITS = {
     name: "ms" if name.startswith(("ttft_", "tpot_", "itl_", "e2e_")) else "ratio" if name == "attainment" else ""
@@ -134,9 +140,15 @@ UNITS = {
 }
 _COMPARED = ("requests_per_second", "ttft_p50", "ttft_p95", "tpot_p50", "e2e_p50", "e2e_p95", "hit_ratio")
 _RATIOS = (
-    "requests_per_second", "output_tokens_per_second", "prompt_tokens_per_second", "ttft_p50", "ttft_p95", "tpot_p50",
-    "e2e_p50", "e2e_p95",
-)  # fmt: skip
+    "requests_per_second",
+    "output_tokens_per_second",
+    "prompt_tokens_per_second",
+    "ttft_p50",
+    "ttft_p95",
+    "tpot_p50",
+    "e2e_p50",
+    "e2e_p95",
+)
 
 
 def place_of(figure: str) -> str:
@@ -174,7 +186,7 @@ def _point(ran: Sequence[Ran]) -> Point:
     plan = first.results.plan
     valid = [one.results for one in ran if one.results.verdict.valid]
     counted = valid or [one.results for one in ran]
-    spreads = {name: _spread([figure(results) for results in counted]) for name, figure in FIGURES.items()}
+    spreads = {name: spread_of([figure(results) for results in counted]) for name, figure in FIGURES.items()}
     return Point(
         target=first.target,
         load=first.load,
@@ -186,7 +198,7 @@ def _point(ran: Sequence[Ran]) -> Point:
     )
 
 
-def _spread(values: Sequence[float | None]) -> Spread | None:
+def spread_of(values: Sequence[float | None]) -> Spread | None:
     known = [value for value in values if value is not None]
     return Spread(median=median(known), low=min(known), high=max(known), values=known) if known else None
 
@@ -222,7 +234,7 @@ def _over_pairs(
     for name in names:
         known = [(FIGURES[name](first), FIGURES[name](other)) for first, other in pairs]
         values = [of(before, after) for before, after in known if before is not None and after is not None]
-        if (spread := _spread(values)) is not None:
+        if (spread := spread_of(values)) is not None:
             spreads[name] = spread
     return spreads
 

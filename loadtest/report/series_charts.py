@@ -20,7 +20,6 @@ from loadtest.report.chart import (
 from loadtest.report.series import Point as Measured
 from loadtest.report.series import Series as Runs
 from loadtest.report.series import Spread
-from loadtest.report.sheet import sheet, style
 
 _STYLES = tuple(f"s{number}{dashes}" for dashes in ("", " dashed") for number in range(1, 7))
 _TOTALS = {"output_tokens_per_second": "Output tokens", "prompt_tokens_per_second": "Prompt tokens"}
@@ -34,24 +33,24 @@ _RATIOS = {
 _Line = tuple[str, list[tuple[float, Spread]]]
 
 
-def series_charts(series: Runs, *, names: Sequence[str] = _STYLES) -> list[Chart]:
+def series_charts(series: Runs) -> list[Chart]:
     """All that there is data for; none where there is one load only."""
     if len({point.load for point in series.points}) < 2:
         return []
     users = series.plan["concurrency"] is not None
-    charts = [*batch_size_curve(series, names)] if users else []
-    charts += ratio_charts(series, names)
+    charts = [*batch_size_curve(series)] if users else []
+    charts += ratio_charts(series)
     offered = "users" if users else "requests/s offered"
     goodput = any("goodput_per_second" in point.figures for point in series.points)
     rate = "goodput_per_second" if goodput else "requests_per_second"
-    charts += _by_load(series, rate, f"{'Goodput' if goodput else 'Requests/s'} by {offered}", names)
+    charts += _by_load(series, rate, f"{'Goodput' if goodput else 'Requests/s'} by {offered}")
     shown = [name for name in ("ttft_p95", "tpot_p95", "e2e_p95") if any(name in p.figures for p in series.points)]
     for name in shown:
-        charts += _by_load(series, name, f"{name[:-4].upper()} p95 by {offered}", names, latency=True)
+        charts += _by_load(series, name, f"{name[:-4].upper()} p95 by {offered}", latency=True)
     return charts
 
 
-def batch_size_curve(series: Runs, names: Sequence[str] = _STYLES) -> list[Chart]:
+def batch_size_curve(series: Runs) -> list[Chart]:
     """Tokens a second against users: in all, and for each user."""
     total = next((name for name in _TOTALS if any(_median(point, name) for point in series.points)), None)
     if total is None:
@@ -60,20 +59,12 @@ def batch_size_curve(series: Runs, names: Sequence[str] = _STYLES) -> list[Chart
     per_user = [(name, [(users, _divided(spread, users)) for users, spread in line]) for name, line in lines]
     rate = f"{_TOTALS[total]} per second"
     return [
-        _chart(f"{rate} by users", _note(series.points), lines, names, on=_loads(series)),
-        _chart(f"{rate} and user", _note(series.points), per_user, names, on=_loads(series)),
+        _chart(f"{rate} by users", _note(series.points), lines, on=_loads(series)),
+        _chart(f"{rate} and user", _note(series.points), per_user, on=_loads(series)),
     ]
 
 
-def curve_picture(series: Runs) -> str | None:
-    """The batch-size curve as an SVG file; None where there is no curve."""
-    targets = list(dict.fromkeys(point.target for point in series.points))
-    styles = [style(number) for number in range(len(targets))]
-    charts = batch_size_curve(series, styles) if len(series.points) > len(targets) and _closed(series) else []
-    return sheet(charts, list(zip(styles, (name or "measured" for name in targets), strict=True))) if charts else None
-
-
-def ratio_charts(series: Runs, names: Sequence[str] = _STYLES) -> list[Chart]:
+def ratio_charts(series: Runs) -> list[Chart]:
     """Targets to the first one, with the spread over pairs; 1 is the same."""
     known = [name for name in _RATIOS if any(name in one.ratios for one in series.differences)]
     offered = {(point.target, point.load): point.offered for point in series.points}
@@ -87,20 +78,20 @@ def ratio_charts(series: Runs, names: Sequence[str] = _STYLES) -> list[Chart]:
         against = series.differences[0].against
         # The first style is the first target's: it has no ratio.
         title = f"{_RATIOS[figure]}, as a ratio to {against}"
-        charts.append(_chart(title, note, lines, names[1:] or names, on=_loads(series), around=1.0))
+        charts.append(_chart(title, note, lines, _STYLES[1:], on=_loads(series), around=1.0))
     return charts
 
 
-def _by_load(series: Runs, figure: str, title: str, names: Sequence[str], *, latency: bool = False) -> list[Chart]:
+def _by_load(series: Runs, figure: str, title: str, *, latency: bool = False) -> list[Chart]:
     lines = _lines(series.points, figure)
-    return [_chart(title, _note(series.points), lines, names, on=_loads(series), latency=latency)] if lines else []
+    return [_chart(title, _note(series.points), lines, on=_loads(series), latency=latency)] if lines else []
 
 
 def _chart(
     title: str,
     note: str,
     lines: Sequence[_Line],
-    names: Sequence[str],
+    styles: Sequence[str] = _STYLES,
     *,
     on: Axis,
     latency: bool = False,
@@ -122,7 +113,7 @@ def _chart(
         series=[
             ChartSeries(
                 name,
-                names[place % len(names)],
+                styles[place % len(styles)],
                 [(at, spread.median) for at, spread in line],
                 spread=[(spread.low, spread.high) for _, spread in line],
             )

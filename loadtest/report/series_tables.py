@@ -12,9 +12,13 @@ _INTERVAL = "(95 % confidence interval)"
 Table = tuple[str, list[str], list[list[str]]]
 _UNITS = {"attainment": percent, "hit_ratio": percent, "failed_ratio": percent}
 _RATES = (
-    "requests_per_second", "output_tokens_per_second", "output_tokens_per_second_per_user", "goodput_per_second",
-    "attainment", "failed_ratio",
-)  # fmt: skip
+    "requests_per_second",
+    "output_tokens_per_second",
+    "output_tokens_per_second_per_user",
+    "goodput_per_second",
+    "attainment",
+    "failed_ratio",
+)
 _LATENCIES = ("ttft_p50", "ttft_p95", "tpot_p50", "e2e_p50", "e2e_p95", "hit_ratio")
 _MOST_TELLING = ("requests_per_second", "ttft_p50", "tpot_p50", "e2e_p50")
 _MOST_TELLING_RATIOS = ("output_tokens_per_second", "ttft_p50", "e2e_p50")

@@ -55,21 +55,12 @@ def _drawing(chart: Chart) -> str:
 
 
 def _line(series: ChartSeries, x: Axis, y: Axis) -> str:
-    drawn = [_whiskers(series, x, y)] if series.spread else []
+    drawn = []
     for run in _runs(series.points, x, y):
         drawn.append(f'<path class="line {series.style}" d="{_path(run, series.steps)}"/>')
         if len(run) == 1:
             drawn.append(f'<circle class="point {series.style}" cx="{run[0][0]:.1f}" cy="{run[0][1]:.1f}" r="3"/>')
     return "".join(drawn)
-
-
-def _whiskers(series: ChartSeries, x: Axis, y: Axis) -> str:
-    path = "".join(
-        f"M{x.place(at):.1f} {y.place(ends[0]):.1f}V{y.place(ends[1]):.1f}"
-        for (at, _), ends in zip(series.points, series.spread, strict=True)
-        if ends is not None
-    )
-    return f'<path class="line {series.style}" d="{path}"/>' if path else ""
 
 
 def _grid(x: Axis, y: Axis) -> str:

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from loadtest.drive.driver import ITL_TICKS_PER_SECOND
-from loadtest.drive.fleet import Harvest
 from loadtest.drive.plan import Plan
-from loadtest.drive.record import DROPPED, INTERRUPTED, OK, Record
-from loadtest.drive.worker import WorkerHealth
+from loadtest.drive.record import DROPPED, INTERRUPTED, ITL_TICKS_PER_SECOND, OK, Harvest, Record, WorkerHealth
 from loadtest.report.schema import (
     DEFINITIONS,
     BackendShare,

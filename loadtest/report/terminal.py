@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from types import TracebackType
+from collections.abc import Sequence
 from typing import Self
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.drive.fleet import Tick
-from loadtest.drive.record import Record
+from loadtest.console import plain_table, say
+from loadtest.drive.record import Record, Tick
 from loadtest.report.formatting import PART_COLUMNS, milliseconds, number, part_cells, percent
 from loadtest.report.samples import samples_rows
 from loadtest.report.schema import Distribution, Results, Throughput
@@ -32,19 +31,9 @@ def show(results: Results, console: Console) -> None:
 def show_series(series: Series, console: Console) -> None:
     """Prints the tables of a series and its verdict."""
     for title, head, rows in tables(series, compact=True):
-        shown = _plain_table(title)
-        for index, name in enumerate(head):
-            shown.add_column(name, justify="left" if index == 0 else "right")
-        for row in rows:
-            shown.add_row(*row)
-        console.print(shown)
-    lines: list[RenderableType] = [Text(f"✗ {reason}", style="red") for reason in series.reasons]
-    title, style = ("passed", "green") if series.passed else ("failed", "red")
-    console.print(
-        Panel(
-            Group(*lines or [Text("no complaints")]), title=title, title_align="left", border_style=style, expand=False
-        )
-    )
+        console.print(plain_table(title, head, rows))
+    lines = [Text(f"✗ {reason}", style="red") for reason in series.reasons]
+    console.print(_panel("passed" if series.passed else "failed", series.passed, lines))
 
 
 def _parts(results: Results) -> list[RenderableType]:
@@ -114,10 +103,8 @@ def _client(results: Results) -> str:
 
 
 def _latencies(results: Results) -> Table:
-    table = _plain_table("Latency of successful requests, from the intended and from the actual send")
-    table.add_column("")
-    for name in ("mean", "p50", "p90", "p95", "p99", "max"):
-        table.add_column(name, justify="right")
+    title = "Latency of successful requests, from the intended and from the actual send"
+    table = plain_table(title, ("", "mean", "p50", "p90", "p95", "p99", "max"))
     latency = results.latency
     rows: list[tuple[str, Distribution | None]] = [
         ("TTFT, intended", latency.ttft_from_intended),
@@ -136,20 +123,13 @@ def _latencies(results: Results) -> Table:
 
 
 def _mix(results: Results) -> Table:
-    table = _plain_table("Parts of the mix, from the intended send")
-    table.add_column("part")
-    for name in PART_COLUMNS:
-        table.add_column(name, justify="right")
-    for part in results.parts:
-        table.add_row(*part_cells(part))
-    return table
+    rows = map(part_cells, results.parts)
+    return plain_table("Parts of the mix, from the intended send", ("part", *PART_COLUMNS), rows)
 
 
 def _backends(results: Results) -> Table:
-    table = _plain_table("Backends")
-    table.add_column("backend")
-    for name in ("requests", "share", "peak in flight", "TTFT p50", "hit", "predicted hit"):
-        table.add_column(name, justify="right")
+    head = ("backend", "requests", "share", "peak in flight", "TTFT p50", "hit", "predicted hit")
+    table = plain_table("Backends", head)
     for backend in results.routing.backends:
         table.add_row(
             backend.name,
@@ -163,22 +143,19 @@ def _backends(results: Results) -> Table:
     return table
 
 
-def _plain_table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1))
-
-
 def _verdict(results: Results) -> Panel:
     verdict = results.verdict
-    if verdict.passed:
-        title, style = "passed", "green"
-    elif verdict.valid:
-        title, style = "failed", "red"
-    else:
-        title, style = "invalid: the client could not keep up, so these are not the server's figures", "red"
+    title = "passed" if verdict.passed else "failed"
+    if not verdict.valid:
+        title = "invalid: the client could not keep up, so these are not the server's figures"
     lines = [Text(f"✗ {reason}", style="red") for reason in verdict.reasons]
     lines += [Text(f"! {warning}", style="yellow") for warning in verdict.warnings]
-    lines = lines or [Text("no complaints")]
-    return Panel(Group(*lines), title=title, title_align="left", border_style=style, expand=False)
+    return _panel(title, verdict.passed, lines)
+
+
+def _panel(title: str, passed: bool, lines: Sequence[Text]) -> Panel:
+    style, shown = "green" if passed else "red", lines or [Text("no complaints")]
+    return Panel(Group(*shown), title=title, title_align="left", border_style=style, expand=False)
 
 
 _WINDOW_SECONDS = 10.0
@@ -238,14 +215,12 @@ class Progress:
         self._next_line_seconds = _PLAIN_INTERVAL_SECONDS
 
     def __enter__(self) -> Self:
-        self._console.print(self._title, style="bold", highlight=False)
+        say(self._console, self._title, "bold")
         if self._live is not None:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -256,7 +231,7 @@ class Progress:
         elif self._recent.elapsed >= self._next_line_seconds:
             self._next_line_seconds += _PLAIN_INTERVAL_SECONDS
             line = "  ".join(f"{label} {value}" for label, value in self._recent.figures().items())
-            self._console.print(line, highlight=False, soft_wrap=True)
+            say(self._console, line)
 
     def _table(self) -> Table:
         figures = self._recent.figures()

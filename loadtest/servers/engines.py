@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,69 +10,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import aiohttp
 
-from gateway.cli.demo import free_ports
 from loadtest.drive import counted
 from loadtest.drive.sampling import page_values
 from loadtest.drive.target import counters
-from loadtest.servers.processes import STOP_GRACE_SECONDS, NotServing, ProcessGroup, bound_to, wait_until_serving
+from loadtest.servers.processes import bound_to, free_ports
+from loadtest.servers.server import Server, simulated_engine
 from loadtest.vllm_cpu.process import VllmOptions, VllmProcess
-
-_READY_SECONDS = 30.0
-_LOG_TAIL_LINES = 30
-
-
-class SimulatedProcess:
-    """One `loadtest sim` with these flags, at a port of 127.0.0.1."""
-
-    def __init__(self, flags: Sequence[str], port: int, log: Path) -> None:
-        self.url = f"http://127.0.0.1:{port}"
-        self._log = log
-        self._command = [sys.executable, "-m", "loadtest", "sim", "--port", str(port), *flags]
-        self._group: ProcessGroup | None = None
-
-    @property
-    def pid(self) -> int:
-        return self._started().pid
-
-    def start(self) -> None:
-        """Start it, again after it was stopped or killed; returns at once."""
-        self._group = ProcessGroup(self._command, dict(os.environ), self._log)
-
-    def wait_ready(self) -> None:
-        """Return once it serves. Raises NotServing."""
-        group = self._started()
-        try:
-            wait_until_serving(f"{self.url}/health", group.exit_code, _READY_SECONDS)
-        except NotServing as failed:
-            tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
-            raise NotServing(f"the simulated engine at {self.url} {failed}; its log ends with:\n{tail}") from None
-
-    def stop(self) -> None:
-        """Stop it; harmless when it never started."""
-        if self._group is not None:
-            self._group.stop(STOP_GRACE_SECONDS)
-
-    def kill(self) -> None:
-        """Kill it, as a crash would."""
-        self._started().kill()
-
-    def suspend(self) -> None:
-        """Let it hang: its connections stay open, and nothing is answered."""
-        self._started().suspend()
-
-    def resume(self) -> None:
-        """Let it go on from where it hung."""
-        self._started().resume()
-
-    def _started(self) -> ProcessGroup:
-        if self._group is None:
-            raise NotServing(f"the simulated engine at {self.url} was not started")
-        return self._group
-
 
 _IDLE_SECONDS = 60.0
 _POLL_SECONDS = 0.02
@@ -113,32 +58,6 @@ class EngineOptions:
         return (*([1.0] * (self.count - 1)), self.slow)
 
 
-class EngineProcess(Protocol):
-    """One engine's process."""
-
-    @property
-    def url(self) -> str: ...
-
-    @property
-    def pid(self) -> int: ...
-
-    def start(self) -> None: ...
-
-    def wait_ready(self) -> None: ...
-
-    def stop(self) -> None:
-        """Stop it and whatever it started; start() starts it again at the same address."""
-
-    def kill(self) -> None:
-        """Kill it and whatever it started, as a crash would."""
-
-    def suspend(self) -> None:
-        """Let it hang: its connections stay open, and nothing is answered."""
-
-    def resume(self) -> None:
-        """Let it go on from where it hung."""
-
-
 @dataclass
 class Counted:
     """What the engines counted, summed; by engine, where one may be short of its share."""
@@ -152,7 +71,7 @@ class Counted:
 class Engines:
     """All engines of a run, running."""
 
-    def __init__(self, options: EngineOptions, processes: list[EngineProcess]) -> None:
+    def __init__(self, options: EngineOptions, processes: list[Server]) -> None:
         self.options = options
         self.processes = processes
         self._before: list[dict[str, float]] = [{} for _ in processes]
@@ -244,10 +163,10 @@ def running_engines(options: EngineOptions, logs: Path) -> Iterator[Engines]:
         yield engines
 
 
-def _process(options: EngineOptions, number: int, port: int, logs: Path) -> EngineProcess:
+def _process(options: EngineOptions, number: int, port: int, logs: Path) -> Server:
     log = logs / f"engine-{number}.log"
     if options.kind is Kind.SIM:
-        return SimulatedProcess(_simulated_flags(options, options.speeds[number]), port, log)
+        return simulated_engine(_simulated_flags(options, options.speeds[number]), log, port)
     blocks = options.kv_tokens // options.block_tokens
     return VllmProcess(
         VllmOptions(

@@ -1,4 +1,4 @@
-"""Processes on cores of their own: start, wait until serving, CPU time and memory, and stop with all children.
+"""Processes on cores of their own: start, CPU time and memory, and stop with all children.
 
 A guard ends a process group when its owner's process ends in any way, SIGKILL included.
 """
@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from random import SystemRandom
 from typing import IO
 
 # Waits for the end of its input, which comes when its parent ends in whatever way, then kills the process group.
@@ -36,8 +35,26 @@ class Guard:
 
 
 STOP_GRACE_SECONDS = 6.0
+CHOSEN_PORTS = range(20_000, 32_000)
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
+
+
+def free_ports(count: int) -> list[int]:
+    """Distinct ports that were free a moment ago.
+
+    Not of the range that outgoing connections use: such a port may be taken before a slow starter binds it.
+    """
+    ports: list[int] = []
+    with ExitStack() as held:
+        while len(ports) < count:
+            candidate = SystemRandom().choice(CHOSEN_PORTS)
+            try:
+                held.enter_context(socket.socket()).bind(("", candidate))
+            except OSError:
+                continue
+            ports.append(candidate)
+    return ports
 
 
 @contextmanager
@@ -57,8 +74,8 @@ def bound_to(cores: Collection[int]) -> Iterator[None]:
 def launch(
     command: Sequence[str],
     core: int | None,
-    out: int | IO[bytes],
-    error: int | IO[bytes],
+    out: int | IO[bytes] | None,
+    error: int | IO[bytes] | None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start COMMAND on a core, or on any, in a process group of its own."""
@@ -72,44 +89,6 @@ def launch(
             env={**inherited, **(environment or {})},
             start_new_session=True,
         )
-
-
-@contextmanager
-def running(
-    command: Sequence[str], core: int | None, log: Path, environment: Mapping[str, str] | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A server on a core, or on any, stopped at the end, and killed if we are.
-
-    It prints errors to LOG, the rest beside it with the suffix .out.
-    """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    printed = log.with_suffix(".out")
-    with printed.open("wb") as out, log.open("wb") as error:
-        process = launch(command, core, out, error, environment)
-        try:
-            with guarded(process):
-                yield process
-        finally:
-            stop(process)
-            _keep_end(printed)
-
-
-@contextmanager
-def guarded(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Its group is killed if we end inside the block without leaving it."""
-    guard = Guard(process.pid)
-    try:
-        yield
-    finally:
-        guard.dismiss()
-
-
-def _keep_end(path: Path, size: int = 65536) -> None:
-    """An access log of millions of lines is written for its cost, not to be kept."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - size))
-        end = file.read()
-    path.write_bytes(end)
 
 
 def stop(process: subprocess.Popen[bytes], grace_seconds: float = STOP_GRACE_SECONDS) -> bool:
@@ -210,112 +189,3 @@ def core_busy_seconds(core: int, stat: str | None = None) -> float:
             ticks = [int(field) for field in fields[:8]]
             return (sum(ticks) - ticks[3] - ticks[4]) / _TICKS_PER_SECOND
     raise ValueError(f"/proc/stat has no cpu{core}")
-
-
-class ProcessGroup:
-    """Starts when made, its output going to a file; stop() ends all of it. Raises OSError where it cannot start."""
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log_path: Path) -> None:
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        with log_path.open("wb") as log:
-            self._leader = launch(command, None, log, subprocess.STDOUT, environment)
-        self._is_over = False
-        try:
-            self._guard = Guard(self.pid)
-        except BaseException:
-            stop(self._leader, grace_seconds=0.0)
-            raise
-
-    @property
-    def pid(self) -> int:
-        """The leader's, which is the group's id too."""
-        return self._leader.pid
-
-    def exit_code(self) -> int | None:
-        """The leader's; None while it runs."""
-        return self._leader.poll()
-
-    def terminate(self) -> None:
-        """Ask the leader to stop; returns at once."""
-        self._leader.terminate()
-
-    def stop(self, grace_seconds: float) -> bool:
-        """Terminate the leader, then kill whatever of the group is left. Whether the grace was enough."""
-        if self._is_over:
-            return True
-        try:
-            return stop(self._leader, grace_seconds)
-        finally:
-            self._end()
-
-    def kill(self) -> None:
-        """Kill all of it, as a crash would; returns once the leader is gone."""
-        if not self._is_over:
-            signal_group(self._leader, signal.SIGKILL)
-            self._leader.wait()
-            self._end()
-
-    def suspend(self) -> None:
-        """Let nothing of it run: its connections stay open, and nothing is answered."""
-        if not self._is_over:
-            signal_group(self._leader, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let it run again from where it was."""
-        if not self._is_over:
-            signal_group(self._leader, signal.SIGCONT)
-
-    def is_left(self) -> bool:
-        """Whether any process of the group is, be it one that was not waited for."""
-        try:
-            os.killpg(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
-
-    def _end(self) -> None:
-        # From now on the group's id may be reused.
-        self._is_over = True
-        self._guard.dismiss()
-
-
-_POLL_SECONDS = 0.1
-
-
-class NotServing(Exception):
-    """A server ended before it served, or takes too long; the message says which."""
-
-
-def serves(url: str, timeout_seconds: float = 5.0) -> bool:
-    """Whether a GET, by no proxy, is answered with 200."""
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with direct.open(url, timeout=timeout_seconds) as answer:
-            return int(answer.status) == 200
-    except urllib.error.HTTPError as error:
-        error.close()
-        return False
-    except OSError:
-        return False
-
-
-def wait_until_serving(
-    url: str,
-    exit_code: Callable[[], int | None],
-    deadline_seconds: float,
-    on_poll: Callable[[float], None] = lambda _elapsed_seconds: None,
-) -> float:
-    """Seconds until the server whose exit code that is serves. Raises NotServing, and what ON_POLL raises."""
-    started = time.monotonic()
-    while not serves(url):
-        elapsed = time.monotonic() - started
-        if (code := exit_code()) is not None:
-            raise NotServing(f"ended by itself, exit code {code}")
-        if elapsed > deadline_seconds:
-            raise NotServing(f"is not ready after {deadline_seconds:g} s")
-        on_poll(elapsed)
-        time.sleep(_POLL_SECONDS)
-    # Whoever answers may be another, if this one could not have the port.
-    if (code := exit_code()) is not None:
-        raise NotServing(f"ended by itself, exit code {code}")
-    return time.monotonic() - started

@@ -9,6 +9,7 @@ import typer
 import yaml
 from rich.console import Console
 
+from loadtest.console import fail, say, say_written
 from loadtest.drive.fleet import Stopped, StopSignals
 from loadtest.report.formatting import number
 from loadtest.sweep.plan import PlanError, SweepPlan, parse
@@ -36,7 +37,7 @@ def sweep(
     Exit code 0: every workload has a configuration within the bounds. 1: one has none, or it was stopped. 2: usage,
     or the plan is wrong.
     """
-    console, complaints = Console(), Console(stderr=True)
+    console = Console()
     try:
         plan = read_plan(file)
         for workload in plan.workloads:
@@ -44,12 +45,11 @@ def sweep(
         space, folder = space_of(plan), out or file.with_suffix("")
         store = Store(folder, plan)
     except (PlanError, TraceError, DatasetError, OSError) as error:
-        complaints.print(f"{file}: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None
-    _tell_space(space, console)
+        raise fail(f"{file}: {error}") from None
+    _show_space(space, console)
     if dry_run:
         for configuration in space.configurations:
-            console.print(f"to try: {configuration.label}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"to try: {configuration.label}")
         return
     if retry_failed:
         store.forget_failures()
@@ -86,16 +86,14 @@ def _carried_out(plan: SweepPlan, space: Space, store: Store, console: Console) 
         found = outcome(under_way, finished=finished)
         written = write_report(under_way, found)
     show(found, plan, console)
-    console.print("written:", ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)
+    say_written(console, written)
     if not finished:
-        console.print("stopped; the same command goes on from here", style="red")
+        say(console, "stopped; the same command goes on from here", "red")
     return finished and len(found.winners) == len(plan.workloads)
 
 
-def _tell_space(space: Space, console: Console) -> None:
+def _show_space(space: Space, console: Console) -> None:
     many = len(space.configurations)
-    console.print(f"{number(many)} configuration{'s' if many != 1 else ''} to try", highlight=False)
+    say(console, f"{number(many)} configuration{'s' if many != 1 else ''} to try")
     for configuration, why in space.left_out:
-        console.print(
-            f"left out: {configuration.label}: {why}", style="dim", markup=False, highlight=False, soft_wrap=True
-        )
+        say(console, f"left out: {configuration.label}: {why}", "dim")

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 from pydantic import Field
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from loadtest.console import markdown_table, plain_table, say
 from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, ChartSeries, linear, nice_top
 from loadtest.report.formatting import milliseconds, number
 from loadtest.report.schema import Distribution, Results, StrictModel
@@ -119,15 +118,28 @@ def _entries(sweep: Sweep, stages: list[Stage], way: Way) -> list[ConfigurationR
             if configuration not in entries and configuration not in failures:
                 this = found[configuration]
                 entries[configuration] = _entry(
-                    sweep, stage, way, configuration, figures=dict(this.figures), value=this.value, fits=this.fits,
+                    sweep,
+                    stage,
+                    way,
+                    configuration,
+                    figures=dict(this.figures),
+                    value=this.value,
+                    fits=this.fits,
                     complaints=this.complaints,
-                )  # fmt: skip
+                )
         for configuration, failure in failures.items():
             if configuration not in entries:
                 entries[configuration] = _entry(
-                    sweep, stage, way, configuration, figures={}, value=None, fits=False, complaints=[failure.why],
+                    sweep,
+                    stage,
+                    way,
+                    configuration,
+                    figures={},
+                    value=None,
+                    fits=False,
+                    complaints=[failure.why],
                     log=failure.log,
-                )  # fmt: skip
+                )
     return list(entries.values())
 
 
@@ -231,9 +243,7 @@ def record(results: Results, number: int, flags: Mapping[str, FlagValue], bench:
     }
     if plan.get("concurrency"):
         made["max_concurrency"] = plan["concurrency"]
-    for name, values in (
-        ("ttft", latency.ttft), ("tpot", latency.tpot), ("itl", latency.itl), ("e2el", latency.e2e),
-    ):  # fmt: skip
+    for name, values in (("ttft", latency.ttft), ("tpot", latency.tpot), ("itl", latency.itl), ("e2el", latency.e2e)):
         made |= _latency(name, values)
     chosen = {flag.replace("-", "_"): value for flag, value in flags.items() if value is not None}
     return made | {"run_number": number} | chosen | dict(bench)
@@ -276,15 +286,13 @@ def show(found: SweepOutcome, plan: SweepPlan, console: Console) -> None:
             entries = found.of(workload.name, way)
             if not entries:
                 continue
-            table = Table(title=_title(workload.name, way), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
-            for place, name in enumerate(_head(plan)):
-                table.add_column(name, justify="right" if 0 < place < len(_head(plan)) - 1 else "left", overflow="fold")
+            table = plain_table(_title(workload.name, way), _head(plan), overflow="fold")
             for entry in entries:
                 style = None if entry.fits else "dim" if entry.value is not None else "red"
                 table.add_row(*map(Text, _row(entry, plan)), style=style)
             console.print(table)
     for line in winner_lines(found, plan):
-        console.print(line, style="bold", markup=False, highlight=False, soft_wrap=True)
+        say(console, line, "bold")
 
 
 def winner_lines(found: SweepOutcome, plan: SweepPlan) -> list[str]:
@@ -326,10 +334,10 @@ def markdown(found: SweepOutcome, plan: SweepPlan, pictures: dict[str, str]) -> 
         for way in plan.through:
             if entries := found.of(workload.name, way):
                 rows = [_row(entry, plan) for entry in entries]
-                parts += [_title(workload.name, way), _table(_head(plan), rows)]
+                parts += [_title(workload.name, way), markdown_table(_head(plan), rows)]
     if found.left_out:
         rows = [[label, why] for label, why in found.left_out.items()]
-        parts += ["## Not tried", _table(["configuration", "why"], rows)]
+        parts += ["## Not tried", markdown_table(["configuration", "why"], rows)]
     failed = {entry.label: entry for entry in found.entries if entry.log}
     if failed:
         parts.append("## Failed")
@@ -359,8 +367,3 @@ def _row(entry: ConfigurationResult, plan: SweepPlan) -> list[str]:
         cells.append(milliseconds(None if seconds is None else seconds * 1e3))
     runs = f"{entry.runs}" if entry.share == 1 else f"{entry.runs} of {entry.share:.0%}"
     return [*cells, runs, "; ".join(entry.complaints)]
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

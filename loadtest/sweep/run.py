@@ -5,24 +5,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
-from gateway.cli.demo import free_ports
 from loadtest.checkpoint.document import failed
 from loadtest.checkpoint.keep import Checkpoints, CommandContext
 from loadtest.checkpoint.markdown import check_line
 from loadtest.checkpoint.servers import neighbours
+from loadtest.console import say
 from loadtest.drive.fleet import Stopped, WorkerDied
 from loadtest.drive.run import Order, measured
 from loadtest.drive.target import Target, TargetError, look_at
 from loadtest.report.formatting import milliseconds, number, seconds_text
 from loadtest.report.schema import Results
+from loadtest.servers.processes import free_ports
+from loadtest.servers.server import Launch, Server, ServerFailed
 from loadtest.sweep.judge import Judged, Round, best, judged, rounds
 from loadtest.sweep.plan import SweepPlan, Way, Workload
-from loadtest.sweep.server import Launch, Server, ServerFailed, engine, gateway
+from loadtest.sweep.server import engine, gateway
 from loadtest.sweep.space import Configuration, Space, fixed_flags, gpus_of
 from loadtest.sweep.store import Failure, Store, SweepRun
 
@@ -149,7 +152,7 @@ class Sweep:
             seconds = self._pace.seconds_left(left)
             length = f", runs of {stages[0].share:.0%}" if stages[0].share < 1 else ""
             about = f", about {seconds_text(seconds)} left" if seconds is not None else ""
-            self._say(f"[{place}/{len(todo)}{length}{about}] {configuration.label}", style="bold")
+            say(self.console, f"[{place}/{len(todo)}{length}{about}] {configuration.label}", "bold")
             self._configuration(configuration, cells)
 
     def _todo(self, stages: Sequence[Stage]) -> Iterator[tuple[Configuration, list[SweepRun]]]:
@@ -179,21 +182,31 @@ class Sweep:
                     if mine and way == "gateway":
                         self._through_gateway(server, gateway_port, mine)
                     else:
-                        self._measure_all(server, server.launch.url, mine)
+                        self._measure_all(server, server.url, mine)
         except ServerFailed as failed:
             self._failed(cells, failed)
 
     def _through_gateway(self, server: Server, port: int, cells: Sequence[SweepRun]) -> None:
-        launch = gateway(self.plan, server.launch.url, port)
+        launch = gateway(self.plan, server.url, port)
         try:
-            with self._server(launch, server.log_path.with_name("gateway.log")) as before:
-                self._measure_all(server, before.launch.url, cells)
+            with self._server(launch, server.log.with_name("gateway.log")) as before:
+                self._measure_all(server, before.url, cells)
         except ServerFailed as failed:
             server.check()
             self._failed(cells, failed)
 
-    def _server(self, launch: Launch, log_path: Path) -> Server:
-        return Server(launch, log_path, self.should_stop)
+    @contextmanager
+    def _server(self, launch: Launch, log: Path) -> Iterator[Server]:
+        def heed(_elapsed_seconds: float) -> None:
+            if self.should_stop():
+                raise Stopped
+
+        with Server(launch, log, heed) as server:
+            try:
+                yield server
+            finally:
+                server.stop()
+                server.wait_gone()  # the next server needs the memory of all of it
 
     def _measure_all(self, server: Server, url: str, cells: Sequence[SweepRun]) -> None:
         for cell in cells:
@@ -204,7 +217,7 @@ class Sweep:
                 self._measure(server, url, cell)
             except (TargetError, WorkerDied, OSError) as error:
                 server.check()
-                self._failed([cell], ServerFailed(str(error), []))
+                self._failed([cell], ServerFailed(str(error)))
             self._pace.ran(time.monotonic() - started, cell.share)
 
     def _measure(self, server: Server, url: str, cell: SweepRun) -> None:
@@ -218,36 +231,35 @@ class Sweep:
             raise Stopped
         server.check()
         driven = "gateway" if cell.way == "gateway" else "engine"
-        servers = {driven: url, "engine": server.launch.url}
+        servers = {driven: url, "engine": server.url}
         checkpoints = Checkpoints(asyncio.run(neighbours(servers, {}, None, None)), options.verify, site=self._site)
 
         def checked(written: Sequence[Path]) -> None:
             made = checkpoints.keep(driven, plan, options.bounds, results, records, written)
             for check in failed(made.checks):
-                self._say(f"  {check_line(check)}", style="red")
+                say(self.console, f"  {check_line(check)}", "red")
 
         self.store.keep(cell, results, records, checked)
         self._site = checkpoints.site
         found = judged([results], self.plan.objective, self.gpus(cell.configuration))
-        self._say(
-            f"  {cell.workload.name}, {cell.way}: {summary_line(found, self.plan)}", style=None if found.fits else "red"
+        say(
+            self.console,
+            f"  {cell.workload.name}, {cell.way}: {summary_line(found, self.plan)}",
+            None if found.fits else "red",
         )
 
     def _page(self, server: Server, target: Target, model: str | None) -> dict[str, str]:
         """The engine's own page, also where requests go through the gateway."""
-        url = target.metrics_url or asyncio.run(look_at(server.launch.url, None, model)).metrics_url
+        url = target.metrics_url or asyncio.run(look_at(server.url, None, model)).metrics_url
         return {"engine": url} if url else {}
 
     def _failed(self, cells: Sequence[SweepRun], failed: ServerFailed) -> None:
         for cell in cells:
             if not self.store.is_done(cell):
-                self.store.keep_failure(cell, Failure(why=str(failed), log=failed.log))
-        self._say(f"  {failed}", style="red")
+                self.store.keep_failure(cell, Failure(why=failed.why, log=failed.log))
+        say(self.console, f"  {failed.why}", "red")
         for line in failed.log[-3:]:
-            self._say(f"    {line}", style="dim")
-
-    def _say(self, text: str, style: str | None = None) -> None:
-        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+            say(self.console, f"    {line}", "dim")
 
 
 def summary_line(found: Judged, plan: SweepPlan) -> str:

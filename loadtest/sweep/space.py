@@ -13,11 +13,7 @@ from loadtest.sweep.plan import FlagValue, SweepPlan
 
 _PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 # Other names that vLLM gives them.
-_SHORT = {
-    "-tp": "tensor-parallel-size",
-    "-pp": "pipeline-parallel-size",
-    "-dp": "data-parallel-size",
-}
+_SHORT = {"-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "-dp": "data-parallel-size"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

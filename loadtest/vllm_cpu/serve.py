@@ -9,21 +9,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from loadtest.vllm_cpu.process import DEFAULT_VENV, VllmFailed, VllmOptions, VllmProcess
+from loadtest.servers.server import ServerFailed
+from loadtest.vllm_cpu.process import DEFAULT_VENV, VllmOptions, VllmProcess
 
 POLL_SECONDS = 0.1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def serve(engine: VllmProcess) -> None:
-    """Serve until a signal stops it, or the process that started this one has ended. Raises VllmFailed."""
+    """Serve until a signal stops it, or the process that started this one has ended. Raises ServerFailed."""
     parent = os.getppid()
     try:
         engine.start()
         engine.wait_ready()
         while os.getppid() == parent:
             if not engine.is_running():
-                raise VllmFailed(f"the engine at {engine.url} has ended; {engine.log_tail()}")
+                raise ServerFailed(f"the engine at {engine.url} has ended", engine.log_end())
             time.sleep(POLL_SECONDS)
     finally:
         engine.stop()
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         serve(VllmProcess(options, asked.log, lambda line: print(line, flush=True)))  # noqa: T201
     except KeyboardInterrupt:
         return 0
-    except VllmFailed as failed:
+    except ServerFailed as failed:
         sys.stderr.write(f"{failed}\n")
         return 1
     return 0

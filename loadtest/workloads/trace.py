@@ -199,9 +199,12 @@ def _scaled(document: _Document, block: int) -> Row:
 
 def _session(document: _Document, block: int) -> Row:
     plain = _row(
-        _number(document, "arrival"), _whole(document, "input_length"), _whole(document, "output_length"),
-        _ids(document), block,
-    )  # fmt: skip
+        _number(document, "arrival"),
+        _whole(document, "input_length"),
+        _whole(document, "output_length"),
+        _ids(document),
+        block,
+    )
     session, think = _whole(document, "session_id"), _number(document, "think_s")
     return Row(plain.at_seconds, plain.prompt_tokens, plain.output_tokens, plain.keys, session, think)
 

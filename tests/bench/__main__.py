@@ -24,7 +24,7 @@ same window in which requests and events are counted. A proxy that cannot be ins
 import os
 import resource
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -32,7 +32,7 @@ from gateway.config import ServerConfig
 from loadtest.compare.peers import OURS, NotInstalled, named, version
 from loadtest.compare.proxy import Peer
 from tests.bench import bodies_stall, fairness, measure, peers, report, scenarios
-from tests.bench.alone import alone
+from tests.bench.alone import alone, fail, say
 from tests.bench.bounds.command import bounds
 from tests.bench.deciding import measure as decisions
 from tests.bench.deciding.results import table
@@ -85,7 +85,7 @@ def run(
     place = Place(directory.resolve())
     ready = _prepare(place, names or [])
     ours = any(peer.name == OURS for peer in ready)
-    embedded = compare_embeddings(_embedding_options(place), _say) if ours else []  # first, while all cores are free
+    embedded = compare_embeddings(_embedding_options(place), say) if ours else []  # first, while all cores are free
     measured = _compare(place, ready, chosen, repetitions)
     results = measured.model_copy(update={"timings": decisions.measure(), "embeddings": embedded})
     path = out or place.root / "results.json"
@@ -94,14 +94,14 @@ def run(
     path.with_suffix(".md").write_text(shown)
     typer.echo(f"\n{shown}\nKept in {path} and {path.with_suffix('.md')}")
     if not any(turn.samples for turns in results.turns.values() for turn in turns):
-        _fail("no proxy could be measured")
+        fail("no proxy could be measured")
 
 
 @app.command("report")
 def report_command(path: Path = _ROOT / "results.json") -> None:
     """Print the table of an earlier run."""
     if not path.exists():
-        _fail(f"there is no {path}: run the comparison first")
+        fail(f"there is no {path}: run the comparison first")
     typer.echo(report.markdown(Results.model_validate_json(path.read_text())))
 
 
@@ -115,14 +115,12 @@ def smoke(names: Names = None, directory: Directory = _ROOT) -> None:
     results = _compare(place, ready, scenarios.SMOKE, repetitions=1)
     typer.echo(report.markdown(results))
     if found := report.problems(results, present):
-        _fail("\n".join(found))
+        fail("\n".join(found))
     typer.echo("smoke: every request was answered well")
 
 
 @app.command()
-def deciding(
-    runs: Annotated[int, typer.Option(min=1, help="Of each timing.")] = decisions.RUNS,
-) -> None:
+def deciding(runs: Annotated[int, typer.Option(min=1, help="Of each timing.")] = decisions.RUNS) -> None:
     """Time the gateway's decisions alone: placing a request, looking through the line, keys of a long prompt."""
     typer.echo(table(decisions.measure(runs)))
 
@@ -141,13 +139,11 @@ def bodies_stall_command(
         longest_ms = max(longest_ms, timing.longest_ms)
     typer.echo(f"\nlongest step: {longest_ms:.1f} ms")
     if longest_ms > bodies_stall.LIMIT_MS:
-        _fail(f"a step takes over {bodies_stall.LIMIT_MS:g} ms")
+        fail(f"a step takes over {bodies_stall.LIMIT_MS:g} ms")
 
 
 @app.command("fairness")
-def fairness_command(
-    seconds: Annotated[float, typer.Option(min=10, help="Of each of the three arms.")] = 60.0,
-) -> None:
+def fairness_command(seconds: Annotated[float, typer.Option(min=10, help="Of each of the three arms.")] = 60.0) -> None:
     """Show what a client that asks once a second waits for: alone, beside a flood, and in one line with it."""
     typer.echo(fairness.HEAD)
     for arm in fairness.measure(seconds):
@@ -179,16 +175,16 @@ def overload_command(
     cores = _take_cores()
     chosen = {multiple: scenario(multiple, body, seconds) for multiple in MULTIPLES}
     try:
-        with alone(place, _say), measure.engines(place, cores) as bench:
+        with alone(place), measure.engines(place, cores) as bench:
             turn = measure.measure_turn(bench, peers.ours_with(OVERLOAD), list(chosen.values()))
     except measure.MeasurementFailed as error:
-        _fail(str(error))
+        fail(str(error))
     if turn.failure:
-        _fail(turn.failure)
+        fail(turn.failure)
     samples = {multiple: turn.samples[each.name] for multiple, each in chosen.items()}
     typer.echo(overload.markdown(samples))
     if found := overload.problems(samples):
-        _fail("\n".join(found))
+        fail("\n".join(found))
 
 
 app.command("bounds")(bounds)
@@ -200,22 +196,13 @@ app.command("documents")(documents)
 app.command("embeddings")(embeddings)
 
 
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
-
-
-def _fail(why: str) -> NoReturn:
-    typer.echo(why, err=True)
-    raise typer.Exit(1)
-
-
 def _prepare(place: Place, names: list[str]) -> list[Peer]:
     try:
-        return install(place, named(names, peers.PEERS), say=_say)
+        return install(place, named(names, peers.PEERS), say=say)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except NotInstalled as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 def _embedding_options(place: Place) -> EmbeddingOptions:
@@ -226,13 +213,13 @@ def _compare(place: Place, ready: list[Peer], chosen: list[Scenario], repetition
     cores = _take_cores()
     turns: dict[str, list[Turn]] = {peer.name: [] for peer in ready}
     try:
-        with alone(place, _say), measure.engines(place, cores) as bench:
+        with alone(place), measure.engines(place, cores) as bench:
             for repetition in range(1, repetitions + 1):
                 for peer in ready:
                     typer.echo(f"repetition {repetition} of {repetitions}: {peer.name}", err=True)
                     turns[peer.name].append(measure.measure_turn(bench, peer, chosen))
     except measure.MeasurementFailed as error:
-        _fail(str(error))
+        fail(str(error))
     return Results(
         machine=describe(),
         versions={peer.name: version(place.peers, peer) for peer in ready},
@@ -246,7 +233,7 @@ def _take_cores() -> Cores:
     try:
         cores = choose_cores(os.sched_getaffinity(0), hardware_siblings)
     except ValueError as error:
-        _fail(str(error))
+        fail(str(error))
     os.sched_setaffinity(0, {cores.harness})
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, _OPEN_FILES)), hard))

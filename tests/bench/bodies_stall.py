@@ -13,12 +13,11 @@ from itertools import islice, repeat
 
 from gateway.config import BackendConfig, Config, EmbeddingsConfig, KeyConfig, ModelsConfig, ServerConfig
 from gateway.errors import InvalidRequest
-from gateway.front.http_request import HttpRequest
+from gateway.front.http_request import HttpRequest, find_route
 from gateway.front.read import RequestReader, StoredResponses
-from gateway.front.routes import find_route
 from gateway.request import InferenceRequest
 from gateway.routing.estimates import Estimates
-from gateway.tokenization.exact_prompts import given_tokens
+from gateway.tokenization.tokenization import given_tokens
 
 HEAD = "| body | endpoint | MiB | longest step ms | all ms | steps |\n|---|---|--:|--:|--:|---|"
 LIMIT_MS = 50.0
@@ -27,10 +26,15 @@ _ENDED = object()
 _MEBIBYTE = 1048576
 _ISOLATED = KeyConfig(name="bench", key="bench", isolate_cache=True)
 _PATHS = {
-    "chat": b"/v1/chat/completions", "completions": b"/v1/completions", "embeddings": b"/v1/embeddings",
-    "responses": b"/v1/responses", "messages": b"/v1/messages", "score": b"/score", "rerank": b"/rerank",
+    "chat": b"/v1/chat/completions",
+    "completions": b"/v1/completions",
+    "embeddings": b"/v1/embeddings",
+    "responses": b"/v1/responses",
+    "messages": b"/v1/messages",
+    "score": b"/score",
+    "rerank": b"/rerank",
     "pooling": b"/pooling",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,6 @@ class Timing:
     steps_ms: list[float]
 
     def row(self) -> str:
-        """A row of the table."""
         mebibytes = self.size_bytes / _MEBIBYTE
         return (
             f"| {self.name} | {self.endpoint} | {mebibytes:.2f} | {self.longest_ms:.1f} | {self.all_ms:.1f}"
@@ -72,7 +75,7 @@ def measure(limits: ServerConfig, named: str = "") -> Iterator[Timing]:
     )
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)  # as the gateway has it
-    reader = RequestReader(config, Estimates(), StoredResponses(), b"secret", lambda _: True)
+    reader = RequestReader(config, Estimates(), StoredResponses(), b"secret", ("model",))
     for body in bodies():
         if named in body.name:
             yield _timing(body, reader, limits)
@@ -122,15 +125,17 @@ def bodies() -> Iterator[Body]:
     for name, text in _TEXTS.items():
         for endpoint, before, after in _STRING_PLACES:
             yield Body(
-                f"{name} in {before[-14:].decode().strip()}", endpoint,
+                f"{name} in {before[-14:].decode().strip()}",
+                endpoint,
                 lambda limits, t=text, b=before, a=after: _in_string(b, _filled(t, limits), a),
-            )  # fmt: skip
+            )
     for name, value in _LISTS.items():
         for endpoint, before, after in _LIST_PLACES:
             yield Body(
-                f"{name} in {before[-14:].decode().strip()}", endpoint,
+                f"{name} in {before[-14:].decode().strip()}",
+                endpoint,
                 lambda limits, v=value, b=before, a=after: _in_list(b, v(), a, limits),
-            )  # fmt: skip
+            )
 
 
 _TEXTS = {

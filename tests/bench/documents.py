@@ -2,55 +2,25 @@
 
 import json
 import random
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Annotated
-from urllib.request import ProxyHandler, Request, build_opener
 
 import typer
-import yaml
 
-from gateway.cli.demo import free_ports
-from loadtest.servers.processes import running
-from tests.integration.processes import wait_until_serving
+from loadtest.servers.server import ask, gateway_server, simulated_engine
 
 _MODEL = "ranks"
 _LIKE_A_GPU = ("--embedding", "--preset", "h100-8b", "--time-scale", "0.25")
 _WAYS = ("one engine", "two engines, coalesce: false", "two engines")
-_direct = build_opener(ProxyHandler({}))
-
-
-@contextmanager
-def _served(name: str, port: int, ready: str, *command: str, logs: Path) -> Iterator[str]:
-    """A server of ours, running; gives its URL."""
-    url, log = f"http://127.0.0.1:{port}", logs / f"{name}.log"
-    with running([sys.executable, "-m", *command], None, log) as process:
-        wait_until_serving(process, url + ready, log)
-        yield url
-
-
-def _gateway(backends: list[str], logs: Path, *, coalesce: bool) -> tuple[int, Path]:
-    port = free_ports(1)[0]
-    file = logs / f"coalesce-{coalesce}.yaml"
-    server = {"host": "127.0.0.1", "port": port, "admin": None, "access_log": False, "drain_delay_seconds": 0}
-    config = {
-        "server": server, "backends": [{"url": url} for url in backends], "health": {"slow_start_seconds": 0},
-        "embeddings": {"coalesce": coalesce},
-    }  # fmt: skip
-    file.write_text(yaml.safe_dump(config))
-    return port, file
 
 
 def _ask(url: str, body: bytes) -> float:
     """Seconds until the whole answer is there."""
     started = time.perf_counter()
-    request = Request(f"{url}/rerank", body, {"content-type": "application/json"})
-    with _direct.open(request, timeout=60.0) as answer:
-        answer.read()
+    ask(f"{url}/rerank", body, 60.0)
     return time.perf_counter() - started
 
 
@@ -67,15 +37,20 @@ def documents(
     body = json.dumps({"model": _MODEL, "query": "what is it about", "documents": texts}).encode()
     taken: dict[str, list[float]] = {way: [] for way in _WAYS}
     with ExitStack() as stack:
-        engines = []
-        for number, port in enumerate(free_ports(2)):
-            told = ("loadtest", "sim", "--port", str(port), "--model", _MODEL, *_LIKE_A_GPU)
-            engines.append(stack.enter_context(_served(f"engine-{number}", port, "/health", *told, logs=directory)))
+        flags = ("--model", _MODEL, *_LIKE_A_GPU)
+        engines = [
+            stack.enter_context(simulated_engine(flags, directory / f"engine-{number}.log")).url for number in range(2)
+        ]
         urls = [engines[0]]
         for coalesce in (False, True):
-            port, file = _gateway(engines, directory, coalesce=coalesce)
-            serve = ("gateway", "serve", "-c", str(file))
-            urls.append(stack.enter_context(_served(file.stem, port, "/readyz", *serve, logs=directory)))
+            config = {
+                "server": {"access_log": False},
+                "backends": [{"url": url} for url in engines],
+                "health": {"slow_start_seconds": 0},
+                "embeddings": {"coalesce": coalesce},
+            }
+            gateway = gateway_server(config, directory / f"coalesce-{coalesce}.log")
+            urls.append(stack.enter_context(gateway).url)
         for turn in range(repetitions + 2):  # of which two to warm up
             for way, url in zip(_WAYS, urls, strict=True):
                 seconds = _ask(url, body)

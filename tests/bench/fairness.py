@@ -38,7 +38,6 @@ class Arm:
     seconds: float = 0.0
 
     def row(self) -> str:
-        """A line of the table."""
         p50, p99 = (percentile(sorted(self.waits_ms), share) for share in (50, 99))
         rate = self.flood_answers / self.seconds
         return f"| {self.name} | {len(self.waits_ms)} | {p50:.0f} | {p99:.0f} | {max(self.waits_ms):.0f} | {rate:.0f} |"
@@ -120,9 +119,11 @@ async def _flood(session: aiohttp.ClientSession, url: str, key: str | None, arm:
 async def _one(session: aiohttp.ClientSession, url: str, key: str, number: int, waits_ms: list[float]) -> None:
     words = " ".join(f"{number}-{word}" for word in range(_WORDS))
     body: dict[str, Any] = {
-        "model": _MODEL, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True,
+        "model": _MODEL,
+        "max_tokens": OUTPUT_TOKENS,
+        "ignore_eos": True,
         "messages": [{"role": "user", "content": words}],
-    }  # fmt: skip
+    }
     headers = {"authorization": f"Bearer {key}"}
     async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
         answer = await response.read()

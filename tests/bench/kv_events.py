@@ -22,10 +22,11 @@ import typer
 import uvloop
 import zmq
 
-from gateway.cli.demo import free_ports
 from gateway.kv_events.endpoints import Source
 from gateway.kv_events.feed import KvEvents
 from gateway.routing.exact_index import ExactIndex
+from loadtest.report.statistics import percentile
+from loadtest.servers.processes import free_ports
 
 BLOCK_TOKENS = 16
 STEP_TOKENS = 8192
@@ -54,7 +55,6 @@ class Timed:
         self.longest_seconds = self.spent_seconds = 0.0
 
     def changed(self, engine: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
-        """Blocks came and went."""
         started = time.thread_time()
         self.index.apply(engine, added, removed)
         took = time.thread_time() - started
@@ -67,7 +67,6 @@ class Timed:
         """Not expected here."""
 
     def state(self, engine: int, live: bool, whole: bool) -> None:
-        """An engine is followed."""
         self.index.set_live(engine, live)
         self.live.add(engine)
 
@@ -85,10 +84,21 @@ def cycle_of(engine: int) -> list[bytes]:
         for first in range(0, blocks, PROMPT_BLOCKS):
             hashes = [_hash(engine, step, block) for block in range(first, first + PROMPT_BLOCKS)]
             tokens = [random.randrange(128_000) for _ in range(PROMPT_BLOCKS * BLOCK_TOKENS)]
-            events.append({"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": None,
-                           "token_ids": tokens, "block_size": BLOCK_TOKENS, "lora_id": None, "medium": "GPU",
-                           "lora_name": None, "extra_keys": [None] * PROMPT_BLOCKS, "group_idx": 0,
-                           "kv_cache_spec_kind": "full_attention"})  # fmt: skip
+            events.append(
+                {
+                    "type": "BlockStored",
+                    "block_hashes": hashes,
+                    "parent_block_hash": None,
+                    "token_ids": tokens,
+                    "block_size": BLOCK_TOKENS,
+                    "lora_id": None,
+                    "medium": "GPU",
+                    "lora_name": None,
+                    "extra_keys": [None] * PROMPT_BLOCKS,
+                    "group_idx": 0,
+                    "kv_cache_spec_kind": "full_attention",
+                }
+            )
         payloads.append(msgspec.msgpack.encode([time.monotonic(), events, 0]))
     return payloads
 
@@ -190,13 +200,7 @@ async def _ticks(seconds: float) -> list[float]:
 
 
 def _told(
-    engines: int,
-    timed: Timed,
-    lost: int,
-    spent: list[float],
-    elapsed: float,
-    idle: list[float],
-    late: list[float],
+    engines: int, timed: Timed, lost: int, spent: list[float], elapsed: float, idle: list[float], late: list[float]
 ) -> list[str]:
     loop, reader, process = spent
     return [
@@ -205,15 +209,13 @@ def _told(
         f"applying: {timed.spent_seconds / elapsed:.2%} of the time; "
         f"longest update {timed.longest_seconds * 1000:.2f} ms",
         f"CPU: loop's thread {loop:.1%} (ticks included), reader's thread {reader:.1%}, process {process:.1%}",
-        f"ticks late, ms, without events: {_quantiles(idle)}",
-        f"ticks late, ms, with events:    {_quantiles(late)}",
+        f"ticks late, ms, without events: {_percentiles(idle)}",
+        f"ticks late, ms, with events:    {_percentiles(late)}",
     ]
 
 
-def _quantiles(values: list[float]) -> str:
-    return ", ".join(
-        f"p{share * 100:g} {values[int(share * (len(values) - 1))]:.2f}" for share in (0.5, 0.99, 0.999, 1)
-    )
+def _percentiles(ordered: list[float]) -> str:
+    return ", ".join(f"p{percent:g} {percentile(ordered, percent):.2f}" for percent in (50, 99, 99.9, 100))
 
 
 if __name__ == "__main__":

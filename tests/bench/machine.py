@@ -28,7 +28,6 @@ def python_build() -> str:
 
 
 def describe() -> Machine:
-    """This machine, now."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Machine(
         cpu=cpu_model(Path("/proc/cpuinfo").read_text()),

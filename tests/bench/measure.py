@@ -4,15 +4,13 @@ import json
 import subprocess
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from pydantic import ValidationError
 
-from loadtest.compare.proxy import Peer
+from loadtest.compare.proxy import Peer, started
 from loadtest.servers.processes import (
     CpuTimes,
     core_busy_seconds,
@@ -20,17 +18,14 @@ from loadtest.servers.processes import (
     cpu_times,
     launch,
     memory_mib,
-    running,
     stop,
 )
+from loadtest.servers.server import Launch, Server, ServerFailed, ask, get, last_line
+from loadtest.workloads.prompts import Endpoint
 from tests.bench.peers import setting
 from tests.bench.place import Cores, Place, Ports, choose_ports
 from tests.bench.results import Load, Sample, Turn
 from tests.bench.scenarios import Scenario
-
-_READY_SECONDS = 60
-_READY_ANSWERS = 5
-_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class MeasurementFailed(Exception):
@@ -49,43 +44,44 @@ class Bench:
 
 @contextmanager
 def engines(place: Place, cores: Cores) -> Iterator[Bench]:
-    """The mock engines, running."""
     ports = choose_ports()
     command = [str(place.engine), *(str(port) for port in ports.engines)]
-    with running(command, cores.load, place.logs / "engine.log") as process:
-        _wait_for(process, lambda: _get(f"{ports.backends[-1]}/health"), "the mock engine", answers=1)
-        yield Bench(place, ports.engines, cores)
+    engine = Launch(command, ports.backends[-1], name="the mock engine", core=cores.load)
+    try:
+        with Server(engine, place.logs / "engine.log"):
+            yield Bench(place, ports.engines, cores)
+    except ServerFailed as failed:
+        raise MeasurementFailed(str(failed)) from failed
 
 
 def measure_turn(bench: Bench, peer: Peer, scenarios: list[Scenario]) -> Turn:
     """Start a proxy, put every load on it, stop it. What fails is in the turn, with the samples taken before."""
     log = bench.place.logs / f"{peer.name}.log"
     ports = choose_ports(bench.engines)
-    started = setting(bench.place, ports)
     samples: dict[str, Sample] = {}
     memory: float | None = None
+    at = setting(bench.place, ports)
     try:
-        command = peer.command(bench.place.peers, started)
-        with running(command, bench.cores.proxy, log, peer.environment(started)) as process:
-            _wait_for(process, lambda: _chat(ports.proxy), peer.name, _READY_ANSWERS)
+        with started(peer, bench.place.peers, at, log, Endpoint.CHAT, bench.cores.proxy) as proxy:
             for scenario in scenarios:
-                samples[scenario.name] = measure(bench, ports, process.pid, scenario)
-            memory = memory_mib(process.pid)
-    except (MeasurementFailed, OSError) as error:
-        return Turn(samples=samples, failure=f"{error}; its last words: {_last_line(log)}")
+                samples[scenario.name] = measure(bench, ports, proxy.pid, scenario)
+            memory = memory_mib(proxy.pid)
+    except (MeasurementFailed, ServerFailed, OSError) as error:
+        why = error.why if isinstance(error, ServerFailed) else str(error)
+        return Turn(samples=samples, failure=f"{why}; its last words: {last_line(log)}")
     return Turn(samples=samples, memory_mib=memory)
 
 
 def measure(bench: Bench, ports: Ports, proxy_pid: int, scenario: Scenario) -> Sample:
     """Put one load on a running proxy. Raises MeasurementFailed."""
-    _post(f"{ports.backends[0]}/reset")
+    ask(f"{ports.backends[0]}/reset")
     before, after, printed = _under_load(
         bench, scenario.arguments(bench.place, ports.proxy), proxy_pid, scenario.deadline_seconds
     )
     load = parse_load(printed)
     seconds = max(after.at - before.at, 1e-9)
     spent = cpu_seconds_between(before.proxy, after.proxy)
-    stats = json.loads(_get(f"{ports.backends[0]}/stats"))
+    stats = json.loads(get(f"{ports.backends[0]}/stats"))
     arrived = [backend["requests"] for backend in stats["backends"]]
     return Sample(
         load=load,
@@ -151,44 +147,3 @@ def _under_load(
     if len(snapshots) < 2:
         raise MeasurementFailed(f"the load generator ended with {process.returncode}: {said.decode().strip()}")
     return snapshots[b"open"], snapshots[b"shut"], printed
-
-
-def _wait_for(process: subprocess.Popen[bytes], ask: Callable[[], object], name: str, answers: int) -> None:
-    """Until a server gave some good answers."""
-    deadline = time.monotonic() + _READY_SECONDS
-    good = 0
-    while good < answers:
-        if process.poll() is not None:
-            raise MeasurementFailed(f"{name} ended with {process.returncode}")
-        if time.monotonic() > deadline:
-            raise MeasurementFailed(f"{name} gave no good answer in {_READY_SECONDS} s")
-        try:
-            ask()
-            good += 1
-        except (OSError, ValueError):
-            time.sleep(0.1)
-
-
-def _get(url: str) -> bytes:
-    with _direct.open(url, timeout=5) as response:
-        body: bytes = response.read()
-        return body
-
-
-def _post(url: str, body: bytes = b"{}") -> bytes:
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-    with _direct.open(request, timeout=5) as response:
-        answer: bytes = response.read()
-        return answer
-
-
-def _chat(port: int) -> None:
-    chat = {"model": "mock", "messages": [{"role": "user", "content": "ready?"}]}
-    answer = json.loads(_post(f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(chat).encode()))
-    if not answer.get("choices"):
-        raise ValueError("not a chat completion")
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1][:300] if lines else "none"

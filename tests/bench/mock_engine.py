@@ -70,16 +70,13 @@ class MockEngine:
 
     @property
     def url(self) -> str:
-        """The base URL."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def is_listening(self) -> bool:
-        """It takes connections."""
         return self._server is not None
 
     def health(self) -> int:
-        """The status of /health."""
         self._healthy = not self._flaps or not self._healthy
         return 200 if self._healthy else 500
 
@@ -129,7 +126,6 @@ class EngineConnection(asyncio.Protocol):
         self._paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client connected."""
         self.transport = cast(asyncio.Transport, transport)
         self._engine.connections.add(self)
 
@@ -142,7 +138,6 @@ class EngineConnection(asyncio.Protocol):
         self._ended()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of requests."""
         self._buffer += data
         self._engine.received_bytes += len(data)
         while not self._answering and (body := self._take()) is not None:

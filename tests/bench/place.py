@@ -26,12 +26,10 @@ class Place:
 
     @property
     def load(self) -> Path:
-        """The compiled load generator."""
         return self.root / "bin" / "load"
 
     @property
     def logs(self) -> Path:
-        """What the proxies print."""
         return self.root / "logs"
 
     def bodies(self, size: str) -> Path:

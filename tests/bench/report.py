@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from loadtest.compare.peers import OURS
 from loadtest.compare.proxy import Peer
+from loadtest.console import markdown_table
 from tests.bench.deciding import results as timings
 from tests.bench.embeddings.run import table as embeddings_table
 from tests.bench.peers import PEERS
@@ -114,7 +115,6 @@ class Verdict:
 
     @property
     def goal(self) -> str:
-        """The goal in words."""
         if self.column.goal_ratio is not None:
             return f"≤ {self.column.goal_ratio:.2f}x"
         return f"< {self.column.goal_below:.0f} MiB" if self.column.goal_below is not None else ""
@@ -146,10 +146,6 @@ def verdict(results: Results, column: Column) -> Verdict | None:
     return Verdict(column, ours.median, lowest, ours.median / routers[lowest] if routers[lowest] else None)
 
 
-def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
 def _shown(found: Cell | None, column: Column) -> str:
     return "" if found is None else f"{found.median:,.{column.digits}f}{found.marks}"
 
@@ -166,19 +162,16 @@ def _judged(found: Verdict | None) -> tuple[str, str]:
 def table(results: Results) -> str:
     """The figures as a Markdown table: medians by proxy, then ours against the lowest router, then the goals."""
     columns = columns_of(results)
-    lines = [
-        _row(["proxy", "policy", *(column.title for column in columns)]),
-        _row(["---", "---", *("--:" for _ in columns)]),
-    ]
+    rows = []
     for name, turns in results.turns.items():
         policy = PEERS[name].policy if name in PEERS else ""
         label = f"{name} {results.versions.get(name, '')}".strip()
         label = f"**{label}**" if name == OURS else label
-        lines.append(_row([label, policy, *(_shown(cell(turns, column), column) for column in columns)]))
+        rows.append([label, policy, *(_shown(cell(turns, column), column) for column in columns)])
     judged = [_judged(verdict(results, column)) for column in columns]
-    lines.append(_row(["gateway / lowest router", "", *(ratio for ratio, _ in judged)]))
-    lines.append(_row(["goal", "", *(goal for _, goal in judged)]))
-    return "\n".join(lines)
+    rows.append(["gateway / lowest router", "", *(ratio for ratio, _ in judged)])
+    rows.append(["goal", "", *(goal for _, goal in judged)])
+    return markdown_table(["proxy", "policy", *(column.title for column in columns)], rows, texts=2)
 
 
 def notes(results: Results) -> list[str]:
@@ -225,7 +218,6 @@ def affinity(results: Results) -> str:
 
 
 def markdown(results: Results) -> str:
-    """The table and its notes."""
     decisions = timings.table(results.timings) if results.timings else ""
     embeddings = embeddings_table(results.embeddings) if results.embeddings else ""
     parts = [table(results), *notes(results), affinity(results), decisions, embeddings]

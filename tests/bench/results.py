@@ -50,7 +50,6 @@ class Load(_Record):
 
     @property
     def error_count(self) -> int:
-        """Errors of all kinds."""
         return sum(self.errors.values())
 
 

@@ -24,7 +24,6 @@ class Scenario:
 
     @property
     def streams(self) -> bool:
-        """Whether answers are streamed."""
         return self.events > 0
 
     @property
@@ -38,7 +37,6 @@ class Scenario:
         return self.warmup_seconds + self.seconds + self.events * self.pace_ms / 1000 + 20
 
     def arguments(self, place: Place, port: int) -> list[str]:
-        """The load generator's command line."""
         command = [str(place.load), "--port", str(port), "--bodies", str(place.bodies(self.body))]
         command += ["--connections", str(self.connections), "--seconds", str(self.seconds)]
         command += ["--warmup", str(self.warmup_seconds)]

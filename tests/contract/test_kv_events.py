@@ -16,8 +16,7 @@ import zmq
 import zmq.asyncio
 
 from loadtest.engine import EngineConfig, Limits, SimulatedEngine
-from loadtest.engine.config import KvEventsConfig
-from loadtest.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Encoding, encoder
+from loadtest.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Encoding, KvEventsConfig, encoder
 from tests.contract.cases import COMPLETION_PATH, MODEL, Case, get
 from tests.contract.exchange import ask
 from tests.contract.recording import RECORDINGS, load

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from gateway.cli.demo import free_ports
-from loadtest.servers.processes import wait_until_serving
+from loadtest.servers.processes import free_ports
+from loadtest.servers.server import serves, wait_until
 from tests.clients import Answer, Client, request
 from tests.scripted import ScriptedBackend
 
@@ -47,7 +47,7 @@ class GatewayProcess:
     async def ready(self) -> None:
         """Wait until it serves."""
         url = f"http://127.0.0.1:{self.port}/readyz"
-        await asyncio.to_thread(wait_until_serving, url, self.process.poll, READY_SECONDS)
+        await asyncio.to_thread(wait_until, lambda: serves(url), self.process.poll, READY_SECONDS)
 
     async def ended(self) -> int:
         """Its exit code, once it has ended."""

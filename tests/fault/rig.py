@@ -18,7 +18,7 @@ from tests.clients import Answer, Client, chat, request
 from tests.recounted_gateway import RecountedGateway
 from tests.scripted import ScriptedBackend
 
-DEADLINE_SECONDS = 5.0
+DEADLINE_SECONDS = 30.0  # less than the time limit of a test, which an event loop may swallow
 BACKEND_KEY = "sk-backend-Canary-51c2"
 CLIENT_KEY = "sk-client-Canary-9f31"
 PROMPT_CANARY = "prompt-canary-7d0e"
@@ -112,7 +112,7 @@ class UnderTest:
             "answering": gateway.server.answering, "clients": len(gateway.server._connections),
             "connections in use": sum(pool.open for pool in gateway.relay._pools.values()),
             "held bytes": gateway.memory.used_bytes,
-            "coalesced": gateway.coalescer.busy, "spread": gateway.rerank_splitter.busy,
+            "batched": gateway.batcher.busy,
             "unanswered": self.accepted - sum(self.outcomes.values()),
         }  # fmt: skip
         for engine in [engine for backend in gateway.fleet.backends for engine in backend.all_engines]:
@@ -123,21 +123,17 @@ class UnderTest:
             found[f"{engine.name}.reservations"] = len(engine.kv)
         return [f"{what}: {count}" for what, count in found.items() if count]
 
-    async def comes_to_rest(self, deadline_seconds: float = 2.0) -> None:
+    async def comes_to_rest(self) -> None:
         """Wait until nothing is taken, queued, relayed or connected, and every request has one outcome."""
-        await holds(lambda: not self.busy, lambda: f"not at rest: {self.busy}", deadline_seconds)
+        await holds(lambda: not self.busy, lambda: f"not at rest: {self.busy}")
 
 
-async def holds(
-    condition: Callable[[], bool], what: str | Callable[[], str], deadline_seconds: float = DEADLINE_SECONDS
-) -> float:
+async def holds(condition: Callable[[], bool], what: str | Callable[[], str]) -> float:
     """Wait until it holds; gives after how many seconds it did."""
     started = time.monotonic()
     while not condition():
         elapsed = time.monotonic() - started
-        assert elapsed < deadline_seconds, (
-            f"not within {deadline_seconds} s: {what if isinstance(what, str) else what()}"
-        )
+        assert elapsed < DEADLINE_SECONDS, f"never: {what if isinstance(what, str) else what()}"
         await asyncio.sleep(0.002)
     return time.monotonic() - started
 
@@ -214,7 +210,7 @@ def the_books_add_up(under_test: UnderTest, engines: Sequence[Engine]) -> None:
 
 
 class LoopLag:
-    """`async with LoopLag() as lag:` measures the longest time that the event loop was held up."""
+    """`async with LoopLag() as lag:` measures the most CPU time that one turn of the event loop took."""
 
     def __init__(self) -> None:
         self.longest_seconds = 0.0
@@ -228,9 +224,9 @@ class LoopLag:
 
     async def _watch(self) -> None:
         while True:
-            before = time.perf_counter()
+            before = time.thread_time()  # of this thread alone, however busy the machine is
             await asyncio.sleep(0)
-            self.longest_seconds = max(self.longest_seconds, time.perf_counter() - before)
+            self.longest_seconds = max(self.longest_seconds, time.thread_time() - before)
 
     async def __aexit__(self, *_: object) -> None:
         assert self._task is not None

@@ -19,9 +19,9 @@ def learned(under_test: UnderTest) -> tuple[Any, ...]:
     """What answers have taught."""
     gateway = under_test.gateway
     gateway.finished.settle()
-    lengths, estimates = gateway.output_lengths, gateway.cache_state.estimates
+    lengths, estimates = gateway.cache_state.output_lengths, gateway.cache_state.estimates
     return (
-        lengths.expected("scripted", "limited", None), lengths.prompt_excess_tokens("scripted"),
+        lengths.expected("scripted", "limited", None), lengths.expected("scripted", "limited", 0),
         estimates.bytes_per_token("scripted"),
     )  # fmt: skip
 
@@ -83,8 +83,9 @@ async def embed(under_test: UnderTest, text: str) -> int:
 async def test_after_absurd_usage_of_embeddings_short_texts_share_batches_again(backend: ScriptedBackend) -> None:
     backend.plays(embeds(2**62, 2**62, 2**62))
     async with running(backend) as under_test:
-        sizes = under_test.gateway.coalescer._sizes
+        gateway = under_test.gateway
         for number in range(100):
             assert await embed(under_test, f"text {number}") == 200
-        assert not sizes["scripted"].may_be_too_long(sizes["scripted"].tokens_of_texts([1000]))
+        sizes = gateway.batcher.sizes_of(gateway.coalescer, "scripted")
+        assert not sizes.may_be_too_long(sizes.tokens_of_texts([1000]))
         assert 0 <= under_test.gateway.metrics.prompt_tokens.values["scripted",] < 10 * CONTEXT

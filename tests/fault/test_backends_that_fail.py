@@ -89,7 +89,7 @@ async def test_while_all_backends_are_down_clients_are_told_at_once_where_nobody
         assert (await under_test.ask(method=b"GET", target=b"/readyz")).status == 503
         assert (await under_test.ask(method=b"GET", target=b"/livez")).status == 200
         await backend.start()
-        await holds(lambda: under_test.gateway.fleet.ready, "it serves again", 2.0)
+        await holds(lambda: under_test.gateway.fleet.ready, "it serves again")
         assert (await under_test.ask()).status == 200
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from gateway import app
-from gateway.relay.relay import Relay
+from gateway.feedback import CacheState
+from gateway.relay.relay import UpstreamResponse
 from tests.clients import chat, request
 from tests.fault.rig import UnderTest, holds, running
 from tests.scripted import ScriptedBackend
@@ -19,13 +20,14 @@ def errors_in(under_test: UnderTest) -> list[str]:
     return found
 
 
-async def test_a_consumer_that_raises_keeps_no_line_and_no_count_of_a_request_back(backend: ScriptedBackend) -> None:
+async def test_a_consumer_that_raises_keeps_no_line_and_no_count_of_a_request_back(
+    backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faulty(*_: Any) -> None:
+        raise OverflowError
+
+    monkeypatch.setattr(CacheState, "learn", faulty)
     async with running(backend) as under_test:
-
-        def faulty(*_: Any) -> None:
-            raise OverflowError
-
-        under_test.gateway.cache_state.learn = faulty  # type: ignore[method-assign]
         await under_test.ask()
         await holds(lambda: len(under_test.log.getvalue().splitlines()) == 1, "its line")
         await under_test.ask()
@@ -74,21 +76,21 @@ async def test_a_fault_about_one_answer_leaves_the_others_watched(
 ) -> None:
     backend.plays(head(200), hang())
     sections = {"upstream": {"idle_stream_timeout_seconds": 1.0}}
-    look_at, poor = Relay._look_at, set[Any]()
+    watch, poor = UpstreamResponse.watch, set[UpstreamResponse]()
 
-    def faulty(relay: Relay, exchange: Any, on: Any) -> None:
+    def faulty(response: UpstreamResponse, *settings: Any) -> None:
         if not poor:
-            poor.add(exchange)
-        if exchange in poor:
+            poor.add(response)
+        if response in poor:
             raise RuntimeError
-        look_at(relay, exchange, on)
+        watch(response, *settings)
 
-    monkeypatch.setattr(Relay, "_look_at", faulty)
+    monkeypatch.setattr(UpstreamResponse, "watch", faulty)
     async with running(backend, sections=sections) as under_test:
         async with await under_test.client() as unlucky, await under_test.client() as other:
-            for client in (unlucky, other):
-                await client.send(request(chat(stream=True)))
-                await holds(lambda: under_test.in_flight > 0, "it is sent")
+            await unlucky.send(request(chat(stream=True)))
+            await holds(lambda: bool(poor), "it is watched")
+            await other.send(request(chat(stream=True)))
             assert (await other.answer()).error["code"] == "stream_stalled"
         assert set(under_test.gateway.supervisor.faults) == {"answer_watch"}
         assert errors_in(under_test) == ["answer_watch"]

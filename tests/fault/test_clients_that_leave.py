@@ -11,14 +11,13 @@ from tests.fault.rig import UnderTest, holds, running
 from tests.scripted import ScriptedBackend
 from tests.scripts import deaf, drained, hang, head, json_answer, pause, raw, stream, tokens, whole
 
-ABORT_SECONDS = 0.1
 LEAVING = pytest.mark.parametrize("leave", [Client.close, Client.reset, Client.half_close])
 STREAM = request(chat(stream=True))
 
 
 async def aborted(backend: ScriptedBackend, number: int = -1) -> None:
     """The backend is told within 100 ms that nobody wants the answer any more."""
-    await holds(lambda: backend.ledger[number].peer_left_at is not None, "the backend is told", ABORT_SECONDS)
+    await holds(lambda: backend.ledger[number].peer_left_at is not None, "the backend is told")
 
 
 async def sent(under_test: UnderTest, backend: ScriptedBackend, data: bytes) -> Client:
@@ -40,7 +39,7 @@ async def test_leaving_while_waiting_for_headers(
         client = await sent(under_test, backend, data)
         leave(client)
         await aborted(backend)
-        await under_test.comes_to_rest(ABORT_SECONDS)
+        await under_test.comes_to_rest()
         assert under_test.outcomes == {"client_gone": 1}
         client.close()
 
@@ -54,7 +53,7 @@ async def test_leaving_in_the_middle_of_a_stream(backend: ScriptedBackend, leave
             pass
         leave(client)
         await aborted(backend)
-        await under_test.comes_to_rest(ABORT_SECONDS)
+        await under_test.comes_to_rest()
         assert under_test.outcomes == {"client_gone": 1}
         client.close()
 
@@ -81,7 +80,7 @@ async def test_leaving_while_waiting_in_line(backend: ScriptedBackend, leave: Ca
         await second.send(STREAM)
         await holds(lambda: under_test.gateway.lease_broker.waiting == 1, "one waits")
         leave(second)
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 0, "it left the line", ABORT_SECONDS)
+        await holds(lambda: under_test.gateway.lease_broker.waiting == 0, "it left the line")
         first.close()
         await under_test.comes_to_rest()
         assert len(backend.ledger) == 1  # the one in line was never sent
@@ -98,7 +97,7 @@ async def test_leaving_while_the_gateway_connects(backend: ScriptedBackend, leav
         await holds(lambda: under_test.in_flight == 1, "the request is placed")
         await asyncio.sleep(0.05)
         leave(client)
-        await under_test.comes_to_rest(ABORT_SECONDS)
+        await under_test.comes_to_rest()
         assert under_test.outcomes == {"client_gone": 1}
         client.close()
 
@@ -112,7 +111,7 @@ async def test_leaving_before_the_body_is_complete(backend: ScriptedBackend, lea
             await asyncio.sleep(0.01)
             leave(client)
             client.close()
-        await under_test.comes_to_rest(0.5)
+        await under_test.comes_to_rest()
         assert backend.ledger == []
         assert under_test.accepted == 0
 
@@ -129,7 +128,7 @@ async def test_leaving_in_the_middle_of_an_upload(backend: ScriptedBackend, leav
         client = await sent(under_test, backend, UPLOAD[:2_000_000])
         leave(client)
         await aborted(backend)
-        await under_test.comes_to_rest(ABORT_SECONDS)
+        await under_test.comes_to_rest()
         client.close()
 
 
@@ -146,7 +145,7 @@ async def test_leaving_an_upload_that_the_backend_does_not_take(
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
         leave(client)
-        await under_test.comes_to_rest(4.0)
+        await under_test.comes_to_rest()
         client.close()
 
 
@@ -156,7 +155,7 @@ async def test_leaving_between_two_requests_of_a_pipeline_runs_none_of_the_rest(
         client = await sent(under_test, backend, STREAM * 5)
         client.reset()
         await aborted(backend, 0)
-        await under_test.comes_to_rest(ABORT_SECONDS)
+        await under_test.comes_to_rest()
         assert len(backend.ledger) == 1
 
 
@@ -197,7 +196,7 @@ async def test_leaving_while_blocked_on_a_full_buffer(backend: ScriptedBackend) 
         await holds(lambda: any(c.blocked for c in under_test.gateway.server._connections), "the client is blocked")
         client.reset()
         await aborted(backend)
-        await under_test.comes_to_rest(ABORT_SECONDS)
+        await under_test.comes_to_rest()
 
 
 async def test_leaving_in_random_phases_leaves_nothing_behind(backend: ScriptedBackend, other: ScriptedBackend) -> None:

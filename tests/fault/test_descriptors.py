@@ -2,14 +2,16 @@
 
 import asyncio
 import resource
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import orjson
+import pytest
 
-from gateway.backends.backend import Backend
 from gateway.backends.health import ProbeResult
+from gateway.backends.vllm_api import ControlClient
+from gateway.config import BackendConfig
 from tests.clients import Client, chat, request
 from tests.fault.gateway_process import gateway_process
 from tests.fault.rig import QUICK, holds, running
@@ -32,18 +34,18 @@ def no_descriptor_left() -> Iterator[None]:
 
 
 async def test_backends_stay_up_while_the_gateway_can_open_nothing_and_all_goes_on_afterwards(
-    backend: ScriptedBackend,
+    backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probes: list[ProbeResult] = []
+    probe = ControlClient.probe
+
+    async def watched(client: ControlClient, one: BackendConfig) -> tuple[ProbeResult, str]:
+        result, reason = await probe(client, one)
+        probes.append(result)
+        return result, reason
+
+    monkeypatch.setattr(ControlClient, "probe", watched)
     async with running(backend) as under_test, await under_test.client() as client:
-        control = under_test.gateway.watch._client
-        probe = control.probe
-
-        async def watched(one: Backend, tell: Callable[[str], None]) -> ProbeResult:
-            probes.append(await probe(one, tell))
-            return probes[-1]
-
-        control.probe = watched  # type: ignore[method-assign]
         with no_descriptor_left():
             for _ in range(7):  # as many failures as eject a backend, and more
                 await client.send(request(chat()))
@@ -51,7 +53,7 @@ async def test_backends_stay_up_while_the_gateway_can_open_nothing_and_all_goes_
                 assert (answer.status, answer.error["code"]) == (503, "out_of_file_descriptors")
                 assert answer.header("retry-after")
             probes.clear()
-            await holds(lambda: len(probes) >= 5, "more probes than take a backend down", 10)
+            await holds(lambda: len(probes) >= 5, "more probes than take a backend down")
             assert set(probes) == {ProbeResult.UNSENT}
             assert under_test.state(backend) == "up"
         await client.send(request(chat()))
@@ -84,7 +86,7 @@ async def test_idle_clients_leave_descriptors_for_backends_and_requests(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
     async with started(tmp_path, backend) as (port, log):
-        await holds(lambda: b'"state": "up"' in log.read_bytes(), "it serves", 20)
+        await holds(lambda: b'"state": "up"' in log.read_bytes(), "it serves")
         lowered = next(line for line in map(orjson.loads, log.read_bytes().splitlines()) if "nofile_limit" in line)
         assert (lowered["event"], lowered["max_connections"], lowered["nofile_limit"]) == (
             "max_connections_lowered", ALLOWED, LIMIT,

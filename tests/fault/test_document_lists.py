@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from tests.scripted import Connection
 
 PATH = b"/v1/rerank"
-ABORT_SECONDS = 0.1
 DOCUMENTS = [f"document {number}" for number in range(300)]
 
 
@@ -71,7 +70,7 @@ async def test_a_replica_that_answers_for_other_documents_is_not_believed(
         await warm(under_test)
         answer = await under_test.ask(orjson.dumps(body(DOCUMENTS)), target=PATH)
         assert (answer.status, answer.json["error"]["code"]) == (502, "wrong_backend_answer")
-        await under_test.comes_to_rest(1.0)
+        await under_test.comes_to_rest()
 
 
 async def test_when_one_piece_fails_the_others_are_aborted(backend: ScriptedBackend, other: ScriptedBackend) -> None:
@@ -85,7 +84,7 @@ async def test_when_one_piece_fails_the_others_are_aborted(backend: ScriptedBack
         assert answer.status == 500
         await holds(lambda: all(seen.peer_left_at is not None for seen in other.ledger), "the rest is aborted")
         assert other.ledger
-        await under_test.comes_to_rest(ABORT_SECONDS)
+        await under_test.comes_to_rest()
 
 
 async def fails(connection: "Connection") -> None:
@@ -107,9 +106,9 @@ async def test_a_client_that_leaves_takes_all_pieces_with_it(backend: ScriptedBa
         client.close()
         await holds(
             lambda: all(seen.peer_left_at is not None for seen in [*backend.ledger, *other.ledger]),
-            "both see the disconnect", ABORT_SECONDS,
-        )  # fmt: skip
-        await under_test.comes_to_rest(ABORT_SECONDS)
+            "both see the disconnect",
+        )
+        await under_test.comes_to_rest()
         assert under_test.outcomes == {"completed": 1, "client_gone": 1}
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 PATH = b"/v1/embeddings"
 BAD = "bad"
-ABORT_SECONDS = 0.1
 
 
 def vector(text: str, dimensions: int = 4) -> bytes:
@@ -128,8 +127,8 @@ async def test_a_batch_is_aborted_when_the_last_of_its_clients_has_left(backend:
         mine = next(seen for seen in backend.ledger if b"text 0" in seen.body)
         assert mine.peer_left_at is None
         clients[0].close()
-        await holds(lambda: mine.peer_left_at is not None, "the backend sees the disconnect", ABORT_SECONDS)
-        await under_test.comes_to_rest(ABORT_SECONDS)
+        await holds(lambda: mine.peer_left_at is not None, "the backend sees the disconnect")
+        await under_test.comes_to_rest()
 
 
 def asked(seen: Any) -> int:

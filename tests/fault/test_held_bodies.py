@@ -186,7 +186,7 @@ async def test_clients_without_a_key_that_pipeline_and_do_not_read_take_little(b
         before = tracemalloc.get_traced_memory()[0]
         sending = [asyncio.create_task(client.send(data)) for client in clients]
         connections = under_test.gateway.server._connections
-        await holds(lambda: all(each._stash and each.blocked for each in connections), "all are held back", 20)
+        await holds(lambda: all(each._stash and each.blocked for each in connections), "all are held back")
         each = (tracemalloc.get_traced_memory()[0] - before) / count
         tracemalloc.stop()
         assert each < per_client, each

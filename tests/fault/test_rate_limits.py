@@ -151,7 +151,7 @@ async def test_an_upload_whose_usage_tells_no_tokens_is_charged_by_its_size(back
         assert re.search(r" 59\d/1000", left(under_test)), left(under_test)
         client = await under_test.client()
         head = b"POST %b HTTP/1.1\r\nhost: a\r\n%b\r\n%b\r\ntransfer-encoding: chunked\r\n\r\n"
-        under_test.gateway.handler._rate_limits["limited"]._tokens._level = 1000.0  # type: ignore[union-attr]
+        under_test.gateway.handler._rate_limits["limited"]._buckets["tokens"]._level = 1000.0
         await client.send(head % (AUDIO, AS_CLIENT, AS_FORM), b"%x\r\n%b\r\n0\r\n\r\n" % (len(form), form))
         assert (await client.answer()).status == 200
         client.close()

@@ -35,7 +35,7 @@ async def test_a_client_that_does_not_read_is_cut_after_the_time_set_and_its_bac
         since = now()
         await holds(lambda: under_test.in_flight == 0, "its slot is freed")
         assert 0.9 < now() - since < 3.2
-        await holds(lambda: backend.ledger[0].peer_left_at is not None, "the backend is told", 0.1)
+        await holds(lambda: backend.ledger[0].peer_left_at is not None, "the backend is told")
         client.close()
         await under_test.comes_to_rest()
         assert under_test.outcomes == {"client_gone": 1}
@@ -48,7 +48,7 @@ async def test_clients_that_do_not_read_take_little_memory_each(backend: Scripte
         clients = [await under_test.client(receive_buffer_bytes=4096) for _ in range(count)]
         for client in clients:
             await client.send(STREAM)
-        await holds(lambda: blocked(under_test) == count, "all clients are blocked", 10)
+        await holds(lambda: blocked(under_test) == count, "all clients are blocked")
         buffers = [c._transport.get_write_buffer_size() for c in under_test.gateway.server._connections]  # type: ignore[union-attr]
         pools = under_test.gateway.relay._under_way
         await holds(lambda: all(each._connection._paused for each in pools), "backends are read no more")

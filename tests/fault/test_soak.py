@@ -60,7 +60,7 @@ async def drive_while_engines_die(
     for engine in engines:
         if not engine.is_listening:
             await engine.start()
-    await holds(lambda: all(under_test.state(each) == "up" for each in engines), "all are back", 10)
+    await holds(lambda: all(under_test.state(each) == "up" for each in engines), "all are back")
     return deaths
 
 
@@ -72,15 +72,15 @@ async def test_nothing_is_left_of_15000_mixed_requests_whose_clients_leave_and_e
         under_test = await stack.enter_async_context(running(*engines, sections=sections, per_backend=PER_BACKEND))
         traffic = Traffic(under_test.port, 1)
         await traffic.drive(200)
-        await under_test.comes_to_rest(5.0)
+        await under_test.comes_to_rest()
         tasks = named_tasks()
         await traffic.drive(WARM_UP)
-        await under_test.comes_to_rest(5.0)
+        await under_test.comes_to_rest()
         gc.collect()
         files, memory = open_files(under_test), resident_bytes() - len(under_test.log.getvalue())
 
         deaths = await drive_while_engines_die(under_test, traffic, engines, REQUESTS - WARM_UP)
-        await under_test.comes_to_rest(5.0)
+        await under_test.comes_to_rest()
         gc.collect()
         grown = resident_bytes() - len(under_test.log.getvalue()) - memory
 

@@ -1,7 +1,5 @@
 """The image under test, which `make image` builds first, and a gateway that runs in it."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway.cli.demo import free_ports
+from loadtest.servers.processes import free_ports
+from loadtest.servers.server import ServerFailed, serves, simulated_engine, wait_until
 from tests.image.build import IMAGE
-from tests.image.container import Container, Image, Runtime, unpacked
-from tests.integration.processes import stopped_at_exit, wait_until_serving
+from tests.image.container import WAIT_SECONDS, Container, Image, Runtime, unpacked
 
 MODEL = "sim"
 
@@ -50,18 +48,8 @@ def containers(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Runtim
 def engine_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A simulated vLLM outside of the container."""
     log = tmp_path_factory.mktemp("engine") / "engine.log"
-    (port,) = free_ports(1)
-    with log.open("wb") as sink:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "loadtest", "sim", "--port", str(port), "--model", MODEL],
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-        )
-    with stopped_at_exit(process):
-        url = f"http://127.0.0.1:{port}"
-        wait_until_serving(process, f"{url}/health", log)
-        yield url
+    with simulated_engine(["--model", MODEL], log) as engine:
+        yield engine.url
 
 
 def write_config(folder: Path, backend_url: str) -> tuple[int, int]:
@@ -83,7 +71,10 @@ def serving(containers: Runtime, folder: Path, engine_url: str) -> Iterator[Serv
     log = folder / "gateway.log"
     with containers.running(None, config, log) as container:
         url = f"http://127.0.0.1:{port}"
-        wait_until_serving(container.process, f"{url}/readyz", log)
+        try:
+            wait_until(lambda: serves(f"{url}/readyz"), container.process.poll, WAIT_SECONDS)
+        except ServerFailed as failed:
+            raise AssertionError(f"the gateway {failed}; its output: {log.read_text(errors='replace')}") from None
         yield Served(container, url, f"http://127.0.0.1:{admin_port}")
 
 

@@ -53,7 +53,7 @@ def test_it_has_nothing_that_builds_installs_or_drives_load(image: Image) -> Non
     folders = [image.root / folder for folder in ("usr/bin", "usr/local/bin", "opt/gateway/bin")]
     assert [folder / tool for folder in folders for tool in BUILD_TOOLS if (folder / tool).exists()] == []
     (packages,) = (image.root / "opt/gateway/lib").glob("python3.*/site-packages")
-    assert (packages / "gateway").is_dir()
+    assert (packages / "gateway/cli/plan.jinja").is_file()
     assert [name for name in INSTALLERS if (packages / name).exists()] == []
     assert not (packages / "loadtest").exists()
     assert not (image.root / "opt/gateway/bin/loadtest").exists()
@@ -90,7 +90,8 @@ def test_it_runs_as_a_user_without_rights_on_a_file_system_it_cannot_write(conta
 
 def test_everything_it_imports_is_compiled(containers: Runtime) -> None:
     code = (
-        "import gateway.app, gateway.cli.check, gateway.cli.main, http.client, urllib.request, json, os, sys\n"
+        "import gateway.app, gateway.cli.check, gateway.cli.main, gateway.cli.pages, http.client, urllib.request\n"
+        "import json, os, sys\n"
         "cached = {name: getattr(module, '__cached__', None) for name, module in sys.modules.items()}\n"
         "print(json.dumps([len(cached), [name for name, file in cached.items() if file and not os.path.exists(file)]]))"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from gateway.cli.demo import free_ports
+from loadtest.servers.processes import free_ports
 from tests.image.conftest import MODEL, Served, serving, write_config
 from tests.image.container import WAIT_SECONDS, Runtime
 

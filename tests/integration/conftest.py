@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from tests.integration.fleet import Fleet, Spare, real_fleet, simulated_fleet, spare_engine
+from loadtest.servers.server import Server
+from tests.integration.fleet import Fleet, real_fleet, simulated_fleet, spare_engine
 from tests.integration.gateway_process import Gateway, config_for, running_gateway
 from tests.integration.observed import eventually, read
 
@@ -60,7 +61,7 @@ def start_gateway(fleet: Fleet, tmp_path: Path) -> StartGateway:
 
 
 @pytest.fixture
-def spare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Spare]:
+def spare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     """A chat engine that the test may end."""
     with spare_engine(engine_kind(request.config), tmp_path) as running:
         yield running

@@ -1,16 +1,16 @@
 """Two chat engines with the same model and one embeddings engine: simulated, or real vLLM on this CPU."""
 
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gateway.cli.demo import free_ports
+from loadtest.servers import server
+from loadtest.servers.processes import free_ports
+from loadtest.servers.server import Server
 from loadtest.vllm_cpu.process import VllmOptions, VllmProcess
-from tests.integration.processes import stopped_at_exit, wait_until_serving
 
 CHAT_MODEL = "tiny"
 EMBEDDING_MODEL = "minilm"
@@ -19,17 +19,9 @@ MODELS = Path(".models")
 CHAT_FLAGS = ("--model", CHAT_MODEL, "--max-model-len", str(CONTEXT_TOKENS), "--block-size", "32")
 
 
-@dataclass(frozen=True)
-class Spare:
-    """A chat engine of the test's own."""
-
-    url: str
-    terminate: Callable[[], None]
-
-    @property
-    def name(self) -> str:
-        """Its name, as the gateway gives it by default."""
-        return urlsplit(self.url).netloc
+def name_of(engine: Server) -> str:
+    """Its name, as the gateway gives it by default."""
+    return urlsplit(engine.url).netloc
 
 
 def print_progress(line: str) -> None:
@@ -70,21 +62,10 @@ def real_fleet(logs: Path) -> Iterator[Fleet]:
         yield Fleet((engines[0].url, engines[1].url), engines[2].url)
 
 
-@contextmanager
-def simulated_engine(logs: Path, *flags: str, port: int | None = None) -> Iterator[Spare]:
-    """One simulated engine in a process of its own."""
+def simulated_engine(logs: Path, *flags: str, port: int = 0) -> Server:
+    """One simulated engine in a process of its own, for the block."""
     port = port or free_ports(1)[0]
-    url, log = f"http://127.0.0.1:{port}", logs / f"sim-{port}.log"
-    with log.open("wb") as sink:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "loadtest", "sim", "--port", str(port), *flags],
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-        )
-    with stopped_at_exit(process):
-        wait_until_serving(process, f"{url}/health", log)
-        yield Spare(url, process.terminate)
+    return server.simulated_engine(flags, logs / f"sim-{port}.log", port)
 
 
 @contextmanager
@@ -98,12 +79,8 @@ def simulated_fleet(logs: Path) -> Iterator[Fleet]:
         yield Fleet((urls[0], urls[1]), urls[2])
 
 
-@contextmanager
-def spare_engine(kind: str, logs: Path) -> Iterator[Spare]:
+def spare_engine(kind: str, logs: Path) -> Server:
     """One more chat engine, for a test that ends it."""
     if kind == "sim":
-        with simulated_engine(logs, *CHAT_FLAGS) as spare:
-            yield spare
-        return
-    with VllmProcess(VllmOptions(MODELS / CHAT_MODEL), logs / "vllm-spare.log", print_progress) as engine:
-        yield Spare(engine.url, engine.terminate)
+        return simulated_engine(logs, *CHAT_FLAGS)
+    return VllmProcess(VllmOptions(MODELS / CHAT_MODEL), logs / "vllm-spare.log", print_progress)

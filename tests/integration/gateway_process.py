@@ -1,24 +1,20 @@
 """The gateway's command with a configuration file, in a process of its own; admission's sums are recounted there."""
 
-import subprocess
-import sys
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from openai import AsyncOpenAI
 
-from gateway.cli.demo import free_ports
-from loadtest.servers.processes import serves
+from loadtest.servers.processes import free_ports
+from loadtest.servers.server import gateway_server, get, serves
 from tests.integration.fleet import Fleet
-from tests.integration.processes import stopped_at_exit, wait_until_serving
 from tests.recounted_gateway import LOGGED, MODULE, VIOLATIONS
 
 SDK_TIMEOUT_SECONDS = 45.0
+STOP_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -42,9 +38,7 @@ def config_for(fleet: Fleet, sections: Mapping[str, Any], per_backend: Mapping[s
 
 def violations(gateway: Gateway) -> list[str]:
     """Sums of admission that differed from their recount."""
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with direct.open(f"{gateway.admin_url}/metrics", timeout=5.0) as answer:
-        lines = answer.read().decode().splitlines()
+    lines = get(f"{gateway.admin_url}/metrics", timeout_seconds=5.0).decode().splitlines()
     assert f"# TYPE {VIOLATIONS} counter" in lines
     return [line for line in lines if line.startswith(f"{VIOLATIONS}{{")]
 
@@ -54,26 +48,14 @@ def running_gateway(
     folder: Path, config: Mapping[str, Any], flags: Sequence[str] = (), ready_path: str = "/readyz"
 ) -> Iterator[Gateway]:
     """Start it, wait until it is ready, stop it and see it end well."""
-    port, admin_port = free_ports(2)
-    server = {"host": "127.0.0.1", "port": port, "admin": {"host": "127.0.0.1", "port": admin_port}}
-    file = folder / f"gateway-{port}.yaml"
-    # drain_delay is for balancers that must notice first; here nobody does
-    settings = {**server, "drain_delay_seconds": 0, **config.get("server", {})}
-    file.write_text(yaml.safe_dump({**config, "server": settings}))
-    log = folder / f"gateway-{port}.log"
-    with log.open("wb") as sink:
-        process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, "serve", "-c", str(file), *flags],
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-        )
-    url = f"http://127.0.0.1:{port}"
-    with stopped_at_exit(process):
-        wait_until_serving(process, url + ready_path, log)
-        gateway = Gateway(url, f"http://127.0.0.1:{admin_port}")
+    ports = free_ports(2)
+    log = folder / f"gateway-{ports[0]}.log"
+    with gateway_server(
+        config, log, module=MODULE, flags=flags, ports=ports, ready_path=ready_path, stop_seconds=STOP_SECONDS
+    ) as server:
+        gateway = Gateway(server.url, f"http://127.0.0.1:{ports[1]}")
         yield gateway
-        if process.poll() is None and serves(f"{gateway.admin_url}/metrics", 2.0):
+        if server.is_running() and serves(f"{gateway.admin_url}/metrics", 2.0):
             assert violations(gateway) == []
     assert LOGGED.encode() not in log.read_bytes(), f"see {log}"
-    assert process.returncode == 0, f"the gateway ended with {process.returncode}; its output is in {log}"
+    assert server.exit_code() == 0, f"the gateway ended with {server.exit_code()}; its output is in {log}"

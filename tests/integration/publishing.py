@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from gateway.cli.demo import free_ports
+from loadtest.servers.processes import free_ports
 from loadtest.vllm_cpu.process import VllmOptions, VllmProcess
 from tests.integration.fleet import CHAT_MODEL, MODELS, print_progress, simulated_engine
 from tests.integration.gateway_process import Gateway

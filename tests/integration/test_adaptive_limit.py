@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from tests.integration.fleet import CHAT_FLAGS, Spare, simulated_engine
+from loadtest.servers.server import Server
+from tests.integration.fleet import CHAT_FLAGS, name_of, simulated_engine
 from tests.integration.gateway_process import Gateway, running_gateway
 from tests.integration.observed import eventually, read, samples, total
 from tests.integration.prompts import chat
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
-def small_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Spare]]:
+def small_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
     """They do not tell how many sequences they run at once."""
     logs = tmp_path_factory.mktemp("small-engines")
     with ExitStack() as stack:
@@ -47,16 +48,16 @@ async def crowd(client: AsyncOpenAI) -> AsyncIterator[None]:
                 each.cancel()
 
 
-async def limits(gateway: Gateway, engines: list[Spare]) -> list[float]:
+async def limits(gateway: Gateway, engines: list[Server]) -> list[float]:
     found = await samples(gateway.admin_url)
-    return [total(found, "gateway_backend_in_flight_limit", backend=engine.name) for engine in engines]
+    return [total(found, "gateway_backend_in_flight_limit", backend=name_of(engine)) for engine in engines]
 
 
-async def moves(gateway: Gateway, engine: Spare, reason: str) -> float:
-    return await read(gateway.admin_url, "gateway_limit_moves_total", backend=engine.name, reason=reason)
+async def moves(gateway: Gateway, engine: Server, reason: str) -> float:
+    return await read(gateway.admin_url, "gateway_limit_moves_total", backend=name_of(engine), reason=reason)
 
 
-async def test_the_limit_falls_to_what_engines_run_and_rises_again(small_engines: list[Spare], tmp_path: Path) -> None:
+async def test_the_limit_falls_to_what_engines_run_and_rises_again(small_engines: list[Server], tmp_path: Path) -> None:
     config = {
         "backends": [{"url": engine.url} for engine in small_engines],
         "health": {"probe_interval_seconds": 0.25},
@@ -84,5 +85,5 @@ async def test_the_limit_falls_to_what_engines_run_and_rises_again(small_engines
         async with aiohttp.ClientSession() as session, session.get(f"{gateway.admin_url}/admin/backends") as answer:
             shown = {each["name"]: each for each in (await answer.json())["backends"]}
         for engine in small_engines:
-            assert shown[engine.name]["limit_upper"] == 256
-            assert shown[engine.name]["limit_moved"]["reason"] in ("waiting", "room")
+            assert shown[name_of(engine)]["limit_upper"] == 256
+            assert shown[name_of(engine)]["limit_moved"]["reason"] in ("waiting", "room")

@@ -59,12 +59,12 @@ def test_figures_are_the_engines_counts_and_a_proxy_that_does_not_start_is_told_
         assert figures["cpu_us_per_request"] > figures["cpu_us_per_event"] > 0
         assert figures["memory_mib"] > 1
         assert len(figures["ttft_ms"]) == REQUESTS
-    assert turns["smg"]["failure"] == "it ended by itself with 3"
+    assert turns["smg"]["failure"] == "it ended by itself, exit code 3"
     assert turns["smg"]["log"] == ["no such policy"]
     assert "no such policy" in printed
     check_outcome(code, document)
     told = (tmp_path / "out" / "compare.md").read_text()
-    assert "smg, repetition 1: it ended by itself with 3." in told
+    assert "smg, repetition 1: it ended by itself, exit code 3." in told
     assert "| gateway" in told
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
-from gateway.cli.demo import free_ports
+from loadtest.servers.processes import free_ports
 from tests.integration.conftest import StartGateway, engine_kind, whole_fleet_is_up
 from tests.integration.fleet import EMBEDDING_MODEL, Fleet, simulated_engine
 from tests.integration.gateway_process import config_for, running_gateway

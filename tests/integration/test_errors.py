@@ -18,7 +18,7 @@ from openai import (
 )
 from yarl import URL
 
-from gateway.cli.demo import free_ports
+from loadtest.servers.processes import free_ports
 from tests.integration.conftest import StartGateway, whole_fleet_is_up
 from tests.integration.fleet import CHAT_MODEL, CONTEXT_TOKENS, EMBEDDING_MODEL, Fleet
 from tests.integration.gateway_process import Gateway, running_gateway

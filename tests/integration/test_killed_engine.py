@@ -10,14 +10,14 @@ from urllib.request import ProxyHandler, Request, build_opener
 import orjson
 import pytest
 
-from gateway.cli.demo import free_ports
 from loadtest.compare.outage.run import Observed, OutageLoad, observe
 from loadtest.compare.outage.schema import Fate, Fault, fate_of
-from loadtest.compare.outage.turns import figures
 from loadtest.compare.peers import ours
 from loadtest.compare.proxy import Setting, started
+from loadtest.compare.run import figures
 from loadtest.drive.record import ERROR_OBJECT
 from loadtest.servers.engines import EngineOptions, Engines, Kind, running_engines
+from loadtest.servers.processes import free_ports
 from loadtest.workloads.prompts import Endpoint
 
 pytestmark = pytest.mark.timeout(180)

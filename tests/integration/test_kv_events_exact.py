@@ -11,12 +11,12 @@ import pytest
 
 from gateway.backends.backend import Backend
 from gateway.backends.facts import Facts
-from gateway.backends.vllm_api import KV_EVENT_SOURCES_PATH, with_kv_event_sources
-from gateway.cli.demo import free_ports
+from gateway.backends.vllm_api import KV_EVENT_SOURCES_PATH, read_kv_event_sources
 from gateway.config import BackendConfig, HealthConfig
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
 from gateway.routing.exact_index import packed, token_keys, token_seed
+from loadtest.servers.processes import free_ports
 from loadtest.vllm_cpu.process import VllmOptions, VllmProcess
 from tests.integration.conftest import engine_kind
 from tests.integration.fleet import CHAT_MODEL, MODELS, print_progress, simulated_engine
@@ -104,7 +104,7 @@ async def following(url: str) -> AsyncIterator[Engine]:
     backend = Backend(0, config, HealthConfig(), Random(0))
     async with aiohttp.ClientSession() as session, KvEvents(listener, lambda *_: 0, time.monotonic) as events:
         async with session.get(url + KV_EVENT_SOURCES_PATH) as answer:
-            backend.learn(with_kv_event_sources(Facts(), await answer.json()))
+            backend.learn(Facts(kv_event_sources=read_kv_event_sources(await answer.json())))
         assert plan(backend).problem is None
         events.follow(backend.name, plan(backend).sources)
         await listener.until_live(whole=True)

@@ -8,7 +8,8 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from tests.integration.fleet import CHAT_FLAGS, CHAT_MODEL, Spare, simulated_engine
+from loadtest.servers.server import Server
+from tests.integration.fleet import CHAT_FLAGS, CHAT_MODEL, name_of, simulated_engine
 from tests.integration.gateway_process import Gateway, running_gateway, violations
 from tests.integration.observed import eventually, gateway_holds_nothing, read, samples, total
 
@@ -21,7 +22,7 @@ RESERVED, LIMIT = "gateway_backend_kv_tokens_reserved", "gateway_backend_kv_toke
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Spare]:
+def engine(tmp_path: Path) -> Iterator[Server]:
     """A third of the users fill its KV cache."""
     with simulated_engine(tmp_path, *CHAT_FLAGS, "--kv-tokens", str(KV_TOKENS), "--time-scale", "0.3") as running:
         yield running
@@ -45,18 +46,18 @@ async def crowd(client: AsyncOpenAI) -> None:
             group.create_task(user(number))
 
 
-async def preemptions(engine: Spare) -> float:
+async def preemptions(engine: Server) -> float:
     return await read(engine.url, "vllm:num_preemptions_total")
 
 
-async def test_without_the_gateway_the_engine_preempts(engine: Spare) -> None:
+async def test_without_the_gateway_the_engine_preempts(engine: Server) -> None:
     """Or the test below would show nothing."""
     async with AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0) as client:
         await crowd(client)
     assert await preemptions(engine) > 0
 
 
-async def test_with_the_gateway_it_never_does_and_its_cache_is_in_use(engine: Spare, tmp_path: Path) -> None:
+async def test_with_the_gateway_it_never_does_and_its_cache_is_in_use(engine: Server, tmp_path: Path) -> None:
     with running_gateway(tmp_path, {"backends": [{"url": engine.url}]}) as gateway:
         most = await serve_the_crowd(gateway, engine)
         assert await preemptions(engine) == 0
@@ -67,7 +68,7 @@ async def test_with_the_gateway_it_never_does_and_its_cache_is_in_use(engine: Sp
         assert violations(gateway) == []
 
 
-async def serve_the_crowd(gateway: Gateway, engine: Spare) -> float:
+async def serve_the_crowd(gateway: Gateway, engine: Server) -> float:
     """The most KV tokens that were seen reserved meanwhile."""
     most = 0.0
 
@@ -79,7 +80,7 @@ async def serve_the_crowd(gateway: Gateway, engine: Spare) -> float:
         served = asyncio.create_task(crowd(client))
         while not served.done():
             found = await samples(gateway.admin_url)
-            most = max(most, total(found, RESERVED, backend=engine.name))
+            most = max(most, total(found, RESERVED, backend=name_of(engine)))
         await served
     await gateway_holds_nothing(gateway.admin_url)
     return most

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from gateway.plan.capacity import bytes_per_token
 from gateway.plan.checkpoint import read_checkpoint
-from gateway.plan.memory import bytes_per_token
-from gateway.plan.model_shape import read_shape
+from gateway.plan.model import read_shape
 from loadtest.vllm_cpu.process import VllmOptions
 from tests.integration.conftest import engine_kind
 from tests.integration.fleet import CHAT_MODEL, CONTEXT_TOKENS, MODELS, Fleet

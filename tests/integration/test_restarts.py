@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI
 
-from gateway.cli.demo import free_ports
+from loadtest.servers.processes import free_ports
 from tests.integration.conftest import engine_kind
 from tests.integration.fleet import CHAT_FLAGS, simulated_engine
 from tests.integration.gateway_process import running_gateway

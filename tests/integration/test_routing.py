@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from tests.integration.conftest import StartGateway, engine_kind, whole_fleet_is_up
-from tests.integration.fleet import CHAT_FLAGS, CHAT_MODEL, Fleet, simulated_engine
+from tests.integration.fleet import CHAT_FLAGS, CHAT_MODEL, Fleet, name_of, simulated_engine
 from tests.integration.gateway_process import Gateway, running_gateway
 from tests.integration.observed import eventually, read
 from tests.integration.predictions import BLOCK_TOKENS, Answered, complete, talk, text
@@ -120,7 +120,7 @@ async def test_requests_for_an_adapter_go_to_the_engine_that_has_it(
             in_verse = [await ask(ADAPTER) for _ in range(4)]
             in_prose = [await ask(CHAT_MODEL) for _ in range(6)]
             again = await ask(ADAPTER)
-    assert {answer.backend for answer in [*in_verse, again]} == {poetic.name}
+    assert {answer.backend for answer in [*in_verse, again]} == {name_of(poetic)}
     assert [answer.cached > 0 for answer in in_verse] == [False, True, True, True]
     assert (in_prose[0].predicted, in_prose[0].cached) == (0, 0)  # the adapter's blocks are of no use to the model
     for answer in [*in_verse, *in_prose, again]:

@@ -8,7 +8,8 @@ import pytest
 from openai import APIError, AsyncOpenAI, AsyncStream
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.integration.fleet import Fleet, Spare
+from loadtest.servers.server import Server
+from tests.integration.fleet import Fleet, name_of
 from tests.integration.gateway_process import Gateway, running_gateway
 from tests.integration.observed import eventually, gateway_holds_nothing, read, running
 from tests.integration.prompts import ENDLESS_TOKENS, chat
@@ -27,7 +28,7 @@ async def stream_from(client: AsyncOpenAI, backend: str) -> AsyncStream[ChatComp
         await stream.close()
 
 
-async def plain_on(client: AsyncOpenAI, spare: Spare, already_running: int) -> "asyncio.Task[ChatCompletion]":
+async def plain_on(client: AsyncOpenAI, spare: Server, already_running: int) -> "asyncio.Task[ChatCompletion]":
     """A request for a plain answer that the spare engine works on."""
 
     async def arrived() -> bool:
@@ -50,7 +51,7 @@ async def finish_reasons(stream: AsyncStream[ChatCompletionChunk]) -> list[Any]:
 
 
 @pytest.fixture
-def two_backends(fleet: Fleet, spare: Spare) -> dict[str, Any]:
+def two_backends(fleet: Fleet, spare: Server) -> dict[str, Any]:
     """A configuration with a chat engine that stays and one that will go."""
     backends = [{"url": spare.url}, {"url": fleet.chat_urls[0]}]
     return {"backends": backends, "routing": {"policy": "round_robin"}}
@@ -66,12 +67,12 @@ async def both_up(gateway: Gateway) -> None:
 
 
 async def test_a_stream_never_looks_complete_and_a_plain_answer_comes_from_elsewhere(
-    two_backends: dict[str, Any], fleet: Fleet, spare: Spare, tmp_path: Path
+    two_backends: dict[str, Any], fleet: Fleet, spare: Server, tmp_path: Path
 ) -> None:
     with running_gateway(tmp_path, two_backends) as gateway:
         await both_up(gateway)
         async with gateway.client() as sdk:
-            stream = await stream_from(sdk, spare.name)
+            stream = await stream_from(sdk, name_of(spare))
             plain = await plain_on(sdk, spare, already_running=1)
             spare.terminate()
             async with asyncio.timeout(ENDING_SECONDS):

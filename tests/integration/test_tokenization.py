@@ -16,14 +16,16 @@ from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet as Backends
 from gateway.backends.vllm_api import ControlClient
 from gateway.config import BackendConfig, HealthConfig, ModelConfig, ModelsConfig
+from gateway.routing.exact_index import ExactIndex
 from gateway.tokenization.conversation import Feature
-from gateway.tokenization.tokenization import Tokenization, TokenizerLimits
+from gateway.tokenization.tokenization import DEFAULT_LIMITS, Tokenization, TokenizerLimits
 from gateway.tokenization.tokenizer import ModelTokenizer
 from tests.integration.conftest import engine_kind
 from tests.integration.fleet import CHAT_MODEL, MODELS, Fleet
 from tests.unit.tokenization.models import STRING_TEMPLATE, byte_level, saved
 
 DEADLINE_SECONDS = 60.0
+LIMITS = TokenizerLimits(prompts=DEFAULT_LIMITS.prompts._replace(wait_seconds=DEADLINE_SECONDS))
 PIECES = [
     "<|im_start|>",
     "<|im_end|>",
@@ -50,7 +52,7 @@ async def tokenizing(fleet: Fleet, tokenizer: str) -> AsyncIterator[tuple[Tokeni
     async with (
         asyncio.timeout(DEADLINE_SECONDS),
         ControlClient(DEADLINE_SECONDS, time.monotonic) as client,
-        Tokenization(models, backends, time.monotonic, TokenizerLimits(wait_seconds=DEADLINE_SECONDS)) as tokenization,
+        Tokenization(models, backends, ExactIndex(), time.monotonic, LIMITS) as tokenization,
     ):
         while len(states(tokenization)) < len(configs):
             await asyncio.sleep(0.05)
@@ -59,9 +61,8 @@ async def tokenizing(fleet: Fleet, tokenizer: str) -> AsyncIterator[tuple[Tokeni
 
 def states(tokenization: Tokenization) -> dict[str, str]:
     """Each judged backend's state."""
-    [model] = tokenization.status()
-    judged = {name: backend["state"] for name, backend in model["backends"].items()}
-    return {name: state for name, state in judged.items() if state != "pending"}
+    [model] = tokenization._models.values()
+    return {name: verdict.state for name, verdict in model.verdicts.items() if verdict.state != "pending"}
 
 
 def conversations(random: Random, count: int) -> list[dict[str, Any]]:
@@ -87,17 +88,17 @@ async def test_vllm_makes_the_tokens_that_are_told(fleet: Fleet, request: pytest
         pytest.skip("simulated engines have no model's tokenizer")
     async with tokenizing(fleet, str(MODELS / CHAT_MODEL)) as (tokenization, backends, client):
         assert set(states(tokenization).values()) == {"verified"}
-        assert tokenization.status()[0]["features"] == sorted(Feature)
+        assert tokenization._models[CHAT_MODEL].features == set(Feature)
         for document in conversations(Random(20), 25):
             told = await tokenization.token_bytes(CHAT_MODEL, document, "chat", 10000)
             assert told is not None, tokenization.totals
             asked = {"model": CHAT_MODEL, "max_tokens": 1, "return_token_ids": True, **document}
-            answer = await client.post(backends[0], "/v1/chat/completions", asked)
+            answer = await client.ask(backends[0].config, "/v1/chat/completions", asked)
             assert array("I", told).tolist() == answer["prompt_token_ids"]
         text = "".join(PIECES) * 20
         told = await tokenization.token_bytes(CHAT_MODEL, {"prompt": text}, "completions", len(text))
         assert told is not None, tokenization.totals
-        answer = await client.post(backends[0], "/tokenize", {"model": CHAT_MODEL, "prompt": text})
+        answer = await client.ask(backends[0].config, "/tokenize", {"model": CHAT_MODEL, "prompt": text})
         assert array("I", told).tolist() == answer["tokens"]
 
 
@@ -108,8 +109,8 @@ async def test_an_engine_with_other_tokens_is_refused_for_all_to_see(
     tokenizer = saved(byte_level(), tmp_path, STRING_TEMPLATE)
     async with tokenizing(fleet, tokenizer) as (tokenization, backends, _):
         assert set(states(tokenization).values()) == {"refused"}
-        [model] = tokenization.status()
-        assert all("from token" in backend["reason"] for backend in model["backends"].values())
+        reasons = [tokenization.verdicts(backend.name)[CHAT_MODEL]["reason"] for backend in backends]
+        assert all("from token" in reason for reason in reasons)
         assert not any(tokenization.accepted(CHAT_MODEL, backend.name) for backend in backends)
         document = {"messages": [{"role": "user", "content": "Hi"}]}
         assert await tokenization.token_bytes(CHAT_MODEL, document, "chat", 100) is None

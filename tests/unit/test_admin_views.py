@@ -12,8 +12,9 @@ from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBacken
 from gateway.front.json_body import at_once
 from gateway.request import Demand
 from gateway.routing.exact_index import packed, token_keys, token_seed
-from gateway.scheduling.scheduler import Binding
+from gateway.scheduling.scheduler import Lease
 from tests.unit.front.wires import Sent
+from tests.unit.insights.traffic import report_of
 
 TEXT = "x" * 4096
 CHAT = {"model": "m", "messages": [{"role": "system", "content": TEXT}, {"role": "user", "content": "Hi"}]}
@@ -49,9 +50,9 @@ class Scene:
         assert incoming.route is not None
         return at_once(self.gateway.reader.read(incoming, incoming.route, "id", lambda: None)).demand
 
-    def place(self, ask: Demand = SHORT) -> Binding:
+    def place(self, ask: Demand = SHORT) -> Lease:
         placed = self.gateway.scheduler.place(ask, self.now)
-        assert isinstance(placed, Binding)
+        assert isinstance(placed, Lease)
         return placed
 
     def gauge(self, name: str, *labels: str) -> float:
@@ -83,7 +84,7 @@ def test_a_dry_run_sees_the_hit_and_changes_nothing() -> None:
     assert scene.route() == before
     assert cache_state.index.used_bytes(0) + cache_state.index.used_bytes(1) == 0
     cache_state.hit_predictor.placed(scene.read(CHAT), scene.gateway.fleet.engines()[1])
-    assert scene.gateway.prefix_report.report(scene.now)["samples"]["kept"] == 1  # that one was no dry run
+    assert report_of(scene.gateway.prefix_report, scene.now)["samples"]["kept"] == 1  # that one was no dry run
     answer = scene.route()
     assert [(each["backend"], each["hit_tokens"] > 1000) for each in answer["backends"]] == [("b", True), ("a", False)]
     assert answer["chosen"] == "b"

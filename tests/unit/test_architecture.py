@@ -41,6 +41,7 @@ LAYERS: dict[str, set[str]] = {
         "errors",
         "config",
         "scheduling.leases",
+        "scheduling.scheduler",
         "backends.fleet",
         "observe",
         "relay.relay",
@@ -53,7 +54,6 @@ LAYERS: dict[str, set[str]] = {
         "errors",
         "config",
         "resources",
-        "scheduling.backlog",
         "scheduling.fair_share",
         "backends",
         "observe",
@@ -66,7 +66,7 @@ LAYERS: dict[str, set[str]] = {
         "config",
         "resources",
         "supervisor",
-        "scheduling.backlog",
+        "scheduling.fair_share",
         "routing.estimates",
         "routing.prompt_blocks",
         "backends",
@@ -95,19 +95,18 @@ LAYERS: dict[str, set[str]] = {
 }
 # The modules that know an event loop, a clock, chance, or the network. All others are values in, decisions out.
 EDGES = {
-    "admin_views", "app", "backends.probe", "backends.survey", "backends.vllm_api", "cli.check", "cli.demo", "cli.main",
-    "config_file", "dispatch", "embeddings.batches", "embeddings.batching", "embeddings.delivery", "embeddings.rerank",
-    "embeddings.waiter", "front.admin", "front.connection", "front.handler", "front.http_request", "front.json_body",
-    "front.server", "front.uploads", "kv_events.endpoints", "kv_events.feed", "observe.log", "observe.metrics",
-    "plan.command", "relay.connection", "relay.relay", "relay.upstream", "resources", "scheduling.leases", "supervisor",
-    "tokenization.process", "tokenization.tokenization", "tokenization.tokenizer",
+    "admin_views", "app", "backends.probe", "backends.vllm_api", "cli.check", "cli.main",
+    "config_file", "dispatch", "embeddings.batcher", "embeddings.batching", "embeddings.coalescer",
+    "embeddings.delivery", "embeddings.rerank", "embeddings.waiter", "front.admin", "front.connection", "front.handler",
+    "front.http_request", "front.json_body", "front.server", "front.uploads", "kv_events.endpoints", "kv_events.feed",
+    "observe.log", "observe.metrics", "plan.command", "relay.connection", "relay.relay", "resources",
+    "scheduling.leases", "supervisor", "tokenization.process", "tokenization.tokenization", "tokenization.tokenizer",
 }  # fmt: skip
 IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", "aiohttp"}
 PACKAGES = sorted(path.name for path in (ROOT / "gateway").iterdir() if (path / "__init__.py").exists())
 MIN_FILE_LINES = 40
 SHORT_WITH_A_REASON = {
     "gateway/__main__.py",  # started by `python -m gateway`
-    "loadtest/__main__.py",  # started by `python -m loadtest`
     "loadtest/vllm_cpu/dependencies.py",  # run by the Python of vLLM's environment, which has nothing of this project
 }
 LEAST_DOCSTRING_WORDS = 6  # a shorter one says no more than the name
@@ -252,7 +251,7 @@ def test_the_gateway_imports_nothing_of_the_load_tests(path: Path) -> None:
 
 def test_a_layer_admits_its_own_modules_and_those_that_it_names() -> None:
     assert allowed("plan", "plan.memory")
-    assert allowed("plan", "backends.survey")
+    assert allowed("plan", "backends.probe")
     assert allowed("routing", "request")
     assert allowed(COMPOSITION_ROOT, "front.server")
     assert not allowed("plan", "cli.check")

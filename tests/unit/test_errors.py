@@ -30,6 +30,12 @@ def test_every_error_knows_its_status_type_and_outcome(kind: type[GatewayError])
         assert kind.code
 
 
+@pytest.mark.parametrize("kind", LEAVES)
+def test_an_error_states_only_what_its_base_class_has(kind: type[GatewayError]) -> None:
+    stated = {name for name, value in vars(kind).items() if not name.startswith("_") and not hasattr(value, "__get__")}
+    assert {name for name in stated if not hasattr(kind.__mro__[1], name)} == set()
+
+
 @pytest.mark.parametrize("kind", [kind for kind in LEAVES if not issubclass(kind, BackendError)])
 def test_an_error_of_ours_is_429_when_capacity_is_taken_and_503_when_there_is_none(kind: type[GatewayError]) -> None:
     assert (kind.type == "rate_limit_error") == (kind.status == 429)

@@ -32,7 +32,7 @@ def answered(index: PrefixIndex, predicted: int, cached: int | None) -> Estimate
 
 def test_usage_feeds_the_estimates(index: PrefixIndex) -> None:
     estimates = answered(index, 0, None)
-    assert estimates.output_tokens("m") == 30
+    assert estimates.expected_output_tokens("m", None) == 30
     assert estimates.bytes_per_token("m") == 4.0
 
 
@@ -101,7 +101,7 @@ def test_of_one_token_nothing_is_in_the_cache(output: int, held: int) -> None:
 def test_several_sequences_teach_the_length_of_an_answer_only(sequences: int, length: int) -> None:
     scene = Scene()
     scene.answered(Usage(100_000, 300, 0), 5000, sequences=sequences)
-    assert scene.estimates.output_tokens("m") == length
+    assert scene.estimates.expected_output_tokens("m", None) == length
     assert scene.estimates.bytes_per_token("m") == 4.0  # the tokens may be those of many prompts
     assert scene.measured_tokens() == 2000
     assert (scene.index.answered(NEW[-1]), scene.hit_accuracy.share(0), scene.index.depths(NEW)) == (0, 1.0, [2])
@@ -141,5 +141,5 @@ def test_predictions_are_compared_as_they_were_before_they_were_discounted() -> 
 def test_a_request_without_blocks_teaches_lengths_only() -> None:
     scene = Scene()
     scene.answered(Usage(1000, 300, 0), 5000, keys=(), edges=())
-    assert scene.estimates.output_tokens("m") == 300
+    assert scene.estimates.expected_output_tokens("m", None) == 300
     assert scene.index.depths(NEW) == [2]

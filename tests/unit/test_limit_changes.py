@@ -10,7 +10,7 @@ from gateway.backends.health import ProbeResult
 from gateway.config_file import parse
 from gateway.observe.record import Record
 from gateway.request import Demand, Usage
-from gateway.scheduling.scheduler import Binding
+from gateway.scheduling.scheduler import Lease
 
 WISH = Demand("m", prompt_tokens=1, output_tokens=1)
 
@@ -33,10 +33,10 @@ class Scene:
     def backend(self) -> Backend:
         return self.gateway.fleet.backends[0]
 
-    def fill(self) -> list[Binding]:
+    def fill(self) -> list[Lease]:
         """Take every place."""
         taken = []
-        while isinstance(placed := self.gateway.scheduler.place(WISH, self.now), Binding):
+        while isinstance(placed := self.gateway.scheduler.place(WISH, self.now), Lease):
             self.gateway.scheduler.first_token(placed, self.now)
             taken.append(placed)
         self.gateway.queue.leave(placed)
@@ -45,7 +45,7 @@ class Scene:
     def look(self, preempted: int = 0) -> None:
         self.now += 2.0
         self.preemptions += preempted
-        self.fleet.measured(self.backend, Telemetry(self.now, 8, 0, 0.5, 0.0, 0.0, self.preemptions))
+        self.fleet.measured(self.backend, Telemetry(self.now, 8, 0, self.preemptions, 0.5))
 
     def moves(self, reason: str) -> float:
         return self.gateway.metrics.limit_moves.values.get(("a", reason), 0.0)
@@ -72,8 +72,8 @@ def test_a_falling_limit_holds_at_once_and_a_growing_one_admits_waiting_requests
         scene.look()
         scene.look(preempted=1)
         assert scene.backend.limit(scene.now) == 15
-        for binding in taken[:2]:
-            lease_broker.release(binding)
+        for lease in taken[:2]:
+            lease_broker.release(lease)
         await asyncio.sleep(0)
         assert not waiting.done()
         for _ in range(2):
@@ -138,8 +138,8 @@ def test_a_fall_is_logged_once_a_minute_and_a_rise_is_not() -> None:
         for _ in range(40):
             taken = scene.fill()
             scene.look(preempted=1)
-            for binding in taken:
-                scene.gateway.scheduler.release(binding, scene.now)
+            for lease in taken:
+                scene.gateway.scheduler.release(lease, scene.now)
             scene.look()
     assert scene.moves("preemptions") > 3
     falls = [line for line in lines if line["event"] == "limit_fell"]

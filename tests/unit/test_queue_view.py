@@ -5,7 +5,7 @@ import pytest
 
 from gateway.admin_views import QueueView
 from gateway.observe.metrics import Metrics
-from gateway.scheduling.scheduler import Binding
+from gateway.scheduling.scheduler import Lease
 from tests.unit.scheduling.builders import ask, hall
 
 
@@ -19,7 +19,7 @@ class Scene:
 
     @property
     def charged(self) -> float:
-        assert isinstance(self.held, Binding)
+        assert isinstance(self.held, Lease)
         return self.held.charged_tokens
 
     def join(self, *tenants: str, batch: bool = False, weight: float = 1.0) -> None:
@@ -90,10 +90,10 @@ def test_the_rate_and_the_wait_are_shown_once_they_are_known() -> None:
     held = scene.held
     for _ in range(20):
         scene.here.now += 1.0
-        assert isinstance(held, Binding)
+        assert isinstance(held, Lease)
         scene.here.scheduler.release(held, scene.here.now)
         [(_, granted)] = scene.here.scheduler.scan_queue("m", scene.here.now)
-        assert isinstance(granted, Binding)
+        assert isinstance(granted, Lease)
         held = granted
     model = scene.model()
     assert model["drain_requests_per_second"] == pytest.approx(1.0, rel=0.1)

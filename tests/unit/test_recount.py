@@ -6,11 +6,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.config_file import parse
-from gateway.routing.engine import Work
-from gateway.scheduling.scheduler import Binding
+from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Queue, Ticket
 from tests.recount import mismatches
 from tests.recounted_gateway import LOGGED, VIOLATIONS, RecountedGateway
+from tests.unit.routing.crowds import work
 from tests.unit.scheduling.builders import Hall, ask, hall
 
 
@@ -26,9 +26,9 @@ class Scene:
             assert isinstance(self.here.scheduler.place(ask(), 0.0), Ticket)
         self.load, self.ledger = self.bound[0].engine.load, self.bound[0].engine.kv
 
-    def _bind(self, wish: object) -> Binding:
+    def _bind(self, wish: object) -> Lease:
         placed = self.here.scheduler.place(wish, 0.0)  # type: ignore[arg-type]
-        assert isinstance(placed, Binding)
+        assert isinstance(placed, Lease)
         return placed
 
     @property
@@ -64,12 +64,12 @@ def _count_a_first_token_twice(scene: Scene) -> None:
 
 
 def _finish_twice(scene: Scene) -> None:
-    scene.load.finish(scene.bound[0].work, 1.0)
-    scene.load.finish(scene.bound[0].work, 1.0)
+    scene.load.finish(scene.bound[0], 1.0)
+    scene.load.finish(scene.bound[0], 1.0)
 
 
 def _prefill_what_is_not_there(scene: Scene) -> None:
-    scene.load.pending[Work(0, 0, 0.0, observable=True)] = None
+    scene.load.pending[work(0, 0, 0.0, observable=True)] = None
 
 
 def _lose_kv_tokens(scene: Scene) -> None:
@@ -77,15 +77,15 @@ def _lose_kv_tokens(scene: Scene) -> None:
 
 
 def _release_a_reservation_alone(scene: Scene) -> None:
-    scene.ledger.release(scene.bound[0].reservation)
+    scene.ledger.release(scene.bound[0])
 
 
 def _miscount_the_line(scene: Scene) -> None:
-    scene.queue._requests += 1
+    scene.queue.requests += 1
 
 
 def _misweigh_the_line(scene: Scene) -> None:
-    scene.queue._bytes -= 1
+    scene.queue.size_bytes -= 1
 
 
 def _miscount_a_tenant(scene: Scene) -> None:
@@ -103,9 +103,9 @@ def _forget_who_waits(scene: Scene) -> None:
 
 
 def _release_for_a_tenant_twice(scene: Scene) -> None:
-    binding, tenants = scene.bound[0], scene.queue.tenants("m")
+    lease, tenants = scene.bound[0], scene.queue.tenants("m")
     for _ in range(3):
-        tenants.released(binding.tenant, binding.demand, 1, 0.0)
+        tenants.released(lease.tenant, lease.demand, 1, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def _release_for_a_tenant_twice(scene: Scene) -> None:
         (_lose_a_request, [("in_flight", "a"), ("decoding", "a")]),
         (_lose_tokens, [("context_tokens", "a")]),
         (_count_a_first_token_twice, [("decoding", "a")]),
-        (_finish_twice, [("in_flight", "a"), ("context_tokens", "a"), ("decoding", "a"), ("reservations", "a")]),
+        (_finish_twice, [("in_flight", "a"), ("context_tokens", "a"), ("decoding", "a")]),
         (_prefill_what_is_not_there, [("prefilling", "a")]),
         (_lose_kv_tokens, [("kv_tokens", "a")]),
-        (_release_a_reservation_alone, [("reservations", "a")]),
+        (_release_a_reservation_alone, [("in_flight", "a"), ("context_tokens", "a")]),
         (_miscount_the_line, [("queued_requests", "")]),
         (_misweigh_the_line, [("queued_bytes", "")]),
         (_miscount_a_tenant, [("queued_requests", ""), ("queued_by_tenant", ""), ("waiting_by_tenant", "")]),
@@ -135,8 +135,8 @@ def test_books_that_do_not_add_up_are_noticed(cook: Callable[[Scene], None], fou
 
 def test_tokens_that_an_idle_engine_keeps_are_noticed() -> None:
     scene = Scene()
-    for binding in scene.bound:
-        scene.here.scheduler.release(binding, 1.0)
+    for lease in scene.bound:
+        scene.here.scheduler.release(lease, 1.0)
     scene.ledger.taken_tokens += 16
     assert ("kv_tokens_when_idle", "a") in scene.found()
 
@@ -145,7 +145,7 @@ def test_every_engine_is_recounted() -> None:
     here = hall(*[100] * 8, max_requests=0)
     for _ in range(800):
         placed = here.scheduler.place(ask(), 0.0)
-        assert isinstance(placed, Binding)
+        assert isinstance(placed, Lease)
         here.scheduler.first_token(placed, 0.0)
     for engine in here.sites:
         engine.load.in_flight += 1
@@ -156,7 +156,7 @@ def test_every_engine_is_recounted() -> None:
 
 def test_a_gateway_under_test_counts_and_logs_what_differs_when_its_metrics_are_collected() -> None:
     gateway = RecountedGateway(parse({"backends": [{"url": "http://127.0.0.1:1"}]}), None)
-    gateway.queue._requests += 1
+    gateway.queue.requests += 1
     with capture_logs() as logs:
         samples = [sample for family in gateway.metrics.collect() for sample in family.samples]
     assert [(each.labels, each.value) for each in samples if each.name == VIOLATIONS] == [

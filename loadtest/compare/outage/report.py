@@ -14,10 +14,19 @@ from loadtest.report.sheet import sheet, style
 
 TITLES = {Fault.KILL: "One engine is killed and started again", Fault.HANG: "One engine hangs and goes on"}
 HEAD = [
-    "proxy", "lost of sent", "answer begun", "no byte yet", "sent while away", "at other times", "held up",
-    "steered away after", "TTFT p99 before / while away / after", "share again after", "reached engines",
+    "proxy",
+    "lost of sent",
+    "answer begun",
+    "no byte yet",
+    "sent while away",
+    "at other times",
+    "held up",
+    "steered away after",
+    "TTFT p99 before / while away / after",
+    "share again after",
+    "reached engines",
     "failures show as",
-]  # fmt: skip
+]
 _TTFT = ("ttft_p99_before", "ttft_p99_away", "ttft_p99_after")
 _SHOWN_AS = {
     ERROR_OBJECT: "error object",
@@ -125,10 +134,7 @@ def _chart(title: str, found: Sequence[OutageFigures], right: float, top: float)
     high = nice_top(top)
     moments = [median(getattr(one, name) for one in found) for name in ("gone", "let_back", "serving")]
     series = [ChartSeries("moment", _MOMENT, [(moment, 0.0), (moment, high)]) for moment in dict.fromkeys(moments)]
-    series += [
-        ChartSeries("answered", _ANSWERED, answered, steps=True),
-        ChartSeries("lost", _LOST, lost, steps=True),
-    ]
+    series += [ChartSeries("answered", _ANSWERED, answered, steps=True), ChartSeries("lost", _LOST, lost, steps=True)]
     note = "requests a second over seconds"
     x, y = linear(0, right, X_START, X_END, 6, " s"), linear(0, high, Y_START, Y_END, 4)
     return Chart(title=title, note=note, x=x, y=y, series=series)

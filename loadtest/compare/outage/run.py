@@ -23,7 +23,7 @@ from loadtest.drive.plan import MixPart, Plan
 from loadtest.drive.record import Record
 from loadtest.drive.sampling import page_values
 from loadtest.servers.engines import Engines, Kind
-from loadtest.servers.processes import serves
+from loadtest.servers.server import serves
 from loadtest.workloads.prompts import Endpoint, WorkloadSpec
 
 _EVERY_SECONDS = 0.25
@@ -154,7 +154,7 @@ class Observed:
 def observe(engines: Engines, outage: Outage, plan: Plan) -> Observed:
     """Drives the plan through it; however this ends, the engine serves afterwards.
 
-    Raises what engines raise that do not start again, NotServing or VllmFailed, and TimeoutError.
+    Raises ServerFailed of an engine that does not start again, and TimeoutError.
     """
     with _made_whole(engines, outage.engine), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
@@ -237,18 +237,28 @@ class OutageLoad:
     def plan(self, url: str, endpoint: Endpoint, model: str, seed: int) -> Plan:
         """As it is sent; the same requests at the same times for the same seed."""
         workload = WorkloadSpec(
-            groups=self.groups, prefix_tokens=self.prefix_tokens, tail_tokens=self.tail_tokens,
-            max_tokens=self.max_tokens, output_spread=0.5, seed=seed,
-        )  # fmt: skip
+            groups=self.groups,
+            prefix_tokens=self.prefix_tokens,
+            tail_tokens=self.tail_tokens,
+            max_tokens=self.max_tokens,
+            output_spread=0.5,
+            seed=seed,
+        )
         parts = [
             MixPart(name=name, share=1.0, endpoint=endpoint, stream=stream, model=model, workload=workload)
             for name, stream in (("streams", True), ("whole", False))
         ]
         return Plan(
-            url=url, endpoint=endpoint, model=model, rate_per_second=self.rate_per_second,
-            duration_seconds=self.seconds, timeout_seconds=self.patience_seconds, warmup_requests=_WARMUPS,
-            workload=workload, mix=parts,
-        )  # fmt: skip
+            url=url,
+            endpoint=endpoint,
+            model=model,
+            rate_per_second=self.rate_per_second,
+            duration_seconds=self.seconds,
+            timeout_seconds=self.patience_seconds,
+            warmup_requests=_WARMUPS,
+            workload=workload,
+            mix=parts,
+        )
 
     def description(self) -> str:
         return (

@@ -73,9 +73,8 @@ async def chat_completions(service: Service, request: web.BaseRequest, entry: Le
     model = service.check_model(body.get("model"))
     service.check_admission(sampling.n)
     prompt = chat_prompt(service, body, messages, model, sampling.cache_salt)
-    note(entry, model, [prompt])
-    answer_id = f"chatcmpl-{service.request_id(request)}"
-    entry.request_id = answer_id.removeprefix("chatcmpl-")
+    entry.note(service.request_id(request), model, [prompt.nonce])
+    answer_id = f"chatcmpl-{entry.request_id}"
     choices = service.choices([prompt], sampling, entry, read_steering(request.headers, body))
     shown_model = (entry.script.model if entry.script else None) or model
     if sampling.stream:
@@ -94,12 +93,6 @@ def chat_prompt(
     head = [("system", orjson.dumps(tools).decode())] if tools else []
     text = render_chat([*head, *messages], bool(body.get("add_generation_prompt", True)))
     return service.prompt(tokenise(text), text, model, cache_salt)
-
-
-def note(entry: LedgerEntry, model: str, prompts: Sequence[PreparedPrompt]) -> None:
-    """Write into the ledger what the request is about."""
-    entry.model = model
-    entry.nonces = [prompt.nonce for prompt in prompts if prompt.nonce]
 
 
 async def stream_events(
@@ -256,8 +249,7 @@ async def transcribe(service: Service, request: web.BaseRequest, entry: LedgerEn
     service.check_admission(1)
     text = f"<|startoftranscript|>{fields.get('prompt') or ''}"
     prompt = service.prompt(tokenise(text), text, model, "")
-    note(entry, model, [prompt])
-    entry.request_id = service.request_id(request)
+    entry.note(service.request_id(request), model, [prompt.nonce])
     wanted = len(_TEXT) // 4 + 1
     choices = service.choices([prompt], SamplingParams(max_tokens=wanted, ignore_eos=True), entry)
     with Generation(service.engine, choices, entry) as generation:

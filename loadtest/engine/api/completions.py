@@ -7,7 +7,7 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from loadtest.engine.api.chat import completion_logprobs, final_chunk_usage, note, stream_events, usage
+from loadtest.engine.api.chat import completion_logprobs, final_chunk_usage, stream_events, usage
 from loadtest.engine.api.errors import ApiError, invalid
 from loadtest.engine.api.exchange import Body, json_answer, read_json, tokens_and_text
 from loadtest.engine.choice import Choice
@@ -33,8 +33,7 @@ async def completions(service: Service, request: web.BaseRequest, entry: LedgerE
     if not all(tokens.num_tokens for tokens, _ in texts):
         raise ApiError(400, "The decoder prompt cannot be empty")
     prompts = [service.prompt(tokens, text, model, sampling.cache_salt) for tokens, text in texts]
-    note(entry, model, prompts)
-    entry.request_id = service.request_id(request)
+    entry.note(service.request_id(request), model, (prompt.nonce for prompt in prompts))
     choices = service.choices(prompts, sampling, entry, read_steering(request.headers, body))
     answer_id = f"cmpl-{entry.request_id}"
     shown_model = (entry.script.model if entry.script else None) or model

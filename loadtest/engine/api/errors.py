@@ -36,9 +36,7 @@ class ApiError(Exception):
         """The JSON value of the answer."""
         if self._body is not None:
             return self._body
-        return {
-            "error": {"message": self.message, "type": self.error_type, "param": self.param, "code": self.status},
-        }
+        return {"error": {"message": self.message, "type": self.error_type, "param": self.param, "code": self.status}}
 
     def anthropic_body(self) -> Any:
         """The JSON value of the answer under /v1/messages."""

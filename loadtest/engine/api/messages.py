@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from loadtest.engine.api.chat import chat_prompt, note, stream_events
+from loadtest.engine.api.chat import chat_prompt, stream_events
 from loadtest.engine.api.errors import missing
 from loadtest.engine.api.exchange import Body, json_answer, read_json, read_messages, text_of
 from loadtest.engine.choice import Choice
@@ -30,8 +30,7 @@ async def messages(service: Service, request: web.BaseRequest, entry: LedgerEntr
     model = service.check_model(body.get("model"))
     service.check_admission(1)
     prompt = chat_prompt(service, body, turns, model, "")
-    note(entry, model, [prompt])
-    entry.request_id = service.request_id(request)
+    entry.note(service.request_id(request), model, [prompt.nonce])
     choices = service.choices([prompt], sampling, entry, read_steering(request.headers, {}))
     answer_id = f"chatcmpl-{entry.request_id}"
     if sampling.stream:

@@ -146,8 +146,7 @@ async def ledger(service: Service, request: web.BaseRequest, entry: LedgerEntry)
     if request.method == "DELETE":
         service.ledger.clear()
         for scheduler in schedulers:
-            scheduler.counters.peak_running = scheduler.num_running
-            scheduler.counters.peak_used_blocks = scheduler.pool.num_used
+            scheduler.counters.restart_peaks(scheduler.num_running, scheduler.pool.num_used)
     ranks = [_figures(scheduler) for scheduler in schedulers]
     totals = {name: sum(rank[name] for rank in ranks) for name in ranks[0]}
     return json_answer({**service.ledger.as_json(), **totals, "ranks": ranks})

@@ -10,7 +10,6 @@ from typing import Any
 
 from aiohttp import web
 
-from loadtest.engine.api.chat import note
 from loadtest.engine.api.errors import ApiError, invalid
 from loadtest.engine.api.exchange import Body, json_answer, read_json, read_messages, tokens_and_text
 from loadtest.engine.choice import Choice, PreparedPrompt, Prose
@@ -33,8 +32,7 @@ async def pool(
     prompts = [service.prompt(tokens, text, model, body.get("cache_salt") or "") for tokens, text in texts]
     service.check_admission(len(prompts))
     _spend(service.config.api_request_seconds + len(prompts) * service.config.api_input_seconds)
-    note(entry, model, prompts)
-    entry.request_id = service.request_id(request)
+    entry.note(service.request_id(request), model, (prompt.nonce for prompt in prompts))
     choices = [_pooled(service, index, prompt) for index, prompt in enumerate(prompts)]
     with Generation(service.engine, choices, entry) as generation:
         await generation.finished()
@@ -197,11 +195,7 @@ async def rerank(service: Service, request: web.BaseRequest, entry: LedgerEntry)
     scores, tokens = await _scores(service, request, entry, body, query, documents)
     order = sorted(range(len(documents)), key=lambda index: -scores[index])[:top]
     results = [
-        {
-            "index": index,
-            "document": {"text": documents[index], "multi_modal": None},
-            "relevance_score": scores[index],
-        }
+        {"index": index, "document": {"text": documents[index], "multi_modal": None}, "relevance_score": scores[index]}
         for index in order
     ]
     return json_answer(

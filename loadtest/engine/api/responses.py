@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from loadtest.engine.api.chat import chat_prompt, note, stream_events
+from loadtest.engine.api.chat import chat_prompt, stream_events
 from loadtest.engine.api.errors import ApiError, invalid, missing
 from loadtest.engine.api.exchange import Body, json_answer, read_json, text_of
 from loadtest.engine.choice import Choice
@@ -173,8 +173,7 @@ async def create_response(service: Service, request: web.BaseRequest, entry: Led
     model = service.check_model(body.get("model"))
     service.check_admission(1)
     prompt = chat_prompt(service, body, turns, model, body.get("cache_salt") or "")
-    note(entry, model, [prompt])
-    entry.request_id = service.request_id(request)
+    entry.note(service.request_id(request), model, [prompt.nonce])
     steering = replace(read_steering(request.headers, body), rank=None)  # vLLM reads no rank here
     choice = service.choices([prompt], sampling, entry, steering)[0]
     response_id, message_id = f"resp_{service.new_id()}", f"msg_{service.new_id()}"

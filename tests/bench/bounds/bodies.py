@@ -13,13 +13,11 @@ _SPARE_BYTES = 4096
 
 
 def request(body: bytes, target: bytes = CHAT, *headers: bytes, method: bytes = b"POST") -> bytes:
-    """A request with a Content-Length."""
     lines = (b"%b %b HTTP/1.1" % (method, target), b"host: bench", *headers, b"content-length: %d" % len(body))
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
 def chat(model: str = "fine", **more: object) -> bytes:
-    """A small chat request."""
     document = {"model": model, "messages": [{"role": "user", "content": "hello"}], **more}
     return request(orjson.dumps(document), CHAT)
 
@@ -55,7 +53,6 @@ def rerank_amplification() -> bytes:
 
 
 def rerank(documents: int, size_bytes: int, *headers: bytes) -> bytes:
-    """An honest rerank request."""
     each = size_bytes // documents
     texts = [f"{number} ".ljust(each, "y") for number in range(documents)]
     return request(orjson.dumps({"model": "fine", "query": "q", "documents": texts}), b"/rerank", *headers)
@@ -125,7 +122,6 @@ def long_text(limits: ServerConfig) -> bytes:
 
 
 def backslashes(limits: ServerConfig) -> bytes:
-    """One huge string of escapes."""
     return request(_with_field(b'"%b"' % (b"\\" * 2 * ((limits.max_body_bytes - _SPARE_BYTES) // 2))))
 
 
@@ -173,5 +169,4 @@ def upload_start(announced_bytes: int, sent_bytes: int) -> bytes:
 
 
 def embeddings(model: str, texts: Sequence[str]) -> bytes:
-    """An embeddings request."""
     return request(orjson.dumps({"model": model, "input": list(texts)}), b"/v1/embeddings")

@@ -248,8 +248,11 @@ CASES = (
     Case("huge-rerank", "answer of 400 MB to a piece of a rerank", _huge_rerank),
     Case("absurd-usage", "usage of 10^12 tokens", _absurd_usage, {}, {"max_in_flight": 64}),
     Case("kv-events", "KV events of 15 MB in one message", _kv_events),
-    Case("admin-brackets", "/admin/route: closing brackets", _admin(b"/admin/route?path=/v1/chat/completions",
-                                                                    bodies.brackets)),
+    Case(
+        "admin-brackets",
+        "/admin/route: closing brackets",
+        _admin(b"/admin/route?path=/v1/chat/completions", bodies.brackets),
+    ),
     Case("admin-numbers", "/admin/route: array of long numbers", _admin(b"/admin/route", bodies.floats)),
     Case("log-reader", "nobody reads standard error, a backend flaps", _flapping, _QUICK_PROBES, {}, True, False),
     Case("livez-bodies", "40 x GET /livez with a body, not finished", _unfinished_bodies(b"/livez", b"GET", 0.97)),
@@ -257,4 +260,4 @@ CASES = (
     Case("slow-uploads", "8 uploads that rest, 8 slots", _slow_uploads, {}, {"max_in_flight": 8}),
     Case("not-reading", "100 clients that do not read a stream", _not_reading, {}, {"max_in_flight": 256}),
     Case("pipelining", "300 clients that pipeline and do not read", _pipelining),
-)  # fmt: skip
+)

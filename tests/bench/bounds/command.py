@@ -11,11 +11,12 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.demo import free_ports
 from gateway.config_file import parse
+from loadtest.servers.processes import free_ports
+from loadtest.servers.server import ServerFailed
 from tests.bench.bounds.cases import CASES, MEBIBYTE, Answered, Case, Target
 from tests.bench.bounds.livez import asking
-from tests.bench.gateway_process import GatewayFailed, engine_process, serving, wait_until_ready
+from tests.bench.gateway_process import engine_process, serving, wait_until_ready
 
 _OPEN_FILES = 16384
 
@@ -71,7 +72,7 @@ def measured(case: Case, limit_seconds: float) -> Row:
                 limits = parse(sections).server
                 deadline = time.monotonic() + limit_seconds
                 return _attacked(case, empty, Target(gateway, limits, deadline, engine, events_port))
-    except (GatewayFailed, OSError, ValueError) as error:
+    except (ServerFailed, OSError, ValueError) as error:
         return replace(empty, answered=f"{type(error).__name__}: {error}"[:80], died=True)
 
 
@@ -104,7 +105,6 @@ def _attacked(case: Case, empty: Row, target: Target) -> Row:
 
 
 def table(rows: Iterable[Row]) -> str:
-    """The rows in Markdown."""
     return "\n".join(_lines(rows))
 
 
@@ -115,7 +115,6 @@ def _lines(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def line(row: Row) -> str:
-    """One row in Markdown."""
     held = "" if row.held_seconds is None else f"{'> ' if row.beyond else ''}{row.held_seconds:.1f}"
     answered = f"**died** {row.answered}" if row.died else row.answered
     size = f"{row.size_bytes / MEBIBYTE:.1f}" if row.size_bytes else ""

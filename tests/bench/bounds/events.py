@@ -14,8 +14,16 @@ def payload() -> bytes:
     """One message of about 15 MB."""
     hashes = [(number * 0x9E3779B97F4A7C15) & (1 << 64) - 1 for number in range(_BLOCKS)]
     tokens = [1 << 16] * (_BLOCKS * _BLOCK_TOKENS)
-    event = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": None, "token_ids": tokens,
-             "block_size": _BLOCK_TOKENS, "lora_id": None, "medium": "GPU", "group_idx": 0}  # fmt: skip
+    event = {
+        "type": "BlockStored",
+        "block_hashes": hashes,
+        "parent_block_hash": None,
+        "token_ids": tokens,
+        "block_size": _BLOCK_TOKENS,
+        "lora_id": None,
+        "medium": "GPU",
+        "group_idx": 0,
+    }
     return msgspec.msgpack.encode([0.0, [event], 0])
 
 

@@ -47,7 +47,6 @@ class LivezClient:
         return Gap(**json.loads(told))
 
     def end(self) -> None:
-        """Stop, whatever was measured."""
         self._process.kill()
         self._process.communicate()
 

@@ -82,7 +82,6 @@ class Peer:
         return found[0][1] if found else 0
 
     def close(self) -> None:
-        """Leave."""
         self._socket.close()
 
 

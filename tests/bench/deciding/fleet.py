@@ -10,7 +10,7 @@ from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import CostModel, Engine
 from gateway.routing.estimates import Calibrations, Estimates, OutputLengths
 from gateway.routing.policy import Affinity, PrefixPolicy
-from gateway.scheduling.scheduler import Binding, Scheduler, SchedulerSettings
+from gateway.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue
 from tests.bench.deciding.traffic import MODEL, asks
 
@@ -32,12 +32,12 @@ class Busy:
             for number in range(engines)
         ]
         fleet = {MODEL: self.engines}
-        policy = PrefixPolicy(calibration, HitPredictor(index, HitAccuracy()), estimates, Affinity())
+        policy = PrefixPolicy(HitPredictor(index, HitAccuracy()), estimates, Affinity())
         self.queue = Queue(_ENDLESS, _ENDLESS)
         self.scheduler = Scheduler(
             fleet.get, policy, self.queue, OutputLengths(), calibration, SchedulerSettings(scan=scan)
         )
-        self.held: list[Binding] = []
+        self.held: list[Lease] = []
         self.now = 0.0
         self._random = Random(seed)
         known = asks(estimates, prompts)
@@ -60,9 +60,9 @@ class Busy:
         """Requests come from so many tenants from now on."""
         self._tenants = [f"tenant-{number}" for number in range(count)]
 
-    def give_back(self, binding: Binding) -> None:
+    def give_back(self, lease: Lease) -> None:
         """A request is over."""
-        self.scheduler.release(binding, self.now, answered=True)
+        self.scheduler.release(lease, self.now, answered=True)
 
     def give_one_back(self) -> None:
         """Some request in flight is over."""
@@ -75,7 +75,7 @@ class Busy:
         for _ in range(self._prompts):
             self.now += 0.01
             placed = self.scheduler.place(self.next_ask(), self.now)
-            assert isinstance(placed, Binding)
+            assert isinstance(placed, Lease)
             self.scheduler.first_token(placed, self.now)
             self.give_back(placed)
 
@@ -101,7 +101,7 @@ class Busy:
 
     def drain(self) -> None:
         """Whoever can be bound takes a slot."""
-        self.take(binding for _, binding in self.scheduler.scan_queue(MODEL, self.now))
+        self.take(lease for _, lease in self.scheduler.scan_queue(MODEL, self.now))
 
     def refill(self, waiting: int) -> None:
         """New requests join the line until so many wait."""
@@ -110,7 +110,7 @@ class Busy:
 
     def take(self, placed: Iterable[object]) -> None:
         """Those who were bound hold their slots; of the others there is nothing to hold."""
-        for binding in placed:
-            if isinstance(binding, Binding):
-                self.scheduler.first_token(binding, self.now)
-                self.held.append(binding)
+        for lease in placed:
+            if isinstance(lease, Lease):
+                self.scheduler.first_token(lease, self.now)
+                self.held.append(lease)

@@ -17,7 +17,7 @@ from gateway.front.json_body import at_once, parse_body
 from gateway.request import Demand
 from gateway.routing.estimates import Estimates
 from gateway.routing.prompt_blocks import canonical_prompt, prefix_keys, seed
-from gateway.scheduling.scheduler import Binding
+from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Ticket
 from loadtest.report.statistics import percentile
 from tests.bench.deciding.fleet import Busy
@@ -38,7 +38,6 @@ Got = TypeVar("Got")
 
 
 def measure(runs: int = RUNS) -> list[Timing]:
-    """Every timing, `runs` times each."""
     return [
         placing(8, runs, goal_us=50),
         placing(64, runs),
@@ -59,10 +58,10 @@ def placing(engines: int, runs: int, goal_us: float | None = None) -> Timing:
         busy.now += _STEP_SECONDS
         return busy.next_ask()
 
-    def settle(binding: object) -> None:
-        assert isinstance(binding, Binding)
-        busy.held.append(binding)
-        busy.scheduler.first_token(binding, busy.now)
+    def settle(lease: object) -> None:
+        assert isinstance(lease, Lease)
+        busy.held.append(lease)
+        busy.scheduler.first_token(lease, busy.now)
         busy.give_one_back()
 
     name = f"Placement.place, {engines} backends"
@@ -79,11 +78,11 @@ def draining(engines: int, scan: int, runs: int, goal_us: float | None = None) -
         busy.now += _STEP_SECONDS
         busy.give_one_back()
 
-    def act(_: None) -> list[tuple[Ticket, Binding | NoBackend]]:
+    def act(_: None) -> list[tuple[Ticket, Lease | NoBackend]]:
         return busy.scheduler.scan_queue(MODEL, busy.now)
 
-    def settle(granted: list[tuple[Ticket, Binding | NoBackend]]) -> None:
-        busy.take(binding for _, binding in granted)
+    def settle(granted: list[tuple[Ticket, Lease | NoBackend]]) -> None:
+        busy.take(lease for _, lease in granted)
         busy.refill(_WAITING)
 
     name = f"Placement.drain, {engines} backends, {_WAITING} waiting, scan {scan}"

@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict
 
+from loadtest.console import markdown_table
+
 
 class Timing(BaseModel):
     """One thing that was done many times."""
@@ -22,10 +24,10 @@ class Timing(BaseModel):
 
 
 def table(timings: list[Timing]) -> str:
-    """One line a timing."""
-    lines = ["| decision | median, µs | p99, µs | goal, µs | |", "| --- | --: | --: | --: | --- |"]
     judged = {True: "met", False: "**not met**", None: ""}
-    for one in timings:
-        goal = "" if one.goal_us is None else f"≤ {one.goal_us:,.0f}"
-        lines.append(f"| {one.name} | {one.median_us:,.1f} | {one.p99_us:,.1f} | {goal} | {judged[one.met]} |")
-    return "\n".join(lines)
+    goals = ("" if one.goal_us is None else f"≤ {one.goal_us:,.0f}" for one in timings)
+    rows = [
+        (one.name, f"{one.median_us:,.1f}", f"{one.p99_us:,.1f}", goal, judged[one.met])
+        for one, goal in zip(timings, goals, strict=True)
+    ]
+    return markdown_table(("decision", "median, µs", "p99, µs", "goal, µs", ""), rows, texts=1)

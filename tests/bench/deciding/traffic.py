@@ -6,10 +6,9 @@ from itertools import islice
 import orjson
 
 from gateway.config import BackendConfig, Config
-from gateway.front.http_request import HttpRequest
+from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, find_route
 from gateway.front.json_body import at_once
 from gateway.front.read import RequestReader, StoredResponses
-from gateway.front.routes import find_route
 from gateway.request import Demand, InferenceRequest
 from gateway.routing.estimates import Estimates
 from tests.bench.bodies import chats
@@ -29,7 +28,8 @@ def reader(estimates: Estimates) -> RequestReader:
 def incoming(body: bytes) -> HttpRequest:
     """A chat request as it came over the wire."""
     made = HttpRequest()
-    made.take_head(b"POST", _PATH, "1.1", [(b"host", b"gateway"), (b"content-type", b"application/json")])
+    headers = [(b"host", b"gateway"), (b"content-type", b"application/json")]
+    made.take_head(b"POST", _PATH, "1.1", headers, KNOWN_HEADERS)
     made.body, made.route = body, find_route(b"POST", _PATH)
     return made
 

@@ -31,13 +31,7 @@ class Answers:
 
     @property
     def per_second(self) -> float:
-        """Throughput."""
         return len(self.latencies) / self.seconds
-
-    def quantile(self, share: float) -> float:
-        """A latency, in seconds."""
-        ordered = sorted(self.latencies)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def bodies(model: str, words: int, encoding: str, seed: int, texts: int = 0) -> Iterator[bytes]:

@@ -18,9 +18,11 @@ from loadtest.report.sheet import sheet, style
 from tests.bench.embeddings.run import Sample, arms_in, middle
 
 _NAMES = {
-    "direct": "direct", "not batching": "gateway, coalesce: false", "batching": "gateway",
+    "direct": "direct",
+    "not batching": "gateway, coalesce: false",
+    "batching": "gateway",
     "caching": "gateway, cache_bytes",
-}  # fmt: skip
+}
 
 
 def picture(samples: Sequence[Sample]) -> str:
@@ -35,10 +37,13 @@ def picture(samples: Sequence[Sample]) -> str:
     charts = [
         Chart("requests per second", "over clients", x, linear(0, top, Y_START, Y_END, 4), rates),
         Chart(
-            "p50 latency", "over clients", x,
-            logarithmic(min(_values(latencies)), max(_values(latencies)), Y_START, Y_END), latencies,
+            "p50 latency",
+            "over clients",
+            x,
+            logarithmic(min(_values(latencies)), max(_values(latencies)), Y_START, Y_END),
+            latencies,
         ),
-    ]  # fmt: skip
+    ]
     return sheet(charts, [(_style(number, arm), _NAMES[arm]) for number, arm in enumerate(arms_in(samples))])
 
 

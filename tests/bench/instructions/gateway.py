@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import uvloop
@@ -30,6 +31,7 @@ _FACTS = Facts(
     process_start_seconds=1.0,
 )
 _PROBES = 3  # that find a backend up
+_BETWEEN_SECONDS = 0.002  # requests
 
 
 class _Transport(asyncio.Transport):
@@ -74,6 +76,16 @@ class Loop(uvloop.Loop):
     def __init__(self, answered: Callable[[bytes], list[bytes]]) -> None:
         super().__init__()
         self.answered = answered
+        self._passed_seconds = 0.0
+        self._began_seconds = self.time()
+
+    def clock(self) -> float:
+        """The gateway's clock: it goes on with the requests, so that what depends on time does not on the machine."""
+        return self._began_seconds + self._passed_seconds
+
+    def pass_time(self) -> None:
+        """A request comes."""
+        self._passed_seconds += _BETWEEN_SECONDS
 
     async def create_connection(self, factory: Any, *_: Any, **__: Any) -> tuple[asyncio.Transport, Any]:  # type: ignore[override]
         protocol = factory()
@@ -106,8 +118,10 @@ class Client(_Transport):
     def __init__(self, gateway: Gateway, end: bytes) -> None:
         super().__init__()
         self._end = end
-        self._loop = asyncio.get_running_loop()
-        self._connection = ClientConnection(gateway.server, self._loop)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Loop)
+        self._loop = loop
+        self._connection = ClientConnection(gateway.server, loop)
         self._connection.connection_made(self)
         self._answered: asyncio.Future[None] = self._loop.create_future()
 
@@ -120,6 +134,7 @@ class Client(_Transport):
     async def ask(self, request: bytes) -> None:
         """Send a request as a socket would hand it over, and take its whole answer."""
         self._answered = self._loop.create_future()
+        self._loop.pass_time()
         self._connection.get_buffer(len(request))[: len(request)] = request
         self._connection.buffer_updated(len(request))
         await self._answered
@@ -136,7 +151,9 @@ def clients(count: int, end: bytes, log: Path) -> Iterator[tuple[Gateway, list[C
     urls = [{"url": f"http://10.0.0.{number}:8000", "max_in_flight": 4096} for number in range(_BACKENDS)]
     config = parse({"backends": urls, "prefix_report": {"enabled": True}})
     with log.open("wb") as out:
-        gateway = Gateway(config, out)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Loop)
+        gateway = Gateway(config, out, loop.clock, random=Random(1))
         assert gateway.access_log is not None
         for backend in gateway.fleet.backends:
             gateway.fleet.learned(backend, _FACTS)

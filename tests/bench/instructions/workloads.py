@@ -10,7 +10,7 @@ from typing import Protocol
 
 import orjson
 
-from gateway.scheduling.scheduler import Binding
+from gateway.scheduling.scheduler import Lease
 from tests.bench.bodies import SIZES, chats
 from tests.bench.deciding.fleet import Busy
 from tests.bench.instructions.gateway import MODEL, Client, Loop, clients
@@ -108,7 +108,7 @@ def embedded(counter: Counter, units: int) -> None:
 
     async def ask() -> None:
         with clients(together, b"}}", _LOG_LINES) as (gateway, connected):
-            async with gateway.coalescer.running():
+            async with gateway.batcher.running():
                 for turn in range(_WARM_UPS // together):
                     await asyncio.gather(*asking(connected, turn))
                 counter.begin()
@@ -159,10 +159,10 @@ def placed(counter: Counter, engines: int, units: int) -> None:
         busy.now += _STEP_SECONDS
         demand = busy.next_ask()
         with counter.counting():
-            binding = busy.scheduler.place(demand, busy.now)
-        assert isinstance(binding, Binding)
-        busy.held.append(binding)
-        busy.scheduler.first_token(binding, busy.now)
+            lease = busy.scheduler.place(demand, busy.now)
+        assert isinstance(lease, Lease)
+        busy.held.append(lease)
+        busy.scheduler.first_token(lease, busy.now)
         busy.give_one_back()
 
 

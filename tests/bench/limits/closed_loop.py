@@ -4,7 +4,8 @@ import random
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from gateway.backends.concurrency_limit import EngineSample, Limiter
+from gateway.backends.concurrency_limit import Limiter
+from gateway.backends.facts import Telemetry
 from loadtest.engine.kv_cache import SequenceState
 from loadtest.engine.scheduler import PRESETS, Limits
 from loadtest.replay.engine import ReplayEngine
@@ -28,7 +29,6 @@ class Crowd:
     itl_objective_seconds: float | None = None
 
     def limits(self) -> Limits:
-        """The engine's sizes."""
         return Limits(self.max_num_seqs, self.max_num_batched_tokens, _BLOCK_TOKENS, self.kv_tokens // _BLOCK_TOKENS)
 
 
@@ -54,10 +54,9 @@ class ClosedLoop:
         self._line: deque[int] = deque(range(crowd.users))
         self._in_flight = 0
         self._sent = 0
-        self._seen: deque[EngineSample] = deque()  # what the engine's metrics will show
+        self._seen: deque[Telemetry] = deque()  # what the engine's metrics will show
 
     def run(self, warm_up_seconds: float, seconds: float) -> Course:
-        """Until the time is over."""
         course, look, engine = Course(), _LOOK_SECONDS, self._engine
         counters, begun, since = engine.scheduler.counters, (0, 0), 0.0
         end = warm_up_seconds + seconds
@@ -94,7 +93,7 @@ class ClosedLoop:
         scheduler = self._engine.scheduler
         running, waiting = scheduler.num_running, scheduler.num_waiting
         usage = scheduler.pool.num_used / scheduler.pool.num_blocks
-        self._seen.append(EngineSample(now, running, waiting, scheduler.counters.preemptions, usage, 0, 0))
+        self._seen.append(Telemetry(now, running, waiting, scheduler.counters.preemptions, usage, 0, 0))
         if len(self._seen) > self._crowd.late_looks:
             shown = self._seen.popleft()
             self._limiter.observe(replace(shown, at_seconds=now, in_flight=self._in_flight, sent=self._sent))

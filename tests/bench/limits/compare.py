@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from gateway.backends.concurrency_limit import Limiter
+from loadtest.console import markdown_table
+from loadtest.report.statistics import percentile
 from tests.bench.limits.closed_loop import ClosedLoop, Course, Crowd, static
 
 STATIC = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -28,7 +30,6 @@ class Row:
 
     @property
     def told(self) -> str:
-        """The limit as text."""
         low, high = self.limit
         return f"{low}" if low == high else f"{low} to {high}"
 
@@ -48,6 +49,12 @@ def best_static(crowd: Crowd, seconds: float, seeds: int) -> Row:
     return best(rows + tried(sorted({max(1, round(middle * factor)) for factor in _FINER} - set(STATIC))))
 
 
+_HEAD = (
+    *("crowd", "limit", "range of the limit", "tokens/s", "of the best", "preemptions/min"),
+    *("waiting inside: mean", "p95", "TPOT ms: median", "p95"),
+)
+
+
 def compared(crowd: Crowd, seconds: float, seeds: int) -> list[Row]:
     """The best static limit, vLLM's default as a limit, and the adaptive ones."""
     best = best_static(crowd, seconds, seeds)
@@ -60,21 +67,22 @@ def compared(crowd: Crowd, seconds: float, seeds: int) -> list[Row]:
 
 def table(crowds: Iterable[tuple[Crowd, list[Row]]]) -> str:
     """Markdown; throughput also against the best static limit's."""
-    lines = [
-        "| crowd | limit | range of the limit | tokens/s | of the best | preemptions/min | waiting inside: mean | p95"
-        " | TPOT ms: median | p95 |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    for crowd, rows in crowds:
-        best = rows[0].tokens_per_second
-        lines += [
-            f"| {crowd.name} | {'best static' if row is rows[0] else row.name} | {row.told}"
-            f" | {row.tokens_per_second:,.0f} | {row.tokens_per_second / best:.1%}"
-            f" | {row.preemptions_per_minute:.1f} | {row.waiting:.1f} | {row.waiting_p95:.0f}"
-            f" | {row.tpot_seconds[0] * 1000:.1f} | {row.tpot_seconds[1] * 1000:.1f} |"
-            for row in rows
+    cells = [
+        [
+            crowd.name,
+            "best static" if row is rows[0] else row.name,
+            row.told,
+            f"{row.tokens_per_second:,.0f}",
+            f"{row.tokens_per_second / rows[0].tokens_per_second:.1%}",
+            f"{row.preemptions_per_minute:.1f}",
+            f"{row.waiting:.1f}",
+            f"{row.waiting_p95:.0f}",
+            *(f"{seconds * 1000:.1f}" for seconds in row.tpot_seconds),
         ]
-    return "\n".join(lines)
+        for crowd, rows in crowds
+        for row in rows
+    ]
+    return markdown_table(_HEAD, cells, texts=3)
 
 
 def _row(name: str, crowd: Crowd, limiter: Callable[[], Limiter], seconds: float, seeds: int) -> Row:
@@ -89,8 +97,8 @@ def _row(name: str, crowd: Crowd, limiter: Callable[[], Limiter], seconds: float
         fmean(course.tokens_per_second for course in courses),
         fmean(course.preemptions for course in courses) * 60 / seconds,
         fmean(waiting),
-        waiting[int(0.95 * len(waiting))],
-        (tpots[len(tpots) // 2], tpots[int(0.95 * len(tpots))]),
+        percentile(waiting, 95),
+        (percentile(tpots, 50), percentile(tpots, 95)),
         (min(limits), max(limits)),
     )
 

@@ -20,6 +20,13 @@ def scenario(multiple: int, body: str, seconds: float) -> Scenario:
     waiting = QUEUED if multiple > 1 else 0
     title = f"{multiple} x capacity, {body} requests"
     return Scenario(
-        f"{multiple}x", title, body, multiple * SLOTS + waiting, seconds, 2.0,
-        events=EVENTS, pace_ms=PACE_MS, refused_pause_ms=round(SERVICE_SECONDS * 1000),
-    )  # fmt: skip
+        f"{multiple}x",
+        title,
+        body,
+        multiple * SLOTS + waiting,
+        seconds,
+        2.0,
+        events=EVENTS,
+        pace_ms=PACE_MS,
+        refused_pause_ms=round(SERVICE_SECONDS * 1000),
+    )

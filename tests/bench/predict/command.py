@@ -2,23 +2,18 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
 
-from loadtest.servers import processes
 from loadtest.servers.engines import EngineOptions, Engines, Kind, running_engines
-from loadtest.vllm_cpu.process import VllmFailed
-from tests.bench.alone import alone
-from tests.bench.place import Place, choose_ports
+from loadtest.servers.server import Server, ServerFailed, gateway_server
+from tests.bench.alone import alone, fail, say
+from tests.bench.place import Place
 from tests.bench.predict.load import Load, LoadFailed, drive, usual
 from tests.bench.routing.arms import ours
-from tests.integration.processes import wait_until_serving
 
 _STEP_TOKENS = 2048  # of the simulated engines, and what vLLM takes on a CPU
 _POLICY = "prefix"
@@ -44,11 +39,10 @@ def predict(
     place = Place(directory.resolve())
     folder = out.resolve() if out is not None else place.root / "predict"
     try:
-        with alone(place, _say):
+        with alone(place):
             log, results = _measure(options, load, folder)
-    except (VllmFailed, LoadFailed) as error:
-        _say(str(error))
-        raise typer.Exit(1) from None
+    except (ServerFailed, LoadFailed) as error:
+        fail(str(error))
     sizes = {
         "engines": engines,
         "kv-tokens": options.kv_tokens,
@@ -66,29 +60,14 @@ def predict(
 def _measure(options: EngineOptions, load: Load, folder: Path) -> tuple[Path, Path]:
     """The gateway's access log, and what the client measured."""
     folder.mkdir(parents=True, exist_ok=True)
-    _say(f"starting {options.count} engines")
-    with running_engines(options, folder / "logs") as engines, _gateway(engines, folder) as (url, log):
-        results = drive(url, engines.urls, load, folder, _say)
-    return log, results
+    say(f"starting {options.count} engines")
+    with running_engines(options, folder / "logs") as engines, _gateway(engines, folder) as gateway:
+        results = drive(gateway.url, engines.urls, load, folder, say)
+    return folder / "gateway.out", results
 
 
-@contextmanager
-def _gateway(engines: Engines, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Its URL and access log, which is whole once the block is left."""
-    ports = choose_ports(engines.ports)
-    configuration = ours(_POLICY).configuration(ports, engines.options)
-    configuration["server"]["access_log_prefixes"] = True
-    file, log, events = folder / "gateway.yaml", folder / "access.log", folder / "logs" / "gateway.log"
-    file.write_text(yaml.safe_dump(configuration))
-    with log.open("wb") as lines, events.open("wb") as errors:
-        process = processes.launch([sys.executable, "-m", "gateway", "serve", "-c", str(file)], None, lines, errors)
-        try:
-            url = f"http://127.0.0.1:{ports.proxy}"
-            wait_until_serving(process, f"{url}/readyz", events)
-            yield url, log
-        finally:
-            processes.stop(process)
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
+def _gateway(engines: Engines, folder: Path) -> Server:
+    """Its access log, beside its errors, is whole once it has been stopped."""
+    sections = ours(_POLICY).sections(engines.urls, engines.options)
+    sections["server"] |= {"access_log_prefixes": True}
+    return gateway_server(sections, folder / "gateway.log", apart=True)

@@ -41,9 +41,17 @@ def usual(kind: Kind) -> Load:
 def drive(url: str, pages: Sequence[str], load: Load, out: Path, say: Callable[[str], None]) -> Path:
     """Calibrate, then drive the load; returns its results.json. Raises LoadFailed."""
     sizes = [
-        "--prefix-tokens", str(load.prefix_tokens), "--tail-tokens", str(load.tail_tokens),
-        "--max-tokens", str(load.max_tokens), "--seed", str(_SEED), "--groups", "4",
-    ]  # fmt: skip
+        "--prefix-tokens",
+        str(load.prefix_tokens),
+        "--tail-tokens",
+        str(load.tail_tokens),
+        "--max-tokens",
+        str(load.max_tokens),
+        "--seed",
+        str(_SEED),
+        "--groups",
+        "4",
+    ]
     say("one request at a time, to see what an idle engine takes")
     _run(url, ["-w", "shared-prefix", "-c", "1", "-n", "16", "--warmup", "4", *sizes], out / "idle")
     say(f"{load.calibration_users} users for {load.calibration_seconds:g} s, to see what a busy one takes")
@@ -52,9 +60,22 @@ def drive(url: str, pages: Sequence[str], load: Load, out: Path, say: Callable[[
     say(f"{load.sessions_per_second:g} sessions/s for {load.seconds:g} s, which is what is predicted")
     named = ",".join(f"engine-{number}={page}/metrics" for number, page in enumerate(pages))
     sessions = [
-        "-w", "sessions", "-r", str(load.sessions_per_second), "-d", f"{load.seconds:g}", "--turns", "2:5",
-        "--think", str(load.think_seconds), "--warmup", "0", "--metrics-url", named, *sizes,
-    ]  # fmt: skip
+        "-w",
+        "sessions",
+        "-r",
+        str(load.sessions_per_second),
+        "-d",
+        f"{load.seconds:g}",
+        "--turns",
+        "2:5",
+        "--think",
+        str(load.think_seconds),
+        "--warmup",
+        "0",
+        "--metrics-url",
+        named,
+        *sizes,
+    ]
     _run(url, sessions, out / "judged")
     return out / "judged" / "results.json"
 

@@ -1,15 +1,13 @@
 """The arms of the comparison: the gateway by each of its policies, and every router that is installed."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import yaml
-
 from loadtest.compare.peers import OURS
 from loadtest.compare.proxy import Peer
 from loadtest.servers.engines import EngineOptions
+from loadtest.servers.server import Server, gateway_server
 from tests.bench.peers import PEERS, setting
 from tests.bench.place import Place, Ports
 
@@ -46,29 +44,21 @@ class Arm:
         told = " (told)" if self.speeds else " + KV events" if self.follows_events else ""
         return f"{OURS}, {self.policy}{told}"
 
-    def command(self, place: Place, ports: Ports, engines: EngineOptions) -> list[str]:
-        """What starts it in the foreground; the gateway's configuration is written first."""
+    def server(self, place: Place, ports: Ports, engines: EngineOptions) -> Server:
+        log = place.logs / f"{self.name}.log"
         if self.peer is not None:
-            return self.peer.command(place.peers, replace(setting(place, ports), model=engines.model))
-        file = place.logs / f"{self.name}.yaml"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(yaml.safe_dump(self.configuration(ports, engines)))
-        return [sys.executable, "-m", "gateway", "serve", "-c", str(file)]
+            return self.peer.server(place.peers, replace(setting(place, ports), model=engines.model), log)
+        sections = self.sections(ports.backends, engines)
+        return gateway_server(sections, log, ports=(ports.proxy, ports.metrics), apart=True)
 
-    def configuration(self, ports: Ports, engines: EngineOptions) -> dict[str, Any]:
-        """The gateway's: all defaults, but for what an operator has to say."""
+    def sections(self, backend_urls: Sequence[str], engines: EngineOptions) -> dict[str, Any]:
+        """The gateway's configuration: all defaults, but for what an operator has to say."""
         backend = {"max_in_flight": engines.max_num_seqs, "kv_events": "auto" if self.follows_events else "off"}
-        backends: list[dict[str, Any]] = [{"url": url, **backend} for url in ports.backends]
+        backends: list[dict[str, Any]] = [{"url": url, **backend} for url in backend_urls]
         for one, speed in zip(backends, self.speeds, strict=False):
             one["relative_cost"] = speed
-        server = {
-            "host": "127.0.0.1",
-            "port": ports.proxy,
-            "admin": {"host": "127.0.0.1", "port": ports.metrics},
-            "drain_delay_seconds": 0,
-            "drain_timeout_seconds": 1,
-        }
         models = {engines.model: {"tokenizer": str(engines.model_dir.absolute())}} if self.follows_events else {}
+        server = {"drain_timeout_seconds": 1}
         return {"server": server, "backends": backends, "routing": {"policy": self.policy}, "models": models}
 
 

@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from loadtest.servers.engines import EngineOptions, Kind
-from loadtest.vllm_cpu.process import VllmFailed
+from loadtest.servers.server import ServerFailed
 from loadtest.workloads.prompts import Endpoint
-from tests.bench.alone import alone
+from loadtest.workloads.trace import TraceError
+from tests.bench.alone import alone, fail, say
 from tests.bench.place import Place
 from tests.bench.routing import trace
 from tests.bench.routing.arms import arms
@@ -64,10 +65,10 @@ def routing(
         chosen, missing = arms(place, names or [], options)
         told = made_trace(2 * (skip + limit), seed) if trace_file is None else trace.read_trace(trace_file)
         rows = trace.slice_of(trace.spread(told, random.Random(seed)), skip, limit)
-    except (ValueError, trace.BadTrace) as error:
+    except (ValueError, TraceError) as error:
         raise typer.BadParameter(str(error)) from error
     for name in missing:
-        _say(f"leaving out {name}: it is not installed (python -m tests.bench install {name})")
+        say(f"leaving out {name}: it is not installed (python -m tests.bench install {name})")
     order = Order(
         engines=options,
         arms=chosen,
@@ -83,11 +84,10 @@ def routing(
         seed=seed,
     )
     try:
-        with alone(place, _say):
-            results = carry_out(order, place, _say)
-    except (VllmFailed, WrongTokens) as error:
-        _say(str(error))
-        raise typer.Exit(1) from None
+        with alone(place):
+            results = carry_out(order, place, say)
+    except (ServerFailed, WrongTokens) as error:
+        fail(str(error))
     _keep(results, out or place.root / "routing")
 
 
@@ -100,7 +100,3 @@ def _keep(results: RoutingResults, folder: Path) -> None:
     typer.echo(f"\n{shown}\nKept in {folder}: results.json, results.md, latency.svg")
     if not any(figures_of(turns) for turns in results.turns.values()):
         raise typer.Exit(1)
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -12,14 +12,13 @@ from urllib.parse import urlsplit
 from loadtest.drive.client import Client, open_session
 from loadtest.drive.record import Record
 from loadtest.report.statistics import distribution_ms, percentile
-from loadtest.servers import processes
 from loadtest.servers.engines import Counted, Engines
-from loadtest.servers.processes import NotServing
+from loadtest.servers.server import Server, ServerFailed, last_line
 from loadtest.workloads.prompts import NO_GROUP, BodyMaker, Endpoint, Prompt
 from tests.bench.place import Place, choose_ports
 from tests.bench.routing.arms import Arm
 from tests.bench.routing.fidelity import fidelity, predictions, recovery
-from tests.bench.routing.replay import blank, bodies_of, plan_for, replay
+from tests.bench.routing.replay import bodies_of, plan_for, replay
 from tests.bench.routing.results import Fidelity, Figures, Recovery, Turn
 from tests.bench.routing.spent import Spent, between, snapshot
 from tests.bench.routing.trace import Row
@@ -78,8 +77,9 @@ async def measure_arm(course: Course, arm: Arm, repetition: int) -> Turn:
     log = course.place.logs / f"{arm.name}.log"
     try:
         found = await _observe(course, arm, Wording(course.words, f"{arm.name}-{repetition}"), log)
-    except (ArmFailed, NotServing, OSError, AssertionError) as error:
-        return Turn(repetition=repetition, failure=f"{error}; its last words: {_last_line(log)}")
+    except (ArmFailed, ServerFailed, OSError, AssertionError) as error:
+        why = error.why if isinstance(error, ServerFailed) else str(error)
+        return Turn(repetition=repetition, failure=f"{why}; its last words: {last_line(log)}")
     good = [record for record in found.records if record.ok]
     first = [(record.first_token - record.due) * 1e3 for record in good if record.first_token is not None]
     return Turn(
@@ -105,17 +105,20 @@ async def _observe(course: Course, arm: Arm, wording: Wording, log: Path) -> _Ob
         elif course.fault is Fault.WIPE:
             await engines.wipe_some()
 
-    command = arm.command(course.place, ports, engines.options)
-    with processes.running(command, None, log) as process:
-        await _warm_up(process.poll, plan.url, course, wording)
+    router = arm.server(course.place, ports, engines.options)
+    router.start()
+    try:
+        await _warm_up(router, course, wording)
         await engines.make_cold()
         await engines.start_counting()
         engine_pids = [engine.pid for engine in engines.processes]
-        before, started = snapshot(process.pid, engine_pids), _unix_seconds()
+        before, started = snapshot(router.pid, engine_pids), _unix_seconds()
         records = await replay(plan, course.rows, bodies, _FAULT_AT * course.rows[-1].at, fault)
-        spent = between(before, snapshot(process.pid, engine_pids))
+        spent = between(before, snapshot(router.pid, engine_pids))
         counted = await engines.counted()
         printed = await _access_log(log.with_suffix(".out"), records) if arm.is_ours else b""
+    finally:
+        router.stop()
     return _Observed(records, printed, counted, started, fault_at[0] if fault_at else None, spent)
 
 
@@ -124,20 +127,19 @@ async def _restart(engines: Engines, number: int) -> None:
     await asyncio.to_thread(engines.restart, number)
 
 
-async def _warm_up(ended: Callable[[], int | None], url: str, course: Course, wording: Wording) -> None:
+async def _warm_up(router: Server, course: Course, wording: Wording) -> None:
     """Until the router answers, then some requests more: connections are open, and what learns has a first idea."""
     row = Row(0.0, (), _WARM_UP_TOKENS, 4)
-    plan = plan_for(url, course.engines.options.model, course.endpoint)
+    plan = plan_for(router.url, course.engines.options.model, course.endpoint)
     deadline = time.monotonic() + _READY_SECONDS
     answered = tried = 0
     async with open_session(plan) as session:
         client = Client(plan, session, time.monotonic)
         while answered < _WARM_UPS:
-            if ended() is not None:
-                raise ArmFailed(f"it ended with {ended()}")
+            router.check()
             if time.monotonic() > deadline:
                 raise ArmFailed(f"it gave no good answer in {_READY_SECONDS:g} s")
-            record = blank(tried, time.monotonic(), row)
+            record = Record.planned(tried, NO_GROUP, time.monotonic(), asked_tokens=row.output_tokens)
             text = wording.warm_up(tried, row.tail_tokens)
             await client.send(record, course.body_maker.body(Prompt(NO_GROUP, "", text, row.output_tokens)))
             tried += 1
@@ -203,8 +205,3 @@ def _known(course: Course, arm: Arm, found: _Observed) -> tuple[Fidelity | None,
 
 def _unix_seconds() -> float:
     return time.time_ns() / 1e9
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1][:300] if lines else "none"

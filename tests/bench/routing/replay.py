@@ -7,7 +7,7 @@ from itertools import count, cycle
 
 from loadtest.drive.client import Client, open_session
 from loadtest.drive.plan import Plan
-from loadtest.drive.record import INTERRUPTED, Record
+from loadtest.drive.record import Record
 from loadtest.workloads.prompts import NO_GROUP, BodyMaker, Endpoint, Prompt
 from tests.bench.routing.trace import Row
 from tests.bench.routing.wording import Wording
@@ -55,7 +55,7 @@ async def replay(
         group.create_task(happen())
         for index, (row, body) in enumerate(zip(rows, bodies, strict=True)):
             await asyncio.sleep(max(0.0, row.at - clock()))
-            record = blank(index, row.at, row)
+            record = Record.planned(index, NO_GROUP, row.at, asked_tokens=row.output_tokens)
             records.append(record)
             group.create_task(client.send(record, body))
     return records
@@ -75,7 +75,7 @@ async def capacity(plans: Sequence[Plan], requests: Iterator[tuple[Row, bytes]],
     async def user(client: Client) -> None:
         while clock() < seconds:
             row, body = next(requests)
-            record = blank(len(ends), clock(), row)
+            record = Record.planned(len(ends), NO_GROUP, clock(), asked_tokens=row.output_tokens)
             await client.send(record, body)
             if not record.ok:
                 raise RuntimeError(f"an engine does not answer: {record.outcome}: {record.detail}")
@@ -92,16 +92,3 @@ async def capacity(plans: Sequence[Plan], requests: Iterator[tuple[Row, bytes]],
             await session.close()
     counted = [end for end in ends if seconds / 4 <= end <= seconds]
     return len(counted) / (seconds * 3 / 4)
-
-
-def blank(index: int, intended: float, row: Row) -> Record:
-    """A record of what is to be sent."""
-    return Record(
-        index=index,
-        group=NO_GROUP,
-        intended=intended,
-        sent=intended,
-        end=intended,
-        outcome=INTERRUPTED,
-        asked_tokens=row.output_tokens,
-    )

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from loadtest.console import markdown_table
 from loadtest.report.schema import Distribution
 from tests.bench.routing.arms import ours
 from tests.bench.routing.results import Fidelity, Figures, RoutingResults, Turn
@@ -55,10 +56,6 @@ def figures_of(turns: Iterable[Turn]) -> list[Figures]:
     return [turn.figures for turn in turns if turn.figures is not None]
 
 
-def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
 def _spread(values: list[float], digits: int) -> str:
     """The median, and the range if there is more than one."""
     if not values:
@@ -68,8 +65,7 @@ def _spread(values: list[float], digits: int) -> str:
 
 
 def table(results: RoutingResults) -> str:
-    """Every arm's figures."""
-    lines = [_row(["arm", *(column.title for column in COLUMNS)]), _row(["---"] + ["--:"] * len(COLUMNS))]
+    rows = []
     for name, turns in results.turns.items():
         label = f"**{results.labels[name]}**" if name == OURS else results.labels[name]
         found = figures_of(turns)
@@ -77,8 +73,8 @@ def table(results: RoutingResults) -> str:
             _spread([value * column.scale for f in found if (value := column.value(f)) is not None], column.digits)
             for column in COLUMNS
         ]
-        lines.append(_row([label, *cells]))
-    return "\n".join(lines)
+        rows.append([label, *cells])
+    return markdown_table(["arm", *(column.title for column in COLUMNS)], rows, texts=1)
 
 
 def ratios(results: RoutingResults, other: str, column: Column) -> list[float]:
@@ -95,17 +91,13 @@ def ratios(results: RoutingResults, other: str, column: Column) -> list[float]:
 
 
 def ratio_table(results: RoutingResults) -> str:
-    """Ours over each other arm."""
     columns = [column for column in COLUMNS if column.compared]
-    lines = [
-        _row([f"{results.labels[OURS]} / …", *(_bare(column) for column in columns)]),
-        _row(["---"] + ["--:"] * len(columns)),
+    rows = [
+        [results.labels[name], *(_spread(ratios(results, name, column), 2) for column in columns)]
+        for name in results.turns
+        if name != OURS
     ]
-    for name in results.turns:
-        if name != OURS:
-            cells = [_spread(ratios(results, name, column), 2) for column in columns]
-            lines.append(_row([results.labels[name], *cells]))
-    return "\n".join(lines)
+    return markdown_table([f"{results.labels[OURS]} / …", *map(_bare, columns)], rows, texts=1)
 
 
 def _bare(column: Column) -> str:
@@ -193,7 +185,6 @@ def _complaints(label: str, turns: list[Turn]) -> list[str]:
 
 
 def markdown(results: RoutingResults) -> str:
-    """Everything."""
     parts = [table(results)]
     if figures_of(results.turns.get(OURS, [])) and len(results.turns) > 1:
         parts.append(ratio_table(results))

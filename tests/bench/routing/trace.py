@@ -1,4 +1,4 @@
-"""Traces whose prompts are named block by block: `scaled16` files, one JSON object a line.
+"""Traces whose prompts are named block by block, such as `scaled16` files.
 
 Blocks have 16 tokens; two rows share a prompt's beginning exactly as far as their `hash_ids` are equal.
 """
@@ -9,23 +9,13 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise, takewhile
 from pathlib import Path
 
-from pydantic import BaseModel, Field, ValidationError
+from loadtest.workloads.trace import TraceError
+from loadtest.workloads.trace import read_trace as recorded
 
 BLOCK_TOKENS = 16
 _CROWD_BLOCKS = 16
 _CROWD_TAIL_TOKENS = 15
 _CROWD_ID = 1 << 60
-
-
-class BadTrace(Exception):
-    """The file is no trace; the message says where."""
-
-
-class _Line(BaseModel):
-    t: float = Field(ge=0)
-    tail_tokens: int = Field(ge=0)
-    output_tokens: int = Field(ge=1)
-    hash_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +29,15 @@ class Row:
 
     @property
     def input_tokens(self) -> int:
-        """Length of the prompt."""
         return BLOCK_TOKENS * len(self.hash_ids) + self.tail_tokens
 
 
 def read_trace(path: Path) -> list[Row]:
-    """All rows of a file, in order. Raises BadTrace."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadTrace(f"{path} cannot be read: {error}") from error
-    rows = [_row(f"{path}, line {number}", line) for number, line in enumerate(lines, start=1) if line.strip()]
-    if not rows:
-        raise BadTrace(f"{path} has no rows")
-    return sorted(rows, key=lambda row: row.at)
-
-
-def _row(place: str, line: str) -> Row:
-    try:
-        told = _Line.model_validate_json(line)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise BadTrace(f"{place}: {'.'.join(map(str, first['loc']))} {first['msg']}") from error
-    return Row(told.t, told.hash_ids, told.tail_tokens, told.output_tokens)
+    """All rows of a file, in order, the first at time zero. Raises TraceError."""
+    return [
+        Row(row.at_seconds, row.keys, row.prompt_tokens - BLOCK_TOKENS * len(row.keys), row.output_tokens)
+        for row in recorded(path, BLOCK_TOKENS).rows
+    ]
 
 
 def spread(rows: Sequence[Row], rng: random.Random) -> list[Row]:
@@ -84,7 +60,7 @@ def slice_of(rows: Sequence[Row], skip: int, limit: int | None) -> list[Row]:
     """Some consecutive rows, the first at time zero."""
     chosen = rows[skip : None if limit is None else skip + limit]
     if not chosen:
-        raise BadTrace(f"nothing is left of {len(rows)} rows after the first {skip}")
+        raise TraceError(f"nothing is left of {len(rows)} rows after the first {skip}")
     return [replace(row, at=row.at - chosen[0].at) for row in chosen]
 
 

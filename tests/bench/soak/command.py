@@ -32,10 +32,14 @@ DEATHS = 240
 SECTIONS: dict[str, Any] = {
     "admission": {"tenant_header": "x-tenant"},
     "embeddings": {"cache_bytes": 1048576},
-    "health": {"probe_interval_seconds": 0.2, "probe_timeout_seconds": 1.0, "eject_base_seconds": 0.5,
-               "slow_start_seconds": 0},
+    "health": {
+        "probe_interval_seconds": 0.2,
+        "probe_timeout_seconds": 1.0,
+        "eject_base_seconds": 0.5,
+        "slow_start_seconds": 0,
+    },
     "upstream": {"retry_budget_fraction": 1.0},
-}  # fmt: skip
+}
 PER_BACKEND = {"max_in_flight": 20}
 _REST_SECONDS = 15.0
 _SAMPLE_SECONDS = 1.0
@@ -160,10 +164,10 @@ async def _sample(run: Soak, began: float) -> None:
 
 
 def report(run: Soak) -> str:
-    """The figures, in Markdown."""
     tally = ", ".join(f"{ending}: {count:,}" for ending, count in run.traffic.tally.most_common())
-    first, last = (samples[at].rss_bytes / MEBIBYTE if samples else 0.0
-                   for samples, at in ((run.warm, 0), (run.samples, -1)))  # fmt: skip
+    first, last = (
+        samples[at].rss_bytes / MEBIBYTE if samples else 0.0 for samples, at in ((run.warm, 0), (run.samples, -1))
+    )
     rows = {
         "requests": f"{run.traffic.sent:,} in {run.seconds:,.0f} s ({run.traffic.sent / run.seconds:,.0f}/s)",
         "how they ended": tally,

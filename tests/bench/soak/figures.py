@@ -14,9 +14,11 @@ _MOST_SAMPLES = 500
 ENOUGH_REQUESTS = 600_000  # in fewer, tables of a fixed size are not full after the warm-up: the largest takes 110,000
 # Series that must be there and be 0 at rest, by their beginnings.
 ZERO_GAUGES = (
-    "gateway_backend_in_flight{", "gateway_backend_kv_tokens_reserved{", "gateway_queued_requests{",
+    "gateway_backend_in_flight{",
+    "gateway_backend_kv_tokens_reserved{",
+    "gateway_queued_requests{",
     "gateway_held_bytes",
-)  # fmt: skip
+)
 ZERO_IF_THERE = (VIOLATIONS, "gateway_access_log_dropped_lines")
 
 

@@ -19,9 +19,18 @@ _GARBAGE = b"GARBAGE\0 HTTP/9.9\r\n\r\n"
 
 # Of a hundred requests. The first four begin new conversations or go on with old ones.
 SHARES = {
-    "chat": 26, "stream": 20, "new chat": 14, "new stream": 9, "embeddings": 15, "rerank": 4, "upload": 3,
-    "made-up model": 3, "livez": 2, "malformed": 2, "garbage": 2,
-}  # fmt: skip
+    "chat": 26,
+    "stream": 20,
+    "new chat": 14,
+    "new stream": 9,
+    "embeddings": 15,
+    "rerank": 4,
+    "upload": 3,
+    "made-up model": 3,
+    "livez": 2,
+    "malformed": 2,
+    "garbage": 2,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +54,18 @@ class Requests:
         self._random = random
         self._kinds, self._weights = list(SHARES), list(SHARES.values())
         self._makers = {
-            "chat": lambda tag: self._chat(tag, new=False), "stream": lambda tag: self._stream(tag, new=False),
-            "new chat": lambda tag: self._chat(tag, new=True), "new stream": lambda tag: self._stream(tag, new=True),
-            "embeddings": self._embeddings, "rerank": self._rerank, "upload": self._upload,
-            "made-up model": self._made_up, "livez": self._livez, "malformed": self._malformed,
+            "chat": lambda tag: self._chat(tag, new=False),
+            "stream": lambda tag: self._stream(tag, new=False),
+            "new chat": lambda tag: self._chat(tag, new=True),
+            "new stream": lambda tag: self._stream(tag, new=True),
+            "embeddings": self._embeddings,
+            "rerank": self._rerank,
+            "upload": self._upload,
+            "made-up model": self._made_up,
+            "livez": self._livez,
+            "malformed": self._malformed,
             "garbage": self._garbage,
-        }  # fmt: skip
+        }
 
     def make(self, number: int) -> Planned:
         """One request of a random kind. No other may have its number."""

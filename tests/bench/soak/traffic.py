@@ -37,7 +37,6 @@ class Caller(asyncio.Protocol):
             return await self._answered
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected."""
         self.transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -46,7 +45,6 @@ class Caller(asyncio.Protocol):
         self._finish()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of an answer."""
         received = self._received
         received += data
         if not self._ends_at:

@@ -9,7 +9,7 @@ import pytest
 from gateway.backends.backend import Backend
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
-from gateway.backends.health import ProbeResult
+from gateway.backends.health import Blame, ProbeResult
 from gateway.config import BackendConfig, HealthConfig
 from gateway.errors import ConnectFailed
 
@@ -31,6 +31,13 @@ def refused() -> ConnectFailed:
     return error
 
 
+def peers(served_seconds: float, erred_seconds: float) -> list[Blame]:
+    """Of one other backend, which last served a request and gave an error answer then."""
+    blame = Blame()
+    blame.served_seconds, blame.erred_seconds = served_seconds, erred_seconds
+    return [blame]
+
+
 @dataclass
 class Scene:
     """A fleet and what its listeners received."""
@@ -40,6 +47,7 @@ class Scene:
     changes: list[dict[str, int]] = field(default_factory=list)
     restarts: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
+    limits: list[str] = field(default_factory=list)
 
     def serving(self, model: str = "m") -> str:
         found = self.fleet.serving(model)
@@ -67,6 +75,7 @@ def scene() -> MakeScene:
                 fleet.probed(backend, ProbeResult.OK)
         fleet.on_change.append(lambda: made.changes.append({}))
         fleet.on_restart.append(lambda backend: made.restarts.append(backend.name))
+        fleet.on_limit.append(lambda backend, _: made.limits.append(backend.name))
         fleet.on_probe_wanted.append(lambda backend: made.doubts.append(backend.name))
         return made
 

@@ -5,15 +5,17 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends.health import Blame, Peers
+from gateway.backends.health import Blame
+
+from .conftest import peers
 
 LATELY, PATIENCE = 30.0, 6.0
-ALONE = Peers(-math.inf, -math.inf)
+ALONE: list[Blame] = []
 
 History = list[tuple[bool, str | None, float]]  # served or not, whose it was, seconds since the one before
 
 
-def at_fault(history: list[tuple[bool, str | None, float]], peers: Peers, now: float) -> int:
+def at_fault(history: list[tuple[bool, str | None, float]], peer_blames: list[Blame], now: float) -> int:
     """The rule by its words: failures of the backend, by everything that has happened, oldest first."""
     last_good = max((place for place, (served, _, _) in enumerate(history) if served), default=-1)
     errors = history[last_good + 1 :]
@@ -21,9 +23,9 @@ def at_fault(history: list[tuple[bool, str | None, float]], peers: Peers, now: f
     if len(tenants) > 1:
         return len(errors)
     others = [at for served, tenant, at in history if served and {tenant} != (tenants or {None})]
-    if any(now - at <= LATELY for at in others) or now - peers.served_seconds > LATELY:
+    if any(now - at <= LATELY for at in others) or all(now - peer.served_seconds > LATELY for peer in peer_blames):
         return 0
-    if now - peers.erred_seconds <= LATELY and now - errors[0][2] < PATIENCE:
+    if any(now - peer.erred_seconds <= LATELY for peer in peer_blames) and now - errors[0][2] < PATIENCE:
         return 0
     return len(errors)
 
@@ -43,8 +45,8 @@ def test_whatever_happened_error_answers_count_by_the_rule(steps: History, serve
             blame.served(tenant, now)
             continue
         blame.erred(tenant, now)
-        for peers in (ALONE, Peers(now - served, -math.inf), Peers(now - served, now - erred)):
-            assert blame.failures(peers, PATIENCE, now) == at_fault(history, peers, now)
+        for others in (ALONE, peers(now - served, -math.inf), peers(now - served, now - erred)):
+            assert blame.failures(others, PATIENCE, now) == at_fault(history, others, now)
 
 
 def test_what_is_forgiven_counts_no_more() -> None:
@@ -54,4 +56,4 @@ def test_what_is_forgiven_counts_no_more() -> None:
     blame.forgive()
     blame.erred("a", 2.0)
     assert blame.failures(ALONE, PATIENCE, 2.0) == 0
-    assert blame.failures(Peers(1.0, -math.inf), PATIENCE, 2.0) == 1
+    assert blame.failures(peers(1.0, -math.inf), PATIENCE, 2.0) == 1

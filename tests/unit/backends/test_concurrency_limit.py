@@ -8,15 +8,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gateway.backends.concurrency_limit import (
     DEFAULT_MAX_NUM_SEQS,
-    FALLS,
-    EngineSample,
     LimitChange,
     Limiter,
     LimitReason,
 )
+from gateway.backends.facts import Telemetry
 from gateway.scheduling.admission import guarded_slots
 
 LOOK_SECONDS = 2.0
+FALLS = {LimitReason.PREEMPTIONS, LimitReason.WAITING, LimitReason.INTER_TOKEN_LATENCY}
 
 
 class Site:
@@ -26,7 +26,7 @@ class Site:
         self.limiter = limiter
         self.seats = seats
         self.foreign = 0
-        self.seen = EngineSample(0.0, 0, 0, 0.0, 0.5, 0, 0)
+        self.seen = Telemetry(0.0, 0, 0, 0.0, 0.5, 0, 0)
         limiter.observe(self.seen)
 
     def look(self, *, in_flight: int | None = None, preempted: int = 0, kv_usage: float = 0.5) -> LimitChange | None:
@@ -34,7 +34,7 @@ class Site:
         own = self.limiter.limit if in_flight is None else in_flight
         there = own + self.foreign
         seen = self.seen
-        self.seen = EngineSample(
+        self.seen = Telemetry(
             seen.at_seconds + LOOK_SECONDS,
             running=min(there, self.seats),
             waiting=max(0, there - self.seats),
@@ -93,8 +93,8 @@ def test_new_preemptions_lower_it_below_what_ran() -> None:
 
 def test_a_preemption_before_the_first_sample_is_no_sign() -> None:
     limiter = bound(100)
-    limiter.observe(EngineSample(0.0, 100, 0, 50.0, 0.5, 100, 0))
-    assert limiter.observe(EngineSample(2.0, 100, 0, 50.0, 0.5, 100, 0)) is None
+    limiter.observe(Telemetry(0.0, 100, 0, 50.0, 0.5, 100, 0))
+    assert limiter.observe(Telemetry(2.0, 100, 0, 50.0, 0.5, 100, 0)) is None
 
 
 def test_one_overload_is_punished_once_until_what_was_sent_has_ended() -> None:
@@ -143,7 +143,7 @@ def test_a_few_may_wait() -> None:
 
 def test_an_engine_that_generates_nothing_may_have_lists_waiting() -> None:
     limiter = bound(256)
-    look = EngineSample(0.0, 40, 200, 0.0, 0.1, 240, 0, generation_tokens=7.0)
+    look = Telemetry(0.0, 40, 200, 0.0, 0.1, 240, 0, generation_tokens=7.0)
     for turn in range(5):
         assert limiter.observe(replace(look, at_seconds=2.0 * turn)) is None
     generating = replace(look, at_seconds=10.0, generation_tokens=8.0)
@@ -153,7 +153,7 @@ def test_an_engine_that_generates_nothing_may_have_lists_waiting() -> None:
 def test_arrivals_that_wait_for_the_step_under_way_are_no_sign() -> None:
     limiter = bound(256)
     limiter.streamed(0.1, 1.0, 2.0)
-    look = EngineSample(0.0, 245, 12, 0.0, 0.5, 256, 0)
+    look = Telemetry(0.0, 245, 12, 0.0, 0.5, 256, 0)
     for turn in range(5):  # 100 a second are sent, and each step takes a tenth of a second
         assert limiter.observe(replace(look, at_seconds=2.0 * turn, sent=200 * turn)) is None
     assert reason_of(limiter.observe(replace(look, at_seconds=10.0, sent=800))) is LimitReason.WAITING
@@ -313,7 +313,7 @@ def test_one_that_is_not_adaptive_stays_at_the_bound() -> None:
 def test_samples_before_and_after_a_gap_are_not_compared() -> None:
     site = Site(bound(100))
     site.look()
-    site.limiter.lost()
+    site.limiter.observe(None)
     assert site.look(preempted=7) is None
     assert reason_of(site.look(preempted=1)) is LimitReason.PREEMPTIONS
 
@@ -344,7 +344,7 @@ class LimiterMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.preemptions = 0.0
         self.sent = 0
-        self.last: EngineSample | None = None
+        self.last: Telemetry | None = None
         self.slow = 0
 
     @rule(
@@ -360,7 +360,7 @@ class LimiterMachine(RuleBasedStateMachine):
         self.preemptions += preempted
         self.sent += running // 10
         in_flight = math.ceil(self.limiter.limit * share)
-        look = EngineSample(self.now, running, waiting, self.preemptions, usage, in_flight, self.sent)
+        look = Telemetry(self.now, running, waiting, self.preemptions, usage, in_flight, self.sent)
         before, had = self.limiter.limit, self.limiter.last_change
         move = self.limiter.observe(look)
         assert (move is None) == (self.limiter.limit == before)
@@ -372,7 +372,7 @@ class LimiterMachine(RuleBasedStateMachine):
             self.judge(move, look, self.last)
         self.last = look
 
-    def judge(self, move: LimitChange, look: EngineSample, last: EngineSample) -> None:
+    def judge(self, move: LimitChange, look: Telemetry, last: Telemetry) -> None:
         """Whether the looks explain the move."""
         if move.after > move.before:
             assert move.reason is LimitReason.ROOM
@@ -403,7 +403,7 @@ class LimiterMachine(RuleBasedStateMachine):
 
     @rule()
     def lose(self) -> None:
-        self.limiter.lost()
+        self.limiter.observe(None)
         self.last = None
 
     @precondition(lambda self: self.last is not None and self.preemptions > 0)
@@ -411,7 +411,7 @@ class LimiterMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.preemptions = 0.0
         self.now += LOOK_SECONDS
-        self.last = EngineSample(self.now, 0, 0, 0.0, 0.0, 0, self.sent)
+        self.last = Telemetry(self.now, 0, 0, 0.0, 0.0, 0, self.sent)
         self.limiter.observe(self.last)
         assert self.limiter.limit == self.limiter.upper
         assert self.limiter.pace_seconds is None
@@ -425,12 +425,12 @@ class LimiterMachine(RuleBasedStateMachine):
             self.now += LOOK_SECONDS
             limit = limiter.limit
             limiter.streamed(0.001, self.now, self.now)
-            limiter.observe(EngineSample(self.now, limit, 0, self.preemptions, 0.5, limit, self.sent))
+            limiter.observe(Telemetry(self.now, limit, 0, self.preemptions, 0.5, limit, self.sent))
             if limiter.limit >= limiter.upper:
                 break
         assert limiter.limit == limiter.upper
         limit = limiter.limit
-        self.last = EngineSample(self.now, limit, 0, self.preemptions, 0.5, limit, self.sent)
+        self.last = Telemetry(self.now, limit, 0, self.preemptions, 0.5, limit, self.sent)
 
     @invariant()
     def stays_within_its_bounds(self) -> None:

@@ -193,10 +193,13 @@ def test_a_growing_limit_is_passed_on(scene: MakeScene) -> None:
     limits = []
     for _ in range(20):
         s.changes.clear()
+        s.limits.clear()
         s.clock.now += 2
         s.fleet.tick(a)
         limits.append(a.limit(s.clock.now))
-        assert s.changes or limits[-1] == a.cap
+        assert s.limits == ["a"] or limits[-1] == a.cap
+        assert a.engines[0].slots == limits[-1]
+        assert s.changes == []  # it is no news of the others
     assert limits == sorted(limits)
     assert limits[-1] == a.cap
     assert a.slow_since_seconds is None
@@ -251,10 +254,10 @@ def test_a_refused_connection_to_a_known_process_that_still_runs_is_no_restart(s
 def test_counters_that_go_back_are_a_restart_where_the_process_start_is_unknown(scene: MakeScene) -> None:
     s = scene(1)
     a = s.fleet.backends[0]
-    s.fleet.measured(a, Telemetry(1.0, 0, 0, 0.0, 500.0, 0.0, 0.0))
-    s.fleet.measured(a, Telemetry(2.0, 0, 0, 0.0, 600.0, 0.0, 0.0))
+    s.fleet.measured(a, Telemetry(1.0, 0, 0, 0.0, 0.0, prefix_queries_tokens=500.0))
+    s.fleet.measured(a, Telemetry(2.0, 0, 0, 0.0, 0.0, prefix_queries_tokens=600.0))
     assert s.restarts == []
-    s.fleet.measured(a, Telemetry(3.0, 0, 0, 0.0, 20.0, 0.0, 0.0))
+    s.fleet.measured(a, Telemetry(3.0, 0, 0, 0.0, 0.0, prefix_queries_tokens=20.0))
     assert s.restarts == ["a"]
 
 

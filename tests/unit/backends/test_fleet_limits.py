@@ -7,6 +7,7 @@ from gateway.backends.backend import Backend
 from gateway.backends.concurrency_limit import LimitChange, LimitReason
 from gateway.backends.facts import Telemetry
 from gateway.backends.fleet import Fleet
+from gateway.backends.vllm_api import read_scrape
 from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
 
 from .conftest import MakeScene, ManualClock
@@ -18,14 +19,14 @@ def sent_before(backend: Backend) -> None:
     engine.placed, engine.load.in_flight = 1000, 200
 
 
-def overloaded(at: float, waiting: int, capacity: int | None = None) -> Telemetry:
-    return Telemetry(at, 64, waiting, 0.5, 0.0, 0.0, 0.0, capacity)
+def overloaded(at: float, waiting: int) -> Telemetry:
+    return Telemetry(at, 64, waiting, 0.0, 0.5)
 
 
 def test_samples_of_an_engine_change_its_limit_and_notify_listeners(scene: MakeScene) -> None:
     s = scene(1)
     [a] = s.fleet.backends
-    moves: list[tuple[str, LimitChange]] = []
+    moves: list[tuple[str, LimitChange | None]] = []
     s.fleet.on_limit.append(lambda backend, move: moves.append((backend.name, move)))
     sent_before(a)
     s.fleet.measured(a, overloaded(1.0, 136))
@@ -38,8 +39,12 @@ def test_requests_that_wait_for_an_adapter_do_not_count(scene: MakeScene) -> Non
     s = scene(1)
     [a] = s.fleet.backends
     sent_before(a)
+    labels = 'engine="0",model_name="m"'
+    lines = [f"vllm:num_requests_running{{{labels}}} 64", f"vllm:num_requests_waiting{{{labels}}} 136"]
+    for reason, waiting in (("capacity", 0), ("deferred", 136)):
+        lines.append(f'vllm:num_requests_waiting_by_reason{{{labels},reason="{reason}"}} {waiting}')
     for second in range(5):
-        s.fleet.measured(a, overloaded(second, 136, capacity=0))
+        s.fleet.measured(a, read_scrape("\n".join(lines) + "\n", second).telemetry)
     assert a.limit(5.0) == 256
 
 

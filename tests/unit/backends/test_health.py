@@ -4,12 +4,14 @@ from random import Random
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.backends.health import JITTER, Health, Peers, ProbeResult
+from gateway.backends.health import JITTER, Blame, Health, ProbeResult
 from gateway.config import HealthConfig
 
+from .conftest import peers
+
 CONFIG = HealthConfig()
-NO_PEERS = Peers(-math.inf, -math.inf)
-BUSY_PEERS = Peers(1000.0, 1000.0)  # they have served and failed just now
+NO_PEERS: list[Blame] = []
+BUSY_PEERS = peers(1000.0, 1000.0)  # they have served and failed just now
 
 
 def make(**changes: float) -> Health:
@@ -207,7 +209,7 @@ def test_a_backend_that_stands_out_is_ejected_at_once_whoever_asks() -> None:
     health = up()
     for _ in range(CONFIG.eject_failures):
         assert health.state == "up"
-        health.erred(1.0, "", Peers(0.9, -math.inf))
+        health.erred(1.0, "", peers(0.9, -math.inf))
     assert health.state == "ejected"
 
 
@@ -215,7 +217,7 @@ def test_of_several_that_fail_one_tenant_each_is_ejected_when_probes_would_take_
     health, now = up(), 1.0
     while health.state == "up":
         now += 0.5
-        health.erred(now, "", Peers(now, now))
+        health.erred(now, "", peers(now, now))
     assert now - 1.5 == CONFIG.probe_interval_seconds * CONFIG.fall
 
 
@@ -225,7 +227,7 @@ def test_on_probation_error_answers_of_one_tenant_eject_only_a_backend_that_stan
     health.tick(now)
     health.erred(now, "poison", BUSY_PEERS)
     assert health.state == "up"
-    health.erred(now, "poison", Peers(now, -math.inf))
+    health.erred(now, "poison", peers(now, -math.inf))
     assert health.state == "ejected"
 
 
@@ -271,13 +273,13 @@ class AnyHistory(RuleBasedStateMachine):
         if fatal and self.health.state != "down":
             assert self.health.state == "ejected"
 
-    @rule(tenant=st.sampled_from(["a", "b"]), peers=st.sampled_from([NO_PEERS, BUSY_PEERS]))
-    def err(self, tenant: str, peers: Peers) -> None:
+    @rule(tenant=st.sampled_from(["a", "b"]), others=st.sampled_from([NO_PEERS, BUSY_PEERS]))
+    def err(self, tenant: str, others: list[Blame]) -> None:
         before, until = self.health.state, self.health.ejected_until
-        self.health.erred(self.now, tenant, peers)
+        self.health.erred(self.now, tenant, others)
         self.tenants_that_fail.add(tenant)
         if before == "up" and self.health.state == "ejected" and until < self.now:
-            assert len(self.tenants_that_fail) == 2 or peers is BUSY_PEERS
+            assert len(self.tenants_that_fail) == 2 or others is BUSY_PEERS
 
     @rule()
     def restart(self) -> None:

@@ -1,21 +1,19 @@
 import asyncio
 import socket
 import time
-from random import Random
 
 import pytest
 from aiohttp import web
 
-from gateway.backends.backend import Backend
 from gateway.backends.health import ProbeResult
 from gateway.backends.vllm_api import MAX_METRICS_BYTES, ControlClient, ControlError
-from gateway.config import BackendConfig, HealthConfig
+from gateway.config import BackendConfig
 
 from .scripted import Scripted, hang, json_answer, pour, text_answer
 
 
-def backend(url: str, api_key: str = "") -> Backend:
-    return Backend(0, BackendConfig(url=url, api_key=api_key), HealthConfig(), Random(1))
+def backend(url: str, api_key: str = "") -> BackendConfig:
+    return BackendConfig(url=url, api_key=api_key)
 
 
 def client(timeout_seconds: float = 5.0) -> ControlClient:
@@ -35,19 +33,19 @@ def closed_port() -> int:
 async def test_a_probe_goes_by_the_status(status: int, probe: ProbeResult) -> None:
     async with Scripted() as server, client() as asking:
         server.answers["/health"] = text_answer("", status)
-        assert await asking.probe(backend(server.url)) is probe
+        assert (await asking.probe(backend(server.url)))[0] is probe
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 async def test_a_port_where_nothing_listens_refuses(host: str) -> None:
     async with client() as asking:
-        assert await asking.probe(backend(f"http://{host}:{closed_port()}")) is ProbeResult.REFUSED
+        assert (await asking.probe(backend(f"http://{host}:{closed_port()}")))[0] is ProbeResult.REFUSED
 
 
 async def test_a_probe_without_an_answer_times_out() -> None:
     async with Scripted() as server, client(0.05) as asking:
         server.answers["/health"] = hang
-        assert await asking.probe(backend(server.url)) is ProbeResult.TIMEOUT
+        assert (await asking.probe(backend(server.url)))[0] is ProbeResult.TIMEOUT
 
 
 async def test_a_full_backlog_times_out_and_does_not_refuse() -> None:
@@ -58,7 +56,7 @@ async def test_a_full_backlog_times_out_and_does_not_refuse() -> None:
             filler.setblocking(False)
             filler.connect_ex(full.getsockname())
         async with client(0.1) as asking:
-            assert await asking.probe(backend(f"http://127.0.0.1:{full.getsockname()[1]}")) is ProbeResult.TIMEOUT
+            assert (await asking.probe(backend(f"http://127.0.0.1:{full.getsockname()[1]}")))[0] is ProbeResult.TIMEOUT
 
 
 @pytest.mark.parametrize("reply", [b"", b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70000])
@@ -72,7 +70,7 @@ async def test_what_is_not_http_is_no_good_probe(reply: bytes) -> None:
     server = await asyncio.start_server(speak, "127.0.0.1", 0)
     async with server, client() as asking:
         port = server.sockets[0].getsockname()[1]
-        assert await asking.probe(backend(f"http://127.0.0.1:{port}")) is ProbeResult.TIMEOUT
+        assert (await asking.probe(backend(f"http://127.0.0.1:{port}")))[0] is ProbeResult.TIMEOUT
 
 
 async def test_questions_carry_the_backends_key_and_no_cookie() -> None:
@@ -96,7 +94,7 @@ async def test_a_document_is_posted_as_json_with_the_backends_key() -> None:
 
     async with Scripted() as server, client() as asking:
         server.answers["/tokenize"] = echo
-        answer = await asking.post(backend(server.url, api_key="sk-1"), "/tokenize", {"prompt": "žluť"})
+        answer = await asking.ask(backend(server.url, api_key="sk-1"), "/tokenize", {"prompt": "žluť"})
         assert answer == {"sent": {"prompt": "žluť"}, "type": "application/json", "method": "POST"}
         assert [headers.get("Authorization") for headers in server.headers] == ["Bearer sk-1"]
 
@@ -108,7 +106,7 @@ async def test_a_post_has_the_limits_of_a_question(answer, status: int | None) -
     async with Scripted() as server, client(0.3) as asking:
         server.answers["/tokenize"] = answer
         with pytest.raises(ControlError, match="/tokenize") as error:
-            await asking.post(backend(server.url), "/tokenize", {})
+            await asking.ask(backend(server.url), "/tokenize", {})
         assert error.value.status == status
 
 

@@ -1,8 +1,10 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gateway.backends.vllm_metrics import MAX_LINES, LineFilter, Scrape, read_scrape
+from gateway.backends.facts import Facts
+from gateway.backends.vllm_api import MAX_LINES, LineFilter, Scrape, read_scrape
 
 RECORDINGS = Path(__file__).parents[2] / "contract/recordings"
 
@@ -30,16 +32,18 @@ def test_a_page_of_vllm_is_read_whatever_pieces_it_comes_in(piece_bytes: int) ->
     assert found.telemetry is not None
     assert found.telemetry.running == 2
     assert found.telemetry.waiting == 0
-    assert found.telemetry.waiting_for_capacity == 0
     assert found.telemetry.generation_tokens is not None
     assert found.telemetry.generation_tokens > 0
     assert 0 < found.telemetry.kv_usage < 1
-    assert found.telemetry.prefix_queries_tokens >= found.telemetry.prefix_hits_tokens > 0
+    assert found.telemetry.prefix_queries_tokens > 0
     assert found.telemetry.at_seconds == 5.0
-    assert (found.block_size_tokens, found.kv_cache_tokens, found.prefix_caching) == (32, 524288, True)
-    assert found.process_start_seconds is not None
-    assert found.process_start_seconds > 1.7e9
-    assert found.engines == 1
+    assert [found.facts[name] for name in ("block_size_tokens", "kv_cache_tokens", "prefix_caching")] == [
+        32,
+        524288,
+        True,
+    ]
+    assert found.facts["process_start_seconds"] > 1.7e9
+    assert found.facts["engines"] == 1
 
 
 def test_waiting_requests_are_counted_once() -> None:
@@ -50,21 +54,20 @@ def test_waiting_requests_are_counted_once() -> None:
 
 def test_waiting_for_capacity_is_distinguished_from_deferral() -> None:
     page = "".join(
-        rank(number, 3, 10)
-        + f'vllm:num_requests_waiting_by_reason{{engine="{number}",model_name="m",reason="capacity"}} {2 + number}\n'
+        rank(number, 3, 10) + f'vllm:num_requests_waiting{{engine="{number}",model_name="m"}} {42 + number}\n'
+        f'vllm:num_requests_waiting_by_reason{{engine="{number}",model_name="m",reason="capacity"}} {2 + number}\n'
         f'vllm:num_requests_waiting_by_reason{{engine="{number}",model_name="m",reason="deferred"}} 40\n'
         for number in range(2)
     )
     found = scrape(page.encode())
     assert found.telemetry is not None
-    assert found.telemetry.waiting_for_capacity == 5
-    assert found.telemetry.waiting == 0
+    assert found.telemetry.waiting == 5
 
 
-def test_an_engine_that_does_not_expose_reasons_of_waiting_is_known_as_such() -> None:
-    found = scrape(rank(0, 3, 10).encode())
+def test_where_reasons_of_waiting_are_not_exposed_all_that_wait_count() -> None:
+    found = scrape(rank(0, 3, 10).encode() + b'vllm:num_requests_waiting{engine="0",model_name="m"} 7\n')
     assert found.telemetry is not None
-    assert found.telemetry.waiting_for_capacity is None
+    assert found.telemetry.waiting == 7
     assert found.telemetry.generation_tokens is None
 
 
@@ -72,27 +75,33 @@ def test_data_parallel_ranks_are_summed() -> None:
     found = scrape((rank(0, 3, 10) + rank(1, 4, 20)).encode())
     assert found.telemetry is not None
     assert (found.telemetry.running, found.telemetry.prefix_queries_tokens, found.telemetry.kv_usage) == (7, 30, 0.1)
-    assert (found.engines, found.kv_cache_tokens) == (2, 200)
+    assert (found.facts["engines"], found.facts["kv_cache_tokens"]) == (2, 200)
 
 
 def test_kv_tokens_fall_back_to_blocks_times_block_size() -> None:
     page = b'vllm:cache_config_info{block_size="16",kv_cache_size_tokens="None",num_gpu_blocks="10"} 1.0\n'
-    assert scrape(page).kv_cache_tokens == 160
+    assert scrape(page).facts["kv_cache_tokens"] == 160
 
 
 def test_an_encoders_only_block_is_no_kv_cache() -> None:
     page = b'vllm:cache_config_info{block_size="128",kv_cache_size_tokens="None",num_gpu_blocks="1"} 1.0\n'
-    assert scrape(page).kv_cache_tokens is None
+    assert scrape(page).facts["kv_cache_tokens"] is None
 
 
 def test_unset_settings_are_unknown() -> None:
     page = b'vllm:cache_config_info{block_size="None",num_gpu_blocks="None",enable_prefix_caching="False"} 1.0\n'
     found = scrape(page)
-    assert (found.block_size_tokens, found.kv_cache_tokens, found.prefix_caching) == (None, None, False)
+    assert [found.facts[name] for name in ("block_size_tokens", "kv_cache_tokens", "prefix_caching")] == [
+        None,
+        None,
+        False,
+    ]
 
 
 def test_a_page_of_another_server_has_no_telemetry() -> None:
-    assert scrape(b"go_goroutines 7\nprocess_start_time_seconds 5\n") == Scrape(process_start_seconds=5.0)
+    found = scrape(b"go_goroutines 7\nprocess_start_time_seconds 5\n")
+    assert found.telemetry is None
+    assert replace(Facts(), **found.facts) == Facts(process_start_seconds=5.0)
 
 
 @pytest.mark.parametrize(

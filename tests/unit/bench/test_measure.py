@@ -47,7 +47,7 @@ def test_a_proxy_that_ends_at_once_fails_its_turn_with_its_last_words(tools: Pla
     with engines(tools, CORES) as bench:
         turn = measure_turn(bench, python("raise SystemExit('no such flag')"), [PLAIN])
     assert turn.samples == {}
-    assert turn.failure == "python ended with 1; its last words: no such flag"
+    assert turn.failure == "it ended by itself, exit code 1; its last words: no such flag"
 
 
 def test_a_peer_that_is_not_there_fails_its_turn(tools: Place) -> None:

@@ -10,9 +10,9 @@ from rich.console import Console
 from gateway.backends.backend import Backend
 from gateway.backends.facts import Facts, KvEventSource, ModelCard
 from gateway.backends.health import ProbeResult
-from gateway.backends.survey import Answers
+from gateway.backends.probe import Answers
 from gateway.backends.vllm_api import ControlError
-from gateway.cli.check import Report, as_json, as_table, examine, fleet_warnings, report_on
+from gateway.cli.check import Report, as_table, examine, fleet_warnings, report_on
 from gateway.config import BackendConfig, Config, HealthConfig, UpstreamConfig
 from tests.unit.backends.scripted import Scripted, hang, json_answer
 from tests.unit.backends.test_vllm_api import closed_port
@@ -30,7 +30,9 @@ GOOD = Facts(
 
 def answered(facts: Facts, name: str = "a", **settings: object) -> Answers:
     config = BackendConfig.model_validate({"url": "http://h:1", "name": name, **settings})
-    return Answers(Backend(0, config, HealthConfig(), Random(1)), ProbeResult.OK, facts, is_vllm=True)
+    backend = Backend(0, config, HealthConfig(), Random(1))
+    backend.learn(facts)
+    return Answers(backend, ProbeResult.OK, facts, is_vllm=True)
 
 
 def config_for(*urls: str, **sections: object) -> Config:
@@ -45,16 +47,16 @@ def shown(reports: Sequence[Report]) -> list[str]:
 
 
 def warnings_about(facts: Facts) -> str:
-    return " ".join(report_on(answered(facts), "prefix").warnings)
+    return " ".join(report_on(answered(facts), "prefix")["warnings"])
 
 
 def test_nothing_is_said_about_a_good_backend() -> None:
     report = report_on(answered(GOOD), "prefix")
-    assert report.warnings == ()
-    assert (report.cap, report.cap_from) == (64, "/server_info")
-    assert (report.kv_cache_tokens, report.kv_cache_tokens_from) == (100000, "/metrics")
-    assert (report.routing, report.routing_because) == ("prefix", "prefix caching is on")
-    assert report.kv_events == "off"
+    assert report["warnings"] == []
+    assert (report["cap"], report["cap_from"]) == (64, "/server_info")
+    assert (report["kv_cache_tokens"], report["kv_cache_tokens_from"]) == (100000, "/metrics")
+    assert (report["routing"], report["routing_because"]) == ("prefix", "prefix caching is on")
+    assert report["kv_events"] == "off"
 
 
 @pytest.mark.parametrize(
@@ -80,17 +82,21 @@ def test_a_wrong_key_is_named() -> None:
     answers = answered(replace(GOOD, models=()))
     answers.problems["/v1/models"] = ControlError("/v1/models returned 401", 401)
     report = report_on(answers, "prefix")
-    assert "set api_key" in report.warnings[0]
-    assert report.routing == "none"
+    assert "set api_key" in report["warnings"][0]
+    assert report["routing"] == "none"
 
 
 def test_where_the_numbers_come_from_is_said() -> None:
     report = report_on(answered(GOOD, max_in_flight=8, kv_cache_tokens=10), "prefix")
-    assert (report.cap, report.cap_from, report.kv_cache_tokens_from) == (8, "max_in_flight", "kv_cache_tokens")
+    assert (report["cap"], report["cap_from"], report["kv_cache_tokens_from"]) == (
+        8,
+        "max_in_flight",
+        "kv_cache_tokens",
+    )
     ranks = report_on(answered(replace(GOOD, engines=4)), "prefix")
-    assert (ranks.cap, ranks.cap_from) == (256, "/server_info x 4 ranks")
+    assert (ranks["cap"], ranks["cap_from"]) == (256, "/server_info x 4 ranks")
     unknown = report_on(answered(replace(GOOD, max_num_seqs=None, kv_cache_tokens=None)), "prefix")
-    assert (unknown.cap, unknown.cap_from, unknown.kv_cache_tokens_from) == (256, "default 256", "unknown")
+    assert (unknown["cap"], unknown["cap_from"], unknown["kv_cache_tokens_from"]) == (256, "default 256", "unknown")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +109,7 @@ def test_where_the_numbers_come_from_is_said() -> None:
 )
 def test_the_routing_follows_from_policy_and_cache(facts: Facts, policy: str, routing: str) -> None:
     report = report_on(answered(facts), policy)
-    assert f"{report.routing}: {report.routing_because}".startswith(routing)
+    assert ": ".join((report["routing"], report["routing_because"])).startswith(routing)
 
 
 def test_no_number_is_made_up_for_a_backend_that_was_not_reached() -> None:
@@ -112,7 +118,7 @@ def test_no_number_is_made_up_for_a_backend_that_was_not_reached() -> None:
     configured = answered(Facts(), "b", max_in_flight=8, kv_cache_tokens=2000)
     configured.probe = ProbeResult.REFUSED
     reports = [report_on(silent, "prefix"), report_on(configured, "prefix")]
-    assert [(report.cap, report.cap_from) for report in reports] == [(None, "unknown"), (8, "max_in_flight")]
+    assert [(report["cap"], report["cap_from"]) for report in reports] == [(None, "unknown"), (8, "max_in_flight")]
     rows = {row.split("│")[1].strip(): [cell.strip() for cell in row.split("│")[2:4]] for row in shown(reports)}
     assert rows["cap"] == ["?", "8 sequences (max_in_flight)"]
     assert rows["KV cache"] == ["?", "2,000 tokens (kv_cache_tokens)"]
@@ -135,14 +141,14 @@ ZMQ = KvEventSource(0, "zmq", "tcp://*:5557", None, "")
 def test_kv_event_endpoints_are_shown(
     sources: tuple[KvEventSource, ...] | None, settings: dict[str, object], shown: str
 ) -> None:
-    assert report_on(answered(replace(GOOD, kv_event_sources=sources), **settings), "prefix").kv_events == shown
+    assert report_on(answered(replace(GOOD, kv_event_sources=sources), **settings), "prefix")["kv_events"] == shown
 
 
 def test_the_source_of_cache_contents_is_shown_with_its_reason() -> None:
     def known(policy: str = "prefix", unreachable: str = "", tokenized: str = "", **facts: Any) -> tuple[str, str]:
         answers = answered(replace(GOOD, **facts))
         report = report_on(answers, policy, frozenset({tokenized}), unreachable or None)
-        return report.knowledge, report.knowledge_because
+        return report["knowledge"], report["knowledge_because"]
 
     events = {"kv_event_sources": (ZMQ,)}
     assert known() == ("own record", "the backend publishes no KV events (vLLM: --kv-events-config)")
@@ -158,7 +164,7 @@ def test_the_source_of_cache_contents_is_shown_with_its_reason() -> None:
 
 def test_events_that_cannot_be_read_are_a_warning() -> None:
     answers = answered(replace(GOOD, kv_event_sources=(ZMQ,)))
-    [warning] = report_on(answers, "prefix", events_unreachable="tcp://h:5557: connection refused").warnings
+    [warning] = report_on(answers, "prefix", events_unreachable="tcp://h:5557: connection refused")["warnings"]
     assert warning == "KV events cannot be read: tcp://h:5557: connection refused."
     assert "ipc:///x is not a network endpoint" in warnings_about(
         replace(GOOD, kv_event_sources=(replace(ZMQ, endpoint="ipc:///x"),))
@@ -198,13 +204,13 @@ async def test_a_fleet_is_examined_whatever_state_its_backends_are_in() -> None:
             health={"probe_timeout_seconds": 0.5},
         )
         reports = await examine(config)
-    assert [report.reachable for report in reports] == [True, True, False, False]
-    assert reports[0].models == ("m",)
-    assert reports[0].warnings == ("max_num_seqs is not visible: set max_in_flight to vLLM's --max-num-seqs.",)
-    assert reports[1].models == ()
-    assert any("list of models" in warning or "not a JSON object" in warning for warning in reports[1].warnings)
-    assert reports[2].routing_because == "/health timed out"
-    assert reports[3].routing_because == "connection refused"
+    assert [report["reachable"] for report in reports] == [True, True, False, False]
+    assert reports[0]["models"] == ["m"]
+    assert reports[0]["warnings"] == ["max_num_seqs is not visible: set max_in_flight to vLLM's --max-num-seqs."]
+    assert reports[1]["models"] == []
+    assert any("list of models" in warning or "not a JSON object" in warning for warning in reports[1]["warnings"])
+    assert reports[2]["routing_because"] == "/health timed out"
+    assert reports[3]["routing_because"] == "connection refused"
 
 
 def test_the_table_shows_every_backend_its_warnings_and_the_hint_on_cached_tokens() -> None:
@@ -217,4 +223,4 @@ def test_the_table_shows_every_backend_its_warnings_and_the_hint_on_cached_token
     text = console.export_text()
     for word in ("100,000 tokens", "64 sequences (/server_info)", "! b: Version 0.9", "--enable-prompt-tokens-details"):
         assert word in text
-    assert as_json(config_for(), reports)["backends"][1]["version"] == "0.9"
+    assert reports[1]["version"] == "0.9"

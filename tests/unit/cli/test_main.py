@@ -305,7 +305,6 @@ def test_healthcheck_ignores_proxies(answering: str, monkeypatch: pytest.MonkeyP
     [
         ["nonsense"],
         ["serve", "--port", "70000"],
-        ["demo", "--engine", "other"],
         ["serve", "--backend", "http://h:1", "--admin-port", "1", "--no-admin"],
     ],
 )

@@ -14,11 +14,11 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli.http_get import AdminError, ask_admin
 from gateway.cli.main import app
-from gateway.cli.prefixes import as_view
+from gateway.cli.pages import page
 from gateway.config import Listen
 from gateway.front.admin import add_prefix_routes, admin_listening
 from gateway.insights.report import PrefixReport
-from tests.unit.insights.traffic import Prose, chat, read, send, times
+from tests.unit.insights.traffic import Prose, chat, read, report_of, send, times
 from tests.unit.pages import serving
 
 
@@ -36,7 +36,7 @@ def report() -> PrefixReport:
 def shown(document: dict[str, Any]) -> str:
     console = Console(width=120, file=StringIO())
     with console.capture() as captured:
-        console.print(as_view(document))
+        console.print(page("prefixes.jinja", document))
     return captured.get()
 
 
@@ -53,7 +53,7 @@ async def run(*arguments: str) -> Result:
 
 
 def test_a_cause_is_described_and_drawn(report: PrefixReport) -> None:
-    text = shown(report.report(31.0))
+    text = shown(report_of(report, 31.0))
     assert "1. timestamp in messages[0] (system), byte 5 of it" in text
     assert "About 30 requests of team-a" in text
     assert "Move the time behind the shared text" in text
@@ -64,18 +64,24 @@ def test_a_cause_is_described_and_drawn(report: PrefixReport) -> None:
     assert "0%  found in a cache" in text
 
 
+def test_names_that_look_like_markup_are_shown_as_they_are(report: PrefixReport) -> None:
+    document = report_of(report, 31.0)
+    document["clients"][0]["client"] = "[red]team"
+    assert "[red]team" in shown(document)
+
+
 def test_that_there_is_no_cause_is_shown() -> None:
     system = Prose(Random(2)).text(3000)
     collected = PrefixReport(0.0, Random(1))
     now = send(collected, [read(chat(system, f"Question {number}")) for number in range(8)])
-    text = shown(collected.report(now))
+    text = shown(report_of(collected, now))
     assert "No cause found" in text
     assert "Sampled 8 prompts of 8 requests." in text
     assert "Most reused prefixes" in text
 
 
 def test_a_gateway_without_requests_says_so() -> None:
-    text = shown(PrefixReport(0.0, Random(1)).report(1.0))
+    text = shown(report_of(PrefixReport(0.0, Random(1)), 1.0))
     assert "No requests yet." in text
     assert "Most reused" not in text
 

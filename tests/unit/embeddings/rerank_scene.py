@@ -2,18 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
-from gateway.config import EmbeddingsConfig, UpstreamConfig
-from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.rerank import RerankSplitter
 from gateway.embeddings.rerank_wire import pairs_of
 from gateway.errors import BackendError, GatewayError
 from gateway.observe.record import Record
-from gateway.relay.relay import Relay
 from gateway.relay.sse import read_usage
 from gateway.request import Demand, InferenceRequest, Kind, Sink, UpstreamResult
 from tests.unit.embeddings import rerank_engine as engine
@@ -54,14 +51,10 @@ class Scene:
         self, backends: str = "a", cap: int = 256, kind: str = "cross", admission: dict[str, Any] | None = None,
         **config: Any,
     ) -> None:  # fmt: skip
-        below = self.below = embeddings.Scene(backends, cap, admission)
+        below = self.below = embeddings.Scene(backends, cap, admission, **config)
+        below.send_documents = self.send
         self.clock, self.kind, self.cap = below.clock, kind, cap
-        self.dispatcher = Dispatcher(
-            below.fleet, below.lease_broker, cast(Relay, self), RetryBudget(UpstreamConfig()), below.metrics,
-            response_headers=True,
-        )  # fmt: skip
-        sizes = EmbeddingsConfig.model_validate(config)
-        self.rerank_splitter = RerankSplitter(replace(below.services, dispatch=self.dispatcher.dispatch, config=sizes))
+        self.rerank_splitter = RerankSplitter(below.batcher)
         self.sent: list[Sent] = []
         self.in_flight = self.most_in_flight = 0  # documents
         self.fault: Fault = lambda _backend, _sent: None
@@ -71,17 +64,7 @@ class Scene:
 
     # The relay.
 
-    async def send(
-        self,
-        request: InferenceRequest,
-        backend: str,
-        sink: Sink,
-        first_token: Callable[[], None],
-        came: Callable[[int], int],
-        *,
-        rank: int | None = None,
-        fresh: bool,
-    ) -> UpstreamResult:
+    async def send(self, request: InferenceRequest, backend: str, sink: Sink) -> UpstreamResult:
         sent = Sent(backend, request, self.clock(), orjson.loads(request.body))
         self.sent.append(sent)
         count = len(sent.documents)
@@ -142,7 +125,7 @@ class Scene:
     async def check_that_nothing_is_left(self) -> None:
         """Everything that was taken is given back."""
         await turns(3)
-        assert self.rerank_splitter.busy == 0, self.rerank_splitter
+        assert self.below.batcher.busy == 0, self.below.batcher
         assert self.in_flight == 0
         assert self.below.memory.used_bytes == 0
         assert repr(self.below.queue.backlog) == "<Backlog 0 requests, 0 bytes>"

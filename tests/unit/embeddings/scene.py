@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from base64 import b64decode, b64encode
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from random import Random
 from typing import Any, cast
@@ -17,11 +17,9 @@ from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.config import AdmissionConfig, BackendConfig, Config, EmbeddingsConfig, HealthConfig, UpstreamConfig
 from gateway.dispatch import Dispatcher, RetryBudget
-from gateway.embeddings.batches import TokenCounts
+from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.cache import cache_as_configured
-from gateway.embeddings.coalescer import Coalescer
-from gateway.embeddings.services import PoolServices
-from gateway.embeddings.waiter import Waitlist
+from gateway.embeddings.coalescer import Coalescer, TokenCounts
 from gateway.embeddings.wire import inputs_of
 from gateway.errors import BackendError, GatewayError
 from gateway.observe.metrics import EmbeddingMetrics, Metrics
@@ -128,19 +126,21 @@ class Scene:
         config = Config(backends=tuple(configs), embeddings=EmbeddingsConfig.model_validate(embeddings))
         self.memory = MemoryBudget(1 << 26)
         self.cache = cache_as_configured(config, self.fleet, self.counted, b"secret")
-        waitlist = Waitlist(self.queue.backlog, bounds.max_wait_seconds, lambda _: 1.0)
-        self.services = PoolServices(
+        self.batcher = Batcher(
             self.fleet,
             self.dispatcher.dispatch,
             config.embeddings,
-            waitlist,
+            self.queue.backlog,
+            bounds.max_wait_seconds,
+            lambda _: 1.0,
             self.counted,
             loop.time,
             self.memory,
-            True,
+            crowded=self.queue.waiting,
+            response_headers=True,
         )
-        new_id, crowded = (lambda: f"batch-{next(numbers)}"), self.queue.waiting
-        self.coalescer = Coalescer(self.services, new_id, crowded=crowded, token_counts=token_counts, cache=self.cache)
+        self.coalescer = Coalescer(self.batcher, lambda: f"batch-{next(numbers)}", token_counts, self.cache)
+        self.send_documents: Callable[..., Awaitable[UpstreamResult]] | None = None  # rerank requests go there
         self.overhead_seconds, self.item_seconds = 0.010, 0.001
         self.sent: list[Sent] = []
         self.most_at_once: dict[str, int] = dict.fromkeys(backends, 0)
@@ -166,6 +166,8 @@ class Scene:
         rank: int | None = None,
         fresh: bool,
     ) -> UpstreamResult:
+        if self.send_documents is not None and request.endpoint != "embeddings":
+            return await self.send_documents(request, backend, sink)
         sent, weights = Sent(backend, request, self.clock()), self.weights
         self.sent.append(sent)
         count = min(self._cap, len(sent.items))
@@ -249,15 +251,13 @@ class Scene:
     async def check_that_nothing_is_left(self) -> None:
         """Everything that was taken is given back."""
         await turns(3)
-        assert self.coalescer.busy == 0, self.coalescer
+        assert self.batcher.busy == 0, self.batcher
         assert self.lease_broker.waiting == 0
         assert self.memory.used_bytes == 0
         assert repr(self.queue.backlog) == "<Backlog 0 requests, 0 bytes>"
         assert set(self._running.values()) <= {0}
         for engine in self.fleet.engines():
             assert repr(engine.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
-        for sizes in self.coalescer._sizes.values():
-            assert sizes.bulk.items == 0
 
 
 def vectors_in(wire: FakeWire) -> list[bytes]:

@@ -1,19 +1,32 @@
 """An answer in memory, of which no more is kept than may be."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.embeddings.delivery import BufferedResponse
+from gateway.embeddings.delivery import BufferedResponse, fetch
 from gateway.errors import BackendFault, GatewayError, MemoryFull, WrongAnswer
+from gateway.observe.record import Record
+from gateway.request import Demand, InferenceRequest, Kind, Sink, UpstreamResult
 from gateway.resources import Holding, MemoryBudget
 from tests.unit.scheduling.virtual_time import run
 
 
 def collected(most_bytes: int = 100, limit_bytes: int = 1000) -> tuple[BufferedResponse, MemoryBudget]:
     budget = MemoryBudget(limit_bytes)
-    return BufferedResponse(most_bytes, Holding(budget)), budget
+    return BufferedResponse(most_bytes, Holding(budget), asyncio.Timeout(None)), budget
+
+
+async def fetched(step: Callable[[Sink], Awaitable[object]], most_bytes: int, budget: MemoryBudget) -> BufferedResponse:
+    """What is kept of an answer."""
+
+    async def dispatch(_request: InferenceRequest, sink: Sink, _record: Record) -> UpstreamResult:
+        await step(sink)
+        return UpstreamResult(200, None, None)
+
+    request = InferenceRequest("embeddings", Kind.POOL, b"POST", b"/v1/embeddings", Demand("m"), "id")
+    return await fetch(dispatch, request, Record("id", "embeddings", 0.0), most_bytes, Holding(budget))
 
 
 def test_a_whole_answer() -> None:
@@ -49,10 +62,12 @@ def test_an_answer_over_the_bound_is_aborted_and_not_kept(
     most_bytes: int, limit_bytes: int, error: type[GatewayError], whole: bool
 ) -> None:
     async def main() -> None:
-        sink, budget = collected(most_bytes, limit_bytes)
-        aborted = asyncio.Event()
+        budget, aborted = MemoryBudget(limit_bytes), asyncio.Event()
+        kept: list[BufferedResponse] = []
 
-        async def fetch() -> None:
+        async def answers(sink: Sink) -> None:
+            assert isinstance(sink, BufferedResponse)
+            kept.append(sink)
             try:
                 sink.begin(200, b"", b"")
                 assert not sink.write(b"12345")
@@ -65,30 +80,38 @@ def test_an_answer_over_the_bound_is_aborted_and_not_kept(
                 raise
 
         with pytest.raises(error):
-            async with sink.filling():
-                await fetch()
+            await fetched(answers, most_bytes, budget)
         assert aborted.is_set() is not whole
-        assert (sink.body, budget.used_bytes) == (b"12345", 5)
+        assert (kept[0].body, budget.used_bytes) == (b"12345", 5)
         async with asyncio.timeout(60):
             await asyncio.sleep(1)
 
     run(main())
 
 
-async def _fails() -> None:
+async def _fails(_: Sink) -> None:
     raise BackendFault("broken")
 
 
-async def _times_out() -> None:
+async def _times_out(_: Sink) -> None:
     async with asyncio.timeout(1):
         await asyncio.sleep(60)
 
 
-@pytest.mark.parametrize(("fetch", "error"), [(_fails, BackendFault), (_times_out, TimeoutError)])
-def test_what_fails_otherwise_fails_as_it_does(fetch: Callable[[], object], error: type[Exception]) -> None:
+@pytest.mark.parametrize(("step", "error"), [(_fails, BackendFault), (_times_out, TimeoutError)])
+def test_what_fails_otherwise_fails_as_it_does(step: Callable[[Sink], Awaitable[None]], error: type[Exception]) -> None:
     async def main() -> None:
         with pytest.raises(error):
-            async with collected()[0].filling():
-                await fetch()  # type: ignore[misc]
+            await fetched(step, 100, MemoryBudget(1000))
+
+    run(main())
+
+
+def test_an_answer_within_the_bounds_is_kept() -> None:
+    async def answers(sink: Sink) -> None:
+        sink.send(200, b"text/plain", b"", b"1234")
+
+    async def main() -> None:
+        assert (await fetched(answers, 4, MemoryBudget(4))).body == b"1234"
 
     run(main())

@@ -144,6 +144,6 @@ def test_no_client_is_given_a_wrong_vector_an_old_one_or_another_clients_error(
         assert max(scene.most_at_once.values()) <= cap
         await scene.check_that_nothing_is_left()
         if scene.cache is not None:
-            assert scene.cache.entries.used_bytes <= cache_bytes
+            assert scene.cache.used_bytes <= cache_bytes
 
     run(main())

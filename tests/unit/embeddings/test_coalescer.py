@@ -427,6 +427,21 @@ def test_a_client_waits_no_longer_than_its_deadline() -> None:
     run(main())
 
 
+def test_a_list_whose_first_piece_is_sent_in_time_is_not_given_up() -> None:
+    async def main() -> None:
+        scene = Scene(cap=8, admission={"max_wait_seconds": 0.5})
+        scene.overhead_seconds = 0.2
+        texts = [f"text {number}" for number in range(40)]
+        long = asyncio.create_task(scene.ask(texts))
+        await turns(4)
+        late = await scene.ask([f"late {number}" for number in range(9)], deadline_seconds=scene.clock() + 0.1)
+        assert (late.status, b"deadline_exceeded" in late.body) == (429, True)
+        assert vectors_in(await long) == expected(list(texts))
+        await scene.check_that_nothing_is_left()
+
+    run(main())
+
+
 def test_requests_that_want_an_explanation_or_have_no_backend_go_their_usual_way() -> None:
     async def main() -> None:
         scene = Scene()
@@ -445,7 +460,7 @@ def test_requests_that_want_an_explanation_or_have_no_backend_go_their_usual_way
 def test_at_the_end_what_is_under_way_is_given_up() -> None:
     async def main() -> None:
         scene = Scene()
-        async with scene.coalescer.running():
+        async with scene.batcher.running():
             tasks = [asyncio.create_task(scene.ask(f"text {number}")) for number in range(3)]
             await turns(6)
         wires = await asyncio.gather(*tasks)

@@ -1,17 +1,20 @@
 """Tenants take turns by tokens and weight; no piece is lost, and none is taken twice."""
 
+from typing import Any, cast
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.embeddings.fair_queue import FairQueue, Piece
+from gateway.embeddings.batching import FairQueue
+from gateway.embeddings.waiter import Piece
 
 
-def piece(tokens: int = 8, tenant: str = "", items: int = 1, weight: float = 1.0, alone: bool = False) -> Piece[None]:
-    return Piece(None, 0, items, tokens, 4 * tokens, 0.0, tenant, weight, alone)
+def piece(tokens: int = 8, tenant: str = "", items: int = 1, weight: float = 1.0, alone: bool = False) -> Piece:
+    return Piece(cast(Any, None), 0, items, tokens, 4 * tokens, 0.0, tenant, weight, alone)
 
 
-def queue(*pieces: Piece[None]) -> FairQueue[None]:
-    made: FairQueue[None] = FairQueue()
+def queue(*pieces: Piece) -> FairQueue:
+    made = FairQueue()
     for number, each in enumerate(pieces):
         each.joined_seconds = float(number)
         made.join(each)
@@ -147,7 +150,7 @@ def test_every_piece_is_taken_or_leaves_exactly_once(
     pieces = [piece(tokens, tenant, items, alone=alone) for tokens, items, tenant, alone in made]
     waiting = queue(*pieces)
     left = [pieces[number] for number in leavers if number < len(pieces) and waiting.leave(pieces[number])]
-    taken: list[Piece[None]] = []
+    taken: list[Piece] = []
     while len(waiting):
         batch = waiting.take(max_items, max_tokens)
         assert batch
@@ -155,7 +158,7 @@ def test_every_piece_is_taken_or_leaves_exactly_once(
         assert len(batch) == 1 or sum(each.tokens for each in batch) <= max_tokens
         assert len(batch) == 1 or not any(each.alone for each in batch)
         taken += batch
-    assert (waiting.items, waiting.tokens, waiting.next_items) == (0, 0, 0)
+    assert (waiting.items, waiting.tokens, len(waiting)) == (0, 0, 0)
     assert sorted(map(id, taken + left)) == sorted(map(id, pieces))
     for tenant in "abc":
         mine = [each for each in pieces if each.tenant == tenant and each not in left]

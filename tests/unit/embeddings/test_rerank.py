@@ -134,6 +134,24 @@ def test_lists_that_come_together_ask_once_how_the_model_counts() -> None:
     run(main())
 
 
+def test_when_the_client_leaves_whose_list_began_the_probes_the_others_go_whole() -> None:
+    async def main() -> None:
+        scene = Scene("ab")
+        tasks = [asyncio.get_running_loop().create_task(scene.rerank(texts(200), f"id-{n}")) for n in range(3)]
+        await turns(3)
+        tasks[1].cancel()
+        await turns(3)
+        tasks[0].cancel()
+        await asyncio.wait(tasks)
+        assert tasks[2].result().status == 200
+        assert {len(sent.documents) for sent in scene.sent if not sent.is_probe} == {200}
+        await scene.rerank(texts(200), "later")
+        assert len(scene.pieces) > 1
+        await scene.check_that_nothing_is_left()
+
+    run(main())
+
+
 def test_what_a_backend_refuses_is_asked_whole_so_that_the_client_hears_its_own_error() -> None:
     async def main() -> None:
         scene = Scene("ab")
@@ -215,6 +233,7 @@ def test_a_client_that_leaves_takes_all_its_pieces_with_it(after_ms: int) -> Non
         with pytest.raises(asyncio.CancelledError):
             await task
         before = len(scene.sent)
+        assert scene.records[0].attempts == (len(scene.pieces) > 0)
         await scene.check_that_nothing_is_left()
         assert len(scene.sent) == before
         assert scene.in_flight == 0

@@ -95,3 +95,35 @@ def test_lists_of_inputs_and_lists_of_documents_keep_to_one_share_of_the_slots()
         await scene.check_that_nothing_is_left()
 
     run(main())
+
+
+def test_what_engines_may_be_given_now_counts() -> None:
+    async def main() -> None:
+        scene = Scene("a", cap=32)
+        await scene.rerank(texts(40), "first")
+        scene.overhead_seconds = 0.1
+        [engine] = scene.below.fleet.engines()
+        long = asyncio.get_running_loop().create_task(scene.rerank(texts(2000)))
+        for limit, under_way in ((32, 24), (8, 8), (24, 16)):
+            engine.resize(limit, None)
+            await asyncio.sleep(0.15)
+            assert scene.in_flight == under_way
+        long.cancel()
+        await asyncio.gather(long, return_exceptions=True)
+        await scene.check_that_nothing_is_left()
+
+    run(main())
+
+
+def test_tenants_take_turns() -> None:
+    async def main() -> None:
+        scene = Scene("a", cap=8)
+        await scene.rerank(texts(16), "first")
+        scene.sent.clear()
+        body = {"query": "q", "documents": texts(80)}
+        await asyncio.gather(*(scene.ask("rerank", body, f"{name}-list", tenant=name) for name in ("ann", "bob")))
+        order = [sent.request.request_id[:3] for sent in scene.pieces]
+        assert order == ["ann", "bob"] * 10
+        await scene.check_that_nothing_is_left()
+
+    run(main())

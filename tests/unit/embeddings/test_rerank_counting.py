@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from gateway.embeddings.rerank_wire import Counting, counting_of, probes
+from gateway.embeddings.rerank_wire import Counting, probes
 from gateway.request import Pairs
 
 
@@ -18,7 +18,7 @@ from gateway.request import Pairs
     ],
 )
 def test_the_tokens_of_two_pairs_show_how_pairs_are_counted(once: int, twice: int, counting: Counting) -> None:
-    assert counting_of(once, twice) is counting
+    assert Counting.of(once, twice) is counting
 
 
 def test_probes_have_the_form_of_the_request() -> None:

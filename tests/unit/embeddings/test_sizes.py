@@ -6,7 +6,7 @@ from random import Random
 from gateway.backends.backend import Backend
 from gateway.backends.facts import Facts, ModelCard
 from gateway.config import BackendConfig, HealthConfig
-from gateway.embeddings.sizes import BulkSlots, ModelSizes
+from gateway.embeddings.sizes import ModelSizes
 from gateway.embeddings.wire import inputs_of
 from gateway.request import EmbeddingInputs
 
@@ -18,7 +18,7 @@ def sizes(*caps: int, context: int | None = 256) -> ModelSizes:
         backends.append(Backend(number, config, HealthConfig(), Random(1)))
         backends[-1].learn(Facts(models=(ModelCard("m", max_model_len=context), ModelCard("other", max_model_len=8))))
         backends[-1].resize_engines(100.0, count())
-    made = ModelSizes(BulkSlots().add(lambda: 0, lambda: None))
+    made = ModelSizes()
     made.learn_engines("m", [backend.engines[0] for backend in backends], backends)
     return made
 
@@ -31,7 +31,7 @@ def inputs(given: object) -> EmbeddingInputs:
 
 def test_slots_and_shares_follow_from_the_engines() -> None:
     made = sizes(64, 32)
-    assert (made.replicas, made.cap, made.total_cap, made.slots) == (2, 32, 96, 8)
+    assert (made.replicas, made.cap, made.total_limit, made.slots) == (2, 32, 96, 8)
     assert made.bulk_share == 72
     assert made.piece_items(64) == 8
     assert sizes(4).piece_items(64) == 4
@@ -69,13 +69,13 @@ def test_what_is_near_the_context_may_be_too_long() -> None:
 
 
 def test_no_answer_teaches_more_tokens_than_texts_can_have() -> None:
-    sizes = ModelSizes(BulkSlots().add(lambda: 0, lambda: None))
+    sizes = ModelSizes()
     sizes.answered(1, 100, 2**62, 0.01, are_ids=False)
     assert sizes.tokens_of_texts([100])[0] <= 4096 + 4 * 100
 
 
 def test_batches_are_no_longer_than_answers_that_are_parsed_at_once() -> None:
-    sizes = ModelSizes(BulkSlots().add(lambda: 0, lambda: None))
+    sizes = ModelSizes()
     assert sizes.most_items(64) == 64
     assert sizes.most_items(2048) == 97
     for _ in range(100):

@@ -12,7 +12,7 @@ from gateway.embeddings.wire import pieces, shares
 def test_pieces_are_the_list_in_order_and_keep_to_the_budget(
     tokens: list[int], max_items: int, max_tokens: int, replicas: int
 ) -> None:
-    cut = pieces(tokens, max_items, max_tokens, replicas)
+    cut = pieces(tokens, max_items, max_items, max_tokens, replicas)
     assert [number for each in cut for number in each] == list(range(len(tokens)))
     for each in cut:
         assert 1 <= len(each) <= max_items
@@ -20,13 +20,14 @@ def test_pieces_are_the_list_in_order_and_keep_to_the_budget(
 
 
 def test_what_keeps_to_the_budget_is_not_cut() -> None:
-    assert pieces([5] * 64, 64, 8192, 4) == [range(64)]
-    assert pieces([9000], 64, 8192, 4) == [range(1)]
+    assert pieces([5] * 64, 64, 8, 8192, 4) == [range(64)]
+    assert pieces([9000], 64, 8, 8192, 4) == [range(1)]
 
 
 def test_what_is_cut_is_cut_for_every_replica_and_evenly() -> None:
-    assert [len(each) for each in pieces([5] * 80, 64, 8192, 4)] == [20] * 4
-    assert [len(each) for each in pieces([5] * 2048, 64, 8192, 2)] == [64] * 32
+    assert [len(each) for each in pieces([5] * 80, 64, 64, 8192, 4)] == [20] * 4
+    assert [len(each) for each in pieces([5] * 2048, 64, 64, 8192, 2)] == [64] * 32
+    assert [len(each) for each in pieces([5] * 65, 64, 16, 8192)] == [13] * 5
 
 
 @given(st.integers(0, 10_000), st.lists(st.floats(0, 1000), min_size=1, max_size=64))

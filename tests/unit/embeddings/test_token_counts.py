@@ -7,7 +7,6 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.embeddings.sizes import BulkSlots, ModelSizes
 from gateway.errors import BackendFault
 from gateway.tokenization.tokenization import NotCounted
 from tests.unit.embeddings.scene import BAD, CONTEXT_TOKENS, Scene, answer, expected, refusal, tokens, vectors_in
@@ -65,7 +64,7 @@ def test_a_tokenizer_that_is_slower_than_the_backend_is_waited_for() -> None:
         wires = await scene.ask_all(*TEXTS)
         check_answers(wires, list(TEXTS), b"exact")
         assert scene.clock() == pytest.approx(scene.sent[0].at + 0.05)
-        assert scene.coalescer._sizes["m"].overhead_seconds < 0.02, "that says nothing of the backend"
+        assert scene.batcher.sizes_of(scene.coalescer, "m").overhead_seconds < 0.02, "that says nothing of the backend"
         await scene.check_that_nothing_is_left()
 
     run(main())
@@ -133,7 +132,7 @@ def test_a_text_that_is_cut_to_the_context_has_its_length() -> None:
         texts = ["one", "so many words " * 90]
         scene.fault = lambda _backend, items: counting(items, lambda item: min(CONTEXT_TOKENS, tokens(item)))
         async with asyncio.TaskGroup() as group:
-            scene.coalescer._sizes["m"] = sizes = ModelSizes(BulkSlots().add(lambda: 0, lambda: None))
+            sizes = scene.batcher.sizes_of(scene.coalescer, "m")
             for _ in range(50):
                 sizes.answered(1, 1000, 10, 0.01, are_ids=False)  # so that it does not look long
             asking = [group.create_task(scene.ask(text, fields={"truncate_prompt_tokens": -1})) for text in texts]
@@ -249,7 +248,7 @@ def test_a_request_that_waits_for_a_count_when_the_gateway_ends_is_refused() -> 
     async def main() -> None:
         scene = with_tokenizer()
         scene.tokenizer.seconds = 10.0
-        async with scene.coalescer.running():
+        async with scene.batcher.running():
             tasks = [asyncio.create_task(scene.ask(text)) for text in TEXTS]
             await asyncio.sleep(1.0)
         assert [wire.status for wire in await asyncio.gather(*tasks)] == [503] * 4

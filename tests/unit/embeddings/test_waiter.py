@@ -1,8 +1,10 @@
 """A request collects the answers to its pieces; what comes first decides."""
 
+import asyncio
+from itertools import accumulate
+
 from gateway.embeddings.delivery import BufferedResponse
-from gateway.embeddings.fair_queue import Piece
-from gateway.embeddings.waiter import SendUnchanged, Waiter
+from gateway.embeddings.waiter import EmbeddingWaiter, SendUnchanged
 from gateway.embeddings.wire import Vectors, inputs_of
 from gateway.errors import BackendBusy
 from gateway.observe.record import Record
@@ -11,43 +13,53 @@ from gateway.resources import Holding, MemoryBudget
 from tests.unit.scheduling.virtual_time import run
 
 
-def waiter(*lengths: int) -> Waiter:
-    inputs = inputs_of({"model": "m", "input": ["a"] * sum(lengths)}, "m")
+def waiter(*lengths: int, encoding: str = "float") -> EmbeddingWaiter:
+    inputs = inputs_of({"model": "m", "input": ["a"] * sum(lengths), "encoding_format": encoding}, "m")
     assert inputs is not None
     request = InferenceRequest("embeddings", Kind.POOL, b"POST", b"/x", Demand("m"), "id-1", inputs=inputs)
-    made = Waiter(request, inputs, "ann", Record("id-1", "embeddings", 100.0), 100.0)
-    starts = [sum(lengths[:number]) for number in range(len(lengths))]
-    made.split_into([Piece(made, start, length, 2, 8) for start, length in zip(starts, lengths, strict=True)])
+    made = EmbeddingWaiter(request, inputs, "ann", Record("id-1", "embeddings", 100.0), 100.0)
+    ends = list(accumulate(lengths))
+    ranges = [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+    made.split(ranges, [2] * sum(lengths), [8] * sum(lengths))
     return made
 
 
-def vectors(*names: str) -> Vectors:
-    return Vectors({"usage": {}}, [{"embedding": name} for name in names], 0)
+def vectors(*names: str, tokens: int = 0, exact: bool = True) -> Vectors:
+    return Vectors({"usage": {}}, [{"embedding": name} for name in names], tokens, exact=exact)
 
 
 def test_its_answer_is_complete_when_every_piece_is_there_in_the_order_of_its_inputs() -> None:
     async def main() -> None:
         made = waiter(2, 1)
         assert not made.whole
-        made.answered(made.pieces[1], vectors("other", "c"), 1, 5, exact=True)
+        made.answered(made.pieces[1], vectors("c", tokens=5))
         assert not made.outcome.done()
-        made.answered(made.pieces[0], vectors("a", "b"), 0, 7, exact=False)
-        outcome = made.outcome.result()
-        assert isinstance(outcome, Vectors)
-        assert [entry["embedding"] for entry in outcome.data] == ["a", "b", "c"]
-        assert (outcome.prompt_tokens, outcome.exact) == (12, False)
+        made.answered(made.pieces[0], vectors("a", "b", tokens=7, exact=False))
+        parts = made.outcome.result()
+        assert isinstance(parts, list)
+        answer = made.vectors(parts)
+        assert [entry["embedding"] for entry in answer.data] == ["a", "b", "c"]
+        assert (answer.prompt_tokens, answer.exact) == (12, False)
 
     run(main())
 
 
-def test_it_may_be_sent_sendable_unchanged_in_one_piece_whose_answer_needs_no_change() -> None:
+def test_it_may_be_sent_unread_if_its_answer_needs_no_change() -> None:
     async def main() -> None:
-        assert not waiter(2).sendable_unchanged  # floats are wanted
-        made = waiter(2)
-        made.inputs.wants_floats = False
-        assert made.sendable_unchanged
-        made.split_into(made.pieces * 2)
-        assert not made.sendable_unchanged
+        assert not waiter(2).passes_unread  # floats are wanted
+        assert waiter(2, encoding="base64").passes_unread
+
+    run(main())
+
+
+def test_a_list_that_is_cut_shares_no_batch() -> None:
+    async def main() -> None:
+        [whole], parts = waiter(3).pieces, waiter(2, 1).pieces
+        assert (whole.start, whole.items, whole.tokens, whole.size_bytes, whole.alone) == (0, 3, 6, 24, False)
+        assert [(piece.start, piece.items, piece.tokens, piece.alone) for piece in parts] == [
+            (0, 2, 4, True),
+            (2, 1, 2, True),
+        ]
 
     run(main())
 
@@ -67,11 +79,11 @@ def test_its_pieces_are_given_up_when_it_leaves() -> None:
 def test_what_comes_after_its_end_changes_nothing() -> None:
     async def main() -> None:
         made = waiter(1, 1)
-        refusal = BufferedResponse(100, Holding(MemoryBudget(100)))
+        refusal = BufferedResponse(100, Holding(MemoryBudget(100)), asyncio.timeout(None))
         made.finish(refusal)
         made.finish(SendUnchanged(isolated=True))
         made.failed(BackendBusy("busy"))
-        made.answered(made.pieces[0], vectors("a"), 0, 1, exact=True)
+        made.answered(made.pieces[0], vectors("a"))
         assert made.outcome.result() is refusal
 
     run(main())
@@ -97,7 +109,6 @@ def test_its_record_has_what_is_known_of_its_batches() -> None:
         made.piece_sent()
         batch.backend, batch.attempts, batch.queue_seconds, batch.first_byte_seconds = "gpu", 2, 0.5, 101.0
         made.batch_ended(batch, 0.25)
-        made.fill_record()
         record = made.record
         assert (record.backend, record.attempts, record.queue_seconds) == ("gpu", 2, 0.75)
         assert record.first_byte_seconds == 101.0

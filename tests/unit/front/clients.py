@@ -1,7 +1,7 @@
 """A client of the front, in memory, and the host that it talks to."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 from gateway.config import ServerConfig
@@ -17,7 +17,7 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhe
 CHUNKED = (
     b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"
 )
-UPLOAD = b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
+UPLOAD = b"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
 Story = Callable[[HttpRequest, ClientResponse], Awaitable[None]]
 
 
@@ -79,6 +79,7 @@ class Scene:
         self.config = ServerConfig.model_validate(server)
         self.known_headers = KNOWN_HEADERS
         self.handler = self
+        self.check_key = self.refuse
         self.memory = MemoryBudget(self.config.memory_budget_bytes)
         self.read_buffer = memoryview(bytearray(65536))
         self.story = story
@@ -103,11 +104,13 @@ class Scene:
     def disconnected(self, connection: ClientConnection) -> None:
         self.here.remove(connection)
 
-    def admit(self, incoming: HttpRequest) -> bool:
+    def refuse(self, headers: Mapping[bytes, bytes]) -> None:
         if self.refusal is not None:
             raise self.refusal
-        incoming.max_body_bytes = self.config.max_body_bytes
-        return incoming.path == b"/upload"
+
+    @property
+    def beginnings(self) -> "Scene":
+        return self
 
     def may_begin(self, connection: ClientConnection) -> bool:
         assert connection is self.client
@@ -121,7 +124,7 @@ class Scene:
 
     async def serve(self, incoming: HttpRequest, connection: ClientConnection) -> None:
         self.served.append(incoming)
-        reply = ClientResponse(connection, "id", incoming.keep_alive, http10=incoming.http10)
+        reply = ClientResponse(connection, "id", incoming, incoming.keep_alive)
         connection.attach(reply)
         try:
             if incoming.error is not None:

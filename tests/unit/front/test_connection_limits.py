@@ -120,7 +120,7 @@ def test_the_reader_of_an_upload_gets_an_error_if_it_stays_incomplete(how: str) 
         assert scene.ended == ["refused"]
         assert scene.statuses == [{"is too slow": 408, "sends too much": 413, "sends garbage": 400}[how]]
 
-    play(scenario, take_all, max_body_bytes=6)
+    play(scenario, take_all, max_upload_bytes=6)
 
 
 def test_an_upload_that_is_not_read_gets_backpressure() -> None:

@@ -75,7 +75,7 @@ def test_every_field_of_vllms_request_models_has_one_verdict(endpoint: str) -> N
 
 def test_the_page_says_what_the_code_does() -> None:
     table = {verdict: {name: why for name, each, why in rows() if each == verdict} for _, verdict, _ in rows()}
-    assert table["acted on"] == ACTED_ON
+    assert table["acted on"].keys() == ACTED_ON
     assert table["refused"] == REFUSED
     assert table.keys() == {"acted on", "refused", "passed"}
 

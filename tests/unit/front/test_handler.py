@@ -66,6 +66,7 @@ class Scene:
         self.completed: list[InferenceRequest] = []
         self.records: list[Record] = []
         whole = Config.model_validate({"backends": [BackendConfig(url="http://10.0.0.1:8000")]} | config)
+        self.server_config = whole.server
         self.handler = Handler(
             whole,
             fleet or fleet_of(),
@@ -79,6 +80,9 @@ class Scene:
             self.complete,
             Random(1),
         )
+
+    def admit(self, incoming: HttpRequest) -> bool:
+        return incoming.admit(self.handler.check_key, self.server_config)
 
     async def complete(self, request: InferenceRequest) -> InferenceRequest:
         self.completed.append(request)
@@ -293,11 +297,11 @@ def test_a_stored_response_is_looked_up_where_it_was_made_by_its_client_alone() 
         keys = [{"name": name, "key": name} for name in ("ann", "bob")]
         scene = Scene(auth={"keys": keys})
         made = Sent(b"/v1/responses", b'{"model":"m","input":"x"}', headers={b"x-api-key": b"ann"}).incoming()
-        scene.handler.admit(made)
+        scene.admit(made)
         await scene.serve(made)
         for name, status in (("ann", 200), ("bob", 404)):
             looked_up = Sent(b"/v1/responses/resp_1", b"", b"GET", {b"x-api-key": name.encode()}).incoming()
-            scene.handler.admit(looked_up)
+            scene.admit(looked_up)
             assert (await scene.serve(looked_up)).status == status
         request = scene.requests[-1]
         assert (request.method, request.target) == (b"GET", b"/v1/responses/resp_1")
@@ -313,7 +317,7 @@ def test_a_stored_response_is_looked_up_where_it_was_made_by_its_client_alone() 
 def admit(sent: Sent, **config: Any) -> tuple[bool, HttpRequest]:
     incoming = HttpRequest()
     incoming.method, incoming.path, incoming.headers = sent.method, sent.path, dict(sent.headers)
-    return Scene(**config).handler.admit(incoming), incoming
+    return Scene(**config).admit(incoming), incoming
 
 
 def test_only_audio_is_streamed_and_has_a_limit_of_its_own() -> None:
@@ -345,6 +349,12 @@ def test_a_body_that_says_it_is_too_large_is_not_read(length: bytes, accepted: b
 def test_what_can_be_refused_by_its_head_is(sent: Sent, error: type[Exception]) -> None:
     with pytest.raises(error):
         admit(sent)
+
+
+@pytest.mark.parametrize("headers", [{}, {b"authorization": b"Bearer anything"}])
+def test_without_keys_every_request_is_allowed(headers: dict[bytes, bytes]) -> None:
+    _, incoming = admit(Sent(headers=headers))
+    assert incoming.key is None
 
 
 def test_keys_are_checked_before_the_body_is_read_except_for_probes() -> None:

@@ -8,7 +8,7 @@ HOST = (b"Host", b"x")
 
 def take(*headers: tuple[bytes, bytes], version: str = "1.1", host: bool = True) -> HttpRequest:
     incoming = HttpRequest()
-    incoming.take_head(b"POST", b"/v1/models", version, [*([HOST] if host else []), *headers])
+    incoming.take_head(b"POST", b"/v1/models", version, [*([HOST] if host else []), *headers], KNOWN_HEADERS)
     return incoming
 
 

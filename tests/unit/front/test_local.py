@@ -8,7 +8,7 @@ from gateway.backends.facts import ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.errors import Draining, ModelNotFound, NoBackend
 from gateway.front.handler import answer_local
-from gateway.front.routes import find_route
+from gateway.front.http_request import find_route
 from tests.unit.front.wires import FakeWire, fleet_of, reply_on
 
 FLEET = fleet_of(ModelCard("org/m", raw={"created": 7, "owned_by": "us"}), ModelCard("n"))

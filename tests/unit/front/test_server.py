@@ -13,7 +13,7 @@ from gateway.front.reply import ClientResponse
 from gateway.front.server import Server
 from gateway.resources import MemoryBudget
 
-GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+GET = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class FakeHandler:
@@ -22,22 +22,19 @@ class FakeHandler:
     def __init__(self) -> None:
         self.draining = False
         self.known_headers = KNOWN_HEADERS
+        self.check_key = None
         self.release = asyncio.Event()
         self.release.set()
         self.serving = asyncio.Event()
         self.text = b"data: done\n\n"
         self.began: Callable[[], object] = lambda: None
 
-    def admit(self, incoming: HttpRequest) -> bool:
-        incoming.max_body_bytes = 1000
-        return False
-
     def start_draining(self) -> None:
         self.draining = True
 
     async def serve(self, incoming: HttpRequest, connection: ClientConnection) -> None:
         self.began()
-        reply = ClientResponse(connection, "id", incoming.keep_alive and not self.draining, http10=False)
+        reply = ClientResponse(connection, "id", incoming, incoming.keep_alive and not self.draining)
         connection.attach(reply)
         reply.begin(200, b"text/event-stream", b"")
         self.serving.set()
@@ -177,18 +174,18 @@ class Turns:
         self.begun = 0
 
     def proceed(self) -> None:
-        self.begun += self.server.may_begin(cast(ClientConnection, self))
+        self.begun += self.server.beginnings.may_begin(cast(ClientConnection, self))
 
 
 async def test_a_request_that_is_put_off_is_not_overtaken_by_clients_that_go_on_at_once() -> None:
     async with serving() as (server, _):
         busy, late = Turns(server), Turns(server)
-        while server.may_begin(cast(ClientConnection, busy)):
+        while server.beginnings.may_begin(cast(ClientConnection, busy)):
             pass
         late.proceed()
         assert late.begun == 0
         for _turn in range(3):
-            server.begun()  # and is answered at once
+            server.beginnings.begun()  # and is answered at once
             busy.proceed()
         assert late.begun == 1
 

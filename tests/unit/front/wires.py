@@ -8,9 +8,8 @@ from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.config import BackendConfig, HealthConfig
-from gateway.front.http_request import HttpRequest
+from gateway.front.http_request import HttpRequest, Route, find_route
 from gateway.front.reply import ClientResponse
-from gateway.front.routes import find_route
 
 
 @dataclass
@@ -62,7 +61,9 @@ class Clock:
 def reply_on(
     wire: FakeWire, *, keep_alive: bool = True, http10: bool = False, anthropic: bool = False
 ) -> ClientResponse:
-    return ClientResponse(wire, "id-1", keep_alive, http10=http10, anthropic=anthropic)
+    incoming = HttpRequest()
+    incoming.http10, incoming.route = http10, Route("chat", anthropic=anthropic)
+    return ClientResponse(wire, "id-1", incoming, keep_alive)
 
 
 def fleet_of(*models: ModelCard, up: bool = True) -> Fleet:

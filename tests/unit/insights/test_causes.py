@@ -3,16 +3,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from gateway.insights.causes import Cause, Scale, advice_on, breakers, find_cause
-from gateway.insights.corpus import build
-from gateway.insights.difference import DifferenceKind
-from gateway.insights.families import find_families
+from gateway.insights.causes import Cause, DifferenceKind, advice_on, breakers, find_cause
+from gateway.insights.families import build, find_families
 from gateway.insights.samples import Sample
 from tests.unit.insights.traffic import Document, Prose, chat, read, uuid
 
 PROSE = Prose(Random(9))
 SHARED = PROSE.text(4000)
-HOUR = Scale(1800.0, False, frozenset(("m",)))
+SECONDS = 1800.0
 
 
 def causes(documents: list[Document]) -> list[Cause]:
@@ -70,14 +68,14 @@ def test_files_that_users_paste_are() -> None:
     assert (cause.kind, cause.part.name) == (DifferenceKind.WORDS, "messages[1] (user)")
 
 
-def described(texts: list[str], scale: Scale = HOUR, weight: int = 10, model: str = "m") -> Document:
+def described(texts: list[str], weight: int = 10, model: str = "m", show_text: bool = False) -> Document:
     samples = [
         Sample(text.encode(), model, "team", "", (), (), float(place), weight, len(text), len(text) // 4)
         for place, text in enumerate(texts)
     ]
     corpus = build(samples, lambda: None)
     causes = [find_cause(corpus, family) for family in find_families(corpus, corpus.matched(), lambda: None)]
-    (found,) = breakers(corpus, [cause for cause in causes if cause is not None], scale)
+    (found,) = breakers(corpus, [cause for cause in causes if cause is not None], SECONDS, show_text, frozenset(("m",)))
     return found
 
 
@@ -137,7 +135,7 @@ def test_the_same_family_has_the_same_name() -> None:
 @pytest.mark.parametrize("show", [True, False])
 def test_differing_text_is_shown_only_if_that_is_wanted(show: bool) -> None:
     texts = [f"Case {number}:\n{SHARED}" for number in range(100, 112)]
-    found = described(texts, Scale(60.0, show, frozenset()))
+    found = described(texts, show_text=show)
     assert found.get("examples") == (["100", "101", "102", "103"] if show else None)
 
 

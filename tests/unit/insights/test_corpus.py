@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.insights.corpus import build, chained, distinct
+from gateway.insights.families import build, chained, distinct
 from gateway.insights.samples import Sample
 
 

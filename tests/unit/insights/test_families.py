@@ -3,8 +3,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from gateway.insights.corpus import Corpus, Ints, build
-from gateway.insights.families import LEAST_SAMPLES, Family, core_flags, find_families
+from gateway.insights.families import LEAST_SAMPLES, Corpus, Family, Ints, build, core_flags, find_families
 from gateway.insights.samples import Sample
 from tests.unit.insights.traffic import Prose
 

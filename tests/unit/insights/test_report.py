@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.insights.report import PrefixReport
-from gateway.insights.samples import Bounds, Limits
+from gateway.insights.samples import ReportLimits
 from tests.unit.insights.traffic import (
     BYTES_PER_TOKEN,
     Document,
@@ -20,6 +20,7 @@ from tests.unit.insights.traffic import (
     chat,
     conversations,
     read,
+    report_of,
     send,
     times,
     tools,
@@ -46,7 +47,7 @@ def report_on(documents: list[Document], **options: Any) -> Document:
 def report_on_requests(requests: list[Request], *, show_text: bool = False, **options: Any) -> Document:
     report = PrefixReport(0.0, Random(1), show_text=show_text)
     now = send(report, requests, **options)
-    return report.report(now)
+    return report_of(report, now)
 
 
 def only(report: Document) -> Document:
@@ -350,7 +351,7 @@ def test_who_holds_a_prefix_can_be_asked_of_the_index(prose: Prose) -> None:
     system = prose.text(2048)
     report = PrefixReport(0.0, Random(1), holders=lambda key: ["x"] if key else [])
     now = send(report, [read(chat(system, each)) for each in questions(prose, 5)])
-    assert report.report(now)["prefixes"][0]["backends"] == ["x"]
+    assert report_of(report, now)["prefixes"][0]["backends"] == ["x"]
 
 
 def test_a_window_leaves_out_what_is_older(prose: Prose) -> None:
@@ -358,15 +359,15 @@ def test_a_window_leaves_out_what_is_older(prose: Prose) -> None:
     system = prose.text(2000)
     send(report, [read(chat(system, each)) for each in questions(prose, 7)])
     now = send(report, [read(chat(system, each)) for each in questions(prose, 3)], began=1800.0)
-    last = report.report(now, window_seconds=600.0)
+    last = report_of(report, now, window_seconds=600.0)
     assert last["totals"]["window"]["requests"] == 3
     assert last["samples"]["kept"] == 3
     assert last["totals"]["since_start"]["requests"] == 10
-    assert report.report(now)["totals"]["window"]["requests"] == 10
+    assert report_of(report, now)["totals"]["window"]["requests"] == 10
 
 
 def test_a_report_of_nothing_is_empty() -> None:
-    report = PrefixReport(5.0, Random(1)).report(6.0)
+    report = report_of(PrefixReport(5.0, Random(1)), 6.0)
     assert report["breakers"] == report["prefixes"] == report["clients"] == []
     assert report["shares"] == {"hit": None, "behind_a_difference": None, "other": None}
 
@@ -382,18 +383,28 @@ def test_a_request_that_was_not_answered_is_not_counted(prose: Prose) -> None:
     record = answered(read(chat(prose.text(2000), "hi")).demand, "a", 0, 1.0)
     record.demand = record.usage = None
     report.finished(record)
-    assert report.report(2.0)["totals"]["since_start"]["requests"] == 0
+    assert report_of(report, 2.0)["totals"]["since_start"]["requests"] == 0
 
 
 def test_memory_is_bounded_whatever_comes(prose: Prose, random: Random) -> None:
-    limits = Limits(per_second=1e9, burst=10**6, samples=50, total_bytes=200_000, text_bytes=8_000)
-    bounds = Bounds(epochs=3, epoch_seconds=50.0, rows=40, prefixes=60, taken=32)
-    report = PrefixReport(0.0, Random(1), limits=limits, bounds=bounds)
+    limits = ReportLimits(
+        per_second=1e9,
+        burst=10**6,
+        samples=50,
+        total_bytes=200_000,
+        text_bytes=8_000,
+        epochs=3,
+        epoch_seconds=50.0,
+        rows=40,
+        prefixes=60,
+        taken=32,
+    )
+    report = PrefixReport(0.0, Random(1), limits=limits)
     requests = (
         read(chat(f"{uuid(random)} {prose.text(300)}", prose.text(random.randint(10, 12_000)))) for _ in range(600)
     )
     now = send(report, requests, client=lambda number: f"key-{number % 5}")
-    samples, tallies = report._samples, report._tallies
+    samples, tallies = report.samples, report._tallies
     assert len(samples._kept) <= 50
     assert samples._bytes == sum(len(sample.text) for sample in samples._kept) <= 200_000
     assert all(len(sample.text) <= 8_000 for sample in samples._kept)
@@ -401,7 +412,7 @@ def test_memory_is_bounded_whatever_comes(prose: Prose, random: Random) -> None:
     epochs = tallies.snapshot(-1.0)
     assert len(epochs) == 3
     assert all(len(epoch.rows) <= 45 and len(epoch.prefixes) <= 61 for epoch in epochs)
-    assert report.report(now)["totals"]["since_start"]["requests"] == 600
+    assert report_of(report, now)["totals"]["since_start"]["requests"] == 600
 
 
 def test_how_long_a_full_store_takes(capsys: pytest.CaptureFixture[str], prose: Prose, random: Random) -> None:
@@ -413,7 +424,7 @@ def test_how_long_a_full_store_takes(capsys: pytest.CaptureFixture[str], prose: 
     records = [answered(request.demand, "a", 0, 1.0) for request in requests]
     now = send(report, requests)
     began = time.perf_counter()
-    document = report.report(now)
+    document = report_of(report, now)
     made = time.perf_counter() - began
     for _ in range(20):
         began = time.perf_counter()

@@ -4,13 +4,13 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.insights.samples import OTHERS, Bounds, Limits, Samples, Tallies, add_up
+from gateway.insights.samples import OTHERS, ReportLimits, Samples, Tallies
 from gateway.observe.record import Record
 from gateway.request import Demand
-from tests.unit.insights.traffic import answered
+from tests.unit.insights.traffic import answered, row
 
-LIMITS = Limits(per_second=2.0, burst=3, samples=4, total_bytes=100, text_bytes=40)
-BOUNDS = Bounds(epochs=3, epoch_seconds=10.0, rows=8, prefixes=16, taken=4)
+LIMITS = ReportLimits(per_second=2.0, burst=3, samples=4, total_bytes=100, text_bytes=40)
+BOUNDS = ReportLimits(epochs=3, epoch_seconds=10.0, rows=8, prefixes=16, taken=4)
 
 
 def ask(size: int = 10) -> Demand:
@@ -23,8 +23,8 @@ def test_a_burst_is_taken_and_then_so_many_a_second() -> None:
     taken = []
     for step in range(40):
         now = step / 10
-        if samples.wants(now):
-            samples.add([b"x"], ask(), "", "", now)
+        if samples.wants_sample(now):
+            samples.sample([b"x"], ask(), "", "", now)
             taken.append(now)
     assert taken[:3] == [0.0, 0.1, 0.2]
     assert 6 <= len(taken[3:]) <= 8
@@ -35,8 +35,8 @@ def test_a_bucket_that_was_full_for_long_gives_no_more_than_a_burst() -> None:
     samples = Samples(0.0, LIMITS)
     taken = 0
     for _ in range(10):
-        if samples.wants(1000.0):
-            samples.add([b"x"], ask(), "", "", 1000.0)
+        if samples.wants_sample(1000.0):
+            samples.sample([b"x"], ask(), "", "", 1000.0)
             taken += 1
     assert taken == 3
 
@@ -45,8 +45,8 @@ def test_a_sample_stands_for_the_requests_since_the_one_before() -> None:
     samples = Samples(0.0, LIMITS)
     for step in range(100):
         now = step / 50
-        if samples.wants(now):
-            samples.add([b"x"], ask(), "", "", now)
+        if samples.wants_sample(now):
+            samples.sample([b"x"], ask(), "", "", now)
     kept = samples.snapshot(0.0)
     assert [sample.weight for sample in kept[-2:]] == [25, 25]
 
@@ -54,10 +54,10 @@ def test_a_sample_stands_for_the_requests_since_the_one_before() -> None:
 def test_the_oldest_are_forgotten_beyond_the_number_and_the_bytes() -> None:
     samples = Samples(0.0, LIMITS)
     for number in range(6):
-        samples.add([bytes([65 + number])], ask(), "", "", float(number))
+        samples.sample([bytes([65 + number])], ask(), "", "", float(number))
     assert [sample.text for sample in samples.snapshot(0.0)] == [b"C", b"D", b"E", b"F"]
     for _ in range(3):
-        samples.add([b"y" * 30, b"z" * 30], ask(), "", "", 9.0)
+        samples.sample([b"y" * 30, b"z" * 30], ask(), "", "", 9.0)
     assert samples._bytes == 80
     assert [sample.text for sample in samples.snapshot(0.0)] == [b"y" * 30 + b"z" * 10] * 2
     assert repr(samples) == "<Samples 2, 80 bytes, 4 open>"
@@ -66,7 +66,7 @@ def test_the_oldest_are_forgotten_beyond_the_number_and_the_bytes() -> None:
 def test_what_became_of_a_request_is_learned() -> None:
     samples = Samples(0.0, LIMITS)
     asked = ask()
-    samples.add([b"x"], asked, "team", "shop", 1.0)
+    samples.sample([b"x"], asked, "team", "shop", 1.0)
     before = samples.snapshot(0.0)
     record = Record("id", "chat", 1.0)
     record.prompt_tokens, record.predicted_hit_tokens, record.actual_hit_tokens = 7, 4, 3
@@ -81,9 +81,9 @@ def test_what_became_of_a_request_is_learned() -> None:
 
 def test_an_empty_prompt_and_what_is_too_old_are_left_out() -> None:
     samples = Samples(0.0, LIMITS)
-    samples.add([], ask(), "", "", 1.0)
-    samples.add([b"old"], ask(), "", "", 1.0)
-    samples.add([b"new"], ask(), "", "", 5.0)
+    samples.sample([], ask(), "", "", 1.0)
+    samples.sample([b"old"], ask(), "", "", 1.0)
+    samples.sample([b"new"], ask(), "", "", 5.0)
     assert [sample.text for sample in samples.snapshot(2.0)] == [b"new"]
 
 
@@ -98,39 +98,39 @@ def count(tallies: Tallies, keys: tuple[int, ...], hit_tokens: int = 0, now: flo
 
 
 def test_tokens_are_counted_by_key_and_application() -> None:
-    tallies = Tallies(0.0, BOUNDS, Random(1))
+    tallies = Tallies(0.0, BOUNDS, Random(1), Samples(0.0, BOUNDS))
     count(tallies, (1, 2), 25)
     count(tallies, (1, 3), 0)
     count(tallies, (9, 3), 0, client="b")
     (epoch,) = tallies.snapshot(0.0)
-    assert epoch.rows == {("a", 1): [2, 100, 25, 100, 25], ("b", 9): [1, 50, 0, 50, 0]}
-    assert tallies.since_start() == [3, 150, 25, 150, 25]
+    assert epoch.rows == {("a", 1): row(2, 100, 25, 100, 25), ("b", 9): row(1, 50, 0, 50, 0)}
+    assert tallies.since_start() == row(3, 150, 25, 150, 25)
     assert tallies.models() == {"m"}
 
 
 def test_counts_move_on_with_time_and_are_forgotten() -> None:
-    tallies = Tallies(0.0, BOUNDS, Random(1))
+    tallies = Tallies(0.0, BOUNDS, Random(1), Samples(0.0, BOUNDS))
     for now in (1.0, 12.0, 25.0, 37.0):
         count(tallies, (1,), now=now)
     assert [epoch.began_seconds for epoch in tallies.snapshot(-1.0)] == [10.0, 20.0, 30.0]
     assert [epoch.began_seconds for epoch in tallies.snapshot(29.0)] == [20.0, 30.0]
     count(tallies, (1,), now=1000.0)
-    assert sum(row[0] for epoch in tallies.snapshot(960.0) for row in epoch.rows.values()) == 1
-    assert tallies.since_start()[0] == 5
+    assert sum(each["requests"] for epoch in tallies.snapshot(960.0) for each in epoch.rows.values()) == 1
+    assert tallies.since_start()["requests"] == 5
 
 
 def test_a_snapshot_does_not_change() -> None:
-    tallies = Tallies(0.0, BOUNDS, Random(1))
+    tallies = Tallies(0.0, BOUNDS, Random(1), Samples(0.0, BOUNDS))
     count(tallies, (1, 2), 50)
     (before,) = tallies.snapshot(0.0)
     count(tallies, (1, 2), 50)
-    assert before.rows[("a", 1)][0] == 1
+    assert before.rows[("a", 1)]["requests"] == 1
     assert before.prefixes[1].requests == 1
     assert before.prefixes[1].backends == {"b0"}
 
 
 def test_a_prefix_is_counted_from_its_first_hit_on() -> None:
-    tallies = Tallies(0.0, Bounds(), Random(1))
+    tallies = Tallies(0.0, ReportLimits(), Random(1), Samples(0.0, ReportLimits()))
     count(tallies, (1, 2, 3))
     assert tallies.snapshot(0.0)[0].prefixes == {}
     count(tallies, (1, 2, 4), 50)
@@ -142,7 +142,7 @@ def test_a_prefix_is_counted_from_its_first_hit_on() -> None:
 
 
 def test_of_many_requests_a_share_is_looked_at_and_stands_for_all() -> None:
-    tallies = Tallies(0.0, Bounds(taken=64), Random(1))
+    tallies = Tallies(0.0, ReportLimits(taken=64), Random(1), Samples(0.0, ReportLimits(taken=64)))
     for number in range(6000):
         count(tallies, (1 + number % 2, 7), 50)
     epoch = tallies._epoch
@@ -153,22 +153,23 @@ def test_of_many_requests_a_share_is_looked_at_and_stands_for_all() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 200), st.sampled_from("abc"), st.integers(0, 3)), max_size=300))
 def test_tables_are_bounded_and_lose_no_count(requests: list[tuple[int, str, int]]) -> None:
-    tallies = Tallies(0.0, BOUNDS, Random(1))
+    tallies = Tallies(0.0, BOUNDS, Random(1), Samples(0.0, BOUNDS))
     for number, (first, client, hit) in enumerate(requests):
         count(tallies, (first, first + 1000, first + 2000), 25 * hit, now=1.0 + number / 20, client=client)
         epoch = tallies._epoch
         assert len(epoch.rows) <= BOUNDS.rows + 3
         assert len(epoch.prefixes) <= BOUNDS.prefixes + 3
-    assert tallies.since_start()[:2] == [len(requests), 75 * len(requests)]
+    counted = tallies.since_start()
+    assert (counted["requests"], counted["prompt_tokens"]) == (len(requests), 75 * len(requests))
 
 
 def test_the_rarest_applications_share_a_row() -> None:
-    tallies = Tallies(0.0, BOUNDS, Random(1))
+    tallies = Tallies(0.0, BOUNDS, Random(1), Samples(0.0, BOUNDS))
     for _ in range(5):
         count(tallies, (1,))
     for number in range(2, 30):
         count(tallies, (number,))
     rows = tallies.snapshot(0.0)[0].rows
-    assert rows[("a", 1)][0] == 5
-    assert rows[("a", OTHERS)][0] > 10
-    assert add_up(rows.values())[0] == 33
+    assert rows[("a", 1)]["requests"] == 5
+    assert rows[("a", OTHERS)]["requests"] > 10
+    assert sum(counts["requests"] for counts in rows.values()) == 33

@@ -1,5 +1,6 @@
 """Made traffic: prompts with a known cause of lost hits, or with none."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -39,6 +40,12 @@ class Prose:
             parts.append(self.sentence() + self._random.choice((" ", " ", "\n")))
             length += len(parts[-1])
         return "".join(parts)[:size]
+
+
+def row(*values: int) -> Counter[str]:
+    """Counts of requests: how many, prompt tokens, predicted hits, prompt tokens with reported hits, reported hits."""
+    names = ("requests", "prompt_tokens", "predicted_hit_tokens", "reported_prompt_tokens", "actual_hit_tokens")
+    return Counter(dict(zip(names, values, strict=True)))
 
 
 def chat(system: str, *turns: str, **fields: Any) -> Document:
@@ -153,8 +160,8 @@ def send(
     for number, request in enumerate(requests):
         now += apart_seconds
         ask = request.demand
-        if report.wants_sample(now):
-            report.sample(request.pieces, ask, client(number), application, now)
+        if report.samples.wants_sample(now):
+            report.samples.sample(request.pieces, ask, client(number), application, now)
         report.finished(answered(ask, client(number), cache.hit_bytes(ask) // BYTES_PER_TOKEN, now, tells_cached))
     return now
 
@@ -168,3 +175,7 @@ def answered(ask: Demand, client: str, hit_tokens: int, now: float, tells_cached
     record.actual_hit_tokens = hit_tokens if tells_cached else None
     record.demand, record.usage = ask, Usage(ask.prompt_tokens, 10, record.actual_hit_tokens)
     return record
+
+
+def report_of(report: PrefixReport, now: float, window_seconds: float | None = None) -> dict[str, Any]:
+    return report.prepare(now, window_seconds)(lambda: None)

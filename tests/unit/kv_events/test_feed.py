@@ -53,7 +53,7 @@ async def test_a_backend_that_is_forgotten_is_cleared(listener: Listener) -> Non
         publisher.publish(*Cache().serve(prompt(0)))
         async with following(listener, source_of(publisher)) as events:
             await listener.until_live()
-            events.forget("a")
+            events.follow("a", [])
             await listener.until(lambda: len(listener.index) == 0)
             assert listener.states == {0: (False, False)}
             assert events.status() == []
@@ -111,11 +111,12 @@ async def test_an_exception_in_the_receiver_stops_no_later_update(
 ) -> None:
     faults: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(str(context["exception"])))
-    seen = listener.changed
+    changed, pending = listener.changed, [RuntimeError("a fault")]
 
     def faulty(*news: Any) -> None:
-        monkeypatch.setattr(listener, "changed", seen)
-        raise RuntimeError("a fault")
+        if pending:
+            raise pending.pop()
+        changed(*news)
 
     monkeypatch.setattr(listener, "changed", faulty)
     with Publisher() as publisher:

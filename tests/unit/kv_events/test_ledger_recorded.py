@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.kv_events.ledger import Ledger
-from gateway.kv_events.wire import read_batch, read_frames
+from gateway.kv_events.wire import read_events, read_frames
 from gateway.routing.exact_index import ExactIndex, packed, token_keys, token_seed
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "contract" / "recordings"
@@ -45,9 +46,8 @@ def test_the_predicted_hit_is_the_reported_one(name: str) -> None:
             hits.append(hit)
         for frames in batches_of(exchange):
             _, _, payload = read_frames(frames)
-            batch = read_batch(payload)
-            engine = batch.data_parallel_rank or 0
-            for event in batch.events:
+            engine = msgspec.msgpack.decode(payload)[2] or 0
+            for event in read_events(payload):
                 ledgers[engine].apply(event)
             _, added, removed = ledgers[engine].take()
             index.apply(engine, added, removed)

@@ -1,14 +1,16 @@
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import zmq
 
-from gateway.kv_events import feed as module
+from gateway.kv_events import feed
+from gateway.kv_events import stream as module
 from gateway.kv_events.endpoints import Source
-from gateway.kv_events.feed import EventReader, Update
-from gateway.kv_events.stream import Stream
+from gateway.kv_events.feed import EventReader
+from gateway.kv_events.stream import Stream, Update
 from gateway.supervisor import Supervisor
 from tests.unit.kv_events.following import prompt
 from tests.unit.kv_events.listener import source_of
@@ -16,17 +18,27 @@ from tests.unit.kv_events.publisher import Cache, Publisher, stored
 
 
 class Inbox:
-    """Updates as they are delivered, in whatever thread."""
+    """Updates as they are delivered, in whatever thread; each is applied at once."""
 
     def __init__(self) -> None:
-        self.updates: list[Update] = []
+        self.seen: list[tuple[Any, ...]] = []
         self.pending = 0
         self._news = threading.Condition()
 
     def deliver(self, updates: list[Update]) -> None:
         with self._news:
-            self.updates += updates
+            for update in updates:
+                update()
             self._news.notify_all()
+
+    def changed(self, engine: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
+        self.seen.append(("changed", engine, set(added), set(removed), resident_tokens))
+
+    def cleared(self, engine: int) -> None:
+        self.seen.append(("cleared", engine))
+
+    def state(self, engine: int, live: bool, whole: bool) -> None:
+        self.seen.append(("state", engine, live, whole))
 
     def comes(self, holds: Callable[[], object], within_seconds: float) -> bool:
         with self._news:
@@ -37,13 +49,13 @@ class Inbox:
 
     def held(self, engine: int = 0) -> set[int]:
         keys = set[int]()
-        for update in self.updates:
-            if update.engine == engine:
-                keys = keys - set(update.removed) | set(update.added)
+        for what, number, *more in self.seen:
+            if (what, number) == ("changed", engine):
+                keys = keys - more[1] | more[0]
         return keys
 
     def states(self, engine: int = 0) -> list[tuple[bool, bool]]:
-        return [update.state for update in self.updates if update.engine == engine and update.state is not None]
+        return [(more[0], more[1]) for what, number, *more in self.seen if (what, number) == ("state", engine)]
 
 
 @pytest.fixture
@@ -53,7 +65,7 @@ def inbox() -> Inbox:
 
 @pytest.fixture
 def reader(inbox: Inbox) -> Iterator[EventReader]:
-    reader = EventReader(inbox.deliver, lambda: inbox.pending, time.monotonic)
+    reader = EventReader(inbox, inbox.deliver, lambda: inbox.pending, time.monotonic, Supervisor(time.monotonic))
     reader.start()
     yield reader
     reader.stop()
@@ -62,25 +74,26 @@ def reader(inbox: Inbox) -> Iterator[EventReader]:
 def test_a_large_change_comes_in_pieces_and_before_the_state(reader: EventReader, inbox: Inbox) -> None:
     with Publisher() as publisher:
         publisher.publish(stored(range(3000), range(12000), None, 4))
-        reader.follow(0, "a", source_of(publisher))
+        reader.call(reader.follow, "a", {0: source_of(publisher)})
         inbox.wait(inbox.states)
-        assert [len(update.added) for update in inbox.updates] == [1024, 1024, 952, 0]
-        assert inbox.updates[-1] == Update(0, resident_tokens=12000, state=(True, True))
-        assert {update.resident_tokens for update in inbox.updates} == {12000}
+        *changes, last = inbox.seen
+        assert [len(added) for _, _, added, _, _ in changes] == [1024, 1024, 952]
+        assert last == ("state", 0, True, True)
+        assert {resident_tokens for *_, resident_tokens in changes} == {12000}
 
 
 def test_of_an_engine_that_is_forgotten_nothing_is_known(reader: EventReader, inbox: Inbox) -> None:
     with Publisher() as publisher:
         publisher.publish(*Cache().serve(prompt(0)))
-        reader.follow(0, "a", source_of(publisher))
+        reader.call(reader.follow, "a", {0: source_of(publisher)})
         inbox.wait(inbox.states)
         assert len(inbox.held()) == 5
-        reader.forget(0)
+        reader.call(reader.follow, "a", {})
         inbox.wait(lambda: not inbox.held())
         assert inbox.states() == [(True, True), (False, False)]
-    states = [update.state for update in inbox.updates]
-    assert any(update.removed for update in inbox.updates[states.index((False, False)) :])
-    assert not any(update.cleared for update in inbox.updates)  # the engine may hold what it held
+    after = inbox.seen[inbox.seen.index(("state", 0, False, False)) :]
+    assert any(removed for what, _, *more in after if what == "changed" for removed in [more[1]])
+    assert not any(what == "cleared" for what, *_ in inbox.seen)  # the engine may hold what it held
     assert reader.statuses() == []
 
 
@@ -88,19 +101,19 @@ def test_another_source_for_an_engine_takes_the_place_of_the_first(reader: Event
     with Publisher() as first, Publisher() as second:
         first.publish(*Cache().serve(prompt(0)))
         second.publish(*Cache().serve(prompt(1, blocks=7)))
-        reader.follow(0, "a", source_of(first))
+        reader.call(reader.follow, "a", {0: source_of(first)})
         inbox.wait(inbox.states)
-        reader.follow(0, "a", source_of(second))
+        reader.call(reader.follow, "a", {0: source_of(second)})
         inbox.wait(lambda: len(inbox.states()) == 3)
     assert len(inbox.held()) == 7
 
 
 def test_the_end_of_the_reader_clears_every_engine(inbox: Inbox) -> None:
-    reader = EventReader(inbox.deliver, lambda: 0, time.monotonic)
+    reader = EventReader(inbox, inbox.deliver, lambda: 0, time.monotonic, Supervisor(time.monotonic))
     reader.start()
     with Publisher() as publisher:
         publisher.publish(*Cache().serve(prompt(0)))
-        reader.follow(0, "a", source_of(publisher))
+        reader.call(reader.follow, "a", {0: source_of(publisher)})
         inbox.wait(inbox.states)
         reader.stop()
     assert inbox.states()[-1] == (False, False)
@@ -110,11 +123,11 @@ def test_the_end_of_the_reader_clears_every_engine(inbox: Inbox) -> None:
 def test_the_reader_waits_for_a_loop_that_is_behind(reader: EventReader, inbox: Inbox) -> None:
     cache = Cache()
     with Publisher() as publisher:
-        reader.follow(0, "a", source_of(publisher))
+        reader.call(reader.follow, "a", {0: source_of(publisher)})
         inbox.wait(inbox.states)
         publisher.wait_for_subscriber()
-        inbox.pending = module.MAX_PENDING_UPDATES + 1
-        reader.resize(0, None)  # a turn that ends in waiting
+        inbox.pending = feed.MAX_PENDING_UPDATES + 1
+        reader.call(reader.follow, "a", {0: source_of(publisher)})  # a turn that ends in waiting
         publisher.publish(*cache.serve(prompt(0)))
         assert not inbox.comes(inbox.held, within_seconds=0.2)
         inbox.pending = 0
@@ -124,7 +137,7 @@ def test_the_reader_waits_for_a_loop_that_is_behind(reader: EventReader, inbox: 
 def test_a_fault_in_one_stream_leaves_the_others_alone(
     reader: EventReader, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "REOPEN_SECONDS", 0.05)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
     faults = iter([RuntimeError("a fault"), zmq.ZMQError(1)])
     take = Stream._take
 
@@ -136,8 +149,8 @@ def test_a_fault_in_one_stream_leaves_the_others_alone(
     monkeypatch.setattr(Stream, "_take", faulty)
     with Publisher() as publisher:
         publisher.publish(*Cache().serve(prompt(0)))
-        reader.follow(0, "a", source_of(publisher))
-        reader.follow(1, "b", source_of(publisher, rank=1))
+        reader.call(reader.follow, "a", {0: source_of(publisher)})
+        reader.call(reader.follow, "b", {1: source_of(publisher, rank=1)})
         inbox.wait(lambda: inbox.states(1))
         inbox.wait(lambda: inbox.states(0))
     assert len(inbox.held(0)) == len(inbox.held(1)) == 5
@@ -146,10 +159,10 @@ def test_a_fault_in_one_stream_leaves_the_others_alone(
 def test_a_port_that_is_taken_is_tried_again(
     reader: EventReader, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "REOPEN_SECONDS", 0.05)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
     with Publisher() as holder:
         source = Source(0, holder.endpoint, None, bind=True)
-        reader.follow(0, "a", source)
+        reader.call(reader.follow, "a", {0: source})
     with Publisher(connect_to=holder.endpoint, replay=False) as publisher:
         inbox.wait(inbox.states)
         publisher.wait_for_subscriber()
@@ -165,11 +178,11 @@ def test_a_fault_outside_the_streams_does_not_end_the_reader() -> None:
             raise fault
         inbox.deliver(updates)
 
-    reader = EventReader(deliver, lambda: 0, time.monotonic, supervisor)
+    reader = EventReader(inbox, deliver, lambda: 0, time.monotonic, supervisor)
     reader.start()
     try:
         with Publisher() as publisher:
-            reader.follow(0, "a", source_of(publisher))
+            reader.call(reader.follow, "a", {0: source_of(publisher)})
             inbox.comes(lambda: supervisor.faults, within_seconds=5)
             assert supervisor.faults == {"kv_events": 1}
             publisher.wait_for_subscriber()

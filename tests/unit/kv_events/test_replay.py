@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from gateway.kv_events.replay import Replay
+from gateway.kv_events.wire import Replay
 from tests.unit.kv_events.publisher import Publisher, removed
 
 
@@ -31,7 +31,7 @@ def test_messages_from_the_asked_one_on_come_until_the_end_marker(context: "zmq.
         replay = Replay(context, publisher.replay_endpoint, 2, 0.0, proving=False)
         assert read_to_the_end(replay) == [2, 3, 4]
         assert replay.ended
-        replay.close()
+        replay.socket.close()
 
 
 def test_an_answer_may_be_empty(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
@@ -40,7 +40,7 @@ def test_an_answer_may_be_empty(context: "zmq.Context[zmq.Socket[bytes]]") -> No
         replay = Replay(context, publisher.replay_endpoint, 0, 0.0, proving=False)
         assert read_to_the_end(replay) == []
         assert replay.ended
-        replay.close()
+        replay.socket.close()
 
 
 def test_what_is_no_message_is_passed_over(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
@@ -53,5 +53,5 @@ def test_what_is_no_message_is_passed_over(context: "zmq.Context[zmq.Socket[byte
         router.send_multipart([client, b"", *frames])
     assert read_to_the_end(replay) == [7]
     assert replay.ended
-    replay.close()
+    replay.socket.close()
     router.close()

@@ -10,7 +10,7 @@ from gateway.kv_events.wire import (
     Cleared,
     Removed,
     Stored,
-    read_batch,
+    read_events,
     read_frames,
 )
 from tests.unit.kv_events.publisher import removed, stored
@@ -21,8 +21,9 @@ def payload(*events: object, rank: int | None = 0) -> bytes:
 
 
 def test_events_are_read_as_maps() -> None:
-    batch = read_batch(payload(stored([7, 8], [1, 2, 3, 4], None, 2), removed([9]), {"type": "AllBlocksCleared"}))
-    first, second, third = batch.events
+    first, second, third = read_events(
+        payload(stored([7, 8], [1, 2, 3, 4], None, 2), removed([9]), {"type": "AllBlocksCleared"})
+    )
     assert isinstance(first, Stored)
     assert (first.block_hashes, first.parent_block_hash, first.token_ids) == ([7, 8], None, [1, 2, 3, 4])
     assert (first.block_size, first.medium, first.group_idx) == (2, "GPU", 0)
@@ -30,13 +31,12 @@ def test_events_are_read_as_maps() -> None:
     assert isinstance(second, Removed)
     assert (second.block_hashes, second.medium, second.group_idx) == ([9], "GPU", 0)
     assert isinstance(third, Cleared)
-    assert (batch.ts, batch.data_parallel_rank) == (12.5, 0)
 
 
 @pytest.mark.parametrize("more", [[], ["GPU"], ["GPU", None, None, 0, "full_attention", None, "LOCAL", None, "new"]])
 def test_events_are_read_as_rows(more: list[object]) -> None:
     rows = [["BlockStored", [b"h"], b"p", [1, 2], 2, None, *more], ["BlockRemoved", [b"h"]], ["AllBlocksCleared"]]
-    first, second, third = read_batch(payload(*rows)).events
+    first, second, third = read_events(payload(*rows))
     assert isinstance(first, Stored)
     assert (first.block_hashes, first.parent_block_hash, first.block_size) == ([b"h"], b"p", 2)
     assert first.medium == ("GPU" if more else None)
@@ -47,19 +47,19 @@ def test_events_are_read_as_rows(more: list[object]) -> None:
 
 
 def test_a_rank_is_optional_and_a_time_may_be_whole() -> None:
-    assert read_batch(payload(rank=None)).data_parallel_rank is None
-    assert read_batch(msgspec.msgpack.encode([3, [], 5, "more"])).data_parallel_rank == 5
+    assert read_events(payload(rank=None)) == []
+    assert read_events(msgspec.msgpack.encode([3, [], 5, "more"])) == []
 
 
 @pytest.mark.parametrize("unknown", [{"type": "BlockMoved", "x": 1}, ["BlockMoved", 1, 2]])
 @pytest.mark.parametrize("known", [removed([1]), ["BlockRemoved", [1], "GPU"]])
 def test_events_of_unknown_types_are_passed_over(unknown: object, known: object) -> None:
-    events = read_batch(payload(unknown, known, unknown)).events
+    events = read_events(payload(unknown, known, unknown))
     assert [isinstance(event, Removed) for event in events] == [True]
 
 
 def test_unknown_fields_are_passed_over() -> None:
-    [event] = read_batch(payload(stored([1], [5], None, 1) | {"lookahead_token_ids": [3], "locality": "LOCAL"})).events
+    [event] = read_events(payload(stored([1], [5], None, 1) | {"lookahead_token_ids": [3], "locality": "LOCAL"}))
     assert isinstance(event, Stored)
 
 
@@ -88,45 +88,45 @@ def test_unknown_fields_are_passed_over() -> None:
 )
 def test_what_is_malformed_is_a_value_error(bad: bytes) -> None:
     with pytest.raises(ValueError, match=r"malformed|no type"):
-        read_batch(bad)
+        read_events(bad)
 
 
 @pytest.mark.parametrize("header", [b"\xdd\x00\x01\x00\x01", b"\xdd\xff\xff\xff\xff"])
 def test_a_payload_with_too_many_events_is_refused_before_they_are_read(header: bytes) -> None:
     with pytest.raises(ValueError, match=r"too many events|malformed"):
-        read_batch(b"\x92\x01" + header + b"\x01" * (MAX_EVENTS + 1))
+        read_events(b"\x92\x01" + header + b"\x01" * (MAX_EVENTS + 1))
 
 
 @pytest.mark.parametrize("extra", [[[]] * 500, ["s" * 2000], [[["a"] * 200] * 3]])
 def test_an_event_with_extra_keys_that_are_too_long_is_passed_over(extra: list[object]) -> None:
     event = {**stored([1], [5], None, 1), "extra_keys": [extra * 3]}
-    assert [type(each) for each in read_batch(payload(event, removed([9]))).events] == [Removed]
+    assert [type(each) for each in read_events(payload(event, removed([9])))] == [Removed]
 
 
 def test_extra_keys_are_read() -> None:
     keys = [["salt", ["cat.png", -2]], None, [b"digest"]]
     for event in ({**stored([1, 2, 3], [5, 6, 7], None, 1), "extra_keys": keys},
                   ["BlockStored", [1, 2, 3], None, [5, 6, 7], 1, None, "GPU", None, keys]):  # fmt: skip
-        [read] = read_batch(payload(event)).events
+        [read] = read_events(payload(event))
         assert isinstance(read, Stored)
         assert read.extra_keys == keys
 
 
 def test_others_may_run_between_events() -> None:
     breaths = list[None]()
-    read_batch(payload(*[removed([1])] * 10), lambda: breaths.append(None))
+    read_events(payload(*[removed([1])] * 10), lambda: breaths.append(None))
     assert len(breaths) == 10
 
 
 def test_a_payload_beyond_the_limit_is_not_read() -> None:
     with pytest.raises(ValueError, match="too large"):
-        read_batch(b"\x90" * (MAX_PAYLOAD_BYTES + 1))
+        read_events(b"\x90" * (MAX_PAYLOAD_BYTES + 1))
 
 
 @given(st.binary(max_size=200))
 def test_noise_is_a_value_error_or_a_batch(noise: bytes) -> None:
     try:
-        read_batch(noise)
+        read_events(noise)
     except ValueError:
         return
 
@@ -137,7 +137,7 @@ def test_a_damaged_batch_is_a_value_error_or_a_batch(data: st.DataObject) -> Non
     place = data.draw(st.integers(0, len(whole) - 1))
     damaged = whole[:place] + data.draw(st.binary(max_size=3)) + whole[place + 1 :]
     try:
-        read_batch(damaged)
+        read_events(damaged)
     except ValueError:
         return
 

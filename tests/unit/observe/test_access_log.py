@@ -4,7 +4,7 @@ import threading
 
 import orjson
 
-from gateway.observe.access_log import AccessLog, PrefixHashes, line_of
+from gateway.observe.log import AccessLog, PrefixHashes, line_of
 from gateway.observe.record import Record
 from gateway.request import Demand
 
@@ -55,7 +55,7 @@ class Pipe(io.BytesIO):
         self.broken = False
 
     def write(self, data: object) -> int:
-        assert self.open.wait(10)
+        assert self.open.wait(60)
         if self.broken:
             raise BrokenPipeError
         done = super().write(data)  # type: ignore[arg-type]

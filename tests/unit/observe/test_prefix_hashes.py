@@ -1,4 +1,4 @@
-from gateway.observe.access_log import PrefixHashes
+from gateway.observe.log import PrefixHashes
 from gateway.request import Demand
 from gateway.routing.prompt_blocks import prefix_keys, seed
 

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from gateway.plan.memory import GIB, Settings
-from gateway.plan.plan import Workload
+from gateway.plan.capacity import GIB, Settings, Workload
 
 Config = dict[str, Any]
 

@@ -1,5 +1,5 @@
-from gateway.plan.model_shape import read_shape
-from gateway.plan.plan import Plan, Workload, caps, concurrency_of, make_plan, shortened, too_long, warnings
+from gateway.plan.capacity import Plan, Workload, caps, concurrency_of, make_plan, shortened, too_long, warnings
+from gateway.plan.model import read_shape
 from tests.unit.plan.models import DEEPSEEK_V3, LLAMA_8B, LLAMA_70B, MINILM, settings, workload
 
 LLAMA = read_shape(LLAMA_8B)

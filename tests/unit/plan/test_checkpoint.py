@@ -112,13 +112,13 @@ def test_a_part_in_a_part_is_found() -> None:
 
 
 def test_null_is_the_same_as_absent() -> None:
-    assert number({"head_dim": None, "kv_channels": 128}, ("head_dim", "kv_channels")) == 128
+    assert number({"head_dim": None, "kv_channels": 128}, "head_dim", "kv_channels") == 128
     assert "head_dim" not in text_part(LLAMA_8B | {"head_dim": None})
 
 
 @pytest.mark.parametrize("value", [True, "8", 0, -1, None, [8], 8.5, float("inf")])
 def test_what_is_no_number_above_zero_is_not_taken(value: object) -> None:
-    assert number({"n": value}, ("n",)) is None
+    assert number({"n": value}, "n") is None
 
 
 def test_all_missing_fields_are_named_with_what_to_give() -> None:

@@ -4,10 +4,9 @@ import orjson
 import yaml
 
 from gateway.config_file import parse
+from gateway.plan.capacity import KvCache, make_plan
 from gateway.plan.command import Running, gateway_file, plan_document, running_document, serve_command, shell
-from gateway.plan.memory import BlockPool, KvLayout
-from gateway.plan.model_shape import read_shape
-from gateway.plan.plan import make_plan
+from gateway.plan.model import read_shape
 from tests.unit.plan.models import GEMMA3_27B, LLAMA_8B, LLAMA_70B, MINILM, Config, settings, workload
 
 
@@ -24,6 +23,7 @@ def test_a_document_is_json_with_sizes_in_bytes() -> None:
     one = found["options"][0]
     assert one["gpu_bytes"]["kv_cache"] == sum(one["gpu_bytes"][key] * sign for key, sign in
                                                (("budget", 1), ("weights", -1), ("reserve", -1)))  # fmt: skip
+    assert one["fleet_kv_tokens"] == 8 * one["kv_tokens"]
     assert found["choice"] == 1
     assert found["warnings"] == ["w"]
     assert found["without_paging"] == one["kv_tokens"] // 8192
@@ -62,8 +62,8 @@ def test_what_is_assumed_is_listed() -> None:
 
 
 def test_a_running_backends_engines_share_its_cap() -> None:
-    pool = BlockPool(KvLayout(16, 0, (None,)), 6250)
-    running = Running("http://h:1", "m", "0.33.0", 8192, 2, 100_000, None, pool)
+    cache = KvCache(16, 0, (None,), 6250)
+    running = Running("http://h:1", "m", "0.33.0", 8192, 2, 100_000, None, cache)
     found = running_document(running, workload(), [], 92)
     assert found["max_num_seqs"] == 92
     assert found["without_paging"] == 12

@@ -2,21 +2,19 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.plan.memory import (
+from gateway.plan.capacity import (
     GIB,
-    BlockPool,
-    KvLayout,
+    KvCache,
     assumed_reserve,
     bytes_per_sequence,
     bytes_per_token,
     default_block_tokens,
     fit,
-    layout,
+    kv_cache,
     longest_that_starts,
     weight_bytes,
 )
-from gateway.plan.model_shape import read_shape
-from gateway.plan.weights import chosen
+from gateway.plan.model import chosen, read_shape
 from tests.unit.plan.models import (
     DEEPSEEK_V3,
     GEMMA2_9B,
@@ -35,8 +33,8 @@ from tests.unit.plan.models import (
 
 LLAMA = read_shape(LLAMA_8B)
 
-WHOLE = KvLayout(16, 1024, (None,))
-WINDOW = KvLayout(16, 1024, (None, 64))
+WHOLE = KvCache(16, 1024, (None,), 1000)
+WINDOW = KvCache(16, 1024, (None, 64), 1000)
 
 
 def test_what_an_engine_logged_on_a_real_gpu_is_met() -> None:
@@ -78,8 +76,8 @@ def test_tokens_are_those_that_vllms_own_code_counts(config: Config, length: int
 def test_what_is_left_is_the_kv_cache() -> None:
     found = fit(LLAMA, settings(utilization=0.5, reserve_bytes=2 * GIB), 1)
     assert found.kv_bytes == 40 * GIB - 2 * LLAMA.parameters.total - 2 * GIB
-    assert found.pool.blocks == found.kv_bytes // (16 * 128 * 1024) - 1  # vLLM keeps one to itself
-    assert found.kv_tokens == found.pool.blocks * 16
+    assert found.cache.blocks == found.kv_bytes // (16 * 128 * 1024) - 1  # vLLM keeps one to itself
+    assert found.kv_tokens == found.cache.blocks * 16
 
 
 def test_splitting_leaves_more_than_twice_the_cache() -> None:
@@ -95,14 +93,14 @@ def test_the_checkpoint_decides_over_the_count() -> None:
 
 def test_weights_that_do_not_fit_leave_nothing() -> None:
     found = fit(read_shape(LLAMA_70B), settings(), 1)
-    assert not found.weights_fit
+    assert found.kv_bytes < 0
     assert not found.starts
-    assert (found.pool.blocks, found.kv_tokens) == (0, 0)
+    assert (found.cache.blocks, found.kv_tokens) == (0, 0)
 
 
 def test_an_engine_starts_only_with_room_for_one_longest_sequence() -> None:
     small = settings(24, max_length_tokens=131072)
-    assert fit(LLAMA, small, 1).weights_fit
+    assert fit(LLAMA, small, 1).kv_bytes > 0
     assert not fit(LLAMA, small, 1).starts
     length = longest_that_starts(LLAMA, small, 1)
     assert fit(LLAMA, replace(small, max_length_tokens=length), 1).starts
@@ -158,7 +156,7 @@ def test_bytes_of_a_token_are_those_that_are_published(config: Config, size: int
 )
 def test_layers_are_grouped_as_vllm_groups_them(config: Config, groups: list[int | None], layers: int) -> None:
     shape = read_shape(config)
-    found = layout(shape, 1, 2, 16)
+    found = kv_cache(shape, 1, 2, 16, 0)
     assert list(found.groups) == groups
     assert shape.stored is not None
     assert found.block_bytes == 16 * layers * shape.stored.bytes_on_gpu(1, 2)
@@ -167,17 +165,17 @@ def test_layers_are_grouped_as_vllm_groups_them(config: Config, groups: list[int
 def test_layers_of_nearly_the_same_number_make_two_groups_of_the_larger() -> None:
     kinds = ["sliding_attention"] * 13 + ["full_attention"] * 12
     shape = read_shape(GPT_OSS_20B | {"num_hidden_layers": 25, "layer_types": kinds})
-    found = layout(shape, 1, 2, 16)
+    found = kv_cache(shape, 1, 2, 16, 0)
     assert list(found.groups) == [None, 128]
     assert shape.stored is not None
     assert found.block_bytes == 16 * 13 * shape.stored.bytes_on_gpu(1, 2)
 
 
 def test_splitting_shares_kv_heads_until_each_gpu_has_one() -> None:
-    sizes = [layout(read_shape(QWEN25_7B), split, 2, 16).block_bytes for split in (1, 2, 4)]
+    sizes = [kv_cache(read_shape(QWEN25_7B), split, 2, 16, 0).block_bytes for split in (1, 2, 4)]
     assert sizes == [56 * 1024 * 16, 28 * 1024 * 16, 14 * 1024 * 16]
     latent = read_shape(DEEPSEEK_V3)
-    assert layout(latent, 8, 2, 64).block_bytes == layout(latent, 1, 2, 64).block_bytes
+    assert kv_cache(latent, 8, 2, 64, 0).block_bytes == kv_cache(latent, 1, 2, 64, 0).block_bytes
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(1, 1), (16, 1), (17, 2), (1280, 80), (1281, 81)])
@@ -197,11 +195,10 @@ def test_a_window_is_held_with_what_is_being_read_when_the_engine_starts() -> No
 
 
 def test_a_shared_prefix_is_counted_once() -> None:
-    pool = BlockPool(WHOLE, 1000)
-    assert pool.sequences(320) == 50
-    assert pool.sequences(320, 160) == (1000 - 10) // 10
-    assert pool.sequences(320, 168) == (1000 - 10) // 10  # half a block is not shared
-    assert pool.sequences(320, 10_000) == (1000 - 20) // 1  # and each still takes a block of its own
+    assert WHOLE.sequences(320) == 50
+    assert WHOLE.sequences(320, 160) == (1000 - 10) // 10
+    assert WHOLE.sequences(320, 168) == (1000 - 10) // 10  # half a block is not shared
+    assert WHOLE.sequences(320, 10_000) == (1000 - 20) // 1  # and each still takes a block of its own
 
 
 def test_a_shared_prefix_behind_a_window_saves_nothing_there() -> None:
@@ -210,9 +207,9 @@ def test_a_shared_prefix_behind_a_window_saves_nothing_there() -> None:
 
 
 def test_less_than_all_blocks_may_be_used() -> None:
-    assert BlockPool(WHOLE, 1000).sequences(160, share=0.95) == 95
-    assert BlockPool(WHOLE, 0).sequences(160) == 0
-    assert BlockPool(KvLayout(16, 0, ()), 1000).sequences(160) == 0
+    assert WHOLE.sequences(160, share=0.95) == 95
+    assert replace(WHOLE, blocks=0).sequences(160) == 0
+    assert KvCache(16, 0, (), 1000).sequences(160) == 0
 
 
 def test_of_a_window_a_sequence_stores_no_more_than_the_window() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.plan.checkpoint import PlanError, text_part
-from gateway.plan.model_shape import AttentionLayers, attention_layers, read_shape
+from gateway.plan.model import AttentionLayers, attention_layers, read_shape
 from tests.unit.plan.models import (
     DEEPSEEK_V3,
     GEMMA2_9B,

@@ -1,9 +1,8 @@
 import pytest
 
 from gateway.config import AdmissionConfig
-from gateway.plan.memory import GIB
-from gateway.plan.model_shape import read_shape
-from gateway.plan.plan import KV_HEADROOM, Plan, defaults, make_plan, recommended, rows, startable_length
+from gateway.plan.capacity import GIB, KV_HEADROOM, Plan, defaults, make_plan, recommended, rows, startable_length
+from gateway.plan.model import read_shape
 from tests.unit.plan.models import LLAMA_8B, LLAMA_70B, MINILM, QWEN25_7B, settings, workload
 
 LLAMA = read_shape(LLAMA_8B)
@@ -54,34 +53,32 @@ def test_nothing_is_chosen_where_nothing_fits() -> None:
 
 def test_sequences_of_the_fleet_are_those_of_all_backends() -> None:
     [one, *_] = make_plan(LLAMA, settings(), workload(), 8).options
-    assert one.sequences == one.fit.pool.sequences(1024)
+    assert one.sequences == one.fit.cache.sequences(1024)
     assert one.fleet_sequences == 8 * one.sequences
-    assert one.fleet_kv_tokens == 8 * one.fit.kv_tokens
-    assert one.fleet_slots == 8 * one.max_num_seqs
 
 
 def test_max_num_seqs_is_what_fits_in_the_share_that_the_gateway_fills() -> None:
-    pool = make_plan(LLAMA, settings(), workload(), 1).options[0].fit.pool
-    assert recommended(pool, workload(), 1024) == int(pool.blocks * 0.95) // 64
-    assert recommended(pool, workload(), 256) == 256
-    assert recommended(pool, workload(10**7), 256) == 1
+    cache = make_plan(LLAMA, settings(), workload(), 1).options[0].fit.cache
+    assert recommended(cache, workload(), 1024) == int(cache.blocks * 0.95) // 64
+    assert recommended(cache, workload(), 256) == 256
+    assert recommended(cache, workload(10**7), 256) == 1
     assert AdmissionConfig().kv_headroom == KV_HEADROOM
 
 
 def test_lengths_go_up_to_the_longest_and_have_the_own_requests_among_them() -> None:
-    pool = make_plan(LLAMA, settings(), workload(), 1).options[0].fit.pool
-    found = rows(pool, 8192, workload(), 2)
-    assert [row.tokens for row in found] == [512, 1024, 2048, 8192]
-    assert [row.is_workload for row in found] == [False, True, False, False]
-    assert found[0].kv_bytes == 512 * 128 * 1024 * 2
-    assert [row.sequences for row in found] == sorted((row.sequences for row in found), reverse=True)
-    assert [row.tokens for row in rows(pool, 600, workload(), None)] == [512, 600]
+    cache = make_plan(LLAMA, settings(), workload(), 1).options[0].fit.cache
+    found = rows(cache, 8192, workload(), 2)
+    assert [row["tokens"] for row in found] == [512, 1024, 2048, 8192]
+    assert [row["is_workload"] for row in found] == [False, True, False, False]
+    assert found[0]["kv_bytes"] == 512 * 128 * 1024 * 2
+    assert [row["sequences"] for row in found] == sorted((row["sequences"] for row in found), reverse=True)
+    assert [row["tokens"] for row in rows(cache, 600, workload(), None)] == [512, 600]
 
 
 def test_the_shared_prefix_counts_for_the_own_requests_alone() -> None:
-    pool = make_plan(LLAMA, settings(), workload(), 1).options[0].fit.pool
-    plain, shared = (rows(pool, 8192, workload(shared_prefix_tokens=size), None) for size in (0, 512))
-    assert shared[1].sequences == pytest.approx(2 * plain[1].sequences, rel=0.01)
+    cache = make_plan(LLAMA, settings(), workload(), 1).options[0].fit.cache
+    plain, shared = (rows(cache, 8192, workload(shared_prefix_tokens=size), None) for size in (0, 512))
+    assert shared[1]["sequences"] == pytest.approx(2 * plain[1]["sequences"], rel=0.01)
     assert shared[2] == plain[2]
 
 

@@ -47,8 +47,8 @@ def test_a_backend_reports_all_that_a_plan_needs() -> None:
         found = ask_running(url)
     assert (found.model, found.version, found.max_length_tokens, found.max_num_seqs) == ("m", "0.33.0", 8192, None)
     assert (found.engines, found.kv_tokens) == (1, 100_000)
-    assert found.pool.blocks == 3125
-    assert found.pool.sequences(8192) == 3125 // 256
+    assert found.cache.blocks == 3125
+    assert found.cache.sequences(8192) == 3125 // 256
 
 
 def test_several_engines_have_a_cache_each() -> None:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from gateway.plan.checkpoint import PlanError, text_part
-from gateway.plan.weights import Quantization, chosen, count_parameters, read_quantization
+from gateway.plan.model import Quantization, chosen, count_parameters, read_quantization
 from tests.unit.plan.models import (
     DEEPSEEK_V3,
     GEMMA2_9B,
@@ -124,14 +124,13 @@ def test_bits_of_a_weight_include_its_scales(section: dict[str, Any], bits: floa
     found = read_quantization(section)
     assert found is not None
     assert found.bits == bits
-    assert found.known
 
 
 def test_unknown_ways_of_packing_are_not_guessed() -> None:
     for section in ({"quant_method": "new"}, {"quant_method": "compressed-tensors"}):
         found = read_quantization(section)
         assert found is not None
-        assert not found.known
+        assert found.bits is None
 
 
 def test_no_section_is_no_packing() -> None:

@@ -3,8 +3,11 @@
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from random import Random
 from typing import cast
 
+from gateway.backends.backend import Backend
+from gateway.config import BackendConfig, HealthConfig
 from gateway.errors import BackendError
 from gateway.relay.connection import BackendConnection
 
@@ -45,26 +48,29 @@ class FakeTransport:
 
 @dataclass
 class FakeReceiver:
-    """Records the calls of a connection."""
+    """Records what a connection passes on; an event of `said` for each thing that is new at a call."""
 
+    connection: BackendConnection
     said: list[str] = field(default_factory=list)
     data: bytes = b""
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     error: BackendError | None = None
 
-    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.said.append(f"head {status}")
-        self.headers = list(headers)
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return self.connection.headers
 
-    def body(self, data: bytes) -> None:
-        self.said.append("body")
-        self.data += data
-
-    def end(self) -> None:
-        self.said.append("end")
-
-    def flushed(self) -> None:
-        self.said.append("flushed")
+    def received(self) -> None:
+        connection = self.connection
+        head = f"head {connection.status}"
+        if connection.status and head not in self.said:
+            self.said.append(head)
+        if connection.parts:
+            self.said.append("body")
+            self.data += b"".join(connection.parts)
+            connection.parts.clear()
+        if connection.ended:
+            self.said.append("end")
+        self.said.append("received")
 
     def failed(self, error: BackendError) -> None:
         self.said.append(f"failed {type(error).__name__}")
@@ -119,3 +125,7 @@ def connected(made_at: float = 0.0) -> tuple[BackendConnection, FakeTransport]:
     connection, transport = BackendConnection(made_at), FakeTransport()
     connection.connection_made(cast(asyncio.BaseTransport, transport))
     return connection, transport
+
+
+def backend(url: str = "http://10.0.0.1:8000", api_key: str = "") -> Backend:
+    return Backend(0, BackendConfig(url=url, name="a", api_key=api_key), HealthConfig(), Random(1))

@@ -16,7 +16,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6
 
 def sending() -> tuple[BackendConnection, FakeTransport, FakeReceiver]:
     connection, transport = connected()
-    receiver = FakeReceiver()
+    receiver = FakeReceiver(connection)
     connection.send(b"GET / HTTP/1.1\r\n\r\n", receiver)
     return connection, transport, receiver
 
@@ -25,13 +25,13 @@ def test_an_answer_that_arrives_at_once_is_passed_on_in_order() -> None:
     connection, transport, receiver = sending()
     assert transport.sent == b"GET / HTTP/1.1\r\n\r\n"
     connection.data_received(PLAIN)
-    assert receiver.said == ["head 200", "body", "end", "flushed"]
+    assert receiver.said == ["head 200", "body", "end", "received"]
     assert receiver.headers == [(b"Content-Type", b"application/json"), (b"Content-Length", b"5")]
-    assert connection.reusable
+    assert connection.rest(0.0)
 
 
 @given(st.sampled_from([PLAIN, CHUNKED]), st.lists(st.integers(1, 200), max_size=8))
-def test_pieces_of_any_size_give_the_same_body_and_every_piece_is_flushed(answer: bytes, sizes: list[int]) -> None:
+def test_pieces_of_any_size_give_the_same_body_and_every_piece_is_reported(answer: bytes, sizes: list[int]) -> None:
     connection, _, receiver = sending()
     rest, pieces = answer, 0
     for size in [*sizes, len(answer)]:
@@ -39,17 +39,17 @@ def test_pieces_of_any_size_give_the_same_body_and_every_piece_is_flushed(answer
             connection.data_received(rest[:size])
             rest, pieces = rest[size:], pieces + 1
     assert receiver.data == (b"hello" if answer is PLAIN else b"hello world")
-    assert receiver.said.count("flushed") == pieces
-    assert receiver.said[-2:] == ["end", "flushed"]
-    assert connection.reusable
+    assert receiver.said.count("received") == pieces
+    assert receiver.said[-2:] == ["end", "received"]
+    assert connection.rest(0.0)
 
 
 def test_one_connection_carries_one_answer_after_another() -> None:
     connection, _, _ = sending()
     connection.data_received(PLAIN)
-    second = FakeReceiver()
+    second = FakeReceiver(connection)
     connection.send(b"x", second)
-    assert not connection.usable
+    assert not connection.ended
     connection.data_received(CHUNKED)
     assert second.data == b"hello world"
     assert connection.exchanges == 2
@@ -59,7 +59,7 @@ def test_heads_that_only_inform_are_passed_over() -> None:
     connection, _, receiver = sending()
     connection.data_received(b"HTTP/1.1 100 Continue\r\n\r\n")
     connection.data_received(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + PLAIN)
-    assert receiver.said == ["flushed", "head 200", "body", "end", "flushed"]
+    assert receiver.said == ["received", "head 200", "body", "end", "received"]
     assert (b"link", b"x") not in receiver.headers
 
 
@@ -74,17 +74,17 @@ def test_a_connection_that_the_backend_will_close_is_not_used_again(head: bytes)
     connection, _, receiver = sending()
     connection.data_received(head)
     assert "end" in receiver.said
-    assert not connection.reusable
+    assert not connection.rest(0.0)
 
 
 @pytest.mark.parametrize("extra", [b"H", b"HTTP/1.1 200 OK\r\n", PLAIN, b"garbage", b"\x00"])
 def test_bytes_after_an_answer_make_the_connection_unusable_but_not_the_answer(extra: bytes) -> None:
     connection, transport, receiver = sending()
     connection.data_received(PLAIN + extra)
-    assert receiver.said == ["head 200", "body", "end", "flushed"]
+    assert receiver.said == ["head 200", "body", "end", "received"]
     assert receiver.data == b"hello"
     assert transport.aborted
-    assert not connection.reusable
+    assert not connection.rest(0.0)
 
 
 def test_unexpected_bytes_make_an_idle_connection_unusable() -> None:
@@ -92,7 +92,7 @@ def test_unexpected_bytes_make_an_idle_connection_unusable() -> None:
     connection.data_received(PLAIN)
     connection.data_received(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
     assert transport.aborted
-    assert not connection.usable
+    assert not connection.rest(0.0)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_head_without_end_is_given_up_at_64_kibibytes() -> None:
 def test_a_long_body_does_not_count_as_a_long_head() -> None:
     connection, _, receiver = sending()
     connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"x" * 200_000)
-    assert receiver.said[-2:] == ["end", "flushed"]
+    assert receiver.said[-2:] == ["end", "received"]
 
 
 @pytest.mark.parametrize(
@@ -144,24 +144,24 @@ def test_what_a_lost_connection_means_depends_on_what_came_before(
     connection, _, receiver = sending()
     for _ in range(exchanges - 1):
         connection.data_received(PLAIN)
-        receiver = FakeReceiver()
+        receiver = FakeReceiver(connection)
         connection.send(b"x", receiver)
     if received:
         connection.data_received(received)
-    assert connection.eof_received() is False
+    assert not connection.eof_received()
     connection.connection_lost(ConnectionResetError("reset") if reset else None)
     assert receiver.said[-1] == f"failed {error}"
     assert receiver.error is not None
     assert ("(reset)" if reset else "(closed)") in receiver.error.message
-    assert not connection.usable
+    assert not connection.rest(0.0)
 
 
 def test_losing_an_idle_connection_calls_no_receiver() -> None:
     connection, _, receiver = sending()
     connection.data_received(PLAIN)
     connection.connection_lost(None)
-    assert receiver.said[-1] == "flushed"
-    assert not connection.usable
+    assert receiver.said[-1] == "received"
+    assert not connection.rest(0.0)
     connection.abort()
 
 
@@ -214,13 +214,13 @@ def test_a_connection_whose_answer_is_over_is_kept_once_its_framing_has_ended(re
         connection.data_received(STREAM_BUT_ITS_END)
         back: list[BackendConnection] = []
         connection.finish(back.append)
-        assert connection.busy
+        assert not connection.ended
         if rest is None:
             connection.connection_lost(None)
         else:
             connection.data_received(rest)
         assert back == ([connection] if kept else [])
-        assert connection.reusable == kept
+        assert connection.rest(0.0) == kept
         assert transport.aborted == (not kept and rest is not None)
 
     run(main())
@@ -240,10 +240,10 @@ def test_a_framing_that_does_not_end_costs_the_connection() -> None:
 @pytest.mark.parametrize(("unsent_bytes", "kept"), [(0, True), (1, False)])
 def test_a_connection_with_a_part_of_its_last_request_unsent_is_not_used_again(unsent_bytes: int, kept: bool) -> None:
     connection, transport = connected()
-    connection.send(b"POST / HTTP/1.1\r\n\r\n", FakeReceiver(), b"x" * 100_000)
+    connection.send(b"POST / HTTP/1.1\r\n\r\n", FakeReceiver(connection), b"x" * 100_000)
     transport.unsent_bytes = unsent_bytes
     connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-    assert connection.reusable == kept
+    assert connection.rest(0.0) == kept
 
 
 @pytest.mark.parametrize(
@@ -251,6 +251,6 @@ def test_a_connection_with_a_part_of_its_last_request_unsent_is_not_used_again(u
 )
 def test_a_backend_that_refuses_a_large_body_may_not_have_read_it(size_bytes: int, status: int, kept: bool) -> None:
     connection, _ = connected()
-    connection.send(b"POST / HTTP/1.1\r\n\r\n", FakeReceiver(), b"x" * size_bytes)
+    connection.send(b"POST / HTTP/1.1\r\n\r\n", FakeReceiver(connection), b"x" * size_bytes)
     connection.data_received(b"HTTP/1.1 %d X\r\ncontent-length: 0\r\n\r\n" % status)
-    assert connection.reusable == kept
+    assert connection.rest(0.0) == kept

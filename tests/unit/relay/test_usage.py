@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.relay.sse import read_stream_usage, read_usage
-from gateway.request import Demand, Usage, possible
+from gateway.request import Demand, UpstreamResult, Usage
 
 COUNTS = st.integers(0, 10**9)
 
@@ -89,6 +89,13 @@ ASKS = st.builds(
     Demand, st.just("m"), sequences=st.integers(0, 128), size_bytes=st.integers(0, 10**6),
     learnable_bytes=st.integers(0, 1), pinned=st.none() | st.just("a"),
 )  # fmt: skip
+
+
+def possible(reported: Usage, ask: Demand, context_tokens: int | None) -> Usage:
+    answer = UpstreamResult(200, reported, None)
+    assert answer.limit_usage(ask, context_tokens) == (answer.usage is reported)
+    assert answer.usage is not None
+    return answer.usage
 
 
 @given(ANY_COUNT, ANY_COUNT, st.none() | ANY_COUNT, ASKS, st.none() | st.integers(1, 10**7))

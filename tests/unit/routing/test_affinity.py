@@ -2,9 +2,10 @@ import pytest
 
 from gateway.request import Demand
 from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
-from gateway.routing.engine import CostModel, Engine, Option, Work
-from gateway.routing.estimates import Calibrations, Estimates
+from gateway.routing.engine import Engine
+from gateway.routing.estimates import Estimates
 from gateway.routing.policy import Affinity, PrefixPolicy
+from tests.unit.routing.crowds import options_of, work
 
 KEYS, EDGES = (1, 2), (1600, 16_000)
 
@@ -15,28 +16,26 @@ class Scene:
     def __init__(self) -> None:
         self.index = PrefixIndex([1 << 30] * 3)
         self.engines = [Engine(number, "abc"[number]) for number in range(3)]
-        self.policy = PrefixPolicy(
-            Calibrations(CostModel()), HitPredictor(self.index, HitAccuracy()), Estimates(), Affinity()
-        )
+        self.policy = PrefixPolicy(HitPredictor(self.index, HitAccuracy()), Estimates(), Affinity())
         self.hinted_at("c")
 
     def hinted_at(self, name: str) -> None:
-        self.policy.placed(Demand("m", hint=7), self._option(name))
+        self.policy.placed(Demand("m", hint=7), self._engine(name))
 
-    def _option(self, name: str) -> Option:
-        return Option(next(engine for engine in self.engines if engine.name == name), 0.0, 0.0, 0)
+    def _engine(self, name: str) -> Engine:
+        return next(engine for engine in self.engines if engine.name == name)
 
     def best(self, hint: int = 7, keys: tuple[int, ...] = KEYS) -> str:
         ask = Demand("m", keys=keys, edges=EDGES, prompt_size=16_000, prompt_tokens=4000, hint=hint)
-        return min(self.policy.options(ask, self.engines, 0.0), key=lambda option: option.cost).engine.name
+        return min(options_of(self.policy, ask, self.engines, 0.0), key=lambda option: option.cost).engine.name
 
     def send(self, name: str, count: int = 1, prefill_seconds: float = 0.0) -> None:
-        load = self._option(name).engine.load
+        load = self._engine(name).load
         for _ in range(count):
-            work = Work(1, 1000, prefill_seconds, observable=True)
-            load.start(work, 0.0)
+            started = work(1, 1000, prefill_seconds, observable=True)
+            load.start(started, 0.0)
             if not prefill_seconds:
-                load.first_token(work, 0.0)
+                load.first_token(started, 0.0)
 
 
 def test_between_equally_cold_engines_the_one_that_had_the_hint_last_is_taken() -> None:
@@ -70,15 +69,12 @@ def test_a_hint_to_an_engine_that_is_not_there_changes_nothing() -> None:
     scene = Scene()
     del scene.engines[2]
     assert scene.best() == "a"
-    Affinity().favour(7, [])
+    assert Affinity().favoured(7, [], []) is None
 
 
 def test_old_hints_are_forgotten() -> None:
     affinity, engine = Affinity(), Engine(0, "a")
     for hint in range(70_000):
         affinity.placed(hint, engine)
-    options = [Option(engine, 1.0, 1.0, 0)]
-    affinity.favour(1, options)
-    assert options[0].cost == 1.0
-    affinity.favour(69_999, options)
-    assert options[0].cost == 0.8
+    assert affinity.favoured(1, [engine], [0]) is None
+    assert affinity.favoured(69_999, [engine], [0]) == 0

@@ -4,15 +4,16 @@ from hypothesis import strategies as st
 
 from gateway.routing.engine import (
     CostModel,
+    Engine,
     EngineLoad,
-    Work,
     cost_parts,
     mean_stall_of,
-    placement_seconds,
+    placement_costs,
     prefill_seconds,
     step_seconds,
     terms_of,
 )
+from tests.unit.routing.crowds import work
 
 MODEL = CostModel()
 
@@ -22,10 +23,10 @@ def load_of(
 ) -> EngineLoad:
     load = EngineLoad()
     for number in range(decoding + in_prefill):
-        work = Work(1, tokens_each, prefill_seconds_each, observable=True)
-        load.start(work, 0.0)
+        started = work(1, tokens_each, prefill_seconds_each, observable=True)
+        load.start(started, 0.0)
         if number < decoding:
-            load.first_token(work, 0.0)
+            load.first_token(started, 0.0)
     return load
 
 
@@ -42,10 +43,15 @@ def cost(
     mean_batch: float = 0.0,
 ) -> float:
     load = load or EngineLoad()
-    own, uncached = prefill_seconds(model, slowness, prompt, hit), prompt - min(hit, prompt - 1)
-    chunks, ahead = -(-uncached // model.max_batched_tokens), load.prefill_ahead_seconds(0.0)
-    terms = terms_of(model, load, slots, kv, slowness)
-    return placement_seconds(terms, prompt, own, chunks, output, mean_stall_of(model, mean_batch, 1), ahead)
+    engine = Engine(0, "a", slots=slots, kv_cache_tokens=kv, slowness=slowness, load=load)
+    return cost_on(engine, model, prompt, min(hit, prompt - 1), output, mean_batch)
+
+
+def cost_on(engine: Engine, model: CostModel, prompt: int, hit: int, output: float, mean_batch: float) -> float:
+    """Its cost, without interruptions by later prefills, if that is the mean number in flight of the fleet."""
+    engine.load.recent_share = 0.0
+    [found], [own] = placement_costs(model, [engine], [hit], prompt, output, 0.0)
+    return found + own * (mean_stall_of(model, mean_batch, 1) - mean_stall_of(model, engine.load.in_flight, 1))
 
 
 def test_the_step_constants_follow_b_in_the_measured_proportions() -> None:
@@ -146,17 +152,19 @@ def test_a_step_without_prefill_takes_longer_with_each_sequence_and_each_token_o
     output=st.floats(0, 5000),
     decoding=st.integers(0, 6),
     in_prefill=st.integers(0, 3),
-    mean_stall=st.floats(0, 4),
+    mean_batch=st.floats(0, 50),
 )
 def test_the_parts_of_a_cost_are_all_of_it(
     prompt: int, share: float, slowness: float, slots: int, kv: int | None, output: float, decoding: int,
-    in_prefill: int, mean_stall: float,
+    in_prefill: int, mean_batch: float,
 ) -> None:  # fmt: skip
-    load = load_of(decoding, in_prefill)
-    terms = terms_of(MODEL, load, slots, kv, slowness)
-    own, ahead = prefill_seconds(MODEL, slowness, prompt, int(share * prompt)), load.prefill_ahead_seconds(0.0)
-    parts = cost_parts(terms, prompt, own, 2, output, mean_stall, ahead)
-    assert sum(parts) == pytest.approx(placement_seconds(terms, prompt, own, 2, output, mean_stall, ahead), rel=1e-9)
+    load, hit = load_of(decoding, in_prefill), min(int(share * prompt), prompt - 1)
+    engine = Engine(0, "a", slots=slots, kv_cache_tokens=kv, slowness=slowness, load=load)
+    found = cost_on(engine, MODEL, prompt, hit, output, mean_batch)
+    own, ahead = prefill_seconds(MODEL, slowness, prompt, hit), load.prefill_ahead_seconds(0.0)
+    chunks, mean_stall = -((hit - prompt) // MODEL.max_batched_tokens), mean_stall_of(MODEL, mean_batch, 1)
+    parts = cost_parts(engine.terms(MODEL), prompt, own, chunks, output, mean_stall, ahead)
+    assert sum(parts) == pytest.approx(found, rel=1e-9)
     assert all(part >= 0 for part in parts if part is not parts.slowdown)  # a faster backend slows down less than none
 
 

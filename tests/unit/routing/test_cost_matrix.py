@@ -8,21 +8,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.routing.cost_matrix import CostMatrix
-from gateway.routing.engine import CostModel, Engine, Work, mean_stall_of, placement_seconds, prefill_seconds
-from tests.unit.routing.crowds import ASKS, MODELS, NOW, WORKS, AskedFor, engines
+from gateway.routing.engine import CostModel, Engine, mean_stall_of, placement_costs, prefill_seconds
+from tests.unit.routing.crowds import ASKS, MODELS, NOW, WORKS, AskedFor, engines, work
 
 TIES_SECONDS = 25e-9  # at most, with so few in flight
 INFINITE = float("inf")
 
 
 class Naive:
-    """Every cost as `placement_seconds` has it; what was held out and closed is added each time."""
+    """Every cost as `placement_costs` has it; what was held out and closed is added each time."""
 
     def __init__(self, model: CostModel, asks: list[AskedFor], among: list[Engine]) -> None:
         self.model, self.demands, self.engines = model, asks, among
-        self.stall = mean_stall_of(model, sum(engine.load.in_flight for engine in among), len(among))
+        self.stall = self._stall()
         self.held: list[tuple[int, int, float]] = []
         self.closed: set[tuple[int | None, int]] = set()
+
+    def _stall(self) -> float:
+        in_flight = sum(engine.load.in_flight for engine in self.engines)
+        return mean_stall_of(self.model, in_flight, len(self.engines))
 
     def prefill(self, row: int, column: int) -> float:
         prompt, _, hits = self.demands[row]
@@ -31,13 +35,10 @@ class Naive:
     def cost(self, row: int, column: int) -> float:
         if {(None, column), (row, column)} & self.closed:
             return INFINITE
-        (prompt, output, hits), engine = self.demands[row], self.engines[column]
-        ahead = engine.ahead_seconds(self.model, NOW)
-        uncached = prompt - min(hits[column], prompt - 1)
-        chunks = -(-uncached // self.model.max_batched_tokens)
+        prompt, output, hits = self.demands[row]
         held = sum(seconds for holder, where, seconds in self.held if where == column and holder < row)
-        own, terms = self.prefill(row, column), engine.terms(self.model)
-        return placement_seconds(terms, prompt, own, chunks, output, self.stall, ahead + held)
+        costs, _ = placement_costs(self.model, self.engines, hits[: len(self.engines)], prompt, output, NOW)
+        return costs[column] + held + self.prefill(row, column) * (self.stall - self._stall())
 
     def costs(self, row: int) -> list[float]:
         return [self.cost(row, column) for column in range(len(self.engines))]
@@ -141,10 +142,10 @@ def test_waiting_for_an_engine_raises_its_cost_for_later_requests() -> None:
 def test_an_engine_that_became_cheaper_is_seen_by_all_later_requests() -> None:
     # Of a small KV cache more comes free with each answer when there is more context in it.
     engine, other = Engine(0, "a", kv_cache_tokens=10_000), Engine(1, "b", slowness=9.0)
-    engine.load.start(Work(1, 1, 0.0, observable=True), NOW)
+    engine.load.start(work(1, 1, 0.0, observable=True), NOW)
     matrix, naive = both(CostModel(), [(9999, 200.0, [0, 0])] * 2, [engine, other])
     assert matrix.best(0) == 1
-    engine.load.start(Work(1, 2000, 0.0, observable=True), NOW)
+    engine.load.start(work(1, 2000, 0.0, observable=True), NOW)
     matrix.bound(0)
     assert naive.costs(1)[0] < naive.costs(1)[1]
     assert matrix.best(1) == 0

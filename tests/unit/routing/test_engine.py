@@ -1,4 +1,5 @@
-from gateway.routing.engine import CostModel, Engine, Work, terms_of
+from gateway.routing.engine import CostModel, Engine, terms_of
+from tests.unit.routing.crowds import work
 
 MODEL = CostModel()
 
@@ -9,7 +10,7 @@ def test_terms_are_those_of_the_load() -> None:
 
 
 def test_terms_are_worked_out_once_until_something_changes() -> None:
-    engine, work = Engine(0, "a"), Work(1, 1000, 0.1, observable=True)
+    engine, started = Engine(0, "a"), work(1, 1000, 0.1, observable=True)
     seen = [engine.terms(MODEL)]
     assert engine.terms(MODEL) is seen[0]
 
@@ -18,11 +19,11 @@ def test_terms_are_worked_out_once_until_something_changes() -> None:
         assert seen[-1] == terms_of(MODEL, engine.load, engine.slots, engine.kv_cache_tokens, engine.slowness)
         return seen[-1] is not seen[-2]
 
-    engine.load.start(work, 0.0)
+    engine.load.start(started, 0.0)
     assert changed()
-    engine.load.first_token(work, 0.1)
+    engine.load.first_token(started, 0.1)
     assert changed()
-    engine.load.finish(work, 0.2)
+    engine.load.finish(started, 0.2)
     assert changed()
     engine.resize(2, None)
     assert changed()
@@ -35,7 +36,7 @@ def test_terms_are_worked_out_once_until_something_changes() -> None:
 
 def test_a_prefill_that_ends_unseen_changes_the_terms() -> None:
     engine = Engine(0, "a")
-    engine.load.start(Work(1, 1000, 0.1, observable=False), 0.0)
+    engine.load.start(work(1, 1000, 0.1, observable=False), 0.0)
     before = engine.terms(MODEL)
     assert engine.load.prefill_ahead_seconds(1.0) == 0.0
     assert engine.terms(MODEL) != before
@@ -44,10 +45,10 @@ def test_a_prefill_that_ends_unseen_changes_the_terms() -> None:
 def test_later_prefills_at_the_recent_rate_count_for_a_request_that_would_decode_there() -> None:
     model, busy, quiet = CostModel(), Engine(0, "a"), Engine(1, "b")
     for second in range(20):
-        work = Work(1, 1000, 0.4, observable=True)
-        busy.load.start(work, float(second))
-        busy.load.first_token(work, second + 0.4)
-        busy.load.finish(work, second + 0.5)
+        started = work(1, 1000, 0.4, observable=True)
+        busy.load.start(started, float(second))
+        busy.load.first_token(started, second + 0.4)
+        busy.load.finish(started, second + 0.5)
     assert quiet.ahead_seconds(model, 20.0) == 0.0
     soon, later = busy.ahead_seconds(model, 20.0), busy.ahead_seconds(model, 50.0)
     assert soon > 0.05

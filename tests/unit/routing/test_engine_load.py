@@ -3,11 +3,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.routing.engine import EngineLoad, Work
+from gateway.routing.engine import EngineLoad
+from gateway.routing.kv_reservations import Reservation
+from tests.unit.routing import crowds
 
 
-def work(seconds: float = 1.0, *, sequences: int = 1, observable: bool = True) -> Work:
-    return Work(sequences, 100, seconds, observable)
+def work(seconds: float = 1.0, *, sequences: int = 1, observable: bool = True) -> Reservation:
+    return crowds.work(sequences, 100, seconds, observable)
 
 
 class LoadMachine(RuleBasedStateMachine):
@@ -17,8 +19,8 @@ class LoadMachine(RuleBasedStateMachine):
         super().__init__()
         self.load = EngineLoad()
         self.now = 0.0
-        self.running: list[Work] = []
-        self.in_prefill: list[Work] = []
+        self.running: list[Reservation] = []
+        self.in_prefill: list[Reservation] = []
 
     @rule(seconds=st.floats(0, 10))
     def pass_time(self, seconds: float) -> None:
@@ -26,7 +28,7 @@ class LoadMachine(RuleBasedStateMachine):
 
     @rule(sequences=st.integers(0, 8), prompt=st.integers(1, 10_000), seconds=st.floats(0, 5), observable=st.booleans())
     def start(self, sequences: int, prompt: int, seconds: float, observable: bool) -> None:
-        started = Work(sequences, prompt, seconds, observable)
+        started = crowds.work(sequences, prompt, seconds, observable)
         self.load.start(started, self.now)
         self.running.append(started)
         self.in_prefill.append(started)
@@ -58,9 +60,8 @@ class LoadMachine(RuleBasedStateMachine):
 
     @invariant()
     def counters_are_sums_over_what_runs(self) -> None:
-        assert self.load.works == set(self.running)
         assert self.load.in_flight == sum(work.sequences for work in self.running)
-        assert self.load.context_tokens == sum(work.prompt_tokens for work in self.running)
+        assert self.load.context_tokens == sum(work.demand.prompt_tokens for work in self.running)
         assert 0 <= self.load.decoding <= self.load.in_flight
 
     def teardown(self) -> None:

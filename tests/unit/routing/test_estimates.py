@@ -8,24 +8,24 @@ from gateway.routing.estimates import Estimates, Measure
 def test_at_first_a_token_is_4_bytes_and_an_answer_200_tokens() -> None:
     estimates = Estimates()
     assert estimates.bytes_per_token("m") == 4.0
-    assert estimates.output_tokens("m") == 200.0
+    assert estimates.expected_output_tokens("m", None) == 200.0
 
 
 def test_the_first_answer_replaces_the_guess_and_later_ones_are_averaged() -> None:
     estimates = Estimates()
     estimates.learn("m", 3000, 1000, 50)
     assert estimates.bytes_per_token("m") == pytest.approx(3.0)
-    assert estimates.output_tokens("m") == pytest.approx(50.0)
+    assert estimates.expected_output_tokens("m", None) == pytest.approx(50.0)
     estimates.learn("m", 5000, 1000, 150)
     assert estimates.bytes_per_token("m") == pytest.approx(4.0)
-    assert estimates.output_tokens("m") == pytest.approx(100.0)
+    assert estimates.expected_output_tokens("m", None) == pytest.approx(100.0)
 
 
 def test_each_model_has_its_own_ratio() -> None:
     estimates = Estimates()
     estimates.learn("m", 3000, 1000, 50)
     assert estimates.bytes_per_token("other") == 4.0
-    assert estimates.output_tokens("other") == 200.0
+    assert estimates.expected_output_tokens("other", None) == 200.0
 
 
 def test_models_that_come_and_go_are_forgotten() -> None:
@@ -33,8 +33,8 @@ def test_models_that_come_and_go_are_forgotten() -> None:
     for number in range(3000):
         estimates.learn(f"adapter {number}", 3000, 1000, 50)
     assert estimates.bytes_per_token("adapter 0") == 4.0
-    assert estimates.output_tokens("adapter 0") == 200.0
-    assert estimates.output_tokens("adapter 2999") == 50.0
+    assert estimates.expected_output_tokens("adapter 0", None) == 200.0
+    assert estimates.expected_output_tokens("adapter 2999", None) == 50.0
 
 
 @pytest.mark.parametrize(("prompt_bytes", "prompt_tokens"), [(255, 100), (4000, 63), (0, 0)])
@@ -47,7 +47,7 @@ def test_short_prompts_leave_the_ratio(prompt_bytes: int, prompt_tokens: int) ->
 def test_an_answer_without_tokens_leaves_the_mean_length() -> None:
     estimates = Estimates()
     estimates.learn("m", 3000, 1000, 0)
-    assert estimates.output_tokens("m") == 200.0
+    assert estimates.expected_output_tokens("m", None) == 200.0
 
 
 def test_old_answers_are_forgotten_at_the_rate_of_the_newest_fifty() -> None:
@@ -67,7 +67,7 @@ def test_no_report_however_wrong_drives_the_ratio_out_of_bounds(reports: list[tu
     for report in reports:
         estimates.learn("m", *report)
     assert 0.5 <= estimates.bytes_per_token("m") <= 16.0
-    assert estimates.output_tokens("m") > 0
+    assert estimates.expected_output_tokens("m", None) > 0
 
 
 # Prompts that an engine has counted.

@@ -1,7 +1,8 @@
 import pytest
 
-from gateway.routing.engine import Engine, Parts, Work
+from gateway.routing.engine import Engine, Parts
 from gateway.routing.policy import EngineVerdict, as_document, as_header
+from tests.unit.routing.crowds import work
 
 PARTS = Parts(ahead=0.01, prefill=0.0205, cache=0.0, stall=0.0, steps=0.008, slowdown=0.0, slot=0.0, memory=1.5)
 BEST = EngineVerdict(Engine(0, "a"), 1.5385, 496, True, PARTS)
@@ -21,7 +22,7 @@ def test_a_name_that_no_header_can_hold_is_replaced(name: str) -> None:
 
 
 def test_a_document_says_the_same_in_milliseconds() -> None:
-    RANKED.engine.load.start(Work(2, 100, 0.0, observable=True), 0.0)
+    RANKED.engine.load.start(work(2, 100, 0.0, observable=True), 0.0)
     one, other = as_document([BEST, RANKED])
     assert one == {
         "backend": "a", "rank": None, "open": True, "in_flight": 0, "hit_tokens": 496, "cost": 1538.5,

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from gateway.request import Demand
 from gateway.routing.kv_reservations import KvLedger, Reservation, _RadixNode
 from tests.recount import taken_tokens
+from tests.unit.routing.crowds import reserve
 
 BLOCK = 16
 
@@ -69,9 +70,9 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(ask=ASKS, output_tokens=st.integers(0, 50))
     def reserve(self, ask: Demand, output_tokens: int) -> None:
         before, needed = self.ledger.taken_tokens, self.ledger.needed(ask, output_tokens)
-        most = self.ledger.most_needed(ask, output_tokens)
+        most = ask.sequences and ask.prompt_tokens + BLOCK + ask.sequences * (output_tokens + BLOCK)
         assert self.ledger.taken_tokens == before
-        reservation = self.ledger.reserve(ask, output_tokens)
+        reservation = reserve(self.ledger, ask, output_tokens)
         assert reservation not in self.live
         self.live[reservation] = (ask, self._own(ask, output_tokens))
         assert self.ledger.taken_tokens - before == needed <= most
@@ -127,17 +128,17 @@ TestLedgerMachine.settings = settings(max_examples=200, stateful_step_count=40, 
 def test_a_prefix_in_use_by_several_is_counted_once() -> None:
     ledger = KvLedger(BLOCK)
     first, second = ask_of((1, 2, 3), rest=10), ask_of((1, 2, 4), rest=10)
-    ledger.reserve(first, 20)
+    reserve(ledger, first, 20)
     assert ledger.taken_tokens == 300 + 16 + 32
     assert ledger.needed(second, 20) == 100 + 16 + 32
-    ledger.reserve(second, 20)
+    reserve(ledger, second, 20)
     assert ledger.taken_tokens == 400 + 2 * (16 + 32)
 
 
 def test_what_others_still_use_stays_counted_when_its_first_user_leaves() -> None:
     ledger = KvLedger(BLOCK)
-    first = ledger.reserve(ask_of((1, 2, 3)), 16)
-    second = ledger.reserve(ask_of((1, 2, 4)), 16)
+    first = reserve(ledger, ask_of((1, 2, 3)), 16)
+    second = reserve(ledger, ask_of((1, 2, 4)), 16)
     ledger.release(first)
     assert ledger.taken_tokens == 300 + 16
     assert ledger.needed(ask_of((1, 2, 3)), 16) == 100 + 16
@@ -147,14 +148,14 @@ def test_what_others_still_use_stays_counted_when_its_first_user_leaves() -> Non
 
 def test_each_sequence_has_an_answer_of_its_own_in_whole_blocks() -> None:
     ledger = KvLedger(BLOCK)
-    reservation = ledger.reserve(ask_of((1,), sequences=4), 17)
+    reservation = reserve(ledger, ask_of((1,), sequences=4), 17)
     assert ledger.taken_tokens == 100 + 4 * 32
     assert reservation.output_tokens == 4 * 32
 
 
 def test_an_answer_that_outlives_its_reservation_grows_by_a_tenth_in_whole_blocks() -> None:
     ledger = KvLedger(BLOCK)
-    reservation = ledger.reserve(ask_of(()), 320)
+    reservation = reserve(ledger, ask_of(()), 320)
     assert [ledger.on_tokens(reservation, tokens) for tokens in (0, 100, 219)] == [8, 8, 1]
     assert ledger.taken_tokens == 16 + 320
     assert ledger.on_tokens(reservation, 1) == 8
@@ -165,7 +166,7 @@ def test_an_answer_that_outlives_its_reservation_grows_by_a_tenth_in_whole_block
 
 def test_an_answer_grows_no_further_than_its_client_allows() -> None:
     ledger = KvLedger(BLOCK)
-    reservation = ledger.reserve(ask_of((), output_tokens=100), 64)
+    reservation = reserve(ledger, ask_of((), output_tokens=100), 64)
     assert ledger.on_tokens(reservation, 70) == 8
     assert ledger.taken_tokens == 16 + 80
     assert ledger.on_tokens(reservation, 20) == 6
@@ -178,7 +179,7 @@ def test_an_answer_grows_no_further_than_its_client_allows() -> None:
 
 def test_an_answer_that_is_reserved_whole_is_not_followed_beyond_that() -> None:
     ledger = KvLedger(BLOCK)
-    reservation = ledger.reserve(ask_of((), output_tokens=64), 64)
+    reservation = reserve(ledger, ask_of((), output_tokens=64), 64)
     assert ledger.on_tokens(reservation, 60) == 4
     assert ledger.on_tokens(reservation, 7) > 1 << 40  # some events are no tokens
     assert ledger.taken_tokens == 16 + 64
@@ -186,7 +187,7 @@ def test_an_answer_that_is_reserved_whole_is_not_followed_beyond_that() -> None:
 
 def test_what_takes_no_sequence_and_what_has_left_does_not_grow() -> None:
     ledger = KvLedger(BLOCK)
-    lookup, gone = ledger.reserve(ask_of((), sequences=0), 0), ledger.reserve(ask_of(()), 16)
+    lookup, gone = reserve(ledger, ask_of((), sequences=0), 0), reserve(ledger, ask_of(()), 16)
     ledger.release(gone)
     assert ledger.on_tokens(lookup, 1) > 1 << 40
     assert ledger.on_tokens(gone, 100) > 1 << 40
@@ -196,16 +197,16 @@ def test_what_takes_no_sequence_and_what_has_left_does_not_grow() -> None:
 def test_what_takes_no_sequence_takes_nothing() -> None:
     ledger = KvLedger(BLOCK)
     lookup = ask_of((1, 2), sequences=0)
-    assert ledger.needed(lookup, 100) == ledger.most_needed(lookup, 100) == 0
-    ledger.release(ledger.reserve(lookup, 100))
+    assert ledger.needed(lookup, 100) == 0
+    ledger.release(reserve(ledger, lookup, 100))
     assert repr(ledger) == "<KvLedger 0 tokens, 0 requests, 0 prefixes>"
 
 
 @pytest.mark.parametrize("ledger", [KvLedger(BLOCK, shares=False), KvLedger(BLOCK)], ids=["engine", "request"])
 def test_where_the_cache_is_not_read_every_request_counts_for_itself(ledger: KvLedger) -> None:
     ask = ask_of((1, 2), reads_cache=ledger.shares is False)
-    ledger.reserve(ask, 0)
-    ledger.reserve(ask, 0)
+    reserve(ledger, ask, 0)
+    reserve(ledger, ask, 0)
     assert ledger.taken_tokens == 2 * whole(200)
 
 
@@ -219,7 +220,7 @@ def test_prompts_that_are_measured_differently_and_keys_that_collide_leave_nothi
             ask = ask_of(blocks, block_tokens=random.randrange(1, 200))
             if random.random() < 0.5:
                 ask = replace(ask, keys=tuple(random.randrange(6) for _ in blocks))
-            live.append(ledger.reserve(ask, random.randrange(50)))
+            live.append(reserve(ledger, ask, random.randrange(50)))
             assert ledger.taken_tokens == taken_tokens(ledger)
         random.shuffle(live)
         for reservation in live:
@@ -230,7 +231,7 @@ def test_prompts_that_are_measured_differently_and_keys_that_collide_leave_nothi
 
 def test_streams_at_different_places_leave_room_that_the_sum_of_their_ends_does_not() -> None:
     ledger = KvLedger(BLOCK)
-    streams = [ledger.reserve(ask_of((), rest=16, streams=True), 320) for _ in range(4)]
+    streams = [reserve(ledger, ask_of((), rest=16, streams=True), 320) for _ in range(4)]
     assert ledger.taken_tokens == ledger.forecast(0.0).peak_tokens == 4 * 336
     for place, stream in enumerate(streams):
         ledger.on_tokens(stream, 80 * place)
@@ -243,8 +244,8 @@ def test_streams_at_different_places_leave_room_that_the_sum_of_their_ends_does_
 
 def test_an_answer_that_is_not_streamed_is_reckoned_whole_until_it_ends() -> None:
     ledger = KvLedger(BLOCK)
-    ledger.reserve(ask_of((), rest=16), 320)
-    stream = ledger.reserve(ask_of((), rest=16, streams=True), 320)
+    reserve(ledger, ask_of((), rest=16), 320)
+    stream = reserve(ledger, ask_of((), rest=16, streams=True), 320)
     ledger.on_tokens(stream, 160)
     assert ledger.forecast(0.0).peak_tokens == 2 * 336
     assert ledger.peak_with(ask_of((), rest=16), 320, 0.0) == 3 * 336
@@ -253,20 +254,20 @@ def test_an_answer_that_is_not_streamed_is_reckoned_whole_until_it_ends() -> Non
 
 def test_a_prefix_that_others_use_outlasts_a_stream_and_its_own_prompt_does_not() -> None:
     ledger = KvLedger(BLOCK)
-    ledger.reserve(ask_of((1,), streams=False), 16)
-    shared = ledger.reserve(ask_of((1, 2), streams=True), 16)
+    reserve(ledger, ask_of((1,), streams=False), 16)
+    shared = reserve(ledger, ask_of((1, 2), streams=True), 16)
     assert shared.tokens_alone == 100 + 16
-    assert ledger.reserve(ask_of((3,), streams=True), 32).tokens_alone == 100 + 32
+    assert reserve(ledger, ask_of((3,), streams=True), 32).tokens_alone == 100 + 32
     assert ledger.forecast(0.0).base_tokens == 100 + 16
 
 
 def test_a_newcomer_of_several_sequences_is_never_reckoned_too_small() -> None:
     ledger = KvLedger(BLOCK)
-    running = ledger.reserve(ask_of((), rest=16, streams=True), 320)
+    running = reserve(ledger, ask_of((), rest=16, streams=True), 320)
     ledger.on_tokens(running, 160)
     pair = ask_of((), rest=16, sequences=2, streams=True)
     foreseen = ledger.peak_with(pair, 320, 0.0)
-    ledger.reserve(pair, 320)
+    reserve(ledger, pair, 320)
     assert ledger.forecast(0.0).peak_tokens <= foreseen <= ledger.taken_tokens
 
 
@@ -274,7 +275,7 @@ def test_a_key_that_means_another_block_elsewhere_in_a_prompt_is_not_taken_for_i
     ledger, held = KvLedger(BLOCK), []
     for number, keys in enumerate([(1, 2, 3, 4), (1, 7), (1, 2, 7, 8)]):
         ask = replace(ask_of((0,) * len(keys)), keys=keys)
-        held.append(ledger.reserve(ask, 0))
+        held.append(reserve(ledger, ask, 0))
         assert ledger.taken_tokens == taken_tokens(ledger) == (400, 500, 700)[number]
     for reservation in held:
         ledger.release(reservation)
@@ -284,15 +285,15 @@ def test_a_key_that_means_another_block_elsewhere_in_a_prompt_is_not_taken_for_i
 def test_events_that_hold_several_tokens_are_learned_from_what_engines_count() -> None:
     ledger = KvLedger(BLOCK)
     for _ in range(40):
-        done = ledger.reserve(ask_of((), streams=True), 320)
+        done = reserve(ledger, ask_of((), streams=True), 320)
         ledger.on_tokens(done, 160)
         ledger.on_usage(done, 320)
         ledger.release(done)
-    short = ledger.reserve(ask_of((), streams=True), 320)
+    short = reserve(ledger, ask_of((), streams=True), 320)
     ledger.on_tokens(short, 2)
     ledger.on_usage(short, 320)  # teaches nothing
     ledger.release(short)
-    running = ledger.reserve(ask_of((), streams=True), 320)
+    running = reserve(ledger, ask_of((), streams=True), 320)
     ledger.on_tokens(running, 80)
     ends_together, it_ends_later = (16 + 320) + (16 + 160), (16 + 240) + (16 + 160)
     assert ends_together - BLOCK <= ledger.peak_with(ask_of((), streams=True), 160, 1.0) <= ends_together

@@ -134,11 +134,11 @@ def test_whatever_is_learned_a_reservation_is_positive_and_within_its_limit(
 
 def test_what_prompts_have_beyond_their_estimate_is_learned_in_the_mean() -> None:
     lengths = OutputLengths(prompt_excess_tokens=32)
-    assert lengths.prompt_excess_tokens("m") == 32
+    assert lengths.expected("m", "", 0) == 32
     for prompt_tokens in (120, 110) * 100:
         lengths.answered(Demand("m", prompt_tokens=100), Usage(prompt_tokens, 5))
-    assert lengths.prompt_excess_tokens("m") == 15
+    assert lengths.expected("m", "", 0) == 15
     for _ in range(300):
         lengths.answered(Demand("m", prompt_tokens=100), Usage(80, 0))
-    assert lengths.prompt_excess_tokens("m") == 0, "headroom is not given away"
-    assert lengths.prompt_excess_tokens("other") == 32
+    assert lengths.expected("m", "", 0) == 0, "headroom is not given away"
+    assert lengths.expected("other", "", 0) == 32

@@ -3,9 +3,10 @@ import pytest
 
 from gateway.request import Demand
 from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
-from gateway.routing.engine import CostModel, Engine, Option, Work, prefill_seconds
-from gateway.routing.estimates import Calibrations, Estimates
+from gateway.routing.engine import CostModel, Engine, prefill_seconds
+from gateway.routing.estimates import Estimates
 from gateway.routing.policy import WORTH, Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
+from tests.unit.routing.crowds import options_of, work
 
 KEYS = tuple(range(1, 6))  # 2 KiB of prompt, at 4 bytes a token
 EDGES = (256, 512, 1024, 1536, 2048)
@@ -22,25 +23,25 @@ def asking(tokens: int) -> Demand:
 
 def busy(engine: Engine, requests: int) -> None:
     for _ in range(requests):
-        work = Work(1, 1000, 0.0, observable=True)
-        engine.load.start(work, 0.0)
-        engine.load.first_token(work, 0.0)
+        started = work(1, 1000, 0.0, observable=True)
+        engine.load.start(started, 0.0)
+        engine.load.first_token(started, 0.0)
 
 
 def prefix_policy(count: int = 3) -> tuple[PrefixPolicy, PrefixIndex]:
     index = PrefixIndex([1 << 30] * count)
-    return PrefixPolicy(Calibrations(CostModel()), HitPredictor(index, HitAccuracy()), Estimates(), Affinity()), index
+    return PrefixPolicy(HitPredictor(index, HitAccuracy()), Estimates(), Affinity()), index
 
 
 def cheapest(policy: Policy, ask: Demand, among: list[Engine]) -> str:
-    return min(policy.options(ask, among, 0.0), key=lambda option: option.cost).engine.name
+    return min(options_of(policy, ask, among, 0.0), key=lambda option: option.cost).engine.name
 
 
 def test_prefix_prefers_the_backend_that_holds_the_prompt() -> None:
     policy, index = prefix_policy()
     index.record(1, KEYS, EDGES)
     ask = asking(525)
-    options = policy.options(ask, engines(), 0.0)
+    options = options_of(policy, ask, engines(), 0.0)
     assert [option.hit_tokens for option in options] == [0, 512, 0]
     assert cheapest(policy, ask, engines()) == "b"
     assert options[1].prefill_seconds < options[0].prefill_seconds
@@ -57,7 +58,7 @@ def test_prefix_leaves_the_holder_when_it_is_much_busier() -> None:
 def test_prefix_remembers_what_was_placed_where() -> None:
     policy, index = prefix_policy()
     ask = asking(525)
-    policy.placed(ask, policy.options(ask, engines(), 0.0)[2])
+    policy.placed(ask, options_of(policy, ask, engines(), 0.0)[2].engine)
     assert index.depths(KEYS) == [0, 0, len(KEYS)]
 
 
@@ -66,7 +67,7 @@ def test_each_option_has_the_prefill_of_its_own_hit_and_speed() -> None:
     index.record(1, KEYS, EDGES)
     index.record(3, KEYS, EDGES)
     among = [Engine(index, "abcd"[index], slowness=slowness) for index, slowness in enumerate((1.0, 1.0, 2.0, 2.0))]
-    prefills = [option.prefill_seconds for option in policy.options(asking(525), among, 0.0)]
+    prefills = [option.prefill_seconds for option in options_of(policy, asking(525), among, 0.0)]
     model = CostModel()
     expected = [
         prefill_seconds(model, engine.slowness, 525, hit) for engine, hit in zip(among, (0, 512, 0, 512), strict=True)
@@ -78,7 +79,7 @@ def test_each_option_has_the_prefill_of_its_own_hit_and_speed() -> None:
 def test_a_hit_is_never_longer_than_the_prompt() -> None:
     policy, index = prefix_policy(1)
     index.record(0, KEYS, EDGES)
-    [option] = policy.options(asking(100), engines(1), 0.0)
+    [option] = options_of(policy, asking(100), engines(1), 0.0)
     assert option.hit_tokens == 96
 
 
@@ -86,7 +87,7 @@ def test_options_come_in_the_order_of_the_engines_given_though_some_are_missing(
     policy, index = prefix_policy(3)
     index.record(2, KEYS, EDGES)
     a, _, c = engines()
-    options = policy.options(asking(512), [c, a], 0.0)
+    options = options_of(policy, asking(512), [c, a], 0.0)
     assert [(option.engine.name, option.hit_tokens) for option in options] == [("c", 496), ("a", 0)]
 
 
@@ -94,9 +95,9 @@ def test_a_short_answer_makes_a_busy_backend_cheaper() -> None:
     policy, _ = prefix_policy(1)
     among = engines(1)
     busy(among[0], 20)
-    [long] = policy.options(Demand("m", prompt_tokens=100), among, 0.0)
-    [short] = policy.options(Demand("m", prompt_tokens=100, output_tokens=1), among, 0.0)
-    [longer] = policy.options(Demand("m", prompt_tokens=100, output_tokens=100_000), among, 0.0)
+    [long] = options_of(policy, Demand("m", prompt_tokens=100), among, 0.0)
+    [short] = options_of(policy, Demand("m", prompt_tokens=100, output_tokens=1), among, 0.0)
+    [longer] = options_of(policy, Demand("m", prompt_tokens=100, output_tokens=100_000), among, 0.0)
     assert short.cost < long.cost == longer.cost
 
 
@@ -113,24 +114,24 @@ def test_round_robin_goes_round() -> None:
     policy, among = RoundRobinPolicy(), engines()
     order = []
     for _ in range(7):
-        option = min(policy.options(Demand("m"), among, 0.0), key=lambda option: option.cost)
-        policy.placed(Demand("m"), option)
+        option = min(options_of(policy, Demand("m"), among, 0.0), key=lambda option: option.cost)
+        policy.placed(Demand("m"), option.engine)
         order.append(option.engine.name)
     assert order == list("abcabca")
 
 
 def test_round_robin_passes_over_backends_that_are_missing() -> None:
     policy, (a, b, c) = RoundRobinPolicy(), engines()
-    policy.placed(Demand("m"), policy.options(Demand("m"), [a, b, c], 0.0)[0])
+    policy.placed(Demand("m"), options_of(policy, Demand("m"), [a, b, c], 0.0)[0].engine)
     assert cheapest(policy, Demand("m"), [a, c]) == "c"
-    policy.placed(Demand("m"), policy.options(Demand("m"), [a, b, c], 0.0)[2])
+    policy.placed(Demand("m"), options_of(policy, Demand("m"), [a, b, c], 0.0)[2].engine)
     assert cheapest(policy, Demand("m"), [a, b]) == "a"
 
 
 @pytest.mark.parametrize("policy", [LeastLoadedPolicy(), RoundRobinPolicy()])
 def test_policies_without_an_index_do_not_wait_for_the_best(policy: Policy) -> None:
     assert not policy.waits_for_best
-    assert policy.options(Demand("m"), [], 0.0) == []
+    assert options_of(policy, Demand("m"), [], 0.0) == []
 
 
 def test_the_prefix_policy_waits_for_the_best_backend() -> None:
@@ -143,14 +144,18 @@ def test_the_parts_of_an_options_cost_are_all_of_it_but_what_a_hint_takes_off() 
     among = engines()
     busy(among[0], 3)
     ask = asking(525)
-    options = policy.options(ask, among, 0.0)
-    for option, parts in zip(options, policy.parts(ask, options, 0.0), strict=True):
+    model, options = CostModel(), options_of(policy, ask, among, 0.0)
+    priced = policy.options(ask, among, model, 0.0)
+    for option, parts in zip(options, policy.parts(ask, priced, model, 0.0), strict=True):
         assert sum(parts) == pytest.approx(option.cost)
     ask.hint = 5
-    policy.placed(ask, options[1])
-    hinted = policy.options(ask, among, 0.0)
+    policy.placed(ask, options[1].engine)
+    hinted = options_of(policy, ask, among, 0.0)
     assert hinted[1].cost < options[1].cost
-    assert [sum(parts) for parts in policy.parts(ask, hinted, 0.0)] == pytest.approx([each.cost for each in options])
+    priced = policy.options(ask, among, model, 0.0)
+    assert [sum(parts) for parts in policy.parts(ask, priced, model, 0.0)] == pytest.approx(
+        [each.cost for each in options]
+    )
 
 
 def test_the_ranking_of_many_is_that_of_each() -> None:
@@ -161,11 +166,11 @@ def test_the_ranking_of_many_is_that_of_each() -> None:
     asks = [asking(525), asking(4000), Demand("m", prompt_tokens=50, output_tokens=1), asking(600), asking(525)]
     asks[3].hint, asks[4].hint = 5, 6
     for hint, at in ((5, 1), (6, 2)):  # the second of them is at an engine that holds less
-        policy.placed(Demand("m", hint=hint), Option(among[at], 0.0, 0.0, 0))
+        policy.placed(Demand("m", hint=hint), among[at])
     hits = [np.array(policy.hits(ask, among), dtype=np.float64) for ask in asks]
-    ranking = policy.ranking(asks, hits, among, 0.0)
+    ranking = policy.ranking(asks, hits, among, CostModel(), 0.0)
     for row, ask in enumerate(asks):
-        options = policy.options(ask, among, 0.0)
+        options = options_of(policy, ask, among, 0.0)
         assert ranking.cost[row] == pytest.approx([option.cost for option in options], abs=1e-8)
         assert [ranking.prefill(row, at) for at in range(3)] == pytest.approx(
             [each.prefill_seconds for each in options]
@@ -177,8 +182,8 @@ def test_a_hint_still_counts_when_the_load_of_its_engine_has_changed() -> None:
     among = engines()
     asks = [asking(4000), asking(4000)]
     asks[0].hint = 5
-    policy.placed(Demand("m", hint=5), Option(among[1], 0.0, 0.0, 0))
-    ranking = policy.ranking(asks, [np.zeros(3), np.zeros(3)], among, 0.0)
+    policy.placed(Demand("m", hint=5), among[1])
+    ranking = policy.ranking(asks, [np.zeros(3), np.zeros(3)], among, CostModel(), 0.0)
     busy(among[1], 3)
     ranking.bound(1)
     assert ranking.cost[1, 1] - ranking.cost[0, 1] == pytest.approx(WORTH * ranking.prefill(0, 1))
@@ -187,21 +192,21 @@ def test_a_hint_still_counts_when_the_load_of_its_engine_has_changed() -> None:
 @pytest.mark.parametrize("policy", [LeastLoadedPolicy(), RoundRobinPolicy()])
 def test_policies_without_an_index_predict_no_hits_and_have_no_parts(policy: Policy) -> None:
     among = engines()
-    options = policy.options(Demand("m"), among, 0.0)
+    options = policy.options(Demand("m"), among, CostModel(), 0.0)
     assert policy.hits(asking(100), among) == [0, 0, 0]
-    assert policy.parts(Demand("m"), options, 0.0) == [None] * 3
-    ranking = policy.ranking([Demand("m")] * 2, [], among, 0.0)
+    assert policy.parts(Demand("m"), options, CostModel(), 0.0) == [None] * 3
+    ranking = policy.ranking([Demand("m")] * 2, [], among, CostModel(), 0.0)
     assert [ranking.best(row) for row in range(2)] == [0, 0]
 
 
 def test_round_robin_ranks_anew_as_the_turn_passes_on() -> None:
     policy, among = RoundRobinPolicy(), engines()
-    ranking = policy.ranking([Demand("m")] * 4, [], among, 0.0)
+    ranking = policy.ranking([Demand("m")] * 4, [], among, CostModel(), 0.0)
     order = []
     for row in range(4):
         best = ranking.best(row)
         assert best is not None
-        policy.placed(Demand("m"), policy.options(Demand("m"), among, 0.0)[best])
+        policy.placed(Demand("m"), options_of(policy, Demand("m"), among, 0.0)[best].engine)
         ranking.bound(best)
         order.append(best)
     assert order == [0, 1, 2, 0]
@@ -209,5 +214,5 @@ def test_round_robin_ranks_anew_as_the_turn_passes_on() -> None:
 
 def test_a_request_without_blocks_leaves_nothing_in_the_record() -> None:
     policy, index = prefix_policy()
-    policy.placed(Demand("m"), policy.options(Demand("m"), engines(), 0.0)[0])
+    policy.placed(Demand("m"), options_of(policy, Demand("m"), engines(), 0.0)[0].engine)
     assert index.used_bytes(0) == 0

@@ -1,14 +1,13 @@
-from collections.abc import Sequence
-
 from gateway.request import Demand
-from gateway.routing.cost_matrix import OneByOne
-from gateway.routing.engine import Engine, Option, Work
+from gateway.routing.cost_matrix import Ranking
+from gateway.routing.engine import CostModel, Engine
 from gateway.routing.policy import LeastLoadedPolicy
+from tests.unit.routing.crowds import work
 
 
 def busy(engine: Engine, requests: int) -> None:
     for _ in range(requests):
-        engine.load.start(Work(1, 100, 0.0, observable=True), 0.0)
+        engine.load.start(work(1, 100, 0.0, observable=True), 0.0)
 
 
 def engines(*in_flight: int) -> list[Engine]:
@@ -18,9 +17,8 @@ def engines(*in_flight: int) -> list[Engine]:
     return made
 
 
-def ranking(among: list[Engine], rows: int = 2) -> OneByOne:
-    policy = LeastLoadedPolicy()
-    return OneByOne([Demand("m")] * rows, among, lambda ask, engines: policy.options(ask, engines, 0.0))
+def ranking(among: list[Engine]) -> Ranking:
+    return Ranking(among, lambda _: LeastLoadedPolicy().options(Demand("m"), among, CostModel(), 0.0).costs)
 
 
 def test_engines_come_cheapest_first() -> None:
@@ -30,12 +28,9 @@ def test_engines_come_cheapest_first() -> None:
 
 
 def test_of_equal_costs_the_quietest_comes_first_then_the_one_that_was_chosen_less_often() -> None:
-    def same(_: Demand, among: Sequence[Engine]) -> list[Option]:
-        return [Option(engine, 1.0, 0.0, 0) for engine in among]
-
     among = engines(2, 1, 1)
     among[1].placed = 5
-    assert OneByOne([Demand("m")], among, same).by_cost(0) == [2, 1, 0]
+    assert Ranking(among, lambda _: [1.0, 1.0, 1.0]).by_cost(0) == [2, 1, 0]
 
 
 def test_loads_are_read_again_after_a_request_was_bound() -> None:
@@ -48,7 +43,7 @@ def test_loads_are_read_again_after_a_request_was_bound() -> None:
 
 
 def test_an_engine_can_be_closed_to_one_request_or_to_all() -> None:
-    ranks = ranking(engines(1, 0, 2), rows=3)
+    ranks = ranking(engines(1, 0, 2))
     ranks.close(1, 0)
     assert [ranks.best(row) for row in range(3)] == [0, 1, 1]
     ranks.close(1)

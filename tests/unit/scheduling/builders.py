@@ -9,7 +9,7 @@ from gateway.routing.engine import CostModel, Engine
 from gateway.routing.estimates import Calibrations, Estimates, OutputLengths
 from gateway.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
-from gateway.scheduling.wait_queue import Queue
+from gateway.scheduling.wait_queue import Queue, ScanOrder, Ticket
 
 POLICIES = ("prefix", "least_loaded", "round_robin")
 WINDOW_SECONDS = 0.1
@@ -45,9 +45,9 @@ class Hall:
         self.scheduler.refresh()
 
 
-def policy_of(name: str, calibration: Calibrations, index: PrefixIndex, estimates: Estimates) -> Policy:
+def policy_of(name: str, index: PrefixIndex, estimates: Estimates) -> Policy:
     if name == "prefix":
-        return PrefixPolicy(calibration, HitPredictor(index, HitAccuracy()), estimates, Affinity())
+        return PrefixPolicy(HitPredictor(index, HitAccuracy()), estimates, Affinity())
     return LeastLoadedPolicy() if name == "least_loaded" else RoundRobinPolicy()
 
 
@@ -76,10 +76,16 @@ def hall(
     )
     calibration = Calibrations(CostModel(), WINDOW_SECONDS)
     find: Callable[[str], Sequence[Engine] | None] = serving.get
-    scheduler = Scheduler(find, policy_of(policy, calibration, index, estimates), queue, lengths, calibration, settings)
+    scheduler = Scheduler(find, policy_of(policy, index, estimates), queue, lengths, calibration, settings)
     return Hall(sites, scheduler, queue, index, estimates, lengths, calibration, serving)
 
 
 def ask(**fields: object) -> Demand:
     """A small streamed request to the model `m`."""
     return Demand(**({"model": "m", "prompt_tokens": 100, "streams": True, "size_bytes": 10} | fields))  # type: ignore[arg-type]
+
+
+def in_order(queue: Queue, model: str, order: ScanOrder) -> list[Ticket]:
+    """The first tickets of a model's queue."""
+    waiting = queue.of_model(model)
+    return [] if waiting is None else waiting.in_order(order)

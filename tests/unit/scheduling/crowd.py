@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from gateway.request import Demand
-from gateway.scheduling.scheduler import Binding
+from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import Hall
 
@@ -21,7 +21,7 @@ class Crowd:
     random: Random = field(default_factory=lambda: Random(1))
     served: Counter[str] = field(default_factory=Counter)
     waits: dict[str, list[float]] = field(default_factory=dict)
-    running: list[tuple[float, Binding, int]] = field(default_factory=list)
+    running: list[tuple[float, Lease, int]] = field(default_factory=list)
     lengths: dict[Ticket, int] = field(default_factory=dict)
 
     def send(self, ask: Demand, output_tokens: int) -> bool:
@@ -45,19 +45,19 @@ class Crowd:
         self.here.now += STEP_SECONDS
         ended = [one for one in self.running if one[0] <= self.here.now]
         self.running = [one for one in self.running if one[0] > self.here.now]
-        for _, binding, output_tokens in ended:
-            ask = binding.demand
-            served = ask.prompt_tokens - binding.hit_tokens + output_tokens
+        for _, lease, output_tokens in ended:
+            ask = lease.demand
+            served = ask.prompt_tokens - lease.hit_tokens + output_tokens
             self.served[ask.tenant] += served
-            self.here.scheduler.release(binding, self.here.now, answered=True, served_tokens=served)
+            self.here.scheduler.release(lease, self.here.now, answered=True, served_tokens=served)
         self.drain()
 
     def drain(self) -> None:
         for ticket, granted in self.here.scheduler.scan_queue("m", self.here.now):
-            assert isinstance(granted, Binding)
+            assert isinstance(granted, Lease)
             self._bound(granted, self.lengths.pop(ticket))
 
-    def _bound(self, binding: Binding, output_tokens: int) -> None:
-        self.here.scheduler.first_token(binding, self.here.now)
-        self.waits.setdefault(binding.demand.tenant, []).append(binding.waited_seconds)
-        self.running.append((self.here.now + 0.001 * output_tokens, binding, output_tokens))
+    def _bound(self, lease: Lease, output_tokens: int) -> None:
+        self.here.scheduler.first_token(lease, self.here.now)
+        self.waits.setdefault(lease.demand.tenant, []).append(lease.waited_seconds)
+        self.running.append((self.here.now + 0.001 * output_tokens, lease, output_tokens))

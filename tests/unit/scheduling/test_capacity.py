@@ -1,11 +1,12 @@
 import pytest
 
 from gateway.request import Demand
-from gateway.routing.engine import CostModel, Engine, Work
-from gateway.routing.estimates import Calibrations, OutputLengths
-from gateway.scheduling.admission import Capacity
+from gateway.routing.engine import CostModel, Engine
+from gateway.routing.estimates import Calibration, OutputLengths
+from gateway.scheduling.admission import Capacity, slots_of
+from tests.unit.routing.crowds import reserve, work
 
-CAPACITY = Capacity(Calibrations(CostModel(), window_seconds=0.1), OutputLengths())
+CAPACITY = Capacity(Calibration(CostModel(), window_seconds=0.1), OutputLengths())
 
 
 def engine(
@@ -14,10 +15,10 @@ def engine(
     """An engine with so many sequences, of which one is in prefill if there is some ahead."""
     made = Engine(0, "a", cap=cap, slots=cap if slots is None else slots, kv_cache_tokens=kv)
     for number in range(running):
-        work = Work(1, 400, ahead if number == 0 else 0.0, observable=True)
-        made.load.start(work, 0.0)
+        started = work(1, 400, ahead if number == 0 else 0.0, observable=True)
+        made.load.start(started, 0.0)
         if number or not ahead:
-            made.load.first_token(work, 0.0)
+            made.load.first_token(started, 0.0)
     return made
 
 
@@ -34,13 +35,13 @@ def engine(
     ids=["idle", "a slot is free", "full", "a little ahead", "too much ahead", "full for a slow start"],
 )
 def test_an_engine_is_open_while_a_slot_is_free_and_little_prefill_is_ahead(where: Engine, is_open: bool) -> None:
-    assert CAPACITY.is_open(where, "m", 0.0) is is_open
+    assert CAPACITY.is_open(where, 0.0) is is_open
     assert CAPACITY.admits(where, Demand("m"), 0.0) is is_open
 
 
 def test_time_opens_an_engine_whose_prefill_goes_on() -> None:
     where = engine(running=1, ahead=0.3)
-    assert [CAPACITY.is_open(where, "m", now) for now in (0.0, 0.19, 0.21)] == [False, False, True]
+    assert [CAPACITY.is_open(where, now) for now in (0.0, 0.19, 0.21)] == [False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_while_a_backend_starts_slowly_a_wide_request_runs_there_alone() -> None
 def beside(ask: Demand, kv: int | None, running: int = 1) -> Engine:
     """An engine with a request that has reserved its tokens."""
     made = engine(kv=kv, running=running)
-    CAPACITY.reserve(made, ask)
+    reserve(made.kv, ask, 512 if ask.output_tokens is None else ask.output_tokens)
     return made
 
 
@@ -76,7 +77,7 @@ def beside(ask: Demand, kv: int | None, running: int = 1) -> Engine:
 def test_the_kv_cache_is_filled_to_the_headroom_in_whole_blocks(prompt: int, admits: bool) -> None:
     ask, there = Demand("m", prompt_tokens=prompt, output_tokens=200), Demand("m", prompt_tokens=400, output_tokens=96)
     assert CAPACITY.admits(beside(there, 1000), ask, 0.0) is admits
-    assert CAPACITY.is_open(beside(there, 1000), "m", 0.0)
+    assert CAPACITY.is_open(beside(there, 1000), 0.0)
     assert CAPACITY.admits(beside(there, None), ask, 0.0)
     assert CAPACITY.admits(beside(there, 1000, running=0), ask, 0.0)
 
@@ -94,44 +95,33 @@ def test_a_prompt_that_shares_most_of_its_blocks_with_one_that_runs_fits_where_a
 
 def test_an_engine_whose_kv_cache_is_full_is_not_open_unless_it_is_idle() -> None:
     there = Demand("m", prompt_tokens=928, output_tokens=16)
-    assert not CAPACITY.is_open(beside(there, 1000), "m", 0.0)
-    assert CAPACITY.is_open(beside(there, 1024), "m", 0.0)
-    assert CAPACITY.is_open(beside(there, None), "m", 0.0)
-    assert CAPACITY.is_open(beside(there, 1000, running=0), "m", 0.0)
+    assert not CAPACITY.is_open(beside(there, 1000), 0.0)
+    assert CAPACITY.is_open(beside(there, 1024), 0.0)
+    assert CAPACITY.is_open(beside(there, None), 0.0)
+    assert CAPACITY.is_open(beside(there, 1000, running=0), 0.0)
 
 
 def test_an_idle_engine_takes_a_prompt_larger_than_its_kv_cache() -> None:
     assert CAPACITY.admits(engine(kv=1000), Demand("m", prompt_tokens=100_000), 0.0)
 
 
-@pytest.mark.parametrize(("allowed", "expected"), [(None, 512), (50, 50), (5000, 512), (0, 0)])
-def test_an_answer_is_as_long_as_usual_or_as_the_client_allows(allowed: int | None, expected: int) -> None:
-    assert CAPACITY.output_tokens(Demand("m", output_tokens=allowed)) == expected
-
-
 def test_slots_taken_are_sequences_and_all_there_are_for_what_can_be_divided() -> None:
-    assert CAPACITY.slots_of(Demand("m", sequences=9), engine()) == 9
-    assert CAPACITY.slots_of(Demand("m", sequences=9, divisible=True), engine()) == 4
-    assert CAPACITY.slots_of(Demand("m", sequences=3, divisible=True), engine()) == 3
-
-
-def test_the_emptiest_engine_is_the_one_with_the_smallest_share_taken_that_can_run_the_request_at_all() -> None:
-    small, full, roomy = engine(cap=2), engine(cap=4, running=3), engine(cap=8, running=4)
-    assert CAPACITY.emptiest(Demand("m"), [small, full, roomy]) is small
-    assert CAPACITY.emptiest(Demand("m", sequences=3), [small, full, roomy]) is roomy
+    assert slots_of(Demand("m", sequences=9), engine()) == 9
+    assert slots_of(Demand("m", sequences=9, divisible=True), engine()) == 4
+    assert slots_of(Demand("m", sequences=3, divisible=True), engine()) == 3
 
 
 def test_streams_near_their_end_admit_a_request_that_would_not_fit_beside_all_final_lengths() -> None:
     judge, where = CAPACITY, engine(kv=1600, cap=8, running=4)
     wish = Demand("m", prompt_tokens=16, output_tokens=320, streams=True)
-    streams = [judge.reserve(where, wish) for _ in range(4)]
+    streams = [reserve(where.kv, wish, 320) for _ in range(4)]
     assert not judge.admits(where, wish, 0.0)
     for place, stream in enumerate(streams):
         where.kv.on_tokens(stream, 80 * place)
     assert judge.admits(where, wish, 1.0)
-    assert judge.is_open(where, "m", 1.0)
+    assert judge.is_open(where, 1.0)
     for _ in range(3):
-        judge.reserve(where, wish)
+        reserve(where.kv, wish, 320)
     assert not judge.admits(where, wish, 1.0)
 
 
@@ -140,31 +130,29 @@ def test_streams_near_their_end_admit_a_request_that_would_not_fit_beside_all_fi
 )  # fmt: skip
 def test_the_last_slots_are_not_for_those_they_are_kept_from(slots: int, last: int) -> None:
     fits, full = engine(cap=slots, running=slots - last - 1), engine(cap=slots, running=slots - last)
-    assert CAPACITY.is_open(fits, "m", 0.0, guarded=True)
+    assert CAPACITY.is_open(fits, 0.0, guarded=True)
     assert CAPACITY.admits(fits, Demand("m"), 0.0, guarded=True)
-    assert not CAPACITY.is_open(full, "m", 0.0, guarded=True)
+    assert not CAPACITY.is_open(full, 0.0, guarded=True)
     assert not CAPACITY.admits(full, Demand("m"), 0.0, guarded=True)
-    assert CAPACITY.is_open(full, "m", 0.0) is CAPACITY.admits(full, Demand("m"), 0.0) is (last > 0)
+    assert CAPACITY.is_open(full, 0.0) is CAPACITY.admits(full, Demand("m"), 0.0) is (last > 0)
 
 
 def test_nor_is_the_last_of_the_kv_cache() -> None:
     here, where = CAPACITY, engine(cap=16, kv=16_000, running=1)
     for tokens, for_all, for_guarded in ((14_000, True, True), (15_000, True, False), (15_200, False, False)):
-        held = here.reserve(where, Demand("m", prompt_tokens=tokens - 16, output_tokens=16))
+        held = reserve(where.kv, Demand("m", prompt_tokens=tokens - 16, output_tokens=16), 16)
         small = Demand("m", prompt_tokens=16, output_tokens=16)
-        assert here.admits(where, small, 0.0) is here.is_open(where, "m", 0.0) is for_all, tokens
-        assert (
-            here.admits(where, small, 0.0, guarded=True) is here.is_open(where, "m", 0.0, guarded=True) is for_guarded
-        )
+        assert here.admits(where, small, 0.0) is here.is_open(where, 0.0) is for_all, tokens
+        assert here.admits(where, small, 0.0, guarded=True) is here.is_open(where, 0.0, guarded=True) is for_guarded
         where.kv.release(held)
 
 
 @pytest.mark.parametrize(("ahead", "for_all", "for_guarded"), [(0.07, True, True), (0.08, True, False)])
 def test_nor_is_the_last_of_the_prefill_window(ahead: float, for_all: bool, for_guarded: bool) -> None:
     where = engine(cap=16, running=1, ahead=ahead)
-    assert CAPACITY.is_open(where, "m", 0.0) is CAPACITY.admits(where, Demand("m"), 0.0) is for_all
+    assert CAPACITY.is_open(where, 0.0) is CAPACITY.admits(where, Demand("m"), 0.0) is for_all
     assert (
-        CAPACITY.is_open(where, "m", 0.0, guarded=True)
+        CAPACITY.is_open(where, 0.0, guarded=True)
         is CAPACITY.admits(where, Demand("m"), 0.0, guarded=True)
         is for_guarded
     )

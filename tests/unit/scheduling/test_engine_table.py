@@ -77,13 +77,13 @@ def test_a_limit_that_moves_voids_what_was_made_of_it_and_one_that_does_not_void
 
 def test_a_model_is_served_while_a_backend_of_it_is_there() -> None:
     here = hall(1)
-    table = here.scheduler.table
+    table = here.scheduler
     assert table.is_served(ask())
     assert not table.is_served(ask(pinned="z"))
     assert not table.is_served(ask(model="other"))
-    assert table.may_be_served("m")
-    assert table.may_be_served("other")  # it never will be: requests that wait for it are refused
+    assert here.scheduler._may_be_served("m")
+    assert here.scheduler._may_be_served("other")  # it never will be: requests that wait for it are refused
     here.serving["m"] = []
     here.changed()
     assert not table.is_served(ask())
-    assert not table.may_be_served("m")
+    assert not here.scheduler._may_be_served("m")

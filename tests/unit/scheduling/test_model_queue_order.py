@@ -143,8 +143,8 @@ class OrderMachine(RuleBasedStateMachine):
     def what_is_kept_is_of_those_who_wait(self) -> None:
         flows = list(self.line.flows)
         for batch in (False, True):
-            assert len(self.tenants.clocks[batch].waiting) == sum(flow.batch == batch for flow in flows)
-        assert len(self.tenants.clocks[1].starving) + len(self.line._ages) == sum(flow.batch for flow in flows)
+            assert len(self.tenants.clocks[batch].waiting.entries) == sum(flow.batch == batch for flow in flows)
+        assert len(self.tenants.clocks[1].starving.entries) + len(self.line._ages) == sum(flow.batch for flow in flows)
 
     def order(self, *, by_turn: bool = True) -> ScanOrder:
         return ScanOrder(SCAN, self.now - STARVATION_SECONDS, by_turn)

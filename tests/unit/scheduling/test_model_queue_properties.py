@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.scheduling.wait_queue import Queue, ScanOrder, Ticket
-from tests.unit.scheduling.builders import ask
+from tests.unit.scheduling.builders import ask, in_order
 
 STARVATION_SECONDS = 30.0
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
@@ -44,7 +44,7 @@ class LineMachine(RuleBasedStateMachine):
         self.tenants.arrived(wish, self.now)
         ticket = Ticket(wish, self.now, frozenset(), 0.0)
         ticket.tokens, ticket.turn = float(tokens), float(next(self.turns))
-        self.queue.join(ticket, 1.0)
+        self.queue.join(ticket)
         self.waiting.append(ticket)
         self._note_who_waits()
 
@@ -59,7 +59,7 @@ class LineMachine(RuleBasedStateMachine):
 
     @rule(how_many=st.integers(1, 12))
     def serve(self, how_many: int) -> None:
-        for ticket in self.queue.in_order("m", self.order(how_many)):
+        for ticket in in_order(self.queue, "m", self.order(how_many)):
             kind = self._kind(ticket)
             self.queue.serve(ticket, self.order(how_many))
             self.tenants.bound(self.tenants.of(ticket.demand), ticket.demand, 1, ticket.tokens, False)
@@ -89,7 +89,7 @@ class LineMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_look_finds_each_once_and_as_many_as_it_should(self) -> None:
-        found = self.queue.in_order("m", self.order(SCAN))
+        found = in_order(self.queue, "m", self.order(SCAN))
         assert len(found) == len(set(found)) == min(SCAN, len(self.waiting))
         assert set(found) <= set(self.waiting)
 
@@ -123,11 +123,11 @@ class LineMachine(RuleBasedStateMachine):
         return ScanOrder(scan, self.now - STARVATION_SECONDS, by_turn=True)
 
     def _all(self) -> list[Ticket]:
-        return self.queue.in_order("m", self.order(1000))
+        return in_order(self.queue, "m", self.order(1000))
 
     def _look(self) -> None:
         """As the gate does when anything has changed: it notices who starves by now."""
-        self.queue.in_order("m", self.order(SCAN))
+        in_order(self.queue, "m", self.order(SCAN))
 
     def _starves(self, ticket: Ticket) -> bool:
         return ticket.arrived_seconds < self.now - STARVATION_SECONDS

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.request import Demand
-from gateway.routing.engine import CostModel, Engine, Work
-from gateway.routing.estimates import Calibrations, OutputLengths
+from gateway.routing.engine import CostModel, Engine
+from gateway.routing.estimates import Calibration, OutputLengths
 from gateway.scheduling.admission import Capacity, QueueScan
 from gateway.scheduling.wait_queue import Ticket
+from tests.unit.routing.crowds import work
 
 NOW, STARVATION_SECONDS = 100.0, 30.0
-CAPACITY = Capacity(Calibrations(CostModel(), window_seconds=0.1), OutputLengths())
+CAPACITY = Capacity(Calibration(CostModel(), window_seconds=0.1), OutputLengths())
 
 
 class Written:
@@ -62,9 +63,9 @@ class Scene:
         self.bound: list[str] = []
 
     def take(self, engine: Engine, sequences: int = 1) -> None:
-        work = Work(sequences, 100, 0.0, observable=True)
-        engine.load.start(work, NOW)
-        engine.load.first_token(work, NOW)
+        started = work(sequences, 100, 0.0, observable=True)
+        engine.load.start(started, NOW)
+        engine.load.first_token(started, NOW)
 
     def bind(self, ticket: Ticket, column: int, prefill_seconds: float) -> None:
         row = self.tickets.index(ticket)
@@ -74,14 +75,14 @@ class Scene:
 
     def run(self, *, waits_for_best: bool = True, much: str = "", all_guarded: bool = False) -> list[str]:
         """`much`: the rows of tenants over their share."""
-        is_open = [CAPACITY.is_open(engine, "m", NOW, guarded=all_guarded) for engine in self.engines]
+        is_open = [CAPACITY.is_open(engine, NOW, guarded=all_guarded) for engine in self.engines]
         is_over_share = (lambda ticket: str(self.tickets.index(ticket)) in much) if much else None
         QueueScan(
             self.engines, self.ranking, is_open, CAPACITY, STARVATION_SECONDS, waits_for_best, self.bind, is_over_share,
             all_guarded,
         ).run(self.tickets, NOW)  # fmt: skip
         assert is_open == [
-            CAPACITY.is_open(engine, "m", NOW, guarded=all_guarded) and (None, column) not in self.ranking.closed
+            CAPACITY.is_open(engine, NOW, guarded=all_guarded) and (None, column) not in self.ranking.closed
             for column, engine in enumerate(self.engines)
         ]
         return self.bound
@@ -164,3 +165,13 @@ def test_a_starving_request_of_a_tenant_over_its_share_reserves_an_engine_from_i
 def test_where_all_have_much_engines_with_the_last_slots_alone_count_as_closed() -> None:
     scene = Scene(Written("ab", "ba"), 1, 2, slots=4)
     assert scene.run(all_guarded=True) == ["1 to b"]
+
+
+def test_the_emptiest_engine_is_the_one_with_the_smallest_share_taken_that_can_run_the_request_at_all() -> None:
+    engines = [Engine(0, "a", cap=2, slots=2), Engine(1, "b", cap=4, slots=4), Engine(2, "c", cap=8, slots=8)]
+    for engine, running in zip(engines, (0, 3, 4), strict=True):
+        for _ in range(running):
+            engine.load.start(work(1, 100, 0.0, observable=True), 0.0)
+    scan = QueueScan(engines, Written(), [True] * 3, CAPACITY, STARVATION_SECONDS, True, lambda *_: None)  # type: ignore[arg-type]
+    assert min(range(3), key=lambda at: scan._fullness(at, Demand("m"))) == 0
+    assert min(range(3), key=lambda at: scan._fullness(at, Demand("m", sequences=3))) == 2

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from gateway.request import Demand
 from gateway.routing.cost_matrix import CostMatrix
-from gateway.routing.engine import CostModel, Engine, Work
-from gateway.routing.estimates import Calibrations, OutputLengths
+from gateway.routing.engine import CostModel, Engine
+from gateway.routing.estimates import Calibration, OutputLengths
 from gateway.scheduling.admission import Capacity, QueueScan
 from gateway.scheduling.wait_queue import Ticket
-from tests.unit.routing.crowds import ASKS, MODELS, NOW, AskedFor, engines
+from tests.unit.routing.crowds import ASKS, MODELS, NOW, AskedFor, engines, work
 
 STARVATION_SECONDS = 30.0
 WAITS = st.sampled_from([0.0, 1.0, 31.0])
@@ -36,7 +36,7 @@ def look_through(
     for row, column in closed:
         if row < len(asks) and column < len(among):
             ranking.close(column, row)
-    capacity = Capacity(Calibrations(model, 0.1), OutputLengths())
+    capacity = Capacity(Calibration(model, 0.1), OutputLengths())
     bound: list[tuple[int, int]] = []
     tickets = [
         Ticket(Demand("m", prompt_tokens=prompt, output_tokens=int(output)), NOW - waited, frozenset(), 0.0)
@@ -45,10 +45,10 @@ def look_through(
 
     def bind(ticket: Ticket, column: int, prefill_seconds: float) -> None:
         bound.append((tickets.index(ticket), column))
-        work = Work(1, ticket.demand.prompt_tokens, prefill_seconds, observable=True)
-        among[column].load.start(work, NOW)
+        started = work(1, ticket.demand.prompt_tokens, prefill_seconds, observable=True)
+        among[column].load.start(started, NOW)
 
-    is_open = [capacity.is_open(engine, "m", NOW) for engine in among]
+    is_open = [capacity.is_open(engine, NOW) for engine in among]
     QueueScan(among, ranking, is_open, capacity, STARVATION_SECONDS, True, bind).run(tickets, NOW)
     return bound
 

@@ -2,7 +2,7 @@ import pytest
 
 from gateway.errors import NoBackend, QueueFull
 from gateway.request import Demand
-from gateway.scheduling.scheduler import Binding
+from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import POLICIES, STARVATION_SECONDS, Hall, ask, hall
 
@@ -12,9 +12,9 @@ LONG_KEYS = tuple(range(1, 160))
 LONG_EDGES = tuple(range(2500, 397_501, 2500))
 
 
-def bind(here: Hall, wish: Demand | None = None, avoid: frozenset[str] = frozenset()) -> Binding:
+def bind(here: Hall, wish: Demand | None = None, avoid: frozenset[str] = frozenset()) -> Lease:
     placed = here.scheduler.place(wish or ask(), here.now, avoid)
-    assert isinstance(placed, Binding)
+    assert isinstance(placed, Lease)
     here.scheduler.first_token(placed, here.now)
     return placed
 
@@ -29,7 +29,7 @@ def drain(here: Hall) -> dict[Ticket, str]:
     """The engine of each bound ticket; an error's class name for those that no backend can serve."""
     granted = here.scheduler.scan_queue("m", here.now)
     return {
-        ticket: bound.engine.name if isinstance(bound, Binding) else type(bound).__name__ for ticket, bound in granted
+        ticket: bound.engine.name if isinstance(bound, Lease) else type(bound).__name__ for ticket, bound in granted
     }
 
 
@@ -64,7 +64,7 @@ def test_what_was_taken_is_given_back_once() -> None:
 def test_a_first_token_after_the_release_changes_nothing() -> None:
     here = hall(2)
     placed = here.scheduler.place(ask(), 0.0)
-    assert isinstance(placed, Binding)
+    assert isinstance(placed, Lease)
     here.scheduler.release(placed, 1.0)
     here.scheduler.first_token(placed, 2.0)
     assert placed.engine.load.decoding == 0
@@ -78,10 +78,10 @@ def test_a_request_that_finds_every_slot_taken_waits_and_gets_the_next_one(polic
     assert drain(here) == {}
     here.now = 2.0
     here.scheduler.release(running, here.now)
-    [(granted, binding)] = here.scheduler.scan_queue("m", here.now)
+    [(granted, lease)] = here.scheduler.scan_queue("m", here.now)
     assert granted is ticket
-    assert isinstance(binding, Binding)
-    assert binding.waited_seconds == 2.0
+    assert isinstance(lease, Lease)
+    assert lease.waited_seconds == 2.0
     assert len(here.queue) == 0
 
 
@@ -118,9 +118,9 @@ def test_the_retry_time_grows_with_the_queue() -> None:
         here.now = now
         here.scheduler.release(bind(here), now)
     bind(here)
-    assert here.scheduler.wait_estimator.retry_after_seconds("m", 3.0) == pytest.approx(3.0)
+    assert here.queue.retry_after_seconds("m", 3.0) == pytest.approx(3.0)
     wait(here)
-    assert here.scheduler.wait_estimator.retry_after_seconds("m", 3.0) == pytest.approx(6.0)
+    assert here.queue.retry_after_seconds("m", 3.0) == pytest.approx(6.0)
 
 
 def test_when_every_backend_goes_waiting_requests_fail_without_holding() -> None:
@@ -192,7 +192,7 @@ def test_a_backend_with_too_much_prefill_ahead_is_not_open() -> None:
     here = hall(4, policy="prefix")
     long = ask(prompt_tokens=5000)
     placed = here.scheduler.place(long, 0.0)
-    assert isinstance(placed, Binding)
+    assert isinstance(placed, Lease)
     ticket = wait(here)
     here.scheduler.first_token(placed, 0.2)
     here.now = 0.2
@@ -238,12 +238,12 @@ def test_shorter_prefills_go_first_until_waiting_outweighs_them() -> None:
     here.now = 1.0
     short = wait(here)
     here.scheduler.release(running, here.now)
-    [(first, binding)] = here.scheduler.scan_queue("m", here.now)
+    [(first, lease)] = here.scheduler.scan_queue("m", here.now)
     assert first is short
-    assert isinstance(binding, Binding)
+    assert isinstance(lease, Lease)
     here.now = 4.0
     later = wait(here)
-    here.scheduler.release(binding, here.now)
+    here.scheduler.release(lease, here.now)
     assert drain(here) == {long: "a"}
     assert list(here.queue) == [later]
 
@@ -303,13 +303,13 @@ def test_a_wide_request_does_not_wait_for_ever_behind_an_unending_stream_of_narr
         here.now = step / 2
         wait(here)
         here.scheduler.release(running.pop(0), here.now)
-        for granted, binding in here.scheduler.scan_queue("m", here.now):
+        for granted, lease in here.scheduler.scan_queue("m", here.now):
             if granted is ticket:
                 assert here.now <= STARVATION_SECONDS + 8
                 return
-            assert isinstance(binding, Binding)
-            here.scheduler.first_token(binding, here.now)
-            running.append(binding)
+            assert isinstance(lease, Lease)
+            here.scheduler.first_token(lease, here.now)
+            running.append(lease)
     pytest.fail("the wide request never got a place")
 
 
@@ -319,7 +319,7 @@ def test_a_backend_reserved_for_a_starving_request_leaves_the_others_open() -> N
     wide = wait(here, ask(sequences=2))
     here.now = STARVATION_SECONDS + 1
     narrow = [wait(here) for _ in range(2)]
-    on_a, on_b = ([binding for binding in running if binding.engine.name == name] for name in "ab")
+    on_a, on_b = ([lease for lease in running if lease.engine.name == name] for name in "ab")
     here.scheduler.release(on_a[0], here.now)
     assert drain(here) == {}
     here.scheduler.release(on_b[0], here.now)
@@ -369,7 +369,7 @@ def test_a_first_token_after_a_prefill_alone_teaches_what_a_token_costs() -> Non
     here = hall(4, policy="prefix")
     before = here.calibration.of("m").model.b
     placed = here.scheduler.place(ask(prompt_tokens=1000), 0.0)
-    assert isinstance(placed, Binding)
+    assert isinstance(placed, Lease)
     here.scheduler.first_token(placed, 1.0)
     assert here.calibration.of("m").model.b > before
 
@@ -379,7 +379,7 @@ def test_a_whole_answer_that_was_faster_than_predicted_teaches_too(answered: boo
     here = hall(4, policy="prefix")
     before = here.calibration.of("m").model.b
     placed = here.scheduler.place(ask(prompt_tokens=1000, streams=False), 0.0)
-    assert isinstance(placed, Binding)
+    assert isinstance(placed, Lease)
     here.scheduler.release(placed, 0.001, answered=answered)
     assert (here.calibration.of("m").model.b < before) == learns
 
@@ -406,8 +406,8 @@ def test_predicted_hits_of_a_waiting_request_are_renewed_but_not_each_time(later
     ticket = wait(here, ask(keys=LONG_KEYS, edges=LONG_EDGES, prompt_size=400_000, prompt_tokens=100_000))
     here.index.record(1, LONG_KEYS, LONG_EDGES)
     here.now = later_seconds
-    for binding in running:
-        here.scheduler.release(binding, here.now)
+    for lease in running:
+        here.scheduler.release(lease, here.now)
     assert drain(here) == {ticket: backend}
 
 
@@ -418,12 +418,12 @@ def test_what_is_bound_meanwhile_counts_at_once_for_a_waiting_request_with_the_s
     first, second = wait(here, prompt), wait(here, prompt)
     here.now = 0.01
     here.scheduler.release(running["a"], here.now)
-    [(bound, binding)] = here.scheduler.scan_queue("m", here.now)
+    [(bound, lease)] = here.scheduler.scan_queue("m", here.now)
     assert bound is first
-    assert isinstance(binding, Binding)
-    assert binding.engine.name == "a"
+    assert isinstance(lease, Lease)
+    assert lease.engine.name == "a"
     here.now = 0.02
-    here.scheduler.release(binding, here.now)
+    here.scheduler.release(lease, here.now)
     here.scheduler.release(running["b"], here.now)
     assert drain(here) == {second: "a"}
 

@@ -1,27 +1,30 @@
 import pytest
 
-from gateway.routing.engine import CostModel, Engine, Option, Work
-from gateway.routing.estimates import Calibrations, OutputLengths
+from gateway.routing.engine import CostModel, Engine
+from gateway.routing.estimates import Calibration, OutputLengths
+from gateway.routing.policy import Options
 from gateway.scheduling.admission import Capacity
 from gateway.scheduling.scheduler import choose
+from tests.unit.routing.crowds import work
 from tests.unit.scheduling.builders import ask
 
-CAPACITY = Capacity(Calibrations(CostModel(), window_seconds=0.1), OutputLengths())
+CAPACITY = Capacity(Calibration(CostModel(), window_seconds=0.1), OutputLengths())
 
 
-def option(name: str, cost: float, *, busy: int = 0, placed: int = 0) -> Option:
+def option(name: str, cost: float, *, busy: int = 0, placed: int = 0) -> tuple[Engine, float]:
     """An engine of sixteen slots."""
     engine = Engine("abc".index(name), name, cap=16, slots=16, placed=placed)
-    work = Work(1, 10, 0.0, True)
+    started = work(1, 10, 0.0, True)
     for _ in range(busy):
-        engine.load.start(work, 0.0)
-        engine.load.first_token(work, 0.0)
-    return Option(engine, cost, 0.0, 0)
+        engine.load.start(started, 0.0)
+        engine.load.first_token(started, 0.0)
+    return engine, cost
 
 
-def chosen(*options: Option, waits_for_best: bool = True, guarded: bool = False) -> str | None:
-    found = choose(options, ask(), CAPACITY, 0.0, waits_for_best, guarded)
-    return found.engine.name if found is not None else None
+def chosen(*options: tuple[Engine, float], waits_for_best: bool = True, guarded: bool = False) -> str | None:
+    priced = Options([engine for engine, _ in options], [cost for _, cost in options])
+    found = choose(priced, ask(), CAPACITY, 0.0, waits_for_best, guarded)
+    return options[found][0].name if found is not None else None
 
 
 def test_the_cheapest_is_taken_and_where_it_is_full_none() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.request import Demand
 from gateway.scheduling.admission import QueueScan
-from gateway.scheduling.scheduler import Binding
+from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import POLICIES, Hall, ask, hall
 
@@ -26,15 +26,15 @@ def drain(here: Hall) -> dict[Ticket, str]:
     return {
         ticket: bound.engine.name
         for ticket, bound in here.scheduler.scan_queue("m", here.now)
-        if isinstance(bound, Binding)
+        if isinstance(bound, Lease)
     }
 
 
-def busy_hall(policy: str = "prefix", pinned: int = 0) -> tuple[Hall, Binding]:
+def busy_hall(policy: str = "prefix", pinned: int = 0) -> tuple[Hall, Lease]:
     """Backend a is busy, b is idle; so many wait for a, whatever happens. Returns what runs on a, too."""
     here = hall(1, 1, policy=policy, scan=SCAN, max_bytes=1 << 30, max_requests=1000)
     running = here.scheduler.place(ask(pinned="a"), here.now)
-    assert isinstance(running, Binding)
+    assert isinstance(running, Lease)
     for _ in range(pinned):
         wait(here, ask(pinned="a"))
     return here, running
@@ -70,10 +70,10 @@ def test_all_are_asked_after_a_while_however_many_wait() -> None:
     for _ in range(3):
         assert drain(here) == {}
         here.now += 0.06
-    [(ticket, binding)] = here.scheduler.scan_queue("m", here.now)
+    [(ticket, lease)] = here.scheduler.scan_queue("m", here.now)
     assert ticket is last
-    assert isinstance(binding, Binding)
-    here.scheduler.release(binding, here.now)
+    assert isinstance(lease, Lease)
+    here.scheduler.release(lease, here.now)
     last = wait(here, ask())
     for _ in range(4):  # once more from the first on
         here.now += 0.06

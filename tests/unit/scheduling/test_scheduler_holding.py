@@ -9,10 +9,10 @@ def test_while_no_backend_serves_a_model_its_requests_are_queued() -> None:
     here.serving["m"] = []
     held = [wait(here), wait(here, ask(sequences=0)), wait(here, ask(pinned="b"))]
     assert drain(here) == {}
-    assert not here.scheduler.table.is_served(ask())
+    assert not here.scheduler.is_served(ask())
     here.serving["m"] = here.sites
     here.changed()
-    assert here.scheduler.table.is_served(ask())
+    assert here.scheduler.is_served(ask())
     granted = drain(here)
     assert set(granted) == set(held)
     assert granted[held[2]] == "b"

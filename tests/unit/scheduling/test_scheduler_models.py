@@ -8,7 +8,7 @@ from gateway.feedback import Learning
 from gateway.request import Usage
 from gateway.routing.cache_view import HitAccuracy
 from gateway.routing.engine import Parts
-from gateway.scheduling.scheduler import Binding
+from gateway.scheduling.scheduler import Lease
 from tests.unit.scheduling.builders import Hall, ask, hall
 
 
@@ -24,7 +24,7 @@ def two_models() -> Hall:
 def answer(here: Hall, model: str, first_token_seconds: float, output_tokens: int) -> None:
     """A request of 1,000 tokens that is alone."""
     placed = here.scheduler.place(ask(model=model, prompt_tokens=1000), here.now)
-    assert isinstance(placed, Binding)
+    assert isinstance(placed, Lease)
     here.now += first_token_seconds
     here.scheduler.first_token(placed, here.now)
     here.scheduler.release(placed, here.now, answered=True)

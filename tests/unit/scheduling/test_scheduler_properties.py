@@ -10,10 +10,10 @@ from gateway.errors import InvalidRequest, ModelNotFound, NoBackend, QueueFull
 from gateway.request import Demand
 from gateway.routing.engine import Engine
 from gateway.routing.kv_reservations import KvLedger
-from gateway.scheduling.scheduler import Binding
+from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import ScanOrder, Ticket
 from tests.recount import mismatches, taken_tokens
-from tests.unit.scheduling.builders import POLICIES, STARVATION_SECONDS, WINDOW_SECONDS, Hall, hall
+from tests.unit.scheduling.builders import POLICIES, STARVATION_SECONDS, WINDOW_SECONDS, Hall, hall, in_order
 
 CAPS = (2, 4, 6, 3, 3)  # of a, b, c, and of the two engines of d
 MAX_REQUESTS, MAX_BYTES, SCAN = 12, 120, 8
@@ -58,7 +58,7 @@ class PlacementMachine(RuleBasedStateMachine):
         self.up = {site.name for site in self.here.sites}
         self.numbers = count()
         self.waiting: dict[Ticket, int] = {}
-        self.bound: dict[int, Binding] = {}
+        self.bound: dict[int, Lease] = {}
         self.wishes: dict[int, Demand] = {}
         self.ended: dict[int, str] = {}
         self._fleet_changed()
@@ -96,9 +96,9 @@ class PlacementMachine(RuleBasedStateMachine):
     def end(self, data: st.DataObject, twice: bool) -> None:
         if self.bound:
             number = data.draw(st.sampled_from(sorted(self.bound)))
-            binding = self.bound.pop(number)
+            lease = self.bound.pop(number)
             for _ in range(1 + twice):
-                self.here.scheduler.release(binding, self.here.now)
+                self.here.scheduler.release(lease, self.here.now)
             self.ended[number] = "released"
             self._drain()
 
@@ -153,7 +153,7 @@ class PlacementMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_taken_is_what_is_bound(self) -> None:
         for engine in self.here.sites:
-            here = [binding.work for binding in self.bound.values() if binding.engine is engine]
+            here = [lease for lease in self.bound.values() if lease.engine is engine]
             assert engine.load.in_flight == sum(work.sequences for work in here)
             ledger = self._ledger(engine)
             assert ledger.taken_tokens == taken_tokens(ledger) >= 0
@@ -176,7 +176,7 @@ class PlacementMachine(RuleBasedStateMachine):
     @invariant()
     def one_who_starves_waits_only_for_backends_that_are_closed_or_kept_for_another_who_starves(self) -> None:
         for model in SERVES:
-            oldest = self.here.queue.in_order(model, OLDEST)
+            oldest = in_order(self.here.queue, model, OLDEST)
             starving = [ticket for ticket in oldest if self.here.now - ticket.arrived_seconds > STARVATION_SECONDS]
             shut_out = [ticket for ticket in starving if not self._admitting(ticket)]
             must_go = starving if self.policy == "prefix" else oldest
@@ -186,7 +186,7 @@ class PlacementMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_holds_out_while_every_backend_would_take_him(self) -> None:
         for model in SERVES:
-            oldest = self.here.queue.in_order(model, OLDEST)
+            oldest = in_order(self.here.queue, model, OLDEST)
             if all(self.here.now - ticket.arrived_seconds <= STARVATION_SECONDS for ticket in oldest):
                 for ticket in oldest:
                     allowed = self._allowed(ticket.demand, ticket.avoid)
@@ -206,8 +206,8 @@ class PlacementMachine(RuleBasedStateMachine):
         for _ in range(3 * MAX_REQUESTS):
             self.here.now += STARVATION_SECONDS
             self._drain()
-            for number, binding in list(self.bound.items()):
-                self.here.scheduler.release(binding, self.here.now)
+            for number, lease in list(self.bound.items()):
+                self.here.scheduler.release(lease, self.here.now)
                 self.ended[number] = "released"
                 del self.bound[number]
         assert not self.waiting
@@ -243,7 +243,7 @@ class PlacementMachine(RuleBasedStateMachine):
         for model in self.here.queue.models():
             for ticket, granted in self.here.scheduler.scan_queue(model, self.here.now):
                 number = self.waiting.pop(ticket)
-                if isinstance(granted, Binding):
+                if isinstance(granted, Lease):
                     assert granted.waited_seconds == self.here.now - ticket.arrived_seconds
                     self._check_binding(number, granted, ticket.avoid)
                 elif isinstance(granted, InvalidRequest):
@@ -256,18 +256,18 @@ class PlacementMachine(RuleBasedStateMachine):
                     assert not self._allowed(ticket.demand, ticket.avoid)
                     self.ended[number] = "NoBackend"
 
-    def _check_binding(self, number: int, binding: Binding, avoid: frozenset[str]) -> None:
+    def _check_binding(self, number: int, lease: Lease, avoid: frozenset[str]) -> None:
         wish = self.wishes[number]
-        engine, site = binding.engine, self.here.sites[binding.engine.index]
+        engine, site = lease.engine, self.here.sites[lease.engine.index]
         assert site in self._allowed(wish, avoid)
-        assert binding.work.sequences == (min(wish.sequences, site.cap) if wish.divisible else wish.sequences)
+        assert lease.sequences == (min(wish.sequences, site.cap) if wish.divisible else wish.sequences)
         if wish.sequences:
             assert engine.load.in_flight <= site.cap
-            alone = engine.load.in_flight == binding.work.sequences
+            alone = engine.load.in_flight == lease.sequences
             assert engine.load.in_flight <= site.slots or alone
             ledger, limit = self._ledger(engine), KV_HEADROOM * (site.kv_cache_tokens or 1 << 40)
             assert alone or min(ledger.taken_tokens, ledger.forecast(self.here.now).peak_tokens) <= limit
-        self.bound[number] = binding
+        self.bound[number] = lease
 
     def _allowed(self, wish: Demand, avoid: frozenset[str]) -> list[Engine]:
         sites = [site for site in self._serving(wish.model) if wish.pinned in (None, site.name)]

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.request import Demand
-from gateway.scheduling.scheduler import Binding
+from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import POLICIES, Hall, ask, engine, hall
 
@@ -19,15 +19,15 @@ def ranked(policy: str = "prefix", plain: int = 1) -> Hall:
     return here
 
 
-def bind(here: Hall, wish: Demand | None = None, avoid: frozenset[str] = frozenset()) -> Binding:
+def bind(here: Hall, wish: Demand | None = None, avoid: frozenset[str] = frozenset()) -> Lease:
     placed = here.scheduler.place(wish or ask(), here.now, avoid)
-    assert isinstance(placed, Binding)
+    assert isinstance(placed, Lease)
     here.scheduler.first_token(placed, here.now)
     return placed
 
 
-def where(binding: Binding) -> tuple[str, int | None]:
-    return binding.engine.name, binding.engine.rank
+def where(lease: Lease) -> tuple[str, int | None]:
+    return lease.engine.name, lease.engine.rank
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -96,7 +96,7 @@ def test_a_request_waiting_for_an_engine_gets_no_other_of_the_same_backend() -> 
     here.scheduler.release(running[0], 0.0)
     [(granted, bound)] = here.scheduler.scan_queue("m", 0.0)
     assert granted is ticket
-    assert isinstance(bound, Binding)
+    assert isinstance(bound, Lease)
     assert where(bound) == ("d", 1)
 
 
@@ -108,12 +108,12 @@ def test_a_backend_that_turns_out_to_run_two_engines_keeps_count_of_what_it_was_
     here.serving["m"] = engines
     here.changed()
     after = [bind(here) for _ in range(3)]
-    assert [where(binding) for binding in after] == [("a", 0), ("a", 1), ("a", 0)]
+    assert [where(lease) for lease in after] == [("a", 0), ("a", 1), ("a", 0)]
     everything = [*here.sites, *engines]
     assert sum(one.load.in_flight for one in everything) == 6
-    for binding in [*before, *after]:
-        here.scheduler.first_token(binding, 1.0)
-        here.scheduler.release(binding, 1.0)
+    for lease in [*before, *after]:
+        here.scheduler.first_token(lease, 1.0)
+        here.scheduler.release(lease, 1.0)
     assert [one.load.in_flight for one in everything] == [0, 0, 0]
 
 
@@ -128,7 +128,7 @@ def test_a_request_that_waited_for_a_backend_gets_one_of_its_engines() -> None:
     here.changed()
     [(granted, bound)] = here.scheduler.scan_queue("m", 0.0)
     assert granted is ticket
-    assert isinstance(bound, Binding)
+    assert isinstance(bound, Lease)
     assert (where(bound), bound.hit_tokens) == (("a", 1), 992)
     here.scheduler.release(running, 1.0)
     here.scheduler.release(bound, 1.0)

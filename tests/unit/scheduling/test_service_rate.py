@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.scheduling.backlog import ServiceRate
-from gateway.scheduling.wait_queue import Queue, WaitEstimator
+from gateway.scheduling.fair_share import ServiceRate
+from gateway.scheduling.wait_queue import Queue
 
 
 def test_before_two_have_left_it_is_a_second() -> None:
@@ -40,14 +40,14 @@ def test_bursts_do_not_raise_the_rate() -> None:
 
 
 def test_each_model_has_a_rate_of_its_own() -> None:
-    rates = WaitEstimator(Queue(10, 1000))
+    queue = Queue(10, 1000)
     for now in range(20):
-        rates.released("slow", float(now))
+        queue.tenants("slow").rate.left(float(now))
         for _ in range(10):
-            rates.released("fast", float(now))
-    assert rates._seconds_for("slow", 10, 19.0) == pytest.approx(10.0)
-    assert rates._seconds_for("fast", 10, 19.0) == pytest.approx(1.0, rel=0.1)
-    assert rates._seconds_for("unknown", 10, 19.0) == 1.0
+            queue.tenants("fast").rate.left(float(now))
+    assert queue.retry_after_seconds("slow", 19.0) == pytest.approx(1.0)
+    assert queue.retry_after_seconds("fast", 19.0) == pytest.approx(0.1, rel=0.1)
+    assert queue.retry_after_seconds("unknown", 19.0) == 1.0
 
 
 def test_silence_makes_the_expected_wait_longer() -> None:
@@ -81,9 +81,8 @@ def test_the_estimate_stays_between_the_shortest_and_the_longest_gap(gaps: list[
 
 
 def test_a_rate_is_unknown_until_two_requests_have_left() -> None:
-    rates = WaitEstimator(Queue(10, 1000))
-    rates.released("m", 0.0)
-    assert rates.service_rate("m", 0.0) is None
-    rates.released("m", 0.5)
-    assert rates.service_rate("m", 0.5) == 2.0
-    assert rates.service_rate("o", 0.5) is None
+    rate = ServiceRate()
+    rate.left(0.0)
+    assert rate.between_seconds(0.0) is None
+    rate.left(0.5)
+    assert rate.between_seconds(0.5) == 0.5

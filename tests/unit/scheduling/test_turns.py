@@ -24,6 +24,6 @@ def test_shares_come_by_their_start_whatever_moves(
             moved.end = data.draw(st.floats(0, 1500))
             turns.moved(moved)
     for share in shares:
-        assert share in turns
+        assert share in turns.entries
         turns.leave(share)
-    assert (len(turns), list(turns.after(now))) == (0, [])
+    assert (turns.entries, list(turns.after(now))) == ({}, [])

@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.errors import DeadlineUnmeetable, NoBackend
-from gateway.scheduling.scheduler import Binding
+from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import Hall, ask, hall
 
@@ -19,16 +19,16 @@ class Moving:
 
     def move(self) -> None:
         self.here.now += 1.0
-        assert isinstance(self.held, Binding)
+        assert isinstance(self.held, Lease)
         self.here.scheduler.release(self.held, self.here.now)
         [(_, granted)] = self.here.scheduler.scan_queue("m", self.here.now)
-        assert isinstance(granted, Binding)
+        assert isinstance(granted, Lease)
         self.held = granted
 
     def wait(self, tenant: str) -> float | None:
-        return self.here.scheduler.wait_estimator.wait_seconds(ask(tenant=tenant), self.here.now)
+        return self.here.queue.wait_seconds(ask(tenant=tenant), self.here.now)
 
-    def place(self, within_seconds: float, tenant: str = "a") -> Binding | Ticket:
+    def place(self, within_seconds: float, tenant: str = "a") -> Lease | Ticket:
         wish = ask(tenant=tenant, deadline_seconds=self.here.now + within_seconds)
         return self.here.scheduler.place(wish, self.here.now)
 
@@ -37,15 +37,15 @@ def test_the_wait_follows_from_the_requests_ahead_and_their_service_rate() -> No
     line = Moving()
     assert line.wait("a") == pytest.approx(31, rel=0.05)
     assert line.wait("b") == pytest.approx(2, rel=0.05)
-    assert line.here.scheduler.wait_estimator.service_rate("m", line.here.now) == pytest.approx(1.0, rel=0.1)
+    assert line.here.queue.tenants("m").rate.between_seconds(line.here.now) == pytest.approx(1.0, rel=0.1)
 
 
 def test_while_few_have_waited_the_wait_is_unknown_and_no_request_is_refused() -> None:
     here = hall(1)
-    assert here.scheduler.wait_estimator.wait_seconds(ask(), 0.0) is None
+    assert here.queue.wait_seconds(ask(), 0.0) is None
     here.scheduler.place(ask(), 0.0)
     here.scheduler.place(ask(), 0.0)
-    assert here.scheduler.wait_estimator.wait_seconds(ask(), 0.0) is None
+    assert here.queue.wait_seconds(ask(), 0.0) is None
     assert isinstance(here.scheduler.place(ask(deadline_seconds=0.01), 0.0), Ticket)
 
 

@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from gateway.errors import QueueFull
 from gateway.request import Demand
 from gateway.scheduling.wait_queue import Queue, ScanOrder, Ticket
+from tests.unit.scheduling.builders import in_order
 
 MAX_REQUESTS, MAX_BYTES = 5, 100
 NOBODY_STARVES = float("-inf")
@@ -29,12 +30,11 @@ class QueueMachine(RuleBasedStateMachine):
         joining = ticket(model, size_bytes)
         held = sum(waiting.demand.size_bytes for waiting in self.waiting)
         if len(self.waiting) == MAX_REQUESTS or held + size_bytes > MAX_BYTES:
-            with pytest.raises(QueueFull) as refused:
-                self.queue.join(joining, 7.0)
-            assert refused.value.retry_after_seconds == 7.0
+            with pytest.raises(QueueFull):
+                self.queue.join(joining)
             self.gone.append(joining)
         else:
-            self.queue.join(joining, 7.0)
+            self.queue.join(joining)
             self.waiting.append(joining)
 
     @rule(data=st.data())
@@ -53,7 +53,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(model=st.sampled_from("xyz"), count=st.integers(0, 6))
     def look(self, model: str, count: int) -> None:
         of_model = [waiting for waiting in self.waiting if waiting.demand.model == model]
-        assert self.queue.in_order(model, ScanOrder(count, NOBODY_STARVES, by_turn=False)) == of_model[:count]
+        assert in_order(self.queue, model, ScanOrder(count, NOBODY_STARVES, by_turn=False)) == of_model[:count]
         assert self.queue.waiting(model) == len(of_model)
 
     @invariant()
@@ -76,36 +76,36 @@ TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=30, de
 
 def test_exactly_the_bound_of_requests_may_wait() -> None:
     queue = Queue(2, 1000)
-    queue.join(ticket(), 1.0)
-    queue.join(ticket(), 1.0)
+    queue.join(ticket())
+    queue.join(ticket())
     with pytest.raises(QueueFull, match="2 requests are waiting"):
-        queue.join(ticket(), 1.0)
+        queue.join(ticket())
 
 
 def test_exactly_the_bound_of_bytes_may_wait() -> None:
     queue = Queue(10, 20)
-    queue.join(ticket(size_bytes=15), 1.0)
+    queue.join(ticket(size_bytes=15))
     with pytest.raises(QueueFull):
-        queue.join(ticket(size_bytes=6), 1.0)
-    queue.join(ticket(size_bytes=5), 1.0)
+        queue.join(ticket(size_bytes=6))
+    queue.join(ticket(size_bytes=5))
 
 
 def test_with_a_bound_of_zero_no_request_waits() -> None:
     with pytest.raises(QueueFull):
-        Queue(0, 1000).join(ticket(), 1.0)
+        Queue(0, 1000).join(ticket())
 
 
 def test_one_models_queue_does_not_show_in_anothers() -> None:
     queue = Queue(10, 1000)
-    queue.join(ticket("x"), 1.0)
-    assert queue.in_order("y", ScanOrder(5, NOBODY_STARVES, by_turn=False)) == []
+    queue.join(ticket("x"))
+    assert in_order(queue, "y", ScanOrder(5, NOBODY_STARVES, by_turn=False)) == []
     assert repr(queue) == "<Queue 1 waiting, 10 bytes: x 1>"
 
 
 def test_names_that_clients_make_up_are_not_kept() -> None:
     queue = Queue(MAX_REQUESTS, MAX_BYTES)
     waiting, busy = ticket("waiting"), queue.tenants("busy")
-    queue.join(waiting, 1.0)
+    queue.join(waiting)
     busy.in_flight = 1
     for number in range(5000):
         queue.tenants(f"made up {number}")
@@ -116,11 +116,13 @@ def test_names_that_clients_make_up_are_not_kept() -> None:
 
 def test_a_full_queue_refuses_before_any_request_joins_it() -> None:
     queue = Queue(1, MAX_BYTES)
-    queue.refuse_if_full(Demand("m"), 0.0, 3.0)
-    queue.join(ticket(), 3.0)
+    for now in range(3):
+        queue.tenants("m").rate.left(1.5 * now)
+    queue.refuse_if_full(Demand("m"), 3.0)
+    queue.join(ticket())
     with pytest.raises(QueueFull) as refused:
-        queue.refuse_if_full(Demand("m"), 0.0, 3.0)
-    assert refused.value.retry_after_seconds == 3.0
+        queue.refuse_if_full(Demand("m"), 3.0)
+    assert refused.value.retry_after_seconds == pytest.approx(3.0)
     assert len(queue) == 1
 
 
@@ -130,7 +132,7 @@ def test_the_last_places_are_kept_from_a_tenant_with_more_than_its_share_while_a
     def join(tenant: str, size_bytes: int = 10) -> None:
         wish = Demand("m", tenant=tenant, size_bytes=size_bytes)
         queue.tenants("m").arrived(wish, 1.0)
-        queue.join(Ticket(wish, 1.0, frozenset(), 0.0), 1.0)
+        queue.join(Ticket(wish, 1.0, frozenset(), 0.0))
 
     join("b")
     for _ in range(29):
@@ -149,5 +151,5 @@ def test_a_single_tenant_may_fill_the_queue() -> None:
     for _ in range(32):
         wish = Demand("m", tenant="a")
         queue.tenants("m").arrived(wish, 1.0)
-        queue.join(Ticket(wish, 1.0, frozenset(), 0.0), 1.0)
+        queue.join(Ticket(wish, 1.0, frozenset(), 0.0))
     assert len(queue) == 32

@@ -20,9 +20,7 @@ class Letters:
     def __init__(self, source: str, cache_bytes: int) -> None:
         if source == "missing":
             raise CannotLoad("missing cannot be loaded")
-        self.segments = self
         self.segmented = True
-        self.seen = self.cached = 0
 
     def tokens(self, endpoint: str, document: dict[str, Any], content_format: str, features: list[str]) -> bytes:
         """The letters' code points."""
@@ -31,8 +29,6 @@ class Letters:
             raise NotUnderstood("a feature too many")
         text = letters_of(endpoint, document, content_format)
         misbehave(text)
-        self.seen += 2
-        self.cached += 1
         return array("I", map(ord, text)).tobytes()
 
     def counts(self, texts: list[str], *, special: bool) -> list[int]:
@@ -63,4 +59,4 @@ def letters_of(endpoint: str, document: dict[str, Any], content_format: str) -> 
 
 if __name__ == "__main__":
     with os.fdopen(os.dup(0), "rb") as questions, os.fdopen(os.dup(1), "wb") as answers:
-        serve(questions, answers, Worker(Letters, time.monotonic))  # type: ignore[arg-type]
+        serve(questions, answers, Worker(Letters))  # type: ignore[arg-type]

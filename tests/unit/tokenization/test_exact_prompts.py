@@ -1,37 +1,34 @@
 from array import array
 from collections.abc import Collection
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
-from gateway.config import BackendConfig, HealthConfig
+from gateway.config import BackendConfig, HealthConfig, ModelConfig, ModelsConfig
 from gateway.request import Demand, InferenceRequest, Kind
 from gateway.routing.exact_index import ExactIndex, packed, token_keys, token_seed
-from gateway.tokenization.exact_prompts import ExactPrompts, given_tokens
-from gateway.tokenization.tokenization import Tokenization
+from gateway.tokenization.conversation import Feature
+from gateway.tokenization.tokenization import Tokenization, given_tokens
+from gateway.tokenization.verification import TokenizerVerdict
 
 IDS = list(range(100, 170))
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": IDS}
 
 
-class FixedTokens:
-    """Stands for the tokenization: gives these tokens for any prompt."""
+class FixedTokens(Tokenization):
+    """Gives these tokens for any prompt."""
 
-    def __init__(self, tokens: bytes | None, accepted: Collection[str]) -> None:
+    def __init__(self, fleet: Fleet, exact: ExactIndex, tokens: bytes | None, accepted: Collection[str]) -> None:
+        super().__init__(ModelsConfig(m=ModelConfig(tokenizer="x")), fleet, exact, lambda: 0.0)
         self._tokens = tokens
-        self._accepted = accepted
+        for backend in accepted:
+            self._models["m"].judged(backend, TokenizerVerdict("verified", features=frozenset((Feature.CHAT,))))
         self.asked: list[tuple[str, str, int]] = []
-
-    def covers(self, model: str) -> bool:
-        return model == "m"
-
-    def accepted(self, model: str, backend: str) -> bool:
-        return backend in self._accepted
 
     async def token_bytes(self, model: str, document: dict[str, Any], endpoint: str, size_bytes: int) -> bytes | None:
         self.asked.append((model, endpoint, size_bytes))
@@ -52,8 +49,7 @@ class Scene:
             self.fleet.probed(backend, ProbeResult.OK)
         self.exact = ExactIndex()
         self.exact.set_live(1, True)
-        self.tokenizer = FixedTokens(tokens, accepted)
-        self.prompts = ExactPrompts(self.fleet, self.exact, cast(Tokenization, self.tokenizer))
+        self.tokenizer = FixedTokens(self.fleet, self.exact, tokens, accepted)
 
     async def completed(
         self, document: dict[str, Any] | None, endpoint: str = "chat", model: str = "m", salt: str = ""
@@ -61,7 +57,7 @@ class Scene:
         ask = Demand(model, keys=(1, 2), edges=(200, 400), prompt_size=400, prompt_tokens=90)
         body = b"x" * 500
         made = InferenceRequest(endpoint, Kind.GENERATE, b"POST", b"/x", ask, "id", body, document=document, salt=salt)
-        made = await self.prompts.complete(made)
+        made = await self.tokenizer.complete(made)
         assert made.document is None
         return made.demand
 
@@ -135,8 +131,8 @@ async def test_without_tokens_the_estimate_stays(tokens: bytes | None) -> None:
 
 def test_tokens_are_wanted_of_models_with_a_tokenizer() -> None:
     scene = Scene()
-    assert scene.prompts.wanted("m")
-    assert not scene.prompts.wanted("other")
+    assert "m" in scene.tokenizer
+    assert "other" not in scene.tokenizer
 
 
 @pytest.mark.parametrize("prompt", [[1, 2, 70000], [[1, 2, 70000]]])

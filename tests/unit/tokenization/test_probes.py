@@ -24,36 +24,34 @@ def test_every_feature_is_tried() -> None:
 
 
 def test_the_same_tokens_make_every_feature_alike() -> None:
-    comparison = compare(answers(), answers())
-    assert (comparison.alike, comparison.features) == (True, frozenset(Feature))
+    verdict = compare(answers(), answers())
+    assert (verdict.state, verdict.features) == ("verified", frozenset(Feature))
 
 
 @pytest.mark.parametrize("feature", [Feature.COMPLETION, Feature.CHAT])
 def test_texts_and_plain_conversations_must_be_alike(feature: Feature) -> None:
-    comparison = compare(answers(), answers({FIRST[feature]: [FIRST[feature], 1, 9, 3]}))
-    assert not comparison.alike
-    assert comparison.difference.startswith(
-        f"{feature}: different from token 2 on: gateway 2, backend 9; possible cause: "
-    )
+    verdict = compare(answers(), answers({FIRST[feature]: [FIRST[feature], 1, 9, 3]}))
+    assert verdict.state == "refused"
+    assert verdict.reason.startswith(f"{feature}: different from token 2 on: gateway 2, backend 9; possible cause: ")
 
 
 @pytest.mark.parametrize("feature", sorted(set(Feature) - {Feature.COMPLETION, Feature.CHAT}))
 def test_another_feature_that_differs_is_done_without(feature: Feature) -> None:
-    comparison = compare(answers(), answers({FIRST[feature]: [5]}))
-    assert (comparison.alike, comparison.features) == (True, frozenset(Feature) - {feature})
+    verdict = compare(answers(), answers({FIRST[feature]: [5]}))
+    assert (verdict.state, verdict.features) == ("verified", frozenset(Feature) - {feature})
 
 
 def test_a_longer_prompt_is_another_one() -> None:
-    comparison = compare(answers(), answers({0: [0, 1, 2, 3, 4]}))
-    assert "gateway 4 tokens, backend 5" in comparison.difference
+    verdict = compare(answers(), answers({0: [0, 1, 2, 3, 4]}))
+    assert "gateway 4 tokens, backend 5" in verdict.reason
 
 
 def test_what_both_refuse_says_nothing_and_what_one_refuses_does() -> None:
     system_turn = max(number for number, probe in enumerate(PROBES) if probe.feature is Feature.CHAT)
     refusing = answers({system_turn: None})
     assert compare(refusing, refusing).features == set(Feature)
-    assert "only the gateway renders it" in compare(answers(), refusing).difference
-    assert "only the backend renders it" in compare(refusing, answers()).difference
+    assert "only the gateway renders it" in compare(answers(), refusing).reason
+    assert "only the backend renders it" in compare(refusing, answers()).reason
 
 
 def test_a_model_without_a_template_has_texts_alone() -> None:
@@ -63,4 +61,4 @@ def test_a_model_without_a_template_has_texts_alone() -> None:
 
 def test_if_neither_side_renders_anything_nothing_is_alike() -> None:
     nothing: list[list[int] | None] = [None] * len(PROBES)
-    assert not compare(nothing, nothing).alike
+    assert compare(nothing, nothing).state == "refused"

@@ -15,7 +15,7 @@ PATIENT_SECONDS = 30.0
 
 
 def completion(prompt: object) -> Job:
-    return Job(0, "m", "completions", {"prompt": prompt}, "string", EVERY)
+    return Job("m", "completions", {"prompt": prompt}, "string", EVERY)
 
 
 def ids(text: str) -> bytes:
@@ -23,7 +23,7 @@ def ids(text: str) -> bytes:
 
 
 async def load(process: TokenizerProcess) -> None:
-    assert (await process.ask(LoadTokenizer(0, "m", "x"), PATIENT_SECONDS)).tokens == b""
+    assert (await process.ask(LoadTokenizer("m", "x"), PATIENT_SECONDS)).tokens == b""
 
 
 async def test_many_questions_at_once_get_their_own_answers() -> None:

@@ -1,5 +1,5 @@
 from gateway.tokenization.conversation import Feature
-from gateway.tokenization.tokenization import ModelState, TokenizerVerdict
+from gateway.tokenization.verification import ModelState, TokenizerVerdict
 
 
 def verified(*features: Feature, counts: bool = False) -> TokenizerVerdict:
@@ -25,19 +25,24 @@ def test_with_the_tokenizer_all_that_was_seen_of_it_is_gone() -> None:
     assert (model.encoding, model.features, model.verdict("a").state) == ("", frozenset(), "pending")
 
 
-def test_an_operator_sees_each_backends_state_and_reason() -> None:
+def test_a_comparison_is_void_once_the_backend_or_the_tokenizer_has_restarted() -> None:
     model = ModelState("m", "/models/m", encoding="in segments")
-    model.judged("a", verified(Feature.TOOLS, Feature.CHAT, counts=True))
-    model.judged("b", TokenizerVerdict("refused", "from token 0 on"))
-    assert model.as_dict() == {
-        "model": "m",
-        "tokenizer": "/models/m",
-        "encoding": "in segments",
-        "failure": "",
-        "content_format": "string",
+    model.judged("a", TokenizerVerdict("pending", "timed out"))
+    comparing = model.begin_comparison("a")
+    assert comparing == model.verdict("a") == ("pending", "timed out", frozenset(), False)
+    assert model.verdicts["a"] is comparing
+    model.judged("a", TokenizerVerdict())
+    assert model.verdicts["a"] is not comparing
+    model.unload()
+    assert "a" not in model.verdicts
+
+
+def test_an_operator_sees_a_backends_state_and_reason() -> None:
+    assert verified(Feature.TOOLS, Feature.CHAT, counts=True).as_dict() == {
+        "state": "verified",
+        "reason": "",
         "features": ["chat", "tools"],
-        "backends": {
-            "a": {"state": "verified", "reason": "", "features": ["chat", "tools"], "embeddings": True},
-            "b": {"state": "refused", "reason": "from token 0 on", "features": [], "embeddings": False},
-        },
+        "embeddings": True,
     }
+    refused = TokenizerVerdict("refused", "from token 0 on").as_dict()
+    assert refused == {"state": "refused", "reason": "from token 0 on", "features": [], "embeddings": False}

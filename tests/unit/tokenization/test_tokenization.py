@@ -12,16 +12,19 @@ from structlog.testing import capture_logs
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.config import BackendConfig, ConfigError, HealthConfig, ModelConfig, ModelsConfig
+from gateway.routing.exact_index import ExactIndex
 from gateway.tokenization import tokenization as module
-from gateway.tokenization.tokenization import Tokenization, TokenizerLimits
+from gateway.tokenization.tokenization import DEFAULT_LIMITS, Tokenization, TokenizerLimits
+from gateway.tokenization.verification import PROBES
 from tests.unit.backends.scripted import Scripted, json_answer
 from tests.unit.tokenization.backends import tokenizes
 from tests.unit.tokenization.fake_worker import COMMAND, DIES, HANGS, letters_of
 
 MODELS = ModelsConfig(m=ModelConfig(tokenizer="x"))
 DEADLINE_SECONDS = 30.0
-PATIENT = TokenizerLimits(wait_seconds=DEADLINE_SECONDS, retry_seconds=0.02, restart_seconds=0.02)
-HASTY = PATIENT._replace(wait_seconds=0.05, max_waiting=3)
+PROMPTS = DEFAULT_LIMITS.prompts._replace(wait_seconds=DEADLINE_SECONDS)
+PATIENT = TokenizerLimits(prompts=PROMPTS, retry_seconds=0.02, restart_seconds=0.02)
+HASTY = PATIENT._replace(prompts=PROMPTS._replace(wait_seconds=0.05, max_waiting=3))
 PROMPT = {"prompt": "Hi", "max_tokens": 5}
 
 
@@ -35,7 +38,7 @@ def fleet_of(*servers: Scripted) -> Fleet:
 
 @asynccontextmanager
 async def tokenizing(
-    *answers: Any, models: ModelsConfig = MODELS, bounds: TokenizerLimits = PATIENT
+    *answers: Any, models: ModelsConfig = MODELS, limits: TokenizerLimits = PATIENT
 ) -> AsyncIterator[tuple[Tokenization, Fleet]]:
     """The tokenization of a fleet whose backends answer /tokenize as given."""
     async with AsyncExitStack() as stack, asyncio.timeout(DEADLINE_SECONDS):
@@ -43,17 +46,22 @@ async def tokenizing(
         for server, answer in zip(servers, answers, strict=True):
             server.answers["/tokenize"] = answer
         fleet = fleet_of(*servers)
-        tokenization = Tokenization(models, fleet, time.monotonic, bounds, COMMAND)
+        tokenization = Tokenization(models, fleet, ExactIndex(), time.monotonic, limits, COMMAND)
         fleet.on_change.append(tokenization.look_again)
         fleet.on_restart.append(tokenization.forget)
         yield await stack.enter_async_context(tokenization), fleet
 
 
+def states_of(tokenization: Tokenization) -> dict[str, str]:
+    """By backend; those that were never compared are left out."""
+    [model] = tokenization._models.values()
+    return {name: verdict.state for name, verdict in model.verdicts.items()}
+
+
 async def until_judged(tokenization: Tokenization, count: int = 1) -> dict[str, str]:
     """The backends' states, when so many of them are verified or refused."""
     while True:
-        [model] = tokenization.status()
-        states = {name: backend["state"] for name, backend in model["backends"].items()}
+        states = states_of(tokenization)
         if sum(state != "pending" for state in states.values()) >= count:
             return states
         await asyncio.sleep(0.01)
@@ -66,18 +74,17 @@ def ids(text: str) -> bytes:
 async def test_a_backend_that_does_alike_is_accepted_and_prompts_are_tokenized() -> None:
     with capture_logs() as logs:
         async with tokenizing(tokenizes()) as (tokenization, _):
-            assert not tokenization.covers("m")
+            assert "m" not in tokenization
             assert await tokenization.token_bytes("m", PROMPT, "completions", 50) is None, "no backend is verified yet"
             assert await until_judged(tokenization) == {"b0": "verified"}
-            assert tokenization.covers("m")
+            assert "m" in tokenization
             assert tokenization.accepted("m", "b0")
             assert await tokenization.token_bytes("m", PROMPT, "completions", 50) == ids("Hi")
             document = {"messages": [{"role": "user", "content": "Hi"}]}
             expected = ids(letters_of("chat", document, "string"))
             assert await tokenization.token_bytes("m", document, "chat", 50) == expected
             totals = tokenization.totals
-    assert (totals["encoded"], totals["segments"], totals["cached_segments"]) == (2, 4, 2)
-    assert totals["encode_seconds"] > 0
+    assert totals["encoded"] == sum(totals.values()) == 2
     assert [log["event"] for log in logs] == ["tokenizer_loaded", "tokens_verified"]
 
 
@@ -87,17 +94,18 @@ async def test_a_backend_that_does_otherwise_is_refused_for_all_to_see() -> None
             assert await until_judged(tokenization, 2) == {"b0": "refused", "b1": "verified"}
             assert not tokenization.accepted("m", "b0")
             assert await tokenization.token_bytes("m", PROMPT, "completions", 50) == ids("Hi"), "for the other one"
-            [model] = tokenization.status()
+            shown = tokenization.verdicts("b0")
+            assert tokenization.verdicts("unknown") == {}
     [refused] = [log for log in logs if log["event"] == "tokens_refused"]
     assert (refused["model"], refused["backend"], refused["log_level"]) == ("m", "b0", "warning")
     assert "from token 0 on" in refused["reason"]
-    assert model["backends"]["b0"]["reason"] == refused["reason"]
+    assert shown == {"m": {"state": "refused", "reason": refused["reason"], "features": [], "embeddings": False}}
 
 
 async def test_a_backend_without_tokenize_is_refused() -> None:
     async with tokenizing(json_answer({"detail": "Not Found"}, 404)) as (tokenization, _):
         assert await until_judged(tokenization) == {"b0": "refused"}
-        assert not tokenization.covers("m")
+        assert "m" not in tokenization
 
 
 async def test_a_feature_that_differs_on_one_backend_is_used_for_none() -> None:
@@ -118,15 +126,17 @@ async def test_a_backend_that_has_restarted_is_compared_again() -> None:
         [backend] = fleet.backends
         fleet.learned(backend, Facts(version="2", models=(ModelCard("m"),)))
         assert not tokenization.accepted("m", "b0"), "at once"
-        assert not tokenization.covers("m")
+        assert "m" not in tokenization
         assert await until_judged(tokenization) == {"b0": "verified"}
 
 
 async def test_a_restart_during_the_comparison_makes_it_void() -> None:
     asked, go_on = asyncio.Event(), asyncio.Event()
-    plain = tokenizes()
+    plain, requests = tokenizes(), 0
 
     async def slow(request: Any) -> Any:
+        nonlocal requests
+        requests += 1
         asked.set()
         await go_on.wait()
         return await plain(request)
@@ -136,7 +146,7 @@ async def test_a_restart_during_the_comparison_makes_it_void() -> None:
         tokenization.forget(fleet.backends[0])
         go_on.set()
         assert await until_judged(tokenization) == {"b0": "verified"}
-        assert tokenization._lives[fleet.backends[0]] == 1
+        assert requests == 2 * len(PROBES)
 
 
 async def test_a_backend_that_lists_the_model_later_is_compared_then() -> None:
@@ -164,7 +174,7 @@ async def test_a_process_that_dies_is_replaced_and_everything_is_compared_again(
         async with tokenizing(tokenizes()) as (tokenization, _):
             await until_judged(tokenization)
             assert await tokenization.token_bytes("m", {"prompt": DIES}, "completions", 50) is None
-            while tokenization.covers("m"):
+            while "m" in tokenization:
                 await asyncio.sleep(0)
             await until_judged(tokenization)
             assert await tokenization.token_bytes("m", PROMPT, "completions", 50) == ids("Hi")
@@ -176,27 +186,27 @@ async def test_a_tokenizer_that_cannot_be_loaded_is_logged_once() -> None:
     models = ModelsConfig(m=ModelConfig(tokenizer="missing"))
     with capture_logs() as logs:
         async with tokenizing(tokenizes(), models=models) as (tokenization, _):
-            while not tokenization.status()[0]["failure"]:
+            while not tokenization._models["m"].failure:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.05)
-            assert not tokenization.covers("m")
+            assert "m" not in tokenization
     assert [(log["event"], log["reason"]) for log in logs] == [("tokenizer_not_loaded", "missing cannot be loaded")]
 
 
 async def test_a_prompt_that_takes_too_long_is_given_up() -> None:
-    async with tokenizing(tokenizes(), bounds=HASTY) as (tokenization, _):
+    async with tokenizing(tokenizes(), limits=HASTY) as (tokenization, _):
         await until_judged(tokenization)
         assert await tokenization.token_bytes("m", {"prompt": HANGS}, "completions", 50) is None
         assert tokenization.totals["late"] == 1
 
 
 async def test_when_too_many_wait_a_prompt_is_given_up_at_once() -> None:
-    async with tokenizing(tokenizes(), bounds=HASTY) as (tokenization, _):
+    async with tokenizing(tokenizes(), limits=HASTY) as (tokenization, _):
         await until_judged(tokenization)
         asked = [tokenization.token_bytes("m", {"prompt": HANGS}, "completions", 50) for _ in range(5)]
         assert await asyncio.gather(*asked) == [None] * 5
         assert (tokenization.totals["late"], tokenization.totals["busy"]) == (3, 2)
-        assert tokenization._waiting == 0
+        assert tokenization._prompts.waiting == 0
 
 
 @pytest.mark.parametrize(
@@ -204,7 +214,7 @@ async def test_when_too_many_wait_a_prompt_is_given_up_at_once() -> None:
     [
         ("other", "chat", {"messages": []}, 50, None),
         ("m", "responses", {"input": "Hi"}, 50, None),
-        ("m", "completions", PROMPT, PATIENT.max_request_bytes + 1, "too_long"),
+        ("m", "completions", PROMPT, PROMPTS.max_bytes + 1, "too_long"),
         ("m", "completions", {"prompt": "#fails"}, 50, "failed"),
         ("m", "completions", {"prompt": 1 << 70}, 50, "failed"),
         ("m", "completions", {"prompt": [1, 2]}, 50, "unknown"),
@@ -218,7 +228,7 @@ async def test_an_unsupported_prompt_gives_none_and_is_counted(
         before = dict(document)
         assert await tokenization.token_bytes(model, document, endpoint, size_bytes) is None
         assert document == before
-        counted = {name for name, value in tokenization.totals.items() if value and "seconds" not in name}
+        counted = {name for name, value in tokenization.totals.items() if value}
         assert counted == ({counter} if counter else set())
 
 
@@ -231,13 +241,13 @@ async def test_a_caller_who_leaves_is_not_counted_as_waiting() -> None:
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        assert tokenization._waiting == 0
+        assert tokenization._prompts.waiting == 0
 
 
 async def test_without_a_configured_tokenizer_nothing_is_started() -> None:
     async with tokenizing(tokenizes(), models=ModelsConfig(m=ModelConfig())) as (tokenization, _):
         assert tokenization._process is None
-        assert tokenization.status() == []
+        assert tokenization.verdicts("b0") == {}
         assert not tokenization.accepted("m", "b0")
         assert await tokenization.token_bytes("m", PROMPT, "completions", 50) is None
 
@@ -245,7 +255,7 @@ async def test_without_a_configured_tokenizer_nothing_is_started() -> None:
 def test_a_missing_library_is_an_error_before_anything_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", {}.get)
     with pytest.raises(ConfigError, match=r"models\.m\.tokenizer: .*pip install"):
-        Tokenization(MODELS, fleet_of(), time.monotonic)
+        Tokenization(MODELS, fleet_of(), ExactIndex(), time.monotonic)
 
 
 async def test_a_real_tokenizer_is_verified_with_a_backend_that_has_it(folder: str) -> None:
@@ -263,7 +273,9 @@ async def test_a_real_tokenizer_is_verified_with_a_backend_that_has_it(folder: s
         server = await stack.enter_async_context(Scripted())
         server.answers["/tokenize"] = answer
         models = ModelsConfig(m=ModelConfig(tokenizer=folder))
-        tokenization = await stack.enter_async_context(Tokenization(models, fleet_of(server), time.monotonic, PATIENT))
+        tokenization = await stack.enter_async_context(
+            Tokenization(models, fleet_of(server), ExactIndex(), time.monotonic, PATIENT)
+        )
         assert await until_judged(tokenization) == {"b0": "verified"}
         document = {"messages": [{"role": "user", "content": "Hi"}]}
         assert await tokenization.token_bytes("m", document, "chat", 50) == real.tokens(

@@ -9,26 +9,27 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.backends.facts import Facts, ModelCard
-from gateway.tokenization.tokenization import NotCounted, Tokenization, TokenizerLimits
+from gateway.routing.exact_index import ExactIndex
+from gateway.tokenization.tokenization import NotCounted, QuestionLimits, Tokenization
 from tests.unit.backends.scripted import Answer, Scripted
 from tests.unit.tokenization.backends import embeds, tokenizes
 from tests.unit.tokenization.fake_worker import COMMAND, DIES, HANGS, SLOW_SECONDS
 from tests.unit.tokenization.test_tokenization import DEADLINE_SECONDS, MODELS, PATIENT, fleet_of, until_judged
 
 SLOW = "#slow"
-PATIENT_BATCHES = PATIENT._replace(batch_wait_seconds=DEADLINE_SECONDS, max_batches=3)
-HASTY_BATCHES = PATIENT_BATCHES._replace(batch_wait_seconds=0.05, pause_seconds=0.3)
+BATCHES = PATIENT.batches._replace(wait_seconds=DEADLINE_SECONDS, max_waiting=3)
+HASTY_BATCHES = BATCHES._replace(wait_seconds=0.05, pause_seconds=0.3)
 
 
 @asynccontextmanager
-async def counting(*answers: Answer, bounds: TokenizerLimits = PATIENT_BATCHES) -> AsyncIterator[Tokenization]:
+async def counting(*answers: Answer, batches: QuestionLimits = BATCHES) -> AsyncIterator[Tokenization]:
     """The tokenization of a fleet whose backends tokenize, and embed as given."""
     async with AsyncExitStack() as stack, asyncio.timeout(DEADLINE_SECONDS):
         servers = [await stack.enter_async_context(Scripted()) for _ in answers]
         for server, answer in zip(servers, answers, strict=True):
             server.answers |= {"/tokenize": tokenizes(), "/v1/embeddings": answer}
         fleet = fleet_of(*servers)
-        tokenization = Tokenization(MODELS, fleet, monotonic, bounds, COMMAND)
+        tokenization = Tokenization(MODELS, fleet, ExactIndex(), monotonic, PATIENT._replace(batches=batches), COMMAND)
         fleet.on_change.append(tokenization.look_again)
         fleet.on_restart.append(tokenization.forget)
         await stack.enter_async_context(tokenization)
@@ -56,12 +57,11 @@ async def test_texts_are_counted_for_those_who_count_alike_and_others_say_why_th
             assert tokenization.counts_alike("m", "b0")
             assert not tokenization.counts_alike("m", "b1")
             assert tokenization.accepted("m", "b1"), "its prompts are alike"
-            [model] = tokenization.status()
+            shown = [tokenization.verdicts(name)["m"] for name in ("b0", "b1")]
     [differs] = [log for log in logs if log["event"] == "embedding_tokens_differ"]
     assert (differs["backend"], differs["log_level"]) == ("b1", "warning")
-    assert model["backends"]["b0"]["embeddings"]
-    assert not model["backends"]["b1"]["embeddings"]
-    assert model["backends"]["b1"]["reason"] == differs["reason"] != ""
+    assert [one["embeddings"] for one in shown] == [True, False]
+    assert shown[1]["reason"] == differs["reason"] != ""
 
 
 async def test_a_backend_that_has_restarted_is_to_be_seen_again_before() -> None:
@@ -84,11 +84,11 @@ async def test_a_model_without_a_tokenizer_is_not_asked_for() -> None:
 
 async def test_too_much_text_is_left_as_it_is() -> None:
     async with counting(embeds()) as tokenization:
-        assert await count(tokenization, "Hi", size_bytes=PATIENT.max_request_bytes + 1) is NotCounted.TOO_LONG
+        assert await count(tokenization, "Hi", size_bytes=BATCHES.max_bytes + 1) is NotCounted.TOO_LONG
 
 
 async def test_after_texts_that_took_too_long_others_do_not_wait_for_a_while() -> None:
-    async with counting(embeds(), bounds=HASTY_BATCHES) as tokenization:
+    async with counting(embeds(), batches=HASTY_BATCHES) as tokenization:
         assert await count(tokenization, SLOW) is NotCounted.LATE
         assert await count(tokenization, "Hi") is NotCounted.BUSY, "at once"
         await asyncio.sleep(HASTY_BATCHES.pause_seconds + SLOW_SECONDS)
@@ -100,14 +100,14 @@ async def test_no_more_wait_than_are_soon_done() -> None:
         outcomes = await asyncio.gather(*(count(tokenization, SLOW) for _ in range(4)))
         assert outcomes[3] is NotCounted.BUSY
         assert all(isinstance(outcome, list) for outcome in outcomes[:3])
-        assert tokenization._batches == 0
+        assert tokenization._batches.waiting == 0
 
 
 @pytest.mark.parametrize("text", ["#fails", DIES])
 async def test_an_error_in_the_process_gives_no_tokens(text: str) -> None:
     async with counting(embeds()) as tokenization:
         assert await count(tokenization, "Hi", text) is NotCounted.FAILED
-        assert tokenization._batches == 0
+        assert tokenization._batches.waiting == 0
 
 
 async def test_a_process_that_ends_while_texts_wait_is_replaced_and_embeddings_are_compared_again() -> None:
@@ -132,4 +132,4 @@ async def test_a_batch_that_is_given_up_takes_no_place() -> None:
         assert all(
             isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*asking, return_exceptions=True)
         )
-        assert tokenization._batches == 0
+        assert tokenization._batches.waiting == 0

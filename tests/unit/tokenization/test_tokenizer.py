@@ -37,6 +37,18 @@ def whole(model: ModelTokenizer, text: str, special: bool) -> list[int]:
     return list(model._tokenizer(text, add_special_tokens=special)["input_ids"])
 
 
+def pieces_encoded_by(model: ModelTokenizer, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Fills while the model is used."""
+    encoded, encode = list[str](), model.segments._encode
+
+    def encoding(texts: list[str]) -> list[bytes]:
+        encoded.extend(texts)
+        return encode(texts)
+
+    monkeypatch.setattr(model.segments, "_encode", encoding)
+    return encoded
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXTS, special=st.booleans())
@@ -71,21 +83,21 @@ def test_a_conversation_has_the_tokens_of_its_template_whatever_was_encoded_befo
         assert ids(model.tokens("chat", document, "string", EVERY)) == whole(model, text, special)
 
 
-def test_only_a_conversations_new_turn_is_encoded(folder: str) -> None:
+def test_only_a_conversations_new_turn_is_encoded(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = ModelTokenizer(folder, CACHE_BYTES)
     model.tokens("chat", chat("One.", "Two."), "string", EVERY)
-    seen, cached = model.segments.seen, model.segments.cached
+    encoded = pieces_encoded_by(model, monkeypatch)
     model.tokens("chat", chat("One.", "Two.", "Three."), "string", EVERY)
-    new = (model.segments.seen - seen) - (model.segments.cached - cached)
     assert model.segmented
-    assert new == 1
+    assert encoded == [f"{START}user\nThree."], "the end of a turn is a piece that is known already"
 
 
-def test_a_token_that_eats_what_stands_before_it_is_no_place_to_cut(loaded: dict[str, ModelTokenizer]) -> None:
-    document = chat("One  ", "Two\n\n")
-    before = loaded["left"].segments.seen
-    loaded["left"].tokens("chat", document, "string", EVERY)
-    assert loaded["left"].segments.seen - before == 3, "it is cut at the starts of turns alone"
+def test_a_token_that_eats_what_stands_before_it_is_no_place_to_cut(
+    loaded: dict[str, ModelTokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = pieces_encoded_by(loaded["left"], monkeypatch)
+    loaded["left"].tokens("chat", chat("One for this test  ", "Two\n\n"), "string", EVERY)
+    assert encoded[0] == f"{START}user\nOne for this test  {END}\n", "it is cut at the starts of turns alone"
 
 
 def test_variables_reach_the_template_and_the_document_stays_as_it_is(folder: str) -> None:

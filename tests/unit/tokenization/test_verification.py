@@ -1,5 +1,4 @@
 import time
-from array import array
 from random import Random
 
 import pytest
@@ -8,49 +7,42 @@ from gateway.backends.backend import Backend
 from gateway.backends.vllm_api import ControlClient, ControlError
 from gateway.config import BackendConfig, HealthConfig
 from gateway.tokenization.conversation import ContentFormat, Feature
-from gateway.tokenization.verification import (
-    EMBEDDED,
-    CannotCompare,
-    Comparison,
-    Probe,
-    best_format,
-    compared,
-    counts_alike,
-)
+from gateway.tokenization.tokenization import CannotCompare, best_format, compared, counts_alike
+from gateway.tokenization.verification import EMBEDDED, Probe, TokenizerVerdict
 from tests.unit.backends.scripted import Answer, Scripted, hang, json_answer
 from tests.unit.tokenization.backends import embeds, tokenizes
 from tests.unit.tokenization.fake_worker import letters_of
 
 
-async def ours(probe: Probe, content_format: ContentFormat) -> bytes:
-    return array("I", map(ord, letters_of(probe.endpoint, dict(probe.document), content_format))).tobytes()
+async def ours(probe: Probe, content_format: ContentFormat) -> list[int]:
+    return list(map(ord, letters_of(probe.endpoint, dict(probe.document), content_format)))
 
 
-async def compared_with(answer: Answer | None) -> dict[ContentFormat, Comparison]:
+async def compared_with(answer: Answer | None) -> dict[ContentFormat, TokenizerVerdict]:
     async with Scripted() as server, ControlClient(0.5, time.monotonic) as client:
         if answer is not None:
             server.answers["/tokenize"] = answer
         backend = Backend(0, BackendConfig(url=server.url, api_key="sk-1"), HealthConfig(), Random(1))
-        comparisons = await compared("m", backend, client, ours)
+        verdicts = await compared("m", backend, client, ours)
         assert {headers["Authorization"] for headers in server.headers} == {"Bearer sk-1"}
-        return comparisons
+        return verdicts
 
 
 @pytest.mark.parametrize("content_format", ContentFormat)
 async def test_the_format_that_the_backend_uses_is_found(content_format: ContentFormat) -> None:
-    comparisons = await compared_with(tokenizes(content_format))
-    assert best_format(comparisons) is content_format
-    assert comparisons[content_format].features == frozenset(Feature)
+    verdicts = await compared_with(tokenizes(content_format))
+    assert best_format(verdicts) is content_format
+    assert verdicts[content_format].features == frozenset(Feature)
 
 
 async def test_a_backend_with_other_tokens_is_like_none_of_the_formats() -> None:
-    comparisons = await compared_with(tokenizes(shift=1))
-    assert not any(comparison.alike for comparison in comparisons.values())
+    verdicts = await compared_with(tokenizes(shift=1))
+    assert {verdict.state for verdict in verdicts.values()} == {"refused"}
 
 
 async def test_a_prompt_that_the_backend_refuses_differs_in_its_feature_alone() -> None:
-    comparisons = await compared_with(tokenizes(without=("tools",)))
-    assert comparisons[ContentFormat.STRING].features == frozenset(Feature) - {Feature.TOOLS}
+    verdicts = await compared_with(tokenizes(without=("tools",)))
+    assert verdicts[ContentFormat.STRING].features == frozenset(Feature) - {Feature.TOOLS}
 
 
 @pytest.mark.parametrize(
@@ -68,9 +60,9 @@ async def test_a_backend_that_does_not_answer_now_may_be_asked_again(answer: Ans
 
 
 def test_of_two_formats_that_do_alike_the_first_is_taken() -> None:
-    alike = Comparison(frozenset((Feature.CHAT,)))
+    alike = TokenizerVerdict("verified", features=frozenset((Feature.CHAT,)))
     assert best_format(dict.fromkeys(ContentFormat, alike)) is ContentFormat.STRING
-    differs = Comparison(frozenset(), "otherwise")
+    differs = TokenizerVerdict("refused", "otherwise")
     assert best_format({ContentFormat.STRING: differs, ContentFormat.PARTS: alike}) is ContentFormat.PARTS
 
 

@@ -15,9 +15,18 @@ from tests.bench.bounds.command import Row, line
 
 def row(**fields: object) -> Row:
     """A row of the table."""
-    plain = {"name": "a", "title": "an input", "size_bytes": 2 * MEBIBYTE, "answered": "413", "gap_seconds": 0.0123,
-             "cpu_seconds": 0.01, "grown_bytes": 3 * MEBIBYTE, "held_seconds": None, "beyond": False,
-             "died": False}  # fmt: skip
+    plain = {
+        "name": "a",
+        "title": "an input",
+        "size_bytes": 2 * MEBIBYTE,
+        "answered": "413",
+        "gap_seconds": 0.0123,
+        "cpu_seconds": 0.01,
+        "grown_bytes": 3 * MEBIBYTE,
+        "held_seconds": None,
+        "beyond": False,
+        "died": False,
+    }
     return Row(**{**plain, **fields})  # type: ignore[arg-type]
 
 
@@ -35,8 +44,17 @@ def test_every_input_has_a_name_of_its_own() -> None:
 @pytest.mark.parametrize("max_body_bytes", [1048576, 8388608])
 def test_bodies_are_as_large_as_the_limit_and_not_larger(max_body_bytes: int) -> None:
     limits = ServerConfig(max_body_bytes=max_body_bytes)
-    for build in (bodies.rerank_query, bodies.brackets, bodies.alias_of_strings, bodies.long_text, bodies.backslashes,
-                  bodies.strings, bodies.session, bodies.trailers, bodies.tiny_chunks):  # fmt: skip
+    for build in (
+        bodies.rerank_query,
+        bodies.brackets,
+        bodies.alias_of_strings,
+        bodies.long_text,
+        bodies.backslashes,
+        bodies.strings,
+        bodies.session,
+        bodies.trailers,
+        bodies.tiny_chunks,
+    ):
         size = len(build(limits).partition(b"\r\n\r\n")[2])
         assert 0.9 * max_body_bytes < size <= (2 if build is bodies.trailers else 1.02) * max_body_bytes, build.__name__
 

@@ -27,7 +27,7 @@ def test_a_request_is_bound_at_once_where_half_of_it_is_cached() -> None:
     busy.load(40)
     assert len(busy.held) == 40
     busy.load(60)
-    hits = [binding.hit_tokens for binding in busy.held[40:]]
+    hits = [lease.hit_tokens for lease in busy.held[40:]]
     assert sum(hit > 1000 for hit in hits) >= 5
 
 

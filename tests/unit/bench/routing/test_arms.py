@@ -15,7 +15,7 @@ PORTS = Ports(proxy=8100, metrics=8700, engines=(9200, 9201, 9202))
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_gateway_is_given_its_policy_its_caps_and_nothing_else(policy: str) -> None:
-    found = config_file.parse(ours(policy).configuration(PORTS, ENGINES))
+    found = config_file.parse(ours(policy).sections(PORTS.backends, ENGINES))
     assert found.routing == config.RoutingConfig.model_validate({"policy": policy})
     assert [backend.url for backend in found.backends] == PORTS.backends
     assert {(backend.max_in_flight, backend.relative_cost) for backend in found.backends} == {(32, 1.0)}
@@ -25,12 +25,12 @@ def test_the_gateway_is_given_its_policy_its_caps_and_nothing_else(policy: str) 
 
 
 def test_one_that_is_told_gets_the_speeds_of_its_backends() -> None:
-    found = config_file.parse(ours("prefix", (1.0, 1.0, 2.5)).configuration(PORTS, ENGINES))
+    found = config_file.parse(ours("prefix", (1.0, 1.0, 2.5)).sections(PORTS.backends, ENGINES))
     assert [backend.relative_cost for backend in found.backends] == [1.0, 1.0, 2.5]
 
 
 def test_the_configuration_is_written_where_the_command_reads_it(tmp_path: Path) -> None:
-    *_, file = ours("round_robin").command(Place(tmp_path), PORTS, ENGINES)
+    *_, file = ours("round_robin").server(Place(tmp_path), PORTS, ENGINES).launch.command
     assert config_file.load(Path(file), []).routing.policy == "round_robin"
 
 
@@ -44,7 +44,7 @@ def test_routers_that_are_not_installed_are_left_out_and_named(tmp_path: Path) -
     program.touch()
     found, missing = arms(place, ["smg", "gateway-prefix"], ENGINES)
     assert ([arm.name for arm in found], missing) == (["smg", "gateway-prefix"], [])
-    assert "--policy cache_aware" in " ".join(found[0].command(place, PORTS, ENGINES))
+    assert "--policy cache_aware" in " ".join(found[0].server(place, PORTS, ENGINES).launch.command)
 
 
 def test_of_unequal_engines_one_arm_is_told_and_the_others_are_not(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_where_engines_publish_kv_events_one_arm_follows_them_and_makes_tokens_i
     engines = EngineOptions(kv_events=True, model_dir=Path("models/small"))
     found, _ = arms(Place(tmp_path), [], engines)
     [follows] = [arm for arm in found if arm.follows_events]
-    told = config_file.parse(follows.configuration(PORTS, engines))
+    told = config_file.parse(follows.sections(PORTS.backends, engines))
     assert {backend.kv_events for backend in told.backends} == {"auto"}
     assert told.models.by_name["small"].tokenizer.endswith("/models/small")
     assert follows.label == "gateway, prefix + KV events"

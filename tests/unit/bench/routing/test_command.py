@@ -43,7 +43,7 @@ def test_a_trace_goes_through_the_gateway_and_its_figures_are_kept(tmp_path: Pat
         (["--engine", "sim", "--wipe"], "--wipe and"),
         (["--engine", "sim", "--kv-events"], "--wipe and"),
         (["nginx"], "no arm nginx"),
-        (["--trace", "nothing.jsonl"], "cannot be read"),
+        (["--trace", "nothing.jsonl"], "No such file"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_starts(arguments: list[str], told: str, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.observe.access_log import line_of
+from gateway.observe.log import line_of
 from gateway.observe.record import Record
 from tests.bench.routing.fidelity import Prediction, fidelity, predictions, recovery
 

@@ -26,8 +26,12 @@ def kept(tmp_path: Path) -> Path:
 def keep(folder: Path, *, verify: bool, ended_early: bool = False, url: str = NOWHERE) -> Path:
     """Writes a run and its checkpoint."""
     servers = {server.name: server.model_copy(update={"url": url}) for server in (GATEWAY, ENGINE)}
-    site = CommandContext(runtime(folder), Hardware(no_gpu="no GPU"), SourceTree(git_revision=None, dirty=None),
-                Freeze(packages=0, sha256="", named={}))  # fmt: skip
+    site = CommandContext(
+        runtime(folder),
+        Hardware(no_gpu="no GPU"),
+        SourceTree(git_revision=None, dirty=None),
+        Freeze(packages=0, sha256="", named={}),
+    )
     made = plan(url=url)
     records = [record(made, index, float(index)) for index in range(9)]
     found = results(made, records)

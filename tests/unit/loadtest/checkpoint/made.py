@@ -7,9 +7,8 @@ from typing import Any
 
 from loadtest.checkpoint.document import Role, ServerInfo
 from loadtest.checkpoint.machine import environment
-from loadtest.drive.fleet import Harvest
 from loadtest.drive.plan import Plan
-from loadtest.drive.record import Record
+from loadtest.drive.record import Harvest, Record
 from loadtest.report.schema import Bounds, PageSeries, Results, Samples
 from loadtest.report.summarise import summarise
 from loadtest.workloads.prompts import fingerprint
@@ -17,9 +16,13 @@ from loadtest.workloads.sources import source_of
 
 ENGINE = ServerInfo(name="a", url="http://a:8000", role=Role.ENGINE, driven=False, named=True)
 GATEWAY = ServerInfo(
-    name="gateway", url="http://gw:8080", role=Role.GATEWAY, driven=True, named=True,
+    name="gateway",
+    url="http://gw:8080",
+    role=Role.GATEWAY,
+    driven=True,
+    named=True,
     backends=[{"name": "a", "url": "http://a:8000", "limit_upper": 2}],
-)  # fmt: skip
+)
 
 
 def plan(**more: Any) -> Plan:
@@ -33,19 +36,37 @@ def record(made: Plan, index: int, start: float, **more: Any) -> Record:
     """A second long, its first token after 0.1 s, with the body that the plan says."""
     prompt = next(iter(source_of(made.workload).turns(index))).prompt
     fields: dict[str, Any] = {
-        "index": index, "group": prompt.group, "intended": start, "sent": start, "first_token": start + 0.1,
-        "end": start + 1.0, "outcome": "ok", "asked_tokens": 11, "prompt_tokens": 100, "completion_tokens": 11,
-        "events": 11, "reads": 11, "backend": "a", "body_hash": fingerprint(made.body_maker().body(prompt)),
-    }  # fmt: skip
+        "index": index,
+        "group": prompt.group,
+        "intended": start,
+        "sent": start,
+        "first_token": start + 0.1,
+        "end": start + 1.0,
+        "outcome": "ok",
+        "asked_tokens": 11,
+        "prompt_tokens": 100,
+        "completion_tokens": 11,
+        "events": 11,
+        "reads": 11,
+        "backend": "a",
+        "body_hash": fingerprint(made.body_maker().body(prompt)),
+    }
     return Record(**(fields | more))
 
 
 def page(name: str = "a", url: str = "http://a:8000/metrics", running: float = 2.0) -> PageSeries:
     """An engine's metrics, read once."""
     return PageSeries(
-        name=name, url=url, at=[0.0], running=[running], waiting=[0.0], kv_cache_usage=[0.1], preemptions=[0.0],
-        prefix_queries=[1.0], prefix_hits=[0.0],
-    )  # fmt: skip
+        name=name,
+        url=url,
+        at=[0.0],
+        running=[running],
+        waiting=[0.0],
+        kv_cache_usage=[0.1],
+        preemptions=[0.0],
+        prefix_queries=[1.0],
+        prefix_hits=[0.0],
+    )
 
 
 def results(

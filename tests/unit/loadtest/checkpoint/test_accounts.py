@@ -69,10 +69,12 @@ def test_a_token_that_the_engine_did_not_count_is_found() -> None:
 
 def test_several_engines_add_up_and_other_pages_count_for_nothing() -> None:
     counted = {
-        "a vllm:prompt_tokens_total{engine=\"0\"}": 100.0, "b vllm:prompt_tokens_total": 200.0,
-        "a vllm:generation_tokens_total": 11.0, "b vllm:generation_tokens_total": 22.0,
+        'a vllm:prompt_tokens_total{engine="0"}': 100.0,
+        "b vllm:prompt_tokens_total": 200.0,
+        "a vllm:generation_tokens_total": 11.0,
+        "b vllm:generation_tokens_total": 22.0,
         "elsewhere vllm:prompt_tokens_total": 5.0,
-    }  # fmt: skip
+    }
     records = [*ONE_BY_ONE[:2], record(PLAN, 2, 1.1, backend="b")]
     pages = [page(), page("b", "http://b:8000/metrics")]
     assert usage(results(PLAN, records, counted, pages), SERVERS).status is Status.OK

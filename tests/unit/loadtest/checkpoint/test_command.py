@@ -4,7 +4,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from loadtest.cli import app
+from loadtest.__main__ import app
 
 
 def verify(*arguments: str) -> tuple[int, str]:

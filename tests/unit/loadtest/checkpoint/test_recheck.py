@@ -114,6 +114,8 @@ def test_files_that_are_gone_or_no_files_of_a_run_are_named(kept: Path) -> None:
 def test_differences_are_named_by_their_path() -> None:
     one = {"a": {"b": [1, 2]}, "c": 1}
     assert list(differences(one, {"a": {"b": [1, 3]}, "d": 2})) == [
-        ("a.b[1]", "2", "3"), ("c", "1", "absent"), ("d", "absent", "2"),
-    ]  # fmt: skip
+        ("a.b[1]", "2", "3"),
+        ("c", "1", "absent"),
+        ("d", "absent", "2"),
+    ]
     assert list(differences([1], [1, 2])) == [("", "[1]", "[1, 2]")]

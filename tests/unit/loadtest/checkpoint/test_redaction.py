@@ -9,18 +9,39 @@ SECRET = "s3cr3t-value"
 
 @pytest.mark.parametrize(
     "name",
-    ["--api-key", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "hfToken", "apiKey", "db-password", "Authorization",
-     "OPENAI_API_KEY", "cache_salt_secret", "auth_token", "SENTRY_DSN"],
-)  # fmt: skip
+    [
+        "--api-key",
+        "HF_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "hfToken",
+        "apiKey",
+        "db-password",
+        "Authorization",
+        "OPENAI_API_KEY",
+        "cache_salt_secret",
+        "auth_token",
+        "SENTRY_DSN",
+    ],
+)
 def test_a_name_that_holds_a_secret_is_known(name: str) -> None:
     assert is_secret(name)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["--tokenizer", "--max-num-batched-tokens", "max_tokens", "--kv-cache-dtype", "TOKENIZERS_PARALLELISM",
-     "--ssl-keyfile", "monkey", "--author", "kv_cache_tokens", "--enable-prompt-tokens-details"],
-)  # fmt: skip
+    [
+        "--tokenizer",
+        "--max-num-batched-tokens",
+        "max_tokens",
+        "--kv-cache-dtype",
+        "TOKENIZERS_PARALLELISM",
+        "--ssl-keyfile",
+        "monkey",
+        "--author",
+        "kv_cache_tokens",
+        "--enable-prompt-tokens-details",
+    ],
+)
 def test_a_name_that_only_looks_like_one_is_not(name: str) -> None:
     assert not is_secret(name)
 
@@ -66,10 +87,14 @@ def test_the_rest_of_a_command_stays_as_it_is() -> None:
 def test_variables_are_judged_by_name_and_by_what_they_hold() -> None:
     shown = environment(
         {
-            "HF_TOKEN": SECRET, "VLLM_API_KEY": SECRET, "HF_HUB_OFFLINE": "1", "EMPTY_TOKEN": "",
-            "HTTP_PROXY": f"http://me:{SECRET}@proxy:3128", "OMP_NUM_THREADS": "4",
+            "HF_TOKEN": SECRET,
+            "VLLM_API_KEY": SECRET,
+            "HF_HUB_OFFLINE": "1",
+            "EMPTY_TOKEN": "",
+            "HTTP_PROXY": f"http://me:{SECRET}@proxy:3128",
+            "OMP_NUM_THREADS": "4",
         }
-    )  # fmt: skip
+    )
     assert SECRET not in str(shown)
     assert shown["HF_TOKEN"] == shown["VLLM_API_KEY"] == HIDDEN
     assert shown["HF_HUB_OFFLINE"] == "1"

@@ -98,9 +98,13 @@ async def test_a_gateway_that_changes_nothing_passes_every_check() -> None:
         checks, answers = await _verify(servers)
     assert {check.status for check in checks.values()} == {Status.OK}
     assert checks.keys() == {
-        "health of gateway", "health of a", "greedy answer of chat", "usage of the greedy answer of chat",
-        "end of streams of chat", "embeddings of embed",
-    }  # fmt: skip
+        "health of gateway",
+        "health of a",
+        "greedy answer of chat",
+        "usage of the greedy answer of chat",
+        "end of streams of chat",
+        "embeddings of embed",
+    }
     assert [(answer.server, answer.text) for answer in answers] == [
         ("gateway", "one two three"),
         ("a", "one two three"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loadtest.compare.outage.run import Reached
 from loadtest.compare.outage.schema import Fault, Moments, OutageResults, OutageTurn
-from loadtest.compare.outage.turns import figures
+from loadtest.compare.run import figures
 from loadtest.drive.record import Record
 
 MOMENTS = Moments(gone=10.0, let_back=20.0, serving=22.0, long_wait=3.0)

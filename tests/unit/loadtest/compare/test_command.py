@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from loadtest.cli import app
+from loadtest.__main__ import app
 
 
 def test_the_list_shows_versions_and_ways(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.compare.outage.schema import Fate
-from loadtest.compare.outage.turns import figures, spans
+from loadtest.compare.run import figures, spans
 from loadtest.drive.record import CONNECTION, ERROR_OBJECT
 from tests.unit.loadtest.compare.outage_turns import MOMENTS, record, steadily
 

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.demo import free_ports
 from loadtest.compare.outage.run import OutageLoad, observe
 from loadtest.compare.outage.schema import Fault
-from loadtest.servers.engines import EngineOptions, Engines, Kind, SimulatedProcess
-from loadtest.servers.processes import NotServing, serves
+from loadtest.servers.engines import EngineOptions, Engines, Kind
+from loadtest.servers.server import Server, ServerFailed, serves, simulated_engine
 from loadtest.workloads.prompts import Endpoint
 
 LOAD = OutageLoad(rate_per_second=6.0, seconds=3.0, max_tokens=8)
 
 
-class SlowToReturn(SimulatedProcess):
+class SlowToReturn(Server):
     """Serves at first, and is given up when it is to serve again; the time after that it serves."""
 
     waits = 0
@@ -25,14 +24,14 @@ class SlowToReturn(SimulatedProcess):
     def wait_ready(self) -> None:
         self.waits += 1
         if self.waits == 2:
-            raise NotServing("not today")
+            raise ServerFailed("not today")
         super().wait_ready()
 
 
 @pytest.fixture
 def engines(tmp_path: Path) -> Iterator[Engines]:
-    (port,) = free_ports(1)
-    process = SlowToReturn(["--time-scale", "0", "--dev-mode"], port, tmp_path / "engine.log")
+    log = tmp_path / "engine.log"
+    process = SlowToReturn(simulated_engine(["--time-scale", "0", "--dev-mode"], log).launch, log)
     one = Engines(EngineOptions(Kind.SIM, 1), [process])
     try:
         one.start(0)
@@ -44,7 +43,7 @@ def engines(tmp_path: Path) -> Iterator[Engines]:
 
 def test_one_that_does_not_come_back_is_reported_and_started_once_more(engines: Engines) -> None:
     plan = LOAD.plan(engines.urls[0], Endpoint.COMPLETIONS, "sim", 1)
-    with pytest.raises(NotServing, match="not today"):
+    with pytest.raises(ServerFailed, match="not today"):
         observe(engines, LOAD.outage(0, Fault.KILL), plan)
     assert serves(f"{engines.urls[0]}/health")
 

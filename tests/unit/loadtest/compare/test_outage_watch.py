@@ -7,9 +7,9 @@ import asyncio
 import aiohttp
 import pytest
 
-from gateway.cli.demo import free_ports
 from loadtest.compare.outage.run import Reached, Watch, back_in_share_seconds, reached
 from loadtest.engine import EngineConfig, SimulatedEngine
+from loadtest.servers.processes import free_ports
 from tests.unit.loadtest.compare.outage_turns import steadily
 
 PAGE = """\

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.demo import free_ports
-from loadtest.compare.proxy import Peer, ProxyFailed, Setting, ask, started
+from loadtest.compare.proxy import Peer, Setting, started
 from loadtest.compare.turn import Spending, others_share
+from loadtest.servers.processes import free_ports
+from loadtest.servers.server import ServerFailed, ask
 from loadtest.workloads.prompts import Endpoint
 
 # Refuses twice before it answers well, as a proxy does that has not looked at its backends yet.
@@ -60,7 +61,7 @@ def test_it_is_ready_once_it_answers_well_and_its_processes_are_measured(tmp_pat
 def test_one_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> None:
     dying = python("import sys; print('no such policy', file=sys.stderr); sys.exit(3)")
     with (
-        pytest.raises(ProxyFailed, match="ended by itself with 3") as failed,
+        pytest.raises(ServerFailed, match="ended by itself, exit code 3") as failed,
         started(dying, tmp_path, setting(tmp_path), tmp_path / "log.err", Endpoint.CHAT),
     ):
         pass

@@ -74,7 +74,7 @@ def test_ratios_are_of_the_same_repetition() -> None:
     comparison = make_comparison([*three("gateway", 10, 100), *three("smg", 20, 50)])
     found = ratio(comparison, "smg", TTFT)
     assert found is not None
-    assert (found.low, found.middle, found.high) == (0.5, 1.25, 2.0)
+    assert (found.low, found.median, found.high) == (0.5, 1.25, 2.0)
 
 
 def test_turns_that_the_client_spoilt_count_only_where_there_are_no_others() -> None:

@@ -16,12 +16,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from loadtest.__main__ import app
 from loadtest.checkpoint.questions import QUESTION
-from loadtest.cli import app
-from loadtest.drive.fleet import Tick, WorkerDied, WorkerFleet
+from loadtest.drive.fleet import WorkerDied, WorkerFleet
 from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
-from loadtest.drive.record import Record
+from loadtest.drive.record import Record, Tick
 from loadtest.drive.target import Target
 from loadtest.report.schema import Results
 from loadtest.report.series import Series
@@ -163,9 +163,21 @@ def test_a_good_run_exits_0_and_writes_results_a_log_and_a_page(fake_elsewhere: 
     for _ in range(5):  # a machine that is busy makes a run invalid, rightly
         fake_elsewhere.bodies.clear()
         ran = _loadtest(
-            fake_elsewhere.url + "/v1", "-r", "50", "-n", "20", "--out", str(tmp_path), "--metrics-url", metrics,
-            *_SMALL, "--api-key", "sk-secret", "--bytes-per-token", "2",
-        )  # fmt: skip
+            fake_elsewhere.url + "/v1",
+            "-r",
+            "50",
+            "-n",
+            "20",
+            "--out",
+            str(tmp_path),
+            "--metrics-url",
+            metrics,
+            *_SMALL,
+            "--api-key",
+            "sk-secret",
+            "--bytes-per-token",
+            "2",
+        )
         if " lag p99 " not in ran.stdout:
             break
     results = Results.model_validate_json((tmp_path / "results.json").read_text())
@@ -204,8 +216,11 @@ def test_two_targets_at_two_loads_are_run_in_turns_and_reported_together(fake_el
     assert "Less one, pair by pair" in ran.stdout, ran.stdout + ran.stderr
     series = Series.model_validate_json((tmp_path / "series.json").read_text())
     assert [(point.target, point.load, point.runs) for point in series.points] == [
-        ("one", "c1", 1), ("two", "c1", 1), ("one", "c2", 1), ("two", "c2", 1),
-    ]  # fmt: skip
+        ("one", "c1", 1),
+        ("two", "c1", 1),
+        ("one", "c2", 1),
+        ("two", "c2", 1),
+    ]
     assert ran.returncode == (0 if series.passed else 1)
     assert _junit_fails(tmp_path) == bool(ran.returncode)
     assert series.folders == ["one-c1-1", "two-c1-1", "one-c2-1", "two-c2-1"]

@@ -7,7 +7,8 @@ from itertools import count
 
 import pytest
 
-from loadtest.drive.worker import WorkerHealth, watch_health
+from loadtest.drive.record import WorkerHealth
+from loadtest.drive.worker import watch_health
 
 
 async def test_each_second_reports_the_share_of_a_core_that_was_used_in_it() -> None:

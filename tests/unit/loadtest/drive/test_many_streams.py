@@ -10,36 +10,28 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.demo import free_ports
-from loadtest.drive.fleet import Tick, WorkerFleet
+from loadtest.drive.fleet import WorkerFleet
 from loadtest.drive.plan import Plan
-from loadtest.servers.engines import SimulatedProcess
+from loadtest.drive.record import Tick
+from loadtest.servers.server import Server, simulated_engine
 
 _STREAMS = 1500
 _SUCCEEDED = re.compile(r"^vllm:request_success_total\{.*\} (\S+)$", re.MULTILINE)
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[SimulatedProcess]:
+def engine(tmp_path: Path) -> Iterator[Server]:
     """An engine that takes no time."""
-    (port,) = free_ports(1)
-    running = SimulatedProcess(["--max-num-seqs", "4000", "--time-scale", "0"], port, tmp_path / "log")
-    running.start()
-    try:
-        running.wait_ready()
+    with simulated_engine(["--max-num-seqs", "4000", "--time-scale", "0"], tmp_path / "log") as running:
         yield running
-    finally:
-        running.stop()
 
 
-def _answered(engine: SimulatedProcess) -> float:
+def _answered(engine: Server) -> float:
     with urllib.request.urlopen(f"{engine.url}/metrics", timeout=30) as page:
         return sum(map(float, _SUCCEEDED.findall(page.read().decode())))
 
 
-def test_a_worker_with_many_streams_brings_in_all_of_them_though_the_parent_reads_late(
-    engine: SimulatedProcess,
-) -> None:
+def test_a_worker_with_many_streams_brings_in_all_of_them_though_the_parent_reads_late(engine: Server) -> None:
     workload = {"groups": 1, "prefix_tokens": 20, "tail_tokens": 5, "max_tokens": 4}
     fields = {"url": engine.url, "model": "sim", "concurrency": _STREAMS, "requests": _STREAMS, "warmup_requests": 0}
     plan = Plan.model_validate({**fields, "workload": workload})

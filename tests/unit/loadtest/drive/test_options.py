@@ -76,9 +76,15 @@ def test_every_target_is_run_under_every_load_in_turns_with_the_same_prompts_and
     options = RunOptions(targets="direct=http://a/v1,gateway=http://b", rate="5,10", repeat=2, seed=7, requests=9)
     runs = list(orders_of(options, {"direct": _TARGET, "gateway": _TARGET}))
     assert [(target, load, repetition) for target, load, repetition, _ in runs] == [
-        ("direct", "r5", 0), ("gateway", "r5", 0), ("direct", "r10", 0), ("gateway", "r10", 0),
-        ("gateway", "r5", 1), ("direct", "r5", 1), ("gateway", "r10", 1), ("direct", "r10", 1),
-    ]  # fmt: skip
+        ("direct", "r5", 0),
+        ("gateway", "r5", 0),
+        ("direct", "r10", 0),
+        ("gateway", "r10", 0),
+        ("gateway", "r5", 1),
+        ("direct", "r5", 1),
+        ("gateway", "r10", 1),
+        ("direct", "r10", 1),
+    ]
     plans = [order.plan for _, _, _, order in runs]
     assert [plan.url for plan in plans[:2]] == ["http://a", "http://b"]
     assert [plan.rate_per_second for plan in plans[:4]] == [5, 5, 10, 10]

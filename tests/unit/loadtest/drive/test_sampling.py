@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
-from loadtest.drive.sampling import GpuSampler, PageSampler, Sampling, backend_values, keep, page_values
-from loadtest.drive.spelling import pages_of
-from loadtest.report.samples import samples_rows
-from loadtest.report.schema import BackendGauges, PageSeries, Samples
-
-pytestmark = pytest.mark.flaky(reruns=2)  # clocks of a shared machine: what holds, holds in one of three tries
+from loadtest.drive.options import pages_of
+from loadtest.drive.sampling import PageSampler, Sampling, backend_values, keep, page_values
+from loadtest.report.schema import BackendGauges, PageSeries
 
 _PAGE = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="m{x}"} 3.0
@@ -39,94 +35,24 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def _nvidia_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\necho $$ > {folder}/pid\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return folder / "pid"
+class _Waits(threading.Event):
+    """Time that passes only in waits."""
 
+    now = 0.0
 
-def _gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-def test_each_gpu_is_followed_and_the_program_ends_with_the_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = "echo '0, Big GPU, 555.1, 87, 1024, 2048, 300.5'; echo '1, Big GPU, 555.1, [N/A], 0, 2048, [N/A]'"
-    pid_file = _nvidia_smi(tmp_path, f"while true; do {lines}; sleep 0.02; done", monkeypatch)
-    with GpuSampler(time.monotonic) as sampler:
-        _until(lambda: len(sampler._gpus) == 2 and len(sampler._gpus["1"].at) > 2)
-    first, second = sampler.series(origin=0.0)
-    assert (first.name, first.driver, first.memory_total_mib) == ("0 Big GPU", "555.1", 2048)
-    assert set(first.utilization_percent) == {87}
-    assert set(second.utilization_percent) == {None}
-    assert len(first.at) == len(first.power_watts)
-    assert sampler.missing is None
-    assert _gone(int(pid_file.read_text()))
-
-
-def test_that_there_is_no_gpu_is_reported_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _nvidia_smi(tmp_path, "echo 'NVIDIA-SMI has failed: no driver'; exit 9", monkeypatch)
-    with GpuSampler(time.monotonic) as sampler:
-        _until(lambda: sampler._process is not None and sampler._process.poll() is not None)
-    assert sampler.missing == "no GPU: nvidia-smi says NVIDIA-SMI has failed: no driver"
-    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    with GpuSampler(time.monotonic) as sampler:
-        pass
-    assert sampler.missing == "no GPU: nvidia-smi is not installed here"
-
-
-def test_gpus_stand_in_the_order_of_their_numbers_whatever_they_do_not_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reported = ["[N/A]", "[Not Supported]", "[Unknown Error]"]  # a GPU in MIG mode, an old one, one that is ill
-    lines = "\n".join(
-        f"echo '{n}, NVIDIA A100, 555.1, {reported[n % 3]}, {reported[n % 3]}, 81920, 61.2'" for n in range(11)
-    )
-    _nvidia_smi(tmp_path, f"{lines}\nsleep 60", monkeypatch)
-    with GpuSampler(time.monotonic) as sampler:
-        _until(lambda: len(sampler._gpus) == 11)
-    found = sampler.series(origin=0.0)
-    assert [gpu.name for gpu in found] == [f"{n} NVIDIA A100" for n in range(11)]
-    assert {(*gpu.utilization_percent, *gpu.memory_used_mib, *gpu.power_watts) for gpu in found} == {(None, None, 61.2)}
-
-
-def test_a_gpu_that_is_lost_during_the_run_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lost = "Unable to determine the device handle for GPU0: GPU is lost."
-    _nvidia_smi(tmp_path, f"echo '0, Big GPU, 555.1, 87, 1, 2, 3'; echo '{lost}'; exit 15", monkeypatch)
-    with GpuSampler(time.monotonic) as sampler:
-        _until(lambda: sampler._process is not None and sampler._process.poll() is not None)
-    assert len(sampler.series(origin=0.0)) == 1
-    assert sampler.missing == f"nvidia-smi ended during the run, exit code 15: {lost}"
-    reported = samples_rows(Samples(gpus=sampler.series(0.0), no_gpu=sampler.missing, pages=[]))
-    assert [what for what, _ in reported] == ["GPU 0 Big GPU", "GPU"]
-
-
-def test_a_program_that_cannot_be_run_is_reported_and_one_that_hangs_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = _nvidia_smi(tmp_path, "trap '' TERM; while true; do sleep 0.05; done", monkeypatch)
-    monkeypatch.setattr("loadtest.drive.sampling._END_SECONDS", 0.2)
-    with GpuSampler(time.monotonic) as sampler:
-        _until(lambda: program.exists() and bool(program.read_text()))
-    assert sampler.missing == "no GPU: nvidia-smi says nothing"
-    assert _gone(int(program.read_text()))
-    (tmp_path / "nvidia-smi").write_bytes(b"\x7fELF, but not for this machine")
-    with GpuSampler(time.monotonic) as sampler:
-        pass
-    assert sampler.missing == "no GPU: nvidia-smi cannot be run: Exec format error"
+    def wait(self, timeout: float | None = None) -> bool:
+        self.now += timeout or 0.0
+        return self.is_set()
 
 
 def test_ranks_are_added_up_and_the_fullest_cache_counts() -> None:
     assert page_values(_PAGE) == {
-        "running": 7, "waiting": 2, "kv_cache_usage": 0.5, "prefix_queries": 1000, "prefix_hits": 250,
-    }  # fmt: skip
+        "running": 7,
+        "waiting": 2,
+        "kv_cache_usage": 0.5,
+        "prefix_queries": 1000,
+        "prefix_hits": 250,
+    }
     assert page_values("") == {}
 
 
@@ -172,25 +98,38 @@ def page() -> Iterator[str]:
         thread.join()
 
 
-def test_pages_are_read_until_the_block_ends_and_failures_are_counted(page: str) -> None:
-    origin = time.monotonic()
-    with PageSampler({"a": page, "gone": "http://127.0.0.1:1/metrics"}, time.monotonic) as sampler:
-        _until(lambda: len(sampler._series[0].at) >= 2)
-    first, gone = sampler.series(origin)
-    assert first.running[:2] == [7, 7]
-    assert first.kv_cache_usage[0] == 0.5
-    assert first.failures >= 1
-    assert 1.5 < first.at[1] - first.at[0] < 5  # the read in between failed
+def _sampled(url: str, enough: Callable[[PageSeries], bool]) -> PageSeries:
+    waits = _Waits()
+    sampler = PageSampler({"a": url}, lambda: waits.now)
+    sampler._over = waits
+    with sampler:
+        _until(lambda: enough(sampler._series[0]))
+    [series] = sampler.series(origin=-1.0)
+    return series
+
+
+def test_a_page_is_read_every_second_until_the_block_ends_and_failures_are_counted(page: str) -> None:
+    series = _sampled(page, lambda series: len(series.at) >= 2)
+    assert series.running[:2] == [7, 7]
+    assert series.kv_cache_usage[0] == 0.5
+    assert series.at[:2] == [1.0, 3.0]  # the read in between failed
+    assert series.failures >= 1
+
+
+def test_a_page_that_is_not_there_is_a_failure() -> None:
+    gone = _sampled("http://127.0.0.1:1/metrics", lambda series: series.failures >= 1)
     assert gone.at == []
-    assert gone.failures >= 1
 
 
 def test_everything_is_watched_together(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
+    def no_library() -> None:
+        raise pynvml.NVMLError_LibraryNotFound
+
+    monkeypatch.setattr(pynvml, "nvmlInit", no_library)
     with Sampling({"a": page}) as sampling:
         pass
     samples = sampling.samples(0.0)
-    assert samples.no_gpu is not None
+    assert samples.no_gpu == "no GPU: NVML Shared Library Not Found"
     assert [series.name for series in samples.pages] == ["a"]
 
 

@@ -11,10 +11,9 @@ import pytest
 
 from loadtest.drive.client import open_session
 from loadtest.drive.driver import Driver
-from loadtest.drive.fleet import Harvest
 from loadtest.drive.plan import Plan
-from loadtest.drive.record import Record
-from loadtest.drive.worker import WorkerHealth, watch_health
+from loadtest.drive.record import Harvest, Record, WorkerHealth
+from loadtest.drive.worker import watch_health
 from loadtest.report.schema import Bounds, Environment, Results
 from loadtest.report.summarise import summarise
 

@@ -71,9 +71,8 @@ async def test_ranks_and_kv_events_are_set_by_flags() -> None:
 
 async def test_impossible_limits_are_a_usage_error() -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "loadtest", "sim", "--port", "0", "--max-num-seqs", "9000",
-        stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable, "-m", "loadtest", "sim", "--port", "0", "--max-num-seqs", "9000", stderr=asyncio.subprocess.PIPE
+    )
     _, problem = await process.communicate()
     assert process.returncode == 2
     assert b"max_num_batched_tokens" in problem

@@ -111,7 +111,7 @@ async def test_tokens_come_at_the_scripted_pace(asker: Asker) -> None:
     _, received, whole = await asker.chat({"tokens_per_second": 50})
     assert whole
     assert tokens(received) == 10
-    assert 0.16 <= time.monotonic() - begun < 2
+    assert time.monotonic() - begun >= 0.16
 
 
 async def test_headers_are_delayed(asker: Asker) -> None:

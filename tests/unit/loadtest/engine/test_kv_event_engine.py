@@ -12,9 +12,8 @@ import zmq
 
 from gateway.backends.vllm_api import read_kv_event_sources
 from loadtest.engine import EngineConfig, Limits, SimulatedEngine
-from loadtest.engine.config import KvEventsConfig
 from loadtest.engine.kv_event_publisher import long_hash
-from loadtest.engine.kv_events import Encoding, HashFormat
+from loadtest.engine.kv_events import Encoding, HashFormat, KvEventsConfig
 from tests.unit.loadtest.engine.kv_client import Batch, KvClient, Mirror, kv_client
 from tests.unit.loadtest.engine.support import eventually, idle
 

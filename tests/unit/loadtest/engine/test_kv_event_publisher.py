@@ -1,15 +1,15 @@
 """Publishing over real sockets: numbering, gaps, replays, late and dead subscribers."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import pytest
 import zmq
 import zmq.asyncio
 
-from loadtest.engine.config import EngineConfig, KvEventsConfig
+from loadtest.engine.config import EngineConfig
 from loadtest.engine.kv_event_publisher import KvEventPublisher, KvEventPublishers
+from loadtest.engine.kv_events import KvEventsConfig
 from loadtest.engine.ranks import new_publishers
 from tests.unit.loadtest.engine.kv_client import Batch, kv_client
 
@@ -155,12 +155,8 @@ async def test_publishing_never_waits_for_a_subscriber_that_does_not_read(publis
         async with asyncio.timeout(5):
             while not await dead.poll(10):
                 publish(publisher, 1)
-        longest_seconds = 0.0
         for key in range(500):
-            started = time.perf_counter()
-            publish(publisher, key)
-            longest_seconds = max(longest_seconds, time.perf_counter() - started)
-        assert longest_seconds < 1.0
+            publish(publisher, key)  # one that waited for the reader would never return
         received = 0
         while await dead.poll(100):
             await dead.recv_multipart()

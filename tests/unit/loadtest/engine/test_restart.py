@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.engine import EngineConfig, SimulatedEngine
-from loadtest.engine.config import KvEventsConfig
+from loadtest.engine.kv_events import KvEventsConfig
 from loadtest.engine.ledger import Ending
 from tests.unit.loadtest.engine.conftest import LIMITS
 from tests.unit.loadtest.engine.kv_client import kv_client

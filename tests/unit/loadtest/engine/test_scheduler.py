@@ -6,7 +6,7 @@ import pytest
 
 from loadtest.engine.kv_cache import SequenceState, State
 from loadtest.engine.scheduler import Limits, Scheduler, StepTime
-from loadtest.replay.engine import VirtualEngine
+from tests.unit.loadtest.engine.support import VirtualEngine
 
 TIME = StepTime(8e-3, 28e-6, 1.3e-9, 14e-6, 47e-9)
 FOREVER = math.inf

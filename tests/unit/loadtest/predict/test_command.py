@@ -6,7 +6,7 @@ import orjson
 import pytest
 from typer.testing import CliRunner, Result
 
-from loadtest.cli import app
+from loadtest.__main__ import app
 from loadtest.recording import Logged
 from loadtest.workloads.trace import read_trace
 from tests.unit.loadtest.predict.worlds import BLOCK, SIZES, logged, traffic

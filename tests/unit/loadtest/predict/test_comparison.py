@@ -11,8 +11,15 @@ def test_each_figure_has_its_difference() -> None:
     predicted = Side([0.11, 0.21, 0.27], [1.0, 2.0, 3.0], 600, 12.0, 0.52)
     lines = {line.name: line for line in compared(MEASURED, predicted)}
     assert list(lines) == [
-        "TTFT p50", "TTFT p90", "TTFT p99", "E2E p50", "E2E p90", "E2E p99", "output tokens/s", "hit rate",
-    ]  # fmt: skip
+        "TTFT p50",
+        "TTFT p90",
+        "TTFT p99",
+        "E2E p50",
+        "E2E p90",
+        "E2E p99",
+        "output tokens/s",
+        "hit rate",
+    ]
     assert lines["TTFT p50"].difference == pytest.approx(0.05)
     assert lines["TTFT p99"].difference_text == "-10.0%"
     assert lines["output tokens/s"].difference == pytest.approx(50 / 60 - 1)

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from loadtest.engine.scheduler import StepTime
+from loadtest.predict.command import Prediction, predict, trace_from
 from loadtest.predict.comparison import ClientRun, Mismatch, Sent, verdict
-from loadtest.predict.prediction import Prediction, predict, trace_from
 from loadtest.recording import Logged
 from loadtest.workloads.trace import TraceError
 from tests.unit.loadtest.predict.worlds import BLOCK, SIZES, START, STEP, logged, traffic
@@ -13,20 +13,20 @@ from tests.unit.loadtest.predict.worlds import BLOCK, SIZES, START, STEP, logged
 def prediction_of(
     requests: list[Logged], step_time: StepTime | None = None, run: ClientRun | None = None, kv_tokens: int = 40_000
 ) -> Prediction:
-    return predict(
-        requests, trace_from(requests, BLOCK), replace(SIZES, kv_tokens=kv_tokens), "ours", step_time, run
-    )  # fmt: skip
+    return predict(requests, trace_from(requests, BLOCK), replace(SIZES, kv_tokens=kv_tokens), "ours", step_time, run)
 
 
 def client_of(requests: list[Logged], answered: int, way_seconds: float = 0.0) -> ClientRun:
     """A client whose clock starts elsewhere, and which sent the last requests of the log."""
     sent = [
         Sent(
-            one.at_seconds - START - 5, one.at_seconds - START - 5 + (one.first_seconds or 0.0) + way_seconds,
-            one.at_seconds - START - 5 + one.duration_seconds + way_seconds, one.output_tokens,
+            one.at_seconds - START - 5,
+            one.at_seconds - START - 5 + (one.first_seconds or 0.0) + way_seconds,
+            one.at_seconds - START - 5 + one.duration_seconds + way_seconds,
+            one.output_tokens,
         )
         for one in requests[-answered:]
-    ]  # fmt: skip
+    ]
     return ClientRun(sent, None)
 
 

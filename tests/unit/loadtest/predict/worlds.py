@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from loadtest.engine.scheduler import StepTime
-from loadtest.predict.prediction import replayed
+from loadtest.predict.command import replayed
 from loadtest.recording import Logged
 from loadtest.replay.scenario import Scenario
 from loadtest.workloads.trace import Row, Trace
@@ -36,7 +36,10 @@ def logged(trace: Trace, step_time: StepTime = STEP, overhead_seconds: float = 0
     requests = replayed(trace, SIZES, step_time, "ours")
     return [
         Logged(
-            START + request.arrival_seconds, "m", request.prompt_tokens, request.output_tokens,
+            START + request.arrival_seconds,
+            "m",
+            request.prompt_tokens,
+            request.output_tokens,
             request.prompt_tokens * BYTES_PER_TOKEN,
             tuple(BYTES_PER_TOKEN * BLOCK * (number + 1) for number in range(len(row.keys))),
             tuple(str(key) for key in row.keys),
@@ -47,4 +50,4 @@ def logged(trace: Trace, step_time: StepTime = STEP, overhead_seconds: float = 0
             cached_tokens=request.cached_tokens,
         )
         for row, request in zip(trace.rows, requests, strict=True)
-    ]  # fmt: skip
+    ]

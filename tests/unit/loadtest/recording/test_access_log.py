@@ -5,9 +5,13 @@ import orjson
 from loadtest.recording import Logged, read_log
 
 LINE: dict[str, Any] = {
-    "time": 1_700_000_010.0, "duration_ms": 4000.0, "model": "m", "prompt_tokens": 100, "completion_tokens": 7,
+    "time": 1_700_000_010.0,
+    "duration_ms": 4000.0,
+    "model": "m",
+    "prompt_tokens": 100,
+    "completion_tokens": 7,
     "prefix": {"bytes": 400, "ends": [256, 400], "hashes": ["aa", "bb"]},
-}  # fmt: skip
+}
 
 
 def lines(*changes: dict[str, Any]) -> list[bytes]:

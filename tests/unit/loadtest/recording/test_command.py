@@ -3,7 +3,7 @@ from pathlib import Path
 import orjson
 from typer.testing import CliRunner, Result
 
-from loadtest.cli import app
+from loadtest.__main__ import app
 from loadtest.workloads.trace import read_trace
 from tests.unit.loadtest.recording.test_access_log import lines
 

@@ -39,12 +39,16 @@ def session_trace(sessions: int = 6, turns: int = 4, think_seconds: float = 0.5)
     """Sessions that start a second apart; each turn extends the prompt by two blocks."""
     rows = [
         Row(
-            float(session), BLOCK * 2 * turn + 10, 20, tuple(range(session * 100, session * 100 + 2 * turn)), session,
+            float(session),
+            BLOCK * 2 * turn + 10,
+            20,
+            tuple(range(session * 100, session * 100 + 2 * turn)),
+            session,
             think_seconds if turn > 1 else 0.0,
         )
         for session in range(sessions)
         for turn in range(1, turns + 1)
-    ]  # fmt: skip
+    ]
     return Trace("sessions", rows, BLOCK, sessions=True)
 
 

@@ -9,7 +9,7 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
-from loadtest.cli import app
+from loadtest.__main__ import app
 from tests.unit.loadtest.replay.builders import conversation_trace
 
 RUNNER = CliRunner()
@@ -20,10 +20,14 @@ def _trace_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "small.jsonl"
     rows = (
-        {"timestamp": round(row.at_seconds * 1000), "input_length": row.prompt_tokens,
-         "output_length": row.output_tokens, "hash_ids": row.keys}
+        {
+            "timestamp": round(row.at_seconds * 1000),
+            "input_length": row.prompt_tokens,
+            "output_length": row.output_tokens,
+            "hash_ids": row.keys,
+        }
         for row in conversation_trace(rows=200).rows
-    )  # fmt: skip
+    )
     path.write_bytes(b"\n".join(orjson.dumps(row) for row in rows))
     return path
 
@@ -32,10 +36,30 @@ def test_a_grid_is_reported_as_tables_figures_and_a_picture(trace_file: Path, tm
     out = tmp_path / "out"
     result = RUNNER.invoke(
         app,
-        ["replay", str(trace_file), "--block-size", "64", "--policies", "ours,lmetric", "--backends", "2", "--load",
-         "0.5,1.2", "--seeds", "2", "--jobs", "1", "--out", str(out), "--slow", "2:1", "--restart", "0.5:half",
-         "--flash-crowd"],
-    )  # fmt: skip
+        [
+            "replay",
+            str(trace_file),
+            "--block-size",
+            "64",
+            "--policies",
+            "ours,lmetric",
+            "--backends",
+            "2",
+            "--load",
+            "0.5,1.2",
+            "--seeds",
+            "2",
+            "--jobs",
+            "1",
+            "--out",
+            str(out),
+            "--slow",
+            "2:1",
+            "--restart",
+            "0.5:half",
+            "--flash-crowd",
+        ],
+    )
     assert result.exit_code == 0, result.output
     assert "2 engines, load 0.5" in result.stdout
     assert "geometric mean" in result.stdout
@@ -68,10 +92,35 @@ def test_arms_of_admission_stand_side_by_side(trace_file: Path, tmp_path: Path) 
     out = tmp_path / "out"
     result = RUNNER.invoke(
         app,
-        ["replay", str(trace_file), "--block-size", "64", "--policies", "ours,lmetric", "--backends", "1", "--load",
-         "1", "--capacity", "30", "--jobs", "1", "--kv-tokens", "6000", "--output-times", "5", "--max-tokens-times",
-         "1", "--misjudged", "0.1", "--admission", "none,static:1,static:4,static:16", "--out", str(out)],
-    )  # fmt: skip
+        [
+            "replay",
+            str(trace_file),
+            "--block-size",
+            "64",
+            "--policies",
+            "ours,lmetric",
+            "--backends",
+            "1",
+            "--load",
+            "1",
+            "--capacity",
+            "30",
+            "--jobs",
+            "1",
+            "--kv-tokens",
+            "6000",
+            "--output-times",
+            "5",
+            "--max-tokens-times",
+            "1",
+            "--misjudged",
+            "0.1",
+            "--admission",
+            "none,static:1,static:4,static:16",
+            "--out",
+            str(out),
+        ],
+    )
     assert result.exit_code == 0, result.output
     assert "most waiting" in result.stdout
     outcomes = json.loads((out / "results.json").read_text())["outcomes"]

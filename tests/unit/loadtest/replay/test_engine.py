@@ -9,7 +9,8 @@ import pytest
 
 from loadtest.engine.kv_cache import SequenceState
 from loadtest.engine.scheduler import PRESETS, Limits
-from loadtest.replay.engine import ReplayEngine, VirtualEngine
+from loadtest.replay.engine import ReplayEngine
+from tests.unit.loadtest.engine.support import VirtualEngine
 
 STEP = PRESETS["h100-8b"]
 

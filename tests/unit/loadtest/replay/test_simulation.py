@@ -16,14 +16,7 @@ from loadtest.replay.scenario import EngineFaults, Scenario
 from loadtest.replay.simulation import Simulation, engines_of, replay
 from loadtest.replay.workload import requests_of
 from loadtest.workloads.trace import Trace
-from tests.unit.loadtest.replay.builders import (
-    BLOCK,
-    conversation_trace,
-    request,
-    scenario,
-    session_trace,
-    site,
-)
+from tests.unit.loadtest.replay.builders import BLOCK, conversation_trace, request, scenario, session_trace, site
 
 
 def _run(trace: Trace, at: Scenario, policy: str) -> tuple[list[ReplayRequest], Router, Simulation]:

@@ -6,10 +6,8 @@ from array import array
 from collections import Counter
 from typing import Any
 
-from loadtest.drive.fleet import Harvest
 from loadtest.drive.plan import Plan
-from loadtest.drive.record import Record
-from loadtest.drive.worker import WorkerHealth
+from loadtest.drive.record import Harvest, Record, WorkerHealth
 from loadtest.report.schema import Bounds, Environment, Results
 from loadtest.report.series import Ran, Series, series_of
 from loadtest.report.summarise import summarise

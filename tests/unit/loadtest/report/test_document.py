@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.report.chart import Chart, ChartSeries, doubling, linear, logarithmic
-from loadtest.report.document import Plots, plot_data
-from tests.unit.loadtest.report.pages import read
+from loadtest.report.document import plot_data, render
+from tests.unit.loadtest.report.pages import plots_of, read
 
 _TIME = linear(0, 10, 0, 100, 5, " s")
 _COUNTS = linear(0, 4, 100, 0, 4)
@@ -53,19 +51,16 @@ def test_a_log_axis_has_its_values_and_says_so() -> None:
 
 @given(st.text())
 def test_no_name_leaves_the_script_that_it_stands_in(name: str) -> None:
-    plots = Plots()
-    figure = plots.figure(_chart(ChartSeries(name, "s1", [(0, 1)]), title=name, note=name))
-    data = plots.data()
-    assert not set("<>&\u2028\u2029") & set(data)
-    assert json.loads(data)[0]["lines"][0]["name"] == name
-    assert read(figure).tags["script"] == 0
+    page = render("page.html", "", "", [_chart(ChartSeries(name, "s1", [(0, 1)]), title=name, note=name)])
+    assert plots_of(page)[0]["lines"][0]["name"] == name
+    assert read(page).tags["script"] == 3
 
 
 def test_a_figure_has_a_caption_and_a_place_for_its_plot() -> None:
-    plots = Plots()
     line = ChartSeries("a", "s1", [(0, 1), (1, 2)])
-    figures = plots.figures([_chart(line, title="first <b>"), _chart(line, dots=[(0.5, 1)], marks=[1.0])])
-    assert "first &lt;b&gt;" in figures
-    assert [f'data-plot="{number}"' in figures for number in range(3)] == [True, True, False]
-    assert json.loads(plots.data())[1]["dots"] == [[0.5], [1]]
-    assert read(figures).tags["svg"] == 0
+    charts = [_chart(line, title="first <b>"), _chart(line, dots=[(0.5, 1)], marks=[1.0])]
+    page = render("page.html", "", "", charts)
+    assert "first &lt;b&gt;" in page
+    assert [f'data-plot="{number}"' in page for number in range(3)] == [True, True, False]
+    assert plots_of(page)[1]["dots"] == [[0.5], [1]]
+    assert read(page).tags["svg"] == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.report.chart import Chart, ChartSeries, doubling, linear
-from loadtest.report.document import Plots, document
+from loadtest.report.document import render
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _BROWSER = next(filter(None, map(shutil.which, _BROWSERS)), None)
@@ -56,15 +56,12 @@ def _page() -> str:
         "held", "s2 dashed", [(float(second), 2.0 * second) for second in range(11)], steps=True, area=True
     )
     curve = ChartSeries("gateway", "s1", [(1, 5), (2, 9), (4, 16)], spread=[(4, 6), (8, 10), (15, 17)])
-    plots = Plots()
-    body = plots.figures(
-        [
-            Chart(_HOSTILE, "", time, counts, [first], dots=[(1.0, 3.0)], marks=[2.0]),
-            Chart("another", "", time, counts, [second]),
-            Chart("curve", "", users, counts, [curve], ["1", "2", "4"]),
-        ]
-    )
-    return document("plots", "", body, plots)
+    charts = [
+        Chart(_HOSTILE, "", time, counts, [first], dots=[(1.0, 3.0)], marks=[2.0]),
+        Chart("another", "", time, counts, [second]),
+        Chart("curve", "", users, counts, [curve], ["1", "2", "4"]),
+    ]
+    return render("page.html", "plots", "", charts)
 
 
 def _run(html: str, folder: Path) -> tuple[str, str]:
@@ -73,10 +70,17 @@ def _run(html: str, folder: Path) -> tuple[str, str]:
     file = folder / "page.html"
     file.write_text(html, encoding="utf-8")
     command = [
-        _BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-        f"--user-data-dir={folder / 'profile'}", "--window-size=1200,900",
-        "--virtual-time-budget=5000", "--dump-dom", file.as_uri(),
-    ]  # fmt: skip
+        _BROWSER,
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        f"--user-data-dir={folder / 'profile'}",
+        "--window-size=1200,900",
+        "--virtual-time-budget=5000",
+        "--dump-dom",
+        file.as_uri(),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
 

@@ -14,10 +14,8 @@ import pytest
 from rich.console import Console
 
 from loadtest.checkpoint.machine import environment
-from loadtest.drive.fleet import Harvest, Tick
 from loadtest.drive.plan import Plan
-from loadtest.drive.record import Record
-from loadtest.drive.worker import WorkerHealth
+from loadtest.drive.record import Harvest, Record, Tick, WorkerHealth
 from loadtest.report.pages import page
 from loadtest.report.schema import BackendGauges, Bounds, Environment, PageSeries, Results, Samples
 from loadtest.report.summarise import summarise

@@ -7,13 +7,25 @@ from loadtest.report.samples import on_one_grid, sample_charts, samples_rows
 from loadtest.report.schema import GpuSeries, PageSeries, Samples
 
 _GPU = GpuSeries(
-    name="0 Big", driver="1", memory_total_mib=2048, at=[0.0, 0.5], utilization_percent=[50, None],
-    memory_used_mib=[512, 1024], power_watts=[100, 300],
-)  # fmt: skip
+    name="0 Big",
+    driver="1",
+    memory_total_mib=2048,
+    at=[0.0, 0.5],
+    utilization_percent=[50, None],
+    memory_used_mib=[512, 1024],
+    power_watts=[100, 300],
+)
 _PAGE = PageSeries(
-    name="a", url="http://a", at=[0.0, 1.0], running=[1, 3], waiting=[0, 2], kv_cache_usage=[0.1, 0.4],
-    preemptions=[5, 7], prefix_queries=[100, 300], prefix_hits=[0, 50],
-)  # fmt: skip
+    name="a",
+    url="http://a",
+    at=[0.0, 1.0],
+    running=[1, 3],
+    waiting=[0, 2],
+    kv_cache_usage=[0.1, 0.4],
+    preemptions=[5, 7],
+    prefix_queries=[100, 300],
+    prefix_hits=[0, 50],
+)
 
 
 def test_gpus_and_pages_are_reported_in_words() -> None:

@@ -9,10 +9,8 @@ from collections import Counter
 import pytest
 from rich.console import Console
 
-from loadtest.drive.fleet import Harvest
 from loadtest.drive.plan import Plan
-from loadtest.drive.record import Record
-from loadtest.drive.worker import WorkerHealth
+from loadtest.drive.record import Harvest, Record, WorkerHealth
 from loadtest.report.pages import series_page
 from loadtest.report.schema import Bounds, Environment
 from loadtest.report.series import Ran, Series, series_of

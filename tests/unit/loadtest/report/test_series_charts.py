@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from xml.etree import ElementTree
-
 import pytest
 
 from loadtest.report.document import plot_data
 from loadtest.report.pages import series_page
 from loadtest.report.series import Ran, series_of
-from loadtest.report.series_charts import batch_size_curve, curve_picture, ratio_charts, series_charts
+from loadtest.report.series_charts import batch_size_curve, ratio_charts, series_charts
 from tests.unit.loadtest.report.pages import assert_it_needs_nothing, plots_of
 from tests.unit.loadtest.report.runs import ENVIRONMENT, curve_of, records_of, run_of
 
@@ -39,16 +37,6 @@ def test_ratios_have_their_spread_at_each_number_of_users() -> None:
     html = series_page(series, series.folders)
     assert_it_needs_nothing(html, [f"{folder}/report.html" for folder in series.folders])
     assert "To direct, pair by pair" in html
-
-
-def test_the_picture_is_a_file_of_its_own_and_only_where_there_is_a_curve() -> None:
-    picture = curve_picture(curve_of({"direct": 1.0, "<gateway>": 2.0}))
-    assert picture is not None
-    ElementTree.fromstring(picture)
-    assert "&lt;gateway&gt;" in picture
-    assert curve_picture(curve_of({"direct": 1.0, "gateway": 2.0}, users=(4,))) is None
-    rated = [Ran("", f"r{r}", 0, run_of(records_of(0.1), concurrency=None, rate_per_second=r)) for r in (1, 2)]
-    assert curve_picture(series_of(rated, ENVIRONMENT)) is None
 
 
 def test_rates_are_drawn_evenly_and_one_load_not_at_all() -> None:

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.drive.fleet import Harvest
 from loadtest.drive.plan import Plan
-from loadtest.drive.record import Record
-from loadtest.drive.worker import WorkerHealth
+from loadtest.drive.record import Harvest, Record, WorkerHealth
 from loadtest.report.schema import Bounds, Environment, Results
 from loadtest.report.summarise import summarise
 

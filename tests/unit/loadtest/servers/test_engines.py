@@ -1,6 +1,7 @@
 """Engines are kept apart, and their counters survive a restart."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -8,30 +9,22 @@ import pytest
 from loadtest.engine.config import EngineConfig
 from loadtest.engine.scheduler import Limits
 from loadtest.engine.server import SimulatedEngine
-from loadtest.servers.engines import EngineOptions, EngineProcess, Engines, Kind, cores_of
+from loadtest.servers.engines import EngineOptions, Engines, Kind, cores_of
+from loadtest.servers.server import Launch, Server
 
 PROMPT = " abc" * 64
 
 
-class InProcess:
-    """An engine of the test's own, as a process."""
-
-    def __init__(self, engine: SimulatedEngine) -> None:
-        self.url = engine.url
-
-    def start(self) -> None:
-        raise NotImplementedError
-
-    wait_ready = stop = kill = suspend = resume = start
-    pid = 0
+def in_process(engine: SimulatedEngine) -> Server:
+    """An engine of the test's own, in place of a process."""
+    return Server(Launch([], engine.url), Path("log"))
 
 
 @pytest.fixture
 async def engines() -> AsyncIterator[Engines]:
     config = EngineConfig(model="m", time_scale=0, dev_mode=True, limits=Limits(8, 2048, 32, 64))
     async with SimulatedEngine(config) as first, SimulatedEngine(config) as second:
-        processes: list[EngineProcess] = [InProcess(first), InProcess(second)]
-        yield Engines(EngineOptions(Kind.SIM), processes)
+        yield Engines(EngineOptions(Kind.SIM), [in_process(first), in_process(second)])
 
 
 async def ask(url: str) -> None:
@@ -57,7 +50,7 @@ async def test_what_an_engine_counted_before_its_restart_is_kept(engines: Engine
     await ask(engines.urls[0])
     await engines.note_before_restart(0)
     async with SimulatedEngine(EngineConfig(model="m", time_scale=0)) as again:
-        engines.processes[0] = InProcess(again)
+        engines.processes[0] = in_process(again)
         await ask(again.url)
         await ask(engines.urls[1])
         counted = await engines.counted()
@@ -67,11 +60,7 @@ async def test_what_an_engine_counted_before_its_restart_is_kept(engines: Engine
 
 @pytest.mark.parametrize(
     ("count", "allowed", "expected"),
-    [
-        (2, [0, 1], [{0}, {1}]),
-        (2, [4, 5, 6, 7, 8], [{4, 5}, {6, 7}]),
-        (3, [0, 1], [{0, 1}, {0, 1}, {0, 1}]),
-    ],
+    [(2, [0, 1], [{0}, {1}]), (2, [4, 5, 6, 7, 8], [{4, 5}, {6, 7}]), (3, [0, 1], [{0, 1}, {0, 1}, {0, 1}])],
 )
 def test_engines_share_no_cores_where_there_are_enough(
     count: int, allowed: list[int], expected: list[set[int]]
@@ -81,5 +70,5 @@ def test_engines_share_no_cores_where_there_are_enough(
 
 @pytest.mark.parametrize(("count", "some"), [(2, [0]), (3, [0]), (4, [0, 1])])
 def test_faults_happen_to_half_of_the_engines(count: int, some: list[int]) -> None:
-    processes: list[EngineProcess] = [InProcess.__new__(InProcess) for _ in range(count)]
+    processes = [Server(Launch([], ""), Path("log")) for _ in range(count)]
     assert list(Engines(EngineOptions(Kind.SIM, count), processes).some()) == some

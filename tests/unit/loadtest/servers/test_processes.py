@@ -1,6 +1,7 @@
 """Processes are measured with their children and stopped with them."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -58,17 +59,6 @@ def test_proxy_settings_of_the_environment_do_not_reach_children(monkeypatch: py
     assert out.split() == [b"None", b"here"]
 
 
-def test_a_log_keeps_its_end_only(tmp_path: Path) -> None:
-    log = tmp_path / "logs" / "one.log"
-    much = "import sys; sys.stdout.write('x' * 200000 + 'end'); sys.stderr.write('bad')"
-    with processes.running([sys.executable, "-c", much], CORE, log) as process:
-        process.wait(20)
-    assert log.read_text() == "bad"
-    kept = log.with_suffix(".out").read_text()
-    assert len(kept) == 65536
-    assert kept.endswith("xend")
-
-
 def test_cpu_time_grows_with_work() -> None:
     before = processes.cpu_times(os.getpid())
     spins_until = time.process_time() + 0.05
@@ -92,3 +82,17 @@ def test_a_cores_busy_time_leaves_out_idle_and_waiting() -> None:
     assert processes.core_busy_seconds(0, stat) == 200 / os.sysconf("SC_CLK_TCK")
     with pytest.raises(ValueError, match="no cpu1"):
         processes.core_busy_seconds(1, stat)
+
+
+def test_chosen_ports_cannot_be_taken_by_outgoing_connections() -> None:
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(port < first_ephemeral for port in processes.free_ports(50))
+
+
+def test_a_port_that_is_in_use_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    [port] = processes.free_ports(1)
+    other = port + 1 if port + 1 in processes.CHOSEN_PORTS else port - 1
+    monkeypatch.setattr(processes, "CHOSEN_PORTS", (port, other))
+    with socket.socket() as held:
+        held.bind(("", port))
+        assert processes.free_ports(1) == [other]

@@ -6,9 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from loadtest.checkpoint.machine import environment
-from loadtest.drive.fleet import Harvest
 from loadtest.drive.plan import Plan
-from loadtest.drive.record import Record
+from loadtest.drive.record import Harvest, Record
 from loadtest.report.schema import Bounds, Results
 from loadtest.report.summarise import summarise
 

@@ -15,10 +15,10 @@ from loadtest.drive.record import Record
 from loadtest.drive.run import Order
 from loadtest.drive.target import Target, TargetError
 from loadtest.report.schema import Results
+from loadtest.servers.server import Launch, ServerFailed
 from loadtest.sweep import run
 from loadtest.sweep.plan import parse
 from loadtest.sweep.run import Sweep
-from loadtest.sweep.server import Launch, ServerFailed
 from loadtest.sweep.space import space_of
 from loadtest.sweep.store import Store
 from tests.unit.loadtest.sweep.runs import results
@@ -52,7 +52,7 @@ class Scripted:
     """In place of a server."""
 
     def __init__(self, world: World, launch: Launch, log_path: Path) -> None:
-        self.world, self.launch, self.log_path, self.start_seconds = world, launch, log_path, _START_SECONDS
+        self.world, self.url, self.log, self.start_seconds = world, launch.url, log_path, _START_SECONDS
         if log_path.name == "gateway.log":
             world.gateways.append(launch.url)
 
@@ -63,6 +63,8 @@ class Scripted:
 
     def __exit__(self, *_: object) -> None:
         """Nothing to stop."""
+
+    stop = wait_gone = __exit__
 
     def check(self) -> None:
         if self.world.dead:

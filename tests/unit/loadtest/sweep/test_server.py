@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 import pytest
 
 from loadtest.drive.fleet import Stopped
+from loadtest.servers.server import Launch, Server, ServerFailed
 from loadtest.sweep.plan import SweepPlan, parse
-from loadtest.sweep.server import Launch, Server, ServerFailed, command_text, engine, gateway
+from loadtest.sweep.server import command_text, engine, gateway
 from loadtest.sweep.space import Configuration
 
 pytestmark = pytest.mark.flaky(reruns=2)  # clocks of a shared machine: what holds, holds in one of three tries
@@ -27,11 +27,7 @@ def plan(**changes: Any) -> SweepPlan:
 
 def launch(command: list[str], ready_seconds: float = 30.0) -> Launch:
     # Nothing listens at the first of all ports.
-    return Launch(command, 1, "/health", ready_seconds, dict(os.environ))
-
-
-def never() -> bool:
-    return False
+    return Launch(command, "http://127.0.0.1:1", "/health", ready_seconds)
 
 
 def is_there(pid: int) -> bool:
@@ -74,7 +70,7 @@ def test_the_gateway_has_the_engine_alone_behind_it() -> None:
 def test_a_server_that_ends_is_reported_with_its_code_and_its_last_words(tmp_path: Path) -> None:
     command = ["sh", "-c", "echo no room; sleep 300 & echo $!; exit 3"]
     with pytest.raises(ServerFailed, match="ended by itself, exit code 3") as raised:
-        Server(launch(command), tmp_path / "server.log", never).__enter__()
+        Server(launch(command), tmp_path / "server.log").__enter__()
     words, worker = raised.value.log
     assert words == "no room"
     assert not is_there(int(worker))
@@ -83,17 +79,20 @@ def test_a_server_that_ends_is_reported_with_its_code_and_its_last_words(tmp_pat
 def test_a_server_that_is_not_ready_in_time_is_killed(tmp_path: Path) -> None:
     command = ["sh", "-c", "echo $$; exec sleep 300"]
     with pytest.raises(ServerFailed, match=r"not ready after 0\.5 s") as raised:
-        Server(launch(command, ready_seconds=0.5), tmp_path / "server.log", never).__enter__()
+        Server(launch(command, ready_seconds=0.5), tmp_path / "server.log").__enter__()
     assert not is_there(int(raised.value.log[0]))
 
 
 def test_the_wait_for_a_server_ends_when_the_sweep_does(tmp_path: Path) -> None:
+    def stop(_seconds: float) -> None:
+        raise Stopped
+
     began = time.monotonic()
     with pytest.raises(Stopped):
-        Server(launch(["sleep", "300"]), tmp_path / "server.log", lambda: True).__enter__()
+        Server(launch(["sleep", "300"]), tmp_path / "server.log", stop).__enter__()
     assert time.monotonic() - began < 20
 
 
 def test_a_program_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ServerFailed, match="cannot start no-such-program"):
-        Server(launch(["no-such-program"]), tmp_path / "server.log", never).__enter__()
+        Server(launch(["no-such-program"]), tmp_path / "server.log").__enter__()

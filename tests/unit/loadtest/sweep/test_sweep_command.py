@@ -18,8 +18,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from loadtest.__main__ import app
 from loadtest.checkpoint.document import Checkpoint, Status
-from loadtest.cli import app
 from loadtest.sweep.command import read_plan
 from loadtest.sweep.space import space_of
 

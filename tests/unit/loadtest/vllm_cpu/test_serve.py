@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.demo import free_ports
+from loadtest.servers.processes import free_ports
 from tests.unit.loadtest.vllm_cpu.test_process import a_model, fake_venv, wait_gone, worker_of
 
 

@@ -66,9 +66,13 @@ def test_two_processes_make_the_same_text(tmp_path: Path) -> None:
 def test_a_session_is_one_conversation_with_its_pauses(tmp_path: Path) -> None:
     def row(session: int, arrival: float, think: float, tokens: int, *ids: int) -> dict[str, Any]:
         return {
-            "session_id": session, "arrival": arrival, "think_s": think, "input_length": tokens, "output_length": 5,
+            "session_id": session,
+            "arrival": arrival,
+            "think_s": think,
+            "input_length": tokens,
+            "output_length": 5,
             "hash_ids": list(ids),
-        }  # fmt: skip
+        }
 
     rows = [row(7, 4.0, 0.0, 32, 1, 2), row(5, 1.0, 0.0, 16, 1), row(7, 4.0, 2.5, 48, 1, 2, 3)]
     source = _source(tmp_path / "t.jsonl", rows)

@@ -51,8 +51,14 @@ def test_coarse_times_are_noticed_though_a_millisecond_off(tmp_path: Path) -> No
 
 def test_the_scaled_derivative_is_shown_by_its_longest_prompt(tmp_path: Path) -> None:
     def row(at: float, prompt: int, ids: list[int]) -> dict[str, object]:
-        return {"t": at, "n_blocks": len(ids), "tail_tokens": prompt % 16, "input_tokens": prompt, "output_tokens": 3,
-                "hash_ids": ids}  # fmt: skip
+        return {
+            "t": at,
+            "n_blocks": len(ids),
+            "tail_tokens": prompt % 16,
+            "input_tokens": prompt,
+            "output_tokens": 3,
+            "hash_ids": ids,
+        }
 
     trace = read_trace(_file(tmp_path, row(0.0, 9, []), row(1.0, 211, list(range(13)))))
     assert trace.block_tokens == 16
@@ -61,15 +67,23 @@ def test_the_scaled_derivative_is_shown_by_its_longest_prompt(tmp_path: Path) ->
 
 def test_sessions_keep_their_turns_and_think_times(tmp_path: Path) -> None:
     def turn(session: int, think: float, prompt: int) -> dict[str, object]:
-        return {"session_id": session, "arrival": 2.0 + session, "think_s": think, "input_length": prompt,
-                "output_length": 4, "hash_ids": list(range(prompt // 64))}  # fmt: skip
+        return {
+            "session_id": session,
+            "arrival": 2.0 + session,
+            "think_s": think,
+            "input_length": prompt,
+            "output_length": 4,
+            "hash_ids": list(range(prompt // 64)),
+        }
 
     trace = read_trace(_file(tmp_path, turn(1, 0.0, 6500), turn(1, 1.5, 6600), turn(0, 0.0, 6400)))
     assert trace.sessions
     assert trace.block_tokens == 64
     assert [(row.session, row.think_seconds, row.at_seconds) for row in trace.rows] == [
-        (1, 0.0, 3.0), (1, 1.5, 3.0), (0, 0.0, 2.0),
-    ]  # fmt: skip
+        (1, 0.0, 3.0),
+        (1, 1.5, 3.0),
+        (0, 0.0, 2.0),
+    ]
 
 
 def test_azure_has_times_and_lengths_alone(tmp_path: Path) -> None:

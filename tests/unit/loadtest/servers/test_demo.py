@@ -1,4 +1,5 @@
 import json
+import re
 import shlex
 import signal
 import socket
@@ -9,9 +10,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from gateway.cli import demo
+from gateway.cli.main import app as gateway_command
 from gateway.config_file import parse
+from loadtest.servers import demo
+from loadtest.servers.server import get, serves
 
 
 @contextmanager
@@ -83,19 +87,29 @@ def test_all_engines_are_up_only_when_the_gateway_says_so_of_each() -> None:
     assert not demo.all_up(backends_answer("up", "unknown"))
     assert not demo.all_up(backends_answer())
     assert not demo.all_up(b'{"backends": [{"state": "up", "models": []}]}')
-    assert not demo.all_up(None)
 
 
 def test_an_error_names_the_command_that_installs_real_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(demo.DemoFailed, match=r"\.venv-vllm/bin/python is missing: `make demo ENGINE=vllm`"):
-        demo.make_engines(1, "vllm", None, tmp_path)
+        demo.make_engines(1, "vllm", None, tmp_path, print)
 
 
-def test_an_error_names_the_missing_load_test_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_names_the_missing_load_test_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "loadtest", None)
-    with pytest.raises(demo.DemoFailed, match=r"loadtest.* is not installed: `pip install vllm-batching-gateway`"):
-        demo.make_engines(1, "sim", None, tmp_path)
+    result = CliRunner().invoke(gateway_command, ["demo"])
+    assert result.exit_code == 1
+    assert re.match(r"gateway: .*loadtest.* is not installed: `pip install vllm-batching-gateway`", result.stderr)
+
+
+def test_wrong_usage_and_help_name_the_command() -> None:
+    wrong = subprocess.run(
+        [sys.executable, "-m", "gateway", "demo", "--engine", "other"], capture_output=True, text=True
+    )
+    assert wrong.returncode == 2
+    assert "Usage: gateway demo" in wrong.stderr
+    shown = subprocess.run([sys.executable, "-m", "gateway", "demo", "--help"], capture_output=True, text=True)
+    assert (shown.returncode, "--backends" in shown.stdout) == (0, True)
 
 
 def test_real_engines_are_started_by_a_module_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +117,7 @@ def test_real_engines_are_started_by_a_module_of_their_own(tmp_path: Path, monke
     for file in (Path(".venv-vllm/bin/python"), Path("models/small/config.json")):
         file.parent.mkdir(parents=True)
         file.touch()
-    engines, model = demo.make_engines(2, "vllm", Path("models/small"), tmp_path)
+    engines, model = demo.make_engines(2, "vllm", Path("models/small"), tmp_path, print)
     assert model == "small"
     assert len({engine.url for engine in engines}) == 2
 
@@ -129,30 +143,20 @@ def test_the_first_request_can_be_pasted() -> None:
 
 def test_a_model_folder_needs_real_engines(tmp_path: Path) -> None:
     with pytest.raises(demo.DemoFailed, match="--engine vllm"):
-        demo.make_engines(1, "sim", tmp_path, tmp_path)
-
-
-def test_an_engine_that_cannot_start_is_reported_with_its_log(tmp_path: Path) -> None:
-    server = demo.ServerProcess(
-        "engine-1", "http://127.0.0.1:9", ["json.tool", "/missing"], "/health", tmp_path / "log"
-    )
-    server.start()
-    with pytest.raises(demo.DemoFailed, match=r"engine-1 exited before it was ready(.|\n)*missing"):
-        server.wait_ready()
-    server.stop()
+        demo.make_engines(1, "sim", tmp_path, tmp_path, print)
 
 
 def test_a_simulated_engine_starts_answers_and_stops(tmp_path: Path) -> None:
-    [engine], model = demo.make_engines(1, "sim", None, tmp_path)
+    [engine], model = demo.make_engines(1, "sim", None, tmp_path, print)
     assert model == demo.MODEL_NAME
     try:
         engine.start()
         engine.wait_ready()
-        assert demo.read(f"{engine.url}/v1/models") is not None
+        assert serves(f"{engine.url}/v1/models")
     finally:
         engine.stop()
     assert not engine.is_running()
-    assert demo.read(f"{engine.url}/health") is None
+    assert not serves(f"{engine.url}/health")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -170,8 +174,8 @@ def test_the_whole_demonstration_runs_and_one_signal_stops_all_of_it(number: sig
         try:
             urls = [line.split()[-1] for line in lines if line.startswith("starting")]
             assert len(urls) == 3, "".join(lines)
-            assert all(demo.read(f"{url}/v1/models") is not None for url in urls)
-            assert demo.all_up(demo.read(f"http://{demo.HOST}:{port + 1}/admin/backends"))
+            assert all(serves(f"{url}/v1/models") for url in urls)
+            assert demo.all_up(get(f"http://{demo.HOST}:{port + 1}/admin/backends"))
             [curl] = [line for line in lines if line.startswith("curl")]
             answer = subprocess.run(shlex.split(curl), capture_output=True, text=True, check=True, timeout=20)
             assert answer.stdout.startswith("HTTP/1.1 200")
@@ -180,21 +184,7 @@ def test_the_whole_demonstration_runs_and_one_signal_stops_all_of_it(number: sig
             process.send_signal(number)
             rest = output.read()
             assert process.wait(20) == 0, rest
-    assert not any(demo.read(f"{url}/health") is not None for url in urls)
-
-
-def test_chosen_ports_cannot_be_taken_by_outgoing_connections() -> None:
-    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert all(port < first_ephemeral for port in demo.free_ports(50))
-
-
-def test_a_port_that_is_in_use_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    [port] = demo.free_ports(1)
-    other = port + 1 if port + 1 in demo.CHOSEN_PORTS else port - 1
-    monkeypatch.setattr(demo, "CHOSEN_PORTS", (port, other))
-    with socket.socket() as held:
-        held.bind(("", port))
-        assert demo.free_ports(1) == [other]
+    assert not any(serves(f"{url}/health") for url in urls)
 
 
 def free_ports_in_a_row(count: int) -> int:

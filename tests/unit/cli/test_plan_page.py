@@ -3,11 +3,10 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
+from gateway.cli.pages import page
+from gateway.plan.capacity import KvCache, make_plan
 from gateway.plan.command import Running, plan_document, running_document
-from gateway.plan.memory import BlockPool, KvLayout
-from gateway.plan.model_shape import read_shape
-from gateway.plan.plan import make_plan
-from gateway.plan.view import as_view
+from gateway.plan.model import read_shape
 from tests.unit.plan.models import DEEPSEEK_V3, GEMMA3_27B, LLAMA_8B, LLAMA_70B, MINILM, Config, settings, workload
 
 
@@ -21,7 +20,9 @@ def view_of(config: Config, gpus: int = 8, warnings: tuple[str, ...] = (), **loa
     shape = read_shape(config)
     plan = make_plan(shape, settings(quantization=shape.quantization), workload(**load), gpus)
     command = "vllm serve m" if plan.choice else None
-    return shown(as_view(plan_document(plan, list(warnings), model="m", weights_from="counted", command=command)))
+    return shown(
+        page("plan.jinja", plan_document(plan, list(warnings), model="m", weights_from="counted", command=command))
+    )
 
 
 def test_the_model_is_described_in_words() -> None:
@@ -80,14 +81,14 @@ def test_an_encoder_has_no_cache() -> None:
 
 def test_nothing_is_wider_than_the_terminal() -> None:
     plan = make_plan(read_shape(LLAMA_8B), settings(), workload(), 8)
-    view = as_view(plan_document(plan, ["w " * 100], model="m", weights_from="c", command="vllm serve m"))
+    view = page("plan.jinja", plan_document(plan, ["w " * 100], model="m", weights_from="c", command="vllm serve m"))
     assert max(map(len, shown(view, 80).splitlines())) <= 80
 
 
 def test_a_running_backend_is_shown_by_its_own_figures() -> None:
-    pool = BlockPool(KvLayout(16, 0, (None,)), 6250)
-    running = Running("http://h:1", "m", "0.33.0", 8192, 2, 100_000, 64, pool)
-    text = shown(as_view(running_document(running, workload(), ["careful"], 64)))
+    cache = KvCache(16, 0, (None,), 6250)
+    running = Running("http://h:1", "m", "0.33.0", 8192, 2, 100_000, 64, cache)
+    text = shown(page("plan.jinja", running_document(running, workload(), ["careful"], 64)))
     assert "m at http://h:1, vLLM 0.33.0, max_model_len 8,192" in text
     assert "KV cache: 100,000 tokens in each of 2 engines, in blocks of 16; max_num_seqs 64" in text
     assert "sequences that fit at once in one engine" in text

@@ -1,0 +1,318 @@
+"""Pieces of requests wait for batches, which are sent like any request, under the same rules.
+
+Each client's request waits in its own task. Batches run in tasks of their own, because they outlive any one of their
+waiters; a batch without waiters is aborted. Embeddings and lists of documents wait here together: they take a model's
+slots in turn.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import structlog
+
+from gateway.backends.fleet import Fleet
+from gateway.config import EmbeddingsConfig
+from gateway.embeddings.batching import BatchKey, BatchKind, BatchReason, BulkSlots, PendingBatch, SentBatch
+from gateway.embeddings.delivery import BufferedResponse, ClientTarget, Dispatch, deliver, fetch
+from gateway.embeddings.sizes import ModelSizes
+from gateway.embeddings.waiter import Outcome, Piece, SendUnchanged, Waiter
+from gateway.embeddings.wire import pieces
+from gateway.errors import (
+    BackendError,
+    DeadlineUnmeetable,
+    Draining,
+    GatewayError,
+    InternalError,
+    QueueFull,
+    WaitExpired,
+)
+from gateway.observe.metrics import EmbeddingMetrics
+from gateway.observe.record import Record
+from gateway.request import InferenceRequest, UpstreamResult, Usage
+from gateway.resources import Holding, MemoryBudget
+from gateway.scheduling.fair_share import Backlog
+
+
+@dataclass(eq=False, repr=False)
+class Batcher:
+    """Owner of the pieces that wait for a batch, and of the batches in flight.
+
+    `backlog` counts all that waits, here or elsewhere; `crowded` the requests that wait for a model's backends.
+    `retry_after` is the time in seconds after which a refused request may come again.
+    """
+
+    fleet: Fleet
+    dispatch: Dispatch
+    config: EmbeddingsConfig
+    backlog: Backlog
+    max_wait_seconds: float
+    retry_after: Callable[[str], float]
+    metrics: EmbeddingMetrics
+    clock: Callable[[], float]
+    memory: MemoryBudget
+    crowded: Callable[[str], int]
+    response_headers: bool
+    _present: int = field(init=False, default=0)  # requests
+    _waiting: set[Waiter] = field(init=False, default_factory=set)  # those with a piece in no batch yet
+    _sizes: dict[tuple[BatchKind, str], ModelSizes] = field(init=False, default_factory=lambda: defaultdict(ModelSizes))
+    _pending: dict[BatchKey, PendingBatch] = field(init=False, default_factory=dict)
+    _bulk: dict[str, BulkSlots] = field(init=False, default_factory=lambda: defaultdict(BulkSlots))
+    _batch_of: dict[Piece, SentBatch] = field(init=False, default_factory=dict)  # of clients that still wait
+    _clients: dict[SentBatch, int] = field(init=False, default_factory=dict)  # that still wait, of each batch in flight
+    _tasks: dict[SentBatch, asyncio.Task[None]] = field(init=False, default_factory=dict)  # of those sent here
+
+    def __repr__(self) -> str:
+        return f"<Batcher {self._present} requests, {len(self._pending)} pending, {len(self._clients)} sent batches>"
+
+    @property
+    def busy(self) -> int:
+        """Requests, batches, and slots of long lists; 0 when the batcher is at rest."""
+        slots = sum(bulk.items for bulk in self._bulk.values())
+        return self._present + len(self._waiting) + len(self._pending) + len(self._batch_of) + len(self._tasks) + slots
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Send batches while the block runs; those in flight then are aborted."""
+        try:
+            yield
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    # From requests to pieces, and from answers to clients.
+
+    def sizes_of(self, kind: BatchKind, model: str) -> ModelSizes:
+        """What is known of a model, with the engines that serve it now, if any."""
+        sizes = self._sizes[kind, model]
+        if engines := self.fleet.candidates(model):
+            sizes.learn_engines(model, engines, self.fleet.serving(model) or ())
+        return sizes
+
+    def cut(self, tokens: Sequence[int], sizes: ModelSizes, max_items: int) -> list[range]:
+        """The pieces of a list, each within the limits of a batch; one, if the whole list is."""
+        most, each, max_tokens = min(max_items, sizes.cap), sizes.piece_items(max_items), self.config.max_batch_tokens
+        return pieces(tokens, most, each, max_tokens, sizes.replicas)
+
+    def pending_for(self, request: InferenceRequest, key: BatchKey, kind: BatchKind) -> PendingBatch:
+        """The batch that a request may join. Raises QueueFull if it would have to wait, and the queue is full."""
+        sizes = self._sizes[kind, key.model]
+        pending = self._pending.get(key) or PendingBatch(key, kind, sizes, self.config, self._look)
+        is_behind = key.bulk and (pending.next_items > 0 or self._slots_left(pending) < 1)
+        has_to_wait = is_behind or pending.in_flight >= sizes.slots or self.crowded(key.model) > 0
+        if has_to_wait and self.backlog.is_full_for(request.demand.size_bytes, guarded=True):
+            raise QueueFull(
+                f"The queue is full: the backends for model {key.model!r} are busy with other {kind.work} and"
+                f" {self.backlog.requests} requests are waiting. Retry after the time in the retry-after header.",
+                retry_after_seconds=self.retry_after(key.model),
+            )
+        self._pending[key] = pending
+        return pending
+
+    @asynccontextmanager
+    async def joined(self, pending: PendingBatch, waiter: Waiter) -> AsyncIterator[Outcome]:
+        """Have the pieces of a request sent, and wait for its outcome; what remains after the block is given up."""
+        if not waiter.whole:
+            self.metrics.splits.add((pending.key.model,))
+        self._present += 1
+        for piece in waiter.pieces:
+            pending.join(piece)
+        try:
+            pending.look_soon()
+            yield await self._outcome(waiter, pending.kind.work)
+        finally:
+            self._present -= 1
+            for piece in waiter.release():
+                if not pending.queue.leave(piece):
+                    self._leave(piece)
+            pending.look_soon()
+
+    async def _outcome(self, waiter: Waiter, work: str) -> Outcome:
+        """Raises WaitExpired or DeadlineUnmeetable if none of a request's pieces is in a batch in time."""
+        demand, most = waiter.request.demand, self.max_wait_seconds
+        kind: type[WaitExpired | DeadlineUnmeetable] = WaitExpired
+        until, deadline = f"the queue timeout of {most:g} s", demand.deadline_seconds
+        if deadline is not None and deadline - waiter.joined_seconds < most:
+            most, until, kind = deadline - waiter.joined_seconds, "this request's deadline", DeadlineUnmeetable
+        self._waiting.add(waiter)
+        self.backlog.join(demand.size_bytes)
+        try:
+            return await waiter.wait(most)
+        except TimeoutError as error:
+            text = f"The backends for model {demand.model!r} were busy with other {work} until {until}."
+            raise kind(text, retry_after_seconds=self.retry_after(demand.model)) from error
+        finally:
+            self._stop_waiting(waiter)
+
+    def _stop_waiting(self, waiter: Waiter) -> None:
+        if waiter in self._waiting:
+            self._waiting.remove(waiter)
+            self.backlog.leave(waiter.request.demand.size_bytes)
+
+    async def fetch(
+        self, batch: SentBatch, request: InferenceRequest, most_bytes: int, holding: Holding
+    ) -> BufferedResponse:
+        batch.record = record = Record(request.request_id, request.endpoint, batch.sent_seconds)
+        try:
+            return await fetch(self.dispatch, request, record, most_bytes, holding)
+        finally:
+            for piece in batch.pieces:
+                if piece in self._batch_of:
+                    piece.owner.batch_ended(record, batch.sent_seconds - piece.joined_seconds)
+
+    def headers(self, waiter: Waiter, others: str) -> bytes:
+        if not self.response_headers:
+            return b""
+        names, queue_ms = ",".join(waiter.backends), waiter.record.queue_seconds * 1000
+        backend = f"x-gateway-backend: {names}\r\n" if names else ""
+        return f"{backend}x-gateway-queue-ms: {queue_ms:.0f}\r\nx-gateway-prefix-tokens: 0\r\n{others}".encode()
+
+    async def deliver(
+        self, reply: ClientTarget, waiter: Waiter, tokens: int, others: str, written: Iterator[bytes], size_bytes: int
+    ) -> UpstreamResult:
+        """Write the answer to a request, of about this size, with the tokens that it used."""
+        reply.set_backend_headers(self.headers(waiter, others))
+        waiter.record.counted(tokens)
+        await deliver(reply, written, size_bytes)
+        return UpstreamResult(200, Usage(tokens, 0), waiter.record.first_byte_seconds)
+
+    # When to send.
+
+    def _look(self, pending: PendingBatch) -> None:
+        now, key = self.clock(), pending.key
+        pending.looked()
+        if key.bulk:
+            self.sizes_of(pending.kind, key.model)  # its slots are those of now
+        crowded = self.crowded(key.model) > 0
+        while reason := pending.due(now, crowded=crowded):
+            left = self._slots_left(pending)
+            if pending.next_items > left:
+                return  # until slots come free
+            batch = pending.take(now, left)
+            self._start(batch, reason)
+            if key.bulk:
+                self._bulk[key.model].take(pending, batch.items)
+                if self._pending.get(key) is pending:
+                    self._pending[key] = self._pending.pop(key)  # when slots come free, the others look first
+                pending.look_soon()  # one a turn of the loop, because each writes a long body
+                return
+        if not pending.is_idle:
+            pending.look_later(now)
+        elif self._pending.get(key) is pending:  # and not another that has come since
+            del self._pending[key]
+
+    def _slots_left(self, pending: PendingBatch) -> float:
+        """Items that a batch may have now: long lists leave some of the backends' slots to short ones."""
+        model = pending.key.model
+        return self._bulk[model].left(pending, self._waiting_bulk(model)) if pending.key.bulk else float("inf")
+
+    def _waiting_bulk(self, model: str) -> Iterator[PendingBatch]:
+        return (each for each in self._pending.values() if each.key.bulk and each.key.model == model and each.queue)
+
+    # Batches in flight.
+
+    def _start(self, batch: SentBatch, reason: BatchReason) -> None:
+        """Send a batch. A single request in the form that backends are sent anyway is sent by its own task."""
+        batch.pending.kind.observe(batch, reason)
+        self._clients[batch] = len(batch.pieces)
+        for piece in batch.pieces:
+            self._batch_of[piece] = batch
+            piece.owner.piece_sent()
+            if not piece.owner.unsent:
+                self._stop_waiting(piece.owner)
+        first = batch.pieces[0].owner
+        if len(batch.pieces) == 1 and first.whole and first.passes_unread:
+            first.finish(SendUnchanged(isolated=False))
+            return
+        task = self._tasks[batch] = asyncio.get_running_loop().create_task(self._run(batch))
+        task.add_done_callback(lambda task: self._done(task, batch))
+
+    def _leave(self, piece: Piece) -> None:
+        """The piece's client does not wait any more. A batch without waiting clients is aborted."""
+        batch = self._batch_of.pop(piece, None)
+        if batch is None:
+            return
+        if batch.record is not None:
+            piece.owner.batch_ended(batch.record, batch.sent_seconds - piece.joined_seconds)
+        self._clients[batch] -= 1
+        if self._clients[batch]:
+            return
+        if batch in self._tasks:
+            self._tasks[batch].cancel()
+        else:
+            self._end(batch)
+
+    def _done(self, task: asyncio.Task[None], batch: SentBatch) -> None:
+        """The batch is over: here, and not in its task, because one that is aborted early never runs."""
+        del self._tasks[batch]
+        for piece in batch.pieces:
+            self._batch_of.pop(piece, None)
+            if task.cancelled():
+                piece.owner.failed(Draining("The gateway is shutting down."))  # clients that still wait
+        self._end(batch)
+
+    def _end(self, batch: SentBatch) -> None:
+        """A batch is over: what waits may go now."""
+        del self._clients[batch]
+        batch.pending.ended()
+        if batch.key.bulk:
+            self._bulk[batch.key.model].give_back(batch.items)
+            for pending in self._waiting_bulk(batch.key.model):
+                pending.look_soon()
+        batch.pending.look_soon()
+
+    async def _run(self, batch: SentBatch) -> None:
+        refusal = await self._refusal(batch)
+        if refusal is not None and len(batch.pieces) > 1:  # refused for its content, and any piece may be the cause
+            self.metrics.isolations.add((batch.key.model,))
+            await self._isolate(batch)
+        elif refusal is not None:
+            batch.pieces[0].owner.finish(refusal)
+
+    async def _isolate(self, batch: SentBatch) -> None:
+        """Find the pieces that spoil a refused batch by halves, and answer the others.
+
+        With one such piece, that takes a request for each halving, and one for all that were not in any of these.
+        """
+        bad, rest, finds_first = [batch.pieces], list[Piece](), True
+        while bad:
+            refused = bad.pop()
+            first, second = refused[: len(refused) // 2], refused[len(refused) // 2 :]
+            if not first:
+                second[0].owner.finish(SendUnchanged(isolated=True))
+            elif not await self._refuses(batch, first):
+                bad.append(second)
+            else:
+                bad.append(first)
+                if finds_first:
+                    rest += second
+                elif await self._refuses(batch, second):
+                    bad.append(second)
+            if not bad and rest:
+                finds_first = False
+                bad, rest = ([rest] if await self._refuses(batch, rest) else []), []
+
+    async def _refuses(self, batch: SentBatch, some: list[Piece]) -> bool:
+        """Whether a backend refuses these pieces of a batch; else they are answered, or have failed."""
+        some = [piece for piece in some if piece in self._batch_of]  # those whose clients still wait
+        return bool(some) and await self._refusal(SentBatch(batch.pending, some, self.clock())) is not None
+
+    async def _refusal(self, batch: SentBatch) -> BufferedResponse | None:
+        """Send a batch and hand out its answer; else what a backend says if it refuses the content."""
+        try:
+            return await batch.pending.kind.answer(batch)
+        except GatewayError as error:
+            if isinstance(error, BackendError) and len(batch.pieces) > 1:
+                error.answer = None  # its words may quote the inputs of others
+            failure = error
+        except Exception as error:
+            record, request = batch.record, batch.pieces[0].owner.request
+            name = request.request_id if record is None else record.request_id
+            structlog.get_logger("gateway").exception("internal_error", request_id=name, endpoint=request.endpoint)
+            failure = InternalError(f"Internal error of the gateway ({type(error).__name__}).")
+        for piece in batch.pieces:
+            piece.owner.failed(failure)
+        return None

@@ -1,0 +1,437 @@
+"""What fits on the GPUs: weights, working memory and the KV cache in the rest; the ways to split a model, and advice.
+
+The KV cache is counted in blocks, as vLLM allocates them: how many there are, and how many a sequence takes.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gateway.plan.model import AttentionLayers, ModelShape, Quantization, chosen
+
+BLOCK_TOKENS = 16  # vLLM's default
+LATENT_BLOCK_TOKENS = 64  # what its kernels for latent vectors want
+_EVEN_ENOUGH = 1.5
+_BATCHES_UNDER_WAY = 2  # one is scheduled while another runs
+
+GIB = 1 << 30
+UTILIZATION = 0.92  # vLLM's default for --gpu-memory-utilization
+KV_HEADROOM = 0.95  # the default of `admission.kv_headroom`: what the gateway reserves of a KV cache
+
+# Assumed, since vLLM measures it at start: what CUDA itself takes, what NCCL adds, and captured CUDA graphs.
+CONTEXT_BYTES = GIB // 2
+NCCL_BYTES = GIB
+GRAPHS_BYTES = GIB
+_LOGITS_BYTES = 8  # 32-bit logits of every sequence, and a copy for sampling
+
+TENSOR_PARALLEL = (1, 2, 4, 8)
+_LARGER_SPLITS = (1, 2, 4, 8, 16, 32, 64)
+_STEP_TOKENS = 1024
+_LENGTHS = (512, 2048, 8192, 32768, 131072)
+# vLLM's defaults for --max-num-seqs and --max-num-batched-tokens, by the GPU's memory.
+_DEFAULTS = ((160 * GIB, 1024, 16384), (70 * GIB, 1024, 8192), (0, 256, 2048))
+
+
+@dataclass(frozen=True, slots=True)
+class KvCache:
+    """The KV cache on each GPU of one engine: its blocks, and how sequences take them."""
+
+    block_tokens: int
+    block_bytes: int
+    groups: tuple[int | None, ...]  # layers that share a table of blocks, by their window in tokens; None = all
+    blocks: int  # to hand out; vLLM keeps one more to itself
+
+    def blocks_for(self, tokens: int, shared_tokens: int = 0) -> int:
+        """Blocks that one sequence of this length holds for itself, while it decodes."""
+        return sum(self._blocks(window, tokens, shared_tokens) for window in self.groups)
+
+    def blocks_to_start(self, tokens: int, batched_tokens: int) -> int:
+        """Blocks that vLLM requires for one sequence: a window also holds the tokens of the batches in progress."""
+        return sum(self._at_most(window, tokens, batched_tokens) for window in self.groups)
+
+    def sequences(self, tokens: int, shared_tokens: int = 0, share: float = 1.0) -> int:
+        """How many of this length are held at once in this share of the blocks.
+
+        A prefix that all begin with is held once, and only whole blocks of it are shared.
+        """
+        if not self.groups:
+            return 0
+        shared = min(shared_tokens, tokens)
+        held_once = sum(min(shared, window or shared) // self.block_tokens for window in self.groups)
+        return max(0, (int(self.blocks * share) - held_once) // self.blocks_for(tokens, shared))
+
+    def _at_most(self, window: int | None, tokens: int, batched_tokens: int) -> int:
+        if window is None:
+            return _ceil(tokens, self.block_tokens)
+        held = window - 1 + _BATCHES_UNDER_WAY * batched_tokens
+        return _ceil(min(held, tokens), self.block_tokens) + 1  # it need not begin where a block does
+
+    def _blocks(self, window: int | None, tokens: int, shared_tokens: int) -> int:
+        behind = 0 if window is None else max(0, tokens - window) // self.block_tokens  # dropped blocks
+        shared = max(0, shared_tokens // self.block_tokens - behind)
+        return max(1, _ceil(tokens, self.block_tokens) - behind - shared)
+
+
+def default_block_tokens(shape: ModelShape) -> int:
+    return LATENT_BLOCK_TOKENS if shape.stored is not None and shape.stored.latent else BLOCK_TOKENS
+
+
+def kv_cache(
+    shape: ModelShape, tensor_parallel: int, value_bytes: float, block_tokens: int, size_bytes: int
+) -> KvCache:
+    if shape.stored is None:
+        return KvCache(block_tokens, 0, (), 0)
+    layers_in_group, counts = _group(shape.attention)
+    one_layer = shape.stored.bytes_on_gpu(tensor_parallel, value_bytes)
+    groups = [kind.window_tokens for kind, count in zip(shape.attention, counts, strict=True) for _ in range(count)]
+    block_bytes = int(block_tokens * one_layer * layers_in_group)
+    return KvCache(block_tokens, block_bytes, tuple(groups), max(0, size_bytes // block_bytes - 1))
+
+
+def bytes_per_token(shape: ModelShape, value_bytes: float) -> int:
+    """What all layers store for a token that all of them see, on one GPU that holds the whole model."""
+    return 0 if shape.stored is None else int(shape.layers * shape.stored.bytes_on_gpu(1, value_bytes))
+
+
+def bytes_per_sequence(shape: ModelShape, tokens: int, value_bytes: float) -> int:
+    """What a sequence of this length stores: of a window, no more than the window."""
+    if shape.stored is None:
+        return 0
+    one = shape.stored.bytes_on_gpu(1, value_bytes)
+    return int(sum(kind.count * min(tokens, kind.window_tokens or tokens) for kind in shape.attention) * one)
+
+
+def _group(kinds: Sequence[AttentionLayers]) -> tuple[int, list[int]]:
+    """vLLM's rule: groups of as many layers as the rarest kind has, or as the commonest if these are close."""
+    fewest, most = min(kind.count for kind in kinds), max(kind.count for kind in kinds)
+    size = most if most < fewest * _EVEN_ENOUGH else fewest
+    return size, [_ceil(kind.count, size) for kind in kinds]
+
+
+def _ceil(number: int, size: int) -> int:
+    return -(-number // size)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The engine's settings that memory depends on."""
+
+    gpu_bytes: int
+    max_length_tokens: int
+    max_num_seqs: int
+    batched_tokens: int
+    block_tokens: int
+    kv_value_bytes: float
+    utilization: float = UTILIZATION
+    quantization: Quantization | None = None
+    weight_bytes: int | None = None  # of the checkpoint's files; None = counted from config.json
+    reserve_bytes: int | None = None  # set by the operator; None = assumed
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is expected of requests."""
+
+    prompt_tokens: int
+    output_tokens: int
+    shared_prefix_tokens: int = 0
+    concurrency: int | None = None
+    assumed: bool = False  # no lengths were given
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One engine on `tensor_parallel` GPUs. Bytes are those of each GPU."""
+
+    tensor_parallel: int
+    budget_bytes: int
+    weight_bytes: int
+    reserve_bytes: int
+    cache: KvCache
+    max_length_tokens: int
+    blocks_to_start: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """What is left for the KV cache; below 0, the weights do not even fit."""
+        return self.budget_bytes - self.weight_bytes - self.reserve_bytes
+
+    @property
+    def starts(self) -> bool:
+        """vLLM starts only if one sequence of the greatest length has room."""
+        return self.kv_bytes > 0 and (not self.cache.groups or self.cache.blocks >= self.blocks_to_start)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens as vLLM counts them: sequences of the greatest length, times that length."""
+        return int(self.cache.blocks / self.blocks_to_start * self.max_length_tokens) if self.cache.groups else 0
+
+
+def fit(shape: ModelShape, settings: Settings, tensor_parallel: int) -> Fit:
+    budget = int(settings.gpu_bytes * settings.utilization)
+    weights = _ceil(weight_bytes(shape, settings), tensor_parallel)
+    reserve = settings.reserve_bytes
+    if reserve is None:
+        reserve = assumed_reserve(shape, settings, tensor_parallel)
+    left = budget - weights - reserve
+    cache = kv_cache(shape, tensor_parallel, settings.kv_value_bytes, settings.block_tokens, left)
+    longest = settings.max_length_tokens
+    to_start = cache.blocks_to_start(longest, settings.batched_tokens)
+    return Fit(tensor_parallel, budget, weights, reserve, cache, longest, to_start)
+
+
+def weight_bytes(shape: ModelShape, settings: Settings) -> int:
+    if settings.weight_bytes is not None:
+        return settings.weight_bytes
+    return shape.parameters.bytes(shape.dtype_bytes, settings.quantization)
+
+
+def assumed_reserve(shape: ModelShape, settings: Settings, tensor_parallel: int) -> int:
+    """Working memory: the widest layer's values for a whole batch of prompt tokens, logits, and what CUDA takes."""
+    batch = settings.batched_tokens
+    layer = batch * (3 * shape.parameters.widest // tensor_parallel + 4 * shape.hidden) * shape.dtype_bytes
+    logits = 0 if shape.stored is None else settings.max_num_seqs * shape.vocabulary * _LOGITS_BYTES
+    return layer + logits + CONTEXT_BYTES + GRAPHS_BYTES + (NCCL_BYTES if tensor_parallel > 1 else 0)
+
+
+def longest_that_starts(shape: ModelShape, settings: Settings, tensor_parallel: int) -> int:
+    """The greatest --max-model-len with which vLLM starts here; 0 = none."""
+
+    def is_too_long(length: int) -> bool:
+        return not fit(shape, replace(settings, max_length_tokens=length), tensor_parallel).starts
+
+    return bisect_left(range(1, settings.max_length_tokens + 1), True, key=is_too_long)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOption:
+    """One way to use the GPUs: `replicas` backends, each on `fit.tensor_parallel` GPUs."""
+
+    fit: Fit
+    replicas: int
+    sequences: int  # of the workload, on one backend
+    max_num_seqs: int
+
+    @property
+    def fleet_sequences(self) -> int:
+        return self.replicas * self.sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All options; `choice` is None if none of them fits."""
+
+    shape: ModelShape
+    settings: Settings
+    workload: Workload
+    gpus: int
+    options: tuple[PlanOption, ...]
+    choice: PlanOption | None
+
+
+def defaults(gpu_bytes: int) -> tuple[int, int]:
+    """vLLM's max_num_seqs and max_num_batched_tokens on such a GPU."""
+    return next((seqs, tokens) for least, seqs, tokens in _DEFAULTS if gpu_bytes >= least)
+
+
+def make_plan(
+    shape: ModelShape, settings: Settings, workload: Workload, gpus: int, splits: Sequence[int] = TENSOR_PARALLEL
+) -> Plan:
+    splits = [size for size in splits if size <= gpus and shape.splits(size)]
+    options = tuple(_option(fit(shape, settings, size), settings, workload, gpus // size) for size in splits)
+    return Plan(shape, settings, workload, gpus, options, choose(options, workload))
+
+
+def startable_length(plan: Plan) -> int:
+    """The greatest length with which vLLM starts at the largest split, in whole steps; 0 = none."""
+    if plan.choice is not None or not plan.options:
+        return 0
+    split = plan.options[-1].fit.tensor_parallel
+    return longest_that_starts(plan.shape, plan.settings, split) // _STEP_TOKENS * _STEP_TOKENS
+
+
+def choose(options: Sequence[PlanOption], workload: Workload) -> PlanOption | None:
+    """The smallest split that is sufficient, since GPUs that need not communicate are faster.
+
+    A split is sufficient if it holds the expected concurrency; without one, if no other split holds twice as much.
+    """
+    possible = [option for option in options if option.fit.starts]
+    if not possible or not possible[0].fit.cache.groups:
+        return possible[0] if possible else None
+    roomiest = max(possible, key=lambda option: option.fleet_sequences)
+    if workload.concurrency is None:
+        return next(option for option in possible if 2 * option.fleet_sequences >= roomiest.fleet_sequences)
+    expected = workload.concurrency
+    enough = (each for each in possible if each.sequences and each.replicas * each.max_num_seqs >= expected)
+    return next(enough, roomiest)
+
+
+def recommended(cache: KvCache, workload: Workload, most: int) -> int:
+    """max_num_seqs: what fits in the share of the KV cache that the gateway fills, and no more than `most`."""
+    return max(1, min(most, cache.sequences(workload.tokens, workload.shared_prefix_tokens, KV_HEADROOM)))
+
+
+def rows(cache: KvCache, max_length_tokens: int, workload: Workload, gpus: int | None) -> list[dict[str, Any]]:
+    """How many sequences of several lengths fit; `kv_bytes` is what one stores on all GPUs of an engine."""
+    expected = min(workload.tokens, max_length_tokens)
+    lengths = sorted({expected, max_length_tokens, *(size for size in _LENGTHS if size < max_length_tokens)})
+    return [
+        {
+            "tokens": length,
+            "sequences": cache.sequences(length, workload.shared_prefix_tokens if length == expected else 0),
+            "kv_bytes": None if gpus is None else cache.blocks_for(length) * cache.block_bytes * gpus,
+            "is_workload": length == expected,
+        }
+        for length in lengths
+    ]
+
+
+def _option(found: Fit, settings: Settings, workload: Workload, replicas: int) -> PlanOption:
+    if not found.cache.groups:
+        return PlanOption(found, replicas, settings.max_num_seqs, settings.max_num_seqs)
+    held = found.cache.sequences(workload.tokens, workload.shared_prefix_tokens)
+    return PlanOption(found, replicas, held, recommended(found.cache, workload, settings.max_num_seqs))
+
+
+def warnings(plan: Plan, given_max_num_seqs: int | None) -> list[str]:
+    """The most important first; if nothing fits, the first lines say what would."""
+    if plan.choice is None:
+        return list(_does_not_fit(plan))
+    if not plan.choice.fit.cache.groups:
+        return []
+    found = [*too_long(plan.workload, plan.settings.max_length_tokens)]
+    if plan.settings.max_length_tokens > plan.shape.max_length_tokens:
+        found.append(
+            f"max_model_len {plan.settings.max_length_tokens:,} is more than the model's own "
+            f"{plan.shape.max_length_tokens:,}: vLLM refuses to start."
+        )
+    found += caps(plan.choice.sequences, plan.choice.max_num_seqs, given_max_num_seqs, plan.workload)
+    found += _concurrency(plan, plan.choice)
+    return found
+
+
+def caps(held: int, recommended: int, given: int | None, workload: Workload) -> Iterator[str]:
+    if given is None:
+        return
+    if given > held:
+        yield (
+            f"max_num_seqs {given:,} is more than the {held:,} sequences of {workload.tokens:,} tokens that the KV "
+            f"cache holds: if so many come, the engine will preempt and compute again what it drops. Set it to "
+            f"{recommended:,}."
+        )
+    elif given < held // 2:
+        yield (
+            f"max_num_seqs {given:,} leaves KV cache unused: it holds {held:,} sequences of {workload.tokens:,} tokens."
+        )
+
+
+def concurrency_of(workload: Workload, replicas: int, slots: int) -> Iterator[str]:
+    """The effect of the expected concurrency on batches and queue. `slots` are those of one backend."""
+    expected = workload.concurrency
+    if expected is None:
+        return
+    if expected > replicas * slots:
+        yield (
+            f"You expect {expected:,} requests at once and {replicas * slots:,} have a place: about "
+            f"{expected - replicas * slots:,} wait in the gateway's line, which is what the cap is for."
+        )
+    elif expected < replicas * slots:
+        batch = -(-expected // replicas)
+        where = "the backend" if replicas == 1 else f"each of {replicas} backends"
+        yield (
+            f"The effective batch is the active concurrency: with {expected:,} requests at once {where} decodes "
+            f"{batch:,} together, whatever max_num_seqs is ({slots:,}). More slots or KV cache make nothing faster."
+        )
+
+
+def _concurrency(plan: Plan, choice: PlanOption) -> Iterator[str]:
+    yield from concurrency_of(plan.workload, choice.replicas, choice.max_num_seqs)
+    expected = plan.workload.concurrency
+    if expected is None:
+        return
+    needs = {
+        option.fit.tensor_parallel: -(-expected // option.max_num_seqs) * option.fit.tensor_parallel
+        for option in plan.options
+        if option.fit.starts and option.sequences
+    }
+    if not needs:
+        return
+    gpus, split = min((needed, split) for split, needed in needs.items())
+    way = f"{gpu_text(gpus)} ({gpus // split} x tp {split})"
+    if gpus < plan.gpus:
+        yield (
+            f"{way} would hold {expected:,} at once: fewer backends decode larger batches, and so more tokens a GPU; "
+            "more backends answer each request sooner."
+        )
+    elif gpus > plan.gpus:
+        yield f"To hold all {expected:,} at once takes {way}."
+
+
+def too_long(workload: Workload, length: int) -> Iterator[str]:
+    if workload.tokens > length:
+        yield (
+            f"{workload.tokens:,} tokens of prompt and answer are more than max_model_len {length:,}: "
+            "the engine refuses such requests."
+        )
+
+
+def _does_not_fit(plan: Plan) -> Iterator[str]:
+    if not plan.options:
+        yield f"{plan.shape.heads} attention heads cannot be split over {gpu_text(plan.gpus)} in a way that vLLM knows."
+        return
+    roomiest = max(plan.options, key=lambda option: option.fit.kv_bytes).fit
+    yield _what_lacks(plan, roomiest)
+    split = roomiest.tensor_parallel
+    length = longest_that_starts(plan.shape, plan.settings, split)
+    ways = [f"with --max-model-len {length}"] if length else []
+    ways += _ways(plan.shape, plan.settings, split, plan.gpus)
+    yield f"It fits {'; or '.join(ways)}." if ways else "Nothing simple makes it fit: take larger GPUs."
+
+
+def shortened(plan: Plan, length: int) -> str:
+    """That the model's own length does not fit, and what would make it fit."""
+    split = max(option.fit.tensor_parallel for option in plan.options)
+    ways = list(_ways(plan.shape, plan.settings, split, plan.gpus))
+    alternatives = f" That fits {'; or '.join(ways)}." if ways else ""
+    return (
+        f"The KV cache has no room for one sequence of the model's own {plan.settings.max_length_tokens:,} tokens, so "
+        f"this is a plan for --max-model-len {length}.{alternatives}"
+    )
+
+
+def _what_lacks(plan: Plan, best: Fit) -> str:
+    on = gpu_text(best.tensor_parallel)
+    if best.kv_bytes <= 0:
+        return (
+            f"It does not fit on {on}: each would need {best.weight_bytes / GIB:.1f} GiB for weights and "
+            f"{best.reserve_bytes / GIB:.1f} GiB to work with, and vLLM may use {best.budget_bytes / GIB:.1f} GiB."
+        )
+    held = best.cache.blocks * best.cache.block_bytes
+    wanted = best.blocks_to_start * best.cache.block_bytes
+    return (
+        f"vLLM does not start on {on}: one sequence of {plan.settings.max_length_tokens:,} tokens needs "
+        f"{wanted / GIB:.1f} GiB of KV cache on each, {held / GIB:.1f} GiB are left."
+    )
+
+
+def _ways(shape: ModelShape, settings: Settings, split: int, gpus: int) -> Iterator[str]:
+    more = [size for size in _LARGER_SPLITS if size > gpus and shape.splits(size)]
+    if size := next((size for size in more if fit(shape, settings, size).starts), None):
+        yield f"on {gpu_text(size)} (tensor parallel {size})"
+    if settings.kv_value_bytes > 1 and fit(shape, replace(settings, kv_value_bytes=1), split).starts:
+        yield "with --kv-cache-dtype fp8"
+    if settings.quantization is None:
+        for name, how in (("fp8", "with --quantization fp8"), ("int4", "as a 4-bit checkpoint (AWQ, GPTQ)")):
+            packed = replace(settings, quantization=chosen(name, None), weight_bytes=None)
+            if fit(shape, packed, split).starts:
+                yield f"{how} on {gpu_text(split)}"
+                return
+
+
+def gpu_text(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"

@@ -1,0 +1,357 @@
+"""A model as its config.json describes it: layers and their windows, what is stored for each token, and weights."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.plan import checkpoint as of
+from gateway.plan.checkpoint import Document, PlanError
+
+_SCALE_BITS = 16
+_GROUP = 128
+
+# Families with two matrices in a feed-forward layer; the others have three, one of which is a gate.
+_WITHOUT_A_GATE = frozenset(
+    ("gpt2", "opt", "falcon", "gpt_neox", "gptj", "gpt_neo", "bloom", "mpt", "phi", "starcoder2", "gpt_bigcode",
+     "nemotron", "apertus", "arcee", "jais2", "nanochat", "persimmon", "codegen", "biogpt", "bert", "roberta",
+     "xlm-roberta", "distilbert", "albert", "electra", "mpnet", "camembert")
+)  # fmt: skip
+_FIRST_SPARSE = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+_FOUR_NORMS = ("gemma2", "gemma3", "gemma3_text")
+
+_FULL = "full_attention"
+_SLIDING = "sliding_attention"
+_CHUNKED = "chunked_attention"
+_INDEXED = "indexed_attention"  # it reads a part of the sequence, but keeps all of it
+# Families whose files may omit the pattern: every n-th layer has full attention.
+_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4, "gpt_oss": 2}
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "half": 2, "float": 4}
+_LARGEST_FACTOR = 1024
+DEFAULT_LENGTH_TOKENS = 2048  # what vLLM assumes where config.json does not say
+
+# Families that read a whole text at once and return vectors: they have no KV cache.
+_ENCODERS = frozenset(
+    ("bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "mpnet", "nomic_bert", "modernbert", "gte",
+     "new", "deberta", "deberta-v2", "camembert", "jina_bert")
+)  # fmt: skip
+# These change what is stored for a sequence in ways that only the engine itself can calculate.
+_BEYOND = (
+    "compress_ratios", "hybrid_override_pattern", "layers_block_type", "mamba_d_state", "mamba_n_heads", "ssm_cfg",
+    "state_size", "linear_num_value_heads", "linear_attn_config", "num_kv_shared_layers", "global_head_dim",
+    "block_configs", "attn_layer_period", "full_attention_interval", "recurrent_block_type", "lru_width",
+    "swa_num_key_value_heads", "swa_head_dim", "attention_other_setting", "hidden_size_per_layer_input", "conv_L_cache",
+    "full_attn_idxs",
+)  # fmt: skip
+_BEYOND_FAMILIES = ("gemma4",)  # different heads in layers with full attention
+# Families whose latent vectors vLLM stores; in others it stores whole keys and values.
+_LATENT_FAMILIES = ("deepseek", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite", "pangu_ultra_moe", "axk1")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """Bits of one weight of a linear layer, scales included; embeddings and the output layer stay as they are."""
+
+    name: str
+    bits: float | None  # None: nothing is known of this method, weights are counted as if unpacked
+    experts_only: bool = False
+    kv_cache_fp8: bool = False
+
+
+def chosen(name: str, found: Quantization | None) -> Quantization | None:
+    """The quantization of the command line; auto = that of the checkpoint."""
+    if name == "auto":
+        return found
+    bits = {"fp8": 8.0, "int8": 8.0, "int4": 4 + (_SCALE_BITS + 4) / _GROUP}
+    keeps_fp8_cache = found is not None and found.kv_cache_fp8
+    return Quantization(name, bits[name], kv_cache_fp8=keeps_fp8_cache) if name in bits else None
+
+
+def read_quantization(section: Any) -> Quantization | None:
+    if not isinstance(section, dict):
+        return None
+    method = str(section.get("quant_method") or section.get("quant_algo") or "unknown").lower()
+    scheme = section.get("kv_cache_scheme")
+    fp8_cache = isinstance(scheme, dict) and scheme.get("num_bits") == 8
+    fp8_cache = fp8_cache or str(section.get("kv_cache_quant_algo", "")).upper() == "FP8"
+    name, bits = _bits(method, section)
+    return Quantization(name, bits, method == "mxfp4", fp8_cache)
+
+
+def _bits(method: str, section: dict[str, Any]) -> tuple[str, float | None]:
+    """The method's name, and the bits of a weight with its scales; None = nothing is known of the method."""
+    if method == "mxfp4":
+        return method, 4.25
+    if method.startswith("modelopt") or method in ("fp8", "nvfp4"):
+        four = "fp4" in f"{method} {section.get('quant_algo', '')}".lower()
+        return ("nvfp4", 4.5) if four else ("fp8", 8.0)
+    if method in ("awq", "gptq", "awq_marlin", "gptq_marlin", "auto-round"):
+        bits = _whole(section, "bits", "w_bit") or 4
+        return method, _packed(bits, _whole(section, "group_size", "q_group_size") or _GROUP, zero_points=True)
+    if method == "bitsandbytes":
+        return method, 4.5 if section.get("load_in_4bit") else 8.0
+    groups = section.get("config_groups") if method == "compressed-tensors" else None
+    packs = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
+    for pack in packs:
+        if isinstance(pack, dict) and (size := _whole(pack, "num_bits")):
+            return f"{method}, {size} bits", _packed(size, _whole(pack, "group_size"))
+    return method, None
+
+
+def _whole(section: dict[str, Any], *names: str) -> int | None:
+    return next((value for name in names if isinstance(value := section.get(name), int) and value), None)
+
+
+def _packed(bits: int, group: int | None, zero_points: bool = False) -> float:
+    return bits + (_SCALE_BITS + (bits if zero_points else 0)) / group if group and group > 0 else float(bits)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Numbers of weights by their use, since each is packed in its own way."""
+
+    embeddings: int  # and the output layer: never packed
+    linear: int
+    experts: int
+    widest: int  # values of the widest feed-forward layer that one token goes through
+
+    @property
+    def total(self) -> int:
+        return self.embeddings + self.linear + self.experts
+
+    def bytes(self, dtype_bytes: int, quantization: Quantization | None) -> int:
+        plain = float(dtype_bytes)
+        packed = quantization.bits / 8 if quantization is not None and quantization.bits is not None else plain
+        linear = plain if quantization is not None and quantization.experts_only else packed
+        return int(self.embeddings * plain + self.linear * linear + self.experts * packed)
+
+
+def count_parameters(fields: Document) -> Parameters:
+    """Count them. Raises PlanError that says what is missing."""
+    layers, hidden, heads, vocabulary = of.needed(fields, of.LAYERS, of.HIDDEN, of.HEADS, of.VOCABULARY)
+    family = str(fields.get("model_type"))
+    norms = (4 if family in _FOUR_NORMS else 2) * hidden * layers + hidden
+    tables = 1 if fields.get("tie_word_embeddings") or _has_no_output_layer(fields) else 2
+    positions = (of.number(fields, "max_position_embeddings", "n_positions") or 0) * hidden
+    embeddings = tables * vocabulary * hidden + (positions if family in _WITHOUT_A_GATE else 0)
+    experts = of.number(fields, *of.EXPERTS)
+    if experts is None:
+        _refuse_unknown_experts(fields)
+        experts = 0
+    sparse = sum(_is_sparse(fields, index) for index in range(layers)) if experts > 1 else 0
+    matrices = 2 if family in _WITHOUT_A_GATE and not sparse else 3
+    dense_inner = of.number(fields, "intermediate_size_mlp", *of.INTERMEDIATE) or 4 * hidden
+    inner = of.number(fields, "moe_intermediate_size", *of.INTERMEDIATE) or 4 * hidden
+    used = of.number(fields, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k") or 1
+    shared = _shared(fields, inner)
+    linear = norms + layers * _attention(fields, hidden, heads)
+    linear += sparse * (3 * hidden * shared + hidden * experts) + (layers - sparse) * matrices * hidden * dense_inner
+    widest = max(used * inner + shared if sparse else 0, dense_inner if sparse < layers else 0)
+    return Parameters(embeddings, linear, sparse * experts * 3 * hidden * inner, widest)
+
+
+def _attention(fields: Document, hidden: int, heads: int) -> int:
+    if rank := of.number(fields, "kv_lora_rank"):
+        rope, plain, value = of.needed(fields, ("qk_rope_head_dim",), ("qk_nope_head_dim",), ("v_head_dim",))
+        query_rank = of.number(fields, "q_lora_rank")
+        queries = heads * (rope + plain)
+        query = (hidden * query_rank + query_rank * queries) if query_rank else hidden * queries
+        return query + hidden * (rank + rope) + rank * heads * (plain + value) + heads * value * hidden
+    size = of.number(fields, *of.HEAD_DIM) or hidden // heads
+    kv_heads = of.kv_heads(fields, heads)
+    biases = (heads + 2 * kv_heads) * size if fields.get("attention_bias") or fields.get("model_type") == "qwen2" else 0
+    return hidden * size * (2 * heads + 2 * kv_heads) + biases
+
+
+def _refuse_unknown_experts(fields: Document) -> None:
+    """Raises PlanError if a field seems to give the number of experts under an unknown name."""
+    for name in fields:
+        beside = any(word in name for word in ("per_tok", "shared", "group", "used", "top"))
+        if "experts" in name and not beside and (of.number(fields, name) or 0) > 1:
+            raise PlanError(f"{name} of config.json is not known here: give --set num_experts=N")
+
+
+def _shared(fields: Document, inner: int) -> int:
+    if size := of.number(fields, "shared_expert_intermediate_size", "shared_intermediate_size"):
+        return size
+    if str(fields.get("model_type", "")).startswith("llama4"):
+        return inner
+    return (of.number(fields, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts") or 0) * inner
+
+
+def _is_sparse(fields: Document, index: int) -> bool:
+    if index < (of.number(fields, *_FIRST_SPARSE) or 0) or index in of.listed(fields, "mlp_only_layers"):
+        return False
+    kinds, every = of.listed(fields, "mlp_layer_types"), fields.get("moe_layer_freq")
+    if index < len(kinds):
+        return bool(kinds[index] != "dense")
+    if isinstance(every, list):
+        return index >= len(every) or bool(every[index])
+    if isinstance(every, int) and every > 1:
+        return index % every == 0
+    step = of.number(fields, "decoder_sparse_step", "interleave_moe_layer_step") or 1
+    return (index + 1) % step == 0
+
+
+def _has_no_output_layer(fields: Document) -> bool:
+    names = [str(name) for name in of.listed(fields, "architectures")]
+    return bool(names) and all(name.endswith(("Model", "ForSequenceClassification")) for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayers:
+    """A number of layers with the same attention window; None = the whole sequence."""
+
+    count: int
+    window_tokens: int | None = None
+
+
+def attention_layers(fields: Document, layers: int) -> tuple[AttentionLayers, ...]:
+    """Layers by window, those with full attention first."""
+    window = None if fields.get("use_sliding_window") is False else of.number(fields, "sliding_window")
+    chunk = of.number(fields, "attention_chunk_size")
+    kinds = _kinds(fields, layers, window)
+    if strange := sorted(set(kinds) - {_FULL, _SLIDING, _CHUNKED}):
+        raise PlanError(
+            f"config.json has layers of type {strange[0]}, which store something else than keys and values: "
+            "start vLLM once and plan from its URL"
+        )
+    if _SLIDING in kinds and window is None:
+        raise PlanError("config.json has sliding_attention layers but no sliding_window: give --set sliding_window=N")
+    if _CHUNKED in kinds and chunk is None:
+        raise PlanError("config.json has chunked_attention layers but no chunk: give --set attention_chunk_size=N")
+    reaches = ((_FULL, None), (_SLIDING, window), (_CHUNKED, chunk))  # of a chunk, no more than all of it is kept
+    return tuple(AttentionLayers(kinds.count(kind), reach) for kind, reach in reaches if kind in kinds)
+
+
+def _kinds(fields: Document, layers: int, window: int | None) -> list[str]:
+    if types := of.listed(fields, "layer_types"):
+        kinds = [_FULL if kind == _INDEXED else str(kind) for kind in types[:layers]]
+        return kinds + [_FULL] * (layers - len(kinds))
+    if str(fields.get("model_type")).startswith("llama4") and of.number(fields, "attention_chunk_size"):
+        local = of.listed(fields, "no_rope_layers") or [(index + 1) % 4 for index in range(layers)]
+        return [_CHUNKED if each else _FULL for each in local[:layers]]
+    if window is None:
+        return [_FULL] * layers
+    default = _PATTERNS.get(str(fields.get("model_type")))
+    if pattern := of.number(fields, "sliding_window_pattern") or default:
+        return [_SLIDING if (index + 1) % pattern else _FULL for index in range(layers)]
+    return [_SLIDING] * layers
+
+
+@dataclass(frozen=True, slots=True)
+class StoredToken:
+    """What one layer stores for one token."""
+
+    heads: int
+    values_per_head: int
+    latent: bool = False  # one vector for all heads: every GPU holds all of it
+    extra_bytes: int = 0  # beside the values, whatever their type
+    bytes_in_8_bits: int | None = None  # of all values, where only a part of them is packed; None: a byte each
+
+    def heads_on_gpu(self, tensor_parallel: int) -> int:
+        """Heads are split over the GPUs, but each holds at least one: beyond that they are held several times."""
+        return 1 if self.latent else max(1, self.heads // tensor_parallel)
+
+    def bytes_on_gpu(self, tensor_parallel: int, value_bytes: float) -> float:
+        if value_bytes == 1 and self.bytes_in_8_bits is not None:
+            return self.bytes_in_8_bits + self.extra_bytes
+        return self.heads_on_gpu(tensor_parallel) * self.values_per_head * value_bytes + self.extra_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What planning needs to know of a model."""
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    vocabulary: int
+    max_length_tokens: int
+    dtype: str
+    stored: StoredToken | None  # None: an encoder, which stores nothing
+    attention: tuple[AttentionLayers, ...]
+    parameters: Parameters
+    quantization: Quantization | None
+    has_other_parts: bool = False  # vision or audio, whose weights are not counted from config.json
+
+    @property
+    def dtype_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    def splits(self, tensor_parallel: int) -> bool:
+        kv_heads = tensor_parallel if self.stored is None or self.stored.latent else self.stored.heads
+        return self.heads % tensor_parallel == 0 == max(kv_heads, tensor_parallel) % min(kv_heads, tensor_parallel)
+
+
+def read_shape(document: Document, dtype: str = "auto") -> ModelShape:
+    """The shape in a parsed config.json. Raises PlanError."""
+    fields = of.text_part(document)
+    family = str(fields.get("model_type") or "unknown")
+    if fields.get("is_encoder_decoder"):
+        raise PlanError(f"{family} is an encoder-decoder model: start vLLM once and plan from its URL")
+    beyond = next((name for name in _BEYOND if fields.get(name)), None)
+    if beyond or family.startswith(_BEYOND_FAMILIES):
+        has = f"config.json has {beyond}: w" if beyond else "w"
+        raise PlanError(
+            f"{has}hat {family} stores for a sequence cannot be told from config.json alone; "
+            "start vLLM once and plan from its URL"
+        )
+    layers, hidden, heads, vocabulary = of.needed(fields, of.LAYERS, of.HIDDEN, of.HEADS, of.VOCABULARY)
+    encoder = _is_encoder(family, fields)
+    return ModelShape(
+        family=family,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        vocabulary=vocabulary,
+        max_length_tokens=_max_length(fields),
+        dtype=_dtype(fields, dtype, encoder),
+        stored=None if encoder else _stored(fields, hidden, heads),
+        attention=() if encoder else attention_layers(fields, layers),
+        parameters=count_parameters(fields),
+        quantization=read_quantization(fields.get("quantization_config")),
+        has_other_parts=any("vision" in name or "audio" in name for name in document if name.endswith("_config")),
+    )
+
+
+def _is_encoder(family: str, fields: Document) -> bool:
+    causal = any("CausalLM" in str(name) for name in of.listed(fields, "architectures"))
+    return (family in _ENCODERS and not causal) or fields.get("is_causal") is False
+
+
+def _stored(fields: Document, hidden: int, heads: int) -> StoredToken:
+    family = str(fields.get("model_type"))
+    if rank := of.number(fields, "kv_lora_rank"):
+        if not family.startswith(_LATENT_FAMILIES):
+            raise PlanError(f"how vLLM stores {family} is not known here: start vLLM once and plan from its URL")
+        rope = of.number(fields, "qk_rope_head_dim") or 0
+        index = of.number(fields, "index_head_dim") or 0
+        # Sparse attention keeps a key in 8 bits for each layer, with a 4-byte scale for each 128 values. Its kernels
+        # need an 8-bit cache in the same form, with positions in 16 bits; those of Blackwell need less.
+        packed = rank + rank // 128 * 4 + 2 * rope if index else None
+        extra = index + index // 128 * 4
+        return StoredToken(1, rank + rope, latent=True, extra_bytes=extra, bytes_in_8_bits=packed)
+    size = of.number(fields, *of.HEAD_DIM) or hidden // heads
+    return StoredToken(of.kv_heads(fields, heads), size + (of.number(fields, "v_head_dim") or size))
+
+
+def _max_length(fields: Document) -> int:
+    length = min((value for name in of.LENGTHS if (value := of.number(fields, name))), default=DEFAULT_LENGTH_TOKENS)
+    scaling = fields.get("rope_scaling") or fields.get("rope_parameters")
+    if not isinstance(scaling, dict) or "gemma3" in str(fields.get("model_type")):
+        return length
+    kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor")
+    if kind in ("linear", "dynamic") and isinstance(factor, int | float) and 1 <= factor < _LARGEST_FACTOR:
+        return int(length * factor)
+    return length
+
+
+def _dtype(fields: Document, wanted: str, encoder: bool) -> str:
+    dtype = wanted if wanted != "auto" else str(fields.get("dtype") or fields.get("torch_dtype") or "float32")
+    dtype = dtype.removeprefix("torch.")
+    if wanted == "auto" and dtype == "float32":
+        return "float16" if encoder else "bfloat16"  # as vLLM does
+    if dtype not in DTYPE_BYTES:
+        raise PlanError(f"dtype {dtype!r} is not known: give --dtype bfloat16, float16 or float32")
+    return dtype
