@@ -123,7 +123,7 @@ def _assumed(plan: Plan) -> list[str]:
     counted = settings.weight_bytes is None
     unknown = settings.quantization.name if settings.quantization and settings.quantization.bits is None else None
     found = {
-        "working memory (--reserve-gib tells it)": settings.reserve_bytes is None,
+        "working memory (--reserve-gib sets it)": settings.reserve_bytes is None,
         "weights, counted from config.json": counted,
         "no weights for what sees or hears": shape.has_other_parts and counted,
         f"weights as if unpacked: {unknown} is not known": unknown is not None,

@@ -27,7 +27,7 @@ def test_a_document_is_json_with_sizes_in_bytes() -> None:
     assert found["choice"] == 1
     assert found["warnings"] == ["w"]
     assert found["without_paging"] == one["kv_tokens"] // 8192
-    assert found["assumed"] == ["working memory (--reserve-gib tells it)", "weights, counted from config.json"]
+    assert found["assumed"] == ["working memory (--reserve-gib sets it)", "weights, counted from config.json"]
 
 
 def test_what_does_not_fit_has_neither_lengths_nor_a_choice() -> None:
@@ -51,7 +51,7 @@ def test_what_is_assumed_is_listed() -> None:
     plan = make_plan(shape, settings(quantization=shape.quantization), workload(assumed=True), 1)
     found = plan_document(plan, [], model="m", weights_from="s", command=None)
     assert found["assumed"] == [
-        "working memory (--reserve-gib tells it)",
+        "working memory (--reserve-gib sets it)",
         "weights, counted from config.json",
         "no weights for what sees or hears",
         "weights as if unpacked: new is not known",
