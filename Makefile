@@ -32,7 +32,7 @@ format: setup
 # then those that need the machine alone (5: ARGS selects none of them).
 test: setup
 	$(PY) -m pytest tests --hypothesis-profile=ci -m "not alone" -n $(JOBS) --dist loadfile $(ARGS)
-	$(PY) -m pytest tests --hypothesis-profile=ci -m alone $(ARGS) || [ $$? -eq 5 ]
+	$(PY) -m pytest tests/integration --hypothesis-profile=ci -m alone $(ARGS) || [ $$? -eq 5 ]
 
 test-random: setup
 	$(PY) -m pytest tests/unit $(ARGS)

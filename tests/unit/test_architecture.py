@@ -275,3 +275,9 @@ def test_unit_tests_are_in_folders_named_after_the_packages() -> None:
 def test_the_rules_find_what_they_look_for() -> None:
     bad = ast.parse("class A:\n    def b(self): ...\nclass _D: ...\nclass E:\n    '''Described.'''\n")
     assert list(undocumented(bad.body)) == ["A (line 1)"]
+
+
+def test_tests_that_need_the_machine_alone_are_where_make_test_looks_for_them() -> None:
+    alone = [path for path in SOURCES if "pytest.mark." + "alone" in path.read_text(encoding="utf-8")]
+    assert alone
+    assert all(path.is_relative_to(ROOT / "tests" / "integration") for path in alone)
