@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterable
+from pathlib import Path
 
 from loadtest.compare.peers import OURS, NotInstalled, Say, pip_install, version
 from loadtest.compare.proxy import Peer
@@ -38,6 +39,19 @@ def build_tools(place: Place) -> None:
         command = [compiler, "-O2", "-std=gnu11", "-Wall", "-Wextra", "-o", str(partial)]
         subprocess.run([*command, *(str(_C / source) for source in sources)], check=True)
         partial.rename(program)
+
+
+def build_counter(place: Place) -> Path:
+    """Compile the switch of `instructions`. Raises NotInstalled without valgrind or a C compiler."""
+    compiler = find_compiler()
+    if compiler is None or shutil.which("valgrind") is None:
+        raise NotInstalled(
+            "counting instructions needs valgrind and a C compiler: apt-get install valgrind gcc libc6-dev"
+        )
+    place.root.mkdir(parents=True, exist_ok=True)
+    library = place.root / "counting.so"
+    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(_C / "counting.c")], check=True)
+    return library
 
 
 def _apt_install(peer: Peer) -> None:

@@ -6,7 +6,11 @@ from typing import Annotated
 
 import typer
 
-from tests.bench.instructions.count import ROWS, CannotCount, count
+from loadtest.compare.peers import NotInstalled
+from loadtest.console import markdown_table
+from tests.bench.install import build_counter
+from tests.bench.instructions.count import ROWS, count
+from tests.bench.place import Place
 
 BUDGET = Path(__file__).with_name("budget.json")
 TOLERANCE = 0.03
@@ -18,12 +22,13 @@ def instructions(
     write: Annotated[bool, typer.Option("--write", help="Make what was counted the budget.")] = False,
 ) -> None:
     """Count the instructions of requests, events and decisions; exit 1 if one grew by more than 3 % over its budget."""
-    budget: dict[str, int] = json.loads(BUDGET.read_text()) if BUDGET.exists() else {}
+    budget: dict[str, int] = json.loads(BUDGET.read_text())
     try:
-        counted = count(directory.resolve(), names or [], lambda line: typer.echo(line, err=True))
-    except CannotCount as error:
+        library = build_counter(Place(directory.resolve()))
+    except NotInstalled as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
+    counted = count(library, names or [], lambda line: typer.echo(line, err=True))
     typer.echo(table(counted, budget))
     if write:
         BUDGET.write_text(json.dumps(budget | counted, indent=1) + "\n")
@@ -35,12 +40,12 @@ def instructions(
 def table(counted: dict[str, int], budget: dict[str, int]) -> str:
     """What was counted beside its budget, in Markdown."""
     titles = {row.name: row.title for row in ROWS}
-    lines = ["| instructions of | counted | budget | ratio |", "|---|--:|--:|--:|"]
+    rows = []
     for name, figure in counted.items():
-        least = budget.get(name)
-        beside = f"{least:,} | {figure / least:.3f}" if least else "none |"
-        lines.append(f"| {titles[name]} (`{name}`) | {figure:,} | {beside} |")
-    return "\n".join(lines)
+        most = budget.get(name)
+        beside = (f"{most:,}", f"{figure / most:.3f}") if most else ("none", "")
+        rows.append((f"{titles[name]} (`{name}`)", f"{figure:,}", *beside))
+    return markdown_table(("instructions of", "counted", "budget", "ratio"), rows, texts=1)
 
 
 def over_budget(counted: dict[str, int], budget: dict[str, int]) -> list[str]:

@@ -3,7 +3,6 @@
 import ctypes
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ from tempfile import TemporaryDirectory
 
 from tests.bench.instructions import workloads
 from tests.bench.instructions.workloads import Counter
-from tests.bench.place import SOURCES
 
 _EMPTY = "nothing"
 _LONG, _SHORT = 120, 20  # events of a stream
@@ -96,27 +94,8 @@ class Callgrind:
         self._calls.counting_end(name.encode())
 
 
-class CannotCount(Exception):
-    """A tool is missing; the text says how to get it."""
-
-
-def build(folder: Path) -> Path:
-    """Compile the switch. Raises CannotCount without valgrind or a compiler."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None or shutil.which("valgrind") is None:
-        raise CannotCount(
-            "counting instructions needs valgrind and a C compiler: apt-get install valgrind gcc libc6-dev"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    library = folder / "counting.so"
-    source = SOURCES / "c" / "counting.c"
-    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    return library
-
-
-def count(folder: Path, names: list[str], say: Callable[[str], None]) -> dict[str, int]:
+def count(library: Path, names: list[str], say: Callable[[str], None]) -> dict[str, int]:
     """Instructions of each row, by name, each counted in a process of its own. `names`: none = all."""
-    library = build(folder)
     wanted = [row for row in ROWS if not names or row.name in names or row.name == _EMPTY]
     wanted += [row for row in ROWS if row not in wanted and any(row.name == other.less for other in wanted)]
     totals = {}
