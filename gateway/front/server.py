@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from gateway.config import ServerConfig
 from gateway.errors import Draining
@@ -77,13 +77,10 @@ class Server:
         if _UNSENT_OPTION is not None:
             for listener in self._server.sockets:  # connections inherit it
                 listener.setsockopt(socket.IPPROTO_TCP, _UNSENT_OPTION, _UNSENT_BYTES)
-        watch = loop.create_task(self._watch(), name="client-watch")
         try:
-            yield
+            async with self._supervisor.repeating("client_watch", self._watch, _LOOK_SECONDS):
+                yield
         finally:
-            watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await watch
             self._server.close()
             await self._cut()
 
@@ -114,11 +111,8 @@ class Server:
         await asyncio.sleep(0)
 
     async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            now = self._clock()
-            for connection in list(self._connections):
-                try:
-                    connection.look(now)
-                except Exception as error:
-                    self._supervisor.caught("client_watch", error)
+        await asyncio.sleep(_LOOK_SECONDS)
+        now = self._clock()
+        for connection in list(self._connections):
+            with self._supervisor.guard("client_watch"):
+                connection.look(now)

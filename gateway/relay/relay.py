@@ -7,7 +7,7 @@ events is passed on as it comes. A long plain answer is passed on once it has gr
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from math import ceil
 
 import orjson
@@ -396,19 +396,15 @@ class Relay:
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Cut answers that have stalled, while the block runs; then close idle connections."""
-        watch = asyncio.get_running_loop().create_task(self._watch(), name="relay-watch")
         try:
-            yield
+            async with self._supervisor.repeating("answer_watch", self._watch, _LOOK_SECONDS):
+                yield
         finally:
-            watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await watch
             for pool in self._pools.values():
                 pool.close()
 
     async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            for response in list(self._under_way):
-                with self._supervisor.guard("answer_watch"):
-                    response.watch(_LOOK_SECONDS, self._config, self._comment_seconds)
+        await asyncio.sleep(_LOOK_SECONDS)
+        for response in list(self._under_way):
+            with self._supervisor.guard("answer_watch"):
+                response.watch(_LOOK_SECONDS, self._config, self._comment_seconds)
