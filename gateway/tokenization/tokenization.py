@@ -130,7 +130,7 @@ class Tokenization:
         self._models = {
             name: ModelState(name, model.tokenizer) for name, model in models.by_name.items() if model.tokenizer
         }
-        if self._models and not all(map(find_spec, ("transformers", "jinja2"))):
+        if self._models and find_spec("transformers") is None:
             raise ConfigError(
                 f"models.{next(iter(self._models))}.tokenizer: requires packages that are not installed:"
                 " pip install 'vllm-batching-gateway[tokenizer]'"
