@@ -32,7 +32,7 @@ from loadtest.checkpoint.document import (
     failed,
 )
 from loadtest.checkpoint.fingerprints import artefacts, freeze, plan_sha256, sent_sha256, source
-from loadtest.checkpoint.machine import runtime
+from loadtest.checkpoint.machine import hardware, runtime
 from loadtest.checkpoint.markdown import check_line, markdown
 from loadtest.checkpoint.questions import open_asker
 from loadtest.checkpoint.servers import Neighbours, look, neighbours
@@ -42,7 +42,6 @@ from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
 from loadtest.drive.target import Target, base_url
-from loadtest.gpus import hardware
 from loadtest.report.schema import Bounds, PageSeries, Results
 from loadtest.report.statistics import value_of
 from loadtest.report.timeline import peak, sweep

@@ -1,4 +1,4 @@
-"""The machine, as Linux reports it. What is unknown is left out, not guessed."""
+"""The machine and its GPUs, as Linux and NVML report them. What is unknown is left out, not guessed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from importlib.metadata import version
+from itertools import combinations
 from pathlib import Path
+from typing import Any
+
+import pynvml
 
 from gateway import __version__
 from loadtest.checkpoint import redaction
-from loadtest.checkpoint.document import Runtime
+from loadtest.checkpoint.document import Gpu, Hardware, Runtime
+from loadtest.gpus import MIB, NONE_LISTED, devices_of, memory_of, reported
 from loadtest.report.schema import Environment
 
 _UNLIMITED = "unlimited"
@@ -158,3 +163,75 @@ def _cpu_model() -> str:
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+_SWITCH = ("Disabled", "Enabled")
+# The words of `nvidia-smi topo -m`.
+_PATHS = {
+    pynvml.NVML_TOPOLOGY_INTERNAL: "same board",
+    pynvml.NVML_TOPOLOGY_SINGLE: "PIX",
+    pynvml.NVML_TOPOLOGY_MULTIPLE: "PXB",
+    pynvml.NVML_TOPOLOGY_HOSTBRIDGE: "PHB",
+    pynvml.NVML_TOPOLOGY_NODE: "NODE",
+    pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
+}
+
+
+def hardware(nvml: Any = pynvml) -> Hardware:
+    """What the GPUs are and how they are set; says so where there is none."""
+    try:
+        with devices_of(nvml) as devices:
+            if not devices:
+                return Hardware(no_gpu=f"no GPU: {NONE_LISTED}")
+            cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
+            return Hardware(
+                no_gpu=None,
+                driver=nvml.nvmlSystemGetDriverVersion(),
+                cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
+                gpus=[_gpu(nvml, device) for device in devices],
+                topology=_topology(nvml, devices),
+            )
+    except pynvml.NVMLError as error:
+        return Hardware(no_gpu=f"no GPU: {error}")
+
+
+def _gpu(nvml: Any, device: Any) -> Gpu:
+    def text(read: Callable[[], object]) -> str:
+        value = reported(read)
+        return "N/A" if value is None else str(value)
+
+    generation = text(lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(device))
+    width = text(lambda: f"{nvml.nvmlDeviceGetCurrPcieLinkWidth(device)}x")
+    sm, memory, graphics = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM, pynvml.NVML_CLOCK_GRAPHICS
+    application = pynvml.NVML_CLOCK_ID_APP_CLOCK_TARGET
+    return Gpu(
+        name=text(lambda: nvml.nvmlDeviceGetName(device)),
+        uuid=text(lambda: nvml.nvmlDeviceGetUUID(device)),
+        memory=text(lambda: f"{memory_of(nvml, device).total // MIB} MiB"),
+        mig=text(lambda: _SWITCH[nvml.nvmlDeviceGetMigMode(device)[0]]),
+        ecc=text(lambda: _SWITCH[nvml.nvmlDeviceGetEccMode(device)[0]]),
+        persistence=text(lambda: _SWITCH[nvml.nvmlDeviceGetPersistenceMode(device)]),
+        power_limit=text(lambda: f"{nvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1000:.2f} W"),
+        clocks={
+            "sm": text(lambda: f"{nvml.nvmlDeviceGetClockInfo(device, sm)} MHz"),
+            "memory": text(lambda: f"{nvml.nvmlDeviceGetClockInfo(device, memory)} MHz"),
+            "sm max": text(lambda: f"{nvml.nvmlDeviceGetMaxClockInfo(device, sm)} MHz"),
+            "memory max": text(lambda: f"{nvml.nvmlDeviceGetMaxClockInfo(device, memory)} MHz"),
+            "sm set": text(lambda: f"{nvml.nvmlDeviceGetClock(device, graphics, application)} MHz"),
+        },
+        pcie=f"gen {generation} x {width}",
+    )
+
+
+def _topology(nvml: Any, devices: Sequence[Any]) -> str:
+    """How each two GPUs are connected, a line for each pair."""
+
+    def path(one: Any, other: Any) -> str:
+        nvlink = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
+        if reported(lambda: nvml.nvmlDeviceGetP2PStatus(one, other, nvlink)) == pynvml.NVML_P2P_STATUS_OK:
+            return "NVLink"
+        level = reported(lambda: nvml.nvmlDeviceGetTopologyCommonAncestor(one, other))
+        return _PATHS.get(level, "N/A")
+
+    pairs = combinations(enumerate(devices), 2)
+    return "\n".join(f"GPU{first}-GPU{second}: {path(one, other)}" for (first, one), (second, other) in pairs)

@@ -8,7 +8,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from loadtest.gpus import GpuSampler, hardware
+from loadtest.checkpoint.machine import hardware
+from loadtest.gpus import GpuSampler
 from loadtest.report.samples import samples_rows
 from loadtest.report.schema import Samples
 
