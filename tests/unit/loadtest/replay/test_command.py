@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -13,6 +14,14 @@ from loadtest.__main__ import app
 from tests.unit.loadtest.replay.builders import conversation_trace
 
 RUNNER = CliRunner()
+
+
+def replayed(trace_file: Path, out: Path, options: str) -> tuple[str, dict[str, Any]]:
+    """What a replay prints, and its results."""
+    arguments = ["replay", str(trace_file), "--block-size", "64", "--out", str(out), *options.split()]
+    result = RUNNER.invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout, json.loads((out / "results.json").read_text())
 
 
 @pytest.fixture(name="trace_file")
@@ -34,36 +43,14 @@ def _trace_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_grid_is_reported_as_tables_figures_and_a_picture(trace_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    result = RUNNER.invoke(
-        app,
-        [
-            "replay",
-            str(trace_file),
-            "--block-size",
-            "64",
-            "--policies",
-            "ours,lmetric",
-            "--backends",
-            "2",
-            "--load",
-            "0.5,1.2",
-            "--seeds",
-            "2",
-            "--jobs",
-            "1",
-            "--out",
-            str(out),
-            "--slow",
-            "2:1",
-            "--restart",
-            "0.5:half",
-            "--flash-crowd",
-        ],
+    printed, document = replayed(
+        trace_file,
+        out,
+        "--policies ours,lmetric --backends 2 --load 0.5,1.2 --seeds 2 --jobs 1"
+        " --slow 2:1 --restart 0.5:half --flash-crowd",
     )
-    assert result.exit_code == 0, result.output
-    assert "2 engines, load 0.5" in result.stdout
-    assert "geometric mean" in result.stdout
-    document = json.loads((out / "results.json").read_text())
+    assert "2 engines, load 0.5" in printed
+    assert "geometric mean" in printed
     assert len(document["outcomes"]) == 8
     assert set(document["ratios"]) == {"ours", "lmetric"}
     assert set(document["ratios"]["lmetric"].values()) == {1.0}
@@ -77,11 +64,8 @@ def test_a_grid_is_reported_as_tables_figures_and_a_picture(trace_file: Path, tm
 def test_two_processes_find_what_one_finds(trace_file: Path, tmp_path: Path) -> None:
     documents = []
     for jobs in ("1", "2"):
-        out = tmp_path / jobs
-        arguments = ["replay", str(trace_file), "--block-size", "64", "--policies", "ours,sglang", "--backends", "2"]
-        arguments += ["--load", "0.9", "--capacity", "20", "--jobs", jobs, "--out", str(out)]
-        assert RUNNER.invoke(app, arguments).exit_code == 0
-        document = json.loads((out / "results.json").read_text())
+        options = f"--policies ours,sglang --backends 2 --load 0.9 --capacity 20 --jobs {jobs}"
+        _, document = replayed(trace_file, tmp_path / jobs, options)
         for outcome in document["outcomes"]:
             del outcome["figures"]["cpu_seconds"]
         documents.append(document["outcomes"])
@@ -90,40 +74,14 @@ def test_two_processes_find_what_one_finds(trace_file: Path, tmp_path: Path) -> 
 
 def test_arms_of_admission_stand_side_by_side(trace_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    result = RUNNER.invoke(
-        app,
-        [
-            "replay",
-            str(trace_file),
-            "--block-size",
-            "64",
-            "--policies",
-            "ours,lmetric",
-            "--backends",
-            "1",
-            "--load",
-            "1",
-            "--capacity",
-            "30",
-            "--jobs",
-            "1",
-            "--kv-tokens",
-            "6000",
-            "--output-times",
-            "5",
-            "--max-tokens-times",
-            "1",
-            "--misjudged",
-            "0.1",
-            "--admission",
-            "none,static:1,static:4,static:16",
-            "--out",
-            str(out),
-        ],
+    printed, document = replayed(
+        trace_file,
+        out,
+        "--policies ours,lmetric --backends 1 --load 1 --capacity 30 --jobs 1 --kv-tokens 6000 --output-times 5"
+        " --max-tokens-times 1 --misjudged 0.1 --admission none,static:1,static:4,static:16",
     )
-    assert result.exit_code == 0, result.output
-    assert "most waiting" in result.stdout
-    outcomes = json.loads((out / "results.json").read_text())["outcomes"]
+    assert "most waiting" in printed
+    outcomes = document["outcomes"]
     preempted = {outcome["policy"]: outcome["figures"]["preemptions"] for outcome in outcomes}
     assert list(preempted) == ["ours, none", "ours, static:1", "ours, static:4", "ours, static:16", "lmetric"]
     assert preempted["ours, none"] > preempted["ours, static:4"]
