@@ -8,7 +8,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-DEADLINE_SECONDS = 5.0
+DEADLINE_SECONDS = 30.0
 POLL_SECONDS = 0.02
 
 

@@ -31,20 +31,21 @@ async def watch(url: str, seen: list[float]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def run_watched(client: AsyncOpenAI, fleet: Fleet, requests: list[dict[str, Any]]) -> list[list[float]]:
-    """Send all requests at once; what each engine held in the meantime."""
+async def run_watched(client: AsyncOpenAI, fleet: Fleet, request: dict[str, Any], count: int) -> list[float]:
+    """Send a request so many times at once until every engine was seen often enough; the most that each held."""
     seen: list[list[float]] = [[] for _ in fleet.chat_urls]
     watchers = [asyncio.create_task(watch(url, each)) for url, each in zip(fleet.chat_urls, seen, strict=True)]
     try:
-        answers = await asyncio.gather(*(client.chat.completions.create(**request) for request in requests))
+        while min(map(len, seen)) < ENOUGH_SAMPLES:  # an engine that is short of a core answers seldom
+            fresh_ones = [{**chat(tokens=TOKENS_EACH), **request} for _ in range(count)]
+            answers = await asyncio.gather(*(client.chat.completions.create(**each) for each in fresh_ones))
+            tokens = TOKENS_EACH * request.get("n", 1)
+            assert [answer.usage and answer.usage.completion_tokens for answer in answers] == [tokens] * count
     finally:
         for watcher in watchers:
             watcher.cancel()
         await asyncio.gather(*watchers, return_exceptions=True)
-    for request, answer in zip(requests, answers, strict=True):
-        assert answer.usage is not None
-        assert answer.usage.completion_tokens == TOKENS_EACH * request.get("n", 1)
-    return seen
+    return [max(each) for each in seen]
 
 
 async def test_the_cap_is_shown_before_any_request_came(start_gateway: StartGateway, fleet: Fleet) -> None:
@@ -59,22 +60,18 @@ async def test_the_cap_holds_and_is_reached(start_gateway: StartGateway, fleet: 
     with start_gateway({}, max_in_flight=CAP) as gateway:
         await whole_fleet_is_up(gateway, fleet)
         async with gateway.client() as sdk:
-            seen: list[list[float]] = [[] for _ in fleet.chat_urls]
-            while min(map(len, seen)) < ENOUGH_SAMPLES:  # an engine that is short of a core tells seldom
-                more = await run_watched(sdk, fleet, [chat(tokens=TOKENS_EACH) for _ in range(REQUESTS)])
-                seen = [[*before, *after] for before, after in zip(seen, more, strict=True)]
-        assert [max(each) for each in seen] == [CAP] * len(seen)
+            most = await run_watched(sdk, fleet, {}, REQUESTS)
+        assert most == [CAP] * len(most)
         await gateway_holds_nothing(gateway.admin_url)
     await engines_become_idle(fleet.urls)
 
 
 async def test_a_request_for_several_choices_counts_as_several(start_gateway: StartGateway, fleet: Fleet) -> None:
-    requests = [{**chat(tokens=TOKENS_EACH), "n": 2, "temperature": 1} for _ in range(REQUESTS // 2)]
     with start_gateway({}, max_in_flight=3) as gateway:
         await whole_fleet_is_up(gateway, fleet)
         async with gateway.client() as sdk:
-            seen = await run_watched(sdk, fleet, requests)
-        assert [max(samples) for samples in seen] == [2, 2], "two requests of two do not fit into three slots"
+            most = await run_watched(sdk, fleet, {"n": 2, "temperature": 1}, REQUESTS // 2)
+        assert most == [2, 2], "two requests of two do not fit into three slots"
         await gateway_holds_nothing(gateway.admin_url)
 
 
