@@ -7,15 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
-import pynvml
+try:
+    import pynvml as pynvml
+except ModuleNotFoundError as missing:
+    raise SystemExit("The load tester needs more packages: pip install 'vllm-batching-gateway[loadtest]'") from missing
 
 from loadtest.report.schema import GpuSeries
 
 _Value = TypeVar("_Value")
 _INTERVAL_SECONDS = 0.5
-_END_SECONDS = 5.0
+ANSWER_SECONDS = 5.0
 MIB = 2**20
 NONE_LISTED = "NVML lists none"
+SILENT = "NVML does not answer"
 # After these nothing more can be asked. Any other error is about one figure.
 _LOST = (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_ResetRequired, pynvml.NVMLError_Uninitialized)
 
@@ -38,9 +42,9 @@ class GpuSampler:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(_END_SECONDS)
+        self._thread.join(ANSWER_SECONDS)
         if self._thread.is_alive():
-            self._end("NVML does not answer")
+            self._end(SILENT)
 
     def series(self, origin: float) -> list[GpuSeries]:
         """One for each GPU; call it after the block. Times count from `origin`."""

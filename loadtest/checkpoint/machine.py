@@ -6,6 +6,7 @@ import os
 import platform
 import resource
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from importlib.metadata import version
@@ -13,12 +14,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import pynvml
-
 from gateway import __version__
 from loadtest.checkpoint import redaction
 from loadtest.checkpoint.document import Gpu, Hardware, Runtime
-from loadtest.gpus import MIB, NONE_LISTED, devices_of, memory_of, reported
+from loadtest.gpus import ANSWER_SECONDS, MIB, NONE_LISTED, SILENT, devices_of, memory_of, pynvml, reported
 from loadtest.report.schema import Environment
 
 _UNLIMITED = "unlimited"
@@ -178,7 +177,16 @@ _PATHS = {
 
 
 def hardware(nvml: Any = pynvml) -> Hardware:
-    """What the GPUs are and how they are set; says so where there is none."""
+    """What the GPUs are and how they are set; says so where there is none, or the driver does not answer."""
+    found: list[Hardware] = []
+    # A driver that hangs never lets go of the thread; the command goes on without it.
+    asking = threading.Thread(target=lambda: found.append(_hardware(nvml)), name="hardware", daemon=True)
+    asking.start()
+    asking.join(ANSWER_SECONDS)
+    return found[0] if found else Hardware(no_gpu=f"no GPU: {SILENT}")
+
+
+def _hardware(nvml: Any) -> Hardware:
     try:
         with devices_of(nvml) as devices:
             if not devices:

@@ -168,12 +168,14 @@ def test_that_there_is_no_gpu_is_reported_with_the_reason(monkeypatch: pytest.Mo
 
 
 def test_a_driver_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtest.gpus._END_SECONDS", 0)
+    monkeypatch.setattr("loadtest.gpus.ANSWER_SECONDS", 0)
+    monkeypatch.setattr("loadtest.checkpoint.machine.ANSWER_SECONDS", 0)
     answers, nvml = threading.Event(), _Nvml({})
     monkeypatch.setattr(nvml, "nvmlInit", answers.wait)
     with GpuSampler(lambda: 0.0, nvml) as sampler:
         pass
     assert sampler.missing == "no GPU: NVML does not answer"
+    assert hardware(nvml).no_gpu == "no GPU: NVML does not answer"
     answers.set()
     sampler._thread.join()
 
