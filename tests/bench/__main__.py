@@ -16,9 +16,10 @@
 `instructions` counts what the gateway's own code runs per request, event and decision, and keeps to a budget.
 
 The proxy has one core to itself. On another core a mock of two vLLM servers answers and a closed-loop load generator
-asks; both are in C and cost less than any proxy. Every repetition runs every proxy once, in turn, so that a drift of
-the machine hits all alike: quote medians and ratios of one run. CPU is that of the proxy's whole process tree, over the
-same window in which requests and events are counted. A proxy that cannot be installed is left out with a word.
+asks; both are in C and cost less than any proxy. Ours is built for a Python with PGO and LTO. Every repetition runs
+every proxy once, in turn, so that a drift of the machine hits all alike: quote medians and ratios of one run. CPU is
+that of the proxy's whole process tree, over the same window in which requests and events are counted. A proxy that
+cannot be installed is left out with a word.
 """
 
 import os
@@ -34,6 +35,7 @@ from loadtest.compare.proxy import Peer
 from tests.bench import bodies_stall, fairness, measure, peers, report, scenarios
 from tests.bench.alone import alone, fail, say
 from tests.bench.bounds.command import bounds
+from tests.bench.build import Interpreter, interpreter, quotable
 from tests.bench.deciding import measure as decisions
 from tests.bench.deciding.results import table
 from tests.bench.documents import documents
@@ -75,6 +77,8 @@ def run(
         str, typer.Option(help="; ".join(f"{s.name}: {s.title}" for s in scenarios.ALL))
     ] = scenarios.DEFAULT,
     out: Annotated[Path | None, typer.Option(help="results.json; the table goes beside it as .md.")] = None,
+    python: Annotated[str, typer.Option(help="Build ours for it. None: this one or the system's.")] = "",
+    as_is: Annotated[bool, typer.Option("--as-is", help="Measure ours from this checkout, under this Python.")] = False,
     directory: Directory = _ROOT,
 ) -> None:
     """Compare proxies; print and keep the table and every figure behind it."""
@@ -83,10 +87,14 @@ def run(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     place = Place(directory.resolve())
-    ready = _prepare(place, names or [])
+    try:
+        built_for = None if as_is else interpreter(python) if python else quotable()
+    except NotInstalled as error:
+        fail(str(error))
+    ready = _prepare(place, names or [], built_for)
     ours = any(peer.name == OURS for peer in ready)
     embedded = compare_embeddings(_embedding_options(place), say) if ours else []  # first, while all cores are free
-    measured = _compare(place, ready, chosen, repetitions)
+    measured = _compare(place, ready, chosen, repetitions, built_for)
     results = measured.model_copy(update={"timings": decisions.measure(), "embeddings": embedded})
     path = out or place.root / "results.json"
     path.write_text(results.model_dump_json(indent=1) + "\n")
@@ -196,9 +204,10 @@ app.command("documents")(documents)
 app.command("embeddings")(embeddings)
 
 
-def _prepare(place: Place, names: list[str]) -> list[Peer]:
+def _prepare(place: Place, names: list[str], python: Interpreter | None = None) -> list[Peer]:
+    installed = {} if python is None else {OURS: peers.ours_with(peers.CONFIG, installed=True)}
     try:
-        return install(place, named(names, peers.PEERS), say=say)
+        return install(place, named(names, peers.PEERS | installed), say, python)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except NotInstalled as error:
@@ -209,22 +218,30 @@ def _embedding_options(place: Place) -> EmbeddingOptions:
     return EmbeddingOptions("sim", Path("sim"), (1, 64), 4, "base64", 3.0, 3, place.root / "embeddings")
 
 
-def _compare(place: Place, ready: list[Peer], chosen: list[Scenario], repetitions: int) -> Results:
+def _compare(
+    place: Place, ready: list[Peer], chosen: list[Scenario], repetitions: int, python: Interpreter | None = None
+) -> Results:
     cores = _take_cores()
     turns: dict[str, list[Turn]] = {peer.name: [] for peer in ready}
+    line: list[Turn] = []
+    capped = peers.ours_with(peers.CONFIG, python is not None, BENCH_MAX_IN_FLIGHT=str(scenarios.SLOTS // 2))
     try:
         with alone(place), measure.engines(place, cores) as bench:
             for repetition in range(1, repetitions + 1):
                 for peer in ready:
                     typer.echo(f"repetition {repetition} of {repetitions}: {peer.name}", err=True)
                     turns[peer.name].append(measure.measure_turn(bench, peer, chosen))
+                if OURS in turns and chosen != scenarios.SMOKE:
+                    typer.echo(f"repetition {repetition} of {repetitions}: {OURS}, caps in force", err=True)
+                    line.append(measure.measure_turn(bench, capped, [scenarios.FULL, scenarios.LINE]))
     except measure.MeasurementFailed as error:
         fail(str(error))
     return Results(
-        machine=describe(),
+        machine=describe(python),
         versions={peer.name: version(place.peers, peer) for peer in ready},
         scenarios=[scenario.name for scenario in chosen],
         turns=turns,
+        line=line,
     )
 
 

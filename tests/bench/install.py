@@ -9,6 +9,7 @@ from pathlib import Path
 from loadtest.compare.peers import OURS, NotInstalled, Say, pip_install, version
 from loadtest.compare.proxy import Peer
 from tests.bench.bodies import write_bodies
+from tests.bench.build import Interpreter, install_gateway
 from tests.bench.place import SOURCES, Place
 
 _C = SOURCES / "c"
@@ -64,9 +65,11 @@ def _apt_install(peer: Peer) -> None:
         raise NotInstalled(f"apt-get install {peer.debian} failed (exit {done.returncode})")
 
 
-def install_peer(place: Place, peer: Peer, say: Say) -> None:
+def install_peer(place: Place, peer: Peer, say: Say, python: Interpreter | None) -> None:
     """Install one peer unless its version is there. Raises NotInstalled."""
     if peer.name == OURS:
+        if python is not None:
+            install_gateway(place, python, say)
         return
     if peer.package:
         wanted = peer.package.partition("==")[2]
@@ -77,14 +80,17 @@ def install_peer(place: Place, peer: Peer, say: Say) -> None:
         _apt_install(peer)
 
 
-def install(place: Place, peers: Iterable[Peer], say: Say) -> list[Peer]:
-    """Make everything ready; says which peers are skipped, and why, and returns the others."""
+def install(place: Place, peers: Iterable[Peer], say: Say, python: Interpreter | None = None) -> list[Peer]:
+    """Make everything ready; says which peers are skipped, and why, and returns the others.
+
+    The gateway is installed for PYTHON; None: it runs from this checkout.
+    """
     build_tools(place)
     write_bodies(place)
     ready: list[Peer] = []
     for peer in peers:
         try:
-            install_peer(place, peer, say)
+            install_peer(place, peer, say, python)
         except NotInstalled as error:
             say(f"skipping {peer.name}: {error}")
         else:

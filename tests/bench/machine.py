@@ -2,10 +2,10 @@
 
 import os
 import platform
-import sysconfig
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tests.bench.build import Interpreter, interpreter
 from tests.bench.results import Machine
 
 
@@ -18,22 +18,16 @@ def cpu_model(cpuinfo: str) -> str:
     return platform.machine()
 
 
-def python_build() -> str:
-    """The interpreter and how it was built: a plain build is some 20 % slower than a distribution's."""
-    arguments = sysconfig.get_config_var("CONFIG_ARGS") or ""
-    known = ("--enable-optimizations", "--with-lto", "--enable-shared")
-    flags = " ".join(flag for flag in known if flag in arguments)
-    name = f"{platform.python_implementation()} {platform.python_version()}"
-    return f"{name}, configured with {flags}" if flags else name
-
-
-def describe() -> Machine:
+def describe(python: Interpreter | None = None) -> Machine:
+    """This machine, with the Python that the gateway ran on: this one if none is given."""
+    python = python or interpreter()
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Machine(
         cpu=cpu_model(Path("/proc/cpuinfo").read_text()),
         cores=os.cpu_count() or 1,
         memory_gib=round(pages / 2**30),
         kernel=platform.release(),
-        python=python_build(),
+        python=str(python),
+        quotable=python.optimised,
         date=datetime.now(UTC).date().isoformat(),
     )

@@ -5,19 +5,27 @@ from pathlib import Path
 
 from loadtest.compare.peers import OURS, ours
 from loadtest.compare.peers import PEERS as KNOWN
-from loadtest.compare.proxy import Peer, Setting
+from loadtest.compare.proxy import Peer, Setting, in_venv
 from tests.bench.place import SOURCES, Place, Ports
 
 _OTHERS = ("nginx", "haproxy", "sglang-router", "vllm-router", "smg")
 
 
-def ours_with(config: Path) -> Peer:
-    """Our gateway with this configuration, which reads the ports from the environment."""
+def ours_with(config: Path, installed: bool = False, **more: str) -> Peer:
+    """Our gateway with this configuration, which reads the ports, and MORE, from the environment.
+
+    This checkout under this Python, or the one that is installed as the other proxies are.
+    """
+    peer = ours()
+    find, start = (in_venv(OURS, "gateway"), ["serve"]) if installed else (peer.find, ["-m", "gateway", "serve"])
 
     def arguments(setting: Setting) -> list[str]:
-        return ["-m", "gateway", "serve", "-c", str(config)]
+        return [*start, "-c", str(config)]
 
-    return replace(ours(), arguments=arguments, environment=_ports_of)
+    def environment(setting: Setting) -> dict[str, str]:
+        return _ports_of(setting) | more
+
+    return replace(peer, find=find, arguments=arguments, environment=environment)
 
 
 def _ports_of(setting: Setting) -> dict[str, str]:
@@ -25,7 +33,8 @@ def _ports_of(setting: Setting) -> dict[str, str]:
     return {"BENCH_PORT": str(setting.port), "BENCH_METRICS_PORT": str(setting.metrics_port), **engines}
 
 
-PEERS: dict[str, Peer] = {OURS: ours_with(SOURCES / "gateway.yaml"), **{name: KNOWN[name] for name in _OTHERS}}
+CONFIG = SOURCES / "gateway.yaml"
+PEERS: dict[str, Peer] = {OURS: ours_with(CONFIG), **{name: KNOWN[name] for name in _OTHERS}}
 
 
 def setting(place: Place, ports: Ports) -> Setting:

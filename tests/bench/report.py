@@ -11,7 +11,7 @@ from tests.bench.deciding import results as timings
 from tests.bench.embeddings.run import table as embeddings_table
 from tests.bench.peers import PEERS
 from tests.bench.results import Results, Sample, Turn
-from tests.bench.scenarios import ALL
+from tests.bench.scenarios import ALL, FULL, LINE, SLOTS, WAITING
 
 _PACE_REACHED = 0.95
 _SATURATED = 0.95
@@ -37,16 +37,17 @@ def _no_sample(sample: Sample) -> float | None:
 
 
 COLUMNS = [
-    Column("µs CPU per 1 KB request", "a1", lambda s: s.cpu_us_per_request, 1, goal_ratio=0.85),
-    Column("µs CPU per 16 KB request", "a16", lambda s: s.cpu_us_per_request, 1, goal_ratio=0.75),
+    Column("µs CPU per 1 KB request", "a1", lambda s: s.cpu_us_per_request, 1, goal_ratio=0.5),
+    Column("µs CPU per 16 KB request", "a16", lambda s: s.cpu_us_per_request, 1, goal_ratio=0.5),
     Column("µs CPU per event, not paced", "sb", lambda s: s.cpu_us_per_event, 1),
-    Column("µs CPU per event, one every 20 ms", "p20", lambda s: s.cpu_us_per_event, 1, goal_ratio=0.9),
-    Column("µs CPU per event, one every 50 ms", "p50", lambda s: s.cpu_us_per_event, 1, goal_ratio=0.9),
-    Column("p50 alone, µs", "c1", lambda s: s.load.latency_us.p50, 0, goal_ratio=1.0),
+    Column("µs CPU per event, one every 20 ms", "p20", lambda s: s.cpu_us_per_event, 1, goal_ratio=0.85),
+    Column("µs CPU per event, one every 50 ms", "p50", lambda s: s.cpu_us_per_event, 1, goal_ratio=0.85),
+    Column("p50 alone, µs", "c1", lambda s: s.load.latency_us.p50, 0, goal_ratio=0.65),
     Column("added TTFT p50, µs", "p20", lambda s: s.load.ttft_added_us.p50, 0, goal_ratio=1.0),
     Column("relay p99, ms", "p20", lambda s: s.load.relay_us.p99 / 1000, 2, goal_ratio=1.0),
 ]
-MEMORY = Column("memory, MiB", "", _no_sample, 0, goal_below=120)
+MEMORY = Column("memory, MiB", "", _no_sample, 0, goal_below=100)
+LINE_GOAL_RATIO = 1.1
 MARKS = {
     "!": "the paced rate was not reached",
     "^": "the core of engines and load generator was full",
@@ -183,6 +184,8 @@ def notes(results: Results) -> list[str]:
         f"{machine.python}; {machine.date}. One core for the proxy; medians of {repetitions} interleaved repetitions. "
         "Memory is the process tree's after all loads."
     ]
+    if not machine.quotable:
+        lines.append("**Not to be quoted**: the gateway ran on a Python without PGO and LTO, which costs 7 to 29 %.")
     shown = table(results)
     used = [f"{mark} {meaning}" for mark, meaning in MARKS.items() if mark in shown]
     if used:
@@ -192,9 +195,29 @@ def notes(results: Results) -> list[str]:
     return lines
 
 
+def line(turns: list[Turn]) -> str:
+    """What a request costs with caps in force, and with requests that wait besides."""
+    costs = {
+        scenario.name: [
+            cost
+            for turn in turns
+            if (sample := turn.samples.get(scenario.name)) and (cost := sample.cpu_us_per_request) is not None
+        ]
+        for scenario in (FULL, LINE)
+    }
+    if not all(costs.values()):
+        return "\n".join(["Caps in force: no figures.", *_complaints(OURS, turns)])
+    full, waiting = (statistics.median(found) for found in costs.values())
+    ratio = waiting / full
+    outcome = "met" if ratio <= LINE_GOAL_RATIO else "**not met**"
+    row = [f"{FULL.events} events, {SLOTS} slots", f"{full:,.0f}", f"{waiting:,.0f}", f"{ratio:.2f}x"]
+    heads = ["caps in force", "µs CPU per request", f"with {WAITING} waiting", "ratio", "goal"]
+    return markdown_table(heads, [[*row, f"≤ {LINE_GOAL_RATIO:.2f}x: {outcome}"]], texts=1)
+
+
 def _complaints(name: str, turns: list[Turn]) -> list[str]:
     lines = [f"{name}: {turn.failure}." for turn in turns if turn.failure]
-    for scenario in ALL:
+    for scenario in [*ALL, FULL, LINE]:
         samples = [turn.samples[scenario.name] for turn in turns if scenario.name in turn.samples]
         errors = sum(sample.load.error_count for sample in samples)
         if errors:
@@ -220,7 +243,8 @@ def affinity(results: Results) -> str:
 def markdown(results: Results) -> str:
     decisions = timings.table(results.timings) if results.timings else ""
     embeddings = embeddings_table(results.embeddings) if results.embeddings else ""
-    parts = [table(results), *notes(results), affinity(results), decisions, embeddings]
+    waiting = line(results.line) if results.line else ""
+    parts = [table(results), *notes(results), affinity(results), waiting, decisions, embeddings]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

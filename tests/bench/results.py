@@ -99,6 +99,9 @@ class Machine(_Record):
     memory_gib: int
     kernel: str
     python: str
+    """And how it was built."""
+    quotable: bool
+    """Whether figures of this Python may be quoted."""
     date: str
 
 
@@ -109,6 +112,8 @@ class Results(_Record):
     versions: dict[str, str]
     scenarios: list[str]
     turns: dict[str, list[Turn]]
+    line: list[Turn] = []
+    """Of ours with caps in force, without and with requests that wait."""
     timings: list[Timing] = []
     """Of the gateway's decisions alone."""
     embeddings: list[EmbeddingSample] = []

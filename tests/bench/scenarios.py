@@ -58,6 +58,11 @@ ALL = [
     Scenario("p50", "500 streams of 100 events, one every 50 ms", "1k", 500, 6, 3, events=100, pace_ms=50),
 ]
 DEFAULT = "a1,a16,c1,p20"
+SLOTS = 32  # of both engines together, where caps are in force
+WAITING = 190
+# The same work at the same rate, without and with a line: ours alone knows caps.
+FULL = Scenario("full", "a stream for each slot", "1k", SLOTS, 4, 1, events=20, pace_ms=5)
+LINE = Scenario("line", "more that wait for one", "1k", SLOTS + WAITING, 4, 1, events=20, pace_ms=5)
 SMOKE = [
     Scenario("a1", "1 KB chat requests, 32 connections", "1k", 32, 1.5, 0.5),
     Scenario("a16", "16 KB chat requests, 32 connections", "16k", 32, 1.5, 0.5),

@@ -6,7 +6,9 @@ from pathlib import Path
 from loadtest.compare.proxy import Peer, Setting
 from tests.bench.results import Load, Machine, Percentiles, Results, Sample, Turn
 
-MACHINE = Machine(cpu="test CPU", cores=2, memory_gib=8, kernel="6.1", python="CPython 3.11", date="2026-01-01")
+MACHINE = Machine(
+    cpu="test CPU", cores=2, memory_gib=8, kernel="6.1", python="CPython 3.11", quotable=True, date="2026-01-01"
+)
 
 
 def times(p50: float = 100, p99: float = 200) -> Percentiles:

@@ -28,10 +28,10 @@ def test_a_repetition_that_failed_leaves_the_others_to_count() -> None:
 
 
 def test_ours_is_held_against_the_cheapest_router_and_never_against_a_plain_proxy() -> None:
-    turns = {"gateway": [cpu_turn(40)], "nginx": [cpu_turn(10)], "smg": [cpu_turn(100)], "vllm-router": [cpu_turn(50)]}
+    turns = {"gateway": [cpu_turn(20)], "nginx": [cpu_turn(10)], "smg": [cpu_turn(100)], "vllm-router": [cpu_turn(50)]}
     found = verdict(make_results(turns), CPU_1K)
     assert found is not None
-    assert (found.against, found.ratio, found.goal, found.met) == ("vllm-router", 0.8, "≤ 0.85x", True)
+    assert (found.against, found.ratio, found.goal, found.met) == ("vllm-router", 0.4, "≤ 0.50x", True)
 
 
 def test_a_goal_that_is_missed_is_called_so() -> None:
@@ -39,7 +39,7 @@ def test_a_goal_that_is_missed_is_called_so() -> None:
     found = verdict(make_results(turns), CPU_1K)
     assert found is not None
     assert found.met is False
-    assert "≤ 0.85x: **not met**" in report.table(make_results(turns))
+    assert "≤ 0.50x: **not met**" in report.table(make_results(turns))
 
 
 def test_a_router_whose_requests_failed_is_not_compared_with() -> None:
@@ -63,7 +63,7 @@ def test_without_a_router_there_is_no_ratio_but_memory_is_still_judged() -> None
     assert cpu is not None
     assert (cpu.ratio, cpu.met) == (None, None)
     assert memory is not None
-    assert (memory.goal, memory.met) == ("< 120 MiB", False)
+    assert (memory.goal, memory.met) == ("< 100 MiB", False)
 
 
 @pytest.mark.parametrize(
@@ -89,15 +89,37 @@ def test_one_bad_repetition_of_three_marks_nothing_but_errors_always_do() -> Non
 
 
 def test_the_table_has_a_row_for_each_proxy_and_one_for_ratio_and_goal() -> None:
-    results = make_results({"gateway": [cpu_turn(40)], "smg": [cpu_turn(50)]})
+    results = make_results({"gateway": [cpu_turn(20)], "smg": [cpu_turn(50)]})
     assert report.table(results).splitlines() == [
         "| proxy | policy | µs CPU per 1 KB request | memory, MiB |",
         "| --- | --- | --: | --: |",
-        "| **gateway 1.0** | prefix | 40.0 | 50 |",
+        "| **gateway 1.0** | prefix | 20.0 | 50 |",
         "| smg 1.0 | cache-aware | 50.0 | 50 |",
-        "| gateway / lowest router |  | 0.80x smg | 1.00x smg |",
-        "| goal |  | ≤ 0.85x: met | < 120 MiB: met |",
+        "| gateway / lowest router |  | 0.40x smg | 1.00x smg |",
+        "| goal |  | ≤ 0.50x: met | < 100 MiB: met |",
     ]
+
+
+def _line_turn(full_us: float, line_us: float) -> Turn:
+    costs = {"full": full_us, "line": line_us}
+    return Turn(samples={name: make_sample(proxy_cpu_seconds=cost / 100) for name, cost in costs.items()})
+
+
+@pytest.mark.parametrize(("line_us", "goal"), [(105, "≤ 1.10x: met"), (150, "≤ 1.10x: **not met**")])
+def test_a_line_may_cost_a_tenth_more(line_us: float, goal: str) -> None:
+    shown = report.line([_line_turn(100, line_us)] * 3).splitlines()[-1]
+    assert shown == f"| 20 events, 32 slots | 100 | {line_us:.0f} | {line_us / 100:.2f}x | {goal} |"
+
+
+def test_a_line_that_was_not_measured_says_why() -> None:
+    assert report.line([Turn(failure="it ended")]) == "Caps in force: no figures.\ngateway: it ended."
+
+
+def test_figures_of_a_plain_python_are_not_to_be_quoted() -> None:
+    results = make_results({"gateway": [cpu_turn(40)]})
+    assert "Not to be quoted" not in report.markdown(results)
+    plain = results.model_copy(update={"machine": results.machine.model_copy(update={"quotable": False})})
+    assert "**Not to be quoted**" in report.markdown(plain)
 
 
 def test_notes_name_the_machine_the_marks_in_use_and_a_backend_that_was_not_used() -> None:
