@@ -18,7 +18,7 @@ from typing import BinaryIO, TextIO
 import structlog
 import uvloop
 
-from gateway.admin_views import Overview, QueueView
+from gateway.admin import AdminPort, Overview, QueueView
 from gateway.backends.fleet import Fleet
 from gateway.backends.probe import watching
 from gateway.config import Config
@@ -28,7 +28,6 @@ from gateway.embeddings.cache import cache_as_configured
 from gateway.embeddings.coalescer import Coalescer, TokenCounts
 from gateway.embeddings.rerank import RerankSplitter
 from gateway.feedback import CacheState, LimitChanges
-from gateway.front.admin import add_prefix_routes, admin_app, admin_listening, own_hosts
 from gateway.front.handler import Handler, request_ids
 from gateway.front.read import RequestReader, StoredResponses
 from gateway.front.server import Server
@@ -172,7 +171,7 @@ class Gateway:
             clock,
         )
         models, keys = lambda: [card.id for card in fleet.models()], [key.name for key in config.auth.keys]
-        self.queue_view = QueueView(self.queue, self.scheduler, models, keys, clock)
+        self.queue_view = QueueView(self.queue, models, keys, clock)
 
     def _build_batcher(self, dispatcher: Dispatcher, new_id: Callable[[], str]) -> None:
         """What sends embeddings and scores in batches and in pieces."""
@@ -280,10 +279,9 @@ class Gateway:
             await enter(repeating("loop_lag", lambda: watch_lag(self.metrics.loop_lag), _SETTLE_SECONDS))
             stack.callback(self.finished.settle)
             await enter(repeating("settle", self._settle, _SETTLE_SECONDS))
-            queue, own_names = self.queue_view.document, own_hosts(config.server.admin)
-            app = admin_app(self.metrics.snapshot, self.overview.backends, self.overview.route, queue, own_names)
-            add_prefix_routes(app, self._prepared_report if config.prefix_report.enabled else None)
-            admin = await enter(admin_listening(app, config.server.admin))
+            report = self._prepared_report if config.prefix_report.enabled else None
+            shown = self.metrics.snapshot, self.overview.backends, self.overview.route, self.queue_view.document
+            admin = await enter(AdminPort(config.server.admin, *shown, report).listening())
             await enter(self.server.listening())
             yield admin
 

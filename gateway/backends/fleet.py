@@ -113,6 +113,11 @@ class Fleet:
                     cards[card.id] = card
         return tuple(cards.values())
 
+    def only_model(self) -> str | None:
+        """The model of requests that name none, if there is just one."""
+        models = self.models()
+        return models[0].id if len(models) == 1 else None
+
     def adapter(self, model: str) -> str | None:
         """The model's name, if it is a LoRA adapter of another."""
         cards = [card for backend in self._serving.get(model, ()) for card in backend.facts.models if card.id == model]

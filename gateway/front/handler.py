@@ -152,7 +152,7 @@ class Handler:
         elif route.stored:
             request = self._reader.read_stored(incoming, route, reply.request_id)
         else:
-            steps = self._reader.read(incoming, route, reply.request_id, self._only_model)
+            steps = self._reader.read(incoming, route, reply.request_id, self._fleet.only_model)
             request = at_once(steps) if len(incoming.body) <= SHORT_BYTES else await in_turns(steps)
         incoming.drop_body()
         if request.document is not None:
@@ -210,7 +210,7 @@ class Handler:
         if not _MULTIPART.fullmatch(content_type):
             raise InvalidRequest("Content-Type must be multipart/form-data with a boundary.")
         await upload.collected()
-        model = await model_of(upload, self._only_model())  # sent on as it is: aliases do not apply
+        model = await model_of(upload, self._fleet.only_model())  # sent on as it is: aliases do not apply
         terms = self._reader.scheduling.read(incoming, streams=False)
         return InferenceRequest(
             route.endpoint,
@@ -227,10 +227,6 @@ class Handler:
             repeatable=False,
             explains=headers.get(b"x-gateway-explain") == b"1",
         )
-
-    def _only_model(self) -> str | None:
-        models = self._fleet.models()
-        return models[0].id if len(models) == 1 else None
 
     def _fail(self, error: GatewayError, reply: ClientResponse) -> None:
         if isinstance(error, NoBackend):
