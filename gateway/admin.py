@@ -146,7 +146,7 @@ class Overview:
             "name": backend.name,
             "url": backend.config.url,
             "state": backend.health.state,
-            "probe_error": backend.probe_error,
+            "probe_error": backend.health.probe_error,
             "version": backend.facts.version,
             "models": [card.id for card in backend.facts.models],
             "engines": len(backend.engines),

@@ -42,7 +42,6 @@ class Backend:
         self.name = config.name
         self.origin = Origin.of(config.url)
         self.health = Health(health, random)
-        self.probe_error: str | None = None  # why the last probe of /health did not succeed
         self.telemetry: Telemetry | None = None
         self.slow_start_seconds = health.slow_start_seconds
         self.slow_since_seconds: float | None = None
@@ -80,10 +79,6 @@ class Backend:
         self.telemetry = None
         self.start_slowly(now_seconds)
         return self.limiter.restarted(now_seconds)
-
-    def probed(self, error: str | None) -> None:
-        """Keep why the last probe of /health did not succeed; None = it did."""
-        self.probe_error = error
 
     @property
     def cap(self) -> int:

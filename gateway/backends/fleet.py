@@ -169,8 +169,7 @@ class Fleet:
     def probed(self, backend: Backend, probe: ProbeResult, reason: str = "") -> None:
         """A probe of /health ended; `reason`: why it did not succeed."""
         before = backend.health.view
-        backend.probed(reason or None)
-        may_be_another = backend.health.probed(probe, self._clock())
+        may_be_another = backend.health.probed(probe, self._clock(), reason)
         # If the process's start is known, the next scrape shows whether it is another process.
         if may_be_another and before.ever_up and backend.facts.process_start_seconds is None:
             self._restarted(backend)

@@ -123,6 +123,7 @@ class Health:
         self._config = config
         self._random = random
         self.state: State = "unknown"
+        self.probe_error: str | None = None  # why the last probe did not succeed
         self.refused = False  # the last attempt to reach it was refused
         self._refused_before = False  # one was, since the last probe that got through
         self.ever_up = False
@@ -150,9 +151,10 @@ class Health:
     def view(self) -> HealthView:
         return HealthView(self.state, self.gone, self.ever_up, self.ejected_until)
 
-    def probed(self, probe: ProbeResult, now: float) -> bool:
+    def probed(self, probe: ProbeResult, now: float, reason: str = "") -> bool:
         """Count a probe. Whether it got through after refused connections, so that another process may answer."""
         self.tick(now)
+        self.probe_error = reason or None
         may_be_another = self._refused_before and probe is not ProbeResult.REFUSED
         self._refused_before = probe is ProbeResult.REFUSED
         self.refused = probe is ProbeResult.REFUSED

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from enum import StrEnum
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import aiohttp
@@ -33,6 +32,7 @@ MAX_LINES = 1024  # the wanted lines of a hundred data-parallel ranks
 MAX_MODELS = 10000
 PIECE_BYTES = 65536
 MODELS_PATH = "/v1/models"
+METRICS_PATH = "/metrics"
 VERSION_PATH = "/version"
 KV_EVENT_SOURCES_PATH = "/kv_event_sources"
 SERVER_INFO_PATH = "/server_info?config_format=json"  # 404 unless the server runs in development mode
@@ -47,11 +47,11 @@ class ControlError(Exception):
         self.status = status
 
 
-class Scrape(NamedTuple):
-    """One reading of /metrics: `Facts` by name, and the load; None = the page is not one of vLLM."""
+class Reading(NamedTuple):
+    """What a path answered: `Facts` by name, and the load if it is /metrics of vLLM."""
 
     facts: dict[str, Any]
-    telemetry: Telemetry | None
+    telemetry: Telemetry | None = None
 
 
 class ControlClient:
@@ -76,9 +76,7 @@ class ControlClient:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
     async def probe(self, backend: BackendConfig) -> tuple[ProbeResult, str]:
@@ -93,20 +91,12 @@ class ControlClient:
         except (aiohttp.ClientError, OSError) as error:
             return _probe_result(error), why(error)
 
-    async def facts(self, backend: BackendConfig, path: str) -> dict[str, Any]:
-        """The `Facts` that a path of `READERS` answers with, by name. Raises ControlError."""
+    async def read(self, backend: BackendConfig, path: str) -> Reading:
+        """Read /metrics or a path of `READERS`; of a longer page of metrics, its first 4 MiB. Raises ControlError."""
         is_slow = path == SERVER_INFO_PATH
         async with self._answer(backend, path, _SERVER_INFO_TIMEOUT_SECONDS if is_slow else None) as response:
-            return READERS[path](await _json_of(response, path))
-
-    async def ask(self, backend: BackendConfig, path: str, document: Any = None) -> Any:
-        """The JSON that a path answers with, to a JSON document if there is one. Raises ControlError."""
-        async with self._answer(backend, path, document=document) as response:
-            return await _json_of(response, path)
-
-    async def scrape(self, backend: BackendConfig) -> Scrape:
-        """Read /metrics; of a longer page, its first 4 MiB. Raises ControlError."""
-        async with self._answer(backend, "/metrics") as response:
+            if path != METRICS_PATH:
+                return Reading(READERS[path](await _json_of(response, path)))
             lines, size = LineFilter(), 0
             async for piece in response.content.iter_chunked(PIECE_BYTES):
                 lines.feed(piece)
@@ -114,6 +104,11 @@ class ControlClient:
                 if size > MAX_METRICS_BYTES:
                     break
             return read_scrape(lines.finish(), self._clock())
+
+    async def ask(self, backend: BackendConfig, path: str, document: Any = None) -> Any:
+        """The JSON that a path answers with, to a JSON document if there is one. Raises ControlError."""
+        async with self._answer(backend, path, document=document) as response:
+            return await _json_of(response, path)
 
     @asynccontextmanager
     async def _answer(
@@ -269,7 +264,7 @@ class LineFilter:
             self._kept += [line for line in lines if line.startswith(_WANTED)][: MAX_LINES - len(self._kept)]
 
 
-def read_scrape(text: str, at_seconds: float) -> Scrape:
+def read_scrape(text: str, at_seconds: float) -> Reading:
     """Read filtered lines. Raises ValueError if it is not in the exposition format."""
     samples: defaultdict[str, list[Sample]] = defaultdict(list)
     for family in text_string_to_metric_families(text):
@@ -279,6 +274,8 @@ def read_scrape(text: str, at_seconds: float) -> Scrape:
     def total(name: str) -> float:
         return sum(sample.value for sample in samples[name])
 
+    if not samples[_Name.RUNNING]:
+        return Reading({})
     configs = [sample.labels for sample in samples[_Name.CACHE_CONFIG]]
     starts = [sample.value for sample in samples[_PROCESS_START]]
     facts = {
@@ -288,8 +285,6 @@ def read_scrape(text: str, at_seconds: float) -> Scrape:
         "prefix_caching": configs[0].get("enable_prefix_caching") == "True" if configs else None,
         "process_start_seconds": starts[0] if starts else None,
     }
-    if not samples[_Name.RUNNING]:
-        return Scrape(facts, None)
     # Others wait for an adapter, or for blocks from elsewhere.
     for_capacity = [sample for sample in samples[_Name.WAITING_BY_REASON] if sample.labels.get("reason") == "capacity"]
     waiting = for_capacity or samples[_Name.WAITING]
@@ -302,7 +297,7 @@ def read_scrape(text: str, at_seconds: float) -> Scrape:
         generation_tokens=total(_Name.GENERATION) if samples[_Name.GENERATION] else None,
         prefix_queries_tokens=total(_Name.PREFIX_QUERIES),
     )
-    return Scrape(facts, telemetry)
+    return Reading(facts, telemetry)
 
 
 def _kv_cache_tokens(config: dict[str, str]) -> int | None:
