@@ -129,49 +129,28 @@ class Gateway:
 
     def _build_front(self, secret: bytes) -> None:
         """What reads requests, and what answers them: alone, in batches, or in pieces."""
-        config, fleet, clock, cache_state = self.config, self.fleet, self.clock, self.cache_state
-        new_id = partial(next, request_ids())
+        config, fleet, clock, tokenization = self.config, self.fleet, self.clock, self.tokenization
+        scheduler, lease_broker, queue, cache_state = self.scheduler, self.lease_broker, self.queue, self.cache_state
+        new_id, headers = partial(next, request_ids()), config.server.response_headers
+        retry_budget, holds = RetryBudget(config.upstream), config.admission.hold_without_backend
         dispatcher = Dispatcher(
-            fleet,
-            self.lease_broker,
-            self.relay,
-            RetryBudget(config.upstream),
-            self.metrics,
-            response_headers=config.server.response_headers,
-            holds=config.admission.hold_without_backend,
+            fleet, lease_broker, self.relay, retry_budget, self.metrics, response_headers=headers, holds=holds
         )
         self._build_batcher(dispatcher, new_id)
-        tokenized = self.tokenization if self.tokenization.is_used else ()
+        tokenized = tokenization if tokenization.is_used else ()
         new_reader = partial(RequestReader, config, cache_state.estimates, StoredResponses(), secret, tokenized)
-        self.reader = new_reader(self.prefix_report.samples if config.prefix_report.enabled else None)
+        reader = self.reader = new_reader(self.prefix_report.samples if config.prefix_report.enabled else None)
+        dispatchers, finished = (dispatcher, self.coalescer, self.rerank_splitter), self.finished.add
         self.handler = Handler(
-            config,
-            fleet,
-            dispatcher,
-            self.coalescer,
-            self.rerank_splitter,
-            self.reader,
-            self.finished.add,
-            clock,
-            new_id,
-            self.tokenization.complete,
-            self.random,
+            config, fleet, *dispatchers, reader, finished, clock, new_id, tokenization.complete, self.random
         )
         self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
+        dry_reader = new_reader()  # what it reads is not in the prefix report
         self.overview = Overview(
-            config,
-            fleet,
-            self.scheduler,
-            self.lease_broker,
-            self.queue,
-            cache_state,
-            self.kv_events,
-            self.tokenization,
-            new_reader(),  # for dry runs: what they read is not in the prefix report
-            clock,
+            config, fleet, scheduler, lease_broker, queue, cache_state, self.kv_events, tokenization, dry_reader, clock
         )
         models, keys = lambda: [card.id for card in fleet.models()], [key.name for key in config.auth.keys]
-        self.queue_view = QueueView(self.queue, models, keys, clock)
+        self.queue_view = QueueView(queue, models, keys, clock)
 
     def _build_batcher(self, dispatcher: Dispatcher, new_id: Callable[[], str]) -> None:
         """What sends embeddings and scores in batches and in pieces."""
