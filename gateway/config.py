@@ -144,6 +144,14 @@ def _checked_origin(url: str) -> str:
     return url.rstrip("/")
 
 
+def _positive_or_auto(value: int | str) -> int | str:
+    if isinstance(value, int) and value < 1:
+        raise ValueError("must be at least 1, or auto")
+    return value
+
+
+CountOrAuto = Annotated[int | Literal["auto"], AfterValidator(_positive_or_auto)]
+BackendUrl = Annotated[str, AfterValidator(_checked_origin)]
 KvEvents = Annotated[  # YAML reads an unquoted `off` as false
     Literal["auto", "off"] | KvEventsConfig, BeforeValidator(lambda value: "off" if value is False else value)
 ]
@@ -152,15 +160,13 @@ KvEvents = Annotated[  # YAML reads an unquoted `off` as false
 class BackendConfig(Section):
     """One vLLM server."""
 
-    url: Annotated[str, AfterValidator(_checked_origin)] = Field(
-        description="URL of the vLLM server: scheme, host and port only."
-    )
+    url: BackendUrl = Field(description="URL of the vLLM server: scheme, host and port only.")
     name: str = default("", "Unique name in metrics, logs and response headers; empty = host:port of `url`.")
     api_key: str = default("", "Key sent to the backend; clients' keys are never forwarded.", pattern=r"^[!-~]*$")
-    max_in_flight: int | Literal["auto"] = default(
+    max_in_flight: CountOrAuto = default(
         "auto", "Maximum sequences in flight; auto = vLLM's max_num_seqs if exposed, else learned."
     )
-    kv_cache_tokens: int | Literal["auto"] = default(
+    kv_cache_tokens: CountOrAuto = default(
         "auto", "Size of the KV cache in tokens; auto = kv_cache_size_tokens of the backend's /metrics."
     )
     kv_events: KvEvents = default(
@@ -177,13 +183,6 @@ class BackendConfig(Section):
         if "relative_cost" in document:
             raise ValueError("speed is the former name of relative_cost: remove it")
         return document | {"relative_cost": document["speed"]}
-
-    @field_validator("max_in_flight", "kv_cache_tokens")
-    @classmethod
-    def _is_positive(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and value < 1:
-            raise ValueError("must be at least 1, or auto")
-        return value
 
     @model_validator(mode="after")
     def _has_a_name(self) -> Self:
@@ -204,9 +203,7 @@ class RoutingConfig(Section):
     prefill_window_seconds: Seconds | None = default(
         None, "Maximum prefill work queued on an engine; beyond it, requests wait here. null = 3600 x b, at least 0.02."
     )
-    seconds_per_prefill_token: float = default(
-        28e-6, "b: initial estimate of prefill time per uncached token; then learned.", gt=0
-    )
+    seconds_per_prefill_token: float = default(28e-6, "b: initial prefill time per uncached token; then learned.", gt=0)
     aging: float = default(0.05, "Cost credit, in seconds, per second that a request has waited.", ge=0)
     index_capacity_factor: float = default(1.0, "Size of the own prefix record, in KV cache sizes.", gt=0, le=1000)
     index_memory_bytes: Count = default(536870912, "Maximum memory of the own records of all backends together.")
@@ -221,9 +218,7 @@ class AdmissionConfig(Section):
     max_queued_requests: int = default(4096, "Maximum queued requests; more get 429. 0 = no queue.", ge=0)
     max_queued_bytes: int = default(268435456, "Maximum total size of queued request bodies; more get 429.", ge=0)
     max_wait_seconds: Seconds = default(60.0, "Queue timeout: then 429, or 503 if no backend can serve the model.")
-    hold_without_backend: bool = default(
-        True, "Queue requests while no backend serves their model; false = 503 at once."
-    )
+    hold_without_backend: bool = default(True, "Queue requests while no backend serves the model; false = 503 at once.")
     comment_seconds: SecondsOrZero = default(
         15.0, "Interval of SSE comments to queued streams, against idle timeouts; 0 = none."
     )
@@ -233,9 +228,7 @@ class AdmissionConfig(Section):
         pattern=r"^([A-Za-z0-9-]{1,64})?$",
     )
     adaptive: bool = default(True, "Lower a backend's limit of sequences in flight while it is overloaded.")
-    itl_objective_seconds: Seconds | None = default(
-        None, "Mean inter-token latency that counts as overload; null = none."
-    )
+    itl_objective_seconds: Seconds | None = default(None, "Mean inter-token latency that means overload; null = none.")
 
     @field_validator("tenant_header")
     @classmethod
@@ -268,9 +261,7 @@ class HealthConfig(Section):
     eject_base_seconds: Seconds = default(5.0, "Duration of the first ejection; doubles at each relapse.")
     eject_max_seconds: Seconds = default(60.0, "Maximum duration of an ejection.")
     max_ejected: Fraction = default(0.5, "Maximum share of a model's backends ejected at once.")
-    slow_start_seconds: SecondsOrZero = default(
-        30.0, "Time for a recovered backend's cap to grow from a tenth to full."
-    )
+    slow_start_seconds: SecondsOrZero = default(30.0, "Time for a recovered backend's cap to grow from 1/10 to full.")
     refresh_seconds: Seconds = default(30.0, "Interval of rereading a backend's models and version.")
 
 
@@ -281,12 +272,8 @@ class UpstreamConfig(Section):
     first_byte_timeout_seconds: Seconds | None = default(
         None, "Timeout for the first byte of a response; then 504. null = none: long prompts take long."
     )
-    idle_stream_timeout_seconds: Seconds = default(
-        300.0, "Timeout between two pieces of a response; then it is interrupted."
-    )
-    keep_alive_seconds: Seconds = default(
-        3.0, "Idle timeout of pooled connections; must be below the backend's own (vLLM: 5 s)."
-    )
+    idle_stream_timeout_seconds: Seconds = default(300.0, "Timeout between pieces of a response; then it is cut off.")
+    keep_alive_seconds: Seconds = default(3.0, "Idle timeout of pooled connections; below the backend's (vLLM: 5 s).")
     max_connection_age_seconds: Seconds = default(
         300.0, "Maximum age of a pooled connection; older ones are replaced, to follow DNS changes."
     )
@@ -318,9 +305,7 @@ class KeyConfig(Section):
         if bool(self.key) == bool(self.key_sha256):
             raise ValueError("set either key or key_sha256, not both")
         if self.digest in _NO_DIGESTS:
-            raise ValueError(
-                "key_sha256 is a placeholder (zeros or the digest of an empty string); set the digest of a key"
-            )
+            raise ValueError("key_sha256 is a placeholder (zeros or the digest of an empty string); set a key's digest")
         return self
 
     @property
@@ -373,9 +358,7 @@ class ModelsConfig(Section):
     model_config = ConfigDict(extra="allow")  # of the type below
     __pydantic_extra__: dict[str, ModelConfig] = Field(init=False)
 
-    aliases: dict[str, str] = Field(
-        default_factory=dict, description="Maps names that clients use to names that backends use."
-    )
+    aliases: dict[str, str] = default({}, "Maps names that clients use to names that backends use.")
 
     @model_validator(mode="after")
     def _has_no_section_for_an_alias(self) -> Self:

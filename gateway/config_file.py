@@ -21,10 +21,7 @@ _PLAINLY = {
 
 
 def substitute(value: Any, environ: dict[str, str], path: str = "") -> Any:
-    """Replace `${VAR}` and `${VAR:-default}` in every string of a parsed document.
-
-    Raises ConfigError for a variable that is not set and has no default.
-    """
+    """Replace `${VAR}` and `${VAR:-default}` in all strings. Raises ConfigError for one without a value."""
     if isinstance(value, dict):
         return {key: substitute(item, environ, f"{path}.{key}") for key, item in value.items()}
     if isinstance(value, list):
