@@ -104,10 +104,7 @@ class Limiter:
             self.pace_seconds = pace + (_RISE if tpot_seconds > pace else _SINK) * (tpot_seconds - pace)
 
     def observe(self, sample: Telemetry | None) -> LimitChange | None:
-        """Take a sample; None = the metrics could not be read for a while.
-
-        At most one change, and none for effects of what was sent before the last fall.
-        """
+        """Take a sample (None = none for a while). Effects of what was sent before the last fall change nothing."""
         last, self._last = self._last, sample
         if not self._adaptive or last is None or sample is None:
             return None
@@ -130,39 +127,33 @@ class Limiter:
         if is_shown or sample.at_seconds - self._drained_seconds >= _LATE_SECONDS:
             self._settled_seconds = sample.at_seconds
 
-    def _signs(self, evidence: "_Evidence") -> list[LimitReason]:
+    def _signs(self, evidence: "_Evidence") -> dict[LimitReason, float]:
+        """The signs of overload, each with the level that would end it."""
+        signs: dict[LimitReason, float] = {}
         if evidence.in_flight == 0:
-            return []  # whatever it is, it is not ours
-        signs = []
+            return signs  # whatever it is, it is not ours
         if evidence.preemptions:
-            signs.append(LimitReason.PREEMPTIONS)
+            signs[LimitReason.PREEMPTIONS] = _FALL * evidence.ran
         if evidence.own_waiting > evidence.tolerated and evidence.generates:
-            signs.append(LimitReason.WAITING)
+            signs[LimitReason.WAITING] = evidence.ran + evidence.tolerated / 2
         if self._objective is not None and self._streams >= _ENOUGH_STREAMS and self._pace > self._objective:
-            signs.append(LimitReason.INTER_TOKEN_LATENCY)
+            fall = min(_LEAST_FALL, self._objective / self._pace)
+            signs[LimitReason.INTER_TOKEN_LATENCY] = evidence.in_flight * fall
         return signs
 
-    def _fall(self, evidence: "_Evidence", signs: list[LimitReason]) -> LimitChange | None:
-        targets = []
-        for sign in signs:
-            if sign is LimitReason.PREEMPTIONS:
-                targets.append(_FALL * evidence.ran)
-            elif sign is LimitReason.WAITING:
-                targets.append(evidence.ran + evidence.tolerated / 2)
-            elif self._objective is not None:
-                targets.append(evidence.in_flight * min(_LEAST_FALL, self._objective / self._pace))
+    def _fall(self, evidence: "_Evidence", signs: dict[LimitReason, float]) -> LimitChange | None:
         floor = max(1, self.upper // _FOREIGN_FLOOR) if evidence.foreign > evidence.tolerated else 1
         # What waits is a number: a limit far above what is in flight need not be halved again and again.
         level = min(self.limit, evidence.in_flight) if LimitReason.WAITING in signs else self.limit
-        after = min(self.limit - 1, max(math.ceil(level / 2), math.ceil(min(targets))))
+        after = min(self.limit - 1, max(math.ceil(level / 2), math.ceil(min(signs.values()))))
         after = min(self.limit, max(floor, after))
         if after == self.limit:
             return None
-        ran = after if signs == [LimitReason.INTER_TOKEN_LATENCY] else evidence.ran  # too slowly, all of them
+        ran = after if [*signs] == [LimitReason.INTER_TOKEN_LATENCY] else evidence.ran  # too slowly, all of them
         self._ceiling, self._probe = min(self.limit, max(after, ran)), 1
         self.pace_seconds, self._streams = None, 0
         self._settled_seconds, self._drained_seconds, self._foreign = None, None, evidence.foreign
-        return self._change_to(after, signs[0], evidence.at_seconds)
+        return self._change_to(after, next(iter(signs)), evidence.at_seconds)
 
     def _grow(self, evidence: "_Evidence") -> LimitChange | None:
         limit = self.limit

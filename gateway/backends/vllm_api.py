@@ -10,7 +10,7 @@ import socket
 import ssl
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
@@ -47,7 +47,7 @@ class ControlError(Exception):
         self.status = status
 
 
-class Reading(NamedTuple):
+class Findings(NamedTuple):
     """What a path answered: `Facts` by name, and the load if it is /metrics of vLLM."""
 
     facts: dict[str, Any]
@@ -91,12 +91,12 @@ class ControlClient:
         except (aiohttp.ClientError, OSError) as error:
             return _probe_result(error), why(error)
 
-    async def read(self, backend: BackendConfig, path: str) -> Reading:
+    async def read(self, backend: BackendConfig, path: str) -> Findings:
         """Read /metrics or a path of `READERS`; of a longer page of metrics, its first 4 MiB. Raises ControlError."""
         is_slow = path == SERVER_INFO_PATH
         async with self._answer(backend, path, _SERVER_INFO_TIMEOUT_SECONDS if is_slow else None) as response:
             if path != METRICS_PATH:
-                return Reading(READERS[path](await _json_of(response, path)))
+                return Findings(READERS[path](await _json_of(response, path)))
             lines, size = LineFilter(), 0
             async for piece in response.content.iter_chunked(PIECE_BYTES):
                 lines.feed(piece)
@@ -125,22 +125,17 @@ class ControlClient:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ControlError(f"{path}: {why(error)}") from error
 
-    @asynccontextmanager
-    async def _request(
+    def _request(
         self, backend: BackendConfig, path: str, timeout_seconds: float, document: Any = None
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        headers = {"Authorization": f"Bearer {backend.api_key}"} if backend.api_key else {}
-        if document is not None:
-            headers["Content-Type"] = "application/json"
-        async with self._session.request(
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return self._session.request(
             "GET" if document is None else "POST",
             URL(backend.url + path, encoded=True),
-            data=None if document is None else orjson.dumps(document),
-            headers=headers,
+            json=document,
+            headers={"Authorization": f"Bearer {backend.api_key}"} if backend.api_key else {},
             timeout=aiohttp.ClientTimeout(total=timeout_seconds),
             allow_redirects=False,
-        ) as response:
-            yield response
+        )
 
 
 def _probe_result(error: Exception) -> ProbeResult:
@@ -264,7 +259,7 @@ class LineFilter:
             self._kept += [line for line in lines if line.startswith(_WANTED)][: MAX_LINES - len(self._kept)]
 
 
-def read_scrape(text: str, at_seconds: float) -> Reading:
+def read_scrape(text: str, at_seconds: float) -> Findings:
     """Read filtered lines. Raises ValueError if it is not in the exposition format."""
     samples: defaultdict[str, list[Sample]] = defaultdict(list)
     for family in text_string_to_metric_families(text):
@@ -275,7 +270,7 @@ def read_scrape(text: str, at_seconds: float) -> Reading:
         return sum(sample.value for sample in samples[name])
 
     if not samples[_Name.RUNNING]:
-        return Reading({})
+        return Findings({})
     configs = [sample.labels for sample in samples[_Name.CACHE_CONFIG]]
     starts = [sample.value for sample in samples[_PROCESS_START]]
     facts = {
@@ -297,7 +292,7 @@ def read_scrape(text: str, at_seconds: float) -> Reading:
         generation_tokens=total(_Name.GENERATION) if samples[_Name.GENERATION] else None,
         prefix_queries_tokens=total(_Name.PREFIX_QUERIES),
     )
-    return Reading(facts, telemetry)
+    return Findings(facts, telemetry)
 
 
 def _kv_cache_tokens(config: dict[str, str]) -> int | None:

@@ -231,7 +231,7 @@ class Handler:
     def _fail(self, error: GatewayError, reply: ClientResponse) -> None:
         if isinstance(error, NoBackend):
             error.retry_after(self._fleet.recovery_seconds())
-        if error.jitters_retry_after and error.retry_after_seconds is not None:
+        if error.in_bursts and error.retry_after_seconds is not None:
             error.retry_after(error.retry_after_seconds * self._random.uniform(1.0, _LATEST))
         answer = error.answer if isinstance(error, BackendError) else None
         if answer is not None and not reply.begun:

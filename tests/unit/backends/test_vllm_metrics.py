@@ -2,13 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backends.vllm_api import MAX_LINES, LineFilter, Reading, read_scrape
+from gateway.backends.vllm_api import MAX_LINES, Findings, LineFilter, read_scrape
 
 RUNNING = b'vllm:num_requests_running{engine="0"} 0\n'  # every server of vLLM has it
 RECORDINGS = Path(__file__).parents[2] / "contract/recordings"
 
 
-def scrape(page: bytes, piece_bytes: int = 1000) -> Reading:
+def scrape(page: bytes, piece_bytes: int = 1000) -> Findings:
     lines = LineFilter()
     for start in range(0, len(page), piece_bytes):
         lines.feed(page[start : start + piece_bytes])
@@ -98,7 +98,7 @@ def test_unset_settings_are_unknown() -> None:
 
 
 def test_a_page_of_another_server_has_no_telemetry() -> None:
-    assert scrape(b"go_goroutines 7\nprocess_start_time_seconds 5\n") == Reading({})
+    assert scrape(b"go_goroutines 7\nprocess_start_time_seconds 5\n") == Findings({})
 
 
 @pytest.mark.parametrize(
