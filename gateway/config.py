@@ -95,9 +95,7 @@ class ServerConfig(Section):
     write_stall_seconds: Seconds = default(
         60.0, "Timeout for a client that reads none of its response; then the request is aborted."
     )
-    drain_delay_seconds: SecondsOrZero = default(
-        5.0, "After SIGTERM: time in which /readyz fails and requests are accepted."
-    )
+    drain_delay_seconds: SecondsOrZero = default(5.0, "Time after SIGTERM that /readyz fails; requests are accepted.")
     drain_timeout_seconds: SecondsOrZero = default(600.0, "Then: time limit of running requests; the rest are aborted.")
     response_headers: bool = default(True, "Send the x-gateway-* response headers.")
     access_log: bool = default(True, "Write one JSON line per request to standard output.")
@@ -166,12 +164,8 @@ class BackendConfig(Section):
     max_in_flight: CountOrAuto = default(
         "auto", "Maximum sequences in flight; auto = vLLM's max_num_seqs if exposed, else learned."
     )
-    kv_cache_tokens: CountOrAuto = default(
-        "auto", "Size of the KV cache in tokens; auto = kv_cache_size_tokens of the backend's /metrics."
-    )
-    kv_events: KvEvents = default(
-        "auto", "KV event source; auto (default) = /kv_event_sources, at the backend's own host; off = none."
-    )
+    kv_cache_tokens: CountOrAuto = default("auto", "Tokens in the KV cache; auto = kv_cache_size_tokens of /metrics.")
+    kv_events: KvEvents = default("auto", "KV events; auto = /kv_event_sources, at the backend's host; off = none.")
     relative_cost: float = default(1.0, "Relative time for the same work: 2 = half as fast as others.", gt=0)
     speed: float | None = default(None, "Deprecated: former name of `relative_cost`.", gt=0, exclude=True)
 
@@ -274,9 +268,7 @@ class UpstreamConfig(Section):
     )
     idle_stream_timeout_seconds: Seconds = default(300.0, "Timeout between pieces of a response; then it is cut off.")
     keep_alive_seconds: Seconds = default(3.0, "Idle timeout of pooled connections; below the backend's (vLLM: 5 s).")
-    max_connection_age_seconds: Seconds = default(
-        300.0, "Maximum age of a pooled connection; older ones are replaced, to follow DNS changes."
-    )
+    max_connection_age_seconds: Seconds = default(300.0, "Maximum age of pooled connections, to follow DNS changes.")
     retry_budget_fraction: Fraction = default(0.1, "Retries allowed per request served.")
     retry_budget_min: int = default(10, "Retries allowed before any request was served.", ge=0)
 
@@ -317,9 +309,7 @@ class AuthConfig(Section):
     """Authentication of clients."""
 
     keys: tuple[KeyConfig, ...] = default((), "API keys of clients; empty = no authentication.")
-    cache_salt_secret: str = default(
-        "", "Secret from which all cache salts are derived, of isolate_cache too; empty = random at start."
-    )
+    cache_salt_secret: str = default("", "Secret for all cache salts, of isolate_cache too; empty = random at start.")
 
     @model_validator(mode="after")
     def _has_distinct_keys(self) -> Self:
