@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
+from operator import attrgetter
 from typing import Any
 
 import orjson
@@ -32,9 +33,8 @@ from gateway.front.read import RequestReader
 from gateway.front.reply import render
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
-from gateway.observe.metrics import Labels, Metrics
+from gateway.observe.metrics import Breathe, Labels, Metrics
 from gateway.request import Demand, Kind
-from gateway.routing.engine import Engine
 from gateway.routing.policy import as_document
 from gateway.scheduling.fair_share import Tenant, Tenants
 from gateway.scheduling.leases import LeaseBroker
@@ -47,21 +47,17 @@ _BODY_SECONDS = 10.0
 _BREATH_SECONDS = 0.001
 
 
-class Breather:
+def breather(clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> Breathe:
     """Releases the interpreter lock every millisecond; otherwise the event loop waits 5 ms at every turn."""
+    since = clock()
 
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        self._clock = clock
-        self._sleep = sleep
-        self._since = clock()
+    def breathe() -> None:
+        nonlocal since
+        if clock() - since >= _BREATH_SECONDS:
+            sleep(_BREATH_SECONDS)
+            since = clock()
 
-    def __call__(self) -> None:
-        """Rest, if it has been a while."""
-        if self._clock() - self._since >= _BREATH_SECONDS:
-            self._sleep(_BREATH_SECONDS)
-            self._since = self._clock()
+    return breathe
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +76,11 @@ class Overview:
     clock: Callable[[], float]
 
     def add_gauges(self, metrics: Metrics) -> None:
+        in_flight, reserved = attrgetter("in_flight"), attrgetter("kv_tokens_reserved")
         by_backend: tuple[tuple[str, str, Callable[[Backend], float]], ...] = (
-            ("in_flight", "Sequences in flight on a backend.", lambda backend: backend.in_flight),
+            ("in_flight", "Sequences in flight on a backend.", in_flight),
             ("in_flight_limit", "Current limit of sequences in flight on a backend.", self._limit),
-            (
-                "kv_tokens_reserved",
-                "KV cache tokens reserved for requests in flight.",
-                lambda it: it.kv_tokens_reserved,
-            ),
+            ("kv_tokens_reserved", "KV cache tokens reserved for requests in flight.", reserved),
             ("kv_tokens_limit", "Limit of reserved KV cache tokens on a backend.", self._kv_tokens_limit),
             ("up", "Backend health: 1 = up, 0 = down, ejected or unknown.", lambda it: float(it.health.state == "up")),
             ("prefix_trust", "Share of predicted hits used for routing; 1 while confirmed.", self._hit_accuracy),
@@ -101,13 +94,7 @@ class Overview:
             (counter, "gateway_kv_events_gaps_total", "Gaps in the sequence of KV events.", "gaps"),
         ):
             add(name, documentation, by_rank, partial(self._of_streams, key))
-        totals = self.tokenization.totals
-        counter(
-            "gateway_tokenizer_prompts_total",
-            "Tokenization attempts by result.",
-            ("result",),
-            lambda: [((name,), value) for name, value in totals.items()],
-        )
+        counter("gateway_tokenizer_prompts_total", "Tokenization attempts by result.", ("result",), self._tokenized)
         gauge("gateway_queued_requests", "Requests waiting in the queue, by model.", ("model",), self._queued)
 
     def _queued(self) -> list[tuple[Labels, float]]:
@@ -115,6 +102,9 @@ class Overview:
         counts: list[tuple[Labels, float]] = [((card.id,), self.queue.waiting(card.id)) for card in self.fleet.models()]
         unknown = len(self.queue) - sum(count for _, count in counts)
         return [*counts, (("unknown",), unknown)] if unknown else counts
+
+    def _tokenized(self) -> list[tuple[Labels, float]]:
+        return [((result,), count) for result, count in self.tokenization.totals.items()]
 
     def _streams(self) -> list[dict[str, Any]]:
         """The streams of KV events, and whether placement uses what they report."""
@@ -175,6 +165,8 @@ class Overview:
         verdicts = self.lease_broker.explain(demand)
         is_open = [verdict for verdict in verdicts if verdict.is_open]
         chosen = verdicts[0] if self.scheduler.waits_for_best or not is_open else is_open[0]
+        engines = [verdict.engine for verdict in is_open]
+        least_loaded = min(engines, key=lambda engine: engine.load.in_flight / engine.slots, default=None)
         return {
             "model": demand.model,
             "policy": self.config.routing.policy,
@@ -184,7 +176,7 @@ class Overview:
             "waits": not chosen.is_open or self.queue.waiting(demand.model) > 0,
             "queued_requests": self.queue.waiting(demand.model),
             "backends": as_document(verdicts),
-            "other_policies": {"least_loaded": _least_loaded([verdict.engine for verdict in is_open])},
+            "other_policies": {"least_loaded": least_loaded and least_loaded.name},
         }
 
     async def _as_request(self, body: bytes, path: str) -> tuple[HttpRequest, Route]:
@@ -201,12 +193,6 @@ class Overview:
         return incoming, route
 
 
-def _least_loaded(open_engines: list[Engine]) -> str | None:
-    """The open engine that `least_loaded` would choose; None if no engine is open."""
-    least = min(open_engines, key=lambda engine: engine.load.in_flight / engine.slots, default=None)
-    return None if least is None else least.name
-
-
 def _limit_change(change: LimitChange | None, now: float) -> dict[str, Any] | None:
     if change is None:
         return None
@@ -216,7 +202,6 @@ def _limit_change(change: LimitChange | None, now: float) -> dict[str, Any] | No
 
 _MOST_LABELS = 100  # tenant names in metrics; those of keys first
 _MOST_SHOWN = 100  # tenants of a model in the answer
-_OTHER = "other"
 
 
 class QueueView:
@@ -258,7 +243,7 @@ class QueueView:
         """The tenant's name, or `other` after the first 100."""
         if tenant not in self._labels:
             if len(self._labels) >= _MOST_LABELS:
-                return _OTHER
+                return "other"
             self._labels.add(tenant)
         return tenant
 
@@ -313,9 +298,6 @@ def _class(batch: bool) -> str:
     return "batch" if batch else "interactive"
 
 
-Prepare = Callable[[float | None], Callable[[Breather], dict[str, Any]]]
-
-
 @dataclass(frozen=True)
 class AdminPort:
     """Serves these documents. `route` makes a dry run of a body and its endpoint; it may raise a GatewayError.
@@ -326,11 +308,11 @@ class AdminPort:
     """
 
     listen: Listen | None
-    snapshot: Callable[[Breather], Collector]
+    snapshot: Callable[[Breathe], Collector]
     backends: Callable[[], list[dict[str, Any]]]
     route: Callable[[bytes, str], Awaitable[dict[str, Any]]]
     queue: Callable[[], Awaitable[dict[str, Any]]]
-    prepare: Prepare | None = None
+    prepare: Callable[[float | None], Callable[[Breathe], dict[str, Any]]] | None = None
     _rendering: asyncio.Lock = field(default_factory=asyncio.Lock)
     _reporting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -372,7 +354,7 @@ class AdminPort:
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         async with self._rendering:
-            body = await asyncio.to_thread(encode, self.snapshot(Breather()))
+            body = await asyncio.to_thread(encode, self.snapshot(breather()))
         return web.Response(body=body, headers={"content-type": content_type})
 
     async def _backends(self, _: web.Request) -> web.Response:
@@ -401,7 +383,7 @@ class AdminPort:
         if not 0 <= minutes < 1e6:
             return _as_json({"error": "The parameter minutes must be a number of at least 0."}, 400)
         async with self._reporting:
-            return _as_json(await asyncio.to_thread(self.prepare(minutes * 60 or None), Breather()))
+            return _as_json(await asyncio.to_thread(self.prepare(minutes * 60 or None), breather()))
 
 
 def own_hosts(listen: Listen | None) -> frozenset[str]:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import admin as module
-from gateway.admin import AdminPort, Breather, is_own_host, own_hosts
+from gateway.admin import AdminPort, breather, is_own_host, own_hosts
 from gateway.config import Listen
 from gateway.errors import ModelNotFound
-from gateway.observe.metrics import Metrics
+from gateway.observe.metrics import Breathe, Metrics
 
 NAMES = {"gateway.svc"}
 
@@ -169,7 +169,7 @@ async def test_metrics_are_taken_on_the_loop_and_rendered_beside_it() -> None:
 
 
 @asynccontextmanager
-async def serving(prepare: Callable[[float | None], Callable[[Breather], dict[str, Any]]] | None) -> AsyncIterator[str]:
+async def serving(prepare: Callable[[float | None], Callable[[Breathe], dict[str, Any]]] | None) -> AsyncIterator[str]:
     async with AdminPort(Listen(port=0), Metrics().snapshot, list, no_route, three_wait, prepare).listening() as port:
         yield f"http://127.0.0.1:{port}/admin/prefixes"
 
@@ -183,7 +183,7 @@ async def test_a_snapshot_is_taken_on_the_loop_and_the_report_made_beside_it() -
     loop_thread = threading.get_ident()
     seen: list[object] = []
 
-    def prepare(window_seconds: float | None) -> Callable[[Breather], dict[str, Any]]:
+    def prepare(window_seconds: float | None) -> Callable[[Breathe], dict[str, Any]]:
         seen.append((window_seconds, threading.get_ident() == loop_thread))
 
         def make(breathe: Callable[[], None]) -> dict[str, Any]:
@@ -233,7 +233,7 @@ async def test_it_says_that_it_is_switched_off() -> None:
 
 def test_work_is_interrupted_by_rests() -> None:
     now, slept = [0.0], list[float]()
-    breathe = Breather(lambda: now[0], slept.append)
+    breathe = breather(lambda: now[0], slept.append)
     for _ in range(10):
         now[0] += 0.0004
         breathe()
