@@ -65,7 +65,7 @@ class Gateway:
         log: LineWriter | None = None,
         random: Random | None = None,
     ) -> None:
-        admission, routing = config.admission, config.routing
+        admission, routing, report = config.admission, config.routing, config.prefix_report
         secret = config.auth.cache_salt_secret.encode() or secrets.token_bytes(32)
         random = self.random = random or Random()  # seeded by the system; not for secrets
         self.config, self.clock, self.log = config, clock, log
@@ -92,9 +92,7 @@ class Gateway:
         self.relay = Relay(fleet, config.upstream, clock, admission.comment_seconds, supervisor)
 
         self.access_log = self._access_log(log_out, secret)
-        self.prefix_report = PrefixReport(
-            clock(), random, show_text=config.prefix_report.show_text, holders=cache_state.holders
-        )
+        self.prefix_report = PrefixReport(clock(), random, show_text=report.show_text, holders=cache_state.holders)
         self.finished = RecordBatcher(supervisor, *self._consumers())
         self.metrics.before_collecting = self.finished.settle
         self._build_front(secret)
@@ -250,9 +248,7 @@ class Gateway:
                 stack.enter_context(self.access_log)
             await enter(self.relay.watching())
             await enter(self.batcher.running())
-            await enter(
-                watching(self.fleet, config.health, clock=self.clock, random=self.random, supervisor=supervisor)
-            )
+            await enter(watching(self.fleet, config.health, self.clock, self.random, supervisor))
             await enter(self.tokenization)
             await enter(self.kv_events)
             await enter(repeating("loop_lag", lambda: watch_lag(self.metrics.loop_lag), _SETTLE_SECONDS))

@@ -27,9 +27,7 @@ class Origin:
     def of(cls, url: str) -> "Origin":
         parts = urlsplit(url)
         tls = parts.scheme == "https"
-        if not parts.hostname:
-            raise ValueError(f"{url!r} has no host")
-        return cls(parts.hostname, parts.port or (443 if tls else 80), tls, parts.netloc.encode("idna"))
+        return cls(parts.hostname or "", parts.port or (443 if tls else 80), tls, parts.netloc.encode("idna"))
 
 
 class Backend:
@@ -72,7 +70,10 @@ class Backend:
     def measured(self, telemetry: Telemetry | None) -> LimitChange | None:
         """Keep the last reading of /metrics, which may change the limit; None = there is none that is recent."""
         self.telemetry = telemetry
-        return self.limiter.observe(telemetry and replace(telemetry, in_flight=self.in_flight, sent=self.placed))
+        return self.limiter.observe(
+            telemetry
+            and replace(telemetry, in_flight=self.in_flight, sent=sum(engine.placed for engine in self.all_engines))
+        )
 
     def restarted(self, now_seconds: float) -> LimitChange | None:
         """Another process answers: forget the load of the old one, and start slowly."""
@@ -123,10 +124,6 @@ class Backend:
     @property
     def in_flight(self) -> int:
         return sum(engine.load.in_flight for engine in self.all_engines)
-
-    @property
-    def placed(self) -> int:
-        return sum(engine.placed for engine in self.all_engines)
 
     @property
     def kv_tokens_reserved(self) -> int:

@@ -27,15 +27,12 @@ def eligible(backends: Sequence[Backend], max_ejected: float) -> tuple[Backend, 
     Ejections beyond the share `max_ejected` are not carried out; those that end first are spared first.
     If no backend is left, all that are not gone are used: probes alone must not stop the traffic.
     """
-    usable = {backend for backend in backends if backend.health.state == "up" and not backend.health.gone}
-    ejected = [backend for backend in backends if backend.health.state == "ejected"]
-    too_many = max(0, len(ejected) - int(len(backends) * max_ejected))
-    sparable = [backend for backend in ejected if not backend.health.gone]
+    present = [backend for backend in backends if not backend.health.gone]
+    too_many = sum(backend.health.state == "ejected" for backend in backends) - int(len(backends) * max_ejected)
+    sparable = [backend for backend in present if backend.health.state == "ejected"]
     sparable.sort(key=lambda backend: backend.health.ejected_until)
-    usable.update(sparable[:too_many])
-    if usable:
-        return tuple(backend for backend in backends if backend in usable)
-    return tuple(backend for backend in backends if not backend.health.gone)
+    spared = sparable[: max(0, too_many)]
+    return tuple(each for each in present if each.health.state == "up" or each in spared) or tuple(present)
 
 
 class Fleet:
@@ -225,12 +222,12 @@ class Fleet:
         for backend in self.backends:
             for card in backend.facts.models:
                 listing.setdefault(card.id, []).append(backend)
-        for model in {model for backend in self.backends for model in backend.missing}:
-            listed = listing.get(model, [])
-            listing[model] = [backend for backend in listed if model not in backend.missing] or listed
         old_families, self._families = self._families, _families(self.backends)
         must_notify = must_notify or self._families != old_families  # the scheduler reads them with the engines
-        serving = {model: eligible(backends, self._health.max_ejected) for model, backends in listing.items()}
+        serving = {
+            model: eligible([each for each in listed if model not in each.missing] or listed, self._health.max_ejected)
+            for model, listed in listing.items()
+        }
         for alone in serving.values():
             if all(backend.slow_since_seconds is not None for backend in alone):
                 for backend in alone:  # no other could take what they are spared
@@ -271,8 +268,8 @@ def _families(backends: Sequence[Backend]) -> dict[str, str]:
 def _sizes(backend: Backend) -> tuple[object, ...]:
     """What listeners read of a backend when the fleet notifies them."""
     facts = backend.facts
-    sizes = backend.cap, backend.kv_cache_tokens, facts.engines, facts.block_size_tokens, facts.prefix_caching
-    return *sizes, facts.kv_event_sources
+    engines = facts.engines, facts.block_size_tokens, facts.prefix_caching, facts.kv_event_sources
+    return backend.cap, backend.kv_cache_tokens, *engines
 
 
 def _differ(old: object, new: object) -> bool:

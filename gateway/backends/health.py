@@ -1,14 +1,8 @@
 """The health of one backend: probes with hysteresis, ejection by failed requests. Pure.
 
 Two kinds of evidence are kept apart. Probes of /health give a verdict, which changes after `fall` bad or `rise` good
-ones in a row. Requests give consecutive failures, which eject for a time that doubles at each relapse.
-
-| state    | verdict of the probes | ejected |
-|----------|-----------------------|---------|
-| unknown  | none yet              | no      |
-| up       | up                    | no      |
-| ejected  | up, or none yet       | yes     |
-| down     | down                  | either  |
+ones in a row. Requests give consecutive failures, which eject for a time that doubles at each relapse. A backend is
+down if the probes say so, else ejected or not.
 
 - Response bytes within the last `fall` probe intervals overrule probes that time out: a busy engine answers /health
   late. They never overrule a refused connection or a response that reports an unhealthy engine.

@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 @asynccontextmanager
 async def watching(
-    fleet: Fleet, config: HealthConfig, *, clock: Clock, random: Random, supervisor: Supervisor | None = None
+    fleet: Fleet, config: HealthConfig, clock: Clock, random: Random, supervisor: Supervisor | None = None
 ) -> AsyncIterator[None]:
     """Watch all backends of the fleet while the block runs."""
     supervisor = supervisor or Supervisor(clock)
@@ -112,9 +112,7 @@ class BackendWatch:
             return
         paths = [path for path in READERS if path != SERVER_INFO_PATH or not self._server_info_asked]
         self._server_info_asked = True  # its answer stays the same as long as the process lives
-        async with asyncio.TaskGroup() as group:
-            for path in paths:
-                group.create_task(self._ask(path))
+        await asyncio.gather(*map(self._ask, paths))
         await asyncio.sleep(FASTEST_SECONDS)
 
     async def scrape(self) -> None:

@@ -9,7 +9,7 @@ import os
 import socket
 import ssl
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
@@ -33,7 +33,6 @@ MAX_MODELS = 10000
 PIECE_BYTES = 65536
 MODELS_PATH = "/v1/models"
 METRICS_PATH = "/metrics"
-VERSION_PATH = "/version"
 KV_EVENT_SOURCES_PATH = "/kv_event_sources"
 SERVER_INFO_PATH = "/server_info?config_format=json"  # 404 unless the server runs in development mode
 _SERVER_INFO_TIMEOUT_SECONDS = 15.0  # the first call makes the server collect its environment
@@ -139,9 +138,7 @@ class ControlClient:
 
 
 def _probe_result(error: Exception) -> ProbeResult:
-    if isinstance(error, aiohttp.ClientConnectorCertificateError) or not isinstance(
-        error, aiohttp.ClientConnectorError
-    ):
+    if not isinstance(error, aiohttp.ClientConnectorError):
         return ProbeResult.TIMEOUT  # says nothing about the backend's process
     if are_used_up(error.os_error):
         return ProbeResult.UNSENT
@@ -195,7 +192,7 @@ def read_max_num_seqs(document: Any) -> int:
 
 READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     MODELS_PATH: lambda document: {"models": read_models(document)},
-    VERSION_PATH: lambda document: {"version": read_version(document)},
+    "/version": lambda document: {"version": read_version(document)},
     KV_EVENT_SOURCES_PATH: lambda document: {"kv_event_sources": read_kv_event_sources(document)},
     SERVER_INFO_PATH: lambda document: {"max_num_seqs": read_max_num_seqs(document), "can_admin": True},
 }  # the facts, by name, that each path's answer has
@@ -276,7 +273,7 @@ def read_scrape(text: str, at_seconds: float) -> Findings:
     facts = {
         "engines": max(1, len({sample.labels.get("engine") for sample in samples[_Name.RUNNING]})),
         "block_size_tokens": _integer(configs[0].get("block_size")) if configs else None,
-        "kv_cache_tokens": _sum_of_known(map(_kv_cache_tokens, configs)),
+        "kv_cache_tokens": sum(filter(None, map(_kv_cache_tokens, configs))) or None,
         "prefix_caching": configs[0].get("enable_prefix_caching") == "True" if configs else None,
         "process_start_seconds": starts[0] if starts else None,
     }
@@ -310,16 +307,9 @@ def _integer(label: str | None) -> int | None:
     return int(label) if label is not None and label.isascii() and label.isdigit() else None
 
 
-def _sum_of_known(numbers: Iterable[int | None]) -> int | None:
-    known = [number for number in numbers if number]
-    return sum(known) if known else None
-
-
 def why(error: BaseException) -> str:
     """A short reason, without the backend's address."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        cause = error.certificate_error
     match cause:
         case ssl.SSLCertVerificationError():
             return f"TLS: {cause.verify_message.rstrip('.')}"

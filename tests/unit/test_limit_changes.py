@@ -89,7 +89,7 @@ def test_the_limiter_gets_the_counts_sent_and_in_flight() -> None:
     scene = Scene()
     taken = scene.fill()
     scene.gateway.scheduler.release(taken[0], scene.now)
-    assert (scene.backend.in_flight, scene.backend.placed) == (15, 16)
+    assert (scene.backend.in_flight, sum(engine.placed for engine in scene.backend.all_engines)) == (15, 16)
 
 
 def test_the_pace_of_a_stream_is_that_of_the_tokens_after_the_first() -> None:
