@@ -51,7 +51,45 @@ def _checked_host(host: str) -> str:
     return host
 
 
+def _checked_endpoint(endpoint: str) -> str:
+    if not _TCP.fullmatch(endpoint):
+        raise ValueError("must look like tcp://host:port")
+    if not 0 < int(endpoint.rpartition(":")[2]) < 65536:
+        raise ValueError("the port must be a number from 1 to 65535")
+    if (host := endpoint[len("tcp://") :].rpartition(":")[0]) != "*":
+        _checked_host(host.removeprefix("[").removesuffix("]"))
+    return endpoint
+
+
+def _checked_origin(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must look like http://host:port")
+    if not url.isprintable():
+        raise ValueError("must not contain control characters")
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if port == 0:
+        raise ValueError("the port must be a number from 1 to 65535")
+    _checked_host(parts.hostname)
+    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
+        raise ValueError("must be scheme, host and port only, without path, query or user")
+    return url.rstrip("/")
+
+
+def _positive_or_auto(value: int | str) -> int | str:
+    if isinstance(value, int) and value < 1:
+        raise ValueError("must be at least 1, or auto")
+    return value
+
+
 ListenHost = Annotated[str, AfterValidator(lambda host: _checked_host(host) if host else host)]  # "" = all addresses
+HostName = Annotated[str, AfterValidator(lambda name: _checked_host(name).lower().removesuffix("."))]
+Endpoint = Annotated[str, AfterValidator(_checked_endpoint)]
+CountOrAuto = Annotated[int | Literal["auto"], AfterValidator(_positive_or_auto)]
+BackendUrl = Annotated[str, AfterValidator(_checked_origin)]
 
 
 class Listen(Section):
@@ -59,12 +97,7 @@ class Listen(Section):
 
     host: ListenHost = default("127.0.0.1", "IP address or host name to listen on; empty = all interfaces.")
     port: int = default(8081, "TCP port to listen on; 0 = any free port.", ge=0, le=65535)
-    allowed_hosts: tuple[str, ...] = default((), "Names accepted in `Host` besides IP addresses, localhost and `host`.")
-
-    @field_validator("allowed_hosts")
-    @classmethod
-    def _are_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(_checked_host(name).lower().removesuffix(".") for name in names)
+    allowed_hosts: tuple[HostName, ...] = default((), "Names accepted in `Host` besides `host`, localhost and IPs.")
 
 
 class ServerConfig(Section):
@@ -102,19 +135,6 @@ class ServerConfig(Section):
     access_log_prefixes: bool = default(False, "Log salted hashes of prefix blocks, for `loadtest record`.")
 
 
-def _checked_endpoint(endpoint: str) -> str:
-    if not _TCP.fullmatch(endpoint):
-        raise ValueError("must look like tcp://host:port")
-    if not 0 < int(endpoint.rpartition(":")[2]) < 65536:
-        raise ValueError("the port must be a number from 1 to 65535")
-    if (host := endpoint[len("tcp://") :].rpartition(":")[0]) != "*":
-        _checked_host(host.removeprefix("[").removesuffix("]"))
-    return endpoint
-
-
-Endpoint = Annotated[str, AfterValidator(_checked_endpoint)]
-
-
 class KvEventsConfig(Section):
     """Endpoints of a backend's KV events. Rank r of a data-parallel backend uses these ports plus r."""
 
@@ -124,32 +144,6 @@ class KvEventsConfig(Section):
     bind: bool = default(False, "Listen on `endpoint` for publishers that connect; false = connect.")
 
 
-def _checked_origin(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("must look like http://host:port")
-    if not url.isprintable():
-        raise ValueError("must not contain control characters")
-    try:
-        port = parts.port
-    except ValueError:
-        port = 0
-    if port == 0:
-        raise ValueError("the port must be a number from 1 to 65535")
-    _checked_host(parts.hostname)
-    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
-        raise ValueError("must be scheme, host and port only, without path, query or user")
-    return url.rstrip("/")
-
-
-def _positive_or_auto(value: int | str) -> int | str:
-    if isinstance(value, int) and value < 1:
-        raise ValueError("must be at least 1, or auto")
-    return value
-
-
-CountOrAuto = Annotated[int | Literal["auto"], AfterValidator(_positive_or_auto)]
-BackendUrl = Annotated[str, AfterValidator(_checked_origin)]
 KvEvents = Annotated[  # YAML reads an unquoted `off` as false
     Literal["auto", "off"] | KvEventsConfig, BeforeValidator(lambda value: "off" if value is False else value)
 ]
