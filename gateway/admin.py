@@ -45,6 +45,8 @@ from gateway.tokenization.tokenization import Tokenization
 _MAX_BODY_BYTES = 1048576  # of a dry run: parsed in a few milliseconds
 _BODY_SECONDS = 10.0
 _BREATH_SECONDS = 0.001
+_MOST_LABELS = 100  # tenant names in metrics; those of keys first
+_MOST_SHOWN = 100  # tenants of a model in the answer
 
 
 def breather(clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> Breathe:
@@ -198,10 +200,6 @@ def _limit_change(change: LimitChange | None, now: float) -> dict[str, Any] | No
         return None
     seconds = round(now - change.at_seconds, 1)
     return {"reason": change.reason.value, "before": change.before, "after": change.after, "seconds_ago": seconds}
-
-
-_MOST_LABELS = 100  # tenant names in metrics; those of keys first
-_MOST_SHOWN = 100  # tenants of a model in the answer
 
 
 class QueueView:

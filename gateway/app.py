@@ -73,9 +73,7 @@ class Gateway:
         self.metrics = Metrics()
         self.memory = MemoryBudget(config.server.memory_budget_bytes)
 
-        fleet = self.fleet = Fleet(
-            config.backends, config.health, admission, clock=clock, random=random, supervisor=supervisor
-        )
+        fleet = self.fleet = Fleet(config.backends, config.health, clock, random, admission, supervisor)
         cache_state = self.cache_state = CacheState(config, fleet, clock)
         self.kv_events = KvEvents(cache_state, cache_state.engine_number, clock, supervisor)
         self.tokenization = Tokenization(config.models, fleet, cache_state.exact, clock, supervisor=supervisor)
@@ -91,7 +89,10 @@ class Gateway:
         self.lease_broker = LeaseBroker(scheduler, queue, admission.max_wait_seconds, clock, admission.comment_seconds)
         self.relay = Relay(fleet, config.upstream, clock, admission.comment_seconds, supervisor)
 
-        self.access_log = self._access_log(log_out, secret)
+        self.access_log: AccessLog | None = None
+        if log_out is not None and config.server.access_log:
+            prefixes = PrefixHashes(secret) if config.server.access_log_prefixes else None
+            self.access_log = AccessLog(log_out, clock, lambda: datetime.now(UTC).timestamp(), prefixes)
         self.prefix_report = PrefixReport(clock(), random, show_text=report.show_text, holders=cache_state.holders)
         self.finished = RecordBatcher(supervisor, *self._consumers())
         self.metrics.before_collecting = self.finished.settle
@@ -108,17 +109,9 @@ class Gateway:
             case "round_robin":
                 return RoundRobinPolicy()
 
-    def _access_log(self, out: BinaryIO | None, secret: bytes) -> AccessLog | None:
-        server = self.config.server
-        if out is None or not server.access_log:
-            return None
-        prefixes = PrefixHashes(secret) if server.access_log_prefixes else None
-        return AccessLog(out, self.clock, lambda: datetime.now(UTC).timestamp(), prefixes)
-
     def _consumers(self) -> list[Callable[[Record], None]]:
-        limit_changes = LimitChanges(self.fleet, self.lease_broker.scan_soon, self.metrics.limit_moves, self.clock)
-        consumers: list[Callable[[Record], None]]
-        consumers = [self.cache_state.learn, self.metrics.finished, limit_changes.finished]
+        limits = LimitChanges(self.fleet, self.lease_broker.scan_soon, self.metrics.limit_moves, self.clock)
+        consumers: list[Callable[[Record], None]] = [self.cache_state.learn, self.metrics.finished, limits.finished]
         if self.config.prefix_report.enabled:
             consumers.append(self.prefix_report.finished)
         if self.access_log is not None:

@@ -12,6 +12,7 @@ from gateway.errors import MemoryFull
 
 _NONE_LEFT = frozenset({errno.EMFILE, errno.ENFILE})
 _RESERVED = 32  # standard streams, listeners, the event loop, the admin port
+_RETRY_AFTER_SECONDS = 1.0
 _PER_BACKEND = 16  # probes, questions, KV events, idle connections
 
 
@@ -46,9 +47,6 @@ def are_used_up(error: BaseException | None) -> bool:
         except OSError as opening:
             error = opening
     return isinstance(error, OSError) and error.errno in _NONE_LEFT
-
-
-_RETRY_AFTER_SECONDS = 1.0
 
 
 class MemoryBudget:

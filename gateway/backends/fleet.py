@@ -42,10 +42,9 @@ class Fleet:
         self,
         backends: Sequence[BackendConfig],
         health: HealthConfig,
-        admission: AdmissionConfig | None = None,
-        *,
         clock: Clock,
         random: Random,
+        admission: AdmissionConfig | None = None,
         supervisor: Supervisor | None = None,
     ) -> None:
         admission = admission or AdmissionConfig()

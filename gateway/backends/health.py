@@ -22,6 +22,10 @@ from typing import Literal, NamedTuple
 
 from gateway.config import HealthConfig
 
+State = Literal["unknown", "up", "down", "ejected"]
+JITTER = 0.1  # so that several gateways do not return to a backend at the same moment
+MOST_DOUBLINGS = 16
+UNREACHABLE_ERRNOS = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})  # why a connection failed
 _LATELY_SECONDS = 30.0
 _NEVER = -math.inf
 
@@ -82,13 +86,6 @@ class Blame:
             return 0
         stands_out = all(now - peer.erred_seconds > _LATELY_SECONDS for peer in peers)
         return self._count if stands_out or now - self._since_seconds >= patience_seconds else 0
-
-
-State = Literal["unknown", "up", "down", "ejected"]
-
-JITTER = 0.1  # so that several gateways do not return to a backend at the same moment
-MOST_DOUBLINGS = 16
-UNREACHABLE_ERRNOS = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})  # why a connection failed
 
 
 class ProbeResult(enum.Enum):
