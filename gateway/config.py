@@ -3,6 +3,7 @@
 import hashlib
 import re
 from contextlib import suppress
+from functools import cached_property
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 from urllib.parse import urlsplit
@@ -294,7 +295,7 @@ class KeyConfig(Section):
             raise ValueError("key_sha256 is a placeholder (zeros or the digest of an empty string); set a key's digest")
         return self
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         return bytes.fromhex(self.key_sha256) or hashlib.sha256(self.key.encode()).digest()
 

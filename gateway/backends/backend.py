@@ -46,7 +46,7 @@ class Backend:
         self.limiter = limiter or Limiter()
         self.kv_cache_tokens: int | None = None
         self.facts = Facts()
-        self.context_tokens: dict[str, int | None] = {}  # most in one sequence, by model
+        self.context_tokens: dict[str, int | None] = {}  # most in one sequence, by listed model
         self.missing: set[str] = set()  # models reported as missing since their list was read
         self._whole = Engine(index, config.name, slowness=config.relative_cost**0.5)
         self._ranks: list[Engine] = []  # every one that it ever ran: engine numbers are permanent
@@ -85,9 +85,6 @@ class Backend:
     def cap(self) -> int:
         """Most sequences at once: configured, reported by the engine, or learned."""
         return self.limiter.upper
-
-    def lists(self, model: str) -> bool:
-        return any(card.id == model for card in self.facts.models)
 
     def limit(self, now_seconds: float) -> int:
         """Most sequences in flight now: the adaptive limit, less during a slow start."""

@@ -66,7 +66,7 @@ class Limiter:
         self._foreign = 0  # sequences of others, at the last fall
         self._ceiling: int | None = None  # a level that was too much, to be approached slowly
         self._probe = 1  # by how much the ceiling is passed next
-        self.pace_seconds: float | None = None  # for a token of the slower of recent streams; None = unknown
+        self.pace_seconds = 0.0  # for a token of the slower of recent streams; 0 = unknown
         self._life_seconds = 0.0  # of a stream
         self._streams = 0
 
@@ -86,7 +86,7 @@ class Limiter:
         """Another process answers: forget what was learned."""
         self._last, self._ceiling, self._probe = None, None, 1
         self._settled_seconds = now
-        self.pace_seconds, self._streams = None, 0
+        self.pace_seconds, self._streams = 0.0, 0
         self.upper = self._start
         return self._change_to(self._start, LimitReason.RESTART, now)
 
@@ -98,7 +98,7 @@ class Limiter:
         pace, life = self.pace_seconds, ended_seconds - first_token_seconds
         self._life_seconds += _RISE * (life - self._life_seconds)
         self._streams += 1
-        if pace is None:
+        if not pace:
             self.pace_seconds = tpot_seconds
         else:
             self.pace_seconds = pace + (_RISE if tpot_seconds > pace else _SINK) * (tpot_seconds - pace)
@@ -136,8 +136,8 @@ class Limiter:
             signs[LimitReason.PREEMPTIONS] = _FALL * evidence.ran
         if evidence.own_waiting > evidence.tolerated and evidence.generates:
             signs[LimitReason.WAITING] = evidence.ran + evidence.tolerated / 2
-        if self._objective is not None and self._streams >= _ENOUGH_STREAMS and self._pace > self._objective:
-            fall = min(_LEAST_FALL, self._objective / self._pace)
+        if self._objective is not None and self._streams >= _ENOUGH_STREAMS and self.pace_seconds > self._objective:
+            fall = min(_LEAST_FALL, self._objective / self.pace_seconds)
             signs[LimitReason.INTER_TOKEN_LATENCY] = evidence.in_flight * fall
         return signs
 
@@ -151,7 +151,7 @@ class Limiter:
             return None
         ran = after if [*signs] == [LimitReason.INTER_TOKEN_LATENCY] else evidence.ran  # too slowly, all of them
         self._ceiling, self._probe = min(self.limit, max(after, ran)), 1
-        self.pace_seconds, self._streams = None, 0
+        self.pace_seconds, self._streams = 0.0, 0
         self._settled_seconds, self._drained_seconds, self._foreign = None, None, evidence.foreign
         return self._change_to(after, next(iter(signs)), evidence.at_seconds)
 
@@ -177,7 +177,7 @@ class Limiter:
         if self._objective is None:
             return False
         if self._streams >= _ENOUGH_STREAMS:
-            return self._pace > _LEAST_FALL * self._objective
+            return self.pace_seconds > _LEAST_FALL * self._objective
         last = self.last_change
         if last is None or last.reason is not LimitReason.INTER_TOKEN_LATENCY:
             return False
@@ -195,10 +195,6 @@ class Limiter:
         step, self._probe = min(self._probe, largest), 2 * self._probe
         self._ceiling = limit + step
         return step
-
-    @property
-    def _pace(self) -> float:
-        return self.pace_seconds or 0.0
 
     def _change_to(self, after: int, reason: LimitReason, now: float) -> LimitChange | None:
         before, self.limit = self.limit, after

@@ -75,7 +75,7 @@ class Fleet:
         """The engines of these; None if no backend can have the model (one whose models are unknown yet may)."""
         if serving := self._serving.get(model):
             return [engine for backend in serving for engine in backend.engines]
-        may_come = any(backend.lists(model) or not backend.facts.models for backend in self.backends)
+        may_come = any(model in backend.context_tokens or not backend.facts.models for backend in self.backends)
         return [] if may_come else None
 
     def engines(self) -> list[Engine]:
@@ -151,7 +151,7 @@ class Fleet:
 
     def model_missing(self, backend: Backend, model: str) -> None:
         """A backend reported a listed model as missing: others are used until it lists its models again."""
-        if backend.lists(model):
+        if model in backend.context_tokens:
             backend.missing.add(model)
             self._rebuild()
             self._notify("backend_doubt", self.on_probe_wanted, backend)

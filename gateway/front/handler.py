@@ -4,6 +4,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from random import Random
 from urllib.parse import unquote
 
@@ -16,7 +17,7 @@ from gateway.errors import BackendError, Draining, GatewayError, InternalError, 
 from gateway.front.connection import ClientConnection
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck, Route, Upload
 from gateway.front.json_body import SHORT_BYTES, at_once, in_turns
-from gateway.front.rate_limits import KeyLimits, Keys
+from gateway.front.rate_limits import KeyLimits, check_key
 from gateway.front.read import RequestReader, upload_tokens, upstream_headers
 from gateway.front.reply import JSON, ClientResponse, error_headers
 from gateway.front.uploads import RequestDispatcher, Uploads, model_of
@@ -93,7 +94,7 @@ class Handler:
         self._new_id = new_id
         self._complete = complete
         self._random = random
-        self.check_key: KeyCheck | None = Keys(config.auth.keys).check if config.auth.keys else None
+        self.check_key: KeyCheck | None = partial(check_key, config.auth.keys) if config.auth.keys else None
         self._rate_limits = {
             key.name: KeyLimits(key, clock)
             for key in config.auth.keys

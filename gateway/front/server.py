@@ -51,8 +51,6 @@ class Server:
     def answering(self) -> int:
         return sum(connection.answering for connection in self._connections)
 
-    # What connections call.
-
     def connected(self, connection: ClientConnection) -> bool:
         """A client connected; False = there are too many."""
         self._connections.add(connection)
@@ -60,8 +58,6 @@ class Server:
 
     def disconnected(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
-
-    # Starting and stopping.
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
