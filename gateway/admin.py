@@ -27,7 +27,7 @@ from gateway.backends.fleet import Fleet
 from gateway.config import Config, Listen
 from gateway.errors import BodyTooLarge, GatewayError, HostNotAllowed, InvalidRequest, RequestTimeout
 from gateway.feedback import CacheState
-from gateway.front.http_request import HttpRequest, Route, find_route
+from gateway.front.http_request import HttpRequest, find_route
 from gateway.front.json_body import in_turns, parse_body
 from gateway.front.read import RequestReader
 from gateway.front.reply import render
@@ -161,7 +161,15 @@ class Overview:
 
         `path` is the endpoint, or empty: then the body's fields decide. Raises a GatewayError where the request would.
         """
-        incoming, route = await self._as_request(body, path)
+        if not path:
+            document = await in_turns(parse_body(body, self.config.server))
+            path = "/v1/chat/completions" if "messages" in document else "/v1/completions"
+        incoming = HttpRequest()
+        incoming.take_body(body, keep_alive=False)
+        route = find_route(b"POST", path.encode())
+        if route.kind not in (Kind.GENERATE, Kind.POOL):
+            why = f"Requests to {path} are not routed by their body, so a dry run is unsupported."
+            raise InvalidRequest(why, param="path")
         request = await in_turns(self.reader.read(incoming, route, "dry-run", self.fleet.only_model))
         demand = (await self.tokenization.complete(request)).demand
         verdicts = self.lease_broker.explain(demand)
@@ -180,19 +188,6 @@ class Overview:
             "backends": as_document(verdicts),
             "other_policies": {"least_loaded": least_loaded and least_loaded.name},
         }
-
-    async def _as_request(self, body: bytes, path: str) -> tuple[HttpRequest, Route]:
-        if not path:
-            document = await in_turns(parse_body(body, self.config.server))
-            path = "/v1/chat/completions" if "messages" in document else "/v1/completions"
-        incoming = HttpRequest()
-        incoming.take_body(body, keep_alive=False)
-        route = find_route(b"POST", path.encode())
-        if route.kind not in (Kind.GENERATE, Kind.POOL):
-            raise InvalidRequest(
-                f"Requests to {path} are not routed by their body, so a dry run is unsupported.", param="path"
-            )
-        return incoming, route
 
 
 def _limit_change(change: LimitChange | None, now: float) -> dict[str, Any] | None:

@@ -19,11 +19,10 @@ _PER_BACKEND = 16  # probes, questions, KV events, idle connections
 def raise_limit() -> int:
     """Raise the soft limit of this process to the hard limit. Returns the limit that holds then."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError):
-            return soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        return soft
     return hard
 
 

@@ -69,11 +69,9 @@ class Backend:
 
     def measured(self, telemetry: Telemetry | None) -> LimitChange | None:
         """Keep the last reading of /metrics, which may change the limit; None = there is none that is recent."""
-        self.telemetry = telemetry
-        return self.limiter.observe(
-            telemetry
-            and replace(telemetry, in_flight=self.in_flight, sent=sum(engine.placed for engine in self.all_engines))
-        )
+        sent = sum(engine.placed for engine in self.all_engines)
+        self.telemetry = telemetry and replace(telemetry, in_flight=self.in_flight, sent=sent)
+        return self.limiter.observe(self.telemetry)
 
     def restarted(self, now_seconds: float) -> LimitChange | None:
         """Another process answers: forget the load of the old one, and start slowly."""

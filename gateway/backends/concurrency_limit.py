@@ -70,9 +70,6 @@ class Limiter:
         self._life_seconds = 0.0  # of a stream
         self._streams = 0
 
-    def __repr__(self) -> str:
-        return f"<Limiter {self.limit} of {self.upper}, {self.last_change.reason if self.last_change else 'unchanged'}>"
-
     def bind(self, known: int | None, engines: int) -> None:
         """Set the upper bound, configured or reported; None = learn it, beginning at vLLM's default."""
         start = known or DEFAULT_MAX_NUM_SEQS * engines

@@ -113,6 +113,7 @@ class Health:
     def __init__(self, config: HealthConfig, random: Random) -> None:
         self._config = config
         self._random = random
+        self._grace_seconds = config.probe_interval_seconds * config.fall
         self.state: State = "unknown"
         self.probe_error: str | None = None  # why the last probe did not succeed
         self.refused = False  # the last attempt to reach it was refused
@@ -205,10 +206,6 @@ class Health:
         self.blame.forgive()
         self.ejected_until = -math.inf
         self._settle()
-
-    @property
-    def _grace_seconds(self) -> float:
-        return self._config.probe_interval_seconds * self._config.fall
 
     def _probed_well(self, now: float) -> None:
         self._falls = 0
