@@ -112,9 +112,7 @@ class ServerConfig(Section):
         8388608, "Maximum size of a request body; larger ones get 413. 8 MiB block the event loop for up to 40 ms."
     )
     max_upload_bytes: Count = default(536870912, "Maximum audio upload, streamed to the backend; larger ones get 413.")
-    memory_budget_bytes: Count = default(
-        1073741824, "Maximum memory for bodies, uploads, queue and buffered responses; beyond it, 503."
-    )
+    memory_budget_bytes: Count = default(1073741824, "Memory for bodies, uploads, queue and responses; beyond it, 503.")
     max_json_depth: Count = default(64, "Maximum nesting depth of a JSON body; else 400.")
     max_json_containers: Count = default(16384, "Maximum objects and arrays in a JSON body; else 400.")
     max_json_strings: Count = default(65536, "Maximum strings in a JSON body; else 400.")
@@ -126,9 +124,7 @@ class ServerConfig(Section):
     body_grace_seconds: Seconds = default(5.0, "Window over which the rate of a body is measured.")
     body_min_bytes_per_second: float = default(1024.0, "Minimum rate of a request body; else 408.", gt=0)
     keep_alive_seconds: Seconds = default(75.0, "Idle timeout of client connections; then they are closed.")
-    write_stall_seconds: Seconds = default(
-        60.0, "Timeout for a client that reads none of its response; then the request is aborted."
-    )
+    write_stall_seconds: Seconds = default(60.0, "Timeout for a client that reads nothing: its request is aborted.")
     drain_delay_seconds: SecondsOrZero = default(5.0, "Time after SIGTERM that /readyz fails; requests are accepted.")
     drain_timeout_seconds: SecondsOrZero = default(600.0, "Then: time limit of running requests; the rest are aborted.")
     response_headers: bool = default(True, "Send the x-gateway-* response headers.")
@@ -156,9 +152,7 @@ class BackendConfig(Section):
     url: BackendUrl = Field(description="URL of the vLLM server: scheme, host and port only.")
     name: str = default("", "Unique name in metrics, logs and response headers; empty = host:port of `url`.")
     api_key: str = default("", "Key sent to the backend; clients' keys are never forwarded.", pattern=r"^[!-~]*$")
-    max_in_flight: CountOrAuto = default(
-        "auto", "Maximum sequences in flight; auto = vLLM's max_num_seqs if exposed, else learned."
-    )
+    max_in_flight: CountOrAuto = default("auto", "Maximum sequences in flight; auto = vLLM's max_num_seqs, or learned.")
     kv_cache_tokens: CountOrAuto = default("auto", "Tokens in the KV cache; auto = kv_cache_size_tokens of /metrics.")
     kv_events: KvEvents = default("auto", "KV events; auto = /kv_event_sources, at the backend's host; off = none.")
     relative_cost: float = default(1.0, "Relative time for the same work: 2 = half as fast as others.", gt=0)
@@ -208,13 +202,9 @@ class AdmissionConfig(Section):
     max_queued_bytes: int = default(268435456, "Maximum total size of queued request bodies; more get 429.", ge=0)
     max_wait_seconds: Seconds = default(60.0, "Queue timeout: then 429, or 503 if no backend can serve the model.")
     hold_without_backend: bool = default(True, "Queue requests while no backend serves the model; false = 503 at once.")
-    comment_seconds: SecondsOrZero = default(
-        15.0, "Interval of SSE comments to queued streams, against idle timeouts; 0 = none."
-    )
+    comment_seconds: SecondsOrZero = default(15.0, "Interval of keep-alive comments to queued streams; 0 = none.")
     tenant_header: str = default(
-        "",
-        "Header that names the tenant, set by a trusted proxy; empty = by API key.",
-        pattern=r"^([A-Za-z0-9-]{1,64})?$",
+        "", "Header with the tenant, set by a trusted proxy; empty = API key.", pattern=r"^([A-Za-z0-9-]{1,64})?$"
     )
     adaptive: bool = default(True, "Lower a backend's limit of sequences in flight while it is overloaded.")
     itl_objective_seconds: Seconds | None = default(None, "Mean inter-token latency that means overload; null = none.")
@@ -330,9 +320,7 @@ class ModelConfig(Section):
     """Settings of one model, by the name that backends use."""
 
     tokenizer: str = default(
-        "",
-        "Folder or Hugging Face name. Prompts are then tokenized here too, for exact prefix routing and exact token"
-        " usage in embeddings batches.",
+        "", "Folder or Hugging Face name: prompts are tokenized here too, for exact routing and usage in batches."
     )
     embeddings: ModelEmbeddingsConfig = default(ModelEmbeddingsConfig(), "Overrides of `embeddings` for this model.")
 
