@@ -55,7 +55,7 @@ class Limiter:
 
     def __init__(self, *, adaptive: bool = True, itl_objective_seconds: float | None = None) -> None:
         self._adaptive = adaptive
-        self._objective = itl_objective_seconds
+        self._objective = itl_objective_seconds or math.inf
         self._known_upper: int | None = None
         self._start = DEFAULT_MAX_NUM_SEQS
         self.upper = self.limit = self._start
@@ -133,7 +133,7 @@ class Limiter:
             signs[LimitReason.PREEMPTIONS] = _FALL * evidence.ran
         if evidence.own_waiting > evidence.tolerated and evidence.generates:
             signs[LimitReason.WAITING] = evidence.ran + evidence.tolerated / 2
-        if self._objective is not None and self._streams >= _ENOUGH_STREAMS and self.pace_seconds > self._objective:
+        if self._streams >= _ENOUGH_STREAMS and self.pace_seconds > self._objective:
             fall = min(_LEAST_FALL, self._objective / self.pace_seconds)
             signs[LimitReason.INTER_TOKEN_LATENCY] = evidence.in_flight * fall
         return signs
@@ -161,18 +161,13 @@ class Limiter:
             return None
         if limit >= self.upper and (self._known_upper is not None or evidence.waiting or evidence.running < limit):
             return None
-        step = self._step(evidence.at_seconds)
-        if not step:
-            return None
-        after = limit + step if self._known_upper is None else min(self.upper, limit + step)
-        if limit < self.upper < after:
-            after = self.upper  # beyond it, only what has run counts
+        after = limit + self._step(evidence.at_seconds)
+        if self._known_upper is not None or limit < self.upper:
+            after = min(self.upper, after)  # beyond a learned one, only what has run counts
         self.upper = max(self.upper, after)
         return self._change_to(after, LimitReason.ROOM, evidence.at_seconds)
 
     def _may_be_slow(self, now: float) -> bool:
-        if self._objective is None:
-            return False
         if self._streams >= _ENOUGH_STREAMS:
             return self.pace_seconds > _LEAST_FALL * self._objective
         last = self.last_change
