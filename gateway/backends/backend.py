@@ -89,10 +89,8 @@ class Backend:
         since, limit = self.slow_since_seconds, self.limiter.limit
         if since is None:
             return limit
-        elapsed = now_seconds - since
-        if elapsed >= self.slow_start_seconds:
-            return limit
-        share = SLOW_START_SHARE + (1 - SLOW_START_SHARE) * max(elapsed, 0.0) / self.slow_start_seconds
+        elapsed_share = min(1.0, max(0.0, now_seconds - since) / self.slow_start_seconds)
+        share = SLOW_START_SHARE + (1 - SLOW_START_SHARE) * elapsed_share
         return min(limit, max(1, int(self.cap * share)))
 
     def __repr__(self) -> str:

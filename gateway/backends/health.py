@@ -123,16 +123,10 @@ class Health:
         self.ejected_until = -math.inf
         self.blame = Blame()
         self._verdict: Literal["unknown", "up", "down"] = "unknown"
-        self._falls = 0
-        self._rises = 0
-        self._unwell = False
-        self._failures = 0
-        self._is_ejected = False
-        self._fatal = False
-        self._ejected_at = -math.inf
-        self._returned_at = -math.inf
-        self._on_probation = False
-        self._doublings = 0
+        self._falls = self._rises = 0  # bad and good probes in a row
+        self._failures = self._doublings = 0  # failed requests in a row; ejections of late
+        self._unwell = self._is_ejected = self._fatal = self._on_probation = False
+        self._ejected_at = self._returned_at = -math.inf
 
     @property
     def gone(self) -> bool:
@@ -148,8 +142,7 @@ class Health:
         self.tick(now)
         self.probe_error = reason or None
         may_be_another = self._refused_before and probe is not ProbeResult.REFUSED
-        self._refused_before = probe is ProbeResult.REFUSED
-        self.refused = probe is ProbeResult.REFUSED
+        self.refused = self._refused_before = probe is ProbeResult.REFUSED
         self._unwell = probe is ProbeResult.UNWELL
         if probe is ProbeResult.OK:
             self._probed_well(now)
@@ -241,8 +234,5 @@ class Health:
         self._settle()
 
     def _settle(self) -> None:
-        if self._is_ejected and self._verdict != "down":
-            self.state = "ejected"
-        else:
-            self.state = self._verdict
+        self.state = "ejected" if self._is_ejected and self._verdict != "down" else self._verdict
         self.ever_up = self.ever_up or self.state == "up"
