@@ -35,7 +35,7 @@ from gateway.insights.report import Making, PrefixReport
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
 from gateway.observe.log import AccessLog, LineWriter, PrefixHashes, logging_to
-from gateway.observe.metrics import EmbeddingMetrics, Metrics, watch_lag
+from gateway.observe.metrics import EmbeddingMetrics, Labels, Metrics, watch_lag
 from gateway.observe.record import Record, RecordBatcher
 from gateway.relay.relay import Relay
 from gateway.resources import MemoryBudget, fitted, raise_limit
@@ -192,38 +192,24 @@ class Gateway:
     def _add_gauges(self) -> None:
         self.overview.add_gauges(self.metrics)
         self.queue_view.add_gauges(self.metrics)
-        gauge, counter = self.metrics.gauge, self.metrics.counter
-        calibrations, cache, log, access_log = self.calibrations, self.embedding_cache, self.log, self.access_log
+        gauge, counter, calibrations = self.metrics.gauge, self.metrics.counter, self.calibrations
         gauge(
             "gateway_prefill_seconds_per_token",
             "Learned prefill time of an uncached token, by model.",
             ("model",),
             lambda: [((name,), calibrations.of(name).model.b) for name in self.fleet.families()],
         )
-        gauge(
-            "gateway_held_bytes",
-            "Memory used by bodies, uploads, queue and buffered responses.",
-            (),
-            lambda: [((), self.memory.used_bytes)],
-        )
-        gauge(
-            "gateway_embedding_cache_bytes",
-            "Memory used by cached embedding vectors.",
-            (),
-            lambda: [((), cache.used_bytes if cache else 0)],
-        )
-        counter(
-            "gateway_access_log_dropped_lines_total",
-            "Access-log lines dropped because they could not be written.",
-            (),
-            lambda: [((), access_log.dropped if access_log else 0)],
-        )
-        counter(
-            "gateway_log_dropped_lines_total",
-            "Log lines dropped because they could not be written.",
-            (),
-            lambda: [((), log.dropped if log else 0)],
-        )
+        for name, text, memory in (
+            ("gateway_held_bytes", "Memory used by bodies, uploads, queue and buffered responses.", self.memory),
+            ("gateway_embedding_cache_bytes", "Memory used by cached embedding vectors.", self.embedding_cache),
+        ):
+            gauge(name, text, (), partial(_number, memory, "used_bytes"))
+        for name, lines, writer in (
+            ("gateway_access_log_dropped_lines_total", "Access-log lines", self.access_log),
+            ("gateway_log_dropped_lines_total", "Log lines", self.log),
+        ):
+            text = f"{lines} dropped because they could not be written."
+            counter(name, text, (), partial(_number, writer, "dropped"))
         counter(
             "gateway_background_errors_total",
             "Exceptions in background tasks, which continue (a bug).",
@@ -252,6 +238,11 @@ class Gateway:
             admin = await enter(AdminPort(config.server.admin, *shown, report).listening())
             await enter(self.server.listening())
             yield admin
+
+
+def _number(owner: object, attribute: str) -> list[tuple[Labels, int]]:
+    """The one value of a metric without labels; 0 while there is no owner."""
+    return [((), getattr(owner, attribute, 0))]
 
 
 async def _serve(config: Config, out: BinaryIO, log_writer: LineWriter) -> None:
