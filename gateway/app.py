@@ -18,7 +18,7 @@ from typing import BinaryIO, TextIO
 import structlog
 import uvloop
 
-from gateway.admin_views import Overview, QueueView
+from gateway.admin import AdminPort, Overview, QueueView
 from gateway.backends.fleet import Fleet
 from gateway.backends.probe import watching
 from gateway.config import Config
@@ -28,7 +28,6 @@ from gateway.embeddings.cache import cache_as_configured
 from gateway.embeddings.coalescer import Coalescer, TokenCounts
 from gateway.embeddings.rerank import RerankSplitter
 from gateway.feedback import CacheState, LimitChanges
-from gateway.front.admin import add_prefix_routes, admin_app, admin_listening, own_hosts
 from gateway.front.handler import Handler, request_ids
 from gateway.front.read import RequestReader, StoredResponses
 from gateway.front.server import Server
@@ -36,7 +35,7 @@ from gateway.insights.report import Making, PrefixReport
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
 from gateway.observe.log import AccessLog, LineWriter, PrefixHashes, logging_to
-from gateway.observe.metrics import EmbeddingMetrics, Metrics, watch_lag
+from gateway.observe.metrics import EmbeddingMetrics, Labels, Metrics, watch_lag
 from gateway.observe.record import Record, RecordBatcher
 from gateway.relay.relay import Relay
 from gateway.resources import MemoryBudget, fitted, raise_limit
@@ -66,7 +65,7 @@ class Gateway:
         log: LineWriter | None = None,
         random: Random | None = None,
     ) -> None:
-        admission, routing = config.admission, config.routing
+        admission, routing, report = config.admission, config.routing, config.prefix_report
         secret = config.auth.cache_salt_secret.encode() or secrets.token_bytes(32)
         random = self.random = random or Random()  # seeded by the system; not for secrets
         self.config, self.clock, self.log = config, clock, log
@@ -74,9 +73,7 @@ class Gateway:
         self.metrics = Metrics()
         self.memory = MemoryBudget(config.server.memory_budget_bytes)
 
-        fleet = self.fleet = Fleet(
-            config.backends, config.health, admission, clock=clock, random=random, supervisor=supervisor
-        )
+        fleet = self.fleet = Fleet(config.backends, config.health, clock, random, admission, supervisor)
         cache_state = self.cache_state = CacheState(config, fleet, clock)
         self.kv_events = KvEvents(cache_state, cache_state.engine_number, clock, supervisor)
         self.tokenization = Tokenization(config.models, fleet, cache_state.exact, clock, supervisor=supervisor)
@@ -92,10 +89,11 @@ class Gateway:
         self.lease_broker = LeaseBroker(scheduler, queue, admission.max_wait_seconds, clock, admission.comment_seconds)
         self.relay = Relay(fleet, config.upstream, clock, admission.comment_seconds, supervisor)
 
-        self.access_log = self._access_log(log_out, secret)
-        self.prefix_report = PrefixReport(
-            clock(), random, show_text=config.prefix_report.show_text, holders=cache_state.holders
-        )
+        self.access_log: AccessLog | None = None
+        if log_out is not None and config.server.access_log:
+            prefixes = PrefixHashes(secret) if config.server.access_log_prefixes else None
+            self.access_log = AccessLog(log_out, clock, lambda: datetime.now(UTC).timestamp(), prefixes)
+        self.prefix_report = PrefixReport(clock(), random, show_text=report.show_text, holders=cache_state.holders)
         self.finished = RecordBatcher(supervisor, *self._consumers())
         self.metrics.before_collecting = self.finished.settle
         self._build_front(secret)
@@ -111,17 +109,9 @@ class Gateway:
             case "round_robin":
                 return RoundRobinPolicy()
 
-    def _access_log(self, out: BinaryIO | None, secret: bytes) -> AccessLog | None:
-        server = self.config.server
-        if out is None or not server.access_log:
-            return None
-        prefixes = PrefixHashes(secret) if server.access_log_prefixes else None
-        return AccessLog(out, self.clock, lambda: datetime.now(UTC).timestamp(), prefixes)
-
     def _consumers(self) -> list[Callable[[Record], None]]:
-        limit_changes = LimitChanges(self.fleet, self.lease_broker.scan_soon, self.metrics.limit_moves, self.clock)
-        consumers: list[Callable[[Record], None]]
-        consumers = [self.cache_state.learn, self.metrics.finished, limit_changes.finished]
+        limits = LimitChanges(self.fleet, self.lease_broker.scan_soon, self.metrics.limit_moves, self.clock)
+        consumers: list[Callable[[Record], None]] = [self.cache_state.learn, self.metrics.finished, limits.finished]
         if self.config.prefix_report.enabled:
             consumers.append(self.prefix_report.finished)
         if self.access_log is not None:
@@ -130,49 +120,28 @@ class Gateway:
 
     def _build_front(self, secret: bytes) -> None:
         """What reads requests, and what answers them: alone, in batches, or in pieces."""
-        config, fleet, clock, cache_state = self.config, self.fleet, self.clock, self.cache_state
-        new_id = partial(next, request_ids())
+        config, fleet, clock, tokenization = self.config, self.fleet, self.clock, self.tokenization
+        scheduler, lease_broker, queue, cache_state = self.scheduler, self.lease_broker, self.queue, self.cache_state
+        new_id, headers = partial(next, request_ids()), config.server.response_headers
+        retry_budget, holds = RetryBudget(config.upstream), config.admission.hold_without_backend
         dispatcher = Dispatcher(
-            fleet,
-            self.lease_broker,
-            self.relay,
-            RetryBudget(config.upstream),
-            self.metrics,
-            response_headers=config.server.response_headers,
-            holds=config.admission.hold_without_backend,
+            fleet, lease_broker, self.relay, retry_budget, self.metrics, response_headers=headers, holds=holds
         )
         self._build_batcher(dispatcher, new_id)
-        tokenized = self.tokenization if self.tokenization.is_used else ()
+        tokenized = tokenization if tokenization.is_used else ()
         new_reader = partial(RequestReader, config, cache_state.estimates, StoredResponses(), secret, tokenized)
-        self.reader = new_reader(self.prefix_report.samples if config.prefix_report.enabled else None)
+        reader = self.reader = new_reader(self.prefix_report.samples if config.prefix_report.enabled else None)
+        dispatchers, finished = (dispatcher, self.coalescer, self.rerank_splitter), self.finished.add
         self.handler = Handler(
-            config,
-            fleet,
-            dispatcher,
-            self.coalescer,
-            self.rerank_splitter,
-            self.reader,
-            self.finished.add,
-            clock,
-            new_id,
-            self.tokenization.complete,
-            self.random,
+            config, fleet, *dispatchers, reader, finished, clock, new_id, tokenization.complete, self.random
         )
         self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
+        dry_reader = new_reader()  # what it reads is not in the prefix report
         self.overview = Overview(
-            config,
-            fleet,
-            self.scheduler,
-            self.lease_broker,
-            self.queue,
-            cache_state,
-            self.kv_events,
-            self.tokenization,
-            new_reader(),  # for dry runs: what they read is not in the prefix report
-            clock,
+            config, fleet, scheduler, lease_broker, queue, cache_state, self.kv_events, tokenization, dry_reader, clock
         )
         models, keys = lambda: [card.id for card in fleet.models()], [key.name for key in config.auth.keys]
-        self.queue_view = QueueView(self.queue, self.scheduler, models, keys, clock)
+        self.queue_view = QueueView(queue, models, keys, clock)
 
     def _build_batcher(self, dispatcher: Dispatcher, new_id: Callable[[], str]) -> None:
         """What sends embeddings and scores in batches and in pieces."""
@@ -223,38 +192,24 @@ class Gateway:
     def _add_gauges(self) -> None:
         self.overview.add_gauges(self.metrics)
         self.queue_view.add_gauges(self.metrics)
-        gauge, counter = self.metrics.gauge, self.metrics.counter
-        calibrations, cache, log, access_log = self.calibrations, self.embedding_cache, self.log, self.access_log
+        gauge, counter, calibrations = self.metrics.gauge, self.metrics.counter, self.calibrations
         gauge(
             "gateway_prefill_seconds_per_token",
             "Learned prefill time of an uncached token, by model.",
             ("model",),
             lambda: [((name,), calibrations.of(name).model.b) for name in self.fleet.families()],
         )
-        gauge(
-            "gateway_held_bytes",
-            "Memory used by bodies, uploads, queue and buffered responses.",
-            (),
-            lambda: [((), self.memory.used_bytes)],
-        )
-        gauge(
-            "gateway_embedding_cache_bytes",
-            "Memory used by cached embedding vectors.",
-            (),
-            lambda: [((), cache.used_bytes if cache else 0)],
-        )
-        counter(
-            "gateway_access_log_dropped_lines_total",
-            "Access-log lines dropped because they could not be written.",
-            (),
-            lambda: [((), access_log.dropped if access_log else 0)],
-        )
-        counter(
-            "gateway_log_dropped_lines_total",
-            "Log lines dropped because they could not be written.",
-            (),
-            lambda: [((), log.dropped if log else 0)],
-        )
+        for name, text, memory in (
+            ("gateway_held_bytes", "Memory used by bodies, uploads, queue and buffered responses.", self.memory),
+            ("gateway_embedding_cache_bytes", "Memory used by cached embedding vectors.", self.embedding_cache),
+        ):
+            gauge(name, text, (), partial(_number, memory, "used_bytes"))
+        for name, lines, writer in (
+            ("gateway_access_log_dropped_lines_total", "Access-log lines", self.access_log),
+            ("gateway_log_dropped_lines_total", "Log lines", self.log),
+        ):
+            text = f"{lines} dropped because they could not be written."
+            counter(name, text, (), partial(_number, writer, "dropped"))
         counter(
             "gateway_background_errors_total",
             "Exceptions in background tasks, which continue (a bug).",
@@ -272,20 +227,22 @@ class Gateway:
                 stack.enter_context(self.access_log)
             await enter(self.relay.watching())
             await enter(self.batcher.running())
-            await enter(
-                watching(self.fleet, config.health, clock=self.clock, random=self.random, supervisor=supervisor)
-            )
+            await enter(watching(self.fleet, config.health, self.clock, self.random, supervisor))
             await enter(self.tokenization)
             await enter(self.kv_events)
             await enter(repeating("loop_lag", lambda: watch_lag(self.metrics.loop_lag), _SETTLE_SECONDS))
             stack.callback(self.finished.settle)
             await enter(repeating("settle", self._settle, _SETTLE_SECONDS))
-            queue, own_names = self.queue_view.document, own_hosts(config.server.admin)
-            app = admin_app(self.metrics.snapshot, self.overview.backends, self.overview.route, queue, own_names)
-            add_prefix_routes(app, self._prepared_report if config.prefix_report.enabled else None)
-            admin = await enter(admin_listening(app, config.server.admin))
+            report = self._prepared_report if config.prefix_report.enabled else None
+            shown = self.metrics.snapshot, self.overview.backends, self.overview.route, self.queue_view.document
+            admin = await enter(AdminPort(config.server.admin, *shown, report).listening())
             await enter(self.server.listening())
             yield admin
+
+
+def _number(owner: object, attribute: str) -> list[tuple[Labels, int]]:
+    """The one value of a metric without labels; 0 while there is no owner."""
+    return [((), getattr(owner, attribute, 0))]
 
 
 async def _serve(config: Config, out: BinaryIO, log_writer: LineWriter) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from contextlib import suppress
+from functools import cached_property
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 from urllib.parse import urlsplit
@@ -51,59 +52,6 @@ def _checked_host(host: str) -> str:
     return host
 
 
-ListenHost = Annotated[str, AfterValidator(lambda host: _checked_host(host) if host else host)]  # "" = all addresses
-
-
-class Listen(Section):
-    """Address to listen on."""
-
-    host: ListenHost = default("127.0.0.1", "IP address or host name to listen on; empty = all interfaces.")
-    port: int = default(8081, "TCP port to listen on; 0 = any free port.", ge=0, le=65535)
-    allowed_hosts: tuple[str, ...] = default((), "Names accepted in `Host` besides IP addresses, localhost and `host`.")
-
-    @field_validator("allowed_hosts")
-    @classmethod
-    def _are_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(_checked_host(name).lower().removesuffix(".") for name in names)
-
-
-class ServerConfig(Section):
-    """The client port with its limits and timeouts."""
-
-    host: ListenHost = default("0.0.0.0", "IP address or host name to listen on; empty = all interfaces.")
-    port: int = default(8080, "TCP port to listen on; 0 = any free port.", ge=0, le=65535)
-    admin: Listen | None = default(Listen(), "Admin port (/metrics, /admin/*), without authentication; null = none.")
-    max_connections: Count = default(16384, "Maximum client connections; more are closed immediately.")
-    max_body_bytes: Count = default(
-        8388608, "Maximum size of a request body; larger ones get 413. 8 MiB block the event loop for up to 40 ms."
-    )
-    max_upload_bytes: Count = default(536870912, "Maximum audio upload, streamed to the backend; larger ones get 413.")
-    memory_budget_bytes: Count = default(
-        1073741824, "Maximum memory for bodies, uploads, queue and buffered responses; beyond it, 503."
-    )
-    max_json_depth: Count = default(64, "Maximum nesting depth of a JSON body; else 400.")
-    max_json_containers: Count = default(16384, "Maximum objects and arrays in a JSON body; else 400.")
-    max_json_strings: Count = default(65536, "Maximum strings in a JSON body; else 400.")
-    max_json_values: Count = default(262144, "Maximum values in a JSON body; else 400.")
-    allow_media_urls: bool = default(False, "Let requests name http(s) URLs of media for the backend to fetch.")
-    max_sequences: Count = default(1024, "Maximum sequences (n x prompts) of one request; else 400.")
-    header_timeout_seconds: Seconds = default(10.0, "Timeout from the first byte to the end of the headers; then 408.")
-    body_timeout_seconds: Seconds = default(300.0, "Timeout from the end of the headers to that of the body; then 408.")
-    body_grace_seconds: Seconds = default(5.0, "Window over which the rate of a body is measured.")
-    body_min_bytes_per_second: float = default(1024.0, "Minimum rate of a request body; else 408.", gt=0)
-    keep_alive_seconds: Seconds = default(75.0, "Idle timeout of client connections; then they are closed.")
-    write_stall_seconds: Seconds = default(
-        60.0, "Timeout for a client that reads none of its response; then the request is aborted."
-    )
-    drain_delay_seconds: SecondsOrZero = default(
-        5.0, "After SIGTERM: time in which /readyz fails and requests are accepted."
-    )
-    drain_timeout_seconds: SecondsOrZero = default(600.0, "Then: time limit of running requests; the rest are aborted.")
-    response_headers: bool = default(True, "Send the x-gateway-* response headers.")
-    access_log: bool = default(True, "Write one JSON line per request to standard output.")
-    access_log_prefixes: bool = default(False, "Log salted hashes of prefix blocks, for `loadtest record`.")
-
-
 def _checked_endpoint(endpoint: str) -> str:
     if not _TCP.fullmatch(endpoint):
         raise ValueError("must look like tcp://host:port")
@@ -112,18 +60,6 @@ def _checked_endpoint(endpoint: str) -> str:
     if (host := endpoint[len("tcp://") :].rpartition(":")[0]) != "*":
         _checked_host(host.removeprefix("[").removesuffix("]"))
     return endpoint
-
-
-Endpoint = Annotated[str, AfterValidator(_checked_endpoint)]
-
-
-class KvEventsConfig(Section):
-    """Endpoints of a backend's KV events. Rank r of a data-parallel backend uses these ports plus r."""
-
-    endpoint: Endpoint = Field(description="tcp://host:port of the publisher; host * = the backend's host.")
-    replay: Endpoint | None = default(None, "tcp://host:port that resends missed events; null = none.")
-    topic: str | None = default(None, "Topic to subscribe to; null = all topics.")
-    bind: bool = default(False, "Listen on `endpoint` for publishers that connect; false = connect.")
 
 
 def _checked_origin(url: str) -> str:
@@ -144,6 +80,67 @@ def _checked_origin(url: str) -> str:
     return url.rstrip("/")
 
 
+def _positive_or_auto(value: int | str) -> int | str:
+    if isinstance(value, int) and value < 1:
+        raise ValueError("must be at least 1, or auto")
+    return value
+
+
+ListenHost = Annotated[str, AfterValidator(lambda host: _checked_host(host) if host else host)]  # "" = all addresses
+HostName = Annotated[str, AfterValidator(lambda name: _checked_host(name).lower().removesuffix("."))]
+Endpoint = Annotated[str, AfterValidator(_checked_endpoint)]
+CountOrAuto = Annotated[int | Literal["auto"], AfterValidator(_positive_or_auto)]
+BackendUrl = Annotated[str, AfterValidator(_checked_origin)]
+
+
+class Listen(Section):
+    """Address to listen on."""
+
+    host: ListenHost = default("127.0.0.1", "IP address or host name to listen on; empty = all interfaces.")
+    port: int = default(8081, "TCP port to listen on; 0 = any free port.", ge=0, le=65535)
+    allowed_hosts: tuple[HostName, ...] = default((), "Names accepted in `Host` besides `host`, localhost and IPs.")
+
+
+class ServerConfig(Section):
+    """The client port with its limits and timeouts."""
+
+    host: ListenHost = default("0.0.0.0", "IP address or host name to listen on; empty = all interfaces.")
+    port: int = default(8080, "TCP port to listen on; 0 = any free port.", ge=0, le=65535)
+    admin: Listen | None = default(Listen(), "Admin port (/metrics, /admin/*), without authentication; null = none.")
+    max_connections: Count = default(16384, "Maximum client connections; more are closed immediately.")
+    max_body_bytes: Count = default(
+        8388608, "Maximum size of a request body; larger ones get 413. 8 MiB block the event loop for up to 40 ms."
+    )
+    max_upload_bytes: Count = default(536870912, "Maximum audio upload, streamed to the backend; larger ones get 413.")
+    memory_budget_bytes: Count = default(1073741824, "Memory for bodies, uploads, queue and responses; beyond it, 503.")
+    max_json_depth: Count = default(64, "Maximum nesting depth of a JSON body; else 400.")
+    max_json_containers: Count = default(16384, "Maximum objects and arrays in a JSON body; else 400.")
+    max_json_strings: Count = default(65536, "Maximum strings in a JSON body; else 400.")
+    max_json_values: Count = default(262144, "Maximum values in a JSON body; else 400.")
+    allow_media_urls: bool = default(False, "Let requests name http(s) URLs of media for the backend to fetch.")
+    max_sequences: Count = default(1024, "Maximum sequences (n x prompts) of one request; else 400.")
+    header_timeout_seconds: Seconds = default(10.0, "Timeout from the first byte to the end of the headers; then 408.")
+    body_timeout_seconds: Seconds = default(300.0, "Timeout from the end of the headers to that of the body; then 408.")
+    body_grace_seconds: Seconds = default(5.0, "Window over which the rate of a body is measured.")
+    body_min_bytes_per_second: float = default(1024.0, "Minimum rate of a request body; else 408.", gt=0)
+    keep_alive_seconds: Seconds = default(75.0, "Idle timeout of client connections; then they are closed.")
+    write_stall_seconds: Seconds = default(60.0, "Timeout for a client that reads nothing: its request is aborted.")
+    drain_delay_seconds: SecondsOrZero = default(5.0, "Time after SIGTERM that /readyz fails; requests are accepted.")
+    drain_timeout_seconds: SecondsOrZero = default(600.0, "Then: time limit of running requests; the rest are aborted.")
+    response_headers: bool = default(True, "Send the x-gateway-* response headers.")
+    access_log: bool = default(True, "Write one JSON line per request to standard output.")
+    access_log_prefixes: bool = default(False, "Log salted hashes of prefix blocks, for `loadtest record`.")
+
+
+class KvEventsConfig(Section):
+    """Endpoints of a backend's KV events. Rank r of a data-parallel backend uses these ports plus r."""
+
+    endpoint: Endpoint = Field(description="tcp://host:port of the publisher; host * = the backend's host.")
+    replay: Endpoint | None = default(None, "tcp://host:port that resends missed events; null = none.")
+    topic: str | None = default(None, "Topic to subscribe to; null = all topics.")
+    bind: bool = default(False, "Listen on `endpoint` for publishers that connect; false = connect.")
+
+
 KvEvents = Annotated[  # YAML reads an unquoted `off` as false
     Literal["auto", "off"] | KvEventsConfig, BeforeValidator(lambda value: "off" if value is False else value)
 ]
@@ -152,20 +149,12 @@ KvEvents = Annotated[  # YAML reads an unquoted `off` as false
 class BackendConfig(Section):
     """One vLLM server."""
 
-    url: Annotated[str, AfterValidator(_checked_origin)] = Field(
-        description="URL of the vLLM server: scheme, host and port only."
-    )
+    url: BackendUrl = Field(description="URL of the vLLM server: scheme, host and port only.")
     name: str = default("", "Unique name in metrics, logs and response headers; empty = host:port of `url`.")
     api_key: str = default("", "Key sent to the backend; clients' keys are never forwarded.", pattern=r"^[!-~]*$")
-    max_in_flight: int | Literal["auto"] = default(
-        "auto", "Maximum sequences in flight; auto = vLLM's max_num_seqs if exposed, else learned."
-    )
-    kv_cache_tokens: int | Literal["auto"] = default(
-        "auto", "Size of the KV cache in tokens; auto = kv_cache_size_tokens of the backend's /metrics."
-    )
-    kv_events: KvEvents = default(
-        "auto", "KV event source; auto (default) = /kv_event_sources, at the backend's own host; off = none."
-    )
+    max_in_flight: CountOrAuto = default("auto", "Maximum sequences in flight; auto = vLLM's max_num_seqs, or learned.")
+    kv_cache_tokens: CountOrAuto = default("auto", "Tokens in the KV cache; auto = kv_cache_size_tokens of /metrics.")
+    kv_events: KvEvents = default("auto", "KV events; auto = /kv_event_sources, at the backend's host; off = none.")
     relative_cost: float = default(1.0, "Relative time for the same work: 2 = half as fast as others.", gt=0)
     speed: float | None = default(None, "Deprecated: former name of `relative_cost`.", gt=0, exclude=True)
 
@@ -177,13 +166,6 @@ class BackendConfig(Section):
         if "relative_cost" in document:
             raise ValueError("speed is the former name of relative_cost: remove it")
         return document | {"relative_cost": document["speed"]}
-
-    @field_validator("max_in_flight", "kv_cache_tokens")
-    @classmethod
-    def _is_positive(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and value < 1:
-            raise ValueError("must be at least 1, or auto")
-        return value
 
     @model_validator(mode="after")
     def _has_a_name(self) -> Self:
@@ -204,9 +186,7 @@ class RoutingConfig(Section):
     prefill_window_seconds: Seconds | None = default(
         None, "Maximum prefill work queued on an engine; beyond it, requests wait here. null = 3600 x b, at least 0.02."
     )
-    seconds_per_prefill_token: float = default(
-        28e-6, "b: initial estimate of prefill time per uncached token; then learned.", gt=0
-    )
+    seconds_per_prefill_token: float = default(28e-6, "b: initial prefill time per uncached token; then learned.", gt=0)
     aging: float = default(0.05, "Cost credit, in seconds, per second that a request has waited.", ge=0)
     index_capacity_factor: float = default(1.0, "Size of the own prefix record, in KV cache sizes.", gt=0, le=1000)
     index_memory_bytes: Count = default(536870912, "Maximum memory of the own records of all backends together.")
@@ -221,21 +201,13 @@ class AdmissionConfig(Section):
     max_queued_requests: int = default(4096, "Maximum queued requests; more get 429. 0 = no queue.", ge=0)
     max_queued_bytes: int = default(268435456, "Maximum total size of queued request bodies; more get 429.", ge=0)
     max_wait_seconds: Seconds = default(60.0, "Queue timeout: then 429, or 503 if no backend can serve the model.")
-    hold_without_backend: bool = default(
-        True, "Queue requests while no backend serves their model; false = 503 at once."
-    )
-    comment_seconds: SecondsOrZero = default(
-        15.0, "Interval of SSE comments to queued streams, against idle timeouts; 0 = none."
-    )
+    hold_without_backend: bool = default(True, "Queue requests while no backend serves the model; false = 503 at once.")
+    comment_seconds: SecondsOrZero = default(15.0, "Interval of keep-alive comments to queued streams; 0 = none.")
     tenant_header: str = default(
-        "",
-        "Header that names the tenant, set by a trusted proxy; empty = by API key.",
-        pattern=r"^([A-Za-z0-9-]{1,64})?$",
+        "", "Header with the tenant, set by a trusted proxy; empty = API key.", pattern=r"^([A-Za-z0-9-]{1,64})?$"
     )
     adaptive: bool = default(True, "Lower a backend's limit of sequences in flight while it is overloaded.")
-    itl_objective_seconds: Seconds | None = default(
-        None, "Mean inter-token latency that counts as overload; null = none."
-    )
+    itl_objective_seconds: Seconds | None = default(None, "Mean inter-token latency that means overload; null = none.")
 
     @field_validator("tenant_header")
     @classmethod
@@ -268,9 +240,7 @@ class HealthConfig(Section):
     eject_base_seconds: Seconds = default(5.0, "Duration of the first ejection; doubles at each relapse.")
     eject_max_seconds: Seconds = default(60.0, "Maximum duration of an ejection.")
     max_ejected: Fraction = default(0.5, "Maximum share of a model's backends ejected at once.")
-    slow_start_seconds: SecondsOrZero = default(
-        30.0, "Time for a recovered backend's cap to grow from a tenth to full."
-    )
+    slow_start_seconds: SecondsOrZero = default(30.0, "Time for a recovered backend's cap to grow from 1/10 to full.")
     refresh_seconds: Seconds = default(30.0, "Interval of rereading a backend's models and version.")
 
 
@@ -281,15 +251,9 @@ class UpstreamConfig(Section):
     first_byte_timeout_seconds: Seconds | None = default(
         None, "Timeout for the first byte of a response; then 504. null = none: long prompts take long."
     )
-    idle_stream_timeout_seconds: Seconds = default(
-        300.0, "Timeout between two pieces of a response; then it is interrupted."
-    )
-    keep_alive_seconds: Seconds = default(
-        3.0, "Idle timeout of pooled connections; must be below the backend's own (vLLM: 5 s)."
-    )
-    max_connection_age_seconds: Seconds = default(
-        300.0, "Maximum age of a pooled connection; older ones are replaced, to follow DNS changes."
-    )
+    idle_stream_timeout_seconds: Seconds = default(300.0, "Timeout between pieces of a response; then it is cut off.")
+    keep_alive_seconds: Seconds = default(3.0, "Idle timeout of pooled connections; below the backend's (vLLM: 5 s).")
+    max_connection_age_seconds: Seconds = default(300.0, "Maximum age of pooled connections, to follow DNS changes.")
     retry_budget_fraction: Fraction = default(0.1, "Retries allowed per request served.")
     retry_budget_min: int = default(10, "Retries allowed before any request was served.", ge=0)
 
@@ -318,12 +282,10 @@ class KeyConfig(Section):
         if bool(self.key) == bool(self.key_sha256):
             raise ValueError("set either key or key_sha256, not both")
         if self.digest in _NO_DIGESTS:
-            raise ValueError(
-                "key_sha256 is a placeholder (zeros or the digest of an empty string); set the digest of a key"
-            )
+            raise ValueError("key_sha256 is a placeholder (zeros or the digest of an empty string); set a key's digest")
         return self
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         return bytes.fromhex(self.key_sha256) or hashlib.sha256(self.key.encode()).digest()
 
@@ -332,9 +294,7 @@ class AuthConfig(Section):
     """Authentication of clients."""
 
     keys: tuple[KeyConfig, ...] = default((), "API keys of clients; empty = no authentication.")
-    cache_salt_secret: str = default(
-        "", "Secret from which all cache salts are derived, of isolate_cache too; empty = random at start."
-    )
+    cache_salt_secret: str = default("", "Secret for all cache salts, of isolate_cache too; empty = random at start.")
 
     @model_validator(mode="after")
     def _has_distinct_keys(self) -> Self:
@@ -360,9 +320,7 @@ class ModelConfig(Section):
     """Settings of one model, by the name that backends use."""
 
     tokenizer: str = default(
-        "",
-        "Folder or Hugging Face name. Prompts are then tokenized here too, for exact prefix routing and exact token"
-        " usage in embeddings batches.",
+        "", "Folder or Hugging Face name: prompts are tokenized here too, for exact routing and usage in batches."
     )
     embeddings: ModelEmbeddingsConfig = default(ModelEmbeddingsConfig(), "Overrides of `embeddings` for this model.")
 
@@ -373,9 +331,7 @@ class ModelsConfig(Section):
     model_config = ConfigDict(extra="allow")  # of the type below
     __pydantic_extra__: dict[str, ModelConfig] = Field(init=False)
 
-    aliases: dict[str, str] = Field(
-        default_factory=dict, description="Maps names that clients use to names that backends use."
-    )
+    aliases: dict[str, str] = default({}, "Maps names that clients use to names that backends use.")
 
     @model_validator(mode="after")
     def _has_no_section_for_an_alias(self) -> Self:

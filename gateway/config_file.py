@@ -21,10 +21,7 @@ _PLAINLY = {
 
 
 def substitute(value: Any, environ: dict[str, str], path: str = "") -> Any:
-    """Replace `${VAR}` and `${VAR:-default}` in every string of a parsed document.
-
-    Raises ConfigError for a variable that is not set and has no default.
-    """
+    """Replace `${VAR}` and `${VAR:-default}` in all strings. Raises ConfigError for one without a value."""
     if isinstance(value, dict):
         return {key: substitute(item, environ, f"{path}.{key}") for key, item in value.items()}
     if isinstance(value, list):
@@ -93,23 +90,18 @@ def load(
         if backends:
             document["backends"] = [{"url": url} for url in backends]
         server = document.get("server") or {}
-        overrides = _overrides(server, host, port, admin_port) if isinstance(server, dict) else {}  # else parsing fails
-        if overrides:
-            document["server"] = server | overrides
+        if isinstance(server, dict):  # else parsing fails
+            given: dict[str, Any] = {"host": host, "port": port}
+            overrides = {name: value for name, value in given.items() if value is not None}
+            admin = server.get("admin") or {}
+            if admin_port == "off":
+                overrides["admin"] = None
+            elif admin_port is not None and isinstance(admin, dict):
+                overrides["admin"] = admin | {"port": admin_port}
+            if overrides:
+                document["server"] = server | overrides
         if not document.get("backends"):
             raise ConfigError(
                 "no backends: pass --backend http://host:8000 (repeatable) or list them in a configuration file"
             )
     return parse(document)
-
-
-def _overrides(
-    server: dict[str, Any], host: str | None, port: int | None, admin_port: int | Literal["off"] | None
-) -> dict[str, Any]:
-    found: dict[str, Any] = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
-    admin = server.get("admin") or {}
-    if admin_port == "off":
-        found["admin"] = None
-    elif admin_port is not None and isinstance(admin, dict):
-        found["admin"] = admin | {"port": admin_port}
-    return found

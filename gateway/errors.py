@@ -24,7 +24,7 @@ class GatewayError(Exception):
     code: ClassVar[str | None] = None
     outcome: ClassVar[str] = "rejected"
     not_retryable: bool = False  # the same request would fail again
-    jitters_retry_after: ClassVar[bool] = False  # clients get this error in bursts
+    in_bursts: ClassVar[bool] = False  # many clients at once: their retries are spread out
 
     def __init_subclass__(cls, **differences: Any) -> None:
         if "status" in differences:
@@ -100,11 +100,11 @@ class HeadersTooLarge(GatewayError, status=431, code="headers_too_large"):
     """The request line or the headers exceed a limit."""
 
 
-class QueueFull(GatewayError, status=429, code="queue_full", outcome="queue_full", jitters_retry_after=True):
+class QueueFull(GatewayError, status=429, code="queue_full", outcome="queue_full", in_bursts=True):
     """All capacity is in use and the queue is full."""
 
 
-class WaitExpired(GatewayError, status=429, code="queue_timeout", outcome="queue_timeout", jitters_retry_after=True):
+class WaitExpired(GatewayError, status=429, code="queue_timeout", outcome="queue_timeout", in_bursts=True):
     """No capacity became available within the queue timeout."""
 
 
@@ -113,28 +113,21 @@ class RateLimited(GatewayError, status=429, code="rate_limit_exceeded", outcome=
 
 
 class DeadlineUnmeetable(
-    GatewayError,
-    status=429,
-    code="deadline_exceeded",
-    outcome="deadline_exceeded",
-    not_retryable=True,
-    jitters_retry_after=True,
+    GatewayError, status=429, code="deadline_exceeded", outcome="deadline_exceeded", not_retryable=True, in_bursts=True
 ):
     """No capacity will be available before the client's deadline."""
 
 
-class NoBackend(GatewayError, status=503, code="no_backend_available", outcome="no_backend", jitters_retry_after=True):
+class NoBackend(GatewayError, status=503, code="no_backend_available", outcome="no_backend", in_bursts=True):
     """No backend can serve this model at the moment."""
 
 
-class MemoryFull(
-    GatewayError, status=503, code="memory_budget_exceeded", outcome="memory_full", jitters_retry_after=True
-):
+class MemoryFull(GatewayError, status=503, code="memory_budget_exceeded", outcome="memory_full", in_bursts=True):
     """The memory budget of the gateway for requests is exceeded."""
 
 
 class OutOfDescriptors(
-    GatewayError, status=503, code="out_of_file_descriptors", outcome="out_of_descriptors", jitters_retry_after=True
+    GatewayError, status=503, code="out_of_file_descriptors", outcome="out_of_descriptors", in_bursts=True
 ):
     """The gateway has no free file descriptor for a connection to a backend; not a failure of the backend."""
 
@@ -184,7 +177,7 @@ class BackendBusy(
     status=503,
     type="upstream_error",
     code="backend_busy",
-    jitters_retry_after=True,
+    in_bursts=True,
     retryable=True,
     counts_as_failure=False,
 ):

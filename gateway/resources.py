@@ -12,25 +12,22 @@ from gateway.errors import MemoryFull
 
 _NONE_LEFT = frozenset({errno.EMFILE, errno.ENFILE})
 _RESERVED = 32  # standard streams, listeners, the event loop, the admin port
+_RETRY_AFTER_SECONDS = 1.0
 _PER_BACKEND = 16  # probes, questions, KV events, idle connections
 
 
 def raise_limit() -> int:
     """Raise the soft limit of this process to the hard limit. Returns the limit that holds then."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError):
-            return soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        return soft
     return hard
 
 
 def fitted(config: Config, limit: int) -> Config:
-    """The configuration with no more client connections than this limit allows.
-
-    Each client may need a second descriptor, for the connection to a backend.
-    """
+    """The configuration with no more client connections than descriptors allow: each may need another to a backend."""
     wanted = config.server.max_connections
     most = max(1, (limit - _RESERVED - _PER_BACKEND * len(config.backends)) // 2)
     if limit == resource.RLIM_INFINITY or wanted <= most:
@@ -43,20 +40,12 @@ def fitted(config: Config, limit: int) -> Config:
 
 def are_used_up(error: BaseException | None) -> bool:
     """Whether a connection failed because this process or machine has no descriptor left."""
-    if isinstance(error, socket.gaierror):
-        return _none_opens()  # the resolver opens files and sockets, and does not say why it failed
+    if isinstance(error, socket.gaierror):  # the resolver opens files and sockets, and does not say why it failed
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as opening:
+            error = opening
     return isinstance(error, OSError) and error.errno in _NONE_LEFT
-
-
-def _none_opens() -> bool:
-    try:
-        os.close(os.open(os.devnull, os.O_RDONLY))
-    except OSError as error:
-        return error.errno in _NONE_LEFT
-    return False
-
-
-_RETRY_AFTER_SECONDS = 1.0
 
 
 class MemoryBudget:

@@ -27,9 +27,7 @@ class Origin:
     def of(cls, url: str) -> "Origin":
         parts = urlsplit(url)
         tls = parts.scheme == "https"
-        if not parts.hostname:
-            raise ValueError(f"{url!r} has no host")
-        return cls(parts.hostname, parts.port or (443 if tls else 80), tls, parts.netloc.encode("idna"))
+        return cls(parts.hostname or "", parts.port or (443 if tls else 80), tls, parts.netloc.encode("idna"))
 
 
 class Backend:
@@ -42,14 +40,13 @@ class Backend:
         self.name = config.name
         self.origin = Origin.of(config.url)
         self.health = Health(health, random)
-        self.probe_error: str | None = None  # why the last probe of /health did not succeed
         self.telemetry: Telemetry | None = None
         self.slow_start_seconds = health.slow_start_seconds
         self.slow_since_seconds: float | None = None
         self.limiter = limiter or Limiter()
         self.kv_cache_tokens: int | None = None
         self.facts = Facts()
-        self.context_tokens: dict[str, int | None] = {}  # most in one sequence, by model
+        self.context_tokens: dict[str, int | None] = {}  # most in one sequence, by listed model
         self.missing: set[str] = set()  # models reported as missing since their list was read
         self._whole = Engine(index, config.name, slowness=config.relative_cost**0.5)
         self._ranks: list[Engine] = []  # every one that it ever ran: engine numbers are permanent
@@ -72,8 +69,9 @@ class Backend:
 
     def measured(self, telemetry: Telemetry | None) -> LimitChange | None:
         """Keep the last reading of /metrics, which may change the limit; None = there is none that is recent."""
-        self.telemetry = telemetry
-        return self.limiter.observe(telemetry and replace(telemetry, in_flight=self.in_flight, sent=self.placed))
+        sent = sum(engine.placed for engine in self.all_engines)
+        self.telemetry = telemetry and replace(telemetry, in_flight=self.in_flight, sent=sent)
+        return self.limiter.observe(self.telemetry)
 
     def restarted(self, now_seconds: float) -> LimitChange | None:
         """Another process answers: forget the load of the old one, and start slowly."""
@@ -81,27 +79,18 @@ class Backend:
         self.start_slowly(now_seconds)
         return self.limiter.restarted(now_seconds)
 
-    def probed(self, error: str | None) -> None:
-        """Keep why the last probe of /health did not succeed; None = it did."""
-        self.probe_error = error
-
     @property
     def cap(self) -> int:
         """Most sequences at once: configured, reported by the engine, or learned."""
         return self.limiter.upper
-
-    def lists(self, model: str) -> bool:
-        return any(card.id == model for card in self.facts.models)
 
     def limit(self, now_seconds: float) -> int:
         """Most sequences in flight now: the adaptive limit, less during a slow start."""
         since, limit = self.slow_since_seconds, self.limiter.limit
         if since is None:
             return limit
-        elapsed = now_seconds - since
-        if elapsed >= self.slow_start_seconds:
-            return limit
-        share = SLOW_START_SHARE + (1 - SLOW_START_SHARE) * max(elapsed, 0.0) / self.slow_start_seconds
+        elapsed_share = min(1.0, max(0.0, now_seconds - since) / self.slow_start_seconds)
+        share = SLOW_START_SHARE + (1 - SLOW_START_SHARE) * elapsed_share
         return min(limit, max(1, int(self.cap * share)))
 
     def __repr__(self) -> str:
@@ -128,10 +117,6 @@ class Backend:
     @property
     def in_flight(self) -> int:
         return sum(engine.load.in_flight for engine in self.all_engines)
-
-    @property
-    def placed(self) -> int:
-        return sum(engine.placed for engine in self.all_engines)
 
     @property
     def kv_tokens_reserved(self) -> int:

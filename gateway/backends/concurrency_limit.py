@@ -55,7 +55,7 @@ class Limiter:
 
     def __init__(self, *, adaptive: bool = True, itl_objective_seconds: float | None = None) -> None:
         self._adaptive = adaptive
-        self._objective = itl_objective_seconds
+        self._objective = itl_objective_seconds or math.inf
         self._known_upper: int | None = None
         self._start = DEFAULT_MAX_NUM_SEQS
         self.upper = self.limit = self._start
@@ -66,12 +66,9 @@ class Limiter:
         self._foreign = 0  # sequences of others, at the last fall
         self._ceiling: int | None = None  # a level that was too much, to be approached slowly
         self._probe = 1  # by how much the ceiling is passed next
-        self.pace_seconds: float | None = None  # for a token of the slower of recent streams; None = unknown
+        self.pace_seconds = 0.0  # for a token of the slower of recent streams; 0 = unknown
         self._life_seconds = 0.0  # of a stream
         self._streams = 0
-
-    def __repr__(self) -> str:
-        return f"<Limiter {self.limit} of {self.upper}, {self.last_change.reason if self.last_change else 'unchanged'}>"
 
     def bind(self, known: int | None, engines: int) -> None:
         """Set the upper bound, configured or reported; None = learn it, beginning at vLLM's default."""
@@ -86,7 +83,7 @@ class Limiter:
         """Another process answers: forget what was learned."""
         self._last, self._ceiling, self._probe = None, None, 1
         self._settled_seconds = now
-        self.pace_seconds, self._streams = None, 0
+        self.pace_seconds, self._streams = 0.0, 0
         self.upper = self._start
         return self._change_to(self._start, LimitReason.RESTART, now)
 
@@ -98,16 +95,13 @@ class Limiter:
         pace, life = self.pace_seconds, ended_seconds - first_token_seconds
         self._life_seconds += _RISE * (life - self._life_seconds)
         self._streams += 1
-        if pace is None:
+        if not pace:
             self.pace_seconds = tpot_seconds
         else:
             self.pace_seconds = pace + (_RISE if tpot_seconds > pace else _SINK) * (tpot_seconds - pace)
 
     def observe(self, sample: Telemetry | None) -> LimitChange | None:
-        """Take a sample; None = the metrics could not be read for a while.
-
-        At most one change, and none for effects of what was sent before the last fall.
-        """
+        """Take a sample (None = none for a while). Effects of what was sent before the last fall change nothing."""
         last, self._last = self._last, sample
         if not self._adaptive or last is None or sample is None:
             return None
@@ -130,39 +124,33 @@ class Limiter:
         if is_shown or sample.at_seconds - self._drained_seconds >= _LATE_SECONDS:
             self._settled_seconds = sample.at_seconds
 
-    def _signs(self, evidence: "_Evidence") -> list[LimitReason]:
+    def _signs(self, evidence: "_Evidence") -> dict[LimitReason, float]:
+        """The signs of overload, each with the level that would end it."""
+        signs: dict[LimitReason, float] = {}
         if evidence.in_flight == 0:
-            return []  # whatever it is, it is not ours
-        signs = []
+            return signs  # whatever it is, it is not ours
         if evidence.preemptions:
-            signs.append(LimitReason.PREEMPTIONS)
+            signs[LimitReason.PREEMPTIONS] = _FALL * evidence.ran
         if evidence.own_waiting > evidence.tolerated and evidence.generates:
-            signs.append(LimitReason.WAITING)
-        if self._objective is not None and self._streams >= _ENOUGH_STREAMS and self._pace > self._objective:
-            signs.append(LimitReason.INTER_TOKEN_LATENCY)
+            signs[LimitReason.WAITING] = evidence.ran + evidence.tolerated / 2
+        if self._streams >= _ENOUGH_STREAMS and self.pace_seconds > self._objective:
+            fall = min(_LEAST_FALL, self._objective / self.pace_seconds)
+            signs[LimitReason.INTER_TOKEN_LATENCY] = evidence.in_flight * fall
         return signs
 
-    def _fall(self, evidence: "_Evidence", signs: list[LimitReason]) -> LimitChange | None:
-        targets = []
-        for sign in signs:
-            if sign is LimitReason.PREEMPTIONS:
-                targets.append(_FALL * evidence.ran)
-            elif sign is LimitReason.WAITING:
-                targets.append(evidence.ran + evidence.tolerated / 2)
-            elif self._objective is not None:
-                targets.append(evidence.in_flight * min(_LEAST_FALL, self._objective / self._pace))
+    def _fall(self, evidence: "_Evidence", signs: dict[LimitReason, float]) -> LimitChange | None:
         floor = max(1, self.upper // _FOREIGN_FLOOR) if evidence.foreign > evidence.tolerated else 1
         # What waits is a number: a limit far above what is in flight need not be halved again and again.
         level = min(self.limit, evidence.in_flight) if LimitReason.WAITING in signs else self.limit
-        after = min(self.limit - 1, max(math.ceil(level / 2), math.ceil(min(targets))))
+        after = min(self.limit - 1, max(math.ceil(level / 2), math.ceil(min(signs.values()))))
         after = min(self.limit, max(floor, after))
         if after == self.limit:
             return None
-        ran = after if signs == [LimitReason.INTER_TOKEN_LATENCY] else evidence.ran  # too slowly, all of them
+        ran = after if [*signs] == [LimitReason.INTER_TOKEN_LATENCY] else evidence.ran  # too slowly, all of them
         self._ceiling, self._probe = min(self.limit, max(after, ran)), 1
-        self.pace_seconds, self._streams = None, 0
+        self.pace_seconds, self._streams = 0.0, 0
         self._settled_seconds, self._drained_seconds, self._foreign = None, None, evidence.foreign
-        return self._change_to(after, signs[0], evidence.at_seconds)
+        return self._change_to(after, next(iter(signs)), evidence.at_seconds)
 
     def _grow(self, evidence: "_Evidence") -> LimitChange | None:
         limit = self.limit
@@ -173,20 +161,15 @@ class Limiter:
             return None
         if limit >= self.upper and (self._known_upper is not None or evidence.waiting or evidence.running < limit):
             return None
-        step = self._step(evidence.at_seconds)
-        if not step:
-            return None
-        after = limit + step if self._known_upper is None else min(self.upper, limit + step)
-        if limit < self.upper < after:
-            after = self.upper  # beyond it, only what has run counts
+        after = limit + self._step(evidence.at_seconds)
+        if self._known_upper is not None or limit < self.upper:
+            after = min(self.upper, after)  # beyond a learned one, only what has run counts
         self.upper = max(self.upper, after)
         return self._change_to(after, LimitReason.ROOM, evidence.at_seconds)
 
     def _may_be_slow(self, now: float) -> bool:
-        if self._objective is None:
-            return False
         if self._streams >= _ENOUGH_STREAMS:
-            return self._pace > _LEAST_FALL * self._objective
+            return self.pace_seconds > _LEAST_FALL * self._objective
         last = self.last_change
         if last is None or last.reason is not LimitReason.INTER_TOKEN_LATENCY:
             return False
@@ -204,10 +187,6 @@ class Limiter:
         step, self._probe = min(self._probe, largest), 2 * self._probe
         self._ceiling = limit + step
         return step
-
-    @property
-    def _pace(self) -> float:
-        return self.pace_seconds or 0.0
 
     def _change_to(self, after: int, reason: LimitReason, now: float) -> LimitChange | None:
         before, self.limit = self.limit, after

@@ -27,15 +27,12 @@ def eligible(backends: Sequence[Backend], max_ejected: float) -> tuple[Backend, 
     Ejections beyond the share `max_ejected` are not carried out; those that end first are spared first.
     If no backend is left, all that are not gone are used: probes alone must not stop the traffic.
     """
-    usable = {backend for backend in backends if backend.health.state == "up" and not backend.health.gone}
-    ejected = [backend for backend in backends if backend.health.state == "ejected"]
-    too_many = max(0, len(ejected) - int(len(backends) * max_ejected))
-    sparable = [backend for backend in ejected if not backend.health.gone]
+    present = [backend for backend in backends if not backend.health.gone]
+    too_many = sum(backend.health.state == "ejected" for backend in backends) - int(len(backends) * max_ejected)
+    sparable = [backend for backend in present if backend.health.state == "ejected"]
     sparable.sort(key=lambda backend: backend.health.ejected_until)
-    usable.update(sparable[:too_many])
-    if usable:
-        return tuple(backend for backend in backends if backend in usable)
-    return tuple(backend for backend in backends if not backend.health.gone)
+    spared = sparable[: max(0, too_many)]
+    return tuple(each for each in present if each.health.state == "up" or each in spared) or tuple(present)
 
 
 class Fleet:
@@ -45,10 +42,9 @@ class Fleet:
         self,
         backends: Sequence[BackendConfig],
         health: HealthConfig,
-        admission: AdmissionConfig | None = None,
-        *,
         clock: Clock,
         random: Random,
+        admission: AdmissionConfig | None = None,
         supervisor: Supervisor | None = None,
     ) -> None:
         admission = admission or AdmissionConfig()
@@ -79,7 +75,7 @@ class Fleet:
         """The engines of these; None if no backend can have the model (one whose models are unknown yet may)."""
         if serving := self._serving.get(model):
             return [engine for backend in serving for engine in backend.engines]
-        may_come = any(backend.lists(model) or not backend.facts.models for backend in self.backends)
+        may_come = any(model in backend.context_tokens or not backend.facts.models for backend in self.backends)
         return [] if may_come else None
 
     def engines(self) -> list[Engine]:
@@ -112,6 +108,11 @@ class Fleet:
                 if (card.max_model_len or math.inf) < (known.max_model_len or math.inf):
                     cards[card.id] = card
         return tuple(cards.values())
+
+    def only_model(self) -> str | None:
+        """The model of requests that name none, if there is just one."""
+        models = self.models()
+        return models[0].id if len(models) == 1 else None
 
     def adapter(self, model: str) -> str | None:
         """The model's name, if it is a LoRA adapter of another."""
@@ -150,7 +151,7 @@ class Fleet:
 
     def model_missing(self, backend: Backend, model: str) -> None:
         """A backend reported a listed model as missing: others are used until it lists its models again."""
-        if backend.lists(model):
+        if model in backend.context_tokens:
             backend.missing.add(model)
             self._rebuild()
             self._notify("backend_doubt", self.on_probe_wanted, backend)
@@ -164,8 +165,7 @@ class Fleet:
     def probed(self, backend: Backend, probe: ProbeResult, reason: str = "") -> None:
         """A probe of /health ended; `reason`: why it did not succeed."""
         before = backend.health.view
-        backend.probed(reason or None)
-        may_be_another = backend.health.probed(probe, self._clock())
+        may_be_another = backend.health.probed(probe, self._clock(), reason)
         # If the process's start is known, the next scrape shows whether it is another process.
         if may_be_another and before.ever_up and backend.facts.process_start_seconds is None:
             self._restarted(backend)
@@ -221,12 +221,12 @@ class Fleet:
         for backend in self.backends:
             for card in backend.facts.models:
                 listing.setdefault(card.id, []).append(backend)
-        for model in {model for backend in self.backends for model in backend.missing}:
-            listed = listing.get(model, [])
-            listing[model] = [backend for backend in listed if model not in backend.missing] or listed
         old_families, self._families = self._families, _families(self.backends)
         must_notify = must_notify or self._families != old_families  # the scheduler reads them with the engines
-        serving = {model: eligible(backends, self._health.max_ejected) for model, backends in listing.items()}
+        serving = {
+            model: eligible([each for each in listed if model not in each.missing] or listed, self._health.max_ejected)
+            for model, listed in listing.items()
+        }
         for alone in serving.values():
             if all(backend.slow_since_seconds is not None for backend in alone):
                 for backend in alone:  # no other could take what they are spared
@@ -267,8 +267,8 @@ def _families(backends: Sequence[Backend]) -> dict[str, str]:
 def _sizes(backend: Backend) -> tuple[object, ...]:
     """What listeners read of a backend when the fleet notifies them."""
     facts = backend.facts
-    sizes = backend.cap, backend.kv_cache_tokens, facts.engines, facts.block_size_tokens, facts.prefix_caching
-    return *sizes, facts.kv_event_sources
+    engines = facts.engines, facts.block_size_tokens, facts.prefix_caching, facts.kv_event_sources
+    return backend.cap, backend.kv_cache_tokens, *engines
 
 
 def _differ(old: object, new: object) -> bool:

@@ -1,14 +1,8 @@
 """The health of one backend: probes with hysteresis, ejection by failed requests. Pure.
 
 Two kinds of evidence are kept apart. Probes of /health give a verdict, which changes after `fall` bad or `rise` good
-ones in a row. Requests give consecutive failures, which eject for a time that doubles at each relapse.
-
-| state    | verdict of the probes | ejected |
-|----------|-----------------------|---------|
-| unknown  | none yet              | no      |
-| up       | up                    | no      |
-| ejected  | up, or none yet       | yes     |
-| down     | down                  | either  |
+ones in a row. Requests give consecutive failures, which eject for a time that doubles at each relapse. A backend is
+down if the probes say so, else ejected or not.
 
 - Response bytes within the last `fall` probe intervals overrule probes that time out: a busy engine answers /health
   late. They never overrule a refused connection or a response that reports an unhealthy engine.
@@ -28,6 +22,10 @@ from typing import Literal, NamedTuple
 
 from gateway.config import HealthConfig
 
+State = Literal["unknown", "up", "down", "ejected"]
+JITTER = 0.1  # so that several gateways do not return to a backend at the same moment
+MOST_DOUBLINGS = 16
+UNREACHABLE_ERRNOS = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})  # why a connection failed
 _LATELY_SECONDS = 30.0
 _NEVER = -math.inf
 
@@ -90,13 +88,6 @@ class Blame:
         return self._count if stands_out or now - self._since_seconds >= patience_seconds else 0
 
 
-State = Literal["unknown", "up", "down", "ejected"]
-
-JITTER = 0.1  # so that several gateways do not return to a backend at the same moment
-MOST_DOUBLINGS = 16
-UNREACHABLE_ERRNOS = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})  # why a connection failed
-
-
 class ProbeResult(enum.Enum):
     """The result of one probe of /health."""
 
@@ -122,7 +113,9 @@ class Health:
     def __init__(self, config: HealthConfig, random: Random) -> None:
         self._config = config
         self._random = random
+        self._grace_seconds = config.probe_interval_seconds * config.fall
         self.state: State = "unknown"
+        self.probe_error: str | None = None  # why the last probe did not succeed
         self.refused = False  # the last attempt to reach it was refused
         self._refused_before = False  # one was, since the last probe that got through
         self.ever_up = False
@@ -130,16 +123,10 @@ class Health:
         self.ejected_until = -math.inf
         self.blame = Blame()
         self._verdict: Literal["unknown", "up", "down"] = "unknown"
-        self._falls = 0
-        self._rises = 0
-        self._unwell = False
-        self._failures = 0
-        self._is_ejected = False
-        self._fatal = False
-        self._ejected_at = -math.inf
-        self._returned_at = -math.inf
-        self._on_probation = False
-        self._doublings = 0
+        self._falls = self._rises = 0  # bad and good probes in a row
+        self._failures = self._doublings = 0  # failed requests in a row; ejections of late
+        self._unwell = self._is_ejected = self._fatal = self._on_probation = False
+        self._ejected_at = self._returned_at = -math.inf
 
     @property
     def gone(self) -> bool:
@@ -150,12 +137,12 @@ class Health:
     def view(self) -> HealthView:
         return HealthView(self.state, self.gone, self.ever_up, self.ejected_until)
 
-    def probed(self, probe: ProbeResult, now: float) -> bool:
+    def probed(self, probe: ProbeResult, now: float, reason: str = "") -> bool:
         """Count a probe. Whether it got through after refused connections, so that another process may answer."""
         self.tick(now)
+        self.probe_error = reason or None
         may_be_another = self._refused_before and probe is not ProbeResult.REFUSED
-        self._refused_before = probe is ProbeResult.REFUSED
-        self.refused = probe is ProbeResult.REFUSED
+        self.refused = self._refused_before = probe is ProbeResult.REFUSED
         self._unwell = probe is ProbeResult.UNWELL
         if probe is ProbeResult.OK:
             self._probed_well(now)
@@ -213,10 +200,6 @@ class Health:
         self.ejected_until = -math.inf
         self._settle()
 
-    @property
-    def _grace_seconds(self) -> float:
-        return self._config.probe_interval_seconds * self._config.fall
-
     def _probed_well(self, now: float) -> None:
         self._falls = 0
         if self._verdict != "up":
@@ -251,8 +234,5 @@ class Health:
         self._settle()
 
     def _settle(self) -> None:
-        if self._is_ejected and self._verdict != "down":
-            self.state = "ejected"
-        else:
-            self.state = self._verdict
+        self.state = "ejected" if self._is_ejected and self._verdict != "down" else self._verdict
         self.ever_up = self.ever_up or self.state == "up"

@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 import structlog
 
 from gateway.backends.backend import Backend
-from gateway.backends.facts import Facts
 from gateway.backends.fleet import Clock, Fleet
 from gateway.backends.health import JITTER, ProbeResult, State
-from gateway.backends.vllm_api import MODELS_PATH, READERS, SERVER_INFO_PATH, ControlClient, ControlError
+from gateway.backends.vllm_api import METRICS_PATH, MODELS_PATH, READERS, SERVER_INFO_PATH, ControlClient, ControlError
 from gateway.config import Config, HealthConfig
 from gateway.supervisor import Supervisor
 
@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 @asynccontextmanager
 async def watching(
-    fleet: Fleet, config: HealthConfig, *, clock: Clock, random: Random, supervisor: Supervisor | None = None
+    fleet: Fleet, config: HealthConfig, clock: Clock, random: Random, supervisor: Supervisor | None = None
 ) -> AsyncIterator[None]:
     """Watch all backends of the fleet while the block runs."""
     supervisor = supervisor or Supervisor(clock)
@@ -50,27 +50,25 @@ async def watching(
         yield
 
 
+@dataclass(eq=False)
 class BackendWatch:
     """The three loops that watch one backend."""
 
-    def __init__(
-        self, backend: Backend, fleet: Fleet, config: HealthConfig, client: ControlClient, clock: Clock, random: Random
-    ) -> None:
-        self._backend = backend
-        self._fleet = fleet
-        self._config = config
-        self._client = client
-        self._clock = clock
-        self._random = random
-        self._probe_wanted = asyncio.Event()
-        self._facts_wanted = asyncio.Event()
-        self._scrape_wanted = asyncio.Event()
-        self._answers = False  # whether the last probe was answered well
-        self._in_doubt = False
-        self._server_info_asked = False
-        self._logged_state: State = "unknown"
-        self._logged_probe_error: str | None = None
-        self._logged_reasons: dict[str, str] = {}
+    backend: Backend
+    fleet: Fleet
+    config: HealthConfig
+    client: ControlClient
+    clock: Clock
+    random: Random
+    _probe_wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    _facts_wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    _scrape_wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    _answers: bool = False  # whether the last probe was answered well
+    _in_doubt: bool = False
+    _server_info_asked: bool = False
+    _logged_state: State = "unknown"
+    _logged_probe_error: str | None = None
+    _logged_reasons: dict[str, str] = field(default_factory=dict)
 
     def probe_soon(self) -> None:
         """Probe soon and, if that is answered, read the models."""
@@ -84,15 +82,15 @@ class BackendWatch:
         self._scrape_wanted.set()
 
     async def probe(self) -> None:
-        started = self._clock()
-        probe, reason = await self._client.probe(self._backend.config)
+        started = self.clock()
+        probe, reason = await self.client.probe(self.backend.config)
         if probe is ProbeResult.UNSENT:
             self._log_reason("/health", "the gateway has reached its limit of open files (nofile)")
-            await asyncio.sleep(self._jittered(self._config.probe_interval_seconds))
+            await asyncio.sleep(self._jittered(self.config.probe_interval_seconds))
             return
         self._log_reason("/health", "")
         answers = probe is ProbeResult.OK
-        health = self._backend.health
+        health = self.backend.health
         if answers and (health.state != "up" or health.gone):
             # Before it gets a request for a model that it no longer has.
             await self._ask(MODELS_PATH)
@@ -102,57 +100,51 @@ class BackendWatch:
             self._in_doubt = False
             self._facts_wanted.set()
         self._answers = answers
-        self._fleet.probed(self._backend, probe, reason)
+        self.fleet.probed(self.backend, probe, reason)
         self._log_state(probe)
         await self._rest_until(started + self._pause_seconds(probe))
-        await asyncio.sleep(max(0.0, started + FASTEST_SECONDS - self._clock()))
+        await asyncio.sleep(max(0.0, started + FASTEST_SECONDS - self.clock()))
 
     async def ask_facts(self) -> None:
         """Read models, version and settings when it is time or wanted."""
-        await _wait(self._facts_wanted, self._jittered(self._config.refresh_seconds))
+        await _wait(self._facts_wanted, self._jittered(self.config.refresh_seconds))
         if not self._answers:
             return
         paths = [path for path in READERS if path != SERVER_INFO_PATH or not self._server_info_asked]
         self._server_info_asked = True  # its answer stays the same as long as the process lives
-        async with asyncio.TaskGroup() as group:
-            for path in paths:
-                group.create_task(self._ask(path))
+        await asyncio.gather(*map(self._ask, paths))
         await asyncio.sleep(FASTEST_SECONDS)
 
     async def scrape(self) -> None:
         """Read /metrics when it is time or wanted, and drop what is too old."""
-        await _wait(self._scrape_wanted, self._jittered(self._config.probe_interval_seconds))
-        backend = self._backend
+        await _wait(self._scrape_wanted, self._jittered(self.config.probe_interval_seconds))
         if self._answers:
-            try:
-                facts, telemetry = await self._client.scrape(backend.config)
-                self._log_reason("/metrics", "")
-                if telemetry is not None:  # else it is not a page of vLLM
-                    self._fleet.learned(backend, replace(backend.facts, **facts))
-                    self._fleet.measured(backend, telemetry)
-            except ControlError as error:
-                self._log_reason("/metrics", str(error))
-        oldest = self._clock() - STALE_INTERVALS * self._config.probe_interval_seconds
-        if backend.telemetry is not None and backend.telemetry.at_seconds < oldest:
-            self._fleet.measured(backend, None)
+            await self._ask(METRICS_PATH)
+        telemetry, oldest = self.backend.telemetry, self.clock() - STALE_INTERVALS * self.config.probe_interval_seconds
+        if telemetry is not None and telemetry.at_seconds < oldest:
+            self.fleet.measured(self.backend, None)
 
     async def _ask(self, path: str) -> None:
         """Learn what a path answers; without an answer, facts stay as they were."""
+        backend, facts, telemetry, reason = self.backend, dict[str, Any](), None, ""
         try:
-            facts, reason = await self._client.facts(self._backend.config, path), ""
+            facts, telemetry = await self.client.read(backend.config, path)
         except ControlError as error:
-            facts, reason = {}, "" if error.status == 404 and path != MODELS_PATH else str(error)
+            if error.status != 404 or path in (MODELS_PATH, METRICS_PATH):  # older versions lack the others
+                reason = str(error)
             if path == SERVER_INFO_PATH:  # what is known may be of a former process
                 facts = {"max_num_seqs": None, "can_admin": False}
-        self._fleet.learned(self._backend, replace(self._backend.facts, **facts))
-        if path == MODELS_PATH and "models" in facts:
-            self._fleet.list_read(self._backend)
+        self.fleet.learned(backend, replace(backend.facts, **facts))
+        if "models" in facts:
+            self.fleet.list_read(backend)
+        if telemetry is not None:
+            self.fleet.measured(backend, telemetry)
         self._log_reason(path, reason)
 
     def _pause_seconds(self, probe: ProbeResult) -> float:
         """From the start of one probe to the next; shorter where the next one decides something."""
-        state, interval = self._backend.health.state, self._config.probe_interval_seconds
-        if not self._fleet.ready and (state != "up" or probe is ProbeResult.REFUSED):
+        state, interval = self.backend.health.state, self.config.probe_interval_seconds
+        if not self.fleet.ready and (state != "up" or probe is ProbeResult.REFUSED):
             interval = min(interval, EAGER_SECONDS)
         elif (probe is ProbeResult.REFUSED and state == "up") or (probe is ProbeResult.OK and state == "down"):
             interval /= 4
@@ -160,30 +152,30 @@ class BackendWatch:
 
     async def _rest_until(self, due: float) -> None:
         """Wait for the next probe, a wish for one, or the end of an ejection, whichever is first."""
-        while (left := due - self._clock()) > 0:
-            until_return = self._backend.health.ejected_until - self._clock()
+        while (left := due - self.clock()) > 0:
+            until_return = self.backend.health.ejected_until - self.clock()
             if await _wait(self._probe_wanted, min(left, until_return) if until_return > 0 else left):
                 return
-            self._fleet.tick(self._backend)
+            self.fleet.tick(self.backend)
 
     def _jittered(self, seconds: float) -> float:
-        return seconds * self._random.uniform(1 - JITTER, 1 + JITTER)
+        return seconds * self.random.uniform(1 - JITTER, 1 + JITTER)
 
     def _log_state(self, probe: ProbeResult) -> None:
-        state, was, reason = self._backend.health.state, self._logged_state, self._backend.probe_error
+        state, was, reason = self.backend.health.state, self._logged_state, self.backend.health.probe_error
         if state != was:
             self._logged_state = state
             write = log.info if state == "up" else log.warning
-            write("backend_state", backend=self._backend.name, state=state, was=was, probe=probe.value, reason=reason)
+            write("backend_state", backend=self.backend.name, state=state, was=was, probe=probe.value, reason=reason)
         elif state == "down" and reason and reason != self._logged_probe_error:
-            log.warning("backend_unreachable", backend=self._backend.name, reason=reason)
+            log.warning("backend_unreachable", backend=self.backend.name, reason=reason)
         self._logged_probe_error = reason
 
     def _log_reason(self, path: str, reason: str) -> None:
         """Log why a request failed, once for each reason; at debug level if the path is optional."""
         if reason and reason != self._logged_reasons.get(path):
             write = log.warning if path in _REQUIRED else log.debug
-            write("backend_question_failed", backend=self._backend.name, reason=reason)
+            write("backend_question_failed", backend=self.backend.name, reason=reason)
         self._logged_reasons[path] = reason
 
 
@@ -200,13 +192,12 @@ async def _wait(event: asyncio.Event, seconds: float) -> bool:
 
 @dataclass
 class Answers:
-    """What one backend answered; `problems` maps a path to its error."""
+    """The answers of one backend, which has learned the facts in them; `problems` maps a path to its error."""
 
     backend: Backend
     probe: ProbeResult = ProbeResult.OK
-    facts: Facts = field(default_factory=Facts)
-    is_vllm: bool = False
     probe_error: str = ""  # why the probe did not succeed
+    is_vllm: bool = False
     problems: dict[str, ControlError] = field(default_factory=dict)
 
     @property
@@ -216,22 +207,15 @@ class Answers:
     async def query(self, client: ControlClient) -> None:
         self.probe, self.probe_error = await client.probe(self.backend.config)
         if self.is_reachable:
-            await asyncio.gather(self._scrape(client), *(self._ask(client, path) for path in READERS))
-            self.backend.learn(self.facts)
+            await asyncio.gather(*(self._ask(client, path) for path in (METRICS_PATH, *READERS)))
 
     async def _ask(self, client: ControlClient, path: str) -> None:
         try:
-            found = await client.facts(self.backend.config, path)
-            self.facts = replace(self.facts, **found)
+            facts, telemetry = await client.read(self.backend.config, path)
+            self.backend.learn(replace(self.backend.facts, **facts))
+            self.is_vllm |= telemetry is not None
         except ControlError as error:
             self.problems[path] = error
-
-    async def _scrape(self, client: ControlClient) -> None:
-        try:
-            scrape = await client.scrape(self.backend.config)
-            self.facts, self.is_vllm = replace(self.facts, **scrape.facts), scrape.telemetry is not None
-        except ControlError as error:
-            self.problems["/metrics"] = error
 
 
 async def survey(config: Config) -> list[Answers]:

@@ -9,10 +9,9 @@ import os
 import socket
 import ssl
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import StrEnum
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import aiohttp
@@ -33,7 +32,7 @@ MAX_LINES = 1024  # the wanted lines of a hundred data-parallel ranks
 MAX_MODELS = 10000
 PIECE_BYTES = 65536
 MODELS_PATH = "/v1/models"
-VERSION_PATH = "/version"
+METRICS_PATH = "/metrics"
 KV_EVENT_SOURCES_PATH = "/kv_event_sources"
 SERVER_INFO_PATH = "/server_info?config_format=json"  # 404 unless the server runs in development mode
 _SERVER_INFO_TIMEOUT_SECONDS = 15.0  # the first call makes the server collect its environment
@@ -47,11 +46,11 @@ class ControlError(Exception):
         self.status = status
 
 
-class Scrape(NamedTuple):
-    """One reading of /metrics: `Facts` by name, and the load; None = the page is not one of vLLM."""
+class Findings(NamedTuple):
+    """What a path answered: `Facts` by name, and the load if it is /metrics of vLLM."""
 
     facts: dict[str, Any]
-    telemetry: Telemetry | None
+    telemetry: Telemetry | None = None
 
 
 class ControlClient:
@@ -76,9 +75,7 @@ class ControlClient:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
     async def probe(self, backend: BackendConfig) -> tuple[ProbeResult, str]:
@@ -93,20 +90,12 @@ class ControlClient:
         except (aiohttp.ClientError, OSError) as error:
             return _probe_result(error), why(error)
 
-    async def facts(self, backend: BackendConfig, path: str) -> dict[str, Any]:
-        """The `Facts` that a path of `READERS` answers with, by name. Raises ControlError."""
+    async def read(self, backend: BackendConfig, path: str) -> Findings:
+        """Read /metrics or a path of `READERS`; of a longer page of metrics, its first 4 MiB. Raises ControlError."""
         is_slow = path == SERVER_INFO_PATH
         async with self._answer(backend, path, _SERVER_INFO_TIMEOUT_SECONDS if is_slow else None) as response:
-            return READERS[path](await _json_of(response, path))
-
-    async def ask(self, backend: BackendConfig, path: str, document: Any = None) -> Any:
-        """The JSON that a path answers with, to a JSON document if there is one. Raises ControlError."""
-        async with self._answer(backend, path, document=document) as response:
-            return await _json_of(response, path)
-
-    async def scrape(self, backend: BackendConfig) -> Scrape:
-        """Read /metrics; of a longer page, its first 4 MiB. Raises ControlError."""
-        async with self._answer(backend, "/metrics") as response:
+            if path != METRICS_PATH:
+                return Findings(READERS[path](await _json_of(response, path)))
             lines, size = LineFilter(), 0
             async for piece in response.content.iter_chunked(PIECE_BYTES):
                 lines.feed(piece)
@@ -114,6 +103,11 @@ class ControlClient:
                 if size > MAX_METRICS_BYTES:
                     break
             return read_scrape(lines.finish(), self._clock())
+
+    async def ask(self, backend: BackendConfig, path: str, document: Any = None) -> Any:
+        """The JSON that a path answers with, to a JSON document if there is one. Raises ControlError."""
+        async with self._answer(backend, path, document=document) as response:
+            return await _json_of(response, path)
 
     @asynccontextmanager
     async def _answer(
@@ -130,28 +124,21 @@ class ControlClient:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ControlError(f"{path}: {why(error)}") from error
 
-    @asynccontextmanager
-    async def _request(
+    def _request(
         self, backend: BackendConfig, path: str, timeout_seconds: float, document: Any = None
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        headers = {"Authorization": f"Bearer {backend.api_key}"} if backend.api_key else {}
-        if document is not None:
-            headers["Content-Type"] = "application/json"
-        async with self._session.request(
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return self._session.request(
             "GET" if document is None else "POST",
             URL(backend.url + path, encoded=True),
-            data=None if document is None else orjson.dumps(document),
-            headers=headers,
+            json=document,
+            headers={"Authorization": f"Bearer {backend.api_key}"} if backend.api_key else {},
             timeout=aiohttp.ClientTimeout(total=timeout_seconds),
             allow_redirects=False,
-        ) as response:
-            yield response
+        )
 
 
 def _probe_result(error: Exception) -> ProbeResult:
-    if isinstance(error, aiohttp.ClientConnectorCertificateError) or not isinstance(
-        error, aiohttp.ClientConnectorError
-    ):
+    if not isinstance(error, aiohttp.ClientConnectorError):
         return ProbeResult.TIMEOUT  # says nothing about the backend's process
     if are_used_up(error.os_error):
         return ProbeResult.UNSENT
@@ -205,7 +192,7 @@ def read_max_num_seqs(document: Any) -> int:
 
 READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     MODELS_PATH: lambda document: {"models": read_models(document)},
-    VERSION_PATH: lambda document: {"version": read_version(document)},
+    "/version": lambda document: {"version": read_version(document)},
     KV_EVENT_SOURCES_PATH: lambda document: {"kv_event_sources": read_kv_event_sources(document)},
     SERVER_INFO_PATH: lambda document: {"max_num_seqs": read_max_num_seqs(document), "can_admin": True},
 }  # the facts, by name, that each path's answer has
@@ -269,7 +256,7 @@ class LineFilter:
             self._kept += [line for line in lines if line.startswith(_WANTED)][: MAX_LINES - len(self._kept)]
 
 
-def read_scrape(text: str, at_seconds: float) -> Scrape:
+def read_scrape(text: str, at_seconds: float) -> Findings:
     """Read filtered lines. Raises ValueError if it is not in the exposition format."""
     samples: defaultdict[str, list[Sample]] = defaultdict(list)
     for family in text_string_to_metric_families(text):
@@ -279,17 +266,17 @@ def read_scrape(text: str, at_seconds: float) -> Scrape:
     def total(name: str) -> float:
         return sum(sample.value for sample in samples[name])
 
+    if not samples[_Name.RUNNING]:
+        return Findings({})
     configs = [sample.labels for sample in samples[_Name.CACHE_CONFIG]]
     starts = [sample.value for sample in samples[_PROCESS_START]]
     facts = {
         "engines": max(1, len({sample.labels.get("engine") for sample in samples[_Name.RUNNING]})),
         "block_size_tokens": _integer(configs[0].get("block_size")) if configs else None,
-        "kv_cache_tokens": _sum_of_known(map(_kv_cache_tokens, configs)),
+        "kv_cache_tokens": sum(filter(None, map(_kv_cache_tokens, configs))) or None,
         "prefix_caching": configs[0].get("enable_prefix_caching") == "True" if configs else None,
         "process_start_seconds": starts[0] if starts else None,
     }
-    if not samples[_Name.RUNNING]:
-        return Scrape(facts, None)
     # Others wait for an adapter, or for blocks from elsewhere.
     for_capacity = [sample for sample in samples[_Name.WAITING_BY_REASON] if sample.labels.get("reason") == "capacity"]
     waiting = for_capacity or samples[_Name.WAITING]
@@ -302,7 +289,7 @@ def read_scrape(text: str, at_seconds: float) -> Scrape:
         generation_tokens=total(_Name.GENERATION) if samples[_Name.GENERATION] else None,
         prefix_queries_tokens=total(_Name.PREFIX_QUERIES),
     )
-    return Scrape(facts, telemetry)
+    return Findings(facts, telemetry)
 
 
 def _kv_cache_tokens(config: dict[str, str]) -> int | None:
@@ -320,16 +307,9 @@ def _integer(label: str | None) -> int | None:
     return int(label) if label is not None and label.isascii() and label.isdigit() else None
 
 
-def _sum_of_known(numbers: Iterable[int | None]) -> int | None:
-    known = [number for number in numbers if number]
-    return sum(known) if known else None
-
-
 def why(error: BaseException) -> str:
     """A short reason, without the backend's address."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        cause = error.certificate_error
     match cause:
         case ssl.SSLCertVerificationError():
             return f"TLS: {cause.verify_message.rstrip('.')}"

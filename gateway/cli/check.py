@@ -44,7 +44,7 @@ def report_on(
     answers: Answers, policy: str, tokenized: frozenset[str] = frozenset(), events_unreachable: str | None = None
 ) -> Report:
     """`tokenized`: models with a tokenizer; `events_unreachable`: why the KV events cannot be read."""
-    backend, facts = answers.backend, answers.facts
+    backend, facts = answers.backend, answers.backend.facts
     cap, cap_from = _cap(answers)
     tokens_are_set = backend.config.kv_cache_tokens != "auto"
     tokens_from = "kv_cache_tokens" if tokens_are_set else "unknown" if backend.kv_cache_tokens is None else "/metrics"
@@ -73,7 +73,7 @@ def report_on(
 
 
 def _cap(answers: Answers) -> tuple[int | None, str]:
-    backend, facts = answers.backend, answers.facts
+    backend, facts = answers.backend, answers.backend.facts
     ranks = f" x {facts.engines} ranks" if facts.engines > 1 else ""
     if backend.config.max_in_flight != "auto":
         return backend.cap, "max_in_flight"
@@ -83,7 +83,7 @@ def _cap(answers: Answers) -> tuple[int | None, str]:
 
 
 def _kv_events(answers: Answers) -> str:
-    backend, facts = answers.backend, answers.facts
+    backend, facts = answers.backend, answers.backend.facts
     if sources := endpoints.plan(backend).sources:
         return ", ".join(f"{source.endpoint} (listening)" if source.bind else source.endpoint for source in sources)
     if backend.config.kv_events == "off" or facts.kv_event_sources == ():
@@ -95,7 +95,7 @@ def _knowledge(
     answers: Answers, policy: str, tokenized: frozenset[str], events_unreachable: str | None
 ) -> tuple[str, str]:
     """The source of the knowledge of its cache, and why there is no better one."""
-    facts, found = answers.facts, endpoints.plan(answers.backend)
+    facts, found = answers.backend.facts, endpoints.plan(answers.backend)
     if policy != "prefix" or facts.prefix_caching is False or not answers.is_reachable:
         return "none", "not used for routing"
     if not found.sources or events_unreachable:
@@ -107,7 +107,7 @@ def _knowledge(
 
 
 def _routing(answers: Answers, policy: str) -> tuple[str, str]:
-    facts = answers.facts
+    facts = answers.backend.facts
     if answers.probe is not ProbeResult.OK:
         return "none", answers.probe_error
     if not facts.models:
@@ -124,7 +124,7 @@ def _routing(answers: Answers, policy: str) -> tuple[str, str]:
 def _warnings(answers: Answers, events_unreachable: str | None) -> list[str]:
     if answers.probe is not ProbeResult.OK:
         return [f"{answers.probe_error}."]
-    facts, problems, found = answers.facts, answers.problems, []
+    facts, problems, found = answers.backend.facts, answers.problems, []
     if (error := problems.get(vllm_api.MODELS_PATH)) and error.status == 401:
         found.append("/v1/models returned 401: set api_key to the key that vLLM was started with.")
     elif error:

@@ -4,6 +4,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from random import Random
 from urllib.parse import unquote
 
@@ -16,7 +17,7 @@ from gateway.errors import BackendError, Draining, GatewayError, InternalError, 
 from gateway.front.connection import ClientConnection
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck, Route, Upload
 from gateway.front.json_body import SHORT_BYTES, at_once, in_turns
-from gateway.front.rate_limits import KeyLimits, Keys
+from gateway.front.rate_limits import KeyLimits, check_key
 from gateway.front.read import RequestReader, upload_tokens, upstream_headers
 from gateway.front.reply import JSON, ClientResponse, error_headers
 from gateway.front.uploads import RequestDispatcher, Uploads, model_of
@@ -93,7 +94,7 @@ class Handler:
         self._new_id = new_id
         self._complete = complete
         self._random = random
-        self.check_key: KeyCheck | None = Keys(config.auth.keys).check if config.auth.keys else None
+        self.check_key: KeyCheck | None = partial(check_key, config.auth.keys) if config.auth.keys else None
         self._rate_limits = {
             key.name: KeyLimits(key, clock)
             for key in config.auth.keys
@@ -152,7 +153,7 @@ class Handler:
         elif route.stored:
             request = self._reader.read_stored(incoming, route, reply.request_id)
         else:
-            steps = self._reader.read(incoming, route, reply.request_id, self._only_model)
+            steps = self._reader.read(incoming, route, reply.request_id, self._fleet.only_model)
             request = at_once(steps) if len(incoming.body) <= SHORT_BYTES else await in_turns(steps)
         incoming.drop_body()
         if request.document is not None:
@@ -210,7 +211,7 @@ class Handler:
         if not _MULTIPART.fullmatch(content_type):
             raise InvalidRequest("Content-Type must be multipart/form-data with a boundary.")
         await upload.collected()
-        model = await model_of(upload, self._only_model())  # sent on as it is: aliases do not apply
+        model = await model_of(upload, self._fleet.only_model())  # sent on as it is: aliases do not apply
         terms = self._reader.scheduling.read(incoming, streams=False)
         return InferenceRequest(
             route.endpoint,
@@ -228,14 +229,10 @@ class Handler:
             explains=headers.get(b"x-gateway-explain") == b"1",
         )
 
-    def _only_model(self) -> str | None:
-        models = self._fleet.models()
-        return models[0].id if len(models) == 1 else None
-
     def _fail(self, error: GatewayError, reply: ClientResponse) -> None:
         if isinstance(error, NoBackend):
             error.retry_after(self._fleet.recovery_seconds())
-        if error.jitters_retry_after and error.retry_after_seconds is not None:
+        if error.in_bursts and error.retry_after_seconds is not None:
             error.retry_after(error.retry_after_seconds * self._random.uniform(1.0, _LATEST))
         answer = error.answer if isinstance(error, BackendError) else None
         if answer is not None and not reply.begun:

@@ -36,11 +36,8 @@ class Bucket:
         return max(0.0, (amount - self.level(now)) / self._per_second)
 
     def take(self, amount: float, now: float) -> None:
-        """Take this amount, also into debt."""
-        self._level = self.level(now) - amount
-
-    def give(self, amount: float, now: float) -> None:
-        self._level = min(self.limit, self.level(now) + amount)
+        """Take this amount, also into debt; a negative one is given back."""
+        self._level = min(self.limit, self.level(now) - amount)
 
     def headers(self, what: str, now: float) -> str:
         return (
@@ -67,10 +64,7 @@ class KeyLimits:
         return f"<KeyLimits {self.running} running, {', '.join(levels) or 'no rates'}>"
 
     def charge(self, tokens: int) -> None:
-        """Charge what a request is expected to need; `correct` must follow when it ends.
-
-        Raises RateLimited, and charges nothing then.
-        """
+        """Charge what a request is expected to need, or raise RateLimited; `correct` must follow when it ends."""
         now, amounts = self._clock(), {"requests": 1, "tokens": tokens}
         if self._most_running is not None and self.running >= self._most_running:
             raise RateLimited(
@@ -94,9 +88,9 @@ class KeyLimits:
         self.running -= 1
         self._ended.left(now)
         if "requests" in self._buckets and not counts:
-            self._buckets["requests"].give(1, now)
+            self._buckets["requests"].take(-1, now)
         if (tokens := self._buckets.get("tokens")) is not None:
-            tokens.give(charged_tokens - max(0, min(used_tokens, charged_tokens + tokens.limit)), now)
+            tokens.take(max(0, min(used_tokens, charged_tokens + tokens.limit)) - charged_tokens, now)
 
     def headers(self) -> bytes:
         """The x-ratelimit header lines of every response."""
@@ -129,25 +123,16 @@ def _check(bucket: Bucket, amount: int, what: str, now: float) -> None:
         )
 
 
-class Keys:
-    """The configured API keys."""
-
-    def __init__(self, keys: Sequence[KeyConfig]) -> None:
-        self._keys = [(key.digest, key) for key in keys]
-
-    def check(self, headers: Mapping[bytes, bytes]) -> KeyConfig:
-        """The API key of a request. Raises Unauthorized.
-
-        Every key is compared, whichever matches: the time taken reveals nothing.
-        """
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer" or not token:
-            token = headers.get(b"x-api-key", b"")
-        digest = hashlib.sha256(token.strip()).digest()
-        found = None
-        for known, key in self._keys:
-            if hmac.compare_digest(known, digest):
-                found = key
-        if found is None or not token.strip():
-            raise Unauthorized("Incorrect or missing API key. Send it as `Authorization: Bearer <key>`.")
-        return found
+def check_key(keys: Sequence[KeyConfig], headers: Mapping[bytes, bytes]) -> KeyConfig:
+    """The API key of a request. Raises Unauthorized. Every key is compared: the time taken reveals nothing."""
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() != b"bearer" or not token:
+        token = headers.get(b"x-api-key", b"")
+    digest = hashlib.sha256(token.strip()).digest()
+    found = None
+    for key in keys:
+        if hmac.compare_digest(key.digest, digest):
+            found = key
+    if found is None or not token.strip():
+        raise Unauthorized("Incorrect or missing API key. Send it as `Authorization: Bearer <key>`.")
+    return found

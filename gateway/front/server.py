@@ -21,6 +21,8 @@ _UNSENT_OPTION = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS h
 class Server:
     """Owner of the client connections."""
 
+    _server: asyncio.Server  # once it listens
+
     def __init__(
         self,
         config: ServerConfig,
@@ -37,21 +39,17 @@ class Server:
         self._supervisor = supervisor or Supervisor(clock)
         self._connections: set[ClientConnection] = set()
         self.beginnings = Beginnings()
-        self._server: asyncio.Server | None = None
 
     def __repr__(self) -> str:
         return f"<Server {len(self._connections)} clients, {self.answering} answers under way>"
 
     @property
     def port(self) -> int:
-        assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 
     @property
     def answering(self) -> int:
         return sum(connection.answering for connection in self._connections)
-
-    # What connections call.
 
     def connected(self, connection: ClientConnection) -> bool:
         """A client connected; False = there are too many."""
@@ -61,18 +59,12 @@ class Server:
     def disconnected(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
 
-    # Starting and stopping.
-
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
         """Accept clients while the block runs; then abort the connections that are left."""
-        loop = asyncio.get_running_loop()
+        loop, config = asyncio.get_running_loop(), self.config
         self._server = await loop.create_server(
-            lambda: ClientConnection(self, loop),
-            self.config.host,
-            self.config.port,
-            backlog=_BACKLOG,
-            reuse_address=True,
+            lambda: ClientConnection(self, loop), config.host, config.port, backlog=_BACKLOG, reuse_address=True
         )
         if _UNSENT_OPTION is not None:
             for listener in self._server.sockets:  # connections inherit it
@@ -88,7 +80,6 @@ class Server:
         """Shut down without losing requests: not ready, still accepting, then only finish what is in progress."""
         self.handler.start_draining()
         await asyncio.sleep(self.config.drain_delay_seconds)
-        assert self._server is not None
         self._server.close()
         await self._wait_for_clients(self.config.drain_timeout_seconds)
 

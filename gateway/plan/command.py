@@ -45,7 +45,7 @@ def ask_running(url: str, api_key: str = "") -> Running:
     except ConfigError as error:
         raise PlanError(str(error).splitlines()[0]) from None
     [answers] = asyncio.run(survey(config))
-    facts = answers.facts
+    facts = answers.backend.facts
     if answers.probe is not ProbeResult.OK:
         raise PlanError(f"{url}: {answers.probe_error}")
     if not facts.models:

@@ -89,12 +89,12 @@ async def test_another_reason_is_logged_when_it_comes(tmp_path: Path) -> None:
         port = bound.getsockname()[1]
     async with running(Place(f"https://127.0.0.1:{port}"), wait=False) as under_test:
         [backend] = under_test.gateway.fleet.backends
-        await holds(lambda: backend.probe_error == "connection refused", "it refuses")
+        await holds(lambda: backend.health.probe_error == "connection refused", "it refuses")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(file)
         server = await asyncio.start_server(lambda *_: None, "127.0.0.1", port, ssl=context)
         async with server:
-            await holds(lambda: backend.probe_error == "TLS: self-signed certificate", "it is told apart")
+            await holds(lambda: backend.health.probe_error == "TLS: self-signed certificate", "it is told apart")
             told = [event["reason"] for event in under_test.events if event["event"] == "backend_unreachable"]
             assert told == ["TLS: self-signed certificate"]
 

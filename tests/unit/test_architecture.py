@@ -75,7 +75,7 @@ LAYERS: dict[str, set[str]] = {
         "observe.record",
     },
     "feedback": {"request", "config", "supervisor", "backends", "observe", "routing", "scheduling"},
-    "admin_views": {
+    "admin": {
         "request",
         "errors",
         "config",
@@ -95,9 +95,9 @@ LAYERS: dict[str, set[str]] = {
 }
 # The modules that know an event loop, a clock, chance, or the network. All others are values in, decisions out.
 EDGES = {
-    "admin_views", "app", "backends.probe", "backends.vllm_api", "cli.check", "cli.main",
+    "admin", "app", "backends.probe", "backends.vllm_api", "cli.check", "cli.main",
     "config_file", "dispatch", "embeddings.batcher", "embeddings.batching", "embeddings.coalescer",
-    "embeddings.delivery", "embeddings.rerank", "embeddings.waiter", "front.admin", "front.connection", "front.handler",
+    "embeddings.delivery", "embeddings.rerank", "embeddings.waiter", "front.connection", "front.handler",
     "front.http_request", "front.json_body", "front.server", "front.uploads", "kv_events.endpoints", "kv_events.feed",
     "observe.log", "observe.metrics", "plan.command", "relay.connection", "relay.relay", "resources",
     "scheduling.leases", "supervisor", "tokenization.process", "tokenization.tokenization", "tokenization.tokenizer",

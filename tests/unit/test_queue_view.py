@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admin_views import QueueView
+from gateway.admin import QueueView
 from gateway.observe.metrics import Metrics
 from gateway.scheduling.scheduler import Lease
 from tests.unit.scheduling.builders import ask, hall
@@ -14,7 +14,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.here = hall(1, max_requests=1000, max_bytes=100_000)
-        self.view = QueueView(self.here.queue, self.here.scheduler, lambda: ["m", "o"], ["key"], self.here.clock)
+        self.view = QueueView(self.here.queue, lambda: ["m", "o"], ["key"], self.here.clock)
         self.held = self.here.scheduler.place(ask(tenant="a"), 0.0)
 
     @property

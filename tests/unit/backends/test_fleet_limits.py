@@ -74,7 +74,7 @@ def test_a_restart_voids_what_the_limit_had_learned(scene: MakeScene) -> None:
 
 def test_the_limit_stays_where_the_configuration_says_so() -> None:
     admission = AdmissionConfig(adaptive=False)
-    fleet = Fleet([BackendConfig(url="http://h:1")], HealthConfig(), admission, clock=ManualClock(), random=Random(1))
+    fleet = Fleet([BackendConfig(url="http://h:1")], HealthConfig(), ManualClock(), Random(1), admission)
     sent_before(fleet.backends[0])
     for second in range(5):
         fleet.measured(fleet.backends[0], overloaded(second, 136))

@@ -152,7 +152,7 @@ async def test_compressed_answers_are_not_inflated() -> None:
 async def test_an_endless_metrics_page_is_cut() -> None:
     async with Scripted() as server, client() as asking:
         server.answers["/metrics"] = pour
-        found = await asking.scrape(backend(server.url))
+        found = await asking.read(backend(server.url), "/metrics")
         assert found.telemetry is None
     assert MAX_METRICS_BYTES < 10**7
 
@@ -161,4 +161,4 @@ async def test_a_garbage_metrics_page_is_a_control_error() -> None:
     async with Scripted() as server, client() as asking:
         server.answers["/metrics"] = text_answer('vllm:num_requests_running{engine="0" 3')
         with pytest.raises(ControlError, match="/metrics"):
-            await asking.scrape(backend(server.url))
+            await asking.read(backend(server.url), "/metrics")

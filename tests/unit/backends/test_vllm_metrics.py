@@ -1,15 +1,14 @@
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gateway.backends.facts import Facts
-from gateway.backends.vllm_api import MAX_LINES, LineFilter, Scrape, read_scrape
+from gateway.backends.vllm_api import MAX_LINES, Findings, LineFilter, read_scrape
 
+RUNNING = b'vllm:num_requests_running{engine="0"} 0\n'  # every server of vLLM has it
 RECORDINGS = Path(__file__).parents[2] / "contract/recordings"
 
 
-def scrape(page: bytes, piece_bytes: int = 1000) -> Scrape:
+def scrape(page: bytes, piece_bytes: int = 1000) -> Findings:
     lines = LineFilter()
     for start in range(0, len(page), piece_bytes):
         lines.feed(page[start : start + piece_bytes])
@@ -80,17 +79,17 @@ def test_data_parallel_ranks_are_summed() -> None:
 
 def test_kv_tokens_fall_back_to_blocks_times_block_size() -> None:
     page = b'vllm:cache_config_info{block_size="16",kv_cache_size_tokens="None",num_gpu_blocks="10"} 1.0\n'
-    assert scrape(page).facts["kv_cache_tokens"] == 160
+    assert scrape(RUNNING + page).facts["kv_cache_tokens"] == 160
 
 
 def test_an_encoders_only_block_is_no_kv_cache() -> None:
     page = b'vllm:cache_config_info{block_size="128",kv_cache_size_tokens="None",num_gpu_blocks="1"} 1.0\n'
-    assert scrape(page).facts["kv_cache_tokens"] is None
+    assert scrape(RUNNING + page).facts["kv_cache_tokens"] is None
 
 
 def test_unset_settings_are_unknown() -> None:
     page = b'vllm:cache_config_info{block_size="None",num_gpu_blocks="None",enable_prefix_caching="False"} 1.0\n'
-    found = scrape(page)
+    found = scrape(RUNNING + page)
     assert [found.facts[name] for name in ("block_size_tokens", "kv_cache_tokens", "prefix_caching")] == [
         None,
         None,
@@ -99,9 +98,7 @@ def test_unset_settings_are_unknown() -> None:
 
 
 def test_a_page_of_another_server_has_no_telemetry() -> None:
-    found = scrape(b"go_goroutines 7\nprocess_start_time_seconds 5\n")
-    assert found.telemetry is None
-    assert replace(Facts(), **found.facts) == Facts(process_start_seconds=5.0)
+    assert scrape(b"go_goroutines 7\nprocess_start_time_seconds 5\n") == Findings({})
 
 
 @pytest.mark.parametrize(

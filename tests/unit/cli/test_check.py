@@ -32,7 +32,7 @@ def answered(facts: Facts, name: str = "a", **settings: object) -> Answers:
     config = BackendConfig.model_validate({"url": "http://h:1", "name": name, **settings})
     backend = Backend(0, config, HealthConfig(), Random(1))
     backend.learn(facts)
-    return Answers(backend, ProbeResult.OK, facts, is_vllm=True)
+    return Answers(backend, is_vllm=True)
 
 
 def config_for(*urls: str, **sections: object) -> Config:

@@ -8,16 +8,16 @@ from random import Random
 from typing import Any
 
 import pytest
-from aiohttp import web
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from gateway.admin import AdminPort
 from gateway.cli.http_get import AdminError, ask_admin
 from gateway.cli.main import app
 from gateway.cli.pages import page
 from gateway.config import Listen
-from gateway.front.admin import add_prefix_routes, admin_listening
 from gateway.insights.report import PrefixReport
+from gateway.observe.metrics import Metrics
 from tests.unit.insights.traffic import Prose, chat, read, report_of, send, times
 from tests.unit.pages import serving
 
@@ -42,9 +42,11 @@ def shown(document: dict[str, Any]) -> str:
 
 @asynccontextmanager
 async def admin_port(report: PrefixReport | None) -> AsyncIterator[str]:
-    served = web.Application()
-    add_prefix_routes(served, None if report is None else lambda window: report.prepare(31.0, window))
-    async with admin_listening(served, Listen(port=0)) as port:
+    async def unused(*_: object) -> dict[str, Any]:
+        raise AssertionError
+
+    prepare = None if report is None else lambda window: report.prepare(31.0, window)
+    async with AdminPort(Listen(port=0), Metrics().snapshot, list, unused, unused, prepare).listening() as port:
         yield f"http://127.0.0.1:{port}"
 
 
@@ -103,24 +105,18 @@ async def test_a_disabled_report_is_an_error_of_one_line() -> None:
 
 
 async def test_a_server_that_is_no_gateway_is_an_error_of_one_line() -> None:
-    async with admin_listening(web.Application(), Listen(port=0)) as port:
-        result = await run(f"http://127.0.0.1:{port}")
+    with serving(lambda _: (404, b"")) as url:
+        result = await run(url)
     assert result.exit_code == 1
     assert result.stderr.endswith("returned 404: is this the admin port of a gateway?\n")
     assert len(result.stderr.splitlines()) == 1
 
 
 async def test_a_report_of_another_shape_is_an_error_of_one_line() -> None:
-    served = web.Application()
-    served.router.add_get("/admin/prefixes", _other)
-    async with admin_listening(served, Listen(port=0)) as port:
-        result = await run(f"http://127.0.0.1:{port}")
+    with serving(lambda _: (200, b'{"totals": 3}')) as url:
+        result = await run(url)
     assert result.exit_code == 1
     assert "unsupported report format" in result.stderr
-
-
-async def _other(_: web.Request) -> web.Response:
-    return web.json_response({"totals": 3})
 
 
 @contextmanager

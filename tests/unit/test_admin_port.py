@@ -7,15 +7,14 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway import admin as module
+from gateway.admin import AdminPort, breather, is_own_host, own_hosts
 from gateway.config import Listen
 from gateway.errors import ModelNotFound
-from gateway.front import admin as module
-from gateway.front.admin import Breather, add_prefix_routes, admin_app, admin_listening, is_own_host, own_hosts
-from gateway.observe.metrics import Metrics
+from gateway.observe.metrics import Breathe, Metrics
 
 NAMES = {"gateway.svc"}
 
@@ -31,8 +30,8 @@ async def three_wait() -> dict[str, Any]:
 async def test_metrics_and_backends_are_served_on_a_port_of_their_own() -> None:
     metrics = Metrics()
     metrics.attempts.add(("a", "ok"))
-    app = admin_app(metrics.snapshot, lambda: [{"name": "a", "state": "up"}], no_route, three_wait)
-    async with admin_listening(app, Listen(port=0)) as port, aiohttp.ClientSession() as session:
+    admin = AdminPort(Listen(port=0), metrics.snapshot, lambda: [{"name": "a", "state": "up"}], no_route, three_wait)
+    async with admin.listening() as port, aiohttp.ClientSession() as session:
         async with session.get(f"http://127.0.0.1:{port}/metrics") as response:
             assert response.headers["content-type"].startswith("text/plain")
             assert 'gateway_upstream_attempts_total{backend="a",result="ok"} 1.0' in await response.text()
@@ -47,7 +46,7 @@ async def test_metrics_and_backends_are_served_on_a_port_of_their_own() -> None:
 async def test_open_metrics_are_served_by_content_negotiation() -> None:
     headers = {"accept": "application/openmetrics-text; version=1.0.0"}
     async with (
-        admin_listening(admin_app(Metrics().snapshot, list, no_route, three_wait), Listen(port=0)) as port,
+        AdminPort(Listen(port=0), Metrics().snapshot, list, no_route, three_wait).listening() as port,
         aiohttp.ClientSession() as session,
         session.get(f"http://127.0.0.1:{port}/metrics", headers=headers) as response,
     ):
@@ -55,7 +54,7 @@ async def test_open_metrics_are_served_by_content_negotiation() -> None:
 
 
 async def test_it_can_be_switched_off() -> None:
-    async with admin_listening(admin_app(Metrics().snapshot, list, no_route, three_wait), None) as port:
+    async with AdminPort(None, Metrics().snapshot, list, no_route, three_wait).listening() as port:
         assert port is None
 
 
@@ -67,9 +66,9 @@ async def test_a_dry_run_shows_where_a_body_would_go(query: str, path: str) -> N
         asked.append((body, path))
         return {"chosen": "a"}
 
-    app = admin_app(Metrics().snapshot, list, route, three_wait)
+    admin = AdminPort(Listen(port=0), Metrics().snapshot, list, route, three_wait)
     async with (
-        admin_listening(app, Listen(port=0)) as port,
+        admin.listening() as port,
         aiohttp.ClientSession() as session,
         session.post(f"http://127.0.0.1:{port}/admin/route{query}", data=b"{}") as response,
     ):
@@ -81,9 +80,9 @@ async def test_a_dry_run_of_what_would_be_refused_says_why() -> None:
     async def route(body: bytes, path: str) -> dict[str, Any]:
         raise ModelNotFound("The model 'x' does not exist.", param="model")
 
-    app = admin_app(Metrics().snapshot, list, route, three_wait)
+    admin = AdminPort(Listen(port=0), Metrics().snapshot, list, route, three_wait)
     async with (
-        admin_listening(app, Listen(port=0)) as port,
+        admin.listening() as port,
         aiohttp.ClientSession() as session,
         session.post(f"http://127.0.0.1:{port}/admin/route", data=b"{}") as response,
     ):
@@ -99,8 +98,9 @@ async def asked(hosts: Iterable[str] = ()) -> AsyncIterator[Callable[..., Any]]:
     async def route(body: bytes, path: str) -> dict[str, Any]:
         return {"bytes": len(body)}
 
-    app = admin_app(metrics.snapshot, list, route, three_wait, frozenset(hosts))
-    async with admin_listening(app, Listen(port=0)) as port, aiohttp.ClientSession() as session:
+    names = Listen(port=0, allowed_hosts=tuple(hosts))
+    admin = AdminPort(names, metrics.snapshot, list, route, three_wait)
+    async with admin.listening() as port, aiohttp.ClientSession() as session:
 
         async def ask(method: str, path: str, **options: Any) -> tuple[int, Any]:
             async with session.request(method, f"http://127.0.0.1:{port}{path}", **options) as response:
@@ -158,9 +158,9 @@ async def test_metrics_are_taken_on_the_loop_and_rendered_beside_it() -> None:
             seen.append(threading.get_ident())
             yield from self._inner.collect()
 
-    app = admin_app(lambda breathe: Family(metrics.snapshot(breathe)), list, no_route, three_wait)  # type: ignore[arg-type,return-value]
+    admin = AdminPort(Listen(port=0), lambda breathe: Family(metrics.snapshot(breathe)), list, no_route, three_wait)  # type: ignore[arg-type,return-value]
     async with (
-        admin_listening(app, Listen(port=0)) as port,
+        admin.listening() as port,
         aiohttp.ClientSession() as session,
         session.get(f"http://127.0.0.1:{port}/metrics") as response,
     ):
@@ -169,10 +169,8 @@ async def test_metrics_are_taken_on_the_loop_and_rendered_beside_it() -> None:
 
 
 @asynccontextmanager
-async def serving(prepare: Callable[[float | None], Callable[[Breather], dict[str, Any]]] | None) -> AsyncIterator[str]:
-    app = web.Application()
-    add_prefix_routes(app, prepare)
-    async with admin_listening(app, Listen(port=0)) as port:
+async def serving(prepare: Callable[[float | None], Callable[[Breathe], dict[str, Any]]] | None) -> AsyncIterator[str]:
+    async with AdminPort(Listen(port=0), Metrics().snapshot, list, no_route, three_wait, prepare).listening() as port:
         yield f"http://127.0.0.1:{port}/admin/prefixes"
 
 
@@ -185,7 +183,7 @@ async def test_a_snapshot_is_taken_on_the_loop_and_the_report_made_beside_it() -
     loop_thread = threading.get_ident()
     seen: list[object] = []
 
-    def prepare(window_seconds: float | None) -> Callable[[Breather], dict[str, Any]]:
+    def prepare(window_seconds: float | None) -> Callable[[Breathe], dict[str, Any]]:
         seen.append((window_seconds, threading.get_ident() == loop_thread))
 
         def make(breathe: Callable[[], None]) -> dict[str, Any]:
@@ -235,7 +233,7 @@ async def test_it_says_that_it_is_switched_off() -> None:
 
 def test_work_is_interrupted_by_rests() -> None:
     now, slept = [0.0], list[float]()
-    breathe = Breather(lambda: now[0], slept.append)
+    breathe = breather(lambda: now[0], slept.append)
     for _ in range(10):
         now[0] += 0.0004
         breathe()

@@ -1,0 +1,405 @@
+"""The admin port: gauges, the backends, the queue and dry runs of routing, for operators only; never on the main port.
+
+A page in an operator's browser may give its own name the address of this port (DNS rebinding), and then read what the
+port answers: the browser takes both for one origin. Such a request has the page's name in its `Host` header, so only
+known names are accepted. Addresses and loopback names cannot be taken over like that.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from ipaddress import ip_address
+from operator import attrgetter
+from typing import Any
+
+import orjson
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from gateway.backends.backend import Backend
+from gateway.backends.concurrency_limit import LimitChange
+from gateway.backends.fleet import Fleet
+from gateway.config import Config, Listen
+from gateway.errors import BodyTooLarge, GatewayError, HostNotAllowed, InvalidRequest, RequestTimeout
+from gateway.feedback import CacheState
+from gateway.front.http_request import HttpRequest, find_route
+from gateway.front.json_body import in_turns, parse_body
+from gateway.front.read import RequestReader
+from gateway.front.reply import render
+from gateway.kv_events.endpoints import plan
+from gateway.kv_events.feed import KvEvents
+from gateway.observe.metrics import Breathe, Labels, Metrics
+from gateway.request import Demand, Kind
+from gateway.routing.policy import as_document
+from gateway.scheduling.fair_share import Tenant, Tenants
+from gateway.scheduling.leases import LeaseBroker
+from gateway.scheduling.scheduler import Scheduler
+from gateway.scheduling.wait_queue import Queue, TenantQueue
+from gateway.tokenization.tokenization import Tokenization
+
+_MAX_BODY_BYTES = 1048576  # of a dry run: parsed in a few milliseconds
+_BODY_SECONDS = 10.0
+_BREATH_SECONDS = 0.001
+_MOST_LABELS = 100  # tenant names in metrics; those of keys first
+_MOST_SHOWN = 100  # tenants of a model in the answer
+
+
+def breather(clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> Breathe:
+    """Releases the interpreter lock every millisecond; otherwise the event loop waits 5 ms at every turn."""
+    since = clock()
+
+    def breathe() -> None:
+        nonlocal since
+        if clock() - since >= _BREATH_SECONDS:
+            sleep(_BREATH_SECONDS)
+            since = clock()
+
+    return breathe
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Reads the owners of state; changes nothing."""
+
+    config: Config
+    fleet: Fleet
+    scheduler: Scheduler
+    lease_broker: LeaseBroker
+    queue: Queue
+    cache_state: CacheState
+    kv_events: KvEvents
+    tokenization: Tokenization
+    reader: RequestReader
+    clock: Callable[[], float]
+
+    def add_gauges(self, metrics: Metrics) -> None:
+        in_flight, reserved = attrgetter("in_flight"), attrgetter("kv_tokens_reserved")
+        by_backend: tuple[tuple[str, str, Callable[[Backend], float]], ...] = (
+            ("in_flight", "Sequences in flight on a backend.", in_flight),
+            ("in_flight_limit", "Current limit of sequences in flight on a backend.", self._limit),
+            ("kv_tokens_reserved", "KV cache tokens reserved for requests in flight.", reserved),
+            ("kv_tokens_limit", "Limit of reserved KV cache tokens on a backend.", self._kv_tokens_limit),
+            ("up", "Backend health: 1 = up, 0 = down, ejected or unknown.", lambda it: float(it.health.state == "up")),
+            ("prefix_trust", "Share of predicted hits used for routing; 1 while confirmed.", self._hit_accuracy),
+        )
+        for name, documentation, read in by_backend:
+            metrics.gauge(f"gateway_backend_{name}", documentation, ("backend",), partial(self._of_backends, read))
+        by_rank, gauge, counter = ("backend", "rank"), metrics.gauge, metrics.counter
+        for add, name, documentation, key in (
+            (gauge, "gateway_kv_events_followed", "KV event stream state: 1 = complete and current.", "used"),
+            (gauge, "gateway_kv_events_blocks", "KV cache blocks on an engine, by its KV events.", "resident_blocks"),
+            (counter, "gateway_kv_events_gaps_total", "Gaps in the sequence of KV events.", "gaps"),
+        ):
+            add(name, documentation, by_rank, partial(self._of_streams, key))
+        counter("gateway_tokenizer_prompts_total", "Tokenization attempts by result.", ("result",), self._tokenized)
+        gauge("gateway_queued_requests", "Requests waiting in the queue, by model.", ("model",), self._queued)
+
+    def _queued(self) -> list[tuple[Labels, float]]:
+        """By model; `unknown` for models that no backend has listed yet, whose requests may be held."""
+        counts: list[tuple[Labels, float]] = [((card.id,), self.queue.waiting(card.id)) for card in self.fleet.models()]
+        unknown = len(self.queue) - sum(count for _, count in counts)
+        return [*counts, (("unknown",), unknown)] if unknown else counts
+
+    def _tokenized(self) -> list[tuple[Labels, float]]:
+        return [((result,), count) for result, count in self.tokenization.totals.items()]
+
+    def _streams(self) -> list[dict[str, Any]]:
+        """The streams of KV events, and whether placement uses what they report."""
+        return [each | {"used": self.cache_state.exact.live(each["engine"])} for each in self.kv_events.status()]
+
+    def _of_streams(self, key: str) -> list[tuple[Labels, float]]:
+        return [((each["backend"], str(each["rank"])), float(each[key])) for each in self._streams()]
+
+    def _of_backends(self, read: Callable[[Backend], float]) -> list[tuple[Labels, float]]:
+        return [((backend.name,), read(backend)) for backend in self.fleet.backends]
+
+    def _limit(self, backend: Backend) -> int:
+        return backend.limit(self.clock())
+
+    def _kv_tokens_limit(self, backend: Backend) -> int:
+        """0 where the size of the cache is not known, so that there is no limit."""
+        return int(self.config.admission.kv_headroom * (backend.kv_cache_tokens or 0))
+
+    def _hit_accuracy(self, backend: Backend) -> float:
+        return min(self.cache_state.hit_accuracy.share(engine.index) for engine in backend.engines)
+
+    def backends(self) -> list[dict[str, Any]]:
+        streams = self._streams()
+        return [self._backend(backend, streams) for backend in self.fleet.backends]
+
+    def _backend(self, backend: Backend, streams: list[dict[str, Any]]) -> dict[str, Any]:
+        index = self.cache_state.index
+        return {
+            "name": backend.name,
+            "url": backend.config.url,
+            "state": backend.health.state,
+            "probe_error": backend.health.probe_error,
+            "version": backend.facts.version,
+            "models": [card.id for card in backend.facts.models],
+            "engines": len(backend.engines),
+            "in_flight": backend.in_flight,
+            "limit": self._limit(backend),
+            "limit_upper": backend.cap,
+            "limit_moved": _limit_change(backend.limiter.last_change, self.clock()),
+            "kv_cache_tokens": backend.kv_cache_tokens,
+            "kv_tokens_reserved": backend.kv_tokens_reserved,
+            "kv_tokens_limit": self._kv_tokens_limit(backend) or None,
+            "prefix_record_bytes": sum(index.used_bytes(engine.index) for engine in backend.engines),
+            "prefix_trust": self._hit_accuracy(backend),
+            "tokenizers": self.tokenization.verdicts(backend.name),
+            "kv_events": [each for each in streams if each["backend"] == backend.name],
+            "kv_events_problem": plan(backend).problem,
+        }
+
+    async def route(self, body: bytes, path: str) -> dict[str, Any]:
+        """Where a request with this body would go now. Nothing is sent and nothing is remembered.
+
+        `path` is the endpoint, or empty: then the body's fields decide. Raises a GatewayError where the request would.
+        """
+        if not path:
+            document = await in_turns(parse_body(body, self.config.server))
+            path = "/v1/chat/completions" if "messages" in document else "/v1/completions"
+        incoming = HttpRequest()
+        incoming.take_body(body, keep_alive=False)
+        route = find_route(b"POST", path.encode())
+        if route.kind not in (Kind.GENERATE, Kind.POOL):
+            why = f"Requests to {path} are not routed by their body, so a dry run is unsupported."
+            raise InvalidRequest(why, param="path")
+        request = await in_turns(self.reader.read(incoming, route, "dry-run", self.fleet.only_model))
+        demand = (await self.tokenization.complete(request)).demand
+        verdicts = self.lease_broker.explain(demand)
+        is_open = [verdict for verdict in verdicts if verdict.is_open]
+        chosen = verdicts[0] if self.scheduler.waits_for_best or not is_open else is_open[0]
+        engines = [verdict.engine for verdict in is_open]
+        least_loaded = min(engines, key=lambda engine: engine.load.in_flight / engine.slots, default=None)
+        return {
+            "model": demand.model,
+            "policy": self.config.routing.policy,
+            "prompt_tokens": demand.prompt_tokens,
+            "prefix_blocks": len(demand.keys),
+            "chosen": chosen.name,
+            "waits": not chosen.is_open or self.queue.waiting(demand.model) > 0,
+            "queued_requests": self.queue.waiting(demand.model),
+            "backends": as_document(verdicts),
+            "other_policies": {"least_loaded": least_loaded and least_loaded.name},
+        }
+
+
+def _limit_change(change: LimitChange | None, now: float) -> dict[str, Any] | None:
+    if change is None:
+        return None
+    seconds = round(now - change.at_seconds, 1)
+    return {"reason": change.reason.value, "before": change.before, "after": change.after, "seconds_ago": seconds}
+
+
+class QueueView:
+    """Reads the queue; changes nothing. `names`: of tenants that are known from the start."""
+
+    def __init__(
+        self, queue: Queue, models: Callable[[], Sequence[str]], names: Iterable[str], clock: Callable[[], float]
+    ) -> None:
+        self._queue = queue
+        self._models = models
+        self._labels = set(list(names)[:_MOST_LABELS])
+        self._clock = clock
+
+    def add_gauges(self, metrics: Metrics) -> None:
+        metrics.gauge(
+            "gateway_queued_requests_by_tenant",
+            "Requests waiting in the queue, by tenant; other = tenants beyond the first 100, none = no tenant name.",
+            ("model", "tenant", "class"),
+            self._counts,
+        )
+
+    async def document(self) -> dict[str, Any]:
+        """The queue of each model, live. Yields between tenants, since a long queue takes long to read."""
+        now = self._clock()
+        shown = dict.fromkeys((*self._models(), *self._queue.models()))
+        return {"waiting": len(self._queue), "models": [await self._model(model, now) for model in shown]}
+
+    def _counts(self) -> list[tuple[Labels, float]]:
+        counts: dict[Labels, float] = {}
+        known = set(self._models())
+        for model in self._queue.models():
+            queue = self._queue.of_model(model)
+            for flow in queue.flows if queue is not None else ():
+                labels = (model if model in known else "unknown", self._label(flow.tenant.name), _class(flow.batch))
+                counts[labels] = counts.get(labels, 0.0) + len(flow.tickets)
+        return list(counts.items())
+
+    def _label(self, tenant: str) -> str:
+        """The tenant's name, or `other` after the first 100."""
+        if tenant not in self._labels:
+            if len(self._labels) >= _MOST_LABELS:
+                return "other"
+            self._labels.add(tenant)
+        return tenant
+
+    async def _model(self, model: str, now: float) -> dict[str, Any]:
+        queue, tenants = self._queue.of_model(model), self._queue.tenants(model)
+        flows = {(flow.tenant.name, flow.batch): flow for flow in queue.flows} if queue is not None else {}
+        shown = sorted(tenants, key=lambda one: (one.waiting, one.in_flight, one.seen_seconds), reverse=True)
+        between = tenants.rate.between_seconds(now)
+        rows = []
+        for tenant in shown[:_MOST_SHOWN]:
+            rows.append(self._tenant(model, tenants, tenant, flows, now))
+            await asyncio.sleep(0)
+        return {
+            "model": model,
+            "waiting": tenants.waiting,
+            "in_flight": tenants.in_flight,
+            "line_seconds": now - queue.began_seconds if queue is not None else 0.0,
+            "drain_requests_per_second": 1 / between if between else None,
+            "tenants": rows,
+        }
+
+    def _tenant(
+        self, model: str, tenants: Tenants, tenant: Tenant, flows: dict[tuple[str, bool], TenantQueue], now: float
+    ) -> dict[str, Any]:
+        return {
+            "tenant": tenant.name,
+            "weight": tenant.weight,
+            "in_flight": tenant.in_flight,
+            "served_tokens": round(tenant.served_tokens),
+            "classes": [
+                {
+                    "class": _class(batch),
+                    "waiting": 0 if flow is None else len(flow.tickets),
+                    "oldest_wait_seconds": 0.0 if flow is None else now - flow.since_seconds,
+                    "tokens_ahead": round(_ahead(tenants, tenant, batch)) if flow is not None else 0,
+                    "expected_wait_seconds": self._queue.wait_seconds(
+                        Demand(model, tenant=tenant.name, weight=tenant.weight, batch=batch), now
+                    ),
+                }
+                for batch, flow in ((batch, flows.get((tenant.name, batch))) for batch in (False, True))
+                if flow is not None or not batch
+            ],
+        }
+
+
+def _ahead(tenants: Tenants, tenant: Tenant, batch: bool) -> float:
+    """Tokens that it was served more than others by weight; below 0 while it waits for its best engine."""
+    return (tenant.shares[batch].end - tenants.clocks[batch].now) * tenant.weight
+
+
+def _class(batch: bool) -> str:
+    return "batch" if batch else "interactive"
+
+
+@dataclass(frozen=True)
+class AdminPort:
+    """Serves these documents. `route` makes a dry run of a body and its endpoint; it may raise a GatewayError.
+
+    What may take seconds is made in a thread, one at a time, of what was copied on the event loop: metrics of the
+    `snapshot`; the prefix report by the function that `prepare` returns for the last seconds (None = all samples).
+    Without `prepare` the report is disabled: 404.
+    """
+
+    listen: Listen | None
+    snapshot: Callable[[Breathe], Collector]
+    backends: Callable[[], list[dict[str, Any]]]
+    route: Callable[[bytes, str], Awaitable[dict[str, Any]]]
+    queue: Callable[[], Awaitable[dict[str, Any]]]
+    prepare: Callable[[float | None], Callable[[Breathe], dict[str, Any]]] | None = None
+    _rendering: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _reporting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[int | None]:
+        """Serve while the block runs; yields the port, or None if it is disabled."""
+        if self.listen is None:
+            yield None
+            return
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._guard])
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/admin/backends", self._backends)
+        app.router.add_get("/admin/queue", self._queue)
+        app.router.add_get("/admin/prefixes", self._prefixes)
+        app.router.add_post("/admin/route", self._route)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self.listen.host, self.listen.port).start()
+            yield int(runner.addresses[0][1])
+        finally:
+            await runner.cleanup()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer errors, and refuse requests under other host names than those of the port."""
+        try:
+            names = own_hosts(self.listen)
+            for host in request.headers.getall("host", ()):
+                if not is_own_host(host, names):
+                    raise HostNotAllowed(
+                        f"The host {host[:256]!r} is not allowed on the admin port. Use an IP address, or add the name"
+                        " to server.admin.allowed_hosts."
+                    )
+            return await handler(request)
+        except GatewayError as error:
+            return web.Response(body=render(error), status=error.status, content_type="application/json")
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        async with self._rendering:
+            body = await asyncio.to_thread(encode, self.snapshot(breather()))
+        return web.Response(body=body, headers={"content-type": content_type})
+
+    async def _backends(self, _: web.Request) -> web.Response:
+        return _as_json({"backends": self.backends()})
+
+    async def _queue(self, _: web.Request) -> web.Response:
+        return _as_json(await self.queue())
+
+    async def _route(self, request: web.Request) -> web.Response:
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                body = await request.read()
+        except TimeoutError as error:
+            raise RequestTimeout(f"Timeout: the request body did not arrive within {_BODY_SECONDS:g} s.") from error
+        except web.HTTPRequestEntityTooLarge as error:
+            raise BodyTooLarge(f"The body exceeds {_MAX_BODY_BYTES} bytes, the limit for a dry run.") from error
+        return _as_json(await self.route(body, request.query.get("path", "")))
+
+    async def _prefixes(self, request: web.Request) -> web.Response:
+        if self.prepare is None:
+            return _as_json({"error": "The prefix report is disabled: set prefix_report.enabled to true."}, 404)
+        try:
+            minutes = float(request.query.get("minutes", "0"))
+        except ValueError:
+            minutes = -1.0
+        if not 0 <= minutes < 1e6:
+            return _as_json({"error": "The parameter minutes must be a number of at least 0."}, 400)
+        async with self._reporting:
+            return _as_json(await asyncio.to_thread(self.prepare(minutes * 60 or None), breather()))
+
+
+def own_hosts(listen: Listen | None) -> frozenset[str]:
+    """Names that the port is known by, as far as it is configured."""
+    return frozenset() if listen is None else frozenset((listen.host.lower(), *listen.allowed_hosts)) - {""}
+
+
+def is_own_host(header: str, names: Collection[str]) -> bool:
+    """Whether a header is an IP address, a loopback name, or one of these names, with any port."""
+    host = header.strip().lower()
+    if host.startswith("["):
+        host = host[1:].partition("]")[0]
+    elif (parts := host.partition(":"))[2].isdigit() or not parts[2]:
+        host = parts[0]
+    host = host.removesuffix(".")
+    if host == "localhost" or host.endswith(".localhost") or host in names:
+        return True
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _as_json(document: Any, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(document), status=status, content_type="application/json")
