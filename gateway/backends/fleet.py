@@ -24,8 +24,9 @@ Clock = Callable[[], float]
 def eligible(backends: Sequence[Backend], max_ejected: float) -> tuple[Backend, ...]:
     """The backends of a model that may get requests; never those that are certainly gone.
 
-    Ejections beyond the share `max_ejected` are not carried out; those that end first are spared first.
-    If no backend is left, all that are not gone are used: probes alone must not stop the traffic.
+    Backends that answer probes in time are preferred. Ejections beyond the share `max_ejected` are not carried out;
+    those that end first are spared first. If no backend is left, all that are not gone are used: probes alone must not
+    stop the traffic.
     """
     usable = {backend for backend in backends if backend.health.state == "up" and not backend.health.gone}
     ejected = [backend for backend in backends if backend.health.state == "ejected"]
@@ -34,6 +35,7 @@ def eligible(backends: Sequence[Backend], max_ejected: float) -> tuple[Backend, 
     sparable.sort(key=lambda backend: backend.health.ejected_until)
     usable.update(sparable[:too_many])
     if usable:
+        usable = {backend for backend in usable if not backend.health.late} or usable
         return tuple(backend for backend in backends if backend in usable)
     return tuple(backend for backend in backends if not backend.health.gone)
 
@@ -126,9 +128,9 @@ class Fleet:
     def succeeded(self, backend: Backend, tenant: str | None = None) -> None:
         """A request was answered; `tenant`: whose it was, if that is known."""
         health = backend.health
-        refused = health.refused
+        doubted = health.refused or health.late
         health.succeeded(self._clock(), tenant)
-        if refused and not health.gone:
+        if doubted and not health.gone:
             self._rebuild()
 
     def failed(self, backend: Backend, error: BackendError, tenant: str | None = None) -> None:

@@ -12,6 +12,7 @@ ones in a row. Requests give consecutive failures, which eject for a time that d
 
 - Response bytes within the last `fall` probe intervals overrule probes that time out: a busy engine answers /health
   late. They never overrule a refused connection or a response that reports an unhealthy engine.
+- Other backends are preferred as soon as one probe times out while no response bytes come: the engine may hang.
 - The first good probe ever is enough: hysteresis protects a running backend, not a starting one.
 - An ejection ends by time, or by a good probe in its second half. If the engine reported that it is dead, only time
   counts: its /health may still return 200.
@@ -112,6 +113,7 @@ class HealthView(NamedTuple):
 
     state: State
     gone: bool
+    late: bool
     ever_up: bool
     ejected_until: float  # decides which ejections are not carried out
 
@@ -124,6 +126,7 @@ class Health:
         self._random = random
         self.state: State = "unknown"
         self.probe_error: str | None = None  # why the last probe did not succeed
+        self.late = False  # the last probe timed out, and no response bytes came meanwhile
         self.refused = False  # the last attempt to reach it was refused
         self._refused_before = False  # one was, since the last probe that got through
         self.ever_up = False
@@ -149,7 +152,7 @@ class Health:
 
     @property
     def view(self) -> HealthView:
-        return HealthView(self.state, self.gone, self.ever_up, self.ejected_until)
+        return HealthView(self.state, self.gone, self.late, self.ever_up, self.ejected_until)
 
     def probed(self, probe: ProbeResult, now: float, reason: str = "") -> bool:
         """Count a probe. Whether it got through after refused connections, so that another process may answer."""
@@ -159,6 +162,7 @@ class Health:
         self._refused_before = probe is ProbeResult.REFUSED
         self.refused = probe is ProbeResult.REFUSED
         self._unwell = probe is ProbeResult.UNWELL
+        self.late = probe is ProbeResult.TIMEOUT and now - self.heard_at >= self._config.probe_timeout_seconds
         if probe is ProbeResult.OK:
             self._probed_well(now)
         else:
@@ -175,7 +179,7 @@ class Health:
     def succeeded(self, now: float, tenant: str | None = None) -> None:
         self.blame.served(tenant, now)
         self.heard_at = now
-        self.refused = False
+        self.refused = self.late = False
         self._failures = 0
         self._on_probation = False
 

@@ -176,6 +176,37 @@ async def test_a_backend_too_busy_to_answer_health_while_its_tokens_flow_stays_i
         await asyncio.gather(reading, return_exceptions=True)
 
 
+HUNG = {"health": {"probe_interval_seconds": 0.3, "probe_timeout_seconds": 0.3, "fall": 3}}
+
+
+async def test_after_one_late_probe_others_are_preferred(backend: ScriptedBackend, other: ScriptedBackend) -> None:
+    async with running(backend, other, sections=HUNG) as under_test:
+        backend.control[b"/health"] = hang()
+        await holds(lambda: under_test.backend(backend).health.late, "a probe is late")
+        before = len(backend.ledger)
+        assert {answer.status for answer in await many(under_test, 20)} == {200}
+        assert len(backend.ledger) == before
+
+
+async def test_requests_without_a_byte_leave_a_backend_that_hangs(
+    backend: ScriptedBackend, other: ScriptedBackend
+) -> None:
+    for each in (backend, other):
+        each.plays(hang())
+    async with running(backend, other, sections=HUNG) as under_test:
+        asked = [asyncio.create_task(under_test.ask(body)) for body in (None, STREAM) * 10]
+        await holds(lambda: len(backend.ledger) + len(other.ledger) == 20, "both have some")
+        assert backend.ledger
+        backend.control[b"/health"] = hang()
+        moved = len(backend.ledger)
+        other_before = len(other.ledger)
+        await holds(lambda: len(other.ledger) == other_before + moved, "the other has all of them")
+        assert not any(task.done() for task in asked)
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
 async def test_when_every_health_check_fails_requests_are_still_sent(
     backend: ScriptedBackend, other: ScriptedBackend
 ) -> None:
