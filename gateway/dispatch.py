@@ -9,6 +9,7 @@ from gateway.backends.fleet import Fleet
 from gateway.config import UpstreamConfig
 from gateway.errors import (
     BackendBusy,
+    BackendDown,
     BackendError,
     ConnectFailed,
     ModelMissing,
@@ -52,13 +53,13 @@ class RetryBudget:
 class Attempts:
     """The attempts of one request: which backends failed, and whether another attempt is allowed."""
 
-    __slots__ = ("_budget", "_connect_failures", "_repeatable", "_repeated", "avoid", "fresh")
+    __slots__ = ("_budget", "_connect_failures", "_repeatable", "avoid", "fresh", "repeated")
 
     def __init__(self, budget: RetryBudget, *, repeatable: bool) -> None:
         self._budget = budget
         self._repeatable = repeatable
         self._connect_failures = 0
-        self._repeated = False
+        self.repeated = False
         self.avoid: frozenset[str] = frozenset()
         self.fresh = False  # the next attempt needs a new connection
         budget.earn()
@@ -67,8 +68,8 @@ class Attempts:
         """Whether to retry after this failure, of which the client has seen nothing.
 
         `others`: a backend that has not failed this request exists. `waits`: the request may wait for a backend to
-        recover. A failed connect, or a pooled connection that was closed, is not caused by the request and does not
-        use the budget.
+        recover. A failed connect, a pooled connection that was closed, or a backend that is down is not caused by the
+        request and does not use the budget.
         """
         others = others or (waits and error.passing)
         if isinstance(error, ConnectFailed):
@@ -77,15 +78,15 @@ class Attempts:
             return waits or (others and self._connect_failures <= _MAX_CONNECT_FAILURES)
         if not self._repeatable or not error.retryable:
             return False
-        if self._repeated and not isinstance(error, ModelMissing):  # without the model, it has run nothing
+        if self.repeated and not isinstance(error, ModelMissing):  # without the model, it has run nothing
             return False
         if isinstance(error, ReusedConnectionClosed):
-            self._repeated = self.fresh = True
+            self.repeated = self.fresh = True
             return True
         self.avoid |= {backend}
-        if not others or not self._budget.spend():
+        if not others or not (isinstance(error, BackendDown) or self._budget.spend()):
             return False
-        self._repeated = True
+        self.repeated = True
         return True
 
 
@@ -141,6 +142,7 @@ class Dispatcher:
                         lease.on_tokens,
                         rank=rank,
                         fresh=attempts.fresh,
+                        last=attempts.repeated,
                     )
                 except BackendError as error:
                     self._failed(request, lease, error)

@@ -168,6 +168,10 @@ class FreshConnectionClosed(BackendError, retryable=True, passing=True):
     """The backend closed a new connection before the first byte of a response; the request may have crashed it."""
 
 
+class BackendDown(BackendError, retryable=True, passing=True, counts_as_failure=False):
+    """The backend went down, by its health probes, before the first byte of a response."""
+
+
 class AnswerBrokeOff(BackendError):
     """The backend closed the connection in the middle of a response."""
 

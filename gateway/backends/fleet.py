@@ -24,15 +24,17 @@ Clock = Callable[[], float]
 def eligible(backends: Sequence[Backend], max_ejected: float) -> tuple[Backend, ...]:
     """The backends of a model that may get requests; never those that are certainly gone.
 
-    Ejections beyond the share `max_ejected` are not carried out; those that end first are spared first.
-    If no backend is left, all that are not gone are used: probes alone must not stop the traffic.
+    Backends that answer probes in time are preferred. Ejections beyond the share `max_ejected` are not carried out;
+    those that end first are spared first. If no backend is left, all that are not gone are used: probes alone must not
+    stop the traffic.
     """
     present = [backend for backend in backends if not backend.health.gone]
     too_many = sum(backend.health.state == "ejected" for backend in backends) - int(len(backends) * max_ejected)
     sparable = [backend for backend in present if backend.health.state == "ejected"]
     sparable.sort(key=lambda backend: backend.health.ejected_until)
     spared = sparable[: max(0, too_many)]
-    return tuple(each for each in present if each.health.state == "up" or each in spared) or tuple(present)
+    usable = tuple(each for each in present if each.health.state == "up" or each in spared)
+    return tuple(each for each in usable if not each.health.late) or usable or tuple(present)
 
 
 class Fleet:
@@ -122,9 +124,9 @@ class Fleet:
     def succeeded(self, backend: Backend, tenant: str | None = None) -> None:
         """A request was answered; `tenant`: whose it was, if that is known."""
         health = backend.health
-        refused = health.refused
+        doubted = health.refused or health.late
         health.succeeded(self._clock(), tenant)
-        if refused and not health.gone:
+        if doubted and not health.gone:
             self._rebuild()
 
     def failed(self, backend: Backend, error: BackendError, tenant: str | None = None) -> None:

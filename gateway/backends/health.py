@@ -6,6 +6,7 @@ down if the probes say so, else ejected or not.
 
 - Response bytes within the last `fall` probe intervals overrule probes that time out: a busy engine answers /health
   late. They never overrule a refused connection or a response that reports an unhealthy engine.
+- Other backends are preferred as soon as one probe times out while no response bytes come: the engine may hang.
 - The first good probe ever is enough: hysteresis protects a running backend, not a starting one.
 - An ejection ends by time, or by a good probe in its second half. If the engine reported that it is dead, only time
   counts: its /health may still return 200.
@@ -103,6 +104,7 @@ class HealthView(NamedTuple):
 
     state: State
     gone: bool
+    late: bool
     ever_up: bool
     ejected_until: float  # decides which ejections are not carried out
 
@@ -116,6 +118,7 @@ class Health:
         self._grace_seconds = config.probe_interval_seconds * config.fall
         self.state: State = "unknown"
         self.probe_error: str | None = None  # why the last probe did not succeed
+        self.late = False  # the last probe timed out, and no response bytes came meanwhile
         self.refused = False  # the last attempt to reach it was refused
         self._refused_before = False  # one was, since the last probe that got through
         self.ever_up = False
@@ -135,7 +138,7 @@ class Health:
 
     @property
     def view(self) -> HealthView:
-        return HealthView(self.state, self.gone, self.ever_up, self.ejected_until)
+        return HealthView(self.state, self.gone, self.late, self.ever_up, self.ejected_until)
 
     def probed(self, probe: ProbeResult, now: float, reason: str = "") -> bool:
         """Count a probe. Whether it got through after refused connections, so that another process may answer."""
@@ -144,6 +147,7 @@ class Health:
         may_be_another = self._refused_before and probe is not ProbeResult.REFUSED
         self.refused = self._refused_before = probe is ProbeResult.REFUSED
         self._unwell = probe is ProbeResult.UNWELL
+        self.late = probe is ProbeResult.TIMEOUT and now - self.heard_at >= self._config.probe_timeout_seconds
         if probe is ProbeResult.OK:
             self._probed_well(now)
         else:
@@ -160,7 +164,7 @@ class Health:
     def succeeded(self, now: float, tenant: str | None = None) -> None:
         self.blame.served(tenant, now)
         self.heard_at = now
-        self.refused = False
+        self.refused = self.late = False
         self._failures = 0
         self._on_probation = False
 

@@ -19,6 +19,7 @@ from gateway.errors import (
     AnswerBrokeOff,
     BackendAborted,
     BackendBusy,
+    BackendDown,
     BackendError,
     BackendFault,
     BackendRefusesKey,
@@ -64,8 +65,10 @@ class UpstreamResponse:
         first_token: Callable[[], None],
         on_tokens: Callable[[int], int],
         clock: Callable[[], float],
+        movable: bool = False,
     ) -> None:
         self._backend = backend
+        self._movable = movable
         self.done: asyncio.Future[UpstreamResult] = asyncio.get_running_loop().create_future()
         self.answered = False  # the client has its whole answer
         self.heard = False  # a byte came since the last call of `watch`
@@ -85,9 +88,10 @@ class UpstreamResponse:
         self._client_was_slow = False
         self._first_byte_seconds: float | None = None
 
-    def watch(self, passed_seconds: float, config: UpstreamConfig, comment_seconds: int) -> None:
-        """Give up a backend that has sent nothing for too long; send a client that waits for a stream a keep-alive
-        comment every `comment_seconds`. To be called every `passed_seconds`, whole ones.
+    def watch(self, passed_seconds: float, config: UpstreamConfig, comment_seconds: int, fleet: Fleet) -> None:
+        """Give up a backend that has sent nothing for too long, or that went down while others serve; send a client
+        that waits for a stream a keep-alive comment every `comment_seconds`. To be called every `passed_seconds`,
+        whole ones.
         """
         health = self._backend.health
         if self.heard:
@@ -103,12 +107,21 @@ class UpstreamResponse:
             self._sink.comment()
         message = f"The backend sent no data for {silent:g} s."
         first_byte_timeout_seconds = config.first_byte_timeout_seconds
-        if health.gone and silent >= _GONE_SECONDS:
+        if self._movable and self._first_byte_seconds is None and not self._sink.begun and self._is_replaced(fleet):
+            self.give_up(BackendDown(f"{message} It answers no health probe."))
+        elif health.gone and silent >= _GONE_SECONDS:
             self.give_up(FreshConnectionClosed(f"{message} It refuses connections."))
         elif has_begun and silent >= config.idle_stream_timeout_seconds:
             self.give_up(StreamStalled(message))
         elif not has_begun and first_byte_timeout_seconds is not None and silent >= first_byte_timeout_seconds:
             self.give_up(FirstByteTimeout(message))
+
+    def _is_replaced(self, fleet: Fleet) -> bool:
+        """Whether the backend is down, and others get requests of this model."""
+        if self._backend.health.state != "down":
+            return False
+        serving = fleet.serving(self._request.demand.model) or (self._backend,)
+        return self._backend not in serving
 
     # What the connection calls.
 
@@ -304,6 +317,7 @@ class Relay:
         comment_seconds: float = 0.0,
         supervisor: Supervisor | None = None,
     ) -> None:
+        self._fleet = fleet
         self._pools = {backend.name: Pool(backend, config, clock) for backend in fleet.backends}
         self._config = config
         self._clock = clock
@@ -327,16 +341,21 @@ class Relay:
         *,
         rank: int | None = None,
         fresh: bool = False,
+        last: bool = False,
     ) -> UpstreamResult:
         """Send the request and pass the answer on until its last byte. `rank` names one of the backend's engines;
-        `first_token` and `on_tokens` are those of `UpstreamResponse`; `fresh` = over a new connection.
+        `first_token` and `on_tokens` are those of `UpstreamResponse`; `fresh` = over a new connection;
+        `last` = the request is not sent again, even if the backend goes down before its first byte.
 
         Raises a BackendError; `sink.begun` is then true if the client has seen anything. When cancelled, the connection
         is closed, which makes the backend abort the request.
         """
         pool = self._pools[backend]
         connection = await pool.take(fresh=fresh)
-        response = UpstreamResponse(request, pool.backend, connection, sink, first_token, on_tokens, self._clock)
+        movable = request.repeatable and not last
+        response = UpstreamResponse(
+            request, pool.backend, connection, sink, first_token, on_tokens, self._clock, movable
+        )
         self._under_way.add(response)
         try:
             head = b"%b %b%b%b" % (request.method, request.target, pool.constant_head, request.headers)
@@ -407,4 +426,4 @@ class Relay:
         await asyncio.sleep(_LOOK_SECONDS)
         for response in list(self._under_way):
             with self._supervisor.guard("answer_watch"):
-                response.watch(_LOOK_SECONDS, self._config, self._comment_seconds)
+                response.watch(_LOOK_SECONDS, self._config, self._comment_seconds, self._fleet)

@@ -81,9 +81,7 @@ async def test_a_full_line_and_a_wait_too_long_are_429_with_a_time_to_return(bac
         await holds(lambda: len(backend.ledger) == 1, "one runs")
         waiting = [asyncio.create_task(under_test.ask()) for _ in range(2)]
         await holds(lambda: under_test.gateway.lease_broker.waiting == 2, "two wait")
-        started = asyncio.get_running_loop().time()
         refused = await under_test.ask()
-        assert asyncio.get_running_loop().time() - started < 0.05
         assert (refused.status, refused.error["code"]) == (429, "queue_full")
         for answer in await asyncio.gather(*waiting):
             assert (answer.status, answer.error["code"]) == (429, "queue_timeout")

@@ -133,20 +133,22 @@ async def test_a_look_up_waits_for_the_backend_that_stores_its_response(
         assert place.ledger[-1].target == b"/v1/responses/resp_1"
 
 
+# Nothing else ends the wait while a test lasts.
+ENDING = {"server": {"drain_timeout_seconds": 0.2}, "admission": {"max_wait_seconds": 600}}
+
+
 @pytest.mark.parametrize("body", [chat(), STREAM], ids=["plain", "stream"])
 async def test_what_is_held_when_the_gateway_stops_gets_503_with_the_drain(
     backend: ScriptedBackend, body: bytes
 ) -> None:
-    async with running(backend, sections={"server": {"drain_timeout_seconds": 0.2}}) as under_test:
+    async with running(backend, sections=ENDING) as under_test:
         await backend.stop()
         async with await Client.connect(under_test.port) as client:
             await client.send(request(body))
             await holds(lambda: under_test.gateway.lease_broker.waiting == 1, "it waits")
-            started = asyncio.get_running_loop().time()
             await under_test.gateway.server.drain()
             await under_test.gateway.server._cut()
             answer = await client.answer()
-            assert asyncio.get_running_loop().time() - started < 1.5
             assert (answer.status, answer.error["code"]) == (503, "shutting_down")
 
 

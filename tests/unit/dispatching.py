@@ -88,6 +88,7 @@ class Scene:
         *,
         rank: int | None = None,
         fresh: bool,
+        last: bool,
     ) -> UpstreamResult:
         self.sent.append(backend + ("!" if fresh else ""))
         self.ranks.append(rank)

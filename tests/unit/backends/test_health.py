@@ -76,6 +76,21 @@ def test_flowing_tokens_overrule_probes_that_time_out() -> None:
     assert health.state == "down"
 
 
+def test_a_probe_that_times_out_in_silence_is_late_until_something_is_heard() -> None:
+    health = up()
+    health.heard_at = 3.0
+    health.probed(ProbeResult.TIMEOUT, 4.0)
+    assert not health.late
+    health.probed(ProbeResult.TIMEOUT, 6.0)
+    assert (health.late, health.state) == (True, "up")
+    health.succeeded(7.0)
+    assert not health.late
+    health.probed(ProbeResult.TIMEOUT, 10.0)
+    assert health.late
+    health.probed(ProbeResult.OK, 12.0)
+    assert not health.late
+
+
 def test_flowing_tokens_do_not_overrule_a_refused_connection_nor_an_unwell_engine() -> None:
     for probe in (ProbeResult.REFUSED, ProbeResult.UNWELL):
         health = up()

@@ -165,6 +165,7 @@ class Scene:
         *,
         rank: int | None = None,
         fresh: bool,
+        last: bool,
     ) -> UpstreamResult:
         if self.send_documents is not None and request.endpoint != "embeddings":
             return await self.send_documents(request, backend, sink)

@@ -7,6 +7,7 @@ from random import Random
 from typing import cast
 
 from gateway.backends.backend import Backend
+from gateway.backends.fleet import Fleet
 from gateway.config import BackendConfig, HealthConfig
 from gateway.errors import BackendError
 from gateway.relay.connection import BackendConnection
@@ -129,3 +130,7 @@ def connected(made_at: float = 0.0) -> tuple[BackendConnection, FakeTransport]:
 
 def backend(url: str = "http://10.0.0.1:8000", api_key: str = "") -> Backend:
     return Backend(0, BackendConfig(url=url, name="a", api_key=api_key), HealthConfig(), Random(1))
+
+
+def a_fleet() -> Fleet:
+    return Fleet([BackendConfig(url="http://10.0.0.1:8000")], HealthConfig(), clock=lambda: 0.0, random=Random(1))

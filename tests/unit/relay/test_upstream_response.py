@@ -8,7 +8,7 @@ from gateway.config import UpstreamConfig
 from gateway.errors import AnswerBrokeOff, BackendError, FirstByteTimeout, StreamStalled
 from gateway.relay.relay import UpstreamResponse
 from gateway.request import Demand, InferenceRequest, Kind, UpstreamResult, Usage
-from tests.unit.relay.peers import FakeSink, backend, connected
+from tests.unit.relay.peers import FakeSink, a_fleet, backend, connected
 
 EVENTS = [(b"Content-Type", b"text/event-stream; charset=utf-8")]
 JSON = [(b"Content-Type", b"application/json"), (b"Server", b"uvicorn"), (b"Retry-After", b"3")]
@@ -301,7 +301,7 @@ async def test_a_slow_client_stops_reading_from_the_backend(headers: list[tuple[
     scene.sink.blocked = True
     scene.body(CHUNK * 30_000)
     for _ in range(3):
-        scene.response.watch(1.0, UpstreamConfig(idle_stream_timeout_seconds=2.0), 0)
+        scene.response.watch(1.0, UpstreamConfig(idle_stream_timeout_seconds=2.0), 0, a_fleet())
     assert not scene.response.done.done()
     assert not scene.transport.reading
     assert scene.sink.on_writable is not None
