@@ -142,7 +142,7 @@ class Gateway:
             holds=config.admission.hold_without_backend,
         )
         self._build_batcher(dispatcher, new_id)
-        tokenized = self.tokenization if self.tokenization.is_used else ()
+        tokenized = self.tokenization if any(model.tokenizer for model in config.models.by_name.values()) else ()
         new_reader = partial(RequestReader, config, cache_state.estimates, StoredResponses(), secret, tokenized)
         self.reader = new_reader(self.prefix_report.samples if config.prefix_report.enabled else None)
         self.handler = Handler(

@@ -14,8 +14,8 @@ from gateway.backends.fleet import Fleet
 from gateway.config import BackendConfig, ConfigError, HealthConfig, ModelConfig, ModelsConfig
 from gateway.routing.exact_index import ExactIndex
 from gateway.tokenization import tokenization as module
+from gateway.tokenization.conversation import PROBES
 from gateway.tokenization.tokenization import DEFAULT_LIMITS, Tokenization, TokenizerLimits
-from gateway.tokenization.verification import PROBES
 from tests.unit.backends.scripted import Scripted, json_answer
 from tests.unit.tokenization.backends import tokenizes
 from tests.unit.tokenization.fake_worker import COMMAND, DIES, HANGS, letters_of
