@@ -71,9 +71,6 @@ class Ledger:
         """Number of changes not taken yet; a change in the number of blocks without keys counts too."""
         return len(self._changes) + len(self._dropped) + self._cleared + (self.resident_blocks != self._blocks_taken)
 
-    def resize(self, capacity_tokens: int | None) -> None:
-        self.capacity_tokens = capacity_tokens
-
     def apply(self, event: Event) -> None:
         match event:
             case Stored():

@@ -15,6 +15,7 @@ restart is a live number that is not above the live number before it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -218,6 +219,19 @@ class Sockets:
         self._poller = zmq.Poller()
         self._handlers: dict[Socket, Callable[[], None]] = {}
         self._turn_ends = self._breathed = 0.0
+        self._waker, self._wakeup = self.context.socket(zmq.PAIR), self.context.socket(zmq.PAIR)
+        self._wakeup.bind("inproc://wakeup")
+        self._waker.connect("inproc://wakeup")
+        self.hear(self._wakeup, self._woken)
+
+    def wake(self) -> None:
+        """End the wait in `ready`; called in another thread."""
+        with suppress(zmq.Again):  # it has been woken already
+            self._waker.send(b"", zmq.NOBLOCK)
+
+    def _woken(self) -> None:
+        while self._wakeup.poll(0):
+            self._wakeup.recv()
 
     def hear(self, socket: Socket, handle: Callable[[], None]) -> None:
         """Call `handle` whenever something can be received."""
