@@ -35,6 +35,17 @@ HANDLER_SECONDS = 0.01  # of one handler before the others run
 SLICE_SECONDS = 0.0005  # between pauses
 BREATH_SECONDS = 0.0001
 
+_SOCKET_OPTIONS = (
+    (zmq.LINGER, 0),
+    (zmq.IPV6, 1),
+    (zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES),
+    (zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES),
+    (zmq.RECONNECT_IVL, 100),
+    (zmq.RECONNECT_IVL_MAX, 5000),
+    (zmq.HEARTBEAT_IVL, 5000),  # a machine that is gone closes no connection
+    (zmq.HEARTBEAT_TIMEOUT, 15000),
+)
+
 # The low 64 bits, or the whole of it, by VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES.
 BlockHash = int | Annotated[bytes, msgspec.Meta(max_length=MAX_HASH_BYTES)]
 BlockTokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]  # 0: a connector does not know
@@ -266,10 +277,8 @@ class Sockets:
 def open_socket(context: Context, kind: int) -> Socket:
     """A socket that holds a bounded number of messages of bounded size."""
     socket = context.socket(kind)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.IPV6, 1)
-    socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)
+    for option, value in _SOCKET_OPTIONS:
+        socket.setsockopt(option, value)
     return socket
 
 
@@ -280,8 +289,6 @@ class Replay:
         self.deadline = deadline
         self.proving = proving  # the first message is one that was used before
         self.received = 0
-        self.used = False
-        self.torn = False  # a message in the middle is missing
         self.ended = False
         self.socket = open_socket(context, zmq.DEALER)
         self.socket.connect(endpoint)
@@ -306,11 +313,3 @@ class Replay:
     @property
     def is_unproven(self) -> bool:
         return self.proving and not self.received
-
-    def accepts(self, sequence: int, expected: int | None) -> bool:
-        """Whether to use a message; notes it if messages before it are missing."""
-        if expected is not None and sequence != expected and (sequence < expected or self.received > 1):
-            self.torn = self.torn or sequence > expected
-            return False
-        self.used = True
-        return True
