@@ -142,19 +142,15 @@ def read(endpoint: str, document: dict[str, Any], content_format: str) -> Readin
         if document.get(name) is not None:
             raise NotUnderstood(f"it has {name}")
     try:
-        match endpoint:
-            case "completions":
-                return _completion(msgspec.convert(document, _Completion))
-            case "chat":
-                return _chat(msgspec.convert(document, _Chat), content_format)
+        if endpoint == "completions":
+            request = msgspec.convert(document, _Completion)
+            text = request.prompt if isinstance(request.prompt, str) else request.prompt[0]
+            return Reading(frozenset((Feature.COMPLETION,)), request.add_special_tokens, text=text)
+        if endpoint == "chat":
+            return _chat(msgspec.convert(document, _Chat), content_format)
     except msgspec.ValidationError as error:
         raise NotUnderstood(str(error)) from error
     raise NotUnderstood(f"the gateway does not render the endpoint {endpoint}")
-
-
-def _completion(request: _Completion) -> Reading:
-    text = request.prompt if isinstance(request.prompt, str) else request.prompt[0]
-    return Reading(frozenset((Feature.COMPLETION,)), request.add_special_tokens, text=text)
 
 
 def _chat(request: _Chat, content_format: str) -> Reading:

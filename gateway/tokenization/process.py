@@ -1,4 +1,4 @@
-"""The tokenizer process from the gateway's side, and its messages: a length, then MessagePack."""
+"""Questions to the tokenizer process, both ends of them. A message is its length, then MessagePack."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
@@ -65,6 +65,13 @@ read_question: Callable[[bytes], Question] = msgspec.msgpack.Decoder(Question).d
 read_answer: Callable[[bytes], TokenizerReply] = msgspec.msgpack.Decoder(TokenizerReply).decode
 
 
+def serve(questions: BinaryIO, answers: BinaryIO, answer: Callable[[Question], TokenizerReply]) -> None:
+    """Answer questions, one after the other, until there are no more."""
+    while len(prefix := questions.read(LENGTH_BYTES)) == LENGTH_BYTES:
+        answers.write(framed(answer(read_question(questions.read(length_of(prefix))))))
+        answers.flush()
+
+
 # Variables for a process's modules, its cache, and a hub behind a proxy. Nothing else of the environment is passed on:
 # it may contain the keys of clients and backends.
 _INHERITED: Final = (
@@ -96,8 +103,7 @@ class TokenizerProcess:
         self._questions = process.stdin
         self._answers = process.stdout
         self._turns = asyncio.Semaphore(_IN_HAND)
-        self._asked: deque[tuple[asyncio.Future[TokenizerReply], asyncio.TimerHandle]] = deque()
-        self._ended = False
+        self._asked: deque[tuple[asyncio.Future[TokenizerReply | None], asyncio.TimerHandle]] = deque()
 
     async def ask(self, question: Question, hung_seconds: float = HUNG_SECONDS) -> TokenizerReply:
         """The answer to a question. Raises ProcessEnded, and what `framed` raises.
@@ -106,17 +112,19 @@ class TokenizerProcess:
         """
         await self._turns.acquire()  # released when the question is answered, or the process has ended
         try:
-            if self._ended or self._questions.is_closing():
+            if self._questions.is_closing():
                 raise ProcessEnded
             message = framed(question)
         except Exception:
             self._turns.release()
             raise
         loop = asyncio.get_running_loop()
-        answered: asyncio.Future[TokenizerReply] = loop.create_future()
+        answered: asyncio.Future[TokenizerReply | None] = loop.create_future()
         self._asked.append((answered, loop.call_later(hung_seconds, self._kill)))
         self._questions.write(message)
-        return await answered
+        if (answer := await answered) is None:
+            raise ProcessEnded
+        return answer
 
     async def listen(self) -> None:
         with suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -132,15 +140,11 @@ class TokenizerProcess:
         answered, timer = self._asked.popleft()
         timer.cancel()
         self._turns.release()
-        if answered.done():
-            return  # cancelled
-        if answer is None:
-            answered.set_exception(ProcessEnded())
-        else:
+        if not answered.done():  # it was not cancelled
             answered.set_result(answer)
 
     def _end(self) -> None:
-        self._ended = True
+        self._questions.close()
         while self._asked:
             self._answered(None)
 
@@ -161,7 +165,6 @@ async def running(command: tuple[str, ...] = COMMAND) -> AsyncIterator[Tokenizer
     finally:
         running_process._end()
         running_process._kill()
-        running_process._questions.close()
         await _reaped(process)
 
 

@@ -16,20 +16,11 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gateway.routing.exact_index import TOKEN_BYTES, packed
 from gateway.tokenization.conversation import ContentFormat, NotUnderstood, Reading, read
-from gateway.tokenization.process import (
-    LENGTH_BYTES,
-    Count,
-    LoadTokenizer,
-    Question,
-    TokenizerReply,
-    framed,
-    length_of,
-    read_question,
-)
+from gateway.tokenization.process import Count, LoadTokenizer, Question, TokenizerReply, serve
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -45,14 +36,9 @@ def cut_marks(tokens: Collection["AddedToken"], rendered: Iterable[str]) -> tupl
     Not those that consume white space before them, must not touch a word, or are looked for in the normalized text.
     """
     every, texts = [token.content for token in tokens if token.content], list(rendered)
-    return tuple(
-        token.content
-        for token in tokens
-        if token.content
-        and not (token.lstrip or token.single_word or token.normalized)
-        and any(token.content in text for text in texts)
-        and not any(_hides(other, token.content) for other in every)
-    )
+    simple = [each.content for each in tokens if not (each.lstrip or each.single_word or each.normalized)]
+    used = [mark for mark in simple if mark and any(mark in text for text in texts)]
+    return tuple(mark for mark in used if not any(_hides(other, mark) for other in every))
 
 
 def _hides(other: str, token: str) -> bool:
@@ -225,31 +211,21 @@ class Worker:
 
     def answer(self, question: Question) -> TokenizerReply:
         try:
-            return self._reply(question)
+            if isinstance(question, LoadTokenizer):
+                self._models[question.model] = model = self._load(question.source, CACHE_BYTES)
+                return TokenizerReply(b"", "in segments" if model.segmented else "as a whole")
+            if question.model not in self._models:
+                raise CannotLoad(f"the tokenizer of {question.model} is not loaded")
+            model = self._models[question.model]
+            if isinstance(question, Count):
+                return TokenizerReply(b"", counts=model.counts(question.texts, special=question.special))
+            return TokenizerReply(
+                model.tokens(question.endpoint, question.document, question.content_format, question.features)
+            )
         except (CannotLoad, NotUnderstood) as error:
             return TokenizerReply(None, str(error), isinstance(error, CannotLoad))
         except Exception as error:  # one prompt's fault must not end the others' service
             return TokenizerReply(None, f"{type(error).__name__}: {error}", True)
-
-    def _reply(self, question: Question) -> TokenizerReply:
-        if isinstance(question, LoadTokenizer):
-            self._models[question.model] = model = self._load(question.source, CACHE_BYTES)
-            return TokenizerReply(b"", "in segments" if model.segmented else "as a whole")
-        if question.model not in self._models:
-            raise CannotLoad(f"the tokenizer of {question.model} is not loaded")
-        model = self._models[question.model]
-        if isinstance(question, Count):
-            return TokenizerReply(b"", counts=model.counts(question.texts, special=question.special))
-        return TokenizerReply(
-            model.tokens(question.endpoint, question.document, question.content_format, question.features)
-        )
-
-
-def serve(questions: BinaryIO, answers: BinaryIO, worker: Worker) -> None:
-    while len(prefix := questions.read(LENGTH_BYTES)) == LENGTH_BYTES:
-        body = questions.read(length_of(prefix))
-        answers.write(framed(worker.answer(read_question(body))))
-        answers.flush()
 
 
 def main() -> None:
@@ -258,7 +234,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # it is the gateway that ends this process, by closing its input
     with os.fdopen(os.dup(sys.stdin.fileno()), "rb") as questions, os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(sys.stderr.fileno(), 1)
-        serve(questions, answers, Worker(ModelTokenizer))
+        serve(questions, answers, Worker(ModelTokenizer).answer)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from array import array
 from typing import Any
 
 from gateway.tokenization.conversation import NotUnderstood, read
-from gateway.tokenization.tokenizer import CannotLoad, Worker, serve
+from gateway.tokenization.process import serve
+from gateway.tokenization.tokenizer import CannotLoad, Worker
 
 COMMAND = (sys.executable, "-m", "tests.unit.tokenization.fake_worker")
 DIES, HANGS = "#dies", "#hangs"
@@ -59,4 +60,4 @@ def letters_of(endpoint: str, document: dict[str, Any], content_format: str) -> 
 
 if __name__ == "__main__":
     with os.fdopen(os.dup(0), "rb") as questions, os.fdopen(os.dup(1), "wb") as answers:
-        serve(questions, answers, Worker(Letters))  # type: ignore[arg-type]
+        serve(questions, answers, Worker(Letters).answer)  # type: ignore[arg-type]

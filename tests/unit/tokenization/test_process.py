@@ -108,7 +108,7 @@ async def test_who_is_cancelled_while_a_dead_process_is_waited_for_leaves_nothin
         while not started:
             await asyncio.sleep(0)
         started[0]._kill()
-        while not started[0]._ended:
+        while not started[0]._questions.is_closing():
             await asyncio.sleep(0)
         using.cancel()
         with pytest.raises(asyncio.CancelledError):
