@@ -5,8 +5,8 @@ import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, BinaryIO, Final
 
 import msgspec
@@ -90,20 +90,39 @@ _IN_HAND: Final = 2  # questions sent and not yet answered, so that the process 
 
 
 class ProcessEnded(Exception):
-    """The tokenizer process ended before it answered."""
+    """The tokenizer process ended before it answered, or does not run."""
 
 
 class TokenizerProcess:
-    """Asks the process, which answers in the order of the questions; made by `running`."""
+    """Runs the process, and asks it questions, which it answers in their order."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, command: tuple[str, ...] = COMMAND) -> None:
+        self._command = command
+        self._process: Process | None = None
+        self._turns = asyncio.Semaphore(_IN_HAND)
+        self._asked: deque[tuple[asyncio.Future[TokenizerReply | None], asyncio.TimerHandle]] = deque()
+
+    async def run(self, started: Callable[[], None]) -> None:
+        """Run the process until it ends or the call is cancelled. Raises OSError if it cannot be started."""
+        allowed = _INHERITED.split()
+        inherited = {name: value for name, value in os.environ.items() if name in allowed or name.startswith("HF_")}
+        process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE, env=inherited | _QUIET)
         assert process.stdin is not None
         assert process.stdout is not None
         self._process = process
-        self._questions = process.stdin
-        self._answers = process.stdout
-        self._turns = asyncio.Semaphore(_IN_HAND)
-        self._asked: deque[tuple[asyncio.Future[TokenizerReply | None], asyncio.TimerHandle]] = deque()
+        started()
+        try:
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                while True:
+                    prefix = await process.stdout.readexactly(LENGTH_BYTES)
+                    self._answered(read_answer(await process.stdout.readexactly(length_of(prefix))))
+        finally:
+            self._process = None
+            while self._asked:
+                self._answered(None)
+            _kill(process)
+            process.stdin.close()
+            await _reaped(process)
 
     async def ask(self, question: Question, hung_seconds: float = HUNG_SECONDS) -> TokenizerReply:
         """The answer to a question. Raises ProcessEnded, and what `framed` raises.
@@ -112,7 +131,7 @@ class TokenizerProcess:
         """
         await self._turns.acquire()  # released when the question is answered, or the process has ended
         try:
-            if self._questions.is_closing():
+            if self._process is None or self._process.stdin is None:
                 raise ProcessEnded
             message = framed(question)
         except Exception:
@@ -120,20 +139,11 @@ class TokenizerProcess:
             raise
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[TokenizerReply | None] = loop.create_future()
-        self._asked.append((answered, loop.call_later(hung_seconds, self._kill)))
-        self._questions.write(message)
+        self._asked.append((answered, loop.call_later(hung_seconds, _kill, self._process)))
+        self._process.stdin.write(message)
         if (answer := await answered) is None:
             raise ProcessEnded
         return answer
-
-    async def listen(self) -> None:
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            try:
-                while True:
-                    prefix = await self._answers.readexactly(LENGTH_BYTES)
-                    self._answered(read_answer(await self._answers.readexactly(length_of(prefix))))
-            finally:
-                self._end()
 
     def _answered(self, answer: TokenizerReply | None) -> None:
         """Answer the oldest question; None = the process has ended."""
@@ -143,29 +153,10 @@ class TokenizerProcess:
         if not answered.done():  # it was not cancelled
             answered.set_result(answer)
 
-    def _end(self) -> None:
-        self._questions.close()
-        while self._asked:
-            self._answered(None)
 
-    def _kill(self) -> None:
-        with suppress(ProcessLookupError):
-            self._process.kill()
-
-
-@asynccontextmanager
-async def running(command: tuple[str, ...] = COMMAND) -> AsyncIterator[TokenizerProcess]:
-    """A process that ends with the block. Raises OSError if it cannot be started."""
-    allowed = _INHERITED.split()
-    inherited = {name: value for name, value in os.environ.items() if name in allowed or name.startswith("HF_")}
-    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=inherited | _QUIET)
-    running_process = TokenizerProcess(process)
-    try:
-        yield running_process
-    finally:
-        running_process._end()
-        running_process._kill()
-        await _reaped(process)
+def _kill(process: Process) -> None:
+    with suppress(ProcessLookupError):
+        process.kill()
 
 
 async def _reaped(process: Process) -> None:

@@ -34,7 +34,6 @@ from gateway.tokenization.process import (
     Question,
     TokenizerProcess,
     TokenizerReply,
-    running,
 )
 
 LOAD_SECONDS: Final = 600.0  # a hub's files may have to be fetched
@@ -96,13 +95,14 @@ class NotCounted(StrEnum):
 class Questions:
     """Questions of one kind to the process; each is answered in bounded time."""
 
-    def __init__(self, limits: QuestionLimits, clock: Callable[[], float]) -> None:
+    def __init__(self, process: TokenizerProcess, limits: QuestionLimits, clock: Callable[[], float]) -> None:
         self.waiting = 0
+        self._process = process
         self._limits = limits
         self._clock = clock
         self._paused_until = -math.inf
 
-    async def ask(self, process: TokenizerProcess, question: Question, size_bytes: int) -> TokenizerReply | NotCounted:
+    async def ask(self, question: Question, size_bytes: int) -> TokenizerReply | NotCounted:
         limits = self._limits
         if size_bytes > limits.max_bytes:
             return NotCounted.TOO_LONG
@@ -111,7 +111,7 @@ class Questions:
         self.waiting += 1
         try:
             async with asyncio.timeout(limits.wait_seconds + size_bytes * limits.wait_seconds_per_byte):
-                return await process.ask(question)
+                return await self._process.ask(question)
         except TimeoutError:
             self._paused_until = self._clock() + limits.pause_seconds
             return NotCounted.LATE
@@ -198,12 +198,11 @@ class Tokenization:
         self._exact = exact
         self._limits = limits
         self._clock = clock
-        self._command = command
         self._supervisor = supervisor or Supervisor(clock)
         self._client = ControlClient(QUESTION_SECONDS, clock)
-        self._process: TokenizerProcess | None = None
-        self._prompts = Questions(limits.prompts, clock)
-        self._batches = Questions(limits.batches, clock)
+        self._process = TokenizerProcess(command)
+        self._prompts = Questions(self._process, limits.prompts, clock)
+        self._batches = Questions(self._process, limits.batches, clock)
         self._look = asyncio.Event()
         self._stack = AsyncExitStack()
 
@@ -250,11 +249,11 @@ class Tokenization:
 
     async def token_bytes(self, model: str, document: dict[str, Any], endpoint: str, size_bytes: int) -> bytes | None:
         """The packed token ids of a request's prompt; None = not known, or not soon enough. Changes no document."""
-        state, process = self._models.get(model), self._process
-        if state is None or process is None or _NEEDED.get(endpoint) not in state.features:
+        state = self._models.get(model)
+        if state is None or _NEEDED.get(endpoint) not in state.features:
             return None
         job = Job(model, endpoint, decisive(document), state.content_format, list(state.features))
-        reply = await self._prompts.ask(process, job, size_bytes)
+        reply = await self._prompts.ask(job, size_bytes)
         if isinstance(reply, NotCounted):
             self.totals[reply.value] += 1
             return None
@@ -272,10 +271,9 @@ class Tokenization:
 
     async def count(self, model: str, texts: list[str], size_bytes: int, *, special: bool) -> list[int] | NotCounted:
         """The number of tokens of each text on backends that count alike, in bounded time."""
-        serving, process = self._fleet.serving(model) or (), self._process
-        if process is None or not any(self.counts_alike(model, backend.name) for backend in serving):
+        if not any(self.counts_alike(model, backend.name) for backend in self._fleet.serving(model) or ()):
             return NotCounted.UNVERIFIED
-        reply = await self._batches.ask(process, Count(model, texts, special), size_bytes)
+        reply = await self._batches.ask(Count(model, texts, special), size_bytes)
         if isinstance(reply, NotCounted):
             return reply
         return NotCounted.FAILED if reply.tokens is None else reply.counts
@@ -308,16 +306,12 @@ class Tokenization:
     async def _run_process(self) -> None:
         """Run one tokenizer process until it ends, then pause; the supervisor repeats this."""
         try:
-            async with running(self._command) as process:
-                self._process = process
-                self._look.set()
-                await process.listen()
+            await self._process.run(started=self._look.set)
         except OSError as error:
             log.error("tokenizer_process_not_started", reason=str(error))
         else:
             log.warning("tokenizer_process_ended")
         finally:
-            self._process = None
             for model in self._models.values():
                 model.unload()
         await asyncio.sleep(self._limits.restart_seconds)
@@ -332,22 +326,22 @@ class Tokenization:
 
     async def _compare_all(self, model: ModelState) -> bool:
         """Whether all of it is done, with nothing to retry."""
-        done, process = True, self._process
+        done = True
         try:
-            if process is None or not (model.encoding or await self._load(process, model)):
+            if not model.encoding and not await self._load(model):
                 return False
             for backend in self._fleet.backends:
                 serves = any(card.id == model.name for card in backend.facts.models)
                 reachable = backend.health.state != "down"
                 if serves and reachable and model.verdict(backend.name).state == "pending":
-                    done &= await self._verify(process, model, backend)
+                    done &= await self._verify(model, backend)
         except ProcessEnded:
             return True  # the next process asks for another look
         return done
 
-    async def _load(self, process: TokenizerProcess, model: ModelState) -> bool:
+    async def _load(self, model: ModelState) -> bool:
         started = self._clock()
-        reply = await process.ask(LoadTokenizer(model.name, model.source), LOAD_SECONDS)
+        reply = await self._process.ask(LoadTokenizer(model.name, model.source), LOAD_SECONDS)
         if reply.tokens is not None:
             seconds = round(self._clock() - started, 3)
             log.info("tokenizer_loaded", model=model.name, encodes=reply.reason, seconds=seconds)
@@ -355,12 +349,12 @@ class Tokenization:
             log.error("tokenizer_not_loaded", model=model.name, tokenizer=model.source, reason=reply.reason)
         return model.loaded(reply)
 
-    async def _verify(self, process: TokenizerProcess, model: ModelState, backend: Backend) -> bool:
+    async def _verify(self, model: ModelState, backend: Backend) -> bool:
         """Compare a model's tokens with this backend's, and keep the verdict; False = to be tried again."""
 
         async def tokenize(probe: Probe, content_format: ContentFormat) -> list[int] | None:
             job = Job(model.name, probe.endpoint, decisive(dict(probe.document)), content_format, list(Feature))
-            tokens = (await process.ask(job)).tokens
+            tokens = (await self._process.ask(job)).tokens
             return None if tokens is None else array("I", tokens).tolist()
 
         before, pending, content_format = model.verdict(backend.name), model.begin_comparison(backend.name), None
@@ -369,7 +363,7 @@ class Tokenization:
             content_format = model.content_format if model.features else best_format(verdicts)
             verdict = verdicts[content_format]
             if verdict.state == "verified":
-                ours = await process.ask(Count(model.name, list(EMBEDDED), True))
+                ours = await self._process.ask(Count(model.name, list(EMBEDDED), True))
                 alike, differs = False, ours.reason
                 if ours.tokens is not None:
                     alike, differs = await counted_alike(model.name, backend, self._client, ours.counts)

@@ -47,7 +47,7 @@ LAYERS: dict[str, set[str]] = {
         "relay.relay",
         "routing.policy",
     },
-    "kv_events": {"config", "supervisor", "backends.backend", "backends.facts", "routing.exact_index"},
+    "kv_events": {"config", "supervisor", "backends.backend", "routing.exact_index"},
     "tokenization": {"request", "errors", "config", "supervisor", "backends", "routing.exact_index"},
     "embeddings": {
         "request",

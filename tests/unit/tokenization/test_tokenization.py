@@ -246,7 +246,7 @@ async def test_a_caller_who_leaves_is_not_counted_as_waiting() -> None:
 
 async def test_without_a_configured_tokenizer_nothing_is_started() -> None:
     async with tokenizing(tokenizes(), models=ModelsConfig(m=ModelConfig())) as (tokenization, _):
-        assert tokenization._process is None
+        assert tokenization._process._process is None
         assert tokenization.verdicts("b0") == {}
         assert not tokenization.accepted("m", "b0")
         assert await tokenization.token_bytes("m", PROMPT, "completions", 50) is None
