@@ -24,7 +24,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from gateway.kv_events.endpoints import Source
 from gateway.kv_events.ledger import Ledger
-from gateway.kv_events.wire import Cleared, Continuity, Replay, Socket, Sockets, open_socket, read_events, read_frames
+from gateway.kv_events.wire import Cleared, Continuity, Replay, Socket, Sockets, read_events, read_frames
 
 FLUSH_SECONDS = 0.02  # changes are collected for this long
 FLUSH_CHANGES = 4096  # or until there are this many
@@ -138,7 +138,7 @@ class Stream:
 
     def open(self) -> None:
         """Subscribe; zmq connects, and connects again, by itself. Raises ZMQError if it cannot listen."""
-        self._subscription = socket = open_socket(self._sockets.context, zmq.SUB)
+        self._subscription = socket = self._sockets.context.socket(zmq.SUB)
         self._reopen_at = None if self.source.bind else self._clock() + REOPEN_SECONDS
         socket.setsockopt(zmq.SUBSCRIBE, self._topic or b"")
         self._monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)

@@ -35,7 +35,7 @@ HANDLER_SECONDS = 0.01  # of one handler before the others run
 SLICE_SECONDS = 0.0005  # between pauses
 BREATH_SECONDS = 0.0001
 
-_SOCKET_OPTIONS = (
+_SOCKET_OPTIONS = (  # a bounded number of messages of bounded size
     (zmq.LINGER, 0),
     (zmq.IPV6, 1),
     (zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES),
@@ -225,6 +225,8 @@ class Sockets:
 
     def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
         self.context: Context = zmq.Context()
+        for option, value in _SOCKET_OPTIONS:
+            self.context.setsockopt(option, value)  # of each of its sockets
         self.clock = clock
         self._sleep = sleep
         self._poller = zmq.Poller()
@@ -274,14 +276,6 @@ class Sockets:
             self._breathed = self.clock()
 
 
-def open_socket(context: Context, kind: int) -> Socket:
-    """A socket that holds a bounded number of messages of bounded size."""
-    socket = context.socket(kind)
-    for option, value in _SOCKET_OPTIONS:
-        socket.setsockopt(option, value)
-    return socket
-
-
 class Replay:
     """One request for missed messages, sent on creation, and its answer. The owner closes it."""
 
@@ -290,7 +284,7 @@ class Replay:
         self.proving = proving  # the first message is one that was used before
         self.received = 0
         self.ended = False
-        self.socket = open_socket(context, zmq.DEALER)
+        self.socket = context.socket(zmq.DEALER)
         self.socket.connect(endpoint)
         self.socket.send_multipart([b"", start.to_bytes(SEQUENCE_BYTES, "big")])
 

@@ -25,16 +25,7 @@ from gateway.request import Demand, InferenceRequest
 from gateway.routing.exact_index import TOKEN_BYTES, ExactIndex, packed, token_keys, token_seed
 from gateway.supervisor import Supervisor
 from gateway.tokenization.conversation import EMBEDDED, PROBES, ContentFormat, Feature, Probe, decisive
-from gateway.tokenization.process import (
-    COMMAND,
-    Count,
-    Job,
-    LoadTokenizer,
-    ProcessEnded,
-    Question,
-    TokenizerProcess,
-    TokenizerReply,
-)
+from gateway.tokenization.process import Count, Job, LoadTokenizer, ProcessEnded, TokenizerProcess, TokenizerReply
 
 LOAD_SECONDS: Final = 600.0  # a hub's files may have to be fetched
 QUESTION_SECONDS: Final = 10.0
@@ -102,7 +93,7 @@ class Questions:
         self._clock = clock
         self._paused_until = -math.inf
 
-    async def ask(self, question: Question, size_bytes: int) -> TokenizerReply | NotCounted:
+    async def ask(self, question: Job | Count, size_bytes: int) -> TokenizerReply | NotCounted:
         limits = self._limits
         if size_bytes > limits.max_bytes:
             return NotCounted.TOO_LONG
@@ -182,7 +173,7 @@ class Tokenization:
         exact: ExactIndex,
         clock: Callable[[], float],
         limits: TokenizerLimits = DEFAULT_LIMITS,
-        command: tuple[str, ...] = COMMAND,
+        process: TokenizerProcess | None = None,
         supervisor: Supervisor | None = None,
     ) -> None:
         self.totals = dict.fromkeys(_RESULTS, 0)  # prompts since the start, by result
@@ -200,7 +191,7 @@ class Tokenization:
         self._clock = clock
         self._supervisor = supervisor or Supervisor(clock)
         self._client = ControlClient(QUESTION_SECONDS, clock)
-        self._process = TokenizerProcess(command)
+        self._process = process or TokenizerProcess()
         self._prompts = Questions(self._process, limits.prompts, clock)
         self._batches = Questions(self._process, limits.batches, clock)
         self._look = asyncio.Event()

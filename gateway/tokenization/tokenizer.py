@@ -15,11 +15,12 @@ import signal
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import pairwise
+from contextlib import suppress
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.routing.exact_index import TOKEN_BYTES, packed
-from gateway.tokenization.conversation import ContentFormat, NotUnderstood, Reading, read
+from gateway.tokenization.conversation import PROBES, ContentFormat, Feature, NotUnderstood, Reading, read
 from gateway.tokenization.process import Count, LoadTokenizer, Question, TokenizerReply, serve
 
 if TYPE_CHECKING:
@@ -93,14 +94,6 @@ _SAMPLES = (
     "\u2581x\u2581",
     "",
 )
-_SAMPLE_CHATS: tuple[list[dict[str, str]], ...] = (
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
-    [
-        {"role": "user", "content": " Hi \n"},
-        {"role": "assistant", "content": "\n\nHe\u0301llo.  "},
-        {"role": "user", "content": "Bye"},
-    ],
-)
 
 
 class CannotLoad(Exception):
@@ -170,13 +163,10 @@ class ModelTokenizer:
         return (before, after) if at >= 0 and at % TOKEN_BYTES == 0 and alike else None
 
     def _sample_prompts(self) -> Iterator[str]:
-        for messages in _SAMPLE_CHATS:
-            for content_format in ContentFormat:
-                try:
-                    reading = read("chat", {"messages": messages}, content_format)
-                    yield self.render(reading)
-                except NotUnderstood:
-                    continue
+        chats = [dict(probe.document) for probe in PROBES if probe.feature is Feature.CHAT]
+        for document, content_format in product(chats, ContentFormat):
+            with suppress(NotUnderstood):
+                yield self.render(read("chat", document, content_format))
 
     def _awkward_texts(self, marks: Sequence[str]) -> Iterator[str]:
         """Texts that would show whether pieces affect each other."""

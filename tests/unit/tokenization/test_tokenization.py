@@ -15,6 +15,7 @@ from gateway.config import BackendConfig, ConfigError, HealthConfig, ModelConfig
 from gateway.routing.exact_index import ExactIndex
 from gateway.tokenization import tokenization as module
 from gateway.tokenization.conversation import PROBES
+from gateway.tokenization.process import TokenizerProcess
 from gateway.tokenization.tokenization import DEFAULT_LIMITS, Tokenization, TokenizerLimits
 from tests.unit.backends.scripted import Scripted, json_answer
 from tests.unit.tokenization.backends import tokenizes
@@ -46,7 +47,7 @@ async def tokenizing(
         for server, answer in zip(servers, answers, strict=True):
             server.answers["/tokenize"] = answer
         fleet = fleet_of(*servers)
-        tokenization = Tokenization(models, fleet, ExactIndex(), time.monotonic, limits, COMMAND)
+        tokenization = Tokenization(models, fleet, ExactIndex(), time.monotonic, limits, TokenizerProcess(COMMAND))
         fleet.on_change.append(tokenization.look_again)
         fleet.on_restart.append(tokenization.forget)
         yield await stack.enter_async_context(tokenization), fleet
