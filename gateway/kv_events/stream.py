@@ -14,7 +14,7 @@ began with is gone by now: after a reset, or when what is known fills the cache.
 All methods run in the reader's thread, except for `as_dict`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -250,13 +250,12 @@ class Stream:
         """Continue with the held message, if there is one; anything still missing before it is lost."""
         if self._held is None:
             return
-        sequence, payload = self._held
-        expected = self._continuity.expected
+        (sequence, payload), expected = self._held, self._continuity.expected
         if self._unsure and expected is not None and sequence != expected:
             self._begin_anew(proven=sequence < expected)
-            return
-        self._held, self._unsure = None, False
-        self._use(sequence, payload)
+        else:
+            self._held, self._unsure = None, False
+            self._use(sequence, payload)
 
     def _begin_anew(self, *, proven: bool) -> None:
         """Start over: another process publishes, with another cache, or that cannot be ruled out."""
@@ -398,13 +397,8 @@ class Stream:
         if not self.ledger.pending:
             return []
         cleared, added, removed = self.ledger.take()
-        engine, changed, tokens = self._engine, self._events.changed, self.ledger.resident_tokens
+        engine, changed, tokens, size = self._engine, self._events.changed, self.ledger.resident_tokens, UPDATE_CHANGES
         updates: list[Update] = [partial(self._events.cleared, engine)] if cleared else []
-        updates += [partial(changed, engine, (), piece, tokens) for piece in _pieces(removed)]
-        updates += [partial(changed, engine, piece, (), tokens) for piece in _pieces(added)]
+        updates += [partial(changed, engine, (), removed[i : i + size], tokens) for i in range(0, len(removed), size)]
+        updates += [partial(changed, engine, added[i : i + size], (), tokens) for i in range(0, len(added), size)]
         return updates or [partial(changed, engine, (), (), tokens)]
-
-
-def _pieces(keys: list[int]) -> Iterator[list[int]]:
-    for start in range(0, len(keys), UPDATE_CHANGES):
-        yield keys[start : start + UPDATE_CHANGES]

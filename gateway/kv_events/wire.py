@@ -160,10 +160,7 @@ def _length(array: msgspec.Raw) -> int:
 
 
 def _read_event(raw: msgspec.Raw) -> Event | None:
-    """None = it is of a type that this version does not know, or its extra keys are too long.
-
-    A client chooses the cache salt, so long keys are no fault of the engine.
-    """
+    """None = of a type that is not known here, or with extra keys that are too long: clients choose the cache salt."""
     first = memoryview(raw)[0]
     known, typed = _ROW if first in (0xDC, 0xDD) or 0x90 <= first <= 0x9F else _MAP
     try:
@@ -230,23 +227,19 @@ class Sockets:
         self.clock = clock
         self._sleep = sleep
         self._poller = zmq.Poller()
-        self._handlers: dict[Socket, Callable[[], None]] = {}
+        self._handlers: dict[Socket, Callable[[], object]] = {}
         self._turn_ends = self._breathed = 0.0
         self._waker, self._wakeup = self.context.socket(zmq.PAIR), self.context.socket(zmq.PAIR)
         self._wakeup.bind("inproc://wakeup")
         self._waker.connect("inproc://wakeup")
-        self.hear(self._wakeup, self._woken)
+        self.hear(self._wakeup, self._wakeup.recv)
 
     def wake(self) -> None:
         """End the wait in `ready`; called in another thread."""
         with suppress(zmq.Again):  # it has been woken already
             self._waker.send(b"", zmq.NOBLOCK)
 
-    def _woken(self) -> None:
-        while self._wakeup.poll(0):
-            self._wakeup.recv()
-
-    def hear(self, socket: Socket, handle: Callable[[], None]) -> None:
+    def hear(self, socket: Socket, handle: Callable[[], object]) -> None:
         """Call `handle` whenever something can be received."""
         self._handlers[socket] = handle
         self._poller.register(socket, zmq.POLLIN)
@@ -255,7 +248,7 @@ class Sockets:
         if self._handlers.pop(socket, None) is not None:
             self._poller.unregister(socket)
 
-    def ready(self, within_seconds: float) -> Iterator[Callable[[], None]]:
+    def ready(self, within_seconds: float) -> Iterator[Callable[[], object]]:
         """Handlers of the sockets that can be read; one may `ignore` the socket of another."""
         for socket, _ in self._poller.poll(int(within_seconds * 1000)):
             if handle := self._handlers.get(socket):

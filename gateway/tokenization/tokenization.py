@@ -402,10 +402,7 @@ async def compared(
     client: ControlClient,
     tokenize: Callable[[Probe, ContentFormat], Awaitable[list[int] | None]],
 ) -> dict[ContentFormat, TokenizerVerdict]:
-    """The verdict for each content format. Raises ControlError, after which a retry may succeed.
-
-    It cannot if the error's status is in `NOT_COMPARABLE`.
-    """
+    """The verdict for each content format. Raises ControlError; if not `NOT_COMPARABLE`, a retry may succeed."""
     theirs = [await _theirs(model, backend, client, probe) for probe in PROBES]
     return {each: compare([await tokenize(probe, each) for probe in PROBES], theirs) for each in ContentFormat}
 
