@@ -56,9 +56,9 @@ class KvEvents:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._loop = None
-        if self._thread is not None:
-            await asyncio.to_thread(self._stop, self._thread)
+        thread, self._thread, self._loop = self._thread, None, None
+        if thread is not None:
+            await asyncio.to_thread(self._stop, thread)
             self._updates.clear()
 
     def follow(self, backend: str, sources: Sequence[Source]) -> None:

@@ -27,7 +27,7 @@ from gateway.routing.exact_index import TOKEN_BYTES, packed, token_keys, token_s
 FULL_ATTENTION = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})  # None: not reported
 GPU = frozenset({None, "GPU"})
 SHARDS = 64  # a power of two
-MAX_BLOCKS = 536870912 // 256  # bytes for one engine; a block with a hash of 32 takes 256, in the routing index too
+MAX_BLOCKS = (512 << 20) // 256  # memory for one engine; a block takes 256 bytes, in the routing index too; measured
 MAX_COPIED_BLOCKS = 1 << 18  # with more of them, copies are counted no longer
 
 

@@ -24,6 +24,7 @@ from xxhash import xxh3_64_intdigest
 
 MAX_PAYLOAD_BYTES = 2 * 1024 * 1024  # a step of vLLM with 131,072 tokens is 1 MiB
 MAX_EVENTS = 65536  # of a message
+MAX_FIELDS = 64  # of an event; vLLM's have at most 12
 MAX_EXTRA_KEYS_BYTES = 131072  # of an event; events with more are ignored
 MAX_EXTRA_KEY_BYTES = 1024  # of a block; likewise
 MAX_HASH_BYTES = 64  # vLLM's are 32
@@ -84,20 +85,8 @@ Event = Stored | Removed | Cleared
 _NOTHING = msgspec.Raw(b"\xc0")
 
 
-class _StoredMap(Stored, tag="BlockStored", frozen=True):
+class _RawStored(Stored, tag="BlockStored", frozen=True):
     extra_keys: msgspec.Raw = _NOTHING
-
-
-class _StoredRow(_StoredMap, tag="BlockStored", frozen=True, array_like=True):
-    pass
-
-
-class _RemovedRow(Removed, tag="BlockRemoved", frozen=True, array_like=True):
-    pass
-
-
-class _ClearedRow(Cleared, tag="AllBlocksCleared", frozen=True, array_like=True):
-    pass
 
 
 class _Batch(msgspec.Struct, frozen=True, array_like=True):
@@ -110,16 +99,13 @@ class _Typed(msgspec.Struct, frozen=True):
     type: str
 
 
-class _TypedRow(_Typed, frozen=True, array_like=True):
-    pass
-
-
 _BATCH = msgspec.msgpack.Decoder(_Batch)
 _RAWS = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_MAP = msgspec.msgpack.Decoder(_StoredMap | Removed | Cleared), msgspec.msgpack.Decoder(_Typed)
-_ROW = msgspec.msgpack.Decoder(_StoredRow | _RemovedRow | _ClearedRow), msgspec.msgpack.Decoder(_TypedRow)
+_EVENT = msgspec.msgpack.Decoder(_RawStored | Removed | Cleared)
+_TYPED = msgspec.msgpack.Decoder(_Typed)
+_TEXT = msgspec.msgpack.Decoder(str)
 _ANY = msgspec.msgpack.Decoder()
-_KNOWN = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
+_FIELDS = {str(each.__struct_config__.tag): ("type", *each.__struct_fields__) for each in (Stored, Removed, Cleared)}
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
 
 
@@ -159,17 +145,24 @@ def _length(array: msgspec.Raw) -> int:
     return header[0] & 0x0F if 0x90 <= header[0] <= 0x9F else 0
 
 
+def _as_map(row: msgspec.Raw) -> msgspec.Raw:
+    """An event of a vLLM before 0.24 as later ones send it."""
+    values = _RAWS.decode(row)
+    names = _FIELDS.get(_TEXT.decode(values[0]), ("type",))
+    return msgspec.Raw(msgspec.msgpack.encode(dict(zip(names, values, strict=False))))
+
+
 def _read_event(raw: msgspec.Raw) -> Event | None:
     """None = of a type that is not known here, or with extra keys that are too long: clients choose the cache salt."""
-    first = memoryview(raw)[0]
-    known, typed = _ROW if first in (0xDC, 0xDD) or 0x90 <= first <= 0x9F else _MAP
+    if 0 < _length(raw) <= MAX_FIELDS:
+        raw = _as_map(raw)
     try:
-        event: Event = known.decode(raw)
+        event: Event = _EVENT.decode(raw)
     except msgspec.ValidationError:
-        if typed.decode(raw).type in _KNOWN:
+        if _TYPED.decode(raw).type in _FIELDS:
             raise
         return None
-    if not isinstance(event, _StoredMap):
+    if not isinstance(event, _RawStored):
         return event
     if len(memoryview(event.extra_keys)) > MAX_EXTRA_KEYS_BYTES:
         return None

@@ -122,7 +122,11 @@ class TokenizerProcess:
                 self._answered(None)
             _kill(process)
             process.stdin.close()
-            await _reaped(process)
+            reaping = asyncio.get_running_loop().create_task(process.wait())
+            try:
+                await asyncio.shield(reaping)
+            finally:  # also when cancelled meanwhile: a killed process takes no time to speak of
+                await reaping
 
     async def ask(self, question: Question, hung_seconds: float = HUNG_SECONDS) -> TokenizerReply:
         """The answer to a question. Raises ProcessEnded, and what `framed` raises.
@@ -157,13 +161,3 @@ class TokenizerProcess:
 def _kill(process: Process) -> None:
     with suppress(ProcessLookupError):
         process.kill()
-
-
-async def _reaped(process: Process) -> None:
-    """Wait for the end of a process that was killed, also when cancelled meanwhile: it takes no time to speak of."""
-    waiting = asyncio.get_running_loop().create_task(process.wait())
-    try:
-        await asyncio.shield(waiting)
-    except asyncio.CancelledError:
-        await waiting
-        raise
