@@ -25,7 +25,7 @@ from gateway.request import Demand, InferenceRequest
 from gateway.routing.exact_index import TOKEN_BYTES, ExactIndex, packed, token_keys, token_seed
 from gateway.supervisor import Supervisor
 from gateway.tokenization.conversation import EMBEDDED, PROBES, ContentFormat, Feature, Probe, decisive
-from gateway.tokenization.process import Count, Job, LoadTokenizer, ProcessEnded, TokenizerProcess, TokenizerReply
+from gateway.tokenization.tokenizer import Count, Job, LoadTokenizer, ProcessEnded, TokenizerProcess, TokenizerReply
 
 LOAD_SECONDS: Final = 600.0  # a hub's files may have to be fetched
 QUESTION_SECONDS: Final = 10.0

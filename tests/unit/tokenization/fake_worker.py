@@ -7,8 +7,7 @@ from array import array
 from typing import Any
 
 from gateway.tokenization.conversation import NotUnderstood, read
-from gateway.tokenization.process import serve
-from gateway.tokenization.tokenizer import CannotLoad, Worker
+from gateway.tokenization.tokenizer import CannotLoad, Worker, serve
 
 COMMAND = (sys.executable, "-m", "tests.unit.tokenization.fake_worker")
 DIES, HANGS = "#dies", "#hangs"

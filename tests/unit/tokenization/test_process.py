@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.tokenization.conversation import Feature
-from gateway.tokenization.process import Job, LoadTokenizer, ProcessEnded, TokenizerProcess, TokenizerReply
+from gateway.tokenization.tokenizer import Job, LoadTokenizer, ProcessEnded, TokenizerProcess, TokenizerReply
 from tests.unit.tokenization.fake_worker import COMMAND, DIES, HANGS
 
 EVERY = [feature.value for feature in Feature]

@@ -15,8 +15,8 @@ from gateway.config import BackendConfig, ConfigError, HealthConfig, ModelConfig
 from gateway.routing.exact_index import ExactIndex
 from gateway.tokenization import tokenization as module
 from gateway.tokenization.conversation import PROBES
-from gateway.tokenization.process import TokenizerProcess
 from gateway.tokenization.tokenization import DEFAULT_LIMITS, Tokenization, TokenizerLimits
+from gateway.tokenization.tokenizer import TokenizerProcess
 from tests.unit.backends.scripted import Scripted, json_answer
 from tests.unit.tokenization.backends import tokenizes
 from tests.unit.tokenization.fake_worker import COMMAND, DIES, HANGS, letters_of

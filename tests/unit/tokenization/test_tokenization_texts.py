@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 
 from gateway.backends.facts import Facts, ModelCard
 from gateway.routing.exact_index import ExactIndex
-from gateway.tokenization.process import TokenizerProcess
 from gateway.tokenization.tokenization import NotCounted, QuestionLimits, Tokenization
+from gateway.tokenization.tokenizer import TokenizerProcess
 from tests.unit.backends.scripted import Answer, Scripted
 from tests.unit.tokenization.backends import embeds, tokenizes
 from tests.unit.tokenization.fake_worker import COMMAND, DIES, HANGS, SLOW_SECONDS

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from gateway.tokenization.conversation import Feature
-from gateway.tokenization.process import (
+from gateway.tokenization.tokenizer import (
     LENGTH_BYTES,
     Count,
     Job,
     LoadTokenizer,
     Question,
     TokenizerReply,
+    Worker,
     framed,
     length_of,
     read_answer,
     serve,
 )
-from gateway.tokenization.tokenizer import Worker
 from tests.unit.tokenization.fake_worker import Letters
 
 EVERY = [feature.value for feature in Feature]
