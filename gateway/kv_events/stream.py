@@ -54,19 +54,14 @@ class EngineEvents(Protocol):
 
 
 Update = Callable[[], None]  # a call of one of these methods
+Deliver = Callable[[list[Update]], None]
 
 
 class Stream:
     """Follows one source from `open` to `close`, and passes changes of its engine on."""
 
     def __init__(
-        self,
-        engine: int,
-        backend: str,
-        source: Source,
-        sockets: Sockets,
-        events: EngineEvents,
-        deliver: Callable[[list[Update]], None],
+        self, engine: int, backend: str, source: Source, sockets: Sockets, events: EngineEvents, deliver: Deliver
     ) -> None:
         self.source = source
         self.ledger = Ledger(source.capacity_tokens)

@@ -45,6 +45,7 @@ _HINTS: Final = {
     " --chat-template-content-format, --default-chat-template-kwargs",
 }
 
+Tokenize = Callable[[Probe, ContentFormat], Awaitable[list[int] | None]]
 log = structlog.get_logger("gateway")
 
 
@@ -177,9 +178,8 @@ class Tokenization:
         supervisor: Supervisor | None = None,
     ) -> None:
         self.totals = dict.fromkeys(_RESULTS, 0)  # prompts since the start, by result
-        self._models = {
-            name: ModelState(name, model.tokenizer) for name, model in models.by_name.items() if model.tokenizer
-        }
+        sources = {name: model.tokenizer for name, model in models.by_name.items() if model.tokenizer}
+        self._models = {name: ModelState(name, source) for name, source in sources.items()}
         if self._models and find_spec("transformers") is None:
             raise ConfigError(
                 f"models.{next(iter(self._models))}.tokenizer: requires packages that are not installed:"
@@ -234,9 +234,8 @@ class Tokenization:
         blocks = {backend.engines[0].block_tokens for backend in serving}
         if len(blocks) == 1 and any(self._exact.live(engine.index) for each in serving for engine in each.engines):
             keys = token_keys(tokens, blocks.pop(), token_seed(self._fleet.adapter(demand.model), request.salt))
-        return replace(
-            demand, prompt_tokens=count, anchor_tokens=count, anchor_size=demand.prompt_size, token_keys=keys
-        )
+        size = demand.prompt_size
+        return replace(demand, prompt_tokens=count, anchor_tokens=count, anchor_size=size, token_keys=keys)
 
     async def token_bytes(self, model: str, document: dict[str, Any], endpoint: str, size_bytes: int) -> bytes | None:
         """The packed token ids of a request's prompt; None = not known, or not soon enough. Changes no document."""
@@ -397,10 +396,7 @@ def _log_verdict(model: str, backend: str, verdict: TokenizerVerdict) -> None:
 
 
 async def compared(
-    model: str,
-    backend: Backend,
-    client: ControlClient,
-    tokenize: Callable[[Probe, ContentFormat], Awaitable[list[int] | None]],
+    model: str, backend: Backend, client: ControlClient, tokenize: Tokenize
 ) -> dict[ContentFormat, TokenizerVerdict]:
     """The verdict for each content format. Raises ControlError; if not `NOT_COMPARABLE`, a retry may succeed."""
     theirs = [await _theirs(model, backend, client, probe) for probe in PROBES]

@@ -92,11 +92,7 @@ _INHERITED: Final = (
     " no_proxy all_proxy TRANSFORMERS_CACHE TRANSFORMERS_OFFLINE"
 )
 COMMAND: Final = (sys.executable, "-m", "gateway.tokenization.tokenizer")
-_QUIET: Final = {
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "TRANSFORMERS_VERBOSITY": "error",
-}
+_QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
 HUNG_SECONDS: Final = 10.0
 _IN_HAND: Final = 2  # questions sent and not yet answered, so that the process never waits for the next one
 
@@ -263,9 +259,8 @@ class ModelTokenizer:
         added = () if splits_special else backend.get_added_tokens_decoder().values()
         marks = cut_marks(added, self._sample_prompts())
         segments = Segments(self._encode_all, marks, cache_bytes)
-        self.segmented = bool(marks) and all(
-            segments.tokens(text) == self._encode(text) for text in self._awkward_texts(marks)
-        )
+        texts = self._awkward_texts(marks)
+        self.segmented = bool(marks) and all(segments.tokens(text) == self._encode(text) for text in texts)
         self.segments = segments if self.segmented else Segments(self._encode_all, (), cache_bytes)
 
     def tokens(self, endpoint: str, document: dict[str, Any], content_format: str, features: list[str]) -> bytes:
@@ -358,9 +353,8 @@ class Worker:
             model = self._models[question.model]
             if isinstance(question, Count):
                 return TokenizerReply(b"", counts=model.counts(question.texts, special=question.special))
-            return TokenizerReply(
-                model.tokens(question.endpoint, question.document, question.content_format, question.features)
-            )
+            given = question.endpoint, question.document, question.content_format, question.features
+            return TokenizerReply(model.tokens(*given))
         except (CannotLoad, NotUnderstood) as error:
             return TokenizerReply(None, str(error), isinstance(error, CannotLoad))
         except Exception as error:  # one prompt's fault must not end the others' service
