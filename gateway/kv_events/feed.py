@@ -114,18 +114,16 @@ class KvEvents:
     # In the thread.
 
     def _run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                try:
-                    self._poll()
-                except Exception as error:
-                    self._supervisor.caught("kv_events", error)
-                    time.sleep(IDLE_SECONDS)
-                self._run_commands()
-        finally:
-            for engine in list(self._streams):
-                with self._supervisor.guard("kv_events"):
-                    self._end(engine)
+        while not self._stopping.is_set():
+            try:
+                self._poll()
+            except Exception as error:
+                self._supervisor.caught("kv_events", error)
+                time.sleep(IDLE_SECONDS)
+            self._run_commands()
+        for engine in list(self._streams):
+            with self._supervisor.guard("kv_events"):
+                self._end(engine)
 
     def _poll(self) -> None:
         collecting = any(stream.ledger.pending for stream in self._streams.values())

@@ -107,8 +107,7 @@ class Ledger:
         self._blocks_taken = self.resident_blocks
         added = [key for key, held in changes.items() if held]
         removed = [key for hashes in dropped for key in hashes if key not in changes]
-        if len(added) < len(changes):
-            removed += [key for key, held in changes.items() if not held]
+        removed += [key for key, held in changes.items() if not held]
         return cleared, added, removed
 
     def _stored(self, event: Stored) -> bool:
@@ -133,8 +132,8 @@ class Ledger:
             keys = [None] * len(hashes) if chain is None else _chained(event, chain)
         except OverflowError:
             return False  # what is no token id
-        is_report = parent is None and len(hashes) > 1
-        is_report = is_report and all(block in shards[hash(block) & SHARDS - 1] for block in hashes)
+        are_held = (block in shards[hash(block) & SHARDS - 1] for block in hashes)
+        is_report = parent is None and len(hashes) > 1 and all(are_held)
         for block, key in zip(hashes, keys, strict=True):
             self._add(block, key, not is_report)
         if self._copies > self._capacity_blocks() or len(self._more_copies) > MAX_COPIED_BLOCKS:

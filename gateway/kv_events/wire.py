@@ -92,7 +92,6 @@ class _RawStored(Stored, tag="BlockStored", frozen=True):
 class _Batch(msgspec.Struct, frozen=True, array_like=True):
     ts: float  # Unix time
     events: msgspec.Raw
-    data_parallel_rank: int | None = None
 
 
 class _Typed(msgspec.Struct, frozen=True):
