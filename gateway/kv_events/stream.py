@@ -29,7 +29,6 @@ from gateway.kv_events.wire import Cleared, Continuity, Replay, Socket, Sockets,
 FLUSH_SECONDS = 0.02  # changes are collected for this long
 FLUSH_CHANGES = 4096  # or until there are this many
 UPDATE_CHANGES = 1024  # keys in one update: what the loop does at a time
-REPLAY_PATIENCE_SECONDS = 3.0  # until the first message; vLLM looks for requests ten times a second
 REPLAY_REST_SECONDS = 30.0  # after a replay endpoint timed out
 RETRY_SECONDS = 5.0  # after an exception
 REOPEN_SECONDS = 10.0  # without a connection; libzmq stops reconnecting after a message that is too large
@@ -320,9 +319,7 @@ class Stream:
         """Request all messages after the last used one, and that one again, as a proof."""
         assert self.source.replay is not None
         self._end_replay()
-        expected, deadline = self._continuity.expected or 0, self._clock() + REPLAY_PATIENCE_SECONDS
-        start = max(0, expected - 1)
-        self._replay = Replay(self._sockets.context, self.source.replay, start, deadline, proving=expected > 0)
+        self._replay = Replay(self._sockets, self.source.replay, self._continuity.expected or 0)
         self._sockets.hear(self._replay.socket, partial(self.run, self._receive_replay, self._replay))
         if self._subscription is not None:
             self._sockets.ignore(self._subscription)  # live messages wait
@@ -337,7 +334,7 @@ class Stream:
             self._sockets.hear(self._subscription, partial(self.run, self._receive))
 
     def _receive_replay(self, replay: Replay) -> None:
-        for sequence, payload in replay.messages(self._clock):
+        for sequence, payload in replay.messages():
             expected = self._continuity.expected
             if replay.proving and replay.received == 1:
                 if not self._continuity.proves(sequence, payload):

@@ -31,7 +31,8 @@ MAX_HASH_BYTES = 64  # vLLM's are 32
 SEQUENCE_BYTES = 8
 END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
 RECEIVE_QUEUE_MESSAGES = 512  # beyond it live messages wait at the publisher; replayed ones may be dropped
-PAUSE_SECONDS = 1.0  # until the next replayed message, or the end marker
+REPLAY_PATIENCE_SECONDS = 3.0  # until the first replayed message; vLLM looks for requests ten times a second
+PAUSE_SECONDS = 1.0  # until the next one, or the end marker
 HANDLER_SECONDS = 0.01  # of one handler before the others run
 SLICE_SECONDS = 0.0005  # between pauses
 BREATH_SECONDS = 0.0001
@@ -262,18 +263,19 @@ class Sockets:
 
 
 class Replay:
-    """One request for missed messages, sent on creation, and its answer. The owner closes it."""
+    """One request for the messages from `expected` on, sent on creation, and its answer. The owner closes it."""
 
-    def __init__(self, context: Context, endpoint: str, start: int, deadline: float, *, proving: bool) -> None:
-        self.deadline = deadline
-        self.proving = proving  # the first message is one that was used before
+    def __init__(self, sockets: Sockets, endpoint: str, expected: int) -> None:
+        self.proving = expected > 0  # the first message is the last one that was used, again, as a proof
         self.received = 0
         self.ended = False
-        self.socket = context.socket(zmq.DEALER)
+        self.deadline = sockets.clock() + REPLAY_PATIENCE_SECONDS
+        self._clock = sockets.clock
+        self.socket = sockets.context.socket(zmq.DEALER)
         self.socket.connect(endpoint)
-        self.socket.send_multipart([b"", start.to_bytes(SEQUENCE_BYTES, "big")])
+        self.socket.send_multipart([b"", max(0, expected - 1).to_bytes(SEQUENCE_BYTES, "big")])
 
-    def messages(self, clock: Callable[[], float]) -> Iterator[tuple[int, bytes]]:
+    def messages(self) -> Iterator[tuple[int, bytes]]:
         """Sequence numbers and payloads that have arrived; `ended` is set once the end marker has."""
         while not self.ended:
             try:
@@ -286,7 +288,7 @@ class Replay:
                 self.ended = True
             else:
                 self.received += 1
-                self.deadline = clock() + PAUSE_SECONDS
+                self.deadline = self._clock() + PAUSE_SECONDS
                 yield int.from_bytes(frames[-2], "big"), frames[-1]
 
     @property
