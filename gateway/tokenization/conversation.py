@@ -7,7 +7,6 @@ passes to a template depends on the template. The probes at the end show where t
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -120,16 +119,15 @@ _RESERVED: Final = (
 _DROPPED_SYSTEM_TEXT: Final = "x-anthropic-billing-header"  # some versions of vLLM drop such a line
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """A request, read: a text, or a conversation for the template."""
 
     features: frozenset[Feature]
     add_special_tokens: bool
     text: str | None = None
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] | None = None
-    variables: dict[str, Any] = field(default_factory=dict)
+    variables: dict[str, Any] = {}
 
 
 def decisive(document: dict[str, Any]) -> dict[str, Any]:
