@@ -128,7 +128,7 @@ class Gateway:
             fleet, lease_broker, self.relay, retry_budget, self.metrics, response_headers=headers, holds=holds
         )
         self._build_batcher(dispatcher, new_id)
-        tokenized = tokenization if tokenization.is_used else ()
+        tokenized = tokenization if any(model.tokenizer for model in config.models.by_name.values()) else ()
         new_reader = partial(RequestReader, config, cache_state.estimates, StoredResponses(), secret, tokenized)
         reader = self.reader = new_reader(self.prefix_report.samples if config.prefix_report.enabled else None)
         dispatchers, finished = (dispatcher, self.coalescer, self.rerank_splitter), self.finished.add

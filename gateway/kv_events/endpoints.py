@@ -1,19 +1,18 @@
 """Where a backend's KV events are published, and whether a ZeroMQ socket answers there.
 
 A backend names its publishers in /kv_event_sources. vLLM's publisher listens if its endpoint has a wildcard, and
-connects otherwise; its answer does not distinguish a resolved `tcp://*:0` from an address
-to connect to. Both are read at the reported port of the backend's own host, and nowhere else: an answer can never make
-the gateway connect to another machine. A publisher that connects needs `kv_events: {endpoint: ..., bind: true}`.
+connects otherwise; its answer does not distinguish a resolved `tcp://*:0` from an address to connect to. Both are read
+at the reported port of the backend's own host, and nowhere else: an answer never makes the gateway connect to another
+machine. A publisher that connects needs `kv_events: {endpoint: ..., bind: true}`.
 """
 
 import asyncio
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gateway.backends.backend import Backend
-from gateway.backends.facts import KvEventSource
 from gateway.config import KvEventsConfig
 
 WILDCARDS = frozenset({"*", "0.0.0.0", "::", ""})
@@ -51,8 +50,7 @@ class Source:
     capacity_tokens: int | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadingPlan:
+class ReadingPlan(NamedTuple):
     """What to read of a backend, and if that is less than everything, why."""
 
     sources: tuple[Source, ...] = ()
@@ -61,13 +59,11 @@ class ReadingPlan:
 
 def plan(backend: Backend) -> ReadingPlan:
     """Where to read this backend's events, by its configuration and what it reports."""
-    config, facts = backend.config.kv_events, backend.facts
-    tokens = backend.kv_cache_tokens
-    capacity = tokens // facts.engines if tokens is not None else None
+    config, facts, host = backend.config.kv_events, backend.facts, backend.origin.host
+    capacity = None if backend.kv_cache_tokens is None else backend.kv_cache_tokens // facts.engines
     if config == "off":
         return ReadingPlan(problem="kv_events is off")
     if isinstance(config, KvEventsConfig):
-        host = backend.origin.host
         return ReadingPlan(tuple(_configured(config, host, rank, capacity) for rank in range(facts.engines)))
     if facts.kv_event_sources is None:
         return ReadingPlan(problem="the backend has no /kv_event_sources")
@@ -75,32 +71,22 @@ def plan(backend: Backend) -> ReadingPlan:
         return ReadingPlan(problem="the backend publishes no KV events (vLLM: --kv-events-config)")
     sources, problems, ranks = list[Source](), list[str](), set[int]()
     for reported in facts.kv_event_sources:
-        if reported.rank in ranks:
-            problems.append(f"duplicate rank {reported.rank} in /kv_event_sources")
-            continue
-        ranks.add(reported.rank)
         try:
-            endpoint = _published_at(reported, backend.origin.host)
+            if reported.rank in ranks:
+                raise ValueError(f"duplicate rank {reported.rank} in /kv_event_sources")
+            ranks.add(reported.rank)
+            if reported.publisher != "zmq":
+                raise ValueError(f"unsupported publisher {reported.publisher or 'null'}; only zmq is supported")
+            if not reported.endpoint:
+                raise ValueError("/kv_event_sources does not contain the endpoint")
+            endpoint = str(Address(host, Address.of(reported.endpoint).port))
+            sources.append(Source(reported.rank, endpoint, None, reported.topic, capacity_tokens=capacity))
+            if reported.replay_endpoint:  # the events are read even if it cannot be reached
+                replay = str(Address(host, Address.of(reported.replay_endpoint).port))
+                sources[-1] = replace(sources[-1], replay=replay)
         except ValueError as error:
             problems.append(str(error))
-            continue
-        replay = None
-        if reported.replay_endpoint:
-            try:
-                replay = str(Address(backend.origin.host, Address.of(reported.replay_endpoint).port))
-            except ValueError as error:
-                problems.append(str(error))
-        sources.append(Source(reported.rank, endpoint, replay, reported.topic, capacity_tokens=capacity))
     return ReadingPlan(tuple(sources), "; ".join(dict.fromkeys(problems)) or None)
-
-
-def _published_at(source: KvEventSource, host: str) -> str:
-    """Raises ValueError with the reason why it cannot be read."""
-    if source.publisher != "zmq":
-        raise ValueError(f"unsupported publisher {source.publisher or 'null'}; only zmq is supported")
-    if not source.endpoint:
-        raise ValueError("/kv_event_sources does not contain the endpoint")
-    return str(Address(host, Address.of(source.endpoint).port))
 
 
 def _configured(config: KvEventsConfig, host: str, rank: int, capacity: int | None) -> Source:

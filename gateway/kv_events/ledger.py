@@ -1,7 +1,7 @@
 """What one engine holds according to its events, by the gateway's keys. Pure.
 
 An engine names its blocks by hashes that only it can compute. Here each is matched with a key of
-`routing.token_blocks`, chained from the parent's key, so that a prompt that was tokenized here finds it. A block whose
+`routing.exact_index`, chained from the parent's key, so that a prompt that was tokenized here finds it. A block whose
 parent is not known (its event was never received) is kept as an orphan: it counts, but has no key.
 
 Only blocks in GPU memory count; a connector's copies elsewhere do not. Of a model with several groups of layers, the
@@ -21,15 +21,13 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
-from gateway.kv_events.wire import BlockHash, Cleared, Event, Removed, Stored
+from gateway.kv_events.wire import BlockHash, Event, Removed, Stored
 from gateway.routing.exact_index import TOKEN_BYTES, packed, token_keys, token_seed
 
 FULL_ATTENTION = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})  # None: not reported
 GPU = frozenset({None, "GPU"})
 SHARDS = 64  # a power of two
-BLOCK_MEMORY_BYTES = 256  # that a block with a hash of 32 bytes takes, in the routing index too; measured
-MAX_MEMORY_BYTES = 536870912  # of one engine
-MAX_BLOCKS = MAX_MEMORY_BYTES // BLOCK_MEMORY_BYTES
+MAX_BLOCKS = (512 << 20) // 256  # memory for one engine; a block takes 256 bytes, in the routing index too; measured
 MAX_COPIED_BLOCKS = 1 << 18  # with more of them, copies are counted no longer
 
 
@@ -71,17 +69,13 @@ class Ledger:
         """Number of changes not taken yet; a change in the number of blocks without keys counts too."""
         return len(self._changes) + len(self._dropped) + self._cleared + (self.resident_blocks != self._blocks_taken)
 
-    def resize(self, capacity_tokens: int | None) -> None:
-        self.capacity_tokens = capacity_tokens
-
     def apply(self, event: Event) -> None:
-        match event:
-            case Stored():
-                self._stored(event)
-            case Removed():
-                self._removed(event)
-            case Cleared():
-                self.clear()
+        if isinstance(event, Stored):
+            self.ignored_events += not self._stored(event)
+        elif isinstance(event, Removed):
+            self._removed(event)
+        else:
+            self.clear()
 
     def clear(self) -> None:
         self.drop()
@@ -113,34 +107,38 @@ class Ledger:
         self._blocks_taken = self.resident_blocks
         added = [key for key, held in changes.items() if held]
         removed = [key for hashes in dropped for key in hashes if key not in changes]
-        if len(added) < len(changes):
-            removed += [key for key, held in changes.items() if not held]
+        removed += [key for key, held in changes.items() if not held]
         return cleared, added, removed
 
-    def _stored(self, event: Stored) -> None:
-        hashes, size = event.block_hashes, event.block_size
-        if not self._counts(event) or not size or len(event.token_ids) != len(hashes) * size:
-            self.ignored_events += 1  # a window's or a state's blocks come with gaps
-            return
-        if size != self.block_tokens and not self._resized(size):
-            self.ignored_events += 1  # a part of a block
-            return
-        parent, shards = event.parent_block_hash, self._keys
-        begins = parent is None
+    def _stored(self, event: Stored) -> bool:
+        """False = the event is ignored: it proves no prefix."""
+        hashes, size, parent, shards = event.block_hashes, event.block_size, event.parent_block_hash, self._keys
+        if event.medium not in GPU or event.kv_cache_spec_kind not in FULL_ATTENTION:
+            return False
+        if self._group is None:
+            self._group = event.group_idx
+        if event.group_idx != self._group or not size or len(event.token_ids) != len(hashes) * size:
+            return False  # a window's or a state's blocks come with gaps
+        if size < self.block_tokens:
+            return False  # a part of a block: the largest blocks are the engine's
+        if size > self.block_tokens > 0:
+            self.clear()
+        self.block_tokens = size
         if parent is None:
             chain: int | None = token_seed(event.lora_name, _salt(event))
         else:
             chain = shards[hash(parent) & SHARDS - 1].get(parent)
         try:
-            keys = [None] * len(hashes) if chain is None else _chained(event, chain, begins)
+            keys = [None] * len(hashes) if chain is None else _chained(event, chain)
         except OverflowError:
-            self.ignored_events += 1  # what is no token id
-            return
-        is_report = begins and len(hashes) > 1 and all(block in shards[hash(block) & SHARDS - 1] for block in hashes)
+            return False  # what is no token id
+        are_held = (block in shards[hash(block) & SHARDS - 1] for block in hashes)
+        is_report = parent is None and len(hashes) > 1 and all(are_held)
         for block, key in zip(hashes, keys, strict=True):
             self._add(block, key, not is_report)
         if self._copies > self._capacity_blocks() or len(self._more_copies) > MAX_COPIED_BLOCKS:
             self._overflowed()
+        return True
 
     def _add(self, block: BlockHash, key: int | None, is_copy: bool) -> None:
         keys = self._keys[hash(block) & SHARDS - 1]
@@ -188,22 +186,6 @@ class Ledger:
                 del hashes[key]
                 self._changes[key] = False
 
-    def _counts(self, event: Stored) -> bool:
-        if event.medium not in GPU or event.kv_cache_spec_kind not in FULL_ATTENTION:
-            return False
-        if self._group is None:
-            self._group = event.group_idx
-        return event.group_idx == self._group
-
-    def _resized(self, size: int) -> bool:
-        """The largest blocks are the engine's; smaller ones are parts of blocks, which are not followed."""
-        if size < self.block_tokens:
-            return False
-        if self.block_tokens:
-            self.clear()
-        self.block_tokens = size
-        return True
-
     def _capacity_blocks(self) -> int:
         if self.capacity_tokens is None or not self.block_tokens:
             return MAX_BLOCKS
@@ -218,7 +200,7 @@ class Ledger:
             self.drop()  # not this engine's size, or not its events
 
 
-def _chained(event: Stored, chain: int, begins: bool) -> Iterable[int]:
+def _chained(event: Stored, chain: int) -> Iterable[int]:
     """Keys of the event's blocks; media and embeddings in a block change its key."""
     token_bytes, size = packed(event.token_ids), event.block_size
     extra = event.extra_keys
@@ -226,30 +208,27 @@ def _chained(event: Stored, chain: int, begins: bool) -> Iterable[int]:
         return token_keys(token_bytes, size, chain)
     if len(extra) != len(event.block_hashes):
         raise OverflowError("extra keys do not match the blocks")
-    width, keys = size * TOKEN_BYTES, []
+    width, keys, salt = size * TOKEN_BYTES, [], _salt(event) if event.parent_block_hash is None else None
     for number, entry in enumerate(extra):
         [chain] = token_keys(token_bytes[number * width : (number + 1) * width], size, chain)
-        mixed = _mixed(event, entry, begins and number == 0)
+        mixed = _besides_adapter(event, entry)
+        if number == 0 and salt is not None:
+            mixed.remove(salt)
         if mixed:
             chain = xxh3_64_intdigest(repr(mixed).encode("utf-8", "surrogatepass"), chain)
         keys.append(chain)
     return keys
 
 
-def _mixed(event: Stored, entry: Any, is_first: bool) -> list[Any]:
-    """What of a block's extra keys is neither the LoRA adapter nor the salt, which begin the chain."""
-    left = list(entry) if isinstance(entry, list) else [] if entry is None else [entry]
-    if event.lora_name and event.lora_name in left:
-        left.remove(event.lora_name)
-    if is_first and (salt := _salt(event)) is not None:
-        left.remove(salt)
-    return left
+def _besides_adapter(event: Stored, entry: Any) -> list[Any]:
+    """A block's extra keys without the name of the LoRA adapter, which begins the chain, as the salt does."""
+    keys = list(entry) if isinstance(entry, list) else [] if entry is None else [entry]
+    if event.lora_name and event.lora_name in keys:
+        keys.remove(event.lora_name)
+    return keys
 
 
 def _salt(event: Stored) -> str | None:
-    """The cache salt among the first block's extra keys: text that is not the LoRA adapter's name."""
-    first = event.extra_keys[0] if event.extra_keys else None
-    texts = [key for key in first if isinstance(key, str)] if isinstance(first, list) else []
-    if event.lora_name and event.lora_name in texts:
-        texts.remove(event.lora_name)
-    return texts[-1] if texts else None
+    """The cache salt: the last text among the first block's extra keys."""
+    first = _besides_adapter(event, event.extra_keys[0]) if event.extra_keys else []
+    return next((key for key in reversed(first) if isinstance(key, str)), None)

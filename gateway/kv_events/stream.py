@@ -14,7 +14,7 @@ began with is gone by now: after a reset, or when what is known fills the cache.
 All methods run in the reader's thread, except for `as_dict`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -24,22 +24,15 @@ from zmq.utils.monitor import recv_monitor_message
 
 from gateway.kv_events.endpoints import Source
 from gateway.kv_events.ledger import Ledger
-from gateway.kv_events.wire import Cleared, Continuity, Replay, Socket, Sockets, open_socket, read_events, read_frames
+from gateway.kv_events.wire import Cleared, Continuity, Replay, Socket, Sockets, read_events, read_frames
 
 FLUSH_SECONDS = 0.02  # changes are collected for this long
 FLUSH_CHANGES = 4096  # or until there are this many
 UPDATE_CHANGES = 1024  # keys in one update: what the loop does at a time
-REPLAY_PATIENCE_SECONDS = 3.0  # until the first message; vLLM looks for requests ten times a second
 REPLAY_REST_SECONDS = 30.0  # after a replay endpoint timed out
 RETRY_SECONDS = 5.0  # after an exception
 REOPEN_SECONDS = 10.0  # without a connection; libzmq stops reconnecting after a message that is too large
 FULL = 0.98  # share of a cache
-_SUBSCRIPTION_OPTIONS = (
-    (zmq.RECONNECT_IVL, 100),
-    (zmq.RECONNECT_IVL_MAX, 5000),
-    (zmq.HEARTBEAT_IVL, 5000),  # a machine that is gone closes no connection
-    (zmq.HEARTBEAT_TIMEOUT, 15000),
-)
 # `repairs`: times that all missed messages were received again; `lost_views`: that all known blocks were dropped.
 _COUNTS = ("events", "messages", "gaps", "repairs", "restarts", "lost_views", "malformed")
 
@@ -60,19 +53,14 @@ class EngineEvents(Protocol):
 
 
 Update = Callable[[], None]  # a call of one of these methods
+Deliver = Callable[[list[Update]], None]
 
 
 class Stream:
     """Follows one source from `open` to `close`, and passes changes of its engine on."""
 
     def __init__(
-        self,
-        engine: int,
-        backend: str,
-        source: Source,
-        sockets: Sockets,
-        events: EngineEvents,
-        deliver: Callable[[list[Update]], None],
+        self, engine: int, backend: str, source: Source, sockets: Sockets, events: EngineEvents, deliver: Deliver
     ) -> None:
         self.source = source
         self.ledger = Ledger(source.capacity_tokens)
@@ -128,11 +116,11 @@ class Stream:
             "last_event_seconds": None if at is None else self._clock() - at,
         }
 
-    def run(self, handle: Callable[[], None]) -> None:
+    def run(self, handle: Callable[..., None], *arguments: Any) -> None:
         """Run a handler of the stream. An exception closes this stream for a while, and no other."""
         self._sockets.begin_turn()
         try:
-            handle()
+            handle(*arguments)
         except Exception as error:
             if isinstance(error, zmq.ZMQError):
                 log.warning("kv_events_socket_failed", backend=self.backend, reason=str(error))
@@ -144,10 +132,8 @@ class Stream:
 
     def open(self) -> None:
         """Subscribe; zmq connects, and connects again, by itself. Raises ZMQError if it cannot listen."""
-        self._subscription = socket = open_socket(self._sockets.context, zmq.SUB)
+        self._subscription = socket = self._sockets.context.socket(zmq.SUB)
         self._reopen_at = None if self.source.bind else self._clock() + REOPEN_SECONDS
-        for option, value in _SUBSCRIPTION_OPTIONS:
-            socket.setsockopt(option, value)
         socket.setsockopt(zmq.SUBSCRIBE, self._topic or b"")
         self._monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._sockets.hear(socket, partial(self.run, self._receive))
@@ -161,7 +147,7 @@ class Stream:
         """Close the sockets; nothing is known of the engine then."""
         self._end_replay()
         self._close_sockets()
-        self._connected = None
+        self._connected = self._held = None
         self._forget_process()
         self._flush_at = 0.0
 
@@ -184,10 +170,10 @@ class Stream:
             self._close_sockets()
             self.open()
         if self._replay is not None and self._clock() > self._replay.deadline:
-            if self._replay.used:
+            if self._replay.received > self._replay.proving:
                 self._ask()
             else:
-                self._replay_failed()
+                self._replay_failed(self._replay)
 
     # Connections.
 
@@ -195,7 +181,7 @@ class Stream:
         while self._monitor is not None and self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED and not self._connected:
-                self._now_connected(None)
+                self._now_connected()
             elif event == zmq.EVENT_DISCONNECTED and self._connected:
                 self._connected = False
                 self._reopen_at = None if self.source.bind else self._clock() + REOPEN_SECONDS
@@ -203,12 +189,12 @@ class Stream:
                 self._end_replay()
                 log.info("kv_events_lost", backend=self.backend, rank=self.source.rank)
 
-    def _now_connected(self, held: tuple[int, bytes] | None) -> None:
+    def _now_connected(self) -> None:
         self._connected, self._reopen_at = True, None
         log.info("kv_events_connected", backend=self.backend, rank=self.source.rank)
         if not self._can_replay():
             self._unsure = self._continuity.expected is not None
-        self._catch_up(held)
+        self._catch_up()
 
     # Live messages.
 
@@ -231,7 +217,8 @@ class Stream:
             elif self._continuity.place(sequence) == "next":  # received before the connection was lost
                 self._take(sequence, payload)
             else:  # it overtook the event of its connection
-                self._now_connected((sequence, payload))
+                self._held = sequence, payload
+                self._now_connected()
 
     def _live(self, sequence: int, payload: bytes) -> None:
         place = self._continuity.place(sequence)
@@ -239,14 +226,15 @@ class Stream:
             self._unsure = False
             self._take(sequence, payload)
         elif place == "restarted" or self._unsure:
-            self._begin_anew((sequence, payload), proven=place == "restarted")
+            self._held = sequence, payload
+            self._begin_anew(proven=place == "restarted")
         elif place == "after_gap":
             self.counts["gaps"] += self._continuity.expected is not None
-            self._catch_up((sequence, payload))
+            self._held = sequence, payload
+            self._catch_up()
 
-    def _catch_up(self, held: tuple[int, bytes] | None) -> None:
+    def _catch_up(self) -> None:
         """Request what was missed before the held message, if that is possible, and then continue with it."""
-        self._held = held
         if self._can_replay():
             self._ask()
         else:
@@ -256,15 +244,14 @@ class Stream:
         """Continue with the held message, if there is one; anything still missing before it is lost."""
         if self._held is None:
             return
-        sequence, payload = self._held
-        expected = self._continuity.expected
+        (sequence, payload), expected = self._held, self._continuity.expected
         if self._unsure and expected is not None and sequence != expected:
-            self._begin_anew(self._held, proven=sequence < expected)
-            return
-        self._held, self._unsure = None, False
-        self._use(sequence, payload)
+            self._begin_anew(proven=sequence < expected)
+        else:
+            self._held, self._unsure = None, False
+            self._use(sequence, payload)
 
-    def _begin_anew(self, held: tuple[int, bytes] | None, *, proven: bool) -> None:
+    def _begin_anew(self, *, proven: bool) -> None:
         """Start over: another process publishes, with another cache, or that cannot be ruled out."""
         self._forget_process()
         if proven:
@@ -273,9 +260,9 @@ class Stream:
         else:
             self._lost_view()
         self._end_replay()
-        if held is not None:
-            self._continuity.place(held[0])
-        self._catch_up(held)
+        if self._held is not None:
+            self._continuity.place(self._held[0])
+        self._catch_up()
 
     def _forget_process(self) -> None:
         self.ledger.forget()
@@ -332,10 +319,8 @@ class Stream:
         """Request all messages after the last used one, and that one again, as a proof."""
         assert self.source.replay is not None
         self._end_replay()
-        expected, deadline = self._continuity.expected or 0, self._clock() + REPLAY_PATIENCE_SECONDS
-        start = max(0, expected - 1)
-        self._replay = Replay(self._sockets.context, self.source.replay, start, deadline, proving=expected > 0)
-        self._sockets.hear(self._replay.socket, partial(self.run, self._receive_replay))
+        self._replay = Replay(self._sockets, self.source.replay, self._continuity.expected or 0)
+        self._sockets.hear(self._replay.socket, partial(self.run, self._receive_replay, self._replay))
         if self._subscription is not None:
             self._sockets.ignore(self._subscription)  # live messages wait
 
@@ -348,28 +333,21 @@ class Stream:
         if self._subscription is not None:
             self._sockets.hear(self._subscription, partial(self.run, self._receive))
 
-    def _receive_replay(self) -> None:
-        replay = self._replay
-        if replay is None:
-            return
-        for sequence, payload in replay.messages(self._clock):
+    def _receive_replay(self, replay: Replay) -> None:
+        for sequence, payload in replay.messages():
             expected = self._continuity.expected
             if replay.proving and replay.received == 1:
                 if not self._continuity.proves(sequence, payload):
-                    self._begin_anew(self._held, proven=expected is not None and sequence < expected)
-            elif replay.accepts(sequence, expected):
+                    self._begin_anew(proven=expected is not None and sequence < expected)
+            elif replay.received > 1 and expected is not None and sequence > expected:
+                self._ask()  # for what is missing in the middle
+            else:
                 self._use(sequence, payload)  # later than expected: the buffer does not reach back as far
             if self._replay is not replay or not self._sockets.may_go_on():
                 return
-        if replay.ended:
-            self._replay_ended(replay)
-
-    def _replay_ended(self, replay: Replay) -> None:
-        if replay.is_unproven:  # not even the message that was used is there
-            self._begin_anew(self._held, proven=True)
-        elif replay.torn:
-            self._ask()
-        else:
+        if replay.ended and replay.is_unproven:  # not even the message that was used is there
+            self._begin_anew(proven=True)
+        elif replay.ended:
             if self._continuity.expected is None:  # nothing was ever published
                 self._continuity.begin()
                 self._is_complete = True
@@ -378,10 +356,10 @@ class Stream:
             self._end_replay()
             self._settle()
 
-    def _replay_failed(self) -> None:
+    def _replay_failed(self, replay: Replay) -> None:
         log.warning("kv_events_replay_failed", backend=self.backend, endpoint=self.source.replay)
         self._replay_rests_until = self._clock() + REPLAY_REST_SECONDS
-        self._unsure = self._replay is not None and self._replay.is_unproven
+        self._unsure = replay.is_unproven
         self._end_replay()
         self._settle()
 
@@ -411,13 +389,8 @@ class Stream:
         if not self.ledger.pending:
             return []
         cleared, added, removed = self.ledger.take()
-        engine, changed, tokens = self._engine, self._events.changed, self.ledger.resident_tokens
+        engine, changed, tokens, size = self._engine, self._events.changed, self.ledger.resident_tokens, UPDATE_CHANGES
         updates: list[Update] = [partial(self._events.cleared, engine)] if cleared else []
-        updates += [partial(changed, engine, (), piece, tokens) for piece in _pieces(removed)]
-        updates += [partial(changed, engine, piece, (), tokens) for piece in _pieces(added)]
+        updates += [partial(changed, engine, (), removed[i : i + size], tokens) for i in range(0, len(removed), size)]
+        updates += [partial(changed, engine, added[i : i + size], (), tokens) for i in range(0, len(added), size)]
         return updates or [partial(changed, engine, (), (), tokens)]
-
-
-def _pieces(keys: list[int]) -> Iterator[list[int]]:
-    for start in range(0, len(keys), UPDATE_CHANGES):
-        yield keys[start : start + UPDATE_CHANGES]

@@ -15,6 +15,7 @@ restart is a live number that is not above the live number before it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -23,16 +24,29 @@ from xxhash import xxh3_64_intdigest
 
 MAX_PAYLOAD_BYTES = 2 * 1024 * 1024  # a step of vLLM with 131,072 tokens is 1 MiB
 MAX_EVENTS = 65536  # of a message
+MAX_FIELDS = 64  # of an event; vLLM's have at most 12
 MAX_EXTRA_KEYS_BYTES = 131072  # of an event; events with more are ignored
 MAX_EXTRA_KEY_BYTES = 1024  # of a block; likewise
 MAX_HASH_BYTES = 64  # vLLM's are 32
 SEQUENCE_BYTES = 8
 END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
 RECEIVE_QUEUE_MESSAGES = 512  # beyond it live messages wait at the publisher; replayed ones may be dropped
-PAUSE_SECONDS = 1.0  # until the next replayed message, or the end marker
+REPLAY_PATIENCE_SECONDS = 3.0  # until the first replayed message; vLLM looks for requests ten times a second
+PAUSE_SECONDS = 1.0  # until the next one, or the end marker
 HANDLER_SECONDS = 0.01  # of one handler before the others run
 SLICE_SECONDS = 0.0005  # between pauses
 BREATH_SECONDS = 0.0001
+
+_SOCKET_OPTIONS = (  # a bounded number of messages of bounded size
+    (zmq.LINGER, 0),
+    (zmq.IPV6, 1),
+    (zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES),
+    (zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES),
+    (zmq.RECONNECT_IVL, 100),
+    (zmq.RECONNECT_IVL_MAX, 5000),
+    (zmq.HEARTBEAT_IVL, 5000),  # a machine that is gone closes no connection
+    (zmq.HEARTBEAT_TIMEOUT, 15000),
+)
 
 # The low 64 bits, or the whole of it, by VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES.
 BlockHash = int | Annotated[bytes, msgspec.Meta(max_length=MAX_HASH_BYTES)]
@@ -72,42 +86,26 @@ Event = Stored | Removed | Cleared
 _NOTHING = msgspec.Raw(b"\xc0")
 
 
-class _StoredMap(Stored, tag="BlockStored", frozen=True):
+class _RawStored(Stored, tag="BlockStored", frozen=True):
     extra_keys: msgspec.Raw = _NOTHING
-
-
-class _StoredRow(_StoredMap, tag="BlockStored", frozen=True, array_like=True):
-    pass
-
-
-class _RemovedRow(Removed, tag="BlockRemoved", frozen=True, array_like=True):
-    pass
-
-
-class _ClearedRow(Cleared, tag="AllBlocksCleared", frozen=True, array_like=True):
-    pass
 
 
 class _Batch(msgspec.Struct, frozen=True, array_like=True):
     ts: float  # Unix time
     events: msgspec.Raw
-    data_parallel_rank: int | None = None
 
 
 class _Typed(msgspec.Struct, frozen=True):
     type: str
 
 
-class _TypedRow(_Typed, frozen=True, array_like=True):
-    pass
-
-
 _BATCH = msgspec.msgpack.Decoder(_Batch)
 _RAWS = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_MAP = msgspec.msgpack.Decoder(_StoredMap | Removed | Cleared), msgspec.msgpack.Decoder(_Typed)
-_ROW = msgspec.msgpack.Decoder(_StoredRow | _RemovedRow | _ClearedRow), msgspec.msgpack.Decoder(_TypedRow)
+_EVENT = msgspec.msgpack.Decoder(_RawStored | Removed | Cleared)
+_TYPED = msgspec.msgpack.Decoder(_Typed)
+_TEXT = msgspec.msgpack.Decoder(str)
 _ANY = msgspec.msgpack.Decoder()
-_KNOWN = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
+_FIELDS = {str(each.__struct_config__.tag): ("type", *each.__struct_fields__) for each in (Stored, Removed, Cleared)}
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
 
 
@@ -147,20 +145,24 @@ def _length(array: msgspec.Raw) -> int:
     return header[0] & 0x0F if 0x90 <= header[0] <= 0x9F else 0
 
 
-def _read_event(raw: msgspec.Raw) -> Event | None:
-    """None = it is of a type that this version does not know, or its extra keys are too long.
+def _as_map(row: msgspec.Raw) -> msgspec.Raw:
+    """An event of a vLLM before 0.24 as later ones send it."""
+    values = _RAWS.decode(row)
+    names = _FIELDS.get(_TEXT.decode(values[0]), ("type",))
+    return msgspec.Raw(msgspec.msgpack.encode(dict(zip(names, values, strict=False))))
 
-    A client chooses the cache salt, so long keys are no fault of the engine.
-    """
-    first = memoryview(raw)[0]
-    known, typed = _ROW if first in (0xDC, 0xDD) or 0x90 <= first <= 0x9F else _MAP
+
+def _read_event(raw: msgspec.Raw) -> Event | None:
+    """None = of a type that is not known here, or with extra keys that are too long: clients choose the cache salt."""
+    if 0 < _length(raw) <= MAX_FIELDS:
+        raw = _as_map(raw)
     try:
-        event: Event = known.decode(raw)
+        event: Event = _EVENT.decode(raw)
     except msgspec.ValidationError:
-        if typed.decode(raw).type in _KNOWN:
+        if _TYPED.decode(raw).type in _FIELDS:
             raise
         return None
-    if not isinstance(event, _StoredMap):
+    if not isinstance(event, _RawStored):
         return event
     if len(memoryview(event.extra_keys)) > MAX_EXTRA_KEYS_BYTES:
         return None
@@ -213,13 +215,24 @@ class Sockets:
 
     def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
         self.context: Context = zmq.Context()
+        for option, value in _SOCKET_OPTIONS:
+            self.context.setsockopt(option, value)  # of each of its sockets
         self.clock = clock
         self._sleep = sleep
         self._poller = zmq.Poller()
-        self._handlers: dict[Socket, Callable[[], None]] = {}
+        self._handlers: dict[Socket, Callable[[], object]] = {}
         self._turn_ends = self._breathed = 0.0
+        self._waker, self._wakeup = self.context.socket(zmq.PAIR), self.context.socket(zmq.PAIR)
+        self._wakeup.bind("inproc://wakeup")
+        self._waker.connect("inproc://wakeup")
+        self.hear(self._wakeup, self._wakeup.recv)
 
-    def hear(self, socket: Socket, handle: Callable[[], None]) -> None:
+    def wake(self) -> None:
+        """End the wait in `ready`; called in another thread."""
+        with suppress(zmq.Again):  # it has been woken already
+            self._waker.send(b"", zmq.NOBLOCK)
+
+    def hear(self, socket: Socket, handle: Callable[[], object]) -> None:
         """Call `handle` whenever something can be received."""
         self._handlers[socket] = handle
         self._poller.register(socket, zmq.POLLIN)
@@ -228,7 +241,7 @@ class Sockets:
         if self._handlers.pop(socket, None) is not None:
             self._poller.unregister(socket)
 
-    def ready(self, within_seconds: float) -> Iterator[Callable[[], None]]:
+    def ready(self, within_seconds: float) -> Iterator[Callable[[], object]]:
         """Handlers of the sockets that can be read; one may `ignore` the socket of another."""
         for socket, _ in self._poller.poll(int(within_seconds * 1000)):
             if handle := self._handlers.get(socket):
@@ -249,31 +262,20 @@ class Sockets:
             self._breathed = self.clock()
 
 
-def open_socket(context: Context, kind: int) -> Socket:
-    """A socket that holds a bounded number of messages of bounded size."""
-    socket = context.socket(kind)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.IPV6, 1)
-    socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)
-    return socket
-
-
 class Replay:
-    """One request for missed messages, sent on creation, and its answer. The owner closes it."""
+    """One request for the messages from `expected` on, sent on creation, and its answer. The owner closes it."""
 
-    def __init__(self, context: Context, endpoint: str, start: int, deadline: float, *, proving: bool) -> None:
-        self.deadline = deadline
-        self.proving = proving  # the first message is one that was used before
+    def __init__(self, sockets: Sockets, endpoint: str, expected: int) -> None:
+        self.proving = expected > 0  # the first message is the last one that was used, again, as a proof
         self.received = 0
-        self.used = False
-        self.torn = False  # a message in the middle is missing
         self.ended = False
-        self.socket = open_socket(context, zmq.DEALER)
+        self.deadline = sockets.clock() + REPLAY_PATIENCE_SECONDS
+        self._clock = sockets.clock
+        self.socket = sockets.context.socket(zmq.DEALER)
         self.socket.connect(endpoint)
-        self.socket.send_multipart([b"", start.to_bytes(SEQUENCE_BYTES, "big")])
+        self.socket.send_multipart([b"", max(0, expected - 1).to_bytes(SEQUENCE_BYTES, "big")])
 
-    def messages(self, clock: Callable[[], float]) -> Iterator[tuple[int, bytes]]:
+    def messages(self) -> Iterator[tuple[int, bytes]]:
         """Sequence numbers and payloads that have arrived; `ended` is set once the end marker has."""
         while not self.ended:
             try:
@@ -286,17 +288,9 @@ class Replay:
                 self.ended = True
             else:
                 self.received += 1
-                self.deadline = clock() + PAUSE_SECONDS
+                self.deadline = self._clock() + PAUSE_SECONDS
                 yield int.from_bytes(frames[-2], "big"), frames[-1]
 
     @property
     def is_unproven(self) -> bool:
         return self.proving and not self.received
-
-    def accepts(self, sequence: int, expected: int | None) -> bool:
-        """Whether to use a message; notes it if messages before it are missing."""
-        if expected is not None and sequence != expected and (sequence < expected or self.received > 1):
-            self.torn = self.torn or sequence > expected
-            return False
-        self.used = True
-        return True

@@ -2,13 +2,13 @@
 
 A request with a field whose effect is not known is refused here, and is then routed by its bytes: the classes of turns,
 parts, tool calls and tools list all fields that they may have. vLLM has two forms of a turn's content; which one it
-passes to a template depends on the template.
+passes to a template depends on the template. The probes at the end show where two tokenizers or templates differ.
 """
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -119,16 +119,15 @@ _RESERVED: Final = (
 _DROPPED_SYSTEM_TEXT: Final = "x-anthropic-billing-header"  # some versions of vLLM drop such a line
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """A request, read: a text, or a conversation for the template."""
 
     features: frozenset[Feature]
     add_special_tokens: bool
     text: str | None = None
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] | None = None
-    variables: dict[str, Any] = field(default_factory=dict)
+    variables: dict[str, Any] = {}
 
 
 def decisive(document: dict[str, Any]) -> dict[str, Any]:
@@ -141,19 +140,15 @@ def read(endpoint: str, document: dict[str, Any], content_format: str) -> Readin
         if document.get(name) is not None:
             raise NotUnderstood(f"it has {name}")
     try:
-        match endpoint:
-            case "completions":
-                return _completion(msgspec.convert(document, _Completion))
-            case "chat":
-                return _chat(msgspec.convert(document, _Chat), content_format)
+        if endpoint == "completions":
+            request = msgspec.convert(document, _Completion)
+            text = request.prompt if isinstance(request.prompt, str) else request.prompt[0]
+            return Reading(frozenset((Feature.COMPLETION,)), request.add_special_tokens, text=text)
+        if endpoint == "chat":
+            return _chat(msgspec.convert(document, _Chat), content_format)
     except msgspec.ValidationError as error:
         raise NotUnderstood(str(error)) from error
     raise NotUnderstood(f"the gateway does not render the endpoint {endpoint}")
-
-
-def _completion(request: _Completion) -> Reading:
-    text = request.prompt if isinstance(request.prompt, str) else request.prompt[0]
-    return Reading(frozenset((Feature.COMPLETION,)), request.add_special_tokens, text=text)
 
 
 def _chat(request: _Chat, content_format: str) -> Reading:
@@ -241,3 +236,61 @@ def _variables(request: _Chat) -> dict[str, Any]:
     variables["add_generation_prompt"] = request.add_generation_prompt
     variables["continue_final_message"] = request.continue_final_message
     return variables
+
+
+_TEXT: Final = (
+    "Příliš žluťoučký kůň, 3.14159 = 10²³;  two  spaces\t日本語 e\u0301 🧑\u200d🚀\n"
+    "\n\tdef f(x):\n        return x ** 2\n"
+)
+_PROPERTIES: Final = {"place": {"type": "string"}, "days": {"type": "integer", "default": 1}}
+_PARAMETERS: Final = {"type": "object", "properties": _PROPERTIES, "required": ["place"]}
+_DESCRIPTION: Final = "Today's weather \u2013 <b>briefly</b>."
+_WEATHER: Final = {"name": "get_weather", "description": _DESCRIPTION, "parameters": _PARAMETERS}
+_TOOLS: Final = [{"type": "function", "function": function} for function in (_WEATHER, {"name": "get_time"})]
+_FUNCTION: Final = {"name": "get_weather", "arguments": '{"place": "Plze\u0148", "days": 2}'}
+_CALLS: Final = [{"id": "call00001", "type": "function", "function": _FUNCTION}]
+_CALLING: Final = {"role": "assistant", "content": None, "tool_calls": _CALLS}
+_RESULT: Final = {"role": "tool", "tool_call_id": "call00001", "content": '{"sky": "blue"}'}
+_SYSTEM: Final = {"role": "system", "content": "You are brief. Ž\n"}
+_QUESTION: Final = {"role": "user", "content": _TEXT}
+_ANSWER: Final = {"role": "assistant", "content": " It squares:\n\n```\n4\n```"}
+_THOUGHT: Final = {"role": "assistant", "content": "Four.", "reasoning": "Two squared\nis four."}
+_PARTS: Final = [{"type": "text", "text": "First part."}, {"type": "text", "text": " And a second one."}]
+
+# Texts that show whether a backend changes texts before it tokenizes them for an embedding. /tokenize does not show
+# that: for some models, vLLM changes texts to lower case.
+EMBEDDED: Final = (
+    _TEXT,
+    "STRASSE, Straße, İstanbul, ÀÉÎ: MIXED Case",
+    "Neither [CLS] nor [SEP] nor <s> nor </s> nor <|endoftext|>",
+    "a",
+)
+
+
+class Probe(NamedTuple):
+    """A request, as clients send it and /tokenize accepts it, and the feature that it tests."""
+
+    feature: Feature
+    document: Mapping[str, Any]
+
+    @property
+    def endpoint(self) -> str:
+        return "completions" if self.feature is Feature.COMPLETION else "chat"
+
+
+def _asking(*messages: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {"messages": list(messages), "add_generation_prompt": True} | more
+
+
+PROBES: Final = (
+    Probe(Feature.COMPLETION, {"prompt": _TEXT}),
+    Probe(Feature.COMPLETION, {"prompt": _TEXT * 2, "add_special_tokens": False}),
+    Probe(Feature.CHAT, _asking(_QUESTION)),
+    Probe(Feature.CHAT, _asking(_QUESTION, _ANSWER, {"role": "user", "content": "\tThanks. "})),
+    Probe(Feature.CHAT, _asking(_SYSTEM, _QUESTION)),
+    Probe(Feature.PARTS, _asking({"role": "user", "content": _PARTS})),
+    Probe(Feature.TOOLS, _asking(_QUESTION, tools=_TOOLS)),
+    Probe(Feature.TOOLS, _asking(_QUESTION, _CALLING, _RESULT, tools=_TOOLS)),
+    Probe(Feature.REASONING, _asking(_QUESTION, _THOUGHT, {"role": "user", "content": "And cubed?"})),
+    Probe(Feature.CONTINUED, _asking(_QUESTION, _ANSWER, add_generation_prompt=False, continue_final_message=True)),
+)

@@ -1,38 +1,175 @@
 """The tokenizer process: renders and encodes prompts with a model's own tokenizer and chat template.
 
-It loads them by Hugging Face's `transformers`, and answers questions on its standard input, one after the other, until
-that ends. It is a process of its own because importing the library takes seconds, and rendering and encoding hold the
-interpreter's lock, which would stall an event loop.
+It loads them by Hugging Face's `transformers`. It is a process of its own because importing the library takes seconds,
+and rendering and encoding hold the interpreter's lock, which would stall an event loop. `TokenizerProcess` runs it and
+asks it, `main` is what it runs: it answers questions on its standard input, one after the other, until that ends. A
+message is its length, then MessagePack.
 
 Texts are encoded piece by piece, so that earlier pieces are looked up. A tokenizer cuts a text at its added tokens
 first. A text that is cut there, each piece beginning with such a token, has the same ids piece by piece as whole; only
 the last turn of a conversation is a new piece.
 """
 
+import asyncio
 import os
 import re
 import signal
 import sys
-from collections import OrderedDict
+from asyncio.subprocess import PIPE, Process
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import pairwise
+from contextlib import suppress
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
+import msgspec
+
 from gateway.routing.exact_index import TOKEN_BYTES, packed
-from gateway.tokenization.conversation import ContentFormat, NotUnderstood, Reading, read
-from gateway.tokenization.process import (
-    LENGTH_BYTES,
-    Count,
-    LoadTokenizer,
-    Question,
-    TokenizerReply,
-    framed,
-    length_of,
-    read_question,
-)
+from gateway.tokenization.conversation import PROBES, ContentFormat, Feature, NotUnderstood, Reading, read
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
+
+LENGTH_BYTES: Final = 4
+
+
+class LoadTokenizer(msgspec.Struct, tag=True, frozen=True):
+    """Make a model's tokenizer ready."""
+
+    model: str
+    source: str
+
+
+class Job(msgspec.Struct, tag=True, frozen=True):
+    """Tokenize a prompt. `features` may be rendered; a prompt with another one is refused."""
+
+    model: str
+    endpoint: str
+    document: dict[str, Any]
+    content_format: str
+    features: list[str]
+
+
+class Count(msgspec.Struct, tag=True, frozen=True):
+    """Count the tokens of several texts, each by itself. `special`: with the special tokens that the model adds."""
+
+    model: str
+    texts: list[str]
+    special: bool
+
+
+Question = LoadTokenizer | Job | Count
+
+
+class TokenizerReply(msgspec.Struct, frozen=True):
+    """The answer to a question: packed ids (for `Count`, `counts` instead), or no `tokens` and a `reason`."""
+
+    tokens: bytes | None = None
+    reason: str = ""
+    failed: bool = False  # by a fault, not because the prompt is unsupported
+    counts: list[int] = []
+
+
+def framed(message: Question | TokenizerReply) -> bytes:
+    """A message as it is sent. Raises TypeError or OverflowError for what MessagePack cannot hold."""
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+def length_of(prefix: bytes) -> int:
+    return int.from_bytes(prefix, "little")
+
+
+read_question: Callable[[bytes], Question] = msgspec.msgpack.Decoder(Question).decode
+read_answer: Callable[[bytes], TokenizerReply] = msgspec.msgpack.Decoder(TokenizerReply).decode
+
+
+# Variables for a process's modules, its cache, and a hub behind a proxy. Nothing else of the environment is passed on:
+# it may contain the keys of clients and backends.
+_INHERITED: Final = (
+    "PATH PYTHONPATH PYTHONHOME VIRTUAL_ENV LD_LIBRARY_PATH HOME USER TMPDIR LANG LC_ALL XDG_CACHE_HOME SSL_CERT_FILE"
+    " SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE HTTP_PROXY HTTPS_PROXY NO_PROXY ALL_PROXY http_proxy https_proxy"
+    " no_proxy all_proxy TRANSFORMERS_CACHE TRANSFORMERS_OFFLINE"
+)
+COMMAND: Final = (sys.executable, "-m", "gateway.tokenization.tokenizer")
+_QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
+HUNG_SECONDS: Final = 10.0
+_IN_HAND: Final = 2  # questions sent and not yet answered, so that the process never waits for the next one
+
+
+class ProcessEnded(Exception):
+    """The tokenizer process ended before it answered, or does not run."""
+
+
+class TokenizerProcess:
+    """Runs the process, and asks it questions, which it answers in their order."""
+
+    def __init__(self, command: tuple[str, ...] = COMMAND) -> None:
+        self._command = command
+        self._process: Process | None = None
+        self._turns = asyncio.Semaphore(_IN_HAND)
+        self._asked: deque[tuple[asyncio.Future[TokenizerReply | None], asyncio.TimerHandle]] = deque()
+
+    async def run(self, started: Callable[[], None]) -> None:
+        """Run the process until it ends or the call is cancelled. Raises OSError if it cannot be started."""
+        allowed = _INHERITED.split()
+        inherited = {name: value for name, value in os.environ.items() if name in allowed or name.startswith("HF_")}
+        process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE, env=inherited | _QUIET)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        started()
+        try:
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                while True:
+                    prefix = await process.stdout.readexactly(LENGTH_BYTES)
+                    self._answered(read_answer(await process.stdout.readexactly(length_of(prefix))))
+        finally:
+            self._process = None
+            while self._asked:
+                self._answered(None)
+            _kill(process)
+            process.stdin.close()
+            reaping = asyncio.get_running_loop().create_task(process.wait())
+            try:
+                await asyncio.shield(reaping)
+            finally:  # also when cancelled meanwhile: a killed process takes no time to speak of
+                await reaping
+
+    async def ask(self, question: Question, hung_seconds: float = HUNG_SECONDS) -> TokenizerReply:
+        """The answer to a question. Raises ProcessEnded, and what `framed` raises.
+
+        The answer to a cancelled call is dropped. A process that takes longer than `hung_seconds` is killed.
+        """
+        await self._turns.acquire()  # released when the question is answered, or the process has ended
+        try:
+            if self._process is None or self._process.stdin is None:
+                raise ProcessEnded
+            message = framed(question)
+        except Exception:
+            self._turns.release()
+            raise
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[TokenizerReply | None] = loop.create_future()
+        self._asked.append((answered, loop.call_later(hung_seconds, _kill, self._process)))
+        self._process.stdin.write(message)
+        if (answer := await answered) is None:
+            raise ProcessEnded
+        return answer
+
+    def _answered(self, answer: TokenizerReply | None) -> None:
+        """Answer the oldest question; None = the process has ended."""
+        answered, timer = self._asked.popleft()
+        timer.cancel()
+        self._turns.release()
+        if not answered.done():  # it was not cancelled
+            answered.set_result(answer)
+
+
+def _kill(process: Process) -> None:
+    with suppress(ProcessLookupError):
+        process.kill()
+
 
 CACHE_BYTES: Final = 67108864  # for each model
 Encode = Callable[[list[str]], list[bytes]]
@@ -45,14 +182,9 @@ def cut_marks(tokens: Collection["AddedToken"], rendered: Iterable[str]) -> tupl
     Not those that consume white space before them, must not touch a word, or are looked for in the normalized text.
     """
     every, texts = [token.content for token in tokens if token.content], list(rendered)
-    return tuple(
-        token.content
-        for token in tokens
-        if token.content
-        and not (token.lstrip or token.single_word or token.normalized)
-        and any(token.content in text for text in texts)
-        and not any(_hides(other, token.content) for other in every)
-    )
+    simple = [each.content for each in tokens if not (each.lstrip or each.single_word or each.normalized)]
+    used = [mark for mark in simple if mark and any(mark in text for text in texts)]
+    return tuple(mark for mark in used if not any(_hides(other, mark) for other in every))
 
 
 def _hides(other: str, token: str) -> bool:
@@ -107,14 +239,6 @@ _SAMPLES = (
     "\u2581x\u2581",
     "",
 )
-_SAMPLE_CHATS: tuple[list[dict[str, str]], ...] = (
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
-    [
-        {"role": "user", "content": " Hi \n"},
-        {"role": "assistant", "content": "\n\nHe\u0301llo.  "},
-        {"role": "user", "content": "Bye"},
-    ],
-)
 
 
 class CannotLoad(Exception):
@@ -135,9 +259,8 @@ class ModelTokenizer:
         added = () if splits_special else backend.get_added_tokens_decoder().values()
         marks = cut_marks(added, self._sample_prompts())
         segments = Segments(self._encode_all, marks, cache_bytes)
-        self.segmented = bool(marks) and all(
-            segments.tokens(text) == self._encode(text) for text in self._awkward_texts(marks)
-        )
+        texts = self._awkward_texts(marks)
+        self.segmented = bool(marks) and all(segments.tokens(text) == self._encode(text) for text in texts)
         self.segments = segments if self.segmented else Segments(self._encode_all, (), cache_bytes)
 
     def tokens(self, endpoint: str, document: dict[str, Any], content_format: str, features: list[str]) -> bytes:
@@ -184,13 +307,10 @@ class ModelTokenizer:
         return (before, after) if at >= 0 and at % TOKEN_BYTES == 0 and alike else None
 
     def _sample_prompts(self) -> Iterator[str]:
-        for messages in _SAMPLE_CHATS:
-            for content_format in ContentFormat:
-                try:
-                    reading = read("chat", {"messages": messages}, content_format)
-                    yield self.render(reading)
-                except NotUnderstood:
-                    continue
+        chats = [dict(probe.document) for probe in PROBES if probe.feature is Feature.CHAT]
+        for document, content_format in product(chats, ContentFormat):
+            with suppress(NotUnderstood):
+                yield self.render(read("chat", document, content_format))
 
     def _awkward_texts(self, marks: Sequence[str]) -> Iterator[str]:
         """Texts that would show whether pieces affect each other."""
@@ -225,30 +345,26 @@ class Worker:
 
     def answer(self, question: Question) -> TokenizerReply:
         try:
-            return self._reply(question)
+            if isinstance(question, LoadTokenizer):
+                self._models[question.model] = model = self._load(question.source, CACHE_BYTES)
+                return TokenizerReply(b"", "in segments" if model.segmented else "as a whole")
+            if question.model not in self._models:
+                raise CannotLoad(f"the tokenizer of {question.model} is not loaded")
+            model = self._models[question.model]
+            if isinstance(question, Count):
+                return TokenizerReply(b"", counts=model.counts(question.texts, special=question.special))
+            given = question.endpoint, question.document, question.content_format, question.features
+            return TokenizerReply(model.tokens(*given))
         except (CannotLoad, NotUnderstood) as error:
             return TokenizerReply(None, str(error), isinstance(error, CannotLoad))
         except Exception as error:  # one prompt's fault must not end the others' service
             return TokenizerReply(None, f"{type(error).__name__}: {error}", True)
 
-    def _reply(self, question: Question) -> TokenizerReply:
-        if isinstance(question, LoadTokenizer):
-            self._models[question.model] = model = self._load(question.source, CACHE_BYTES)
-            return TokenizerReply(b"", "in segments" if model.segmented else "as a whole")
-        if question.model not in self._models:
-            raise CannotLoad(f"the tokenizer of {question.model} is not loaded")
-        model = self._models[question.model]
-        if isinstance(question, Count):
-            return TokenizerReply(b"", counts=model.counts(question.texts, special=question.special))
-        return TokenizerReply(
-            model.tokens(question.endpoint, question.document, question.content_format, question.features)
-        )
 
-
-def serve(questions: BinaryIO, answers: BinaryIO, worker: Worker) -> None:
+def serve(questions: BinaryIO, answers: BinaryIO, answer: Callable[[Question], TokenizerReply]) -> None:
+    """Answer questions, one after the other, until there are no more."""
     while len(prefix := questions.read(LENGTH_BYTES)) == LENGTH_BYTES:
-        body = questions.read(length_of(prefix))
-        answers.write(framed(worker.answer(read_question(body))))
+        answers.write(framed(answer(read_question(questions.read(length_of(prefix))))))
         answers.flush()
 
 
@@ -258,7 +374,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # it is the gateway that ends this process, by closing its input
     with os.fdopen(os.dup(sys.stdin.fileno()), "rb") as questions, os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(sys.stderr.fileno(), 1)
-        serve(questions, answers, Worker(ModelTokenizer))
+        serve(questions, answers, Worker(ModelTokenizer).answer)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ LAYERS: dict[str, set[str]] = {
         "relay.relay",
         "routing.policy",
     },
-    "kv_events": {"config", "supervisor", "backends.backend", "backends.facts", "routing.exact_index"},
+    "kv_events": {"config", "supervisor", "backends.backend", "routing.exact_index"},
     "tokenization": {"request", "errors", "config", "supervisor", "backends", "routing.exact_index"},
     "embeddings": {
         "request",
@@ -100,7 +100,7 @@ EDGES = {
     "embeddings.delivery", "embeddings.rerank", "embeddings.waiter", "front.connection", "front.handler",
     "front.http_request", "front.json_body", "front.server", "front.uploads", "kv_events.endpoints", "kv_events.feed",
     "observe.log", "observe.metrics", "plan.command", "relay.connection", "relay.relay", "resources",
-    "scheduling.leases", "supervisor", "tokenization.process", "tokenization.tokenization", "tokenization.tokenizer",
+    "scheduling.leases", "supervisor", "tokenization.tokenization", "tokenization.tokenizer",
 }  # fmt: skip
 IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", "aiohttp"}
 PACKAGES = sorted(path.name for path in (ROOT / "gateway").iterdir() if (path / "__init__.py").exists())

@@ -131,8 +131,11 @@ async def test_an_exception_in_the_receiver_stops_no_later_update(
 async def test_nothing_is_passed_on_after_the_end(listener: Listener) -> None:
     with Publisher() as publisher:
         publisher.publish(*Cache().serve(prompt(0)))
-        async with following(listener, source_of(publisher)):
+        async with following(listener, source_of(publisher)) as events:
             await listener.until_live()
+        events.follow("a", [source_of(publisher)])
+        events.restarted("a")
+        assert events.status() == []
         for _ in range(10):
             await asyncio.sleep(0)
         seen = len(listener.calls)

@@ -1,7 +1,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import zmq
@@ -9,7 +9,7 @@ import zmq
 from gateway.kv_events import feed
 from gateway.kv_events import stream as module
 from gateway.kv_events.endpoints import Source
-from gateway.kv_events.feed import EventReader
+from gateway.kv_events.feed import KvEvents
 from gateway.kv_events.stream import Stream, Update
 from gateway.supervisor import Supervisor
 from tests.unit.kv_events.following import prompt
@@ -22,7 +22,6 @@ class Inbox:
 
     def __init__(self) -> None:
         self.seen: list[tuple[Any, ...]] = []
-        self.pending = 0
         self._news = threading.Condition()
 
     def deliver(self, updates: list[Update]) -> None:
@@ -58,23 +57,37 @@ class Inbox:
         return [(more[0], more[1]) for what, number, *more in self.seen if (what, number) == ("state", engine)]
 
 
+class Reader(KvEvents):
+    """The thread alone: it delivers to an inbox, and no event loop is needed."""
+
+    def __init__(self, inbox: Inbox, supervisor: Supervisor | None = None) -> None:
+        super().__init__(inbox, lambda _, rank: rank, time.monotonic, supervisor)
+        self._deliver = inbox.deliver  # type: ignore[method-assign]
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._thread is not None
+        self._stop(self._thread)
+
+
 @pytest.fixture
 def inbox() -> Inbox:
     return Inbox()
 
 
 @pytest.fixture
-def reader(inbox: Inbox) -> Iterator[EventReader]:
-    reader = EventReader(inbox, inbox.deliver, lambda: inbox.pending, time.monotonic, Supervisor(time.monotonic))
-    reader.start()
-    yield reader
-    reader.stop()
+def reader(inbox: Inbox) -> Iterator[Reader]:
+    with Reader(inbox) as reader:
+        yield reader
 
 
-def test_a_large_change_comes_in_pieces_and_before_the_state(reader: EventReader, inbox: Inbox) -> None:
+def test_a_large_change_comes_in_pieces_and_before_the_state(reader: Reader, inbox: Inbox) -> None:
     with Publisher() as publisher:
         publisher.publish(stored(range(3000), range(12000), None, 4))
-        reader.call(reader.follow, "a", {0: source_of(publisher)})
+        reader.follow("a", [source_of(publisher)])
         inbox.wait(inbox.states)
         *changes, last = inbox.seen
         assert [len(added) for _, _, added, _, _ in changes] == [1024, 1024, 952]
@@ -82,60 +95,57 @@ def test_a_large_change_comes_in_pieces_and_before_the_state(reader: EventReader
         assert {resident_tokens for *_, resident_tokens in changes} == {12000}
 
 
-def test_of_an_engine_that_is_forgotten_nothing_is_known(reader: EventReader, inbox: Inbox) -> None:
+def test_of_an_engine_that_is_forgotten_nothing_is_known(reader: Reader, inbox: Inbox) -> None:
     with Publisher() as publisher:
         publisher.publish(*Cache().serve(prompt(0)))
-        reader.call(reader.follow, "a", {0: source_of(publisher)})
+        reader.follow("a", [source_of(publisher)])
         inbox.wait(inbox.states)
         assert len(inbox.held()) == 5
-        reader.call(reader.follow, "a", {})
+        reader.follow("a", [])
         inbox.wait(lambda: not inbox.held())
         assert inbox.states() == [(True, True), (False, False)]
     after = inbox.seen[inbox.seen.index(("state", 0, False, False)) :]
     assert any(removed for what, _, *more in after if what == "changed" for removed in [more[1]])
     assert not any(what == "cleared" for what, *_ in inbox.seen)  # the engine may hold what it held
-    assert reader.statuses() == []
+    assert reader.status() == []
 
 
-def test_another_source_for_an_engine_takes_the_place_of_the_first(reader: EventReader, inbox: Inbox) -> None:
+def test_another_source_for_an_engine_takes_the_place_of_the_first(reader: Reader, inbox: Inbox) -> None:
     with Publisher() as first, Publisher() as second:
         first.publish(*Cache().serve(prompt(0)))
         second.publish(*Cache().serve(prompt(1, blocks=7)))
-        reader.call(reader.follow, "a", {0: source_of(first)})
+        reader.follow("a", [source_of(first)])
         inbox.wait(inbox.states)
-        reader.call(reader.follow, "a", {0: source_of(second)})
+        reader.follow("a", [source_of(second)])
         inbox.wait(lambda: len(inbox.states()) == 3)
     assert len(inbox.held()) == 7
 
 
 def test_the_end_of_the_reader_clears_every_engine(inbox: Inbox) -> None:
-    reader = EventReader(inbox, inbox.deliver, lambda: 0, time.monotonic, Supervisor(time.monotonic))
-    reader.start()
-    with Publisher() as publisher:
+    with Publisher() as publisher, Reader(inbox) as reader:
         publisher.publish(*Cache().serve(prompt(0)))
-        reader.call(reader.follow, "a", {0: source_of(publisher)})
+        reader.follow("a", [source_of(publisher)])
         inbox.wait(inbox.states)
-        reader.stop()
     assert inbox.states()[-1] == (False, False)
     assert inbox.held() == set()
 
 
-def test_the_reader_waits_for_a_loop_that_is_behind(reader: EventReader, inbox: Inbox) -> None:
+def test_the_reader_waits_for_a_loop_that_is_behind(reader: Reader, inbox: Inbox) -> None:
     cache = Cache()
     with Publisher() as publisher:
-        reader.call(reader.follow, "a", {0: source_of(publisher)})
+        reader.follow("a", [source_of(publisher)])
         inbox.wait(inbox.states)
         publisher.wait_for_subscriber()
-        inbox.pending = feed.MAX_PENDING_UPDATES + 1
-        reader.call(reader.follow, "a", {0: source_of(publisher)})  # a turn that ends in waiting
+        reader._updates.extend([lambda: None] * (feed.MAX_PENDING_UPDATES + 1))
+        reader.follow("a", [source_of(publisher)])  # a turn that ends in waiting
         publisher.publish(*cache.serve(prompt(0)))
         assert not inbox.comes(inbox.held, within_seconds=0.2)
-        inbox.pending = 0
+        reader._updates.clear()
         inbox.wait(lambda: len(inbox.held()) == 5)
 
 
 def test_a_fault_in_one_stream_leaves_the_others_alone(
-    reader: EventReader, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+    reader: Reader, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
     faults = iter([RuntimeError("a fault"), zmq.ZMQError(1)])
@@ -149,20 +159,18 @@ def test_a_fault_in_one_stream_leaves_the_others_alone(
     monkeypatch.setattr(Stream, "_take", faulty)
     with Publisher() as publisher:
         publisher.publish(*Cache().serve(prompt(0)))
-        reader.call(reader.follow, "a", {0: source_of(publisher)})
-        reader.call(reader.follow, "b", {1: source_of(publisher, rank=1)})
+        reader.follow("a", [source_of(publisher)])
+        reader.follow("b", [source_of(publisher, rank=1)])
         inbox.wait(lambda: inbox.states(1))
         inbox.wait(lambda: inbox.states(0))
     assert len(inbox.held(0)) == len(inbox.held(1)) == 5
 
 
-def test_a_port_that_is_taken_is_tried_again(
-    reader: EventReader, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_that_is_taken_is_tried_again(reader: Reader, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
     with Publisher() as holder:
         source = Source(0, holder.endpoint, None, bind=True)
-        reader.call(reader.follow, "a", {0: source})
+        reader.follow("a", [source])
     with Publisher(connect_to=holder.endpoint, replay=False) as publisher:
         inbox.wait(inbox.states)
         publisher.wait_for_subscriber()
@@ -170,23 +178,21 @@ def test_a_port_that_is_taken_is_tried_again(
         inbox.wait(lambda: len(inbox.held()) == 5)
 
 
-def test_a_fault_outside_the_streams_does_not_end_the_reader() -> None:
-    inbox, supervisor, faults = Inbox(), Supervisor(time.monotonic), iter([RuntimeError("a fault")])
+def test_a_fault_outside_the_streams_does_not_end_the_reader(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor, faults = Supervisor(time.monotonic), iter([RuntimeError("a fault")])
 
-    def deliver(updates: list[Update]) -> None:
+    deliver = inbox.deliver
+
+    def faulty(updates: list[Update]) -> None:
         if fault := next(faults, None):
             raise fault
-        inbox.deliver(updates)
+        deliver(updates)
 
-    reader = EventReader(inbox, deliver, lambda: 0, time.monotonic, supervisor)
-    reader.start()
-    try:
-        with Publisher() as publisher:
-            reader.call(reader.follow, "a", {0: source_of(publisher)})
-            inbox.comes(lambda: supervisor.faults, within_seconds=5)
-            assert supervisor.faults == {"kv_events": 1}
-            publisher.wait_for_subscriber()
-            publisher.publish(*Cache().serve(prompt(0)))
-            inbox.wait(lambda: len(inbox.held()) == 5)
-    finally:
-        reader.stop()
+    monkeypatch.setattr(inbox, "deliver", faulty)
+    with Publisher() as publisher, Reader(inbox, supervisor) as reader:
+        reader.follow("a", [source_of(publisher)])
+        inbox.comes(lambda: supervisor.faults, within_seconds=5)
+        assert supervisor.faults == {"kv_events": 1}
+        publisher.wait_for_subscriber()
+        publisher.publish(*Cache().serve(prompt(0)))
+        inbox.wait(lambda: len(inbox.held()) == 5)

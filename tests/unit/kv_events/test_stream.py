@@ -8,7 +8,7 @@ from typing import Self
 import msgspec
 import pytest
 
-from gateway.kv_events import stream, wire
+from gateway.kv_events import wire
 from gateway.kv_events.endpoints import Source
 from tests.unit.kv_events.following import following, prompt
 from tests.unit.kv_events.listener import Listener, source_of, status
@@ -353,7 +353,7 @@ class Wire:
 async def test_a_replay_endpoint_that_does_not_answer_is_done_without(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "REPLAY_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(wire, "REPLAY_PATIENCE_SECONDS", 0.2)
     cache = Cache()
     with Publisher() as publisher:
         publisher.mute = True

@@ -59,4 +59,4 @@ def letters_of(endpoint: str, document: dict[str, Any], content_format: str) -> 
 
 if __name__ == "__main__":
     with os.fdopen(os.dup(0), "rb") as questions, os.fdopen(os.dup(1), "wb") as answers:
-        serve(questions, answers, Worker(Letters))  # type: ignore[arg-type]
+        serve(questions, answers, Worker(Letters).answer)  # type: ignore[arg-type]

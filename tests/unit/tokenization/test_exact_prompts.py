@@ -12,8 +12,7 @@ from gateway.config import BackendConfig, HealthConfig, ModelConfig, ModelsConfi
 from gateway.request import Demand, InferenceRequest, Kind
 from gateway.routing.exact_index import ExactIndex, packed, token_keys, token_seed
 from gateway.tokenization.conversation import Feature
-from gateway.tokenization.tokenization import Tokenization, given_tokens
-from gateway.tokenization.verification import TokenizerVerdict
+from gateway.tokenization.tokenization import Tokenization, TokenizerVerdict, given_tokens
 
 IDS = list(range(100, 170))
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}

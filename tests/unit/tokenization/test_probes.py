@@ -1,7 +1,7 @@
 import pytest
 
-from gateway.tokenization.conversation import ContentFormat, Feature, read
-from gateway.tokenization.verification import PROBES, Probe, compare
+from gateway.tokenization.conversation import PROBES, ContentFormat, Feature, Probe, read
+from gateway.tokenization.tokenization import compare
 
 FIRST = {feature: next(i for i, probe in enumerate(PROBES) if probe.feature is feature) for feature in Feature}
 

@@ -1,5 +1,5 @@
 from gateway.tokenization.conversation import Feature
-from gateway.tokenization.verification import ModelState, TokenizerVerdict
+from gateway.tokenization.tokenization import ModelState, TokenizerVerdict
 
 
 def verified(*features: Feature, counts: bool = False) -> TokenizerVerdict:

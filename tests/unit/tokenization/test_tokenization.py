@@ -14,8 +14,9 @@ from gateway.backends.fleet import Fleet
 from gateway.config import BackendConfig, ConfigError, HealthConfig, ModelConfig, ModelsConfig
 from gateway.routing.exact_index import ExactIndex
 from gateway.tokenization import tokenization as module
+from gateway.tokenization.conversation import PROBES
 from gateway.tokenization.tokenization import DEFAULT_LIMITS, Tokenization, TokenizerLimits
-from gateway.tokenization.verification import PROBES
+from gateway.tokenization.tokenizer import TokenizerProcess
 from tests.unit.backends.scripted import Scripted, json_answer
 from tests.unit.tokenization.backends import tokenizes
 from tests.unit.tokenization.fake_worker import COMMAND, DIES, HANGS, letters_of
@@ -46,7 +47,7 @@ async def tokenizing(
         for server, answer in zip(servers, answers, strict=True):
             server.answers["/tokenize"] = answer
         fleet = fleet_of(*servers)
-        tokenization = Tokenization(models, fleet, ExactIndex(), time.monotonic, limits, COMMAND)
+        tokenization = Tokenization(models, fleet, ExactIndex(), time.monotonic, limits, TokenizerProcess(COMMAND))
         fleet.on_change.append(tokenization.look_again)
         fleet.on_restart.append(tokenization.forget)
         yield await stack.enter_async_context(tokenization), fleet
@@ -246,7 +247,7 @@ async def test_a_caller_who_leaves_is_not_counted_as_waiting() -> None:
 
 async def test_without_a_configured_tokenizer_nothing_is_started() -> None:
     async with tokenizing(tokenizes(), models=ModelsConfig(m=ModelConfig())) as (tokenization, _):
-        assert tokenization._process is None
+        assert tokenization._process._process is None
         assert tokenization.verdicts("b0") == {}
         assert not tokenization.accepted("m", "b0")
         assert await tokenization.token_bytes("m", PROMPT, "completions", 50) is None

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from gateway.backends.facts import Facts, ModelCard
 from gateway.routing.exact_index import ExactIndex
 from gateway.tokenization.tokenization import NotCounted, QuestionLimits, Tokenization
+from gateway.tokenization.tokenizer import TokenizerProcess
 from tests.unit.backends.scripted import Answer, Scripted
 from tests.unit.tokenization.backends import embeds, tokenizes
 from tests.unit.tokenization.fake_worker import COMMAND, DIES, HANGS, SLOW_SECONDS
@@ -29,7 +30,8 @@ async def counting(*answers: Answer, batches: QuestionLimits = BATCHES) -> Async
         for server, answer in zip(servers, answers, strict=True):
             server.answers |= {"/tokenize": tokenizes(), "/v1/embeddings": answer}
         fleet = fleet_of(*servers)
-        tokenization = Tokenization(MODELS, fleet, ExactIndex(), monotonic, PATIENT._replace(batches=batches), COMMAND)
+        limits = PATIENT._replace(batches=batches)
+        tokenization = Tokenization(MODELS, fleet, ExactIndex(), monotonic, limits, TokenizerProcess(COMMAND))
         fleet.on_change.append(tokenization.look_again)
         fleet.on_restart.append(tokenization.forget)
         await stack.enter_async_context(tokenization)

@@ -6,9 +6,8 @@ import pytest
 from gateway.backends.backend import Backend
 from gateway.backends.vllm_api import ControlClient, ControlError
 from gateway.config import BackendConfig, HealthConfig
-from gateway.tokenization.conversation import ContentFormat, Feature
-from gateway.tokenization.tokenization import CannotCompare, best_format, compared, counts_alike
-from gateway.tokenization.verification import EMBEDDED, Probe, TokenizerVerdict
+from gateway.tokenization.conversation import EMBEDDED, ContentFormat, Feature, Probe
+from gateway.tokenization.tokenization import NOT_COMPARABLE, TokenizerVerdict, best_format, compared, counted_alike
 from tests.unit.backends.scripted import Answer, Scripted, hang, json_answer
 from tests.unit.tokenization.backends import embeds, tokenizes
 from tests.unit.tokenization.fake_worker import letters_of
@@ -49,14 +48,16 @@ async def test_a_prompt_that_the_backend_refuses_differs_in_its_feature_alone() 
     "answer", [None, json_answer({}), json_answer([]), json_answer({"tokens": "1"}), json_answer({"tokens": [1, True]})]
 )
 async def test_a_backend_that_exposes_no_tokens_cannot_be_compared(answer: Answer | None) -> None:
-    with pytest.raises(CannotCompare, match="/tokenize"):
+    with pytest.raises(ControlError, match="/tokenize") as raised:
         await compared_with(answer)
+    assert raised.value.status in NOT_COMPARABLE
 
 
 @pytest.mark.parametrize("answer", [hang, json_answer({}, 503), json_answer({}, 401)])
 async def test_a_backend_that_does_not_answer_now_may_be_asked_again(answer: Answer) -> None:
-    with pytest.raises(ControlError, match="/tokenize"):
+    with pytest.raises(ControlError, match="/tokenize") as raised:
         await compared_with(answer)
+    assert raised.value.status not in NOT_COMPARABLE
 
 
 def test_of_two_formats_that_do_alike_the_first_is_taken() -> None:
@@ -71,7 +72,7 @@ async def counted_by(answer: Answer | None) -> tuple[bool, str]:
         if answer is not None:
             server.answers["/v1/embeddings"] = answer
         backend = Backend(0, BackendConfig(url=server.url), HealthConfig(), Random(1))
-        return await counts_alike("m", backend, client, [len(text) + 2 for text in EMBEDDED])
+        return await counted_alike("m", backend, client, [len(text) + 2 for text in EMBEDDED])
 
 
 async def test_a_backend_may_count_what_it_embeds_alike() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.tokenization.process import (
+from gateway.tokenization.tokenizer import (
     LENGTH_BYTES,
     Count,
     Job,

@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 
 from gateway.tokenization.conversation import Feature
-from gateway.tokenization.process import (
+from gateway.tokenization.tokenizer import (
     LENGTH_BYTES,
     Count,
     Job,
     LoadTokenizer,
     Question,
     TokenizerReply,
+    Worker,
     framed,
     length_of,
     read_answer,
+    serve,
 )
-from gateway.tokenization.tokenizer import Worker, serve
 from tests.unit.tokenization.fake_worker import Letters
 
 EVERY = [feature.value for feature in Feature]
@@ -84,7 +85,7 @@ def test_a_tokenizer_that_is_not_there_is_an_answer_too() -> None:
 def test_questions_are_answered_in_turn_until_they_end(rest: bytes) -> None:
     questions = b"".join(map(framed, (LoadTokenizer("m", "x"), completion("a"), completion("b"))))
     sink = io.BytesIO()
-    serve(io.BytesIO(questions + rest), sink, Worker(Letters))  # type: ignore[arg-type]
+    serve(io.BytesIO(questions + rest), sink, Worker(Letters).answer)  # type: ignore[arg-type]
     tokens = [answer.tokens for answer in answers_in(sink.getvalue())]
     assert tokens == [b"", *(array("I", [ord(letter)]).tobytes() for letter in "ab")]
 
