@@ -268,7 +268,7 @@ def _sizes(backend: Backend) -> tuple[object, ...]:
     """What listeners read of a backend when the fleet notifies them."""
     facts = backend.facts
     sizes = backend.cap, backend.kv_cache_tokens, facts.engines, facts.block_size_tokens, facts.prefix_caching
-    return *sizes, facts.kv_event_sources
+    return *sizes, facts.kv_event_sources, facts.models
 
 
 def _differ(old: object, new: object) -> bool:

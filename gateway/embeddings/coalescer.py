@@ -18,9 +18,8 @@ import orjson
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.batching import BatchKey, BatchReason, SentBatch
 from gateway.embeddings.cache import CachedWaiter, EmbeddingCache
-from gateway.embeddings.delivery import BufferedResponse, ClientTarget
 from gateway.embeddings.sizes import ModelSizes
-from gateway.embeddings.waiter import EmbeddingWaiter, SendUnchanged
+from gateway.embeddings.waiter import BufferedResponse, ClientTarget, EmbeddingWaiter, SendUnchanged
 from gateway.embeddings.wire import Vectors, answer_pieces, body_of, most_bytes, part_of, read_vectors, shares, size_of
 from gateway.observe.metrics import EmbeddingMetrics
 from gateway.observe.record import Record
@@ -133,16 +132,21 @@ class Coalescer:
     async def dispatch(self, request: InferenceRequest, reply: ClientTarget, record: Record) -> UpstreamResult:
         """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with `inputs`."""
         batcher, inputs, demand, now = self._batcher, request.inputs, request.demand, self._clock()
-        model, engines = demand.model, batcher.fleet.candidates(demand.model)
+        model, fleet = demand.model, batcher.fleet
         assert inputs is not None
         client = demand.tenant or f"address {network_of(reply.address)}"
         cached: CachedWaiter | None = None
-        if self._cache is not None and self._cache.is_on(model) and engines is not None and not request.explains:
+        if (
+            self._cache is not None
+            and not request.explains
+            and self._cache.is_on(model)
+            and fleet.candidates(model) is not None
+        ):
             cached = CachedWaiter(self._cache, request, client, record, now)
             if cached.document is not None:  # nothing is missing: no backend is needed
                 cached.begin([])
                 return await self._deliver(cached, [Vectors(cached.document, [], 0)], reply)
-        if request.explains or not engines:
+        if request.explains or not fleet.serving(model):
             return await batcher.dispatch(request, reply, record)
         sizes = batcher.sizes_of(self, model)
         tokens = sizes.tokens_of(inputs)
@@ -162,9 +166,12 @@ class Coalescer:
         waiter = cached or EmbeddingWaiter(request, inputs, client, record, now)
         ranges = batcher.cut(tokens, sizes, sizes.most_items(batcher.config.max_batch_items))
         waiter.split(ranges, tokens, waiter.inputs.sizes_bytes)
-        async with batcher.joined(pending, waiter) as outcome:
-            if isinstance(outcome, SendUnchanged) and not outcome.isolated:  # it keeps the place of its batch
+        try:
+            outcome = await batcher.join(pending, waiter)
+            if outcome is SendUnchanged.ALONE:
                 return await self._send_unchanged(waiter, sizes, reply, isolated=False)
+        finally:
+            batcher.leave(pending, waiter)
         is_about_a_part = cached is not None and cached.sends_a_part and isinstance(outcome, BufferedResponse)
         if isinstance(outcome, SendUnchanged) or is_about_a_part:
             return await self._send_unchanged(waiter, sizes, reply, isolated=True)
@@ -267,11 +274,9 @@ class Coalescer:
             reply.send(outcome.status, outcome.content_type, outcome.headers, outcome.body)
             return UpstreamResult(outcome.status, None, record.first_byte_seconds)
         vectors, floats = waiter.vectors(outcome), waiter.inputs.wants_floats
-        document, data, tokens = vectors.document, vectors.data, vectors.prompt_tokens
-        written = answer_pieces(waiter.request.request_id, document, data, tokens, floats=floats)
-        usage = f"x-gateway-usage: {'exact' if vectors.exact else 'estimated'}\r\n"
-        with Holding(self._batcher.memory) as holding:
-            holding.add(size_of(data, floats=False))
-            return await self._batcher.deliver(
-                reply, waiter, tokens, usage + others, written, size_of(data, floats=floats)
-            )
+        others = f"x-gateway-usage: {'exact' if vectors.exact else 'estimated'}\r\n{others}"
+        written = answer_pieces(waiter.request.request_id, vectors, floats=floats)
+        size_bytes, held_bytes = size_of(vectors.data, floats=floats), size_of(vectors.data, floats=False)
+        return await self._batcher.deliver(
+            reply, waiter, vectors.prompt_tokens, others, written, size_bytes, held_bytes
+        )

@@ -8,7 +8,6 @@ from typing import cast
 
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.batching import BatchKey, BatchReason, SentBatch
-from gateway.embeddings.delivery import BufferedResponse, ClientTarget, fetch
 from gateway.embeddings.rerank_wire import (
     Counting,
     Scores,
@@ -21,7 +20,7 @@ from gateway.embeddings.rerank_wire import (
     tokens_in,
 )
 from gateway.embeddings.sizes import ModelSizes
-from gateway.embeddings.waiter import Waiter
+from gateway.embeddings.waiter import BufferedResponse, ClientTarget, Waiter, fetch
 from gateway.embeddings.wire import part_of
 from gateway.errors import BackendError, WrongAnswer
 from gateway.observe.record import Record
@@ -63,8 +62,10 @@ class RerankSplitter:
                 waiter = await self._split(request, record, sizes, holding)
                 if waiter is not None:
                     pending = batcher.pending_for(request, BatchKey(model, template=b"", bulk=True), self)
-                    async with batcher.joined(pending, waiter) as outcome:
-                        pass
+                    try:
+                        outcome = await batcher.join(pending, waiter)
+                    finally:
+                        batcher.leave(pending, waiter)
                     if isinstance(outcome, list):
                         return await self._deliver(waiter, outcome, reply)
                     record.restarted(record.queue_seconds)

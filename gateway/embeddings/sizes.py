@@ -18,11 +18,12 @@ class LinearFit:
     Starts from a guess that counts as one measurement at each of two points, so that it is never without an answer.
     """
 
-    __slots__ = ("_uu", "_uv", "_uy", "_vv", "_vy")
+    __slots__ = ("_uu", "_uv", "_uy", "_vv", "_vy", "coefficients")
 
     def __init__(self, a: float, b: float, u: float = 1.0, v: float = 1.0) -> None:
         self._uu, self._uv, self._vv = u * u, 0.0, v * v
         self._uy, self._vy = a * u * u, b * v * v
+        self.coefficients = a, b
 
     def learn(self, u: float, v: float, y: float) -> None:
         keep = 1.0 - 1.0 / _MEMORY
@@ -31,9 +32,9 @@ class LinearFit:
         self._vv = self._vv * keep + v * v
         self._uy = self._uy * keep + u * y
         self._vy = self._vy * keep + v * y
+        self.coefficients = self._fitted()
 
-    @property
-    def coefficients(self) -> tuple[float, float]:
+    def _fitted(self) -> tuple[float, float]:
         determinant = self._uu * self._vv - self._uv * self._uv
         if determinant > 1e-9 * self._uu * self._vv:
             a = (self._uy * self._vv - self._vy * self._uv) / determinant
@@ -58,10 +59,12 @@ class ModelSizes:
     """The estimates for one model: defaults until answers arrive."""
 
     def __init__(self) -> None:
+        self.knows_engines = False  # as they are now
         self.replicas = 1
         self.cap = 1  # of the replica with the fewest slots
         self.limit = 1  # the same for now, while backends start slowly or are overloaded
         self.total_limit = 1
+        self.slots = _SLOTS_A_REPLICA  # batches that keep its backends busy
         self.context_tokens: int | None = None
         self._item_answer_bytes = float(_ITEM_ANSWER_BYTES)
         self._tokens = LinearFit(2.0, 0.25, 4.0, 400.0)  # of texts: for each, and for each byte
@@ -69,17 +72,11 @@ class ModelSizes:
 
     def learn_engines(self, model: str, engines: Sequence[Engine], backends: Iterable[Backend]) -> None:
         """`engines`: those that serve it now; at least one."""
-        caps = [engine.cap for engine in engines]
-        self.replicas, self.cap = len(caps), min(caps)
+        self.knows_engines = True
+        self.replicas, self.cap = len(engines), min(engine.cap for engine in engines)
         limits = [engine.slots for engine in engines]
-        self.limit, self.total_limit = min(limits), sum(limits)
-        lengths = [card.max_model_len for each in backends for card in each.facts.models if card.id == model]
-        self.context_tokens = min((length for length in lengths if length), default=None)
-
-    @property
-    def slots(self) -> int:
-        """Batches that keep its backends busy."""
-        return _SLOTS_A_REPLICA * self.replicas
+        self.limit, self.total_limit, self.slots = min(limits), sum(limits), _SLOTS_A_REPLICA * len(limits)
+        self.context_tokens = min(filter(None, (each.context_tokens.get(model) for each in backends)), default=None)
 
     @property
     def overhead_seconds(self) -> float:

@@ -10,7 +10,6 @@ values as for long strings.
 import binascii
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -85,10 +84,14 @@ def inputs_of(document: dict[str, Any], model: str, isolation: str = "") -> Embe
 
 def common_fields(document: dict[str, Any], kinds: dict[str, type], own: Collection[str]) -> dict[str, Any] | None:
     """The fields besides its `own`, if each is known and has a value of its type; else None. Null counts as absent."""
-    others = {name: value for name, value in document.items() if name not in own}
-    if not all(name in kinds and (value is None or type(value) is kinds[name]) for name, value in others.items()):
-        return None
-    return {name: value for name, value in others.items() if value is not None}
+    common = {}
+    for name, value in document.items():
+        if name not in own:
+            if name not in kinds or (value is not None and type(value) is not kinds[name]):
+                return None
+            if value is not None:
+                common[name] = value
+    return common
 
 
 def body_of(template: bytes, items: Sequence[str | list[int]]) -> bytes:
@@ -172,8 +175,8 @@ def shares(total: int, weights: Sequence[float]) -> list[int]:
         weights, whole = [1.0] * len(weights), float(len(weights))
     exact = [total * weight / whole for weight in weights]
     parts = [int(each) for each in exact]
-    by_rest = sorted(range(len(parts)), key=lambda number: parts[number] - exact[number])
-    for number in by_rest[: total - sum(parts)]:
+    rests = [part - each for part, each in zip(parts, exact, strict=True)]
+    for number in sorted(range(len(parts)), key=rests.__getitem__)[: total - sum(parts)]:
         parts[number] += 1
     return parts
 
@@ -204,19 +207,20 @@ def prompt_tokens_of(document: Any) -> int:
     return tokens
 
 
+_LIST = b"\0"  # where the list will be; in JSON it is nowhere else
+
+
 def answer_around(
     document: dict[str, Any], request_id: str, list_name: str, tokens: int, entries: Iterable[bytes]
 ) -> Iterator[bytes]:
     """The answer to one client, in pieces. `entries` are parts of the list, each written as a list."""
     usage = {**document["usage"], "prompt_tokens": tokens, "total_tokens": tokens}
-    whole = {"id": None, **document} | {"id": request_id, "usage": usage}
-    names = list(whole)
-    place = names.index(list_name)
-    before, after = ({name: whole[name] for name in part} for part in (names[:place], names[place + 1 :]))
-    yield b'%b,"%b":[' % (orjson.dumps(before)[:-1], list_name.encode())
+    whole = {"id": None, **document} | {"id": request_id, "usage": usage, list_name: orjson.Fragment(_LIST)}
+    before, _, after = orjson.dumps(whole).partition(_LIST)
+    yield before + b"["
     for number, written in enumerate(entries):
         yield b"," + written[1:-1] if number else written[1:-1]
-    yield b"]," + orjson.dumps(after)[1:] if after else b"]}"
+    yield b"]" + after
 
 
 _PIECE_BYTES = 131072
@@ -227,15 +231,24 @@ _ITEM_BYTES = 524288
 _REST_BYTES = 1048576
 
 
-@dataclass(frozen=True, slots=True)
 class Vectors:
     """The answer to a batch or a request: one entry of `data` for each input, in the order of the inputs."""
 
-    document: dict[str, Any]  # the rest of the answer
-    data: list[dict[str, Any]]
-    prompt_tokens: int
-    counts: Sequence[int] | None = None  # tokens of each input, where they were counted
-    exact: bool = True  # the tokens are this request's own, not its share of a batch's
+    __slots__ = ("counts", "data", "document", "exact", "prompt_tokens")
+
+    def __init__(
+        self,
+        document: dict[str, Any],
+        data: list[dict[str, Any]],
+        prompt_tokens: int,
+        counts: Sequence[int] | None = None,
+        exact: bool = True,
+    ) -> None:
+        self.document = document  # the rest of the answer
+        self.data = data
+        self.prompt_tokens = prompt_tokens
+        self.counts = counts  # tokens of each input, where they were counted
+        self.exact = exact  # the tokens are this request's own, not its share of a batch's
 
 
 def most_bytes(items: int) -> int:
@@ -264,17 +277,17 @@ def read_vectors(body: bytes, items: int) -> Vectors:
     return Vectors(document, data, prompt_tokens_of(document))
 
 
-def answer_pieces(
-    request_id: str, document: dict[str, Any], data: list[dict[str, Any]], tokens: int, *, floats: bool
-) -> Iterator[bytes]:
+def answer_pieces(request_id: str, vectors: Vectors, *, floats: bool) -> Iterator[bytes]:
     """The answer to one client, as the backend would have written it, in pieces of some 100 KB. Raises WrongAnswer."""
-    step, form = max(1, _PIECE_BYTES // size_of(data[:1], floats=floats)), as_floats if floats else as_base64
+    data, form = vectors.data, as_floats if floats else as_base64
+    step = max(1, _PIECE_BYTES // size_of(data[:1], floats=floats))
 
     def written(start: int) -> bytes:
         entries = enumerate(data[start : start + step], start)
         return orjson.dumps([{**entry, "index": n, "embedding": form(entry["embedding"])} for n, entry in entries])
 
-    return answer_around(document, f"embd-{request_id}", "data", tokens, map(written, range(0, len(data), step)))
+    starts = range(0, len(data), step)
+    return answer_around(vectors.document, f"embd-{request_id}", "data", vectors.prompt_tokens, map(written, starts))
 
 
 def size_of(data: list[dict[str, Any]], *, floats: bool) -> int:

@@ -97,7 +97,7 @@ LAYERS: dict[str, set[str]] = {
 EDGES = {
     "admin_views", "app", "backends.probe", "backends.vllm_api", "cli.check", "cli.main",
     "config_file", "dispatch", "embeddings.batcher", "embeddings.batching", "embeddings.coalescer",
-    "embeddings.delivery", "embeddings.rerank", "embeddings.waiter", "front.admin", "front.connection", "front.handler",
+    "embeddings.rerank", "embeddings.waiter", "front.admin", "front.connection", "front.handler",
     "front.http_request", "front.json_body", "front.server", "front.uploads", "kv_events.endpoints", "kv_events.feed",
     "observe.log", "observe.metrics", "plan.command", "relay.connection", "relay.relay", "resources",
     "scheduling.leases", "supervisor", "tokenization.process", "tokenization.tokenization", "tokenization.tokenizer",
