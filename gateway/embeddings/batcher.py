@@ -7,7 +7,7 @@ slots in turn.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -27,7 +27,6 @@ from gateway.embeddings.waiter import (
     Waiter,
     fetch,
 )
-from gateway.embeddings.wire import pieces
 from gateway.errors import (
     BackendError,
     DeadlineUnmeetable,
@@ -107,16 +106,9 @@ class Batcher:
         return sizes
 
     def _forget_engines(self, *_: object) -> None:
-        """The fleet has changed, or a limit of it."""
+        """The fleet or one of its limits has changed."""
         for sizes in self._sizes.values():
             sizes.knows_engines = False
-
-    def cut(self, tokens: Sequence[int], sizes: ModelSizes, max_items: int) -> list[range]:
-        """The pieces of a list, each within the limits of a batch; one, if the whole list is."""
-        if len(tokens) == 1:
-            return [range(1)]
-        most, each, max_tokens = min(max_items, sizes.cap), sizes.piece_items(max_items), self.config.max_batch_tokens
-        return pieces(tokens, most, each, max_tokens, sizes.replicas)
 
     def pending_for(self, request: InferenceRequest, key: BatchKey, kind: BatchKind) -> PendingBatch:
         """The batch that a request may join. Raises QueueFull if it would have to wait, and the queue is full."""
@@ -141,40 +133,34 @@ class Batcher:
         if not waiter.whole:
             self.metrics.splits.add((pending.key.model,))
         self._present += 1
-        waiter.in_backlog = True
-        self.backlog.join(waiter.request.demand.size_bytes)
+        demand, seconds = waiter.request.demand, self.max_wait_seconds
+        self.backlog.join(demand.size_bytes)  # until all of its pieces are sent
         for piece in waiter.pieces:
             pending.join(piece)
         pending.look_soon()
-        deadline, most = waiter.request.demand.deadline_seconds, self.max_wait_seconds
-        if deadline is not None and deadline - waiter.joined_seconds < most:
-            most = deadline - waiter.joined_seconds
-        loop = asyncio.get_running_loop()
-        waiter.expiry = loop.call_later(most, self._expire, waiter, pending.kind.work)
+        if demand.deadline_seconds is not None:
+            seconds = min(seconds, demand.deadline_seconds - waiter.joined_seconds)
+        expiry = asyncio.get_running_loop().call_later(seconds, self._expire, waiter, pending.kind.work, seconds)
+        waiter.expiry = expiry
         return waiter.outcome
 
     def leave(self, pending: PendingBatch, waiter: Waiter) -> None:
         """The client of a request does not wait any more."""
         self._present -= 1
-        self._stop_waiting(waiter)
+        waiter.stop_expiry()
+        if waiter.unsent:
+            self.backlog.leave(waiter.request.demand.size_bytes)
         for piece in waiter.release():
             if not pending.queue.leave(piece):
                 self._leave(piece)
         pending.look_soon()
 
-    def _expire(self, waiter: Waiter, work: str) -> None:
-        demand, most = waiter.request.demand, self.max_wait_seconds
-        kind: type[WaitExpired | DeadlineUnmeetable] = WaitExpired
-        until, deadline = f"the queue timeout of {most:g} s", demand.deadline_seconds
-        if deadline is not None and deadline - waiter.joined_seconds < most:
-            until, kind = "this request's deadline", DeadlineUnmeetable
-        text = f"The backends for model {demand.model!r} were busy with other {work} until {until}."
-        waiter.failed(kind(text, retry_after_seconds=self.retry_after(demand.model)))
-
-    def _stop_waiting(self, waiter: Waiter) -> None:
-        if waiter.in_backlog:
-            waiter.in_backlog = False
-            self.backlog.leave(waiter.request.demand.size_bytes)
+    def _expire(self, waiter: Waiter, work: str, after_seconds: float) -> None:
+        model, is_late = waiter.request.demand.model, after_seconds < self.max_wait_seconds
+        until = "this request's deadline" if is_late else f"the queue timeout of {after_seconds:g} s"
+        text = f"The backends for model {model!r} were busy with other {work} until {until}."
+        kind = DeadlineUnmeetable if is_late else WaitExpired
+        waiter.failed(kind(text, retry_after_seconds=self.retry_after(model)))
 
     async def fetch(
         self, batch: SentBatch, request: InferenceRequest, most_bytes: int, holding: Holding
@@ -204,10 +190,7 @@ class Batcher:
         size_bytes: int,
         held_bytes: int = 0,
     ) -> UpstreamResult:
-        """Write the answer to a request, of about this size, with the tokens that it used.
-
-        `held_bytes`: memory that it takes while a client reads a long one.
-        """
+        """Write the answer to a request. A long one takes `held_bytes` of memory while the client reads it."""
         reply.set_backend_headers(self.headers(waiter, others))
         waiter.record.counted(tokens)
         if size_bytes <= _WHOLE_BYTES:
@@ -262,7 +245,7 @@ class Batcher:
             waiter.stop_expiry()
             waiter.unsent -= 1
             if not waiter.unsent:
-                self._stop_waiting(waiter)
+                self.backlog.leave(waiter.request.demand.size_bytes)
         first = batch.pieces[0].owner
         if len(batch.pieces) == 1 and first.whole and first.passes_unread:
             first.finish(SendUnchanged.ALONE)

@@ -78,7 +78,7 @@ class RerankSplitter:
         pairs, config = request.pairs, self._batcher.config
         assert pairs is not None
         tokens, sizes_bytes = sizes.tokens_of_texts(pairs.sizes_bytes), pairs.sizes_bytes
-        ranges = self._batcher.cut(tokens, sizes, config.max_batch_items)
+        ranges = sizes.cut(tokens, config.max_batch_items, config.max_batch_tokens)
         if not 1 < len(ranges) <= _MOST_PIECES:
             return None
         repeated = len(body_of(pairs, range(0)))  # what each piece repeats: all but documents and queries of their own

@@ -95,9 +95,28 @@ class ModelSizes:
         """Inputs of a batch whose answer is parsed at once, and at most so many."""
         return min(max_items, max(1, int(_ANSWER_BYTES / self._item_answer_bytes)))
 
-    def piece_items(self, max_items: int) -> int:
-        """Inputs of one piece of a list that has to be cut: several pieces fit on a backend, so that it never idles."""
-        return min(max_items, self.limit, max(_FEWEST_ITEMS, self.cap // 4))
+    def cut(self, tokens: Sequence[int], max_items: int, max_tokens: int) -> list[range]:
+        """The pieces of a list, in order, each within the limits of a batch; one, if the whole list is.
+
+        A list that has to be cut is cut into at least as many pieces as there are replicas, if it has as many inputs.
+        An input over the budget is a piece of its own.
+        """
+        count, total = len(tokens), sum(tokens)
+        if count == 1 or (count <= min(max_items, self.cap) and total <= max_tokens):
+            return [range(count)]
+        most = min(max_items, self.limit, max(_FEWEST_ITEMS, self.cap // 4))  # several fit: no backend ever idles
+        wanted = max(-(-count // most), -(-total // max_tokens), min(self.replicas, count))
+        fair_items, fair_tokens = min(most, -(-count // wanted)), min(max_tokens, -(-total // wanted))
+        cut: list[range] = []
+        start = filled = 0
+        for number, needed in enumerate(tokens):
+            is_full = filled + needed > max_tokens or filled >= fair_tokens or number - start >= fair_items
+            if is_full and number > start:
+                cut.append(range(start, number))
+                start, filled = number, 0
+            filled += needed
+        cut.append(range(start, count))
+        return cut
 
     def learn_answer_size(self, items: int, answer_bytes: int) -> None:
         """Learn the size of an answer; the longest recent one counts."""

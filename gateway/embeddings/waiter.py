@@ -152,7 +152,6 @@ class Waiter:
         self.unsent = 0  # pieces that are in no batch yet
         self.whole = True  # it is sent in one piece
         self.passes_unread = False  # if it is alone, it may be sent as the client wrote it, and its answer passed on
-        self.in_backlog = False
         self.expiry: asyncio.TimerHandle | None = None  # while no piece is in a batch
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.backends: dict[str, None] = {}
@@ -170,7 +169,6 @@ class Waiter:
     def release(self) -> list[Piece]:
         """Drop its pieces: a piece and its owner must not keep each other in memory."""
         pieces, self.pieces = self.pieces, []
-        self.stop_expiry()
         return pieces
 
     def stop_expiry(self) -> None:

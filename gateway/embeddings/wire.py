@@ -145,29 +145,6 @@ def _are_ids(values: list[int]) -> bool:
     return min(values) >= 0 and max(values) < 1 << 31
 
 
-def pieces(tokens: Sequence[int], max_items: int, piece_items: int, max_tokens: int, replicas: int = 1) -> list[range]:
-    """The pieces of a list, in order; one, if the list keeps to `max_items` and `max_tokens`.
-
-    A list that has to be cut is cut into at least as many pieces as there are replicas, if it has as many inputs. An
-    input over the budget is a piece of its own.
-    """
-    count, total = len(tokens), sum(tokens)
-    if count <= max_items and (total <= max_tokens or count == 1):
-        return [range(count)]
-    wanted = max(-(-count // piece_items), -(-total // max_tokens), min(replicas, count))
-    fair_items, fair_tokens = min(piece_items, -(-count // wanted)), min(max_tokens, -(-total // wanted))
-    cut: list[range] = []
-    start = filled = 0
-    for number, needed in enumerate(tokens):
-        over = filled + needed > max_tokens or number - start >= fair_items or filled >= fair_tokens
-        if number > start and over:
-            cut.append(range(start, number))
-            start, filled = number, 0
-        filled += needed
-    cut.append(range(start, count))
-    return cut
-
-
 def shares(total: int, weights: Sequence[float]) -> list[int]:
     """Whole numbers that add up to `total`, in proportion to the weights (largest remainders)."""
     whole = sum(weights)
