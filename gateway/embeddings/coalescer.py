@@ -85,50 +85,44 @@ class Coalescer:
     async def dispatch(self, request: InferenceRequest, reply: ClientTarget, record: Record) -> UpstreamResult:
         """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with `inputs`."""
         batcher, inputs, demand, now = self._batcher, request.inputs, request.demand, self._clock()
-        model, fleet = demand.model, batcher.fleet
+        model, waiter = demand.model, self._waiter_of(request, reply, record, now)
         assert inputs is not None
-        client = demand.tenant or f"address {network_of(reply.address)}"
-        cached: CachedWaiter | None = None
-        if (
-            self._cache is not None
-            and not request.explains
-            and self._cache.is_on(model)
-            and fleet.candidates(model) is not None
-        ):
-            cached = CachedWaiter(self._cache, request, client, record, now)
-            if cached.document is not None:  # nothing is missing: no backend is needed
-                cached.begin([])
-                return await self._deliver(cached, [Vectors(cached.document, [], 0)], reply)
-        if request.explains or not fleet.serving(model):
+        if waiter.document is not None:  # nothing is missing: no backend is needed
+            waiter.begin([])
+            return await self._deliver(waiter, [Vectors(waiter.document, [], 0)], reply)
+        if request.explains or not batcher.fleet.serving(model):
             return await batcher.dispatch(request, reply, record)
         sizes = batcher.sizes_of(self, model)
-        tokens = sizes.tokens_of(inputs)
+        tokens = sizes.tokens_of(waiter.inputs)
         if sizes.may_be_too_long(tokens):
             answer = await batcher.dispatch(request, reply, record)
             if answer.status == 200 and answer.usage is not None:  # it was not: sizes may have been learned wrongly
                 sizes.answered_alone(inputs, answer.usage.prompt_tokens, None)
             return answer
-        if cached is not None:  # what is cached is not sent
-            tokens = [tokens[place] for place in cached.missing]
         bulk = demand.batch or len(tokens) > _FEW_ITEMS or sum(tokens) > _FEW_TOKENS
-        quarantined = self._quarantine.has(client, now)
+        quarantined = self._quarantine.has(waiter.client, now)
         key = BatchKey(model, inputs.template, inputs.are_ids, inputs.isolation, demand.batch, bulk, quarantined)
         pending = batcher.pending_for(request, key, self)
-        if cached is not None:
-            cached.begin(tokens)
-        waiter = cached or EmbeddingWaiter(request, inputs, client, record, now)
         max_items, max_tokens = sizes.most_items(batcher.config.max_batch_items), batcher.config.max_batch_tokens
         waiter.split(sizes.cut(tokens, max_items, max_tokens), tokens, waiter.inputs.sizes_bytes)
+        waiter.begin(tokens)
         try:
             outcome = await batcher.join(pending, waiter)
             if outcome is SendUnchanged.ALONE:
                 return await self._send_unchanged(waiter, sizes, reply, isolated=False)
         finally:
             batcher.leave(pending, waiter)
-        is_about_a_part = cached is not None and cached.sends_a_part and isinstance(outcome, BufferedResponse)
-        if isinstance(outcome, SendUnchanged) or is_about_a_part:
+        if isinstance(outcome, SendUnchanged) or (isinstance(outcome, BufferedResponse) and waiter.sends_a_part):
             return await self._send_unchanged(waiter, sizes, reply, isolated=True)
         return await self._deliver(waiter, outcome, reply)
+
+    def _waiter_of(self, request: InferenceRequest, reply: ClientTarget, record: Record, now: float) -> EmbeddingWaiter:
+        model, cache, inputs = request.demand.model, self._cache, request.inputs
+        assert inputs is not None
+        client = request.demand.tenant or f"address {network_of(reply.address)}"
+        if cache is None or request.explains or not cache.is_on(model) or self._batcher.fleet.candidates(model) is None:
+            return EmbeddingWaiter(request, inputs, client, record, now)
+        return CachedWaiter(cache, request, client, record, now)
 
     # Batches.
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
+from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
 from typing import Any, Protocol
@@ -102,32 +103,19 @@ async def fetch(
     return response
 
 
+@dataclass(slots=True, eq=False)
 class Piece:
     """Inputs or documents `start` to `start + items` of one request. `alone`: it shares its batch with no other."""
 
-    __slots__ = ("alone", "items", "joined_seconds", "owner", "size_bytes", "start", "tenant", "tokens", "weight")
-
-    def __init__(
-        self,
-        owner: "Waiter",
-        start: int,
-        items: int,
-        tokens: int,
-        size_bytes: int,
-        joined_seconds: float = 0.0,
-        tenant: str = "",
-        weight: float = 1.0,
-        alone: bool = False,
-    ) -> None:
-        self.owner = owner
-        self.start = start
-        self.items = items
-        self.tokens = tokens
-        self.size_bytes = size_bytes
-        self.joined_seconds = joined_seconds
-        self.tenant = tenant
-        self.weight = weight
-        self.alone = alone
+    owner: "Waiter"
+    start: int
+    items: int
+    tokens: int
+    size_bytes: int
+    joined_seconds: float = 0.0
+    tenant: str = ""
+    weight: float = 1.0
+    alone: bool = False
 
 
 class SendUnchanged(Enum):
@@ -202,7 +190,10 @@ class Waiter:
 
 
 class EmbeddingWaiter(Waiter):
-    """An embeddings request. `client`: to whom a bad input is attributed."""
+    """An embeddings request. `client`: to whom a bad input is attributed. `document`: the answer's rest, if known."""
+
+    document: dict[str, Any] | None = None
+    sends_a_part = False  # a backend's answer to one of its pieces says nothing of its other inputs
 
     def __init__(
         self, request: InferenceRequest, inputs: EmbeddingInputs, client: str, record: Record, now: float
@@ -211,6 +202,9 @@ class EmbeddingWaiter(Waiter):
         self.passes_unread = not inputs.wants_floats
         self.inputs = inputs
         self.client = client
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """It is answered here, and not sent as it came. `tokens`: estimates for each input that is sent."""
 
     def vectors(self, parts: list[Vectors]) -> Vectors:
         if len(parts) == 1:

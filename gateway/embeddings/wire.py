@@ -10,13 +10,14 @@ values as for long strings.
 import binascii
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import orjson
 
 from gateway.errors import WrongAnswer
-from gateway.request import Demand, EmbeddingInputs, InferenceRequest
+from gateway.request import EmbeddingInputs, InferenceRequest
 
 _NO_NUMBERS = "An embedding in the backend's response is not a list of numbers."
 
@@ -71,11 +72,8 @@ def inputs_of(document: dict[str, Any], model: str, isolation: str = "") -> Embe
     common = common_fields(document, _FIELDS, _OWN)
     if common is None:
         return None
-    wanted, user = document.get("encoding_format"), document.get("user")
-    if (wanted is not None and wanted not in ("float", "base64")) or not isinstance(user, str | None):
-        return None
-    read = _read(document.get("input"))
-    if read is None:
+    wanted, user, read = document.get("encoding_format"), document.get("user"), _read(document.get("input"))
+    if wanted not in (None, "float", "base64") or not isinstance(user, str | None) or read is None:
         return None
     items, are_ids, sizes = read
     template = orjson.dumps(common | {"model": model, "encoding_format": "base64"}, option=orjson.OPT_SORT_KEYS)
@@ -86,11 +84,11 @@ def common_fields(document: dict[str, Any], kinds: dict[str, type], own: Collect
     """The fields besides its `own`, if each is known and has a value of its type; else None. Null counts as absent."""
     common = {}
     for name, value in document.items():
-        if name not in own:
-            if name not in kinds or (value is not None and type(value) is not kinds[name]):
-                return None
-            if value is not None:
-                common[name] = value
+        if name in own or (value is None and name in kinds):
+            continue
+        if type(value) is not kinds.get(name):
+            return None
+        common[name] = value
     return common
 
 
@@ -104,18 +102,8 @@ def part_of(request: InferenceRequest, body: bytes, sequences: int, suffix: str 
     if suffix:
         name = f"{name[:112]}-{suffix}"
         headers = b"x-request-id: %b\r\n%b" % (name.encode(), headers.partition(b"\r\n")[2])
-    of_whole, endpoint, kind = request.demand, request.endpoint, request.kind
-    demand = Demand(
-        of_whole.model,
-        sequences=sequences,
-        divisible=True,
-        output_tokens=0,
-        size_bytes=len(body),
-        tenant=of_whole.tenant,
-        weight=of_whole.weight,
-        batch=of_whole.batch,
-        deadline_seconds=of_whole.deadline_seconds,
-    )
+    demand = replace(request.demand, sequences=sequences, size_bytes=len(body))
+    endpoint, kind = request.endpoint, request.kind
     return InferenceRequest(endpoint, kind, request.method, request.target, demand, name, body=body, headers=headers)
 
 
@@ -126,13 +114,13 @@ def _read(value: Any) -> tuple[list[str] | list[list[int]], bool, list[int]] | N
     if type(value) is not list or not value:
         return None
     kinds = set(map(type, value))
-    if kinds == {int}:
-        return ([value], True, [_ID_BYTES * len(value)]) if _are_ids(value) else None
+    if kinds == {int}:  # one list of token ids
+        value, kinds = [value], {list}
     if len(value) > MOST_INPUTS:
         return None
     if kinds == {str}:
         return value, False, list(map(text_bytes, value))
-    if kinds == {list} and all(each and set(map(type, each)) == {int} and _are_ids(each) for each in value):
+    if kinds == {list} and all(map(_are_ids, value)):
         return value, True, [_ID_BYTES * len(each) for each in value]
     return None
 
@@ -141,8 +129,8 @@ def text_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def _are_ids(values: list[int]) -> bool:
-    return min(values) >= 0 and max(values) < 1 << 31
+def _are_ids(values: list[Any]) -> bool:
+    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 1 << 31
 
 
 def shares(total: int, weights: Sequence[float]) -> list[int]:
@@ -208,24 +196,15 @@ _ITEM_BYTES = 524288
 _REST_BYTES = 1048576
 
 
+@dataclass(slots=True)
 class Vectors:
     """The answer to a batch or a request: one entry of `data` for each input, in the order of the inputs."""
 
-    __slots__ = ("counts", "data", "document", "exact", "prompt_tokens")
-
-    def __init__(
-        self,
-        document: dict[str, Any],
-        data: list[dict[str, Any]],
-        prompt_tokens: int,
-        counts: Sequence[int] | None = None,
-        exact: bool = True,
-    ) -> None:
-        self.document = document  # the rest of the answer
-        self.data = data
-        self.prompt_tokens = prompt_tokens
-        self.counts = counts  # tokens of each input, where they were counted
-        self.exact = exact  # the tokens are this request's own, not its share of a batch's
+    document: dict[str, Any]  # the rest of the answer
+    data: list[dict[str, Any]]
+    prompt_tokens: int
+    counts: Sequence[int] | None = None  # tokens of each input, where they were counted
+    exact: bool = True  # the tokens are this request's own, not its share of a batch's
 
 
 def most_bytes(items: int) -> int:
