@@ -173,33 +173,31 @@ class Batcher:
                 if piece in self._batch_of:
                     piece.owner.batch_ended(record, batch.sent_seconds - piece.joined_seconds)
 
-    def headers(self, waiter: Waiter, others: str) -> bytes:
-        if not self.response_headers:
-            return b""
-        names, queue_ms = ",".join(waiter.backends), waiter.record.queue_seconds * 1000
-        backend = f"x-gateway-backend: {names}\r\n" if names else ""
-        return f"{backend}x-gateway-queue-ms: {queue_ms:.0f}\r\nx-gateway-prefix-tokens: 0\r\n{others}".encode()
+    def set_headers(self, reply: ClientTarget, waiter: Waiter, others: str) -> None:
+        """Header lines about the batches of a request, and `others`."""
+        if self.response_headers:
+            backend = f"x-gateway-backend: {','.join(waiter.backends)}\r\n" if waiter.backends else ""
+            queue_ms = f"x-gateway-queue-ms: {waiter.record.queue_seconds * 1000:.0f}\r\nx-gateway-prefix-tokens: 0\r\n"
+            reply.set_backend_headers(f"{backend}{queue_ms}{others}".encode())
 
     async def deliver(
         self,
         reply: ClientTarget,
-        waiter: Waiter,
+        record: Record,
         tokens: int,
-        others: str,
         written: Iterator[bytes],
         size_bytes: int,
-        held_bytes: int = 0,
+        held_bytes: int,
     ) -> UpstreamResult:
         """Write the answer to a request. A long one takes `held_bytes` of memory while the client reads it."""
-        reply.set_backend_headers(self.headers(waiter, others))
-        waiter.record.counted(tokens)
+        record.counted(tokens)
         if size_bytes <= _WHOLE_BYTES:
             reply.send(200, _JSON, b"", b"".join(written))
         else:
             with Holding(self.memory) as holding:
                 holding.add(held_bytes)
                 await deliver_in_parts(reply, written)
-        return UpstreamResult(200, Usage(tokens, 0), waiter.record.first_byte_seconds)
+        return UpstreamResult(200, Usage(tokens, 0), record.first_byte_seconds)
 
     # When to send.
 

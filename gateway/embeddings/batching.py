@@ -23,14 +23,14 @@ from gateway.scheduling.fair_share import FairClock, Share
 _MOST_TENANTS = 1024  # more are kept only while they wait
 
 
-class _TenantPieces:
-    """One tenant's waiting pieces, oldest first, and its share, which counts while several tenants wait."""
+class _TenantShare(Share):
+    """One tenant's share, which counts while several tenants wait, and its waiting pieces, oldest first."""
 
-    __slots__ = ("pieces", "share")
+    __slots__ = ("pieces",)
 
     def __init__(self, weight: float) -> None:
+        super().__init__(weight, 0.0)
         self.pieces: OrderedDict[Piece, None] = OrderedDict()
-        self.share = Share(weight, 0.0)
 
 
 class FairQueue:
@@ -43,7 +43,7 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._pieces: OrderedDict[Piece, None] = OrderedDict()  # oldest first
-        self._tenants: dict[str, _TenantPieces] = {}
+        self._tenants: dict[str, _TenantShare] = {}
         self._clock: FairClock | None = None  # from the second tenant until the queue is empty
         self._numbers = count()
         self._most_tenants = _MOST_TENANTS
@@ -64,7 +64,7 @@ class FairQueue:
         clock = self._clock
         if clock is None:  # there is one tenant
             return next(iter(self._pieces))
-        tenant: _TenantPieces = next(clock.waiting.after(clock.now))[3]
+        tenant: _TenantShare = next(clock.waiting.after(clock.now))[3]
         return next(iter(tenant.pieces))
 
     def join(self, piece: Piece) -> None:
@@ -88,7 +88,7 @@ class FairQueue:
         if not self._pieces:
             self._tenants, self._clock = {}, None
         elif not tenant.pieces and self._clock is not None:
-            self._clock.waiting.leave(tenant.share)  # the share stays: a tenant that comes back is not ahead of others
+            self._clock.waiting.leave(tenant)  # the share stays: a tenant that comes back is not ahead of others
         return True
 
     def take(self, max_items: float, max_tokens: int) -> list[Piece]:
@@ -101,14 +101,14 @@ class FairQueue:
             if taken and (items > max_items or tokens > max_tokens or piece.alone):
                 break
             if self._clock is not None:
-                self._clock.serve(self._tenants[piece.tenant].share, piece.tokens)
+                self._clock.serve(self._tenants[piece.tenant], piece.tokens)
             self.leave(piece)
             taken.append(piece)
             if piece.alone:
                 break
         return taken
 
-    def _new_tenant(self, piece: Piece) -> _TenantPieces:
+    def _new_tenant(self, piece: Piece) -> _TenantShare:
         if self._tenants and self._clock is None:
             self._clock = FairClock()
             [only] = self._tenants.values()
@@ -116,15 +116,15 @@ class FairQueue:
         if len(self._tenants) >= self._most_tenants:
             self._tenants = {each: tenant for each, tenant in self._tenants.items() if tenant.pieces}
             self._most_tenants = max(_MOST_TENANTS, 2 * len(self._tenants))  # else each new one would look at all
-        tenant = self._tenants[piece.tenant] = _TenantPieces(piece.weight)
+        tenant = self._tenants[piece.tenant] = _TenantShare(piece.weight)
         return tenant
 
-    def _begin(self, tenant: _TenantPieces, clock: FairClock) -> None:
+    def _begin(self, tenant: _TenantShare, clock: FairClock) -> None:
         weight = next(iter(tenant.pieces)).weight
-        if tenant.share.weight != weight:
-            clock.weigh(tenant.share, weight)
-        clock.wake(tenant.share)
-        clock.waiting.join(tenant.share, next(self._numbers), tenant)
+        if tenant.weight != weight:
+            clock.weigh(tenant, weight)
+        clock.wake(tenant)
+        clock.waiting.join(tenant, next(self._numbers), tenant)
 
 
 _RATE_SECONDS = 0.1  # over which arrivals are averaged

@@ -19,7 +19,16 @@ from gateway.embeddings.batching import BatchKey, BatchReason, SentBatch
 from gateway.embeddings.cache import CachedWaiter, EmbeddingCache
 from gateway.embeddings.sizes import ModelSizes
 from gateway.embeddings.waiter import BufferedResponse, ClientTarget, EmbeddingWaiter, SendUnchanged
-from gateway.embeddings.wire import Vectors, answer_pieces, body_of, most_bytes, part_of, read_vectors, shares, size_of
+from gateway.embeddings.wire import (
+    Vectors,
+    body_of,
+    most_vector_bytes,
+    part_of,
+    read_vectors,
+    shares,
+    size_of,
+    vector_pieces,
+)
 from gateway.observe.record import Record
 from gateway.request import SEVERAL_TENANTS, InferenceRequest, UpstreamResult, most_prompt_tokens
 from gateway.resources import Holding
@@ -158,7 +167,7 @@ class Coalescer:
             counting = asyncio.get_running_loop().create_task(self._count(batch))
         try:
             with Holding(self._batcher.memory) as holding:
-                response = await self._batcher.fetch(batch, request, most_bytes(batch.items), holding)
+                response = await self._batcher.fetch(batch, request, most_vector_bytes(batch.items), holding)
                 if response.status != 200:
                     return response
                 await self._hand_out(batch, response.body, counting)
@@ -243,16 +252,15 @@ class Coalescer:
     async def _deliver(
         self, waiter: EmbeddingWaiter, outcome: BufferedResponse | list[Vectors], reply: ClientTarget
     ) -> UpstreamResult:
-        record, reused = waiter.record, waiter.record.reused_inputs
+        batcher, record, reused = self._batcher, waiter.record, waiter.record.reused_inputs
         others = "" if reused is None else f"x-gateway-reused-inputs: {reused}\r\n"
         if isinstance(outcome, BufferedResponse):
-            reply.set_backend_headers(self._batcher.headers(waiter, others))
+            batcher.set_headers(reply, waiter, others)
             reply.send(outcome.status, outcome.content_type, outcome.headers, outcome.body)
             return UpstreamResult(outcome.status, None, record.first_byte_seconds)
         vectors, floats = waiter.vectors(outcome), waiter.inputs.wants_floats
-        others = f"x-gateway-usage: {'exact' if vectors.exact else 'estimated'}\r\n{others}"
-        written = answer_pieces(waiter.request.request_id, vectors, floats=floats)
+        usage = "exact" if vectors.exact else "estimated"
+        batcher.set_headers(reply, waiter, f"x-gateway-usage: {usage}\r\n{others}")
+        written = vector_pieces(waiter.request.request_id, vectors, floats=floats)
         size_bytes, held_bytes = size_of(vectors.data, floats=floats), size_of(vectors.data, floats=False)
-        return await self._batcher.deliver(
-            reply, waiter, vectors.prompt_tokens, others, written, size_bytes, held_bytes
-        )
+        return await batcher.deliver(reply, record, vectors.prompt_tokens, written, size_bytes, held_bytes)

@@ -8,20 +8,20 @@ from typing import cast
 
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.batching import BatchKey, BatchReason, SentBatch
-from gateway.embeddings.rerank_wire import (
+from gateway.embeddings.sizes import ModelSizes
+from gateway.embeddings.waiter import BufferedResponse, ClientTarget, Waiter, fetch
+from gateway.embeddings.wire import (
     Counting,
     Scores,
-    answer_pieces,
-    body_of,
-    most_bytes,
+    most_score_bytes,
+    pairs_body,
+    part_of,
     probes,
     query_body,
     read_scores,
+    score_pieces,
     tokens_in,
 )
-from gateway.embeddings.sizes import ModelSizes
-from gateway.embeddings.waiter import BufferedResponse, ClientTarget, Waiter, fetch
-from gateway.embeddings.wire import part_of
 from gateway.errors import BackendError, WrongAnswer
 from gateway.observe.record import Record
 from gateway.request import InferenceRequest, Pairs, UpstreamResult, most_prompt_tokens
@@ -56,7 +56,7 @@ class RerankSplitter:
     async def dispatch(self, request: InferenceRequest, reply: ClientTarget, record: Record) -> UpstreamResult:
         """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with `pairs`."""
         batcher, model = self._batcher, request.demand.model
-        if batcher.fleet.candidates(model) and not request.explains:
+        if batcher.fleet.serving(model) and not request.explains:
             sizes = batcher.sizes_of(self, model)
             with Holding(batcher.memory) as holding:
                 waiter = await self._split(request, record, sizes, holding)
@@ -81,7 +81,7 @@ class RerankSplitter:
         ranges = sizes.cut(tokens, config.max_batch_items, config.max_batch_tokens)
         if not 1 < len(ranges) <= _MOST_PIECES:
             return None
-        repeated = len(body_of(pairs, range(0)))  # what each piece repeats: all but documents and queries of their own
+        repeated = len(pairs_body(pairs, range(0)))  # in each piece: all but documents and queries of their own
         fills_a_piece = sizes.tokens_of_texts([repeated])[0] >= config.max_batch_tokens
         if fills_a_piece or len(ranges) * repeated > _MOST_BYTES * request.demand.size_bytes:
             return None
@@ -121,7 +121,7 @@ class RerankSplitter:
                 probe = part_of(request, body, count, f"probe-{count}")
                 record = Record(probe.request_id, probe.endpoint, self._batcher.clock())
                 with Holding(self._batcher.memory) as holding:
-                    most = most_bytes(count, len(body))
+                    most = most_score_bytes(count, len(body))
                     response = await fetch(self._batcher.dispatch, probe, record, most, holding)
                 if response.status != 200:
                     return None
@@ -141,10 +141,10 @@ class RerankSplitter:
         [piece] = batch.pieces
         waiter, documents = cast(RerankWaiter, piece.owner), range(piece.start, piece.start + piece.items)
         measures_query = piece.start == len(waiter.pairs.documents)
-        body = query_body(waiter.pairs) if measures_query else body_of(waiter.pairs, documents)
+        body = query_body(waiter.pairs) if measures_query else pairs_body(waiter.pairs, documents)
         request = part_of(waiter.request, body, piece.items, "query" if measures_query else str(piece.start))
         with Holding(self._batcher.memory) as holding:
-            response = await self._batcher.fetch(batch, request, most_bytes(piece.items, len(body)), holding)
+            response = await self._batcher.fetch(batch, request, most_score_bytes(piece.items, len(body)), holding)
             if response.status != 200:
                 return response
             if measures_query:  # scored against itself, it has twice as many tokens
@@ -163,6 +163,7 @@ class RerankSplitter:
         scored = [scores for scores in parts if scores.entries]
         query_tokens = sum(scores.prompt_tokens for scores in parts if not scores.entries)  # of one, if it was measured
         tokens = max(0, sum(scores.prompt_tokens for scores in scored) - (len(scored) - 1) * query_tokens)
-        written = answer_pieces(waiter.request.request_id, waiter.pairs, scored, tokens)
-        size_bytes = sum(scores.size_bytes for scores in scored)
-        return await self._batcher.deliver(reply, waiter, tokens, "x-gateway-usage: exact\r\n", written, size_bytes)
+        written = score_pieces(waiter.request.request_id, waiter.pairs, scored, tokens)
+        self._batcher.set_headers(reply, waiter, "x-gateway-usage: exact\r\n")
+        size_bytes = sum(scores.size_bytes for scores in scored)  # which the waiter holds
+        return await self._batcher.deliver(reply, waiter.record, tokens, written, size_bytes, held_bytes=0)

@@ -63,7 +63,7 @@ class ModelSizes:
         self.replicas = 1
         self.cap = 1  # of the replica with the fewest slots
         self.limit = 1  # the same for now, while backends start slowly or are overloaded
-        self.total_limit = 1
+        self.bulk_share = 1  # items of long lists that may be in flight
         self.slots = _SLOTS_A_REPLICA  # batches that keep its backends busy
         self.context_tokens: int | None = None
         self._item_answer_bytes = float(_ITEM_ANSWER_BYTES)
@@ -74,22 +74,16 @@ class ModelSizes:
         """`engines`: those that serve it now; at least one."""
         self.knows_engines = True
         self.replicas, self.cap = len(engines), min(engine.cap for engine in engines)
+        # A quarter of the slots is reserved for short requests. They count by the limits of now, not by the caps: a
+        # piece that waits behind others of its list must wait here, because `max_wait_seconds` does not count here.
         limits = [engine.slots for engine in engines]
-        self.limit, self.total_limit, self.slots = min(limits), sum(limits), _SLOTS_A_REPLICA * len(limits)
+        self.limit, self.bulk_share = min(limits), sum(limits) - sum(limits) // 4
+        self.slots = _SLOTS_A_REPLICA * self.replicas
         self.context_tokens = min(filter(None, (each.context_tokens.get(model) for each in backends)), default=None)
 
     @property
     def overhead_seconds(self) -> float:
         return self._seconds.coefficients[0]
-
-    @property
-    def bulk_share(self) -> int:
-        """Items of long lists that may be in flight: a quarter of the slots is reserved for short requests.
-
-        Slots count by the limits of now, not by the caps: a piece that waits behind others of its own list must wait
-        here, because `max_wait_seconds` does not count here.
-        """
-        return self.total_limit - self.total_limit // 4
 
     def most_items(self, max_items: int) -> int:
         """Inputs of a batch whose answer is parsed at once, and at most so many."""

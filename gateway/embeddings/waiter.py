@@ -8,8 +8,7 @@ from enum import Enum
 from itertools import chain
 from typing import Any, Protocol
 
-from gateway.embeddings.rerank_wire import Scores
-from gateway.embeddings.wire import Vectors
+from gateway.embeddings.wire import Scores, Vectors
 from gateway.errors import GatewayError, MemoryFull, WrongAnswer
 from gateway.observe.record import Record
 from gateway.request import EmbeddingInputs, InferenceRequest, Sink, UpstreamResult

@@ -71,7 +71,6 @@ LAYERS: dict[str, set[str]] = {
         "routing.prompt_blocks",
         "backends",
         "embeddings.wire",
-        "embeddings.rerank_wire",
         "observe.record",
     },
     "feedback": {"request", "config", "supervisor", "backends", "observe", "routing", "scheduling"},

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.embeddings.wire import Vectors, answer_pieces, read_vectors, size_of
+from gateway.embeddings.wire import Vectors, read_vectors, size_of, vector_pieces
 from gateway.errors import WrongAnswer
 
 RECORDINGS = Path(__file__).parents[2] / "contract" / "recordings"
@@ -18,7 +18,7 @@ def recorded(name: str) -> Any:
 
 
 def write_answer(vectors: Vectors, *, floats: bool) -> bytes:
-    return b"".join(answer_pieces("x", vectors, floats=floats))
+    return b"".join(vector_pieces("x", vectors, floats=floats))
 
 
 def changed(**fields: Any) -> bytes:
@@ -76,7 +76,7 @@ def test_a_long_answer_comes_in_pieces_that_are_never_long(floats: bool) -> None
     text = recorded("embedding_base64")["data"][0]["embedding"]
     data = [{"index": index, "object": "embedding", "embedding": text} for index in range(300)]
     document = recorded("embedding_base64")
-    pieces = list(answer_pieces("x", Vectors(document, data, 7), floats=floats))
+    pieces = list(vector_pieces("x", Vectors(document, data, 7), floats=floats))
     written = orjson.loads(b"".join(pieces))
     assert [entry["index"] for entry in written["data"]] == list(range(300))
     assert written["usage"]["prompt_tokens"] == 7

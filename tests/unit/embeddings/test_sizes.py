@@ -31,7 +31,7 @@ def inputs(given: object) -> EmbeddingInputs:
 
 def test_slots_and_shares_follow_from_the_engines() -> None:
     made = sizes(64, 32)
-    assert (made.replicas, made.cap, made.total_limit, made.slots) == (2, 32, 96, 8)
+    assert (made.replicas, made.cap, made.limit, made.slots) == (2, 32, 32, 8)
     assert made.bulk_share == 72
     for known, items in ((made, 8), (sizes(4), 4), (sizes(1024), 64)):
         assert known.cut([1] * 128, 64, 8192)[0] == range(items)
