@@ -10,7 +10,7 @@ takes 100 times as long for values as for long strings.
 
 import binascii
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
@@ -179,17 +179,12 @@ def prompt_tokens_of(document: Any) -> int:
 _LIST = b"\0"  # where the list will be; in JSON it is nowhere else
 
 
-def answer_around(
-    document: dict[str, Any], request_id: str, list_name: str, tokens: int, entries: Iterable[bytes]
-) -> Iterator[bytes]:
-    """The answer to one client, in pieces. `entries` are parts of the list, each written as a list."""
+def answer_around(document: dict[str, Any], request_id: str, list_name: str, tokens: int) -> tuple[bytes, bytes]:
+    """The answer to one client before its list, and after it."""
     usage = {**document["usage"], "prompt_tokens": tokens, "total_tokens": tokens}
     whole = {"id": None, **document} | {"id": request_id, "usage": usage, list_name: orjson.Fragment(_LIST)}
     before, _, after = orjson.dumps(whole).partition(_LIST)
-    yield before + b"["
-    for number, written in enumerate(entries):
-        yield b"," + written[1:-1] if number else written[1:-1]
-    yield b"]" + after
+    return before + b"[", b"]" + after
 
 
 _PIECE_BYTES = 131072
@@ -240,14 +235,14 @@ def read_vectors(body: bytes, items: int) -> Vectors:
 def vector_pieces(request_id: str, vectors: Vectors, *, floats: bool) -> Iterator[bytes]:
     """The answer to one client, as the backend would have written it, in pieces of some 100 KB. Raises WrongAnswer."""
     data, form = vectors.data, as_floats if floats else as_base64
+    before, after = answer_around(vectors.document, f"embd-{request_id}", "data", vectors.prompt_tokens)
+    yield before
     step = max(1, _PIECE_BYTES // size_of(data[:1], floats=floats))
-
-    def written(start: int) -> bytes:
+    for start in range(0, len(data), step):
         entries = enumerate(data[start : start + step], start)
-        return orjson.dumps([{**entry, "index": n, "embedding": form(entry["embedding"])} for n, entry in entries])
-
-    starts = range(0, len(data), step)
-    return answer_around(vectors.document, f"embd-{request_id}", "data", vectors.prompt_tokens, map(written, starts))
+        part = [{**entry, "index": index, "embedding": form(entry["embedding"])} for index, entry in entries]
+        yield (b"," if start else b"") + orjson.dumps(part)[1:-1]
+    yield after
 
 
 def size_of(data: list[dict[str, Any]], *, floats: bool) -> int:
@@ -410,5 +405,8 @@ def score_pieces(request_id: str, pairs: Pairs, parts: list[Scores], tokens: int
     if pairs.ranks:
         entries.sort(key=lambda entry: -entry[score_name])  # stable, as in vLLM: equal scores stay in order
         del entries[wanted_of(pairs, len(entries)) :]
-    written = (orjson.dumps(entries[n : n + _ENTRIES_AT_ONCE]) for n in range(0, len(entries), _ENTRIES_AT_ONCE))
-    return answer_around(parts[0].document, f"score-{request_id}", list_name, tokens, written)
+    before, after = answer_around(parts[0].document, f"score-{request_id}", list_name, tokens)
+    yield before
+    for start in range(0, len(entries), _ENTRIES_AT_ONCE):
+        yield (b"," if start else b"") + orjson.dumps(entries[start : start + _ENTRIES_AT_ONCE])[1:-1]
+    yield after
