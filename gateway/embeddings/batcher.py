@@ -140,15 +140,15 @@ class Batcher:
         pending.look_soon()
         if demand.deadline_seconds is not None:
             seconds = min(seconds, demand.deadline_seconds - waiter.joined_seconds)
-        expiry = asyncio.get_running_loop().call_later(seconds, self._expire, waiter, pending.kind.work, seconds)
-        waiter.expiry = expiry
+        loop = waiter.outcome.get_loop()
+        waiter.expiry = loop.call_later(seconds, self._expire, waiter, pending.kind.work, seconds)
         return waiter.outcome
 
     def leave(self, pending: PendingBatch, waiter: Waiter) -> None:
         """The client of a request does not wait any more."""
         self._present -= 1
-        waiter.stop_expiry()
         if waiter.unsent:
+            waiter.stop_expiry()
             self.backlog.leave(waiter.request.demand.size_bytes)
         for piece in waiter.release():
             if not pending.queue.leave(piece):
@@ -259,11 +259,9 @@ class Batcher:
         if batch.record is not None:
             piece.owner.batch_ended(batch.record, batch.sent_seconds - piece.joined_seconds)
         batch.clients -= 1
-        if batch.clients:
-            return
-        if batch.task is not None:
+        if not batch.clients and batch.task is not None:
             batch.task.cancel()
-        else:
+        elif not batch.clients:
             self._end(batch)
 
     def _done(self, task: asyncio.Task[None], batch: SentBatch) -> None:
