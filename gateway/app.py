@@ -25,7 +25,7 @@ from gateway.config import Config
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.cache import cache_as_configured
-from gateway.embeddings.coalescer import Coalescer, TokenCounts
+from gateway.embeddings.coalescer import Coalescer
 from gateway.embeddings.rerank import RerankSplitter
 from gateway.feedback import CacheState, LimitChanges
 from gateway.front.handler import Handler, request_ids
@@ -161,8 +161,7 @@ class Gateway:
             response_headers=config.server.response_headers,
         )
         self.embedding_cache = cache_as_configured(config, self.fleet, counted, secrets.token_bytes(32))
-        token_counts = TokenCounts(self.tokenization, counted)
-        self.coalescer = Coalescer(self.batcher, new_id, token_counts, self.embedding_cache)
+        self.coalescer = Coalescer(self.batcher, new_id, self.tokenization, self.embedding_cache)
         self.rerank_splitter = RerankSplitter(self.batcher)
 
     def _listen_to_fleet(self) -> None:

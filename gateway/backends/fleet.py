@@ -270,7 +270,7 @@ def _sizes(backend: Backend) -> tuple[object, ...]:
     """What listeners read of a backend when the fleet notifies them."""
     facts = backend.facts
     engines = facts.engines, facts.block_size_tokens, facts.prefix_caching, facts.kv_event_sources
-    return backend.cap, backend.kv_cache_tokens, *engines
+    return backend.cap, backend.kv_cache_tokens, *engines, facts.models
 
 
 def _differ(old: object, new: object) -> bool:

@@ -7,7 +7,7 @@ slots in turn.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -16,10 +16,17 @@ import structlog
 from gateway.backends.fleet import Fleet
 from gateway.config import EmbeddingsConfig
 from gateway.embeddings.batching import BatchKey, BatchKind, BatchReason, BulkSlots, PendingBatch, SentBatch
-from gateway.embeddings.delivery import BufferedResponse, ClientTarget, Dispatch, deliver, fetch
 from gateway.embeddings.sizes import ModelSizes
-from gateway.embeddings.waiter import Outcome, Piece, SendUnchanged, Waiter
-from gateway.embeddings.wire import pieces
+from gateway.embeddings.waiter import (
+    BufferedResponse,
+    ClientTarget,
+    Dispatch,
+    Outcome,
+    Piece,
+    SendUnchanged,
+    Waiter,
+    fetch,
+)
 from gateway.errors import (
     BackendError,
     DeadlineUnmeetable,
@@ -34,6 +41,9 @@ from gateway.observe.record import Record
 from gateway.request import InferenceRequest, UpstreamResult, Usage
 from gateway.resources import Holding, MemoryBudget
 from gateway.scheduling.fair_share import Backlog
+
+_JSON = b"application/json"
+_WHOLE_BYTES = 1048576  # of an answer that is written at once
 
 
 @dataclass(eq=False, repr=False)
@@ -56,22 +66,24 @@ class Batcher:
     crowded: Callable[[str], int]
     response_headers: bool
     _present: int = field(init=False, default=0)  # requests
-    _waiting: set[Waiter] = field(init=False, default_factory=set)  # those with a piece in no batch yet
     _sizes: dict[tuple[BatchKind, str], ModelSizes] = field(init=False, default_factory=lambda: defaultdict(ModelSizes))
     _pending: dict[BatchKey, PendingBatch] = field(init=False, default_factory=dict)
     _bulk: dict[str, BulkSlots] = field(init=False, default_factory=lambda: defaultdict(BulkSlots))
+    _sent: set[SentBatch] = field(init=False, default_factory=set)
     _batch_of: dict[Piece, SentBatch] = field(init=False, default_factory=dict)  # of clients that still wait
-    _clients: dict[SentBatch, int] = field(init=False, default_factory=dict)  # that still wait, of each batch in flight
-    _tasks: dict[SentBatch, asyncio.Task[None]] = field(init=False, default_factory=dict)  # of those sent here
+
+    def __post_init__(self) -> None:
+        self.fleet.on_change.append(self._forget_engines)
+        self.fleet.on_limit.append(self._forget_engines)
 
     def __repr__(self) -> str:
-        return f"<Batcher {self._present} requests, {len(self._pending)} pending, {len(self._clients)} sent batches>"
+        return f"<Batcher {self._present} requests, {len(self._pending)} pending, {len(self._sent)} sent batches>"
 
     @property
     def busy(self) -> int:
         """Requests, batches, and slots of long lists; 0 when the batcher is at rest."""
         slots = sum(bulk.items for bulk in self._bulk.values())
-        return self._present + len(self._waiting) + len(self._pending) + len(self._batch_of) + len(self._tasks) + slots
+        return self._present + len(self._pending) + len(self._batch_of) + len(self._sent) + slots
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -79,23 +91,24 @@ class Batcher:
         try:
             yield
         finally:
-            for task in self._tasks.values():
+            tasks = [batch.task for batch in self._sent if batch.task is not None]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     # From requests to pieces, and from answers to clients.
 
     def sizes_of(self, kind: BatchKind, model: str) -> ModelSizes:
         """What is known of a model, with the engines that serve it now, if any."""
         sizes = self._sizes[kind, model]
-        if engines := self.fleet.candidates(model):
+        if not sizes.knows_engines and (engines := self.fleet.candidates(model)):
             sizes.learn_engines(model, engines, self.fleet.serving(model) or ())
         return sizes
 
-    def cut(self, tokens: Sequence[int], sizes: ModelSizes, max_items: int) -> list[range]:
-        """The pieces of a list, each within the limits of a batch; one, if the whole list is."""
-        most, each, max_tokens = min(max_items, sizes.cap), sizes.piece_items(max_items), self.config.max_batch_tokens
-        return pieces(tokens, most, each, max_tokens, sizes.replicas)
+    def _forget_engines(self, *_: object) -> None:
+        """The fleet or one of its limits has changed."""
+        for sizes in self._sizes.values():
+            sizes.knows_engines = False
 
     def pending_for(self, request: InferenceRequest, key: BatchKey, kind: BatchKind) -> PendingBatch:
         """The batch that a request may join. Raises QueueFull if it would have to wait, and the queue is full."""
@@ -112,45 +125,42 @@ class Batcher:
         self._pending[key] = pending
         return pending
 
-    @asynccontextmanager
-    async def joined(self, pending: PendingBatch, waiter: Waiter) -> AsyncIterator[Outcome]:
-        """Have the pieces of a request sent, and wait for its outcome; what remains after the block is given up."""
+    def join(self, pending: PendingBatch, waiter: Waiter) -> asyncio.Future[Outcome]:
+        """Have the pieces of a request sent. `leave` has to follow, and gives up what is not answered then.
+
+        The outcome is WaitExpired or DeadlineUnmeetable if none of them is in a batch in time.
+        """
         if not waiter.whole:
             self.metrics.splits.add((pending.key.model,))
         self._present += 1
+        demand, seconds = waiter.request.demand, self.max_wait_seconds
+        self.backlog.join(demand.size_bytes)  # until all of its pieces are sent
         for piece in waiter.pieces:
             pending.join(piece)
-        try:
-            pending.look_soon()
-            yield await self._outcome(waiter, pending.kind.work)
-        finally:
-            self._present -= 1
-            for piece in waiter.release():
-                if not pending.queue.leave(piece):
-                    self._leave(piece)
-            pending.look_soon()
+        pending.look_soon()
+        if demand.deadline_seconds is not None:
+            seconds = min(seconds, demand.deadline_seconds - waiter.joined_seconds)
+        loop = waiter.outcome.get_loop()
+        waiter.expiry = loop.call_later(seconds, self._expire, waiter, pending.kind.work, seconds)
+        return waiter.outcome
 
-    async def _outcome(self, waiter: Waiter, work: str) -> Outcome:
-        """Raises WaitExpired or DeadlineUnmeetable if none of a request's pieces is in a batch in time."""
-        demand, most = waiter.request.demand, self.max_wait_seconds
-        kind: type[WaitExpired | DeadlineUnmeetable] = WaitExpired
-        until, deadline = f"the queue timeout of {most:g} s", demand.deadline_seconds
-        if deadline is not None and deadline - waiter.joined_seconds < most:
-            most, until, kind = deadline - waiter.joined_seconds, "this request's deadline", DeadlineUnmeetable
-        self._waiting.add(waiter)
-        self.backlog.join(demand.size_bytes)
-        try:
-            return await waiter.wait(most)
-        except TimeoutError as error:
-            text = f"The backends for model {demand.model!r} were busy with other {work} until {until}."
-            raise kind(text, retry_after_seconds=self.retry_after(demand.model)) from error
-        finally:
-            self._stop_waiting(waiter)
-
-    def _stop_waiting(self, waiter: Waiter) -> None:
-        if waiter in self._waiting:
-            self._waiting.remove(waiter)
+    def leave(self, pending: PendingBatch, waiter: Waiter) -> None:
+        """The client of a request does not wait any more."""
+        self._present -= 1
+        if waiter.unsent:
+            waiter.stop_expiry()
             self.backlog.leave(waiter.request.demand.size_bytes)
+        for piece in waiter.release():
+            if not pending.queue.leave(piece):
+                self._leave(piece)
+        pending.look_soon()
+
+    def _expire(self, waiter: Waiter, work: str, after_seconds: float) -> None:
+        model, is_late = waiter.request.demand.model, after_seconds < self.max_wait_seconds
+        until = "this request's deadline" if is_late else f"the queue timeout of {after_seconds:g} s"
+        text = f"The backends for model {model!r} were busy with other {work} until {until}."
+        kind = DeadlineUnmeetable if is_late else WaitExpired
+        waiter.failed(kind(text, retry_after_seconds=self.retry_after(model)))
 
     async def fetch(
         self, batch: SentBatch, request: InferenceRequest, most_bytes: int, holding: Holding
@@ -163,29 +173,38 @@ class Batcher:
                 if piece in self._batch_of:
                     piece.owner.batch_ended(record, batch.sent_seconds - piece.joined_seconds)
 
-    def headers(self, waiter: Waiter, others: str) -> bytes:
-        if not self.response_headers:
-            return b""
-        names, queue_ms = ",".join(waiter.backends), waiter.record.queue_seconds * 1000
-        backend = f"x-gateway-backend: {names}\r\n" if names else ""
-        return f"{backend}x-gateway-queue-ms: {queue_ms:.0f}\r\nx-gateway-prefix-tokens: 0\r\n{others}".encode()
+    def set_headers(self, reply: ClientTarget, waiter: Waiter, others: str) -> None:
+        """Header lines about the batches of a request, and `others`."""
+        if self.response_headers:
+            backend = f"x-gateway-backend: {','.join(waiter.backends)}\r\n" if waiter.backends else ""
+            queue_ms = f"x-gateway-queue-ms: {waiter.record.queue_seconds * 1000:.0f}\r\nx-gateway-prefix-tokens: 0\r\n"
+            reply.set_backend_headers(f"{backend}{queue_ms}{others}".encode())
 
     async def deliver(
-        self, reply: ClientTarget, waiter: Waiter, tokens: int, others: str, written: Iterator[bytes], size_bytes: int
+        self,
+        reply: ClientTarget,
+        record: Record,
+        tokens: int,
+        written: Iterator[bytes],
+        size_bytes: int,
+        held_bytes: int,
     ) -> UpstreamResult:
-        """Write the answer to a request, of about this size, with the tokens that it used."""
-        reply.set_backend_headers(self.headers(waiter, others))
-        waiter.record.counted(tokens)
-        await deliver(reply, written, size_bytes)
-        return UpstreamResult(200, Usage(tokens, 0), waiter.record.first_byte_seconds)
+        """Write the answer to a request. A long one takes `held_bytes` of memory while the client reads it."""
+        record.counted(tokens)
+        if size_bytes <= _WHOLE_BYTES:
+            reply.send(200, _JSON, b"", b"".join(written))
+        else:
+            with Holding(self.memory) as holding:
+                holding.add(held_bytes)
+                await deliver_in_parts(reply, written)
+        return UpstreamResult(200, Usage(tokens, 0), record.first_byte_seconds)
 
     # When to send.
 
     def _look(self, pending: PendingBatch) -> None:
         now, key = self.clock(), pending.key
         pending.looked()
-        if key.bulk:
-            self.sizes_of(pending.kind, key.model)  # its slots are those of now
+        self.sizes_of(pending.kind, key.model)  # with the slots of now
         crowded = self.crowded(key.model) > 0
         while reason := pending.due(now, crowded=crowded):
             left = self._slots_left(pending)
@@ -217,18 +236,20 @@ class Batcher:
     def _start(self, batch: SentBatch, reason: BatchReason) -> None:
         """Send a batch. A single request in the form that backends are sent anyway is sent by its own task."""
         batch.pending.kind.observe(batch, reason)
-        self._clients[batch] = len(batch.pieces)
+        self._sent.add(batch)
         for piece in batch.pieces:
             self._batch_of[piece] = batch
-            piece.owner.piece_sent()
-            if not piece.owner.unsent:
-                self._stop_waiting(piece.owner)
+            waiter = piece.owner
+            waiter.stop_expiry()
+            waiter.unsent -= 1
+            if not waiter.unsent:
+                self.backlog.leave(waiter.request.demand.size_bytes)
         first = batch.pieces[0].owner
         if len(batch.pieces) == 1 and first.whole and first.passes_unread:
-            first.finish(SendUnchanged(isolated=False))
+            first.finish(SendUnchanged.ALONE)
             return
-        task = self._tasks[batch] = asyncio.get_running_loop().create_task(self._run(batch))
-        task.add_done_callback(lambda task: self._done(task, batch))
+        batch.task = asyncio.get_running_loop().create_task(self._run(batch))
+        batch.task.add_done_callback(lambda task: self._done(task, batch))
 
     def _leave(self, piece: Piece) -> None:
         """The piece's client does not wait any more. A batch without waiting clients is aborted."""
@@ -237,17 +258,14 @@ class Batcher:
             return
         if batch.record is not None:
             piece.owner.batch_ended(batch.record, batch.sent_seconds - piece.joined_seconds)
-        self._clients[batch] -= 1
-        if self._clients[batch]:
-            return
-        if batch in self._tasks:
-            self._tasks[batch].cancel()
-        else:
+        batch.clients -= 1
+        if not batch.clients and batch.task is not None:
+            batch.task.cancel()
+        elif not batch.clients:
             self._end(batch)
 
     def _done(self, task: asyncio.Task[None], batch: SentBatch) -> None:
         """The batch is over: here, and not in its task, because one that is aborted early never runs."""
-        del self._tasks[batch]
         for piece in batch.pieces:
             self._batch_of.pop(piece, None)
             if task.cancelled():
@@ -256,7 +274,7 @@ class Batcher:
 
     def _end(self, batch: SentBatch) -> None:
         """A batch is over: what waits may go now."""
-        del self._clients[batch]
+        self._sent.remove(batch)
         batch.pending.ended()
         if batch.key.bulk:
             self._bulk[batch.key.model].give_back(batch.items)
@@ -282,7 +300,7 @@ class Batcher:
             refused = bad.pop()
             first, second = refused[: len(refused) // 2], refused[len(refused) // 2 :]
             if not first:
-                second[0].owner.finish(SendUnchanged(isolated=True))
+                second[0].owner.finish(SendUnchanged.ISOLATED)
             elif not await self._refuses(batch, first):
                 bad.append(second)
             else:
@@ -316,3 +334,20 @@ class Batcher:
         for piece in batch.pieces:
             piece.owner.failed(failure)
         return None
+
+
+async def deliver_in_parts(reply: ClientTarget, parts: Iterator[bytes]) -> None:
+    """Write a long answer, which is produced as fast as the client reads it."""
+    reply.begin(200, _JSON, b"")
+    room = asyncio.Event()
+    reply.when_writable(room.set)
+    try:
+        for part in parts:
+            room.clear()
+            if reply.write(part) and reply.blocked:
+                await room.wait()
+            else:
+                await asyncio.sleep(0)
+    finally:
+        reply.when_writable(None)
+    reply.end()

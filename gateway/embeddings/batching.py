@@ -15,27 +15,22 @@ from itertools import count
 from typing import NamedTuple, Protocol
 
 from gateway.config import EmbeddingsConfig
-from gateway.embeddings.delivery import BufferedResponse
 from gateway.embeddings.sizes import ModelSizes
-from gateway.embeddings.waiter import Piece
+from gateway.embeddings.waiter import BufferedResponse, Piece
 from gateway.observe.record import Record
 from gateway.scheduling.fair_share import FairClock, Share
 
 _MOST_TENANTS = 1024  # more are kept only while they wait
 
 
-class _TenantPieces:
-    """One tenant's waiting pieces, oldest first, and its share, which counts while several tenants wait."""
+class _TenantShare(Share):
+    """One tenant's share, which counts while several tenants wait, and its waiting pieces, oldest first."""
 
-    __slots__ = ("pieces", "share")
+    __slots__ = ("pieces",)
 
     def __init__(self, weight: float) -> None:
+        super().__init__(weight, 0.0)
         self.pieces: OrderedDict[Piece, None] = OrderedDict()
-        self.share = Share(weight, 0.0)
-
-    @property
-    def first(self) -> Piece:
-        return next(iter(self.pieces))
 
 
 class FairQueue:
@@ -48,7 +43,7 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._pieces: OrderedDict[Piece, None] = OrderedDict()  # oldest first
-        self._tenants: dict[str, _TenantPieces] = {}
+        self._tenants: dict[str, _TenantShare] = {}
         self._clock: FairClock | None = None  # from the second tenant until the queue is empty
         self._numbers = count()
         self._most_tenants = _MOST_TENANTS
@@ -66,7 +61,11 @@ class FairQueue:
     @property
     def head(self) -> Piece:
         """The piece that `take` would begin with. Only while there is one."""
-        return self._next_tenant().first
+        clock = self._clock
+        if clock is None:  # there is one tenant
+            return next(iter(self._pieces))
+        tenant: _TenantShare = next(clock.waiting.after(clock.now))[3]
+        return next(iter(tenant.pieces))
 
     def join(self, piece: Piece) -> None:
         self._pieces[piece] = None
@@ -89,7 +88,7 @@ class FairQueue:
         if not self._pieces:
             self._tenants, self._clock = {}, None
         elif not tenant.pieces and self._clock is not None:
-            self._clock.waiting.leave(tenant.share)  # the share stays: a tenant that comes back is not ahead of others
+            self._clock.waiting.leave(tenant)  # the share stays: a tenant that comes back is not ahead of others
         return True
 
     def take(self, max_items: float, max_tokens: int) -> list[Piece]:
@@ -97,27 +96,19 @@ class FairQueue:
         taken: list[Piece] = []
         items = tokens = 0
         while self._pieces:
-            tenant = self._next_tenant()
-            piece = tenant.first
+            piece = self.head
             items, tokens = items + piece.items, tokens + piece.tokens
             if taken and (items > max_items or tokens > max_tokens or piece.alone):
                 break
             if self._clock is not None:
-                self._clock.serve(tenant.share, piece.tokens)
+                self._clock.serve(self._tenants[piece.tenant], piece.tokens)
             self.leave(piece)
             taken.append(piece)
             if piece.alone:
                 break
         return taken
 
-    def _next_tenant(self) -> _TenantPieces:
-        """The tenant whose turn it is. Only while a piece waits."""
-        clock = self._clock
-        if clock is None:
-            return next(iter(self._tenants.values()))
-        return next(clock.waiting.after(clock.now))[3]  # type: ignore[no-any-return]
-
-    def _new_tenant(self, piece: Piece) -> _TenantPieces:
+    def _new_tenant(self, piece: Piece) -> _TenantShare:
         if self._tenants and self._clock is None:
             self._clock = FairClock()
             [only] = self._tenants.values()
@@ -125,14 +116,15 @@ class FairQueue:
         if len(self._tenants) >= self._most_tenants:
             self._tenants = {each: tenant for each, tenant in self._tenants.items() if tenant.pieces}
             self._most_tenants = max(_MOST_TENANTS, 2 * len(self._tenants))  # else each new one would look at all
-        tenant = self._tenants[piece.tenant] = _TenantPieces(piece.weight)
+        tenant = self._tenants[piece.tenant] = _TenantShare(piece.weight)
         return tenant
 
-    def _begin(self, tenant: _TenantPieces, clock: FairClock) -> None:
-        if tenant.share.weight != tenant.first.weight:
-            clock.weigh(tenant.share, tenant.first.weight)
-        clock.wake(tenant.share)
-        clock.waiting.join(tenant.share, next(self._numbers), tenant)
+    def _begin(self, tenant: _TenantShare, clock: FairClock) -> None:
+        weight = next(iter(tenant.pieces)).weight
+        if tenant.weight != weight:
+            clock.weigh(tenant, weight)
+        clock.wake(tenant)
+        clock.waiting.join(tenant, next(self._numbers), tenant)
 
 
 _RATE_SECONDS = 0.1  # over which arrivals are averaged
@@ -163,26 +155,19 @@ class BatchKey(NamedTuple):
     quarantined: bool = False
 
 
-@dataclass(slots=True, eq=False)
 class SentBatch:
     """A batch in flight. `record`: its own, from when it is sent; never of a request that its client's task sends."""
 
-    pending: "PendingBatch"
-    pieces: list[Piece]
-    sent_seconds: float
-    record: Record | None = None
-
-    @property
-    def key(self) -> BatchKey:
-        return self.pending.key
-
-    @property
-    def items(self) -> int:
-        return sum(piece.items for piece in self.pieces)
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(piece.size_bytes for piece in self.pieces)
+    def __init__(self, pending: "PendingBatch", pieces: list[Piece], sent_seconds: float) -> None:
+        self.pending = pending
+        self.key = pending.key
+        self.pieces = pieces
+        self.items = sum([piece.items for piece in pieces])
+        self.size_bytes = sum([piece.size_bytes for piece in pieces])
+        self.sent_seconds = sent_seconds
+        self.clients = len(pieces)  # that still wait
+        self.record: Record | None = None
+        self.task: asyncio.Task[None] | None = None  # that sends it; None = a client's task does
 
 
 class BatchKind(Protocol):

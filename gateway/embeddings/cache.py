@@ -36,11 +36,11 @@ _Entry = tuple[str, int, bool] | bytes
 
 
 class Revisions:
-    """Identifies the state of a model: its cards, and the restarts of its backends. Each restart makes a new state."""
+    """Identifies the state of a model: its cards, and the restarts of all backends that ever served it."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._served_by: dict[str, set[Backend]] = {}  # ever
+        self._served_by: dict[str, set[Backend]] = {}
         self._restarts: dict[Backend, int] = {}
 
     def restarted(self, backend: Backend) -> None:
@@ -116,8 +116,7 @@ class EmbeddingCache:
 class CachedWaiter(EmbeddingWaiter):
     """A request that sends its missing inputs only, and adds their embeddings to the cache.
 
-    `keys` are those of all its inputs, `missing` the places of those without an entry; `document` is the rest of the
-    answer, if nothing is missing.
+    `missing`: the places of its inputs without an entry; `document`: the rest of the answer, if none is missing.
     """
 
     def __init__(
@@ -125,27 +124,20 @@ class CachedWaiter(EmbeddingWaiter):
     ) -> None:
         inputs = request.inputs
         assert inputs is not None
-        *self.keys, self.head_key = cache.keys_of(request.demand.model, inputs)
-        found = ((place, cache.get(key)) for place, key in enumerate(self.keys))
-        cached = {place: entry for place, entry in found if type(entry) is tuple}
-        self.missing = [place for place in range(len(self.keys)) if place not in cached]
-        head = cache.get(self.head_key) if cached else None  # after its vectors, so that it is evicted after them
-        self.document = orjson.loads(head) if type(head) is bytes and not self.missing else None
-        if self.document is None and not self.missing:
-            cached, self.missing = {}, list(range(len(self.keys)))
+        *keys, head_key = cache.keys_of(request.demand.model, inputs)
+        found = {place: entry for place, key in enumerate(keys) if type(entry := cache.get(key)) is tuple}
+        head = cache.get(head_key) if found else None  # after its vectors, so that it is evicted after them
+        self.document = orjson.loads(head) if type(head) is bytes and len(found) == len(keys) else None
+        if self.document is None and len(found) == len(keys):
+            found = {}
+        self.missing = [place for place in range(len(keys)) if place not in found]
         super().__init__(request, inputs.only(self.missing), client, record, now)
         self.passes_unread = False
-        self._cache = cache
-        self._cached = cached
+        self._cache, self._keys, self._head_key, self._cached = cache, keys, head_key, found
         self._estimates: Sequence[int] = []
 
-    @property
-    def sends_a_part(self) -> bool:
-        """A backend's answer to one of its pieces says nothing of its other inputs."""
-        return not self.whole or len(self._cached) > 0
-
     def begin(self, tokens: Sequence[int]) -> None:
-        """It is answered by way of the cache: count its hits and misses. `tokens`: estimates for each missing input."""
+        self.sends_a_part = not self.whole or len(self._cached) > 0
         self._estimates = tokens
         self.record.reused(len(self._cached))
         for source, inputs in (("cached", len(self._cached)), ("computed", len(self.missing))):
@@ -154,7 +146,7 @@ class CachedWaiter(EmbeddingWaiter):
 
     def vectors(self, parts: list[Vectors]) -> Vectors:
         new = super().vectors(parts)
-        data: list[dict[str, Any]] = [{}] * len(self.keys)
+        data: list[dict[str, Any]] = [{}] * len(self._keys)
         for place, entry in zip(self.missing, new.data, strict=True):
             data[place] = entry
         tokens, exact = new.prompt_tokens, new.exact
@@ -173,10 +165,10 @@ class CachedWaiter(EmbeddingWaiter):
             vector = entry["embedding"]
             if list(entry) == _FIELDS and entry["object"] == "embedding" and is_sound(vector):
                 size_bytes = getsizeof(vector) + _CACHED_BYTES
-                self._cache.put(self.keys[place], (vector, its_tokens, one_by_one), size_bytes)
-        if self._cache.get(self.head_key) is None:
+                self._cache.put(self._keys[place], (vector, its_tokens, one_by_one), size_bytes)
+        if self._cache.get(self._head_key) is None:
             head = orjson.dumps({**part.document, "data": None})
-            self._cache.put(self.head_key, head, getsizeof(head))
+            self._cache.put(self._head_key, head, getsizeof(head))
         super().answered(piece, part)
 
 

@@ -6,8 +6,7 @@ batch, the model's tokenizer counts each client's tokens.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import IPv6Address
 from itertools import islice
@@ -18,11 +17,18 @@ import orjson
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.batching import BatchKey, BatchReason, SentBatch
 from gateway.embeddings.cache import CachedWaiter, EmbeddingCache
-from gateway.embeddings.delivery import BufferedResponse, ClientTarget
 from gateway.embeddings.sizes import ModelSizes
-from gateway.embeddings.waiter import EmbeddingWaiter, SendUnchanged
-from gateway.embeddings.wire import Vectors, answer_pieces, body_of, most_bytes, part_of, read_vectors, shares, size_of
-from gateway.observe.metrics import EmbeddingMetrics
+from gateway.embeddings.waiter import BufferedResponse, ClientTarget, EmbeddingWaiter, SendUnchanged
+from gateway.embeddings.wire import (
+    Vectors,
+    body_of,
+    most_vector_bytes,
+    part_of,
+    read_vectors,
+    shares,
+    size_of,
+    vector_pieces,
+)
 from gateway.observe.record import Record
 from gateway.request import SEVERAL_TENANTS, InferenceRequest, UpstreamResult, most_prompt_tokens
 from gateway.resources import Holding
@@ -56,60 +62,15 @@ def network_of(address: str) -> str:
     return str(parsed.ipv4_mapped or parsed.exploded[:19])
 
 
-Count = asyncio.Task[list[int] | NotCounted]  # of the tokens of each text of a batch
-
-
 def waiters_of(batch: SentBatch) -> list[EmbeddingWaiter]:
     return [cast(EmbeddingWaiter, piece.owner) for piece in batch.pieces]
 
 
-class TokenCounts:
-    """Counts the tokens of shared batches; for a request alone, the backend reports its usage."""
-
-    def __init__(self, tokenization: Tokenization, metrics: EmbeddingMetrics) -> None:
-        self._tokenization = tokenization
-        self._metrics = metrics
-
-    @contextmanager
-    def counting(self, batch: SentBatch) -> Iterator[Count | None]:
-        """Count a batch while the block runs, if that is needed and configured."""
-        key = batch.key
-        if len(batch.pieces) < 2 or key.are_ids or not self._tokenization.configured(key.model):
-            yield None
-            return
-        task = asyncio.get_running_loop().create_task(self._of_texts(batch))
-        try:
-            yield task
-        finally:
-            task.cancel()
-
-    async def _of_texts(self, batch: SentBatch) -> list[int] | NotCounted:
-        fields: dict[str, Any] = orjson.loads(batch.key.template + b"0}")
-        most = fields.get("truncate_prompt_tokens")
-        if most == -1:
-            most = batch.pending.sizes.context_tokens or 0
-        if most is not None and most <= 0:
-            return NotCounted.FIELDS
-        texts: list[Any] = [item for waiter in waiters_of(batch) for item in waiter.inputs.items]
-        special = fields.get("add_special_tokens", True)
-        counts = await self._tokenization.count(batch.key.model, texts, batch.size_bytes, special=special)
-        if isinstance(counts, NotCounted) or most is None:
-            return counts
-        return [min(count, most) for count in counts]
-
-    async def checked(self, batch: SentBatch, count: Count, total: int, backend: str) -> list[int] | None:
-        """The tokens of each text, if they are those of the backend that answered, which reports this sum."""
-        model, counts = batch.key.model, await count
-        if not isinstance(counts, NotCounted) and not self._tokenization.counts_alike(model, backend):
-            counts = NotCounted.UNVERIFIED  # the backend came or restarted while the batch waited
-        if isinstance(counts, NotCounted):
-            self._metrics.counted.add((model, counts.value))
-            return None
-        is_sum = sum(counts) == total
-        self._metrics.counted.add((model, "counted" if is_sum else "differs"))
-        return counts if is_sum else None
+def items_of(waiters: list[EmbeddingWaiter]) -> list[Any]:
+    return [item for waiter in waiters for item in waiter.inputs.items]
 
 
+Counting = asyncio.Task[list[int] | NotCounted]  # of the tokens of each text of a batch
 _FEW_ITEMS = 8  # a request of more, or of more tokens than the next, is bulk
 _FEW_TOKENS = 1024
 _HANDED_OUT_BYTES = 262144  # of an answer in one turn of the loop: each client then writes its own
@@ -121,54 +82,56 @@ class Coalescer:
     work = "embeddings"
 
     def __init__(
-        self, batcher: Batcher, new_id: Callable[[], str], token_counts: TokenCounts, cache: EmbeddingCache | None
+        self, batcher: Batcher, new_id: Callable[[], str], tokenization: Tokenization, cache: EmbeddingCache | None
     ) -> None:
         self._batcher = batcher
         self._clock = batcher.clock
         self._new_id = new_id
-        self._token_counts = token_counts
+        self._tokenization = tokenization
         self._cache = cache
         self._quarantine = Quarantine()
 
     async def dispatch(self, request: InferenceRequest, reply: ClientTarget, record: Record) -> UpstreamResult:
         """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with `inputs`."""
         batcher, inputs, demand, now = self._batcher, request.inputs, request.demand, self._clock()
-        model, engines = demand.model, batcher.fleet.candidates(demand.model)
+        model, waiter = demand.model, self._waiter_of(request, reply, record, now)
         assert inputs is not None
-        client = demand.tenant or f"address {network_of(reply.address)}"
-        cached: CachedWaiter | None = None
-        if self._cache is not None and self._cache.is_on(model) and engines is not None and not request.explains:
-            cached = CachedWaiter(self._cache, request, client, record, now)
-            if cached.document is not None:  # nothing is missing: no backend is needed
-                cached.begin([])
-                return await self._deliver(cached, [Vectors(cached.document, [], 0)], reply)
-        if request.explains or not engines:
+        if waiter.document is not None:  # nothing is missing: no backend is needed
+            waiter.begin([])
+            return await self._deliver(waiter, [Vectors(waiter.document, [], 0)], reply)
+        if request.explains or not batcher.fleet.serving(model):
             return await batcher.dispatch(request, reply, record)
         sizes = batcher.sizes_of(self, model)
-        tokens = sizes.tokens_of(inputs)
+        tokens = sizes.tokens_of(waiter.inputs)
         if sizes.may_be_too_long(tokens):
             answer = await batcher.dispatch(request, reply, record)
             if answer.status == 200 and answer.usage is not None:  # it was not: sizes may have been learned wrongly
                 sizes.answered_alone(inputs, answer.usage.prompt_tokens, None)
             return answer
-        if cached is not None:  # what is cached is not sent
-            tokens = [tokens[place] for place in cached.missing]
         bulk = demand.batch or len(tokens) > _FEW_ITEMS or sum(tokens) > _FEW_TOKENS
-        quarantined = self._quarantine.has(client, now)
+        quarantined = self._quarantine.has(waiter.client, now)
         key = BatchKey(model, inputs.template, inputs.are_ids, inputs.isolation, demand.batch, bulk, quarantined)
         pending = batcher.pending_for(request, key, self)
-        if cached is not None:
-            cached.begin(tokens)
-        waiter = cached or EmbeddingWaiter(request, inputs, client, record, now)
-        ranges = batcher.cut(tokens, sizes, sizes.most_items(batcher.config.max_batch_items))
-        waiter.split(ranges, tokens, waiter.inputs.sizes_bytes)
-        async with batcher.joined(pending, waiter) as outcome:
-            if isinstance(outcome, SendUnchanged) and not outcome.isolated:  # it keeps the place of its batch
+        max_items, max_tokens = sizes.most_items(batcher.config.max_batch_items), batcher.config.max_batch_tokens
+        waiter.split(sizes.cut(tokens, max_items, max_tokens), tokens, waiter.inputs.sizes_bytes)
+        waiter.begin(tokens)
+        try:
+            outcome = await batcher.join(pending, waiter)
+            if outcome is SendUnchanged.ALONE:
                 return await self._send_unchanged(waiter, sizes, reply, isolated=False)
-        is_about_a_part = cached is not None and cached.sends_a_part and isinstance(outcome, BufferedResponse)
-        if isinstance(outcome, SendUnchanged) or is_about_a_part:
+        finally:
+            batcher.leave(pending, waiter)
+        if isinstance(outcome, SendUnchanged) or (isinstance(outcome, BufferedResponse) and waiter.sends_a_part):
             return await self._send_unchanged(waiter, sizes, reply, isolated=True)
         return await self._deliver(waiter, outcome, reply)
+
+    def _waiter_of(self, request: InferenceRequest, reply: ClientTarget, record: Record, now: float) -> EmbeddingWaiter:
+        model, cache, inputs = request.demand.model, self._cache, request.inputs
+        assert inputs is not None
+        client = request.demand.tenant or f"address {network_of(reply.address)}"
+        if cache is None or request.explains or not cache.is_on(model) or self._batcher.fleet.candidates(model) is None:
+            return EmbeddingWaiter(request, inputs, client, record, now)
+        return CachedWaiter(cache, request, client, record, now)
 
     # Batches.
 
@@ -182,34 +145,38 @@ class Coalescer:
 
     def _request_of(self, batch: SentBatch) -> InferenceRequest:
         """The request for a batch. One of several clients queues as its tenant, or as all of them together."""
-        waiters, pieces = waiters_of(batch), batch.pieces
-        first = waiters[0].request
-        if len(pieces) == 1:
-            start, items = pieces[0].start, waiters[0].inputs.items
-            body = body_of(batch.key.template, items[start : start + pieces[0].items])
-            return part_of(first, body, batch.items, "" if waiters[0].whole else str(start))
-        body = body_of(batch.key.template, [item for waiter in waiters for item in waiter.inputs.items])
-        name, weights = self._new_id(), {piece.tenant: piece.weight for piece in pieces}
+        waiters, [first, *others] = waiters_of(batch), batch.pieces
+        if not others:
+            body = body_of(batch.key.template, waiters[0].inputs.items[first.start : first.start + first.items])
+            return part_of(waiters[0].request, body, batch.items, "" if waiters[0].whole else str(first.start))
+        body = body_of(batch.key.template, items_of(waiters))
+        name, weights = self._new_id(), {piece.tenant: piece.weight for piece in batch.pieces}
         deadlines = [waiter.request.demand.deadline_seconds for waiter in waiters]
-        shared = part_of(first, body, batch.items)
+        shared = part_of(waiters[0].request, body, batch.items)
         demand = replace(
             shared.demand,
-            tenant=pieces[0].tenant if len(weights) == 1 else SEVERAL_TENANTS,
+            tenant=first.tenant if len(weights) == 1 else SEVERAL_TENANTS,
             weight=sum(weights.values()),
             deadline_seconds=None if None in deadlines else max(at for at in deadlines if at is not None),
         )
         return replace(shared, request_id=name, headers=b"x-request-id: %b\r\n" % name.encode(), demand=demand)
 
     async def answer(self, batch: SentBatch) -> BufferedResponse | None:
-        request = self._request_of(batch)
-        with Holding(self._batcher.memory) as holding, self._token_counts.counting(batch) as count:
-            response = await self._batcher.fetch(batch, request, most_bytes(batch.items), holding)
-            if response.status != 200:
-                return response
-            await self._hand_out(batch, response.body, count)
+        request, key, counting = self._request_of(batch), batch.key, None
+        if len(batch.pieces) > 1 and not key.are_ids and self._tokenization.configured(key.model):
+            counting = asyncio.get_running_loop().create_task(self._count(batch))
+        try:
+            with Holding(self._batcher.memory) as holding:
+                response = await self._batcher.fetch(batch, request, most_vector_bytes(batch.items), holding)
+                if response.status != 200:
+                    return response
+                await self._hand_out(batch, response.body, counting)
+        finally:
+            if counting is not None:
+                counting.cancel()
         return None
 
-    async def _hand_out(self, batch: SentBatch, body: bytes, count: Count | None) -> None:
+    async def _hand_out(self, batch: SentBatch, body: bytes, counting: Counting | None) -> None:
         pieces, sizes, record, are_ids = batch.pieces, batch.pending.sizes, batch.record, batch.key.are_ids
         items, size_bytes = batch.items, batch.size_bytes
         assert record is not None
@@ -219,9 +186,7 @@ class Coalescer:
         tokens = min(vectors.prompt_tokens, most_prompt_tokens(items, size_bytes))
         sizes.answered(items, size_bytes, tokens, seconds, are_ids=are_ids)
         weights = [piece.tokens for piece in pieces]
-        counts = None
-        if count is not None:
-            counts = await self._token_counts.checked(batch, count, tokens, record.backend)
+        counts = None if counting is None else self._checked(batch, await counting, tokens, record.backend)
         if counts is not None:
             remaining = iter(counts)
             weights = [sum(islice(remaining, piece.items)) for piece in pieces]
@@ -236,6 +201,33 @@ class Coalescer:
             if handed_out > _HANDED_OUT_BYTES:
                 handed_out = 0
                 await asyncio.sleep(0)
+
+    # Tokens of texts that share a batch; of a request alone, the backend reports them.
+
+    async def _count(self, batch: SentBatch) -> list[int] | NotCounted:
+        fields: dict[str, Any] = orjson.loads(batch.key.template + b"0}")
+        most = fields.get("truncate_prompt_tokens")
+        if most == -1:
+            most = batch.pending.sizes.context_tokens or 0
+        if most is not None and most <= 0:
+            return NotCounted.FIELDS
+        texts, special = items_of(waiters_of(batch)), fields.get("add_special_tokens", True)
+        counts = await self._tokenization.count(batch.key.model, texts, batch.size_bytes, special=special)
+        if isinstance(counts, NotCounted) or most is None:
+            return counts
+        return [min(count, most) for count in counts]
+
+    def _checked(self, batch: SentBatch, counts: list[int] | NotCounted, total: int, backend: str) -> list[int] | None:
+        """The tokens of each text, if they are those of the backend that answered, which reports this sum."""
+        model, counted = batch.key.model, self._batcher.metrics.counted
+        if not isinstance(counts, NotCounted) and not self._tokenization.counts_alike(model, backend):
+            counts = NotCounted.UNVERIFIED  # the backend came or restarted while the batch waited
+        if isinstance(counts, NotCounted):
+            counted.add((model, counts.value))
+            return None
+        is_sum = sum(counts) == total
+        counted.add((model, "counted" if is_sum else "differs"))
+        return counts if is_sum else None
 
     # Answering.
 
@@ -260,18 +252,15 @@ class Coalescer:
     async def _deliver(
         self, waiter: EmbeddingWaiter, outcome: BufferedResponse | list[Vectors], reply: ClientTarget
     ) -> UpstreamResult:
-        record, reused = waiter.record, waiter.record.reused_inputs
+        batcher, record, reused = self._batcher, waiter.record, waiter.record.reused_inputs
         others = "" if reused is None else f"x-gateway-reused-inputs: {reused}\r\n"
         if isinstance(outcome, BufferedResponse):
-            reply.set_backend_headers(self._batcher.headers(waiter, others))
+            batcher.set_headers(reply, waiter, others)
             reply.send(outcome.status, outcome.content_type, outcome.headers, outcome.body)
             return UpstreamResult(outcome.status, None, record.first_byte_seconds)
         vectors, floats = waiter.vectors(outcome), waiter.inputs.wants_floats
-        document, data, tokens = vectors.document, vectors.data, vectors.prompt_tokens
-        written = answer_pieces(waiter.request.request_id, document, data, tokens, floats=floats)
-        usage = f"x-gateway-usage: {'exact' if vectors.exact else 'estimated'}\r\n"
-        with Holding(self._batcher.memory) as holding:
-            holding.add(size_of(data, floats=False))
-            return await self._batcher.deliver(
-                reply, waiter, tokens, usage + others, written, size_of(data, floats=floats)
-            )
+        usage = "exact" if vectors.exact else "estimated"
+        batcher.set_headers(reply, waiter, f"x-gateway-usage: {usage}\r\n{others}")
+        written = vector_pieces(waiter.request.request_id, vectors, floats=floats)
+        size_bytes, held_bytes = size_of(vectors.data, floats=floats), size_of(vectors.data, floats=False)
+        return await batcher.deliver(reply, record, vectors.prompt_tokens, written, size_bytes, held_bytes)

@@ -6,23 +6,12 @@ A piece is sent like any request, with a lease and retries of its own, and share
 import asyncio
 from typing import cast
 
+from gateway.embeddings import wire
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.batching import BatchKey, BatchReason, SentBatch
-from gateway.embeddings.delivery import BufferedResponse, ClientTarget, fetch
-from gateway.embeddings.rerank_wire import (
-    Counting,
-    Scores,
-    answer_pieces,
-    body_of,
-    most_bytes,
-    probes,
-    query_body,
-    read_scores,
-    tokens_in,
-)
 from gateway.embeddings.sizes import ModelSizes
-from gateway.embeddings.waiter import Waiter
-from gateway.embeddings.wire import part_of
+from gateway.embeddings.waiter import BufferedResponse, ClientTarget, Waiter, fetch
+from gateway.embeddings.wire import Counting, Scores
 from gateway.errors import BackendError, WrongAnswer
 from gateway.observe.record import Record
 from gateway.request import InferenceRequest, Pairs, UpstreamResult, most_prompt_tokens
@@ -57,14 +46,16 @@ class RerankSplitter:
     async def dispatch(self, request: InferenceRequest, reply: ClientTarget, record: Record) -> UpstreamResult:
         """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with `pairs`."""
         batcher, model = self._batcher, request.demand.model
-        if batcher.fleet.candidates(model) and not request.explains:
+        if batcher.fleet.serving(model) and not request.explains:
             sizes = batcher.sizes_of(self, model)
             with Holding(batcher.memory) as holding:
                 waiter = await self._split(request, record, sizes, holding)
                 if waiter is not None:
                     pending = batcher.pending_for(request, BatchKey(model, template=b"", bulk=True), self)
-                    async with batcher.joined(pending, waiter) as outcome:
-                        pass
+                    try:
+                        outcome = await batcher.join(pending, waiter)
+                    finally:
+                        batcher.leave(pending, waiter)
                     if isinstance(outcome, list):
                         return await self._deliver(waiter, outcome, reply)
                     record.restarted(record.queue_seconds)
@@ -77,10 +68,10 @@ class RerankSplitter:
         pairs, config = request.pairs, self._batcher.config
         assert pairs is not None
         tokens, sizes_bytes = sizes.tokens_of_texts(pairs.sizes_bytes), pairs.sizes_bytes
-        ranges = self._batcher.cut(tokens, sizes, config.max_batch_items)
+        ranges = sizes.cut(tokens, config.max_batch_items, config.max_batch_tokens)
         if not 1 < len(ranges) <= _MOST_PIECES:
             return None
-        repeated = len(body_of(pairs, range(0)))  # what each piece repeats: all but documents and queries of their own
+        repeated = len(wire.pairs_body(pairs, range(0)))  # in each piece: all but documents and queries of their own
         fills_a_piece = sizes.tokens_of_texts([repeated])[0] >= config.max_batch_tokens
         if fills_a_piece or len(ranges) * repeated > _MOST_BYTES * request.demand.size_bytes:
             return None
@@ -89,7 +80,7 @@ class RerankSplitter:
             return None
         if counting is Counting.QUERY_ONCE and pairs.share_query:  # a piece behind the last document measures the query
             ranges.insert(0, range(len(tokens), len(tokens) + 1))
-            sizes_bytes = [*sizes_bytes, len(query_body(pairs))]
+            sizes_bytes = [*sizes_bytes, len(wire.query_body(pairs))]
             tokens = sizes.tokens_of_texts(sizes_bytes)
         waiter = RerankWaiter(request, pairs, record, self._batcher.clock(), holding)
         waiter.split(ranges, tokens, sizes_bytes)
@@ -116,15 +107,15 @@ class RerankSplitter:
         """None if backends fail or refuse the probes."""
         counted: list[int] = []
         try:
-            for count, body in enumerate(probes(request.demand.model, pairs), 1):
-                probe = part_of(request, body, count, f"probe-{count}")
+            for count, body in enumerate(wire.probes(request.demand.model, pairs), 1):
+                probe = wire.part_of(request, body, count, f"probe-{count}")
                 record = Record(probe.request_id, probe.endpoint, self._batcher.clock())
                 with Holding(self._batcher.memory) as holding:
-                    most = most_bytes(count, len(body))
+                    most = wire.most_score_bytes(count, len(body))
                     response = await fetch(self._batcher.dispatch, probe, record, most, holding)
                 if response.status != 200:
                     return None
-                counted.append(tokens_in(response.body))
+                counted.append(wire.tokens_in(response.body))
         except WrongAnswer:
             return Counting.UNKNOWN
         except BackendError:
@@ -140,17 +131,17 @@ class RerankSplitter:
         [piece] = batch.pieces
         waiter, documents = cast(RerankWaiter, piece.owner), range(piece.start, piece.start + piece.items)
         measures_query = piece.start == len(waiter.pairs.documents)
-        body = query_body(waiter.pairs) if measures_query else body_of(waiter.pairs, documents)
-        request = part_of(waiter.request, body, piece.items, "query" if measures_query else str(piece.start))
+        body = wire.query_body(waiter.pairs) if measures_query else wire.pairs_body(waiter.pairs, documents)
+        request = wire.part_of(waiter.request, body, piece.items, "query" if measures_query else str(piece.start))
         with Holding(self._batcher.memory) as holding:
-            response = await self._batcher.fetch(batch, request, most_bytes(piece.items, len(body)), holding)
+            response = await self._batcher.fetch(batch, request, wire.most_score_bytes(piece.items, len(body)), holding)
             if response.status != 200:
                 return response
             if measures_query:  # scored against itself, it has twice as many tokens
-                tokens = min(tokens_in(response.body), most_prompt_tokens(1, len(body))) // 2
+                tokens = min(wire.tokens_in(response.body), most_prompt_tokens(1, len(body))) // 2
                 waiter.answered(piece, Scores({}, [], tokens, 0))
                 return None
-            scores = read_scores(response.body, waiter.pairs, documents)
+            scores = wire.read_scores(response.body, waiter.pairs, documents)
         seconds = self._batcher.clock() - batch.sent_seconds
         batch.pending.sizes.answered(piece.items, piece.size_bytes, scores.prompt_tokens, seconds, are_ids=False)
         if not waiter.outcome.done():
@@ -162,6 +153,7 @@ class RerankSplitter:
         scored = [scores for scores in parts if scores.entries]
         query_tokens = sum(scores.prompt_tokens for scores in parts if not scores.entries)  # of one, if it was measured
         tokens = max(0, sum(scores.prompt_tokens for scores in scored) - (len(scored) - 1) * query_tokens)
-        written = answer_pieces(waiter.request.request_id, waiter.pairs, scored, tokens)
-        size_bytes = sum(scores.size_bytes for scores in scored)
-        return await self._batcher.deliver(reply, waiter, tokens, "x-gateway-usage: exact\r\n", written, size_bytes)
+        written = wire.score_pieces(waiter.request.request_id, waiter.pairs, scored, tokens)
+        self._batcher.set_headers(reply, waiter, "x-gateway-usage: exact\r\n")
+        size_bytes = sum(scores.size_bytes for scores in scored)  # which the waiter holds
+        return await self._batcher.deliver(reply, waiter.record, tokens, written, size_bytes, held_bytes=0)

@@ -18,11 +18,12 @@ class LinearFit:
     Starts from a guess that counts as one measurement at each of two points, so that it is never without an answer.
     """
 
-    __slots__ = ("_uu", "_uv", "_uy", "_vv", "_vy")
+    __slots__ = ("_uu", "_uv", "_uy", "_vv", "_vy", "coefficients")
 
     def __init__(self, a: float, b: float, u: float = 1.0, v: float = 1.0) -> None:
         self._uu, self._uv, self._vv = u * u, 0.0, v * v
         self._uy, self._vy = a * u * u, b * v * v
+        self.coefficients = a, b
 
     def learn(self, u: float, v: float, y: float) -> None:
         keep = 1.0 - 1.0 / _MEMORY
@@ -31,9 +32,9 @@ class LinearFit:
         self._vv = self._vv * keep + v * v
         self._uy = self._uy * keep + u * y
         self._vy = self._vy * keep + v * y
+        self.coefficients = self._fitted()
 
-    @property
-    def coefficients(self) -> tuple[float, float]:
+    def _fitted(self) -> tuple[float, float]:
         determinant = self._uu * self._vv - self._uv * self._uv
         if determinant > 1e-9 * self._uu * self._vv:
             a = (self._uy * self._vv - self._vy * self._uv) / determinant
@@ -58,10 +59,12 @@ class ModelSizes:
     """The estimates for one model: defaults until answers arrive."""
 
     def __init__(self) -> None:
+        self.knows_engines = False  # as they are now
         self.replicas = 1
         self.cap = 1  # of the replica with the fewest slots
         self.limit = 1  # the same for now, while backends start slowly or are overloaded
-        self.total_limit = 1
+        self.bulk_share = 1  # items of long lists that may be in flight
+        self.slots = _SLOTS_A_REPLICA  # batches that keep its backends busy
         self.context_tokens: int | None = None
         self._item_answer_bytes = float(_ITEM_ANSWER_BYTES)
         self._tokens = LinearFit(2.0, 0.25, 4.0, 400.0)  # of texts: for each, and for each byte
@@ -69,38 +72,45 @@ class ModelSizes:
 
     def learn_engines(self, model: str, engines: Sequence[Engine], backends: Iterable[Backend]) -> None:
         """`engines`: those that serve it now; at least one."""
-        caps = [engine.cap for engine in engines]
-        self.replicas, self.cap = len(caps), min(caps)
+        self.knows_engines = True
+        self.replicas, self.cap = len(engines), min(engine.cap for engine in engines)
+        # A quarter of the slots is reserved for short requests. They count by the limits of now, not by the caps: a
+        # piece that waits behind others of its list must wait here, because `max_wait_seconds` does not count here.
         limits = [engine.slots for engine in engines]
-        self.limit, self.total_limit = min(limits), sum(limits)
-        lengths = [card.max_model_len for each in backends for card in each.facts.models if card.id == model]
-        self.context_tokens = min((length for length in lengths if length), default=None)
-
-    @property
-    def slots(self) -> int:
-        """Batches that keep its backends busy."""
-        return _SLOTS_A_REPLICA * self.replicas
+        self.limit, self.bulk_share = min(limits), sum(limits) - sum(limits) // 4
+        self.slots = _SLOTS_A_REPLICA * self.replicas
+        self.context_tokens = min(filter(None, (each.context_tokens.get(model) for each in backends)), default=None)
 
     @property
     def overhead_seconds(self) -> float:
         return self._seconds.coefficients[0]
 
-    @property
-    def bulk_share(self) -> int:
-        """Items of long lists that may be in flight: a quarter of the slots is reserved for short requests.
-
-        Slots count by the limits of now, not by the caps: a piece that waits behind others of its own list must wait
-        here, because `max_wait_seconds` does not count here.
-        """
-        return self.total_limit - self.total_limit // 4
-
     def most_items(self, max_items: int) -> int:
         """Inputs of a batch whose answer is parsed at once, and at most so many."""
         return min(max_items, max(1, int(_ANSWER_BYTES / self._item_answer_bytes)))
 
-    def piece_items(self, max_items: int) -> int:
-        """Inputs of one piece of a list that has to be cut: several pieces fit on a backend, so that it never idles."""
-        return min(max_items, self.limit, max(_FEWEST_ITEMS, self.cap // 4))
+    def cut(self, tokens: Sequence[int], max_items: int, max_tokens: int) -> list[range]:
+        """The pieces of a list, in order, each within the limits of a batch; one, if the whole list is.
+
+        A list that has to be cut is cut into at least as many pieces as there are replicas, if it has as many inputs.
+        An input over the budget is a piece of its own.
+        """
+        count, total = len(tokens), sum(tokens)
+        if count == 1 or (count <= min(max_items, self.cap) and total <= max_tokens):
+            return [range(count)]
+        most = min(max_items, self.limit, max(_FEWEST_ITEMS, self.cap // 4))  # several fit: no backend ever idles
+        wanted = max(-(-count // most), -(-total // max_tokens), min(self.replicas, count))
+        fair_items, fair_tokens = min(most, -(-count // wanted)), min(max_tokens, -(-total // wanted))
+        cut: list[range] = []
+        start = filled = 0
+        for number, needed in enumerate(tokens):
+            is_full = filled + needed > max_tokens or filled >= fair_tokens or number - start >= fair_items
+            if is_full and number > start:
+                cut.append(range(start, number))
+                start, filled = number, 0
+            filled += needed
+        cut.append(range(start, count))
+        return cut
 
     def learn_answer_size(self, items: int, answer_bytes: int) -> None:
         """Learn the size of an answer; the longest recent one counts."""

@@ -1,18 +1,105 @@
-"""One client's request while its pieces are in batches."""
+"""One client's request while its pieces are in batches, and the answers of backends in memory."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from enum import Enum
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
-from gateway.embeddings.delivery import BufferedResponse
-from gateway.embeddings.rerank_wire import Scores
-from gateway.embeddings.wire import Vectors
-from gateway.errors import GatewayError
+from gateway.embeddings.wire import Scores, Vectors
+from gateway.errors import GatewayError, MemoryFull, WrongAnswer
 from gateway.observe.record import Record
-from gateway.request import EmbeddingInputs, InferenceRequest
+from gateway.request import EmbeddingInputs, InferenceRequest, Sink, UpstreamResult
+from gateway.resources import Holding
+
+Dispatch = Callable[[InferenceRequest, Sink, Record], Awaitable[UpstreamResult]]  # as `Dispatcher.dispatch`
+
+
+class ClientTarget(Sink, Protocol):
+    """The response to one client."""
+
+    @property
+    def address(self) -> str: ...
+
+    def add_headers(self, lines: bytes) -> None:
+        """Header lines of the response, also of an error."""
+
+
+class BufferedResponse:
+    """Keeps one whole answer of at most `most_bytes`, in memory that `holding` reserves; a bound ends `fetching`."""
+
+    blocked = False
+
+    def __init__(self, most_bytes: int, holding: Holding) -> None:
+        self.begun = False
+        self.status = 0
+        self.content_type = b""
+        self.headers = b""
+        self.error: GatewayError | None = None  # why no more is kept
+        self.fetching = asyncio.Timeout(None)
+        self._most_bytes = most_bytes
+        self._holding = holding
+        self._body = bytearray()
+
+    def __repr__(self) -> str:
+        return f"<BufferedResponse {self.status}, {len(self._body)} of at most {self._most_bytes} bytes>"
+
+    @property
+    def body(self) -> bytes:
+        return bytes(self._body)
+
+    def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None:
+        self.begin(status, content_type, extra)
+        self.write(body)
+
+    def begin(self, status: int, content_type: bytes, extra: bytes) -> None:
+        self.begun = True
+        self.status, self.content_type, self.headers = status, content_type, extra
+
+    def comment(self) -> None:
+        """Dropped: no client reads keep-alive comments here."""
+
+    def write(self, data: bytes) -> bool:
+        """Keep body bytes. True = no more are taken."""
+        if self.error is not None:
+            return True
+        try:
+            if len(self._body) + len(data) > self._most_bytes:
+                raise WrongAnswer(f"The backend's response exceeds the limit of {self._most_bytes} bytes.")
+            self._holding.add(len(data))
+        except (WrongAnswer, MemoryFull) as error:
+            self.error = error
+            if not self.fetching.expired():
+                self.fetching.reschedule(asyncio.get_running_loop().time())
+            return True
+        self._body += data
+        return False
+
+    def when_writable(self, resume: Callable[[], None] | None) -> None:
+        """A full buffer ends the request: it is never writable again."""
+
+    def set_backend_headers(self, lines: bytes) -> None:
+        """The response to each client gets headers of its own."""
+
+    def end(self) -> None: ...
+
+
+async def fetch(
+    dispatch: Dispatch, request: InferenceRequest, record: Record, most_bytes: int, holding: Holding
+) -> BufferedResponse:
+    """The whole answer to a request. Raises WrongAnswer or MemoryFull, and aborts it, at the bound."""
+    response = BufferedResponse(most_bytes, holding)
+    try:
+        async with response.fetching:
+            await dispatch(request, response, record)
+    except (TimeoutError, GatewayError):
+        if response.error is None:
+            raise
+    if response.error is not None:
+        raise response.error
+    return response
 
 
 @dataclass(slots=True, eq=False)
@@ -30,11 +117,11 @@ class Piece:
     alone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SendUnchanged:
-    """The request is to be sent as it came. `isolated`: because a batch that it was part of was refused."""
+class SendUnchanged(Enum):
+    """The request is to be sent as it came."""
 
-    isolated: bool
+    ALONE = "alone"  # it is alone in its batch, whose place it keeps
+    ISOLATED = "isolated"  # a batch that it was part of was refused
 
 
 Part = Vectors | Scores  # the answer to one piece
@@ -52,35 +139,29 @@ class Waiter:
         self.unsent = 0  # pieces that are in no batch yet
         self.whole = True  # it is sent in one piece
         self.passes_unread = False  # if it is alone, it may be sent as the client wrote it, and its answer passed on
+        self.expiry: asyncio.TimerHandle | None = None  # while no piece is in a batch
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.backends: dict[str, None] = {}
         self._parts: dict[int, Part] = {}  # by where they begin
-        self._timeout: asyncio.Timeout | None = None  # while no piece is in a batch
 
     def split(self, ranges: Sequence[range], tokens: Sequence[int], sizes_bytes: Sequence[int]) -> None:
         """Its list is sent in these parts, which share no batch if there are several."""
         self.unsent, self.whole = len(ranges), len(ranges) == 1
         now, demand, alone = self.joined_seconds, self.request.demand, not self.whole
         for each in ranges:
-            size_bytes, its_tokens = sum(sizes_bytes[each.start : each.stop]), sum(tokens[each.start : each.stop])
-            piece = Piece(self, each.start, len(each), its_tokens, size_bytes, now, demand.tenant, demand.weight, alone)
-            self.pieces.append(piece)
+            start, stop, items = each.start, each.stop, len(each)
+            of_it, size_bytes = sum(tokens[start:stop]), sum(sizes_bytes[start:stop])
+            self.pieces.append(Piece(self, start, items, of_it, size_bytes, now, demand.tenant, demand.weight, alone))
 
     def release(self) -> list[Piece]:
         """Drop its pieces: a piece and its owner must not keep each other in memory."""
         pieces, self.pieces = self.pieces, []
         return pieces
 
-    async def wait(self, most_seconds: float) -> Outcome:
-        """Raises TimeoutError if none of its pieces is in a batch in time."""
-        async with asyncio.timeout(most_seconds) as self._timeout:
-            return await self.outcome
-
-    def piece_sent(self) -> None:
-        """One of its pieces is in a batch now: its wait is over."""
-        self.unsent -= 1
-        if self._timeout is not None and not self._timeout.expired():
-            self._timeout.reschedule(None)
+    def stop_expiry(self) -> None:
+        if self.expiry is not None:
+            self.expiry.cancel()
+            self.expiry = None
 
     def batch_ended(self, record: Record, waited_seconds: float) -> None:
         """Note what is known of a batch with a piece of it, however it ended."""
@@ -90,10 +171,11 @@ class Waiter:
 
     def answered(self, piece: Piece, part: Part) -> None:
         """One of its pieces has its answer; with the last of them, the request has its outcome."""
-        if not self.outcome.done():
-            self._parts[piece.start] = part
-            if len(self._parts) == len(self.pieces):
-                self.finish([self._parts[start] for start in sorted(self._parts)])
+        if self.outcome.done():
+            return
+        self._parts[piece.start] = part
+        if len(self._parts) == len(self.pieces):
+            self.outcome.set_result([self._parts[start] for start in sorted(self._parts)] if piece.alone else [part])
 
     def finish(self, outcome: Outcome) -> None:
         if not self.outcome.done():
@@ -107,7 +189,10 @@ class Waiter:
 
 
 class EmbeddingWaiter(Waiter):
-    """An embeddings request. `client`: to whom a bad input is attributed."""
+    """An embeddings request. `client`: to whom a bad input is attributed. `document`: the answer's rest, if known."""
+
+    document: dict[str, Any] | None = None
+    sends_a_part = False  # a backend's answer to one of its pieces says nothing of its other inputs
 
     def __init__(
         self, request: InferenceRequest, inputs: EmbeddingInputs, client: str, record: Record, now: float
@@ -117,7 +202,12 @@ class EmbeddingWaiter(Waiter):
         self.inputs = inputs
         self.client = client
 
+    def begin(self, tokens: Sequence[int]) -> None:
+        """It is answered here, and not sent as it came. `tokens`: estimates for each input that is sent."""
+
     def vectors(self, parts: list[Vectors]) -> Vectors:
+        if len(parts) == 1:
+            return parts[0]
         data = list(chain.from_iterable(part.data for part in parts))
         tokens, exact = sum(part.prompt_tokens for part in parts), all(part.exact for part in parts)
         return Vectors(parts[-1].document, data, tokens, exact=exact)

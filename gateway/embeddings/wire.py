@@ -1,23 +1,27 @@
-"""Wire format of embeddings: which requests may share a batch, cutting lists, reading and writing answers.
+"""Wire formats of embeddings, and of rerank and score requests: which may be batched or cut, and their answers.
 
-Only what provably acts on each input by itself may share a batch: each such field, with a value of its type, is part of
-what requests must have in common. A request with any other field is sent on as it is. Backends are asked for base64;
-clients get the encoding they asked for, to the last bit. Floats are written as vLLM does: each 32-bit float as the
-shortest decimal of the 64-bit float of the same value. Parsing time is bounded: a parser takes 100 times as long for
-values as for long strings.
+Only what provably acts on each input or document by itself may share a batch or be cut: a request with any other field
+is sent on as it is. What requests of a batch must have in common are these fields and their values.
+
+Backends are asked for base64; clients get the encoding they asked for, to the last bit. Floats are written as vLLM
+does: each 32-bit float as the shortest decimal of the 64-bit float of the same value. Parsing time is bounded: a parser
+takes 100 times as long for values as for long strings.
 """
 
 import binascii
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import chain
+from math import isfinite
 from typing import Any
 
 import numpy as np
 import orjson
 
 from gateway.errors import WrongAnswer
-from gateway.request import Demand, EmbeddingInputs, InferenceRequest
+from gateway.request import EmbeddingInputs, InferenceRequest, Pairs, most_prompt_tokens
 
 _NO_NUMBERS = "An embedding in the backend's response is not a list of numbers."
 
@@ -57,12 +61,12 @@ def _decoded(vector: str) -> "np.ndarray[Any, np.dtype[np.float32]]":
 
 
 MOST_INPUTS = 2048  # OpenAI's limit; longer lists are sent on as they are
-COMMON: dict[str, type] = {
+_COMMON: dict[str, type] = {
     **dict.fromkeys(("model", "truncation_side", "cache_salt"), str),
     **dict.fromkeys(("truncate_prompt_tokens", "priority"), int),
     "use_activation": bool,
 }
-_FIELDS = COMMON | {"dimensions": int, "add_special_tokens": bool}
+_FIELDS = _COMMON | {"dimensions": int, "add_special_tokens": bool}
 _OWN = frozenset(("input", "user", "encoding_format"))  # may differ between the requests of a batch
 _ID_BYTES = 4  # an id stands for about as many bytes of text
 
@@ -72,11 +76,8 @@ def inputs_of(document: dict[str, Any], model: str, isolation: str = "") -> Embe
     common = common_fields(document, _FIELDS, _OWN)
     if common is None:
         return None
-    wanted, user = document.get("encoding_format"), document.get("user")
-    if (wanted is not None and wanted not in ("float", "base64")) or not isinstance(user, str | None):
-        return None
-    read = _read(document.get("input"))
-    if read is None:
+    wanted, user, read = document.get("encoding_format"), document.get("user"), _read(document.get("input"))
+    if wanted not in (None, "float", "base64") or not isinstance(user, str | None) or read is None:
         return None
     items, are_ids, sizes = read
     template = orjson.dumps(common | {"model": model, "encoding_format": "base64"}, option=orjson.OPT_SORT_KEYS)
@@ -85,10 +86,14 @@ def inputs_of(document: dict[str, Any], model: str, isolation: str = "") -> Embe
 
 def common_fields(document: dict[str, Any], kinds: dict[str, type], own: Collection[str]) -> dict[str, Any] | None:
     """The fields besides its `own`, if each is known and has a value of its type; else None. Null counts as absent."""
-    others = {name: value for name, value in document.items() if name not in own}
-    if not all(name in kinds and (value is None or type(value) is kinds[name]) for name, value in others.items()):
-        return None
-    return {name: value for name, value in others.items() if value is not None}
+    common = {}
+    for name, value in document.items():
+        if name in own or (value is None and name in kinds):
+            continue
+        if type(value) is not kinds.get(name):
+            return None
+        common[name] = value
+    return common
 
 
 def body_of(template: bytes, items: Sequence[str | list[int]]) -> bytes:
@@ -101,18 +106,8 @@ def part_of(request: InferenceRequest, body: bytes, sequences: int, suffix: str 
     if suffix:
         name = f"{name[:112]}-{suffix}"
         headers = b"x-request-id: %b\r\n%b" % (name.encode(), headers.partition(b"\r\n")[2])
-    of_whole, endpoint, kind = request.demand, request.endpoint, request.kind
-    demand = Demand(
-        of_whole.model,
-        sequences=sequences,
-        divisible=True,
-        output_tokens=0,
-        size_bytes=len(body),
-        tenant=of_whole.tenant,
-        weight=of_whole.weight,
-        batch=of_whole.batch,
-        deadline_seconds=of_whole.deadline_seconds,
-    )
+    demand = replace(request.demand, sequences=sequences, size_bytes=len(body))
+    endpoint, kind = request.endpoint, request.kind
     return InferenceRequest(endpoint, kind, request.method, request.target, demand, name, body=body, headers=headers)
 
 
@@ -123,13 +118,13 @@ def _read(value: Any) -> tuple[list[str] | list[list[int]], bool, list[int]] | N
     if type(value) is not list or not value:
         return None
     kinds = set(map(type, value))
-    if kinds == {int}:
-        return ([value], True, [_ID_BYTES * len(value)]) if _are_ids(value) else None
+    if kinds == {int}:  # one list of token ids
+        value, kinds = [value], {list}
     if len(value) > MOST_INPUTS:
         return None
     if kinds == {str}:
         return value, False, list(map(text_bytes, value))
-    if kinds == {list} and all(each and set(map(type, each)) == {int} and _are_ids(each) for each in value):
+    if kinds == {list} and all(map(_are_ids, value)):
         return value, True, [_ID_BYTES * len(each) for each in value]
     return None
 
@@ -138,31 +133,8 @@ def text_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def _are_ids(values: list[int]) -> bool:
-    return min(values) >= 0 and max(values) < 1 << 31
-
-
-def pieces(tokens: Sequence[int], max_items: int, piece_items: int, max_tokens: int, replicas: int = 1) -> list[range]:
-    """The pieces of a list, in order; one, if the list keeps to `max_items` and `max_tokens`.
-
-    A list that has to be cut is cut into at least as many pieces as there are replicas, if it has as many inputs. An
-    input over the budget is a piece of its own.
-    """
-    count, total = len(tokens), sum(tokens)
-    if count <= max_items and (total <= max_tokens or count == 1):
-        return [range(count)]
-    wanted = max(-(-count // piece_items), -(-total // max_tokens), min(replicas, count))
-    fair_items, fair_tokens = min(piece_items, -(-count // wanted)), min(max_tokens, -(-total // wanted))
-    cut: list[range] = []
-    start = filled = 0
-    for number, needed in enumerate(tokens):
-        over = filled + needed > max_tokens or number - start >= fair_items or filled >= fair_tokens
-        if number > start and over:
-            cut.append(range(start, number))
-            start, filled = number, 0
-        filled += needed
-    cut.append(range(start, count))
-    return cut
+def _are_ids(values: list[Any]) -> bool:
+    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 1 << 31
 
 
 def shares(total: int, weights: Sequence[float]) -> list[int]:
@@ -172,8 +144,8 @@ def shares(total: int, weights: Sequence[float]) -> list[int]:
         weights, whole = [1.0] * len(weights), float(len(weights))
     exact = [total * weight / whole for weight in weights]
     parts = [int(each) for each in exact]
-    by_rest = sorted(range(len(parts)), key=lambda number: parts[number] - exact[number])
-    for number in by_rest[: total - sum(parts)]:
+    rests = [part - each for part, each in zip(parts, exact, strict=True)]
+    for number in sorted(range(len(parts)), key=rests.__getitem__)[: total - sum(parts)]:
         parts[number] += 1
     return parts
 
@@ -204,19 +176,15 @@ def prompt_tokens_of(document: Any) -> int:
     return tokens
 
 
-def answer_around(
-    document: dict[str, Any], request_id: str, list_name: str, tokens: int, entries: Iterable[bytes]
-) -> Iterator[bytes]:
-    """The answer to one client, in pieces. `entries` are parts of the list, each written as a list."""
+_LIST = b"\0"  # where the list will be; in JSON it is nowhere else
+
+
+def answer_around(document: dict[str, Any], request_id: str, list_name: str, tokens: int) -> tuple[bytes, bytes]:
+    """The answer to one client before its list, and after it."""
     usage = {**document["usage"], "prompt_tokens": tokens, "total_tokens": tokens}
-    whole = {"id": None, **document} | {"id": request_id, "usage": usage}
-    names = list(whole)
-    place = names.index(list_name)
-    before, after = ({name: whole[name] for name in part} for part in (names[:place], names[place + 1 :]))
-    yield b'%b,"%b":[' % (orjson.dumps(before)[:-1], list_name.encode())
-    for number, written in enumerate(entries):
-        yield b"," + written[1:-1] if number else written[1:-1]
-    yield b"]," + orjson.dumps(after)[1:] if after else b"]}"
+    whole = {"id": None, **document} | {"id": request_id, "usage": usage, list_name: orjson.Fragment(_LIST)}
+    before, _, after = orjson.dumps(whole).partition(_LIST)
+    return before + b"[", b"]" + after
 
 
 _PIECE_BYTES = 131072
@@ -227,7 +195,7 @@ _ITEM_BYTES = 524288
 _REST_BYTES = 1048576
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Vectors:
     """The answer to a batch or a request: one entry of `data` for each input, in the order of the inputs."""
 
@@ -238,7 +206,7 @@ class Vectors:
     exact: bool = True  # the tokens are this request's own, not its share of a batch's
 
 
-def most_bytes(items: int) -> int:
+def most_vector_bytes(items: int) -> int:
     return min(_MOST_BYTES, _REST_BYTES + items * _ITEM_BYTES)
 
 
@@ -264,17 +232,17 @@ def read_vectors(body: bytes, items: int) -> Vectors:
     return Vectors(document, data, prompt_tokens_of(document))
 
 
-def answer_pieces(
-    request_id: str, document: dict[str, Any], data: list[dict[str, Any]], tokens: int, *, floats: bool
-) -> Iterator[bytes]:
+def vector_pieces(request_id: str, vectors: Vectors, *, floats: bool) -> Iterator[bytes]:
     """The answer to one client, as the backend would have written it, in pieces of some 100 KB. Raises WrongAnswer."""
-    step, form = max(1, _PIECE_BYTES // size_of(data[:1], floats=floats)), as_floats if floats else as_base64
-
-    def written(start: int) -> bytes:
+    data, form = vectors.data, as_floats if floats else as_base64
+    before, after = answer_around(vectors.document, f"embd-{request_id}", "data", vectors.prompt_tokens)
+    yield before
+    step = max(1, _PIECE_BYTES // size_of(data[:1], floats=floats))
+    for start in range(0, len(data), step):
         entries = enumerate(data[start : start + step], start)
-        return orjson.dumps([{**entry, "index": n, "embedding": form(entry["embedding"])} for n, entry in entries])
-
-    return answer_around(document, f"embd-{request_id}", "data", tokens, map(written, range(0, len(data), step)))
+        part = [{**entry, "index": index, "embedding": form(entry["embedding"])} for index, entry in entries]
+        yield (b"," if start else b"") + orjson.dumps(part)[1:-1]
+    yield after
 
 
 def size_of(data: list[dict[str, Any]], *, floats: bool) -> int:
@@ -282,3 +250,163 @@ def size_of(data: list[dict[str, Any]], *, floats: bool) -> int:
     vector = data[0]["embedding"]
     count = len(vector) * 3 // 16 if type(vector) is str else len(vector)
     return len(data) * max(1, count * (_FLOAT_BYTES if floats else _BASE64_BYTES))
+
+
+_PAIR_FIELDS = _COMMON | {
+    **dict.fromkeys(("user", "padding", "instruction"), str),
+    **dict.fromkeys(("max_tokens_per_query", "max_tokens_per_doc"), int),
+    "chat_template_kwargs": dict,
+    "return_documents": bool,
+}
+_BYTES_A_CHARACTER = 3  # where not all of them are ASCII
+MOST_DOCUMENTS = 16384  # longer lists are sent on as they are
+_RERANK = (("query", "documents"),)
+_SCORE = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+
+
+def pairs_of(endpoint: str, document: dict[str, Any], model: str) -> Pairs | None:
+    """The pairs of a rerank or score request, if its documents may be cut anywhere. `model`: its name for backends."""
+    ranks = endpoint == "rerank"
+    names = next((pair for pair in (_RERANK if ranks else _SCORE) if pair[0] in document and pair[1] in document), None)
+    if names is None:
+        return None
+    queries, documents, top_n = document[names[0]], document[names[1]], document.get("top_n", 0)
+    if not _are_texts(documents) or len(documents) > MOST_DOCUMENTS or type(top_n) is not int or top_n < 0:
+        return None
+    if type(queries) is not str and (ranks or not _are_texts(queries) or len(queries) not in (1, len(documents))):
+        return None
+    fields = common_fields(document, _PAIR_FIELDS, (*names, "top_n") if ranks else names)
+    if fields is None:
+        return None
+    partners = list(map(text_bytes, [queries] if type(queries) is str else queries))
+    if len(partners) == 1:
+        partners *= len(documents)  # measured once: a client chooses the length of both
+    sizes = [a + b for a, b in zip(partners, map(text_bytes, documents), strict=True)]
+    return Pairs(names, queries, documents, sizes, fields | {"model": model}, ranks, top_n)
+
+
+def pairs_body(pairs: Pairs, part: range) -> bytes:
+    """The body for these documents alone. A document not in the top n of a part is not in the top n of all."""
+    queries = pairs.queries if pairs.share_query else pairs.queries[part.start : part.stop]
+    asked = pairs.fields | dict(zip(pairs.names, (queries, pairs.documents[part.start : part.stop]), strict=True))
+    wanted = wanted_of(pairs, len(part))
+    return orjson.dumps(asked if wanted == len(part) else asked | {"top_n": wanted})
+
+
+def scored_bytes(document: dict[str, Any], size_bytes: int, documents: int) -> int:
+    """The approximate bytes that a model scores: most models read the query again with each document."""
+    for name, _ in _RERANK + _SCORE:
+        query = document.get(name)
+        if type(query) is list and len(query) == 1:
+            query = query[0]
+        if type(query) is str:
+            return size_bytes + max(0, documents - 1) * len(query) * (1 if query.isascii() else _BYTES_A_CHARACTER)
+    return size_bytes
+
+
+def wanted_of(pairs: Pairs, documents: int) -> int:
+    return pairs.top_n if 0 < pairs.top_n < documents else documents
+
+
+def query_body(pairs: Pairs) -> bytes:
+    """The body that scores the query against itself, truncated by the rules for queries on both sides."""
+    fields = {name: value for name, value in pairs.fields.items() if name != "max_tokens_per_doc"}
+    if "max_tokens_per_query" in fields:
+        fields["max_tokens_per_doc"] = fields["max_tokens_per_query"]
+    query = pairs.queries if type(pairs.queries) is str else pairs.queries[0]
+    return orjson.dumps(fields | {pairs.names[0]: query, pairs.names[1]: [query]})
+
+
+def _are_texts(value: Any) -> bool:
+    return type(value) is list and set(map(type, value)) == {str}
+
+
+class Counting(StrEnum):
+    """What a model reads to score several documents."""
+
+    PAIRS = "pairs"  # query and document together, for each document: cross-encoders
+    QUERY_ONCE = "query_once"  # the query once, and each document: embeddings that are compared afterwards
+    UNKNOWN = "unknown"  # perhaps all documents in one prompt, where each one's score depends on the others
+
+    @classmethod
+    def of(cls, once_tokens: int, twice_tokens: int) -> "Counting":
+        """What the tokens of the two probes show."""
+        if twice_tokens == 2 * once_tokens:
+            return cls.PAIRS
+        return cls.QUERY_ONCE if 2 * twice_tokens == 3 * once_tokens else cls.UNKNOWN
+
+
+def probes(model: str, pairs: Pairs) -> list[bytes]:
+    """Bodies that score a text against itself, once and twice, in the form that these pairs have."""
+    query, documents = pairs.names
+    return [orjson.dumps({"model": model, query: "x", documents: ["x"] * count}) for count in (1, 2)]
+
+
+_LIST_AND_SCORE = {True: ("results", "relevance_score"), False: ("data", "score")}  # by whether documents are ranked
+_ENTRIES_AT_ONCE = 64
+_MOST_SCORE_BYTES = 33554432  # of the answer to a piece
+_ENTRY_BYTES = 4096  # of an entry, besides the document in it
+_ESCAPED = 6  # times the bytes of a text, at most, when JSON escapes it
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The scores of some documents, with the order and indexes of the client's answer."""
+
+    document: dict[str, Any]  # the answer without its entries
+    entries: list[dict[str, Any]]
+    prompt_tokens: int
+    size_bytes: int
+
+
+def most_score_bytes(documents: int, size_bytes: int) -> int:
+    """The maximum size of an answer to these documents, which it may repeat."""
+    return min(_MOST_SCORE_BYTES, _REST_BYTES + documents * _ENTRY_BYTES + _ESCAPED * size_bytes)
+
+
+def read_scores(body: bytes, pairs: Pairs, part: range) -> Scores:
+    """Raises WrongAnswer unless the answer has the scores of this part of the documents."""
+    texts = pairs.documents[part.start : part.stop]
+    marks = ((b"{", 8), (b"[", 8), (b",", 64))
+    most = {mark: each * len(texts) + 64 + sum(text.count(mark.decode()) for text in texts) for mark, each in marks}
+    document = parse_answer(body, most)
+    list_name, score_name = _LIST_AND_SCORE[pairs.ranks]
+    given = document.get(list_name) if type(document) is dict else None
+    if type(given) is not list:
+        raise WrongAnswer("The backend's response contains no list of scores.")
+    wanted = wanted_of(pairs, len(part))
+    if len(given) != wanted:
+        raise WrongAnswer(f"The backend returned {len(given)} scores where {wanted} were requested.")
+    seen = set()
+    for entry in given:
+        index = entry.get("index") if type(entry) is dict else None
+        if type(index) is not int or not 0 <= index < len(part) or index in seen:
+            raise WrongAnswer("The scores in the backend's response have missing or duplicate indexes.")
+        score = entry.get(score_name)
+        if type(score) not in (int, float) or not isfinite(score):
+            raise WrongAnswer(f"The backend's response contains no score for document {index}.")
+        seen.add(index)
+        entry["index"] = part.start + index
+    size_bytes = sum(pairs.sizes_bytes[part.start : part.stop])
+    tokens = min(prompt_tokens_of(document), most_prompt_tokens(len(part), size_bytes))
+    given.sort(key=lambda entry: (-entry[score_name] if pairs.ranks else 0, entry["index"]))
+    return Scores({**document, list_name: None}, given, tokens, len(body))
+
+
+def tokens_in(body: bytes) -> int:
+    """The tokens that an answer to one pair reports. Raises WrongAnswer."""
+    return prompt_tokens_of(parse_answer(body, {b"{": 64, b"[": 64, b",": 1024}))
+
+
+def score_pieces(request_id: str, pairs: Pairs, parts: list[Scores], tokens: int) -> Iterator[bytes]:
+    """The answer as one backend would have written it. `parts` are in the order of the documents."""
+    list_name, score_name = _LIST_AND_SCORE[pairs.ranks]
+    entries = list(chain.from_iterable(part.entries for part in parts))
+    if pairs.ranks:
+        entries.sort(key=lambda entry: -entry[score_name])  # stable, as in vLLM: equal scores stay in order
+        del entries[wanted_of(pairs, len(entries)) :]
+    before, after = answer_around(parts[0].document, f"score-{request_id}", list_name, tokens)
+    yield before
+    for start in range(0, len(entries), _ENTRIES_AT_ONCE):
+        yield (b"," if start else b"") + orjson.dumps(entries[start : start + _ENTRIES_AT_ONCE])[1:-1]
+    yield after

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from gateway.config import Config, KeyConfig
-from gateway.embeddings.rerank_wire import pairs_of, scored_bytes
 from gateway.embeddings.wire import inputs_of as embedding_inputs_of
+from gateway.embeddings.wire import pairs_of, scored_bytes
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.front.http_request import HttpRequest, Route
 from gateway.front.json_body import SHORT_BYTES, Steps, parse_body, refuse_remote_media, with_fields

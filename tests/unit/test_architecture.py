@@ -71,7 +71,6 @@ LAYERS: dict[str, set[str]] = {
         "routing.prompt_blocks",
         "backends",
         "embeddings.wire",
-        "embeddings.rerank_wire",
         "observe.record",
     },
     "feedback": {"request", "config", "supervisor", "backends", "observe", "routing", "scheduling"},
@@ -97,7 +96,7 @@ LAYERS: dict[str, set[str]] = {
 EDGES = {
     "admin", "app", "backends.probe", "backends.vllm_api", "cli.check", "cli.main",
     "config_file", "dispatch", "embeddings.batcher", "embeddings.batching", "embeddings.coalescer",
-    "embeddings.delivery", "embeddings.rerank", "embeddings.waiter", "front.connection", "front.handler",
+    "embeddings.rerank", "embeddings.waiter", "front.connection", "front.handler",
     "front.http_request", "front.json_body", "front.server", "front.uploads", "kv_events.endpoints", "kv_events.feed",
     "observe.log", "observe.metrics", "plan.command", "relay.connection", "relay.relay", "resources",
     "scheduling.leases", "supervisor", "tokenization.tokenization", "tokenization.tokenizer",

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from gateway.embeddings.rerank import RerankSplitter
-from gateway.embeddings.rerank_wire import pairs_of
+from gateway.embeddings.wire import pairs_of
 from gateway.errors import BackendError, GatewayError
 from gateway.observe.record import Record
 from gateway.relay.sse import read_usage

@@ -19,7 +19,7 @@ from gateway.config import AdmissionConfig, BackendConfig, Config, EmbeddingsCon
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.cache import cache_as_configured
-from gateway.embeddings.coalescer import Coalescer, TokenCounts
+from gateway.embeddings.coalescer import Coalescer
 from gateway.embeddings.wire import inputs_of
 from gateway.errors import BackendError, GatewayError
 from gateway.observe.metrics import EmbeddingMetrics, Metrics
@@ -121,8 +121,7 @@ class Scene:
             self.fleet, self.lease_broker, cast(Relay, self), budget, self.metrics, response_headers=True
         )
         self.tokenizer = Words()
-        token_counts = TokenCounts(cast(Tokenization, self.tokenizer), self.counted)
-        numbers = iter(range(10**9))
+        tokenization, numbers = cast(Tokenization, self.tokenizer), iter(range(10**9))
         config = Config(backends=tuple(configs), embeddings=EmbeddingsConfig.model_validate(embeddings))
         self.memory = MemoryBudget(1 << 26)
         self.cache = cache_as_configured(config, self.fleet, self.counted, b"secret")
@@ -139,7 +138,7 @@ class Scene:
             crowded=self.queue.waiting,
             response_headers=True,
         )
-        self.coalescer = Coalescer(self.batcher, lambda: f"batch-{next(numbers)}", token_counts, self.cache)
+        self.coalescer = Coalescer(self.batcher, lambda: f"batch-{next(numbers)}", tokenization, self.cache)
         self.send_documents: Callable[..., Awaitable[UpstreamResult]] | None = None  # rerank requests go there
         self.overhead_seconds, self.item_seconds = 0.010, 0.001
         self.sent: list[Sent] = []

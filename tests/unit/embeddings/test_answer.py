@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.embeddings.wire import answer_pieces, read_vectors, size_of
+from gateway.embeddings.wire import Vectors, read_vectors, size_of, vector_pieces
 from gateway.errors import WrongAnswer
 
 RECORDINGS = Path(__file__).parents[2] / "contract" / "recordings"
@@ -17,8 +17,8 @@ def recorded(name: str) -> Any:
     return json.loads((RECORDINGS / f"{name}.json").read_text())["answer"]["json"]
 
 
-def write_answer(*arguments: Any, floats: bool) -> bytes:
-    return b"".join(answer_pieces(*arguments, floats=floats))
+def write_answer(vectors: Vectors, *, floats: bool) -> bytes:
+    return b"".join(vector_pieces("x", vectors, floats=floats))
 
 
 def changed(**fields: Any) -> bytes:
@@ -30,7 +30,7 @@ def changed(**fields: Any) -> bytes:
 def test_vllms_own_answer_comes_out_again_in_either_form(given: str, encoding: str, floats: bool) -> None:
     vectors = read_vectors(orjson.dumps(recorded(given)), 2)
     wanted = recorded(encoding)
-    written = orjson.loads(write_answer("x", vectors.document, vectors.data, vectors.prompt_tokens, floats=floats))
+    written = orjson.loads(write_answer(vectors, floats=floats))
     assert list(written) == list(wanted)
     assert written == wanted | {"id": "embd-x", "created": written["created"]}
 
@@ -40,7 +40,7 @@ def test_entries_are_put_in_order_and_numbered_anew() -> None:
     first, second = document["data"]
     vectors = read_vectors(changed(data=[second, first]), 2)
     assert vectors.data == [first, second]
-    [entry] = orjson.loads(write_answer("x", vectors.document, vectors.data[1:], 3, floats=False))["data"]
+    [entry] = orjson.loads(write_answer(Vectors(vectors.document, vectors.data[1:], 3), floats=False))["data"]
     assert entry == second | {"index": 0}
 
 
@@ -68,7 +68,7 @@ def test_an_answer_that_does_not_hold_what_was_asked_for_is_wrong(body: bytes) -
 def test_embeddings_that_cannot_be_read_are_wrong() -> None:
     vectors = read_vectors(changed(data=[ENTRY | {"embedding": "AAA"}]), 1)
     with pytest.raises(WrongAnswer):
-        write_answer("x", vectors.document, vectors.data, 1, floats=True)
+        write_answer(vectors, floats=True)
 
 
 @pytest.mark.parametrize("floats", [False, True])
@@ -76,7 +76,7 @@ def test_a_long_answer_comes_in_pieces_that_are_never_long(floats: bool) -> None
     text = recorded("embedding_base64")["data"][0]["embedding"]
     data = [{"index": index, "object": "embedding", "embedding": text} for index in range(300)]
     document = recorded("embedding_base64")
-    pieces = list(answer_pieces("x", document, data, 7, floats=floats))
+    pieces = list(vector_pieces("x", Vectors(document, data, 7), floats=floats))
     written = orjson.loads(b"".join(pieces))
     assert [entry["index"] for entry in written["data"]] == list(range(300))
     assert written["usage"]["prompt_tokens"] == 7

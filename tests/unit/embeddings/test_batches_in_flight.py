@@ -86,7 +86,7 @@ def test_a_batch_that_is_aborted_before_its_task_has_run_is_over_all_the_same() 
     async def main() -> None:
         scene = Scene()
         tasks = [asyncio.create_task(scene.ask(f"t{n}")) for n in range(2)]
-        while not scene.batcher._clients:
+        while not scene.batcher._sent:
             await asyncio.sleep(0)
         for task in tasks:
             task.cancel()

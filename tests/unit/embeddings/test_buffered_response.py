@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.embeddings.delivery import BufferedResponse, fetch
+from gateway.embeddings.waiter import BufferedResponse, fetch
 from gateway.errors import BackendFault, GatewayError, MemoryFull, WrongAnswer
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, Kind, Sink, UpstreamResult
@@ -15,7 +15,7 @@ from tests.unit.scheduling.virtual_time import run
 
 def collected(most_bytes: int = 100, limit_bytes: int = 1000) -> tuple[BufferedResponse, MemoryBudget]:
     budget = MemoryBudget(limit_bytes)
-    return BufferedResponse(most_bytes, Holding(budget), asyncio.Timeout(None)), budget
+    return BufferedResponse(most_bytes, Holding(budget)), budget
 
 
 async def fetched(step: Callable[[Sink], Awaitable[object]], most_bytes: int, budget: MemoryBudget) -> BufferedResponse:

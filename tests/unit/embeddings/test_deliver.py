@@ -3,18 +3,16 @@
 import asyncio
 from collections.abc import Iterator
 
-from gateway.embeddings.delivery import deliver
+from gateway.embeddings.batcher import deliver_in_parts
+from tests.unit.embeddings.scene import Scene
 from tests.unit.front.wires import FakeWire, reply_on
 from tests.unit.scheduling.virtual_time import run, turns
 
 
 def test_a_short_answer_goes_at_once() -> None:
     async def main() -> None:
-        wire = FakeWire()
-        reply = reply_on(wire)
-        await deliver(reply, iter([b"a", b"b"]), 2)
-        assert reply.complete
-        assert (wire.header(b"content-length"), wire.body) == (b"2", b"ab")
+        wire = await Scene().ask("a text", encoding="float")
+        assert wire.header(b"content-length") == b"%d" % len(wire.body)
 
     run(main())
 
@@ -31,7 +29,7 @@ def test_a_long_answer_is_made_while_it_is_taken() -> None:
                 yield b"%d" % number
 
         wire.blocked = True
-        task = asyncio.create_task(deliver(reply, pieces(), 10**7))
+        task = asyncio.create_task(deliver_in_parts(reply, pieces()))
         await turns(5)
         assert made == 1
         for _ in range(3):
@@ -59,7 +57,7 @@ def test_others_have_their_turn_meanwhile() -> None:
                 seen.append(turn)
                 yield b"x"
 
-        task = asyncio.create_task(deliver(reply_on(FakeWire()), pieces(), 10**7))
+        task = asyncio.create_task(deliver_in_parts(reply_on(FakeWire()), pieces()))
         while not task.done():
             await asyncio.sleep(0)
             turn += 1

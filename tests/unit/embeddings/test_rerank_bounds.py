@@ -106,6 +106,8 @@ def test_what_engines_may_be_given_now_counts() -> None:
         long = asyncio.get_running_loop().create_task(scene.rerank(texts(2000)))
         for limit, under_way in ((32, 24), (8, 8), (24, 16)):
             engine.resize(limit, None)
+            for listener in scene.below.fleet.on_limit:
+                listener(scene.backend("a"), None)
             await asyncio.sleep(0.15)
             assert scene.in_flight == under_way
         long.cancel()

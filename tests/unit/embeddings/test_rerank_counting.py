@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from gateway.embeddings.rerank_wire import Counting, probes
+from gateway.embeddings.wire import Counting, probes
 from gateway.request import Pairs
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.embeddings.rerank_wire import (
+from gateway.embeddings.wire import (
     MOST_DOCUMENTS,
-    body_of,
+    pairs_body,
     pairs_of,
     query_body,
     scored_bytes,
@@ -31,7 +31,7 @@ def test_pieces_of_a_rerank_request_repeat_all_but_the_documents() -> None:
     assert pairs.ranks
     assert pairs.share_query
     assert pairs.sizes_bytes == [2, 4, 2]
-    assert orjson.loads(body_of(pairs, range(1, 3))) == {
+    assert orjson.loads(pairs_body(pairs, range(1, 3))) == {
         "model": "m", "query": "q", "documents": ["bé", "c"], "max_tokens_per_doc": 9, "return_documents": True,
         "instruction": "i",
     }  # fmt: skip
@@ -44,15 +44,15 @@ def test_pieces_are_asked_for_no_more_than_can_be_among_the_best(
     top_n: int, of_one: int | None, of_two: int | None
 ) -> None:
     pairs = understood("rerank", RERANK | {"top_n": top_n})
-    assert orjson.loads(body_of(pairs, range(2, 3))).get("top_n") == of_one
-    assert orjson.loads(body_of(pairs, range(2))).get("top_n") == of_two
+    assert orjson.loads(pairs_body(pairs, range(2, 3))).get("top_n") == of_one
+    assert orjson.loads(pairs_body(pairs, range(2))).get("top_n") == of_two
     assert wanted_of(pairs, 2) == (of_two or 2)
 
 
 def test_queries_of_their_own_are_cut_with_their_documents() -> None:
     pairs = understood("score", SCORE)
     assert not pairs.share_query
-    assert orjson.loads(body_of(pairs, range(1, 3))) == {"model": "m", "text_1": ["r", "s"], "text_2": ["b", "c"]}
+    assert orjson.loads(pairs_body(pairs, range(1, 3))) == {"model": "m", "text_1": ["r", "s"], "text_2": ["b", "c"]}
 
 
 @pytest.mark.parametrize("query", ["q", ["q"]])
@@ -61,7 +61,7 @@ def test_queries_of_their_own_are_cut_with_their_documents() -> None:
 )
 def test_one_query_is_repeated_as_it_came(names: tuple[str, str], query: Any) -> None:
     pairs = understood("score", {names[0]: query, names[1]: ["a", "b"]})
-    assert orjson.loads(body_of(pairs, range(1, 2))) == {"model": "m", names[0]: query, names[1]: ["b"]}
+    assert orjson.loads(pairs_body(pairs, range(1, 2))) == {"model": "m", names[0]: query, names[1]: ["b"]}
 
 
 def test_a_query_is_cut_short_alike_on_both_sides_when_it_is_measured() -> None:
@@ -82,7 +82,7 @@ def test_one_query_is_measured_once_however_many_documents_there_are(monkeypatch
         measured.append(text)
         return len(text.encode())
 
-    monkeypatch.setattr("gateway.embeddings.rerank_wire.text_bytes", counted)
+    monkeypatch.setattr("gateway.embeddings.wire.text_bytes", counted)
     pairs = understood("rerank", {"model": "m", "query": "é" * 9, "documents": ["a"] * 5000})
     assert measured.count("é" * 9) == 1
     assert pairs.sizes_bytes == [19] * 5000
@@ -90,10 +90,10 @@ def test_one_query_is_measured_once_however_many_documents_there_are(monkeypatch
 
 def test_what_pieces_repeat_is_all_but_what_they_share_out() -> None:
     pairs = understood("rerank", RERANK | {"instruction": "i" * 1000})
-    each = len(body_of(pairs, range(1)))
-    assert len(body_of(pairs, range(0))) == each - len('"a"')
+    each = len(pairs_body(pairs, range(1)))
+    assert len(pairs_body(pairs, range(0))) == each - len('"a"')
     own = understood("score", SCORE | {"text_1": ["q" * 1000] * 3})
-    assert len(body_of(own, range(0))) < 100
+    assert len(pairs_body(own, range(0))) < 100
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.embeddings.rerank_wire import answer_pieces, body_of, pairs_of, read_scores, tokens_in
+from gateway.embeddings.wire import pairs_body, pairs_of, read_scores, score_pieces, tokens_in
 from gateway.errors import WrongAnswer
 from gateway.request import Pairs
 from tests.unit.embeddings import rerank_engine as engine
@@ -36,9 +36,9 @@ def test_any_cut_comes_to_the_direct_answer(cut: tuple[int, list[range]], top_n:
     if shape != "rerank":
         body = {"text_1": "q" if shape == "shared" else [f"q{n % 3}" for n in range(count)], "text_2": documents}
     pairs = of(body)
-    answers = [engine.answer(orjson.loads(body_of(pairs, part)), "piece", "cross")[1] for part in parts]
+    answers = [engine.answer(orjson.loads(pairs_body(pairs, part)), "piece", "cross")[1] for part in parts]
     scores = [read_scores(answer, pairs, part) for answer, part in zip(answers, parts, strict=True)]
-    whole = b"".join(answer_pieces("name", pairs, scores, sum(part.prompt_tokens for part in scores)))
+    whole = b"".join(score_pieces("name", pairs, scores, sum(part.prompt_tokens for part in scores)))
     direct = orjson.loads(engine.answer(body, "name", "cross")[1])
     assert orjson.loads(whole) == direct
     assert list(orjson.loads(whole)) == list(direct)
@@ -107,6 +107,6 @@ def test_an_answer_without_tokens_is_refused(body: bytes) -> None:
 def test_long_answers_are_written_in_pieces() -> None:
     body = {"query": "q", "documents": ["some text"] * 1000}
     scores = read_scores(engine.answer(body, "x", "bi")[1], of(body), range(1000))
-    written = list(answer_pieces("x", of(body), [scores], 1))
+    written = list(score_pieces("x", of(body), [scores], 1))
     assert len(written) > 10
     assert len(orjson.loads(b"".join(written))["results"]) == 1000

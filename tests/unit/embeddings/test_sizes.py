@@ -31,11 +31,10 @@ def inputs(given: object) -> EmbeddingInputs:
 
 def test_slots_and_shares_follow_from_the_engines() -> None:
     made = sizes(64, 32)
-    assert (made.replicas, made.cap, made.total_limit, made.slots) == (2, 32, 96, 8)
+    assert (made.replicas, made.cap, made.limit, made.slots) == (2, 32, 32, 8)
     assert made.bulk_share == 72
-    assert made.piece_items(64) == 8
-    assert sizes(4).piece_items(64) == 4
-    assert sizes(1024).piece_items(64) == 64
+    for known, items in ((made, 8), (sizes(4), 4), (sizes(1024), 64)):
+        assert known.cut([1] * 128, 64, 8192)[0] == range(items)
 
 
 def test_token_ids_are_counted_and_texts_estimated() -> None:

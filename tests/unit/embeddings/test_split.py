@@ -3,7 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.embeddings.wire import pieces, shares
+from gateway.embeddings.sizes import ModelSizes
+from gateway.embeddings.wire import shares
+
+
+def pieces(tokens: list[int], max_items: int, most: int, max_tokens: int, replicas: int = 1) -> list[range]:
+    sizes = ModelSizes()
+    sizes.cap, sizes.limit, sizes.replicas = 4 * max_items, most, replicas
+    return sizes.cut(tokens, max_items, max_tokens)
 
 
 @given(

@@ -1,10 +1,8 @@
 """A request collects the answers to its pieces; what comes first decides."""
 
-import asyncio
 from itertools import accumulate
 
-from gateway.embeddings.delivery import BufferedResponse
-from gateway.embeddings.waiter import EmbeddingWaiter, SendUnchanged
+from gateway.embeddings.waiter import BufferedResponse, EmbeddingWaiter, SendUnchanged
 from gateway.embeddings.wire import Vectors, inputs_of
 from gateway.errors import BackendBusy
 from gateway.observe.record import Record
@@ -68,8 +66,6 @@ def test_its_pieces_are_given_up_when_it_leaves() -> None:
     async def main() -> None:
         made = waiter(1, 1)
         pieces = made.pieces
-        made.piece_sent()
-        made.piece_sent()
         assert made.release() == pieces
         assert made.release() == []
 
@@ -79,9 +75,9 @@ def test_its_pieces_are_given_up_when_it_leaves() -> None:
 def test_what_comes_after_its_end_changes_nothing() -> None:
     async def main() -> None:
         made = waiter(1, 1)
-        refusal = BufferedResponse(100, Holding(MemoryBudget(100)), asyncio.timeout(None))
+        refusal = BufferedResponse(100, Holding(MemoryBudget(100)))
         made.finish(refusal)
-        made.finish(SendUnchanged(isolated=True))
+        made.finish(SendUnchanged.ISOLATED)
         made.failed(BackendBusy("busy"))
         made.answered(made.pieces[0], vectors("a"))
         assert made.outcome.result() is refusal
@@ -106,7 +102,6 @@ def test_each_has_an_error_of_its_own() -> None:
 def test_its_record_has_what_is_known_of_its_batches() -> None:
     async def main() -> None:
         made, batch = waiter(1), Record("b", "embeddings", 100.0)
-        made.piece_sent()
         batch.backend, batch.attempts, batch.queue_seconds, batch.first_byte_seconds = "gpu", 2, 0.5, 101.0
         made.batch_ended(batch, 0.25)
         record = made.record

@@ -9,8 +9,7 @@ import pytest
 from gateway.config import EmbeddingsConfig
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.batching import BatchKey, BatchReason, SentBatch
-from gateway.embeddings.delivery import BufferedResponse
-from gateway.embeddings.waiter import Outcome, SendUnchanged, Waiter
+from gateway.embeddings.waiter import BufferedResponse, Outcome, SendUnchanged, Waiter
 from gateway.errors import DeadlineUnmeetable, QueueFull, WaitExpired
 from gateway.observe.metrics import EmbeddingMetrics, Metrics
 from gateway.observe.record import Record
@@ -33,7 +32,7 @@ class Things:
     async def answer(self, batch: SentBatch) -> BufferedResponse | None:
         await asyncio.sleep(IN_FLIGHT_SECONDS)
         for piece in batch.pieces:
-            piece.owner.finish(SendUnchanged(isolated=True))
+            piece.owner.finish(SendUnchanged.ISOLATED)
         return None
 
 
@@ -44,7 +43,7 @@ class Waits:
         self.things = Things()
         self.backlog = Backlog(max_requests, max_bytes)
         self.batcher = Batcher(
-            cast(Any, SimpleNamespace(candidates=lambda _: None)),
+            cast(Any, SimpleNamespace(candidates=lambda _: None, on_change=[], on_limit=[])),
             cast(Any, None),
             EmbeddingsConfig(),
             self.backlog,
@@ -67,8 +66,10 @@ class Waits:
         waiter = Waiter(request, Record("id-1", "embeddings", 0.0), asyncio.get_running_loop().time())
         pending = self.batcher.pending_for(request, key, self.things)
         waiter.split([range(n, n + 1) for n in range(pieces)], [1] * pieces, [1] * pieces)
-        async with self.batcher.joined(pending, waiter) as outcome:
-            return outcome
+        try:
+            return await self.batcher.join(pending, waiter)
+        finally:
+            self.batcher.leave(pending, waiter)
 
     async def start(self, *given: Any, **options: Any) -> asyncio.Task[Outcome]:
         task = asyncio.get_running_loop().create_task(self.ask(*given, **options))
@@ -140,7 +141,7 @@ def test_a_wait_ends_in_time(
 def test_a_wait_that_is_over_lasts_as_long_as_it_likes() -> None:
     async def main() -> None:
         waits = Waits()
-        assert await waits.ask() == SendUnchanged(isolated=True)
+        assert await waits.ask() == SendUnchanged.ISOLATED
         assert asyncio.get_running_loop().time() > IN_FLIGHT_SECONDS
         await waits.end()
 
