@@ -27,6 +27,7 @@ from gateway.insights.samples import (
     Tallies,
     total,
 )
+from gateway.observe.record import Record
 
 Key = TypeVar("Key")
 Holders = Callable[[int], Iterable[str]]
@@ -158,28 +159,29 @@ class PrefixReport:
         holders: Holders | None = None,
         limits: ReportLimits | None = None,
     ) -> None:
+        limits = limits or ReportLimits()
         self._began_seconds = now
+        self._window_seconds = limits.epochs * limits.epoch_seconds
         self._show_text = show_text
         self._holders = holders
-        limits = limits or ReportLimits()
         self.samples = Samples(now, limits)
-        self._tallies = Tallies(now, limits, random, self.samples)
-        self.finished = self._tallies.finished
+        self._tallies = Tallies(now, limits, random)
 
     def __repr__(self) -> str:
         return f"<PrefixReport {self.samples!r}, {self._tallies!r}>"
 
+    def finished(self, record: Record) -> None:
+        """Count a request that ended, if it was answered and its usage reported, and complete its sample."""
+        demand = record.demand
+        if demand is not None and demand.keys:
+            self._tallies.count(record, demand)
+            self.samples.finished(record, demand)
+
     def prepare(self, now: float, window_seconds: float | None = None) -> Making:
         """Take a snapshot. The function that comes back makes the report of it, wherever it is called."""
-        window = min(window_seconds or self._tallies.window_seconds, self._tallies.window_seconds)
-        taken = Snapshot(
-            uptime_seconds=now - self._began_seconds,
-            now_seconds=now,
-            since_start=self._tallies.since_start(),
-            epochs=self._tallies.snapshot(now - window),
-            samples=self.samples.snapshot(now - window),
-            models=self._tallies.models(),
-        )
+        since, tallies = now - min(window_seconds or self._window_seconds, self._window_seconds), self._tallies
+        epochs, samples, models = tallies.snapshot(since), self.samples.snapshot(since), frozenset(tallies.models)
+        taken = Snapshot(now - self._began_seconds, now, tallies.since_start(), epochs, samples, models)
         return lambda breathe: make(taken, self._show_text, self._holders, breathe)
 
 
@@ -193,6 +195,11 @@ class Snapshot:
     epochs: list[Epoch]
     samples: list[Sample]
     models: frozenset[str]
+
+    @property
+    def span_seconds(self) -> float:
+        """The time in which the samples were taken."""
+        return max(_LEAST_SECONDS, self.now_seconds - self.samples[0].at_seconds) if self.samples else _LEAST_SECONDS
 
 
 def make(taken: Snapshot, show_text: bool, holders: Holders | None, breathe: Breathe) -> dict[str, Any]:
@@ -215,14 +222,9 @@ def make(taken: Snapshot, show_text: bool, holders: Holders | None, breathe: Bre
             "kept": len(taken.samples),
             "bytes": sum(len(sample.text) for sample in taken.samples),
             "of_requests": sum(sample.weight for sample in taken.samples),
-            "seconds": round(_span_seconds(taken), 3),
+            "seconds": round(taken.span_seconds, 3),
         },
     }
-
-
-def _span_seconds(taken: Snapshot) -> float:
-    first = taken.samples[0].at_seconds if taken.samples else taken.now_seconds
-    return max(_LEAST_SECONDS, taken.now_seconds - first)
 
 
 def _balanced(taken: Snapshot) -> list[Sample]:
@@ -255,7 +257,7 @@ def _breakers(taken: Snapshot, show_text: bool, breathe: Breathe) -> tuple[list[
             causes.append(cause)
         breathe()
     whole = sum(sample.prompt_tokens * sample.weight for sample in samples)
-    found = breakers(corpus, causes, _span_seconds(taken), show_text, taken.models)
+    found = breakers(corpus, causes, taken.span_seconds, show_text, taken.models)
     behind = sum(each["saved_tokens_per_request"] * each["requests"] for each in found)
     return found[:_MOST_ROWS], behind / max(1, whole)
 

@@ -10,6 +10,7 @@ import re
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import nlargest
 from random import Random
 
 from gateway.observe.record import Record
@@ -39,12 +40,6 @@ class Sample:
     prompt_tokens: int
     hit_tokens: int = 0
     has_usage: bool = False
-
-    def finish(self, record: Record) -> None:
-        self.has_usage = True
-        self.prompt_tokens = record.prompt_tokens or self.prompt_tokens
-        actual = record.actual_hit_tokens
-        self.hit_tokens = record.predicted_hit_tokens if actual is None else actual
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +90,9 @@ class Samples:
         if not text:
             return
         name = application if _NAME.fullmatch(application) else ""
-        sample = Sample(
-            text, demand.model, client, name, demand.keys, demand.edges, now, max(1, self._seen), demand.prompt_size,
-            demand.prompt_tokens,
-        )  # fmt: skip
+        weight, keys, edges = max(1, self._seen), demand.keys, demand.edges
+        size, tokens = demand.prompt_size, demand.prompt_tokens
+        sample = Sample(text, demand.model, client, name, keys, edges, now, weight, size, tokens)
         self._seen = 0
         self._kept.append(sample)
         self._bytes += len(text)
@@ -110,7 +104,11 @@ class Samples:
 
     def finished(self, record: Record, demand: Demand) -> None:
         if (found := self._open.pop(id(demand.keys), None)) is not None:
-            found[1].finish(record)
+            _, sample = found
+            sample.has_usage = True
+            sample.prompt_tokens = record.prompt_tokens or sample.prompt_tokens
+            actual = record.actual_hit_tokens
+            sample.hit_tokens = record.predicted_hit_tokens if actual is None else actual
 
     def snapshot(self, since_seconds: float) -> list[Sample]:
         """Those taken since then, oldest first; not changed afterwards."""
@@ -152,38 +150,22 @@ class Epoch:
         for (client, _), row in ranked[kept:]:
             self.rows[client, OTHERS] = total((self.rows.get((client, OTHERS), _NOTHING), row))
 
-    def drop_rare_prefixes(self, kept: int) -> None:
-        ranked = sorted(self.prefixes.items(), key=lambda item: item[1].saved_tokens, reverse=True)
-        self.prefixes = dict(ranked[:kept])
-
 
 class Tallies:
     """Owner of the counts."""
 
-    def __init__(self, now: float, limits: ReportLimits, random: Random, samples: Samples) -> None:
+    def __init__(self, now: float, limits: ReportLimits, random: Random) -> None:
         self._limits = limits
-        self._samples = samples
         self._random = random
         self._epoch = Epoch(now)
         self._taken, self._stride, self._skip = 0, 1, 0  # of the epoch: how many requests are looked at closely
         self._past: deque[Epoch] = deque(maxlen=limits.epochs - 1)
         self._since_start = _NOTHING
-        self._models: set[str] = set()
+        self.models: set[str] = set()  # that have answered; a bounded number
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{len(epoch.rows)}/{len(epoch.prefixes)}" for epoch in (*self._past, self._epoch))
         return f"<Tallies rows/prefixes by epoch: {sizes}>"
-
-    @property
-    def window_seconds(self) -> float:
-        return self._limits.epochs * self._limits.epoch_seconds
-
-    def finished(self, record: Record) -> None:
-        """Count a request that ended, if it was answered and its usage reported, and complete its sample."""
-        demand = record.demand
-        if demand is not None and demand.keys:
-            self.count(record, demand)
-            self._samples.finished(record, demand)
 
     def count(self, record: Record, demand: Demand) -> None:
         """An answered request. Its `demand` has keys."""
@@ -206,10 +188,6 @@ class Tallies:
         else:
             self._look_closely(epoch, record, demand)
 
-    def models(self) -> frozenset[str]:
-        """Models that have answered; a bounded number."""
-        return frozenset(self._models)
-
     def snapshot(self, since_seconds: float) -> list[Epoch]:
         """The epochs that end after then, oldest first; not changed afterwards."""
         epochs = [*self._past, self._epoch.copy()]
@@ -220,10 +198,9 @@ class Tallies:
         return total((self._since_start, *self._epoch.rows.values()))
 
     def _next_epoch(self, record: Record) -> Epoch:
-        length = self._limits.epoch_seconds
-        missed = int((record.ended_seconds - self._epoch.began_seconds) // length)
+        length, began = self._limits.epoch_seconds, self._epoch.began_seconds
+        missed = int((record.ended_seconds - began) // length)
         self._since_start = self.since_start()
-        began = self._epoch.began_seconds
         self._past.append(self._epoch)
         for quiet in range(max(1, missed - self._limits.epochs), missed):
             self._past.append(Epoch(began + quiet * length))
@@ -232,8 +209,8 @@ class Tallies:
         return self._epoch
 
     def _new_row(self, epoch: Epoch, application: Application, model: str) -> Counts:
-        if len(self._models) < self._limits.rows:
-            self._models.add(model)
+        if len(self.models) < self._limits.rows:
+            self.models.add(model)
         if len(epoch.rows) >= self._limits.rows:
             epoch.drop_rare_rows(self._limits.rows // 2)
         return epoch.rows.setdefault(application, _NOTHING.copy())
@@ -241,7 +218,7 @@ class Tallies:
     def _look_closely(self, epoch: Epoch, record: Record, demand: Demand) -> None:
         """Count every prefix of the request that is known to recur, and those that its own hit shows to."""
         self._taken += 1
-        weight = self._stride
+        weight, most = self._stride, self._limits.prefixes
         if self._taken % self._limits.taken == 0:
             self._stride *= 2
         self._skip = self._random.randrange(2 * self._stride - 1) if self._stride > 1 else 0
@@ -261,8 +238,8 @@ class Tallies:
             if record.backend not in reuse.backends and len(reuse.backends) < 64:
                 reuse.backends.add(record.backend)
             parent = key
-        if len(prefixes) > self._limits.prefixes:
-            epoch.drop_rare_prefixes(self._limits.prefixes // 2)
+        if len(prefixes) > most:
+            epoch.prefixes = dict(nlargest(most // 2, prefixes.items(), key=lambda item: item[1].saved_tokens))
 
 
 def total(rows: Collection[Counts]) -> Counts:

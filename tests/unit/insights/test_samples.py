@@ -98,18 +98,18 @@ def count(tallies: Tallies, keys: tuple[int, ...], hit_tokens: int = 0, now: flo
 
 
 def test_tokens_are_counted_by_key_and_application() -> None:
-    tallies = Tallies(0.0, BOUNDS, Random(1), Samples(0.0, BOUNDS))
+    tallies = Tallies(0.0, BOUNDS, Random(1))
     count(tallies, (1, 2), 25)
     count(tallies, (1, 3), 0)
     count(tallies, (9, 3), 0, client="b")
     (epoch,) = tallies.snapshot(0.0)
     assert epoch.rows == {("a", 1): row(2, 100, 25, 100, 25), ("b", 9): row(1, 50, 0, 50, 0)}
     assert tallies.since_start() == row(3, 150, 25, 150, 25)
-    assert tallies.models() == {"m"}
+    assert tallies.models == {"m"}
 
 
 def test_counts_move_on_with_time_and_are_forgotten() -> None:
-    tallies = Tallies(0.0, BOUNDS, Random(1), Samples(0.0, BOUNDS))
+    tallies = Tallies(0.0, BOUNDS, Random(1))
     for now in (1.0, 12.0, 25.0, 37.0):
         count(tallies, (1,), now=now)
     assert [epoch.began_seconds for epoch in tallies.snapshot(-1.0)] == [10.0, 20.0, 30.0]
@@ -120,7 +120,7 @@ def test_counts_move_on_with_time_and_are_forgotten() -> None:
 
 
 def test_a_snapshot_does_not_change() -> None:
-    tallies = Tallies(0.0, BOUNDS, Random(1), Samples(0.0, BOUNDS))
+    tallies = Tallies(0.0, BOUNDS, Random(1))
     count(tallies, (1, 2), 50)
     (before,) = tallies.snapshot(0.0)
     count(tallies, (1, 2), 50)
@@ -130,7 +130,7 @@ def test_a_snapshot_does_not_change() -> None:
 
 
 def test_a_prefix_is_counted_from_its_first_hit_on() -> None:
-    tallies = Tallies(0.0, ReportLimits(), Random(1), Samples(0.0, ReportLimits()))
+    tallies = Tallies(0.0, ReportLimits(), Random(1))
     count(tallies, (1, 2, 3))
     assert tallies.snapshot(0.0)[0].prefixes == {}
     count(tallies, (1, 2, 4), 50)
@@ -142,7 +142,7 @@ def test_a_prefix_is_counted_from_its_first_hit_on() -> None:
 
 
 def test_of_many_requests_a_share_is_looked_at_and_stands_for_all() -> None:
-    tallies = Tallies(0.0, ReportLimits(taken=64), Random(1), Samples(0.0, ReportLimits(taken=64)))
+    tallies = Tallies(0.0, ReportLimits(taken=64), Random(1))
     for number in range(6000):
         count(tallies, (1 + number % 2, 7), 50)
     epoch = tallies._epoch
@@ -153,7 +153,7 @@ def test_of_many_requests_a_share_is_looked_at_and_stands_for_all() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 200), st.sampled_from("abc"), st.integers(0, 3)), max_size=300))
 def test_tables_are_bounded_and_lose_no_count(requests: list[tuple[int, str, int]]) -> None:
-    tallies = Tallies(0.0, BOUNDS, Random(1), Samples(0.0, BOUNDS))
+    tallies = Tallies(0.0, BOUNDS, Random(1))
     for number, (first, client, hit) in enumerate(requests):
         count(tallies, (first, first + 1000, first + 2000), 25 * hit, now=1.0 + number / 20, client=client)
         epoch = tallies._epoch
@@ -164,7 +164,7 @@ def test_tables_are_bounded_and_lose_no_count(requests: list[tuple[int, str, int
 
 
 def test_the_rarest_applications_share_a_row() -> None:
-    tallies = Tallies(0.0, BOUNDS, Random(1), Samples(0.0, BOUNDS))
+    tallies = Tallies(0.0, BOUNDS, Random(1))
     for _ in range(5):
         count(tallies, (1,))
     for number in range(2, 30):
