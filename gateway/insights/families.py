@@ -26,7 +26,7 @@ Breathe = Callable[[], None]  # called often, so that a long computation can let
 _ENDS = b"\n.,;{}[]\\\x1e\x82\x8c"  # the last two end the comma and the full stop of Chinese and Japanese
 _PIECE = re.compile(rb"[^" + re.escape(_ENDS) + rb"]{0,128}[" + re.escape(_ENDS) + rb"]*")
 _MARGIN = _ENDS + b' ":\t\r'
-_MOST_PIECES = 4096  # of a prompt: what follows is left out
+MOST_PIECES_OF_A_PROMPT = 4096  # what follows is left out
 _MOST_IN_ALL = 400_000  # of all prompts: the oldest are left out
 _DISTINCTIVE_BYTES = 12  # shorter pieces are in every prompt
 _ODD = 0x9E3779B97F4A7C15  # its powers number the places in a chain
@@ -88,7 +88,7 @@ def build(samples: Sequence[Sample], breathe: Breathe) -> Corpus:
     """Cut the samples into pieces and number them; if there are too many pieces, the oldest samples are left out."""
     cut, count = [], 0
     for sample in reversed(samples):
-        pieces = _PIECE.findall(sample.text)[:-1][:_MOST_PIECES]  # the last one is empty
+        pieces = _PIECE.findall(sample.text)[:-1][:MOST_PIECES_OF_A_PROMPT]  # the last one is empty
         count += len(pieces)
         if count > _MOST_IN_ALL:
             break
