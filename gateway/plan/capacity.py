@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.plan.model import AttentionLayers, ModelShape, Quantization, chosen
+from gateway.plan.model import ModelShape, Quantization, chosen
 
 BLOCK_TOKENS = 16  # vLLM's default
 LATENT_BLOCK_TOKENS = 64  # what its kernels for latent vectors want
@@ -44,11 +44,16 @@ class KvCache:
 
     def blocks_for(self, tokens: int, shared_tokens: int = 0) -> int:
         """Blocks that one sequence of this length holds for itself, while it decodes."""
-        return sum(self._blocks(window, tokens, shared_tokens) for window in self.groups)
+        whole, shared = _ceil(tokens, self.block_tokens), shared_tokens // self.block_tokens
+        dropped = (max(0, tokens - (window or tokens)) // self.block_tokens for window in self.groups)
+        return sum(max(1, whole - max(behind, shared)) for behind in dropped)
 
     def blocks_to_start(self, tokens: int, batched_tokens: int) -> int:
         """Blocks that vLLM requires for one sequence: a window also holds the tokens of the batches in progress."""
-        return sum(self._at_most(window, tokens, batched_tokens) for window in self.groups)
+        windows = [window for window in self.groups if window is not None]
+        held = (min(tokens, window - 1 + _BATCHES_UNDER_WAY * batched_tokens) for window in windows)
+        whole = (len(self.groups) - len(windows)) * _ceil(tokens, self.block_tokens)
+        return whole + sum(_ceil(size, self.block_tokens) + 1 for size in held)  # it need not begin where a block does
 
     def sequences(self, tokens: int, shared_tokens: int = 0, share: float = 1.0) -> int:
         """How many of this length are held at once in this share of the blocks.
@@ -61,17 +66,6 @@ class KvCache:
         held_once = sum(min(shared, window or shared) // self.block_tokens for window in self.groups)
         return max(0, (int(self.blocks * share) - held_once) // self.blocks_for(tokens, shared))
 
-    def _at_most(self, window: int | None, tokens: int, batched_tokens: int) -> int:
-        if window is None:
-            return _ceil(tokens, self.block_tokens)
-        held = window - 1 + _BATCHES_UNDER_WAY * batched_tokens
-        return _ceil(min(held, tokens), self.block_tokens) + 1  # it need not begin where a block does
-
-    def _blocks(self, window: int | None, tokens: int, shared_tokens: int) -> int:
-        behind = 0 if window is None else max(0, tokens - window) // self.block_tokens  # dropped blocks
-        shared = max(0, shared_tokens // self.block_tokens - behind)
-        return max(1, _ceil(tokens, self.block_tokens) - behind - shared)
-
 
 def default_block_tokens(shape: ModelShape) -> int:
     return LATENT_BLOCK_TOKENS if shape.stored is not None and shape.stored.latent else BLOCK_TOKENS
@@ -82,31 +76,21 @@ def kv_cache(
 ) -> KvCache:
     if shape.stored is None:
         return KvCache(block_tokens, 0, (), 0)
-    layers_in_group, counts = _group(shape.attention)
-    one_layer = shape.stored.bytes_on_gpu(tensor_parallel, value_bytes)
-    groups = [kind.window_tokens for kind, count in zip(shape.attention, counts, strict=True) for _ in range(count)]
-    block_bytes = int(block_tokens * one_layer * layers_in_group)
+    counts = [kind.count for kind in shape.attention]
+    fewest, most = min(counts), max(counts)
+    # vLLM's rule: groups of as many layers as the rarest kind has, or as the commonest if these are close.
+    size = most if most < fewest * _EVEN_ENOUGH else fewest
+    groups = [kind.window_tokens for kind in shape.attention for _ in range(_ceil(kind.count, size))]
+    block_bytes = int(block_tokens * shape.stored.bytes_on_gpu(tensor_parallel, value_bytes) * size)
     return KvCache(block_tokens, block_bytes, tuple(groups), max(0, size_bytes // block_bytes - 1))
 
 
-def bytes_per_token(shape: ModelShape, value_bytes: float) -> int:
-    """What all layers store for a token that all of them see, on one GPU that holds the whole model."""
-    return 0 if shape.stored is None else int(shape.layers * shape.stored.bytes_on_gpu(1, value_bytes))
-
-
 def bytes_per_sequence(shape: ModelShape, tokens: int, value_bytes: float) -> int:
-    """What a sequence of this length stores: of a window, no more than the window."""
+    """What a sequence stores on one GPU that holds the whole model: of a window, no more than the window."""
     if shape.stored is None:
         return 0
     one = shape.stored.bytes_on_gpu(1, value_bytes)
     return int(sum(kind.count * min(tokens, kind.window_tokens or tokens) for kind in shape.attention) * one)
-
-
-def _group(kinds: Sequence[AttentionLayers]) -> tuple[int, list[int]]:
-    """vLLM's rule: groups of as many layers as the rarest kind has, or as the commonest if these are close."""
-    fewest, most = min(kind.count for kind in kinds), max(kind.count for kind in kinds)
-    size = most if most < fewest * _EVEN_ENOUGH else fewest
-    return size, [_ceil(kind.count, size) for kind in kinds]
 
 
 def _ceil(number: int, size: int) -> int:
@@ -173,22 +157,20 @@ class Fit:
 
 
 def fit(shape: ModelShape, settings: Settings, tensor_parallel: int) -> Fit:
-    budget = int(settings.gpu_bytes * settings.utilization)
-    weights = _ceil(weight_bytes(shape, settings), tensor_parallel)
-    reserve = settings.reserve_bytes
+    budget, weights, reserve = (
+        int(settings.gpu_bytes * settings.utilization),
+        settings.weight_bytes,
+        settings.reserve_bytes,
+    )
+    if weights is None:
+        weights = shape.parameters.bytes(shape.dtype_bytes, settings.quantization)
     if reserve is None:
         reserve = assumed_reserve(shape, settings, tensor_parallel)
-    left = budget - weights - reserve
+    weights = _ceil(weights, tensor_parallel)
+    left, longest = budget - weights - reserve, settings.max_length_tokens
     cache = kv_cache(shape, tensor_parallel, settings.kv_value_bytes, settings.block_tokens, left)
-    longest = settings.max_length_tokens
     to_start = cache.blocks_to_start(longest, settings.batched_tokens)
     return Fit(tensor_parallel, budget, weights, reserve, cache, longest, to_start)
-
-
-def weight_bytes(shape: ModelShape, settings: Settings) -> int:
-    if settings.weight_bytes is not None:
-        return settings.weight_bytes
-    return shape.parameters.bytes(shape.dtype_bytes, settings.quantization)
 
 
 def assumed_reserve(shape: ModelShape, settings: Settings, tensor_parallel: int) -> int:
@@ -242,9 +224,15 @@ def defaults(gpu_bytes: int) -> tuple[int, int]:
 def make_plan(
     shape: ModelShape, settings: Settings, workload: Workload, gpus: int, splits: Sequence[int] = TENSOR_PARALLEL
 ) -> Plan:
-    splits = [size for size in splits if size <= gpus and shape.splits(size)]
-    options = tuple(_option(fit(shape, settings, size), settings, workload, gpus // size) for size in splits)
-    return Plan(shape, settings, workload, gpus, options, choose(options, workload))
+    options = []
+    for size in splits:
+        if size <= gpus and shape.splits(size):
+            found, held, slots = fit(shape, settings, size), settings.max_num_seqs, settings.max_num_seqs
+            if found.cache.groups:
+                held = found.cache.sequences(workload.tokens, workload.shared_prefix_tokens)
+                slots = recommended(found.cache, workload, slots)
+            options.append(PlanOption(found, gpus // size, held, slots))
+    return Plan(shape, settings, workload, gpus, tuple(options), choose(options, workload))
 
 
 def startable_length(plan: Plan) -> int:
@@ -291,13 +279,6 @@ def rows(cache: KvCache, max_length_tokens: int, workload: Workload, gpus: int |
     ]
 
 
-def _option(found: Fit, settings: Settings, workload: Workload, replicas: int) -> PlanOption:
-    if not found.cache.groups:
-        return PlanOption(found, replicas, settings.max_num_seqs, settings.max_num_seqs)
-    held = found.cache.sequences(workload.tokens, workload.shared_prefix_tokens)
-    return PlanOption(found, replicas, held, recommended(found.cache, workload, settings.max_num_seqs))
-
-
 def warnings(plan: Plan, given_max_num_seqs: int | None) -> list[str]:
     """The most important first; if nothing fits, the first lines say what would."""
     if plan.choice is None:
@@ -341,7 +322,7 @@ def concurrency_of(workload: Workload, replicas: int, slots: int) -> Iterator[st
             f"{expected - replicas * slots:,} wait in the gateway's line, which is what the cap is for."
         )
     elif expected < replicas * slots:
-        batch = -(-expected // replicas)
+        batch = _ceil(expected, replicas)
         where = "the backend" if replicas == 1 else f"each of {replicas} backends"
         yield (
             f"The effective batch is the active concurrency: with {expected:,} requests at once {where} decodes "
@@ -352,16 +333,11 @@ def concurrency_of(workload: Workload, replicas: int, slots: int) -> Iterator[st
 def _concurrency(plan: Plan, choice: PlanOption) -> Iterator[str]:
     yield from concurrency_of(plan.workload, choice.replicas, choice.max_num_seqs)
     expected = plan.workload.concurrency
-    if expected is None:
+    holding = [option for option in plan.options if option.fit.starts and option.sequences]
+    if expected is None or not holding:
         return
-    needs = {
-        option.fit.tensor_parallel: -(-expected // option.max_num_seqs) * option.fit.tensor_parallel
-        for option in plan.options
-        if option.fit.starts and option.sequences
-    }
-    if not needs:
-        return
-    gpus, split = min((needed, split) for split, needed in needs.items())
+    sizes = [(option.fit.tensor_parallel, _ceil(expected, option.max_num_seqs)) for option in holding]
+    gpus, split = min((replicas * split, split) for split, replicas in sizes)
     way = f"{gpu_text(gpus)} ({gpus // split} x tp {split})"
     if gpus < plan.gpus:
         yield (

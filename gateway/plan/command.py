@@ -77,7 +77,7 @@ def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: 
             "layers": list(map(asdict, shape.attention)),
             "kv_heads": None if shape.stored is None else shape.stored.heads,
             "latent": shape.stored is not None and shape.stored.latent,
-            "kv_bytes_per_token": capacity.bytes_per_token(shape, settings.kv_value_bytes),
+            "kv_bytes_per_token": capacity.bytes_per_sequence(shape, 1, settings.kv_value_bytes),
             "kv_bytes_of_longest": capacity.bytes_per_sequence(shape, longest, settings.kv_value_bytes),
             "max_model_len": longest,
         },
