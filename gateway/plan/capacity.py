@@ -130,7 +130,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """One engine on `tensor_parallel` GPUs. Bytes are those of each GPU."""
+    """One way to use the GPUs: `replicas` backends, each on `tensor_parallel` GPUs. Bytes are those of each GPU."""
 
     tensor_parallel: int
     budget_bytes: int
@@ -139,6 +139,9 @@ class Fit:
     cache: KvCache
     max_length_tokens: int
     blocks_to_start: int
+    replicas: int = 1
+    sequences: int = 0  # of the workload, on one backend
+    max_num_seqs: int = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -155,13 +158,14 @@ class Fit:
         """Tokens as vLLM counts them: sequences of the greatest length, times that length."""
         return int(self.cache.blocks / self.blocks_to_start * self.max_length_tokens) if self.cache.groups else 0
 
+    @property
+    def fleet_sequences(self) -> int:
+        return self.replicas * self.sequences
+
 
 def fit(shape: ModelShape, settings: Settings, tensor_parallel: int) -> Fit:
-    budget, weights, reserve = (
-        int(settings.gpu_bytes * settings.utilization),
-        settings.weight_bytes,
-        settings.reserve_bytes,
-    )
+    budget = int(settings.gpu_bytes * settings.utilization)
+    weights, reserve = settings.weight_bytes, settings.reserve_bytes
     if weights is None:
         weights = shape.parameters.bytes(shape.dtype_bytes, settings.quantization)
     if reserve is None:
@@ -191,20 +195,6 @@ def longest_that_starts(shape: ModelShape, settings: Settings, tensor_parallel: 
 
 
 @dataclass(frozen=True, slots=True)
-class PlanOption:
-    """One way to use the GPUs: `replicas` backends, each on `fit.tensor_parallel` GPUs."""
-
-    fit: Fit
-    replicas: int
-    sequences: int  # of the workload, on one backend
-    max_num_seqs: int
-
-    @property
-    def fleet_sequences(self) -> int:
-        return self.replicas * self.sequences
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """All options; `choice` is None if none of them fits."""
 
@@ -212,8 +202,8 @@ class Plan:
     settings: Settings
     workload: Workload
     gpus: int
-    options: tuple[PlanOption, ...]
-    choice: PlanOption | None
+    options: tuple[Fit, ...]
+    choice: Fit | None
 
 
 def defaults(gpu_bytes: int) -> tuple[int, int]:
@@ -231,7 +221,7 @@ def make_plan(
             if found.cache.groups:
                 held = found.cache.sequences(workload.tokens, workload.shared_prefix_tokens)
                 slots = recommended(found.cache, workload, slots)
-            options.append(PlanOption(found, gpus // size, held, slots))
+            options.append(replace(found, replicas=gpus // size, sequences=held, max_num_seqs=slots))
     return Plan(shape, settings, workload, gpus, tuple(options), choose(options, workload))
 
 
@@ -239,17 +229,17 @@ def startable_length(plan: Plan) -> int:
     """The greatest length with which vLLM starts at the largest split, in whole steps; 0 = none."""
     if plan.choice is not None or not plan.options:
         return 0
-    split = plan.options[-1].fit.tensor_parallel
+    split = plan.options[-1].tensor_parallel
     return longest_that_starts(plan.shape, plan.settings, split) // _STEP_TOKENS * _STEP_TOKENS
 
 
-def choose(options: Sequence[PlanOption], workload: Workload) -> PlanOption | None:
+def choose(options: Sequence[Fit], workload: Workload) -> Fit | None:
     """The smallest split that is sufficient, since GPUs that need not communicate are faster.
 
     A split is sufficient if it holds the expected concurrency; without one, if no other split holds twice as much.
     """
-    possible = [option for option in options if option.fit.starts]
-    if not possible or not possible[0].fit.cache.groups:
+    possible = [option for option in options if option.starts]
+    if not possible or not possible[0].cache.groups:
         return possible[0] if possible else None
     roomiest = max(possible, key=lambda option: option.fleet_sequences)
     if workload.concurrency is None:
@@ -283,7 +273,7 @@ def warnings(plan: Plan, given_max_num_seqs: int | None) -> list[str]:
     """The most important first; if nothing fits, the first lines say what would."""
     if plan.choice is None:
         return list(_does_not_fit(plan))
-    if not plan.choice.fit.cache.groups:
+    if not plan.choice.cache.groups:
         return []
     found = [*too_long(plan.workload, plan.settings.max_length_tokens)]
     if plan.settings.max_length_tokens > plan.shape.max_length_tokens:
@@ -330,13 +320,13 @@ def concurrency_of(workload: Workload, replicas: int, slots: int) -> Iterator[st
         )
 
 
-def _concurrency(plan: Plan, choice: PlanOption) -> Iterator[str]:
+def _concurrency(plan: Plan, choice: Fit) -> Iterator[str]:
     yield from concurrency_of(plan.workload, choice.replicas, choice.max_num_seqs)
     expected = plan.workload.concurrency
-    holding = [option for option in plan.options if option.fit.starts and option.sequences]
+    holding = [option for option in plan.options if option.starts and option.sequences]
     if expected is None or not holding:
         return
-    sizes = [(option.fit.tensor_parallel, _ceil(expected, option.max_num_seqs)) for option in holding]
+    sizes = [(option.tensor_parallel, _ceil(expected, option.max_num_seqs)) for option in holding]
     gpus, split = min((replicas * split, split) for split, replicas in sizes)
     way = f"{gpu_text(gpus)} ({gpus // split} x tp {split})"
     if gpus < plan.gpus:
@@ -360,7 +350,7 @@ def _does_not_fit(plan: Plan) -> Iterator[str]:
     if not plan.options:
         yield f"{plan.shape.heads} attention heads cannot be split over {gpu_text(plan.gpus)} in a way that vLLM knows."
         return
-    roomiest = max(plan.options, key=lambda option: option.fit.kv_bytes).fit
+    roomiest = max(plan.options, key=lambda option: option.kv_bytes)
     yield _what_lacks(plan, roomiest)
     split = roomiest.tensor_parallel
     length = longest_that_starts(plan.shape, plan.settings, split)
@@ -371,7 +361,7 @@ def _does_not_fit(plan: Plan) -> Iterator[str]:
 
 def shortened(plan: Plan, length: int) -> str:
     """That the model's own length does not fit, and what would make it fit."""
-    split = max(option.fit.tensor_parallel for option in plan.options)
+    split = max(option.tensor_parallel for option in plan.options)
     ways = list(_ways(plan.shape, plan.settings, split, plan.gpus))
     alternatives = f" That fits {'; or '.join(ways)}." if ways else ""
     return (

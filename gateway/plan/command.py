@@ -15,7 +15,7 @@ from gateway.backends.probe import survey
 from gateway.config import ConfigError
 from gateway.config_file import parse
 from gateway.plan import capacity
-from gateway.plan.capacity import GIB, TENSOR_PARALLEL, KvCache, Plan, PlanOption, Settings, Workload
+from gateway.plan.capacity import GIB, TENSOR_PARALLEL, Fit, KvCache, Plan, Settings, Workload
 from gateway.plan.checkpoint import PlanError, read_checkpoint, text_part
 from gateway.plan.model import DTYPE_BYTES, ModelShape, chosen, read_shape
 
@@ -63,8 +63,8 @@ def ask_running(url: str, api_key: str = "") -> Running:
 
 def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: str, command: str | None) -> Document:
     shape, settings, choice, longest = plan.shape, plan.settings, plan.choice, plan.settings.max_length_tokens
-    first = plan.options[0].fit if plan.options else None
-    cached = None if choice is None or shape.stored is None else choice.fit
+    first = plan.options[0] if plan.options else None
+    cached = None if shape.stored is None else choice
     return {
         "model": {
             "name": model,
@@ -86,7 +86,7 @@ def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: 
         "workload": asdict(plan.workload),
         "options": [_option(option) for option in plan.options],
         "cannot_split_by": [size for size in TENSOR_PARALLEL if size <= plan.gpus and not shape.splits(size)],
-        "choice": None if choice is None else choice.fit.tensor_parallel,
+        "choice": None if choice is None else choice.tensor_parallel,
         "lengths": capacity.rows(cached.cache, longest, plan.workload, cached.tensor_parallel) if cached else [],
         "without_paging": cached.kv_tokens // longest if cached else None,
         "block_tokens": settings.block_tokens,
@@ -132,8 +132,7 @@ def _assumed(plan: Plan) -> list[str]:
     return [text for text, is_assumed in found.items() if is_assumed]
 
 
-def _option(option: PlanOption) -> Document:
-    fit = option.fit
+def _option(fit: Fit) -> Document:
     return {
         "tensor_parallel": fit.tensor_parallel,
         "starts": fit.starts,
@@ -145,18 +144,18 @@ def _option(option: PlanOption) -> Document:
         },
         "blocks": fit.cache.blocks,
         "kv_tokens": fit.kv_tokens,
-        "replicas": option.replicas,
-        "sequences": option.sequences,
-        "max_num_seqs": option.max_num_seqs,
-        "fleet_sequences": option.fleet_sequences,
-        "fleet_kv_tokens": option.replicas * fit.kv_tokens,
+        "replicas": fit.replicas,
+        "sequences": fit.sequences,
+        "max_num_seqs": fit.max_num_seqs,
+        "fleet_sequences": fit.fleet_sequences,
+        "fleet_kv_tokens": fit.replicas * fit.kv_tokens,
     }
 
 
-def serve_command(plan: Plan, choice: PlanOption, model: str, kv_cache_dtype: str, quantization: str) -> list[str]:
+def serve_command(plan: Plan, choice: Fit, model: str, kv_cache_dtype: str, quantization: str) -> list[str]:
     settings, words = plan.settings, ["vllm", "serve", model]
-    if choice.fit.tensor_parallel > 1:
-        words += ["--tensor-parallel-size", str(choice.fit.tensor_parallel)]
+    if choice.tensor_parallel > 1:
+        words += ["--tensor-parallel-size", str(choice.tensor_parallel)]
     words += ["--max-num-seqs", str(choice.max_num_seqs), "--max-model-len", str(settings.max_length_tokens)]
     if settings.utilization != capacity.UTILIZATION:
         words += ["--gpu-memory-utilization", f"{settings.utilization:g}"]

@@ -50,7 +50,7 @@ def test_gpus_that_lack_are_counted() -> None:
     load = workload(concurrency=9000)
     plan = plan_for(load)
     [line] = [line for line in warnings(plan, None) if line.startswith("To hold all 9,000")]
-    per_gpu = max(option.max_num_seqs / option.fit.tensor_parallel for option in plan.options)
+    per_gpu = max(option.max_num_seqs / option.tensor_parallel for option in plan.options)
     assert f"takes {-(-9000 // int(per_gpu))} GPUs" in line
 
 
