@@ -7,6 +7,7 @@ figures replace the estimated ones.
 import asyncio
 import shlex
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,23 +99,31 @@ def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: 
     }
 
 
-def running_document(running: Running, workload: Workload, warnings: list[str], max_num_seqs: int) -> Document:
+def running_document(running: Running, workload: Workload, given_max_num_seqs: int | None) -> Document:
+    """What fits in a running backend. The max_num_seqs that is given counts, then the backend's own."""
+    slots = given_max_num_seqs or running.max_num_seqs
+    fits = capacity.recommended(running.cache, workload, slots or _LARGEST_DEFAULT)
+    held = running.cache.sequences(workload.tokens, workload.shared_prefix_tokens)
     return {
         "model": {"name": running.model, "max_model_len": running.max_length_tokens, "version": running.version},
         "backend": {
             "url": running.url,
             "engines": running.engines,
             "kv_cache_tokens": running.kv_tokens,
-            "max_num_seqs": running.max_num_seqs,
+            "max_num_seqs": slots,
         },
         "workload": asdict(workload),
         "lengths": capacity.rows(running.cache, running.max_length_tokens, workload, None),
         "without_paging": running.kv_tokens // running.max_length_tokens,
         "block_tokens": running.cache.block_tokens,
         "kv_headroom": capacity.KV_HEADROOM,
-        "max_num_seqs": max_num_seqs,
-        "warnings": warnings,
-        "gateway": gateway_file(1, max_num_seqs * running.engines, running.url),
+        "max_num_seqs": fits,
+        "warnings": [
+            *capacity.too_long(workload, running.max_length_tokens),
+            *capacity.caps(held, fits, slots, workload),
+            *capacity.concurrency_of(workload, running.engines, fits),
+        ],
+        "gateway": gateway_file(1, fits * running.engines, running.url),
     }
 
 
@@ -152,29 +161,22 @@ def _option(fit: Fit) -> Document:
     }
 
 
-def serve_command(plan: Plan, choice: Fit, model: str, kv_cache_dtype: str, quantization: str) -> list[str]:
-    settings, words = plan.settings, ["vllm", "serve", model]
+def serve_command(plan: Plan, choice: Fit, model: str, kv_cache_dtype: str, quantization: str) -> str:
+    """For a shell, with an option in each line."""
+    settings, words = plan.settings, [["vllm", "serve", model]]
     if choice.tensor_parallel > 1:
-        words += ["--tensor-parallel-size", str(choice.tensor_parallel)]
-    words += ["--max-num-seqs", str(choice.max_num_seqs), "--max-model-len", str(settings.max_length_tokens)]
+        words.append(["--tensor-parallel-size", str(choice.tensor_parallel)])
+    words += [["--max-num-seqs", str(choice.max_num_seqs)], ["--max-model-len", str(settings.max_length_tokens)]]
     if settings.utilization != capacity.UTILIZATION:
-        words += ["--gpu-memory-utilization", f"{settings.utilization:g}"]
+        words.append(["--gpu-memory-utilization", f"{settings.utilization:g}"])
     if settings.block_tokens != capacity.default_block_tokens(plan.shape):
-        words += ["--block-size", str(settings.block_tokens)]
+        words.append(["--block-size", str(settings.block_tokens)])
     if kv_cache_dtype != "auto":
-        words += ["--kv-cache-dtype", kv_cache_dtype]
+        words.append(["--kv-cache-dtype", kv_cache_dtype])
     if quantization == "fp8":  # other methods are applied beforehand, and found in the checkpoint
-        words += ["--quantization", "fp8"]
-    return [*words, "--enable-prompt-tokens-details", "--shutdown-timeout", "600"]
-
-
-def shell(words: list[str]) -> str:
-    lines: list[list[str]] = [[]]
-    for word in words:
-        if word.startswith("--"):
-            lines.append([])
-        lines[-1].append(word)
-    return " \\\n    ".join(shlex.join(line) for line in lines)
+        words.append(["--quantization", "fp8"])
+    words += [["--enable-prompt-tokens-details"], ["--shutdown-timeout", "600"]]
+    return " \\\n    ".join(map(shlex.join, words))
 
 
 def gateway_file(replicas: int, max_in_flight: int, url: str | None = None) -> str:
@@ -228,16 +230,8 @@ class PlanRequest:
 
 def plan_running(request: PlanRequest) -> Document:
     """What fits in a running backend. Raises PlanError."""
-    running, workload = ask_running(request.model, request.api_key), request.workload
-    max_num_seqs = request.max_num_seqs or running.max_num_seqs
-    fits = capacity.recommended(running.cache, workload, max_num_seqs or _LARGEST_DEFAULT)
-    held = running.cache.sequences(workload.tokens, workload.shared_prefix_tokens)
-    found = [
-        *capacity.too_long(workload, running.max_length_tokens),
-        *capacity.caps(held, fits, max_num_seqs, workload),
-        *capacity.concurrency_of(workload, running.engines, fits),
-    ]
-    return running_document(replace(running, max_num_seqs=max_num_seqs), workload, found, fits)
+    running = ask_running(request.model, request.api_key)
+    return running_document(running, request.workload, request.max_num_seqs)
 
 
 def plan_model(request: PlanRequest) -> Document:
@@ -250,23 +244,19 @@ def plan_model(request: PlanRequest) -> Document:
     size, source = replace(checkpoint, config=config).weigh(shape.dtype_bytes)
     if request.quantization != "auto":
         size, source = None, "counted from config.json"
-    settings = _settings(request, shape, size)
-    plan, found = _planned(request, shape, settings)
+    settings = _settings(request, shape, int(request.gpu_memory_gib * GIB), size)
+    make = partial(
+        capacity.make_plan, shape, workload=request.workload, gpus=request.gpus, splits=_splits(request, shape)
+    )
+    plan, found = make(settings), []
+    if request.max_model_len is None and (length := capacity.startable_length(plan)):
+        found.append(capacity.shortened(plan, length))
+        plan = make(replace(settings, max_length_tokens=length))
+    found += capacity.warnings(plan, request.max_num_seqs)
     command = None
     if plan.choice is not None:
-        command = shell(serve_command(plan, plan.choice, checkpoint.name, request.kv_cache_dtype, request.quantization))
+        command = serve_command(plan, plan.choice, checkpoint.name, request.kv_cache_dtype, request.quantization)
     return plan_document(plan, found, model=checkpoint.name, weights_from=source, command=command)
-
-
-def _planned(request: PlanRequest, shape: ModelShape, settings: Settings) -> tuple[Plan, list[str]]:
-    def make(settings: Settings) -> Plan:
-        return capacity.make_plan(shape, settings, request.workload, request.gpus, _splits(request, shape))
-
-    plan = make(settings)
-    if request.max_model_len is None and (length := capacity.startable_length(plan)):
-        shorter = make(replace(settings, max_length_tokens=length))
-        return shorter, [capacity.shortened(plan, length), *capacity.warnings(shorter, request.max_num_seqs)]
-    return plan, capacity.warnings(plan, request.max_num_seqs)
 
 
 def _splits(request: PlanRequest, shape: ModelShape) -> tuple[int, ...]:
@@ -292,22 +282,19 @@ def with_fields(config: Document, assignments: tuple[str, ...]) -> Document:
     return {**text_part(config), **other_parts, **fields} if fields else config
 
 
-def _settings(request: PlanRequest, shape: ModelShape, size: int | None) -> Settings:
-    gpu_bytes = int((request.gpu_memory_gib or 0) * GIB)
+def _settings(request: PlanRequest, shape: ModelShape, gpu_bytes: int, weight_bytes: int | None) -> Settings:
     seqs, batched = capacity.defaults(gpu_bytes)
-    quantization = chosen(request.quantization, shape.quantization)
-    length = request.max_model_len or shape.max_length_tokens
     batched = request.batched_tokens or batched
     return Settings(
         gpu_bytes=gpu_bytes,
-        max_length_tokens=length,
+        max_length_tokens=request.max_model_len or shape.max_length_tokens,
         max_num_seqs=min(request.max_num_seqs or seqs, batched),
         batched_tokens=batched,
         block_tokens=request.block_tokens or capacity.default_block_tokens(shape),
         kv_value_bytes=_kv_value_bytes(request.kv_cache_dtype, shape),
         utilization=request.utilization,
-        quantization=quantization,
-        weight_bytes=size,
+        quantization=chosen(request.quantization, shape.quantization),
+        weight_bytes=weight_bytes,
         reserve_bytes=None if request.reserve_gib is None else int(request.reserve_gib * GIB),
     )
 

@@ -88,9 +88,9 @@ def test_nothing_is_wider_than_the_terminal() -> None:
 def test_a_running_backend_is_shown_by_its_own_figures() -> None:
     cache = KvCache(16, 0, (None,), 6250)
     running = Running("http://h:1", "m", "0.33.0", 8192, 2, 100_000, 64, cache)
-    text = shown(page("plan.jinja", running_document(running, workload(), ["careful"], 64)))
+    text = shown(page("plan.jinja", running_document(running, workload(concurrency=10), None)))
     assert "m at http://h:1, vLLM 0.33.0, max_model_len 8,192" in text
     assert "KV cache: 100,000 tokens in each of 2 engines, in blocks of 16; max_num_seqs 64" in text
     assert "sequences that fit at once in one engine" in text
-    assert "! careful" in text
+    assert "! The effective batch is the active concurrency" in text
     assert '{url: "http://h:1", max_in_flight: 128}' in text
