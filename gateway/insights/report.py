@@ -5,34 +5,21 @@ requested, on a snapshot, and may be done in another thread.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
-from random import Random
 from typing import Any, TypeVar
 
 import numpy as np
 
 from gateway.insights.causes import breakers, find_cause
 from gateway.insights.families import Breathe, build, find_families
-from gateway.insights.samples import (
-    OTHERS,
-    Application,
-    Counts,
-    Epoch,
-    ReportLimits,
-    Reuse,
-    Sample,
-    Samples,
-    Tallies,
-    total,
-)
-from gateway.observe.record import Record
+from gateway.insights.samples import OTHERS, Application, Counts, Epoch, Holders, Reuse, Sample, Snapshot, total
 
 Key = TypeVar("Key")
-Holders = Callable[[int], Iterable[str]]
 _SAME = 0.8  # of a prefix's requests with the same continuation: then the longer prefix stands for both
 _EXCERPT_BYTES = 80
+_MOST_ROWS = 20
 
 
 def identity(key: int) -> str:
@@ -143,71 +130,14 @@ def _ending(samples: Sequence[Sample], key: int) -> str:
     return ""
 
 
-_MOST_ROWS = 20
-_LEAST_SECONDS = 60.0  # of traffic that rates by the hour are made of
-Making = Callable[[Breathe], dict[str, Any]]
-
-
-class PrefixReport:
-    """Collects what the report is made of. Times are those of one clock, in seconds."""
-
-    def __init__(
-        self,
-        now: float,
-        random: Random,
-        show_text: bool = False,
-        holders: Holders | None = None,
-        limits: ReportLimits | None = None,
-    ) -> None:
-        limits = limits or ReportLimits()
-        self._began_seconds = now
-        self._window_seconds = limits.epochs * limits.epoch_seconds
-        self._show_text = show_text
-        self._holders = holders
-        self.samples = Samples(now, limits)
-        self._tallies = Tallies(now, limits, random)
-
-    def __repr__(self) -> str:
-        return f"<PrefixReport {self.samples!r}, {self._tallies!r}>"
-
-    def finished(self, record: Record) -> None:
-        """Count a request that ended, if it was answered and its usage reported, and complete its sample."""
-        demand = record.demand
-        if demand is not None and demand.keys:
-            self._tallies.count(record, demand)
-            self.samples.finished(record, demand)
-
-    def prepare(self, now: float, window_seconds: float | None = None) -> Making:
-        """Take a snapshot. The function that comes back makes the report of it, wherever it is called."""
-        since, tallies = now - min(window_seconds or self._window_seconds, self._window_seconds), self._tallies
-        epochs, samples, models = tallies.snapshot(since), self.samples.snapshot(since), frozenset(tallies.models)
-        taken = Snapshot(now - self._began_seconds, now, tallies.since_start(), epochs, samples, models)
-        return lambda breathe: make(taken, self._show_text, self._holders, breathe)
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What a report is made of."""
-
-    uptime_seconds: float
-    now_seconds: float
-    since_start: Counts
-    epochs: list[Epoch]
-    samples: list[Sample]
-    models: frozenset[str]
-
-    @property
-    def span_seconds(self) -> float:
-        """The time in which the samples were taken."""
-        return max(_LEAST_SECONDS, self.now_seconds - self.samples[0].at_seconds) if self.samples else _LEAST_SECONDS
-
-
-def make(taken: Snapshot, show_text: bool, holders: Holders | None, breathe: Breathe) -> dict[str, Any]:
+def make_report(taken: Snapshot, breathe: Breathe) -> dict[str, Any]:
+    """The report, wherever it is called: nothing else changes the snapshot."""
+    show_text = taken.show_text
     rows = merged(item for epoch in taken.epochs for item in epoch.rows.items())
     breathe()
     in_window = counts(total(rows.values()))
     window_began = taken.epochs[0].began_seconds if taken.epochs else taken.now_seconds
-    found, behind = _breakers(taken, show_text, breathe)
+    found, behind = _breakers(taken, breathe)
     return {
         "uptime_seconds": round(taken.uptime_seconds, 3),
         "window_seconds": round(min(taken.uptime_seconds, taken.now_seconds - window_began), 3),
@@ -216,7 +146,7 @@ def make(taken: Snapshot, show_text: bool, holders: Holders | None, breathe: Bre
         "shares": _shares(in_window, behind),
         "clients": clients(rows, _MOST_ROWS),
         "applications": applications(rows, taken.samples, _MOST_ROWS, show_text),
-        "prefixes": hottest(taken.epochs, taken.samples, _MOST_ROWS, show_text, holders),
+        "prefixes": hottest(taken.epochs, taken.samples, _MOST_ROWS, show_text, taken.holders),
         "breakers": found,
         "samples": {
             "kept": len(taken.samples),
@@ -242,7 +172,7 @@ def _balanced(taken: Snapshot) -> list[Sample]:
     return [replace(sample, weight=sample.weight * factors.get(sample.client, 1.0)) for sample in taken.samples]
 
 
-def _breakers(taken: Snapshot, show_text: bool, breathe: Breathe) -> tuple[list[dict[str, Any]], float]:
+def _breakers(taken: Snapshot, breathe: Breathe) -> tuple[list[dict[str, Any]], float]:
     """The causes of cold caches, the most expensive first, and the share of all prompt text behind a difference."""
     if not taken.samples:
         return [], 0.0
@@ -257,7 +187,7 @@ def _breakers(taken: Snapshot, show_text: bool, breathe: Breathe) -> tuple[list[
             causes.append(cause)
         breathe()
     whole = sum(sample.prompt_tokens * sample.weight for sample in samples)
-    found = breakers(corpus, causes, taken.span_seconds, show_text, taken.models)
+    found = breakers(corpus, causes, taken.span_seconds, taken.show_text, taken.models)
     behind = sum(each["saved_tokens_per_request"] * each["requests"] for each in found)
     return found[:_MOST_ROWS], behind / max(1, whole)
 

@@ -8,7 +8,7 @@ epoch fills.
 
 import re
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
 from random import Random
@@ -22,6 +22,8 @@ Application = tuple[str, int]  # an API key's name, and the key of the first pre
 Counts = dict[str, int]  # by these names
 _COUNTED = ("requests", "prompt_tokens", "predicted_hit_tokens", "reported_prompt_tokens", "actual_hit_tokens")
 _NOTHING: Counts = dict.fromkeys(_COUNTED, 0)
+Holders = Callable[[int], Iterable[str]]
+_LEAST_SECONDS = 60.0  # of traffic that rates by the hour are made of
 
 
 @dataclass(slots=True)
@@ -244,3 +246,59 @@ class Tallies:
 
 def total(rows: Collection[Counts]) -> Counts:
     return {name: sum(row[name] for row in rows) for name in _COUNTED}
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a report is made of. `holders` gives the backends that have a prefix, if that is known exactly."""
+
+    uptime_seconds: float
+    now_seconds: float
+    since_start: Counts
+    epochs: list[Epoch]
+    samples: list[Sample]
+    models: frozenset[str]
+    show_text: bool
+    holders: Holders | None
+
+    @property
+    def span_seconds(self) -> float:
+        """The time in which the samples were taken."""
+        return max(_LEAST_SECONDS, self.now_seconds - self.samples[0].at_seconds) if self.samples else _LEAST_SECONDS
+
+
+class PrefixReport:
+    """Collects what the report is made of. Times are those of one clock, in seconds."""
+
+    def __init__(
+        self,
+        now: float,
+        random: Random,
+        show_text: bool = False,
+        holders: Holders | None = None,
+        limits: ReportLimits | None = None,
+    ) -> None:
+        limits = limits or ReportLimits()
+        self._began_seconds = now
+        self._window_seconds = limits.epochs * limits.epoch_seconds
+        self._show_text = show_text
+        self._holders = holders
+        self.samples = Samples(now, limits)
+        self._tallies = Tallies(now, limits, random)
+
+    def __repr__(self) -> str:
+        return f"<PrefixReport {self.samples!r}, {self._tallies!r}>"
+
+    def finished(self, record: Record) -> None:
+        """Count a request that ended, if it was answered and its usage reported, and complete its sample."""
+        demand = record.demand
+        if demand is not None and demand.keys:
+            self._tallies.count(record, demand)
+            self.samples.finished(record, demand)
+
+    def snapshot(self, now: float, window_seconds: float | None = None) -> Snapshot:
+        """All of these last seconds; not changed afterwards."""
+        since, tallies = now - min(window_seconds or self._window_seconds, self._window_seconds), self._tallies
+        uptime, epochs, samples = now - self._began_seconds, tallies.snapshot(since), self.samples.snapshot(since)
+        counted, models = tallies.since_start(), frozenset(tallies.models)
+        return Snapshot(uptime, now, counted, epochs, samples, models, self._show_text, self._holders)

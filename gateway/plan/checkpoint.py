@@ -53,10 +53,10 @@ def text_part(document: Document) -> dict[str, Any]:
         return _with_defaults(dict(document))
     if any(isinstance(inner.get(name), dict) for name in _TEXT_PARTS):
         inner = text_part(inner)
+    inner = {"quantization_config": document.get("quantization_config"), **inner}
     outer = {name: value for name, value in document.items() if not isinstance(value, dict)}
-    whole = {"quantization_config": document["quantization_config"]} if "quantization_config" in document else {}
     # The library's defaults are those of the inner family; tying in the outer file applies to the whole model.
-    return _with_defaults({**outer, **whole, **inner})
+    return _with_defaults(outer | inner)
 
 
 def _with_defaults(fields: dict[str, Any]) -> dict[str, Any]:
@@ -67,11 +67,8 @@ def _with_defaults(fields: dict[str, Any]) -> dict[str, Any]:
 
 def number(fields: Document, *names: str) -> int | None:
     """The first of these fields that holds a whole number above 0."""
-    for name in names:
-        value = fields.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return None
+    values = (fields.get(name) for name in names)
+    return next((value for value in values if type(value) is int and value > 0), None)
 
 
 def kv_heads(fields: Document, heads: int) -> int:

@@ -4,6 +4,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from io import StringIO
 from random import Random
 from typing import Any
@@ -17,7 +18,8 @@ from gateway.cli.main import app
 from gateway.cli.pages import page
 from gateway.config import Listen
 from gateway.front.admin import add_prefix_routes, admin_listening
-from gateway.insights.report import PrefixReport
+from gateway.insights.report import make_report
+from gateway.insights.samples import PrefixReport
 from tests.unit.insights.traffic import Prose, chat, read, report_of, send, times
 from tests.unit.pages import serving
 
@@ -43,7 +45,9 @@ def shown(document: dict[str, Any]) -> str:
 @asynccontextmanager
 async def admin_port(report: PrefixReport | None) -> AsyncIterator[str]:
     served = web.Application()
-    add_prefix_routes(served, None if report is None else lambda window: report.prepare(31.0, window))
+    add_prefix_routes(
+        served, None if report is None else lambda window: partial(make_report, report.snapshot(31.0, window))
+    )
     async with admin_listening(served, Listen(port=0)) as port:
         yield f"http://127.0.0.1:{port}"
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.insights.report import PrefixReport
-from gateway.insights.samples import ReportLimits
+from gateway.insights.samples import PrefixReport, ReportLimits
 from tests.unit.insights.traffic import (
     BYTES_PER_TOKEN,
     Document,
