@@ -1,6 +1,6 @@
 """What the report is made from: a few prompts, and counts over a sliding window. All in memory, all bounded.
 
-`Samples` keeps prompts, limited in number and bytes. `Tallies` counts requests and hits in epochs, by key and
+`Samples` keeps prompts, limited in number and bytes. `PrefixReport` counts requests and hits in epochs, by key and
 application, and which prefixes recur: an epoch's tables drop their rarest rows when they are full. Applications that
 are dropped are added to the row of their key. Prefixes are counted on a share of the requests, which halves as an
 epoch fills.
@@ -143,7 +143,7 @@ class Epoch:
 
     def copy(self) -> "Epoch":
         rows = {application: row.copy() for application, row in self.rows.items()}
-        prefixes = {key: reuse.plus(Reuse(0, 0.0, 0)) for key, reuse in self.prefixes.items()}
+        prefixes = {key: replace(reuse, backends=set(reuse.backends)) for key, reuse in self.prefixes.items()}
         return Epoch(self.began_seconds, rows, prefixes)
 
     def drop_rare_rows(self, kept: int) -> None:
@@ -153,23 +153,71 @@ class Epoch:
             self.rows[client, OTHERS] = total((self.rows.get((client, OTHERS), _NOTHING), row))
 
 
-class Tallies:
-    """Owner of the counts."""
+def total(rows: Collection[Counts]) -> Counts:
+    return {name: sum(row[name] for row in rows) for name in _COUNTED}
 
-    def __init__(self, now: float, limits: ReportLimits, random: Random) -> None:
-        self._limits = limits
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a report is made of. `holders` gives the backends that have a prefix, if that is known exactly."""
+
+    uptime_seconds: float
+    now_seconds: float
+    since_start: Counts
+    epochs: list[Epoch]
+    samples: list[Sample]
+    models: frozenset[str]
+    show_text: bool
+    holders: Holders | None
+
+    @property
+    def span_seconds(self) -> float:
+        """The time in which the samples were taken."""
+        return max(_LEAST_SECONDS, self.now_seconds - self.samples[0].at_seconds) if self.samples else _LEAST_SECONDS
+
+
+class PrefixReport:
+    """Collects what the report is made of, and owns the counts. Times are those of one clock, in seconds."""
+
+    def __init__(
+        self,
+        now: float,
+        random: Random,
+        show_text: bool = False,
+        holders: Holders | None = None,
+        limits: ReportLimits | None = None,
+    ) -> None:
+        self._limits = limits or ReportLimits()
+        self._began_seconds = now
         self._random = random
+        self._show_text = show_text
+        self._holders = holders
+        self.samples = Samples(now, self._limits)
         self._epoch = Epoch(now)
         self._taken, self._stride, self._skip = 0, 1, 0  # of the epoch: how many requests are looked at closely
-        self._past: deque[Epoch] = deque(maxlen=limits.epochs - 1)
+        self._past: deque[Epoch] = deque(maxlen=self._limits.epochs - 1)
         self._since_start = _NOTHING
-        self.models: set[str] = set()  # that have answered; a bounded number
+        self._models: set[str] = set()  # that have answered; a bounded number
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{len(epoch.rows)}/{len(epoch.prefixes)}" for epoch in (*self._past, self._epoch))
-        return f"<Tallies rows/prefixes by epoch: {sizes}>"
+        return f"<PrefixReport {self.samples!r}, rows/prefixes by epoch: {sizes}>"
 
-    def count(self, record: Record, demand: Demand) -> None:
+    def finished(self, record: Record) -> None:
+        """Count a request that ended, if it was answered and its usage reported, and complete its sample."""
+        demand = record.demand
+        if demand is not None and demand.keys:
+            self._count(record, demand)
+            self.samples.finished(record, demand)
+
+    def snapshot(self, now: float, window_seconds: float | None = None) -> Snapshot:
+        """All of these last seconds; not changed afterwards."""
+        longest = self._limits.epochs * self._limits.epoch_seconds
+        since, uptime = now - min(window_seconds or longest, longest), now - self._began_seconds
+        samples, models, counted = self.samples.snapshot(since), frozenset(self._models), self._counted()
+        return Snapshot(uptime, now, counted, self._epochs(since), samples, models, self._show_text, self._holders)
+
+    def _count(self, record: Record, demand: Demand) -> None:
         """An answered request. Its `demand` has keys."""
         epoch = self._epoch
         if record.ended_seconds - epoch.began_seconds >= self._limits.epoch_seconds:
@@ -190,19 +238,19 @@ class Tallies:
         else:
             self._look_closely(epoch, record, demand)
 
-    def snapshot(self, since_seconds: float) -> list[Epoch]:
-        """The epochs that end after then, oldest first; not changed afterwards."""
+    def _epochs(self, since_seconds: float) -> list[Epoch]:
+        """Those that end after then, oldest first; not changed afterwards."""
         epochs = [*self._past, self._epoch.copy()]
         ends = [later.began_seconds for later in epochs[1:]]
         return [epoch for epoch, end in zip(epochs, [*ends, float("inf")], strict=True) if end > since_seconds]
 
-    def since_start(self) -> Counts:
+    def _counted(self) -> Counts:
         return total((self._since_start, *self._epoch.rows.values()))
 
     def _next_epoch(self, record: Record) -> Epoch:
         length, began = self._limits.epoch_seconds, self._epoch.began_seconds
         missed = int((record.ended_seconds - began) // length)
-        self._since_start = self.since_start()
+        self._since_start = self._counted()
         self._past.append(self._epoch)
         for quiet in range(max(1, missed - self._limits.epochs), missed):
             self._past.append(Epoch(began + quiet * length))
@@ -211,8 +259,8 @@ class Tallies:
         return self._epoch
 
     def _new_row(self, epoch: Epoch, application: Application, model: str) -> Counts:
-        if len(self.models) < self._limits.rows:
-            self.models.add(model)
+        if len(self._models) < self._limits.rows:
+            self._models.add(model)
         if len(epoch.rows) >= self._limits.rows:
             epoch.drop_rare_rows(self._limits.rows // 2)
         return epoch.rows.setdefault(application, _NOTHING.copy())
@@ -242,63 +290,3 @@ class Tallies:
             parent = key
         if len(prefixes) > most:
             epoch.prefixes = dict(nlargest(most // 2, prefixes.items(), key=lambda item: item[1].saved_tokens))
-
-
-def total(rows: Collection[Counts]) -> Counts:
-    return {name: sum(row[name] for row in rows) for name in _COUNTED}
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What a report is made of. `holders` gives the backends that have a prefix, if that is known exactly."""
-
-    uptime_seconds: float
-    now_seconds: float
-    since_start: Counts
-    epochs: list[Epoch]
-    samples: list[Sample]
-    models: frozenset[str]
-    show_text: bool
-    holders: Holders | None
-
-    @property
-    def span_seconds(self) -> float:
-        """The time in which the samples were taken."""
-        return max(_LEAST_SECONDS, self.now_seconds - self.samples[0].at_seconds) if self.samples else _LEAST_SECONDS
-
-
-class PrefixReport:
-    """Collects what the report is made of. Times are those of one clock, in seconds."""
-
-    def __init__(
-        self,
-        now: float,
-        random: Random,
-        show_text: bool = False,
-        holders: Holders | None = None,
-        limits: ReportLimits | None = None,
-    ) -> None:
-        limits = limits or ReportLimits()
-        self._began_seconds = now
-        self._window_seconds = limits.epochs * limits.epoch_seconds
-        self._show_text = show_text
-        self._holders = holders
-        self.samples = Samples(now, limits)
-        self._tallies = Tallies(now, limits, random)
-
-    def __repr__(self) -> str:
-        return f"<PrefixReport {self.samples!r}, {self._tallies!r}>"
-
-    def finished(self, record: Record) -> None:
-        """Count a request that ended, if it was answered and its usage reported, and complete its sample."""
-        demand = record.demand
-        if demand is not None and demand.keys:
-            self._tallies.count(record, demand)
-            self.samples.finished(record, demand)
-
-    def snapshot(self, now: float, window_seconds: float | None = None) -> Snapshot:
-        """All of these last seconds; not changed afterwards."""
-        since, tallies = now - min(window_seconds or self._window_seconds, self._window_seconds), self._tallies
-        uptime, epochs, samples = now - self._began_seconds, tallies.snapshot(since), self.samples.snapshot(since)
-        counted, models = tallies.since_start(), frozenset(tallies.models)
-        return Snapshot(uptime, now, counted, epochs, samples, models, self._show_text, self._holders)
