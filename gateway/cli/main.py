@@ -219,15 +219,19 @@ def plan(
 ) -> None:
     """Show the GPU memory that a model needs, how many requests fit by length, and which settings to use."""
     from gateway.plan.checkpoint import PlanError
-    from gateway.plan.command import PlanRequest, plan_model, plan_running
+    from gateway.plan.command import PlanRequest, ask_running, plan_model, running_document, workload_of
 
-    request = PlanRequest(
-        model, gpu_memory_gib, gpus, tensor_parallel_size, gpu_memory_utilization, max_model_len, dtype,
-        kv_cache_dtype, quantization, max_num_seqs, max_num_batched_tokens, block_size, reserve_gib,
-        prompt_tokens, output_tokens, shared_prefix_tokens, concurrency, tuple(fields or ()), api_key
-    )  # fmt: skip
     try:
-        document = plan_running(request) if request.is_url else plan_model(request)
+        workload = workload_of(prompt_tokens, output_tokens, shared_prefix_tokens, concurrency)
+        if model.startswith(("http://", "https://")):
+            document = running_document(ask_running(model, api_key), workload, max_num_seqs)
+        else:
+            request = PlanRequest(
+                model, gpu_memory_gib, gpus, tensor_parallel_size, gpu_memory_utilization, max_model_len, dtype,
+                kv_cache_dtype, quantization, max_num_seqs, max_num_batched_tokens, block_size, reserve_gib,
+                tuple(fields or ()),
+            )  # fmt: skip
+            document = plan_model(request, workload)
     except PlanError as error:
         _fail(str(error), INVALID)
     _show(document, json, "plan.jinja")

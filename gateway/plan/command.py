@@ -187,7 +187,7 @@ def gateway_file(replicas: int, max_in_flight: int, url: str | None = None) -> s
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """The options of the command; None = not given."""
+    """The options of the command that are of vLLM and its GPUs; None = not given."""
 
     model: str
     gpu_memory_gib: float | None
@@ -202,39 +202,22 @@ class PlanRequest:
     batched_tokens: int | None
     block_tokens: int | None
     reserve_gib: float | None
-    prompt_tokens: int | None
-    output_tokens: int | None
-    shared_prefix_tokens: int
-    concurrency: int | None
     fields: tuple[str, ...]  # FIELD=VALUE
-    api_key: str = ""
-
-    @property
-    def is_url(self) -> bool:
-        return self.model.startswith(("http://", "https://"))
-
-    @property
-    def workload(self) -> Workload:
-        prompt, output = self.prompt_tokens, self.output_tokens
-        assumed = prompt is None or output is None
-        prompt = max(PROMPT_TOKENS, self.shared_prefix_tokens) if prompt is None else prompt
-        output = OUTPUT_TOKENS if output is None else output
-        if self.shared_prefix_tokens > prompt:
-            raise PlanError(
-                "--shared-prefix-tokens is more than --prompt-tokens: the shared part belongs to the prompt"
-            )
-        if prompt + output < 1:
-            raise PlanError("--prompt-tokens and --output-tokens are both 0: there is nothing to plan for")
-        return Workload(prompt, output, self.shared_prefix_tokens, self.concurrency, assumed)
 
 
-def plan_running(request: PlanRequest) -> Document:
-    """What fits in a running backend. Raises PlanError."""
-    running = ask_running(request.model, request.api_key)
-    return running_document(running, request.workload, request.max_num_seqs)
+def workload_of(prompt: int | None, output: int | None, shared_prefix: int, concurrency: int | None) -> Workload:
+    """The expected requests, in tokens; None = not given. Raises PlanError."""
+    assumed = prompt is None or output is None
+    prompt = max(PROMPT_TOKENS, shared_prefix) if prompt is None else prompt
+    output = OUTPUT_TOKENS if output is None else output
+    if shared_prefix > prompt:
+        raise PlanError("--shared-prefix-tokens is more than --prompt-tokens: the shared part belongs to the prompt")
+    if prompt + output < 1:
+        raise PlanError("--prompt-tokens and --output-tokens are both 0: there is nothing to plan for")
+    return Workload(prompt, output, shared_prefix, concurrency, assumed)
 
 
-def plan_model(request: PlanRequest) -> Document:
+def plan_model(request: PlanRequest, workload: Workload) -> Document:
     """What a model needs, and what fits. Raises PlanError."""
     checkpoint = read_checkpoint(Path(request.model))
     if request.gpu_memory_gib is None:
@@ -245,9 +228,7 @@ def plan_model(request: PlanRequest) -> Document:
     if request.quantization != "auto":
         size, source = None, "counted from config.json"
     settings = _settings(request, shape, int(request.gpu_memory_gib * GIB), size)
-    make = partial(
-        capacity.make_plan, shape, workload=request.workload, gpus=request.gpus, splits=_splits(request, shape)
-    )
+    make = partial(capacity.make_plan, shape, workload=workload, gpus=request.gpus, splits=_splits(request, shape))
     plan, found = make(settings), []
     if request.max_model_len is None and (length := capacity.startable_length(plan)):
         found.append(capacity.shortened(plan, length))
