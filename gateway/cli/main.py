@@ -224,7 +224,7 @@ def plan(
     try:
         workload = workload_of(prompt_tokens, output_tokens, shared_prefix_tokens, concurrency)
         if model.startswith(("http://", "https://")):
-            document = running_document(ask_running(model, api_key), workload, max_num_seqs)
+            document = running_document(model, ask_running(model, api_key), workload, max_num_seqs)
         else:
             request = PlanRequest(
                 model, gpu_memory_gib, gpus, tensor_parallel_size, gpu_memory_utilization, max_model_len, dtype,

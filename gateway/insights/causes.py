@@ -209,10 +209,9 @@ def _order_kind(texts: tuple[bytes, bytes], start: int) -> str:
 
 def _tools(text: bytes) -> list[object] | None:
     try:
-        opening = dict(orjson.loads(text.split(b"\x1e", 1)[0]))
+        tools = dict(orjson.loads(text.split(b"\x1e", 1)[0])).get("tools")
     except (ValueError, TypeError):
         return None
-    tools = opening.get("tools")
     return tools if isinstance(tools, list) else None
 
 
@@ -350,12 +349,9 @@ def _breaker(
 
 def _mean_saving_bytes(corpus: Corpus, causes: Sequence[Cause]) -> float:
     """Of a request that is not the first of its family, weighted by sample."""
-    saved = weight = 0.0
-    for cause in causes:
-        weights = np.array([corpus.samples[member].weight for member in cause.family.members[1:]])
-        saved += float((cause.family.saving_bytes[1:] * weights).sum())
-        weight += float(weights.sum())
-    return saved / max(1.0, weight)
+    weights = np.array([corpus.samples[member].weight for cause in causes for member in cause.family.members[1:]])
+    savings = np.concatenate([cause.family.saving_bytes[1:] for cause in causes])
+    return float((savings * weights).sum() / max(1.0, weights.sum()))
 
 
 def _segments(corpus: Corpus, family: Family, member: int) -> list[tuple[str, int, int]]:

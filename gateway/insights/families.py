@@ -151,11 +151,6 @@ class Family:
     saving_share: float  # of all text of the members
     is_core: Ints  # sorted contents
 
-    @property
-    def mean_saving_bytes(self) -> float:
-        """Of a request that is not the first."""
-        return float(self.saving_bytes[1:].mean())
-
 
 @dataclass(frozen=True, slots=True)
 class _Branching:
@@ -185,7 +180,8 @@ def find_families(corpus: Corpus, hit_bytes: Ints, breathe: Breathe) -> list[Fam
 
 
 def _gains_enough(corpus: Corpus, family: Family) -> bool:
-    if family.mean_saving_bytes < LEAST_SAVING_BYTES or family.saving_share < LEAST_SAVING_SHARE:
+    of_others = family.saving_bytes[1:]  # those of the first are in no cache
+    if of_others.mean() < LEAST_SAVING_BYTES or family.saving_share < LEAST_SAVING_SHARE:
         return False
     before_end = corpus.start[family.core_end - 1] - corpus.start[family.first_row]
     varying = np.median(before_end - family.core_bytes)

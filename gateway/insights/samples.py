@@ -225,7 +225,11 @@ class PrefixReport:
         application = (record.client, demand.keys[0])
         row = epoch.rows.get(application)
         if row is None:
-            row = self._new_row(epoch, application, record.model)
+            if len(self._models) < self._limits.rows:
+                self._models.add(record.model)
+            if len(epoch.rows) >= self._limits.rows:
+                epoch.drop_rare_rows(self._limits.rows // 2)
+            row = epoch.rows.setdefault(application, _NOTHING.copy())
         prompt, actual = record.prompt_tokens, record.actual_hit_tokens
         row["requests"] += 1
         row["prompt_tokens"] += prompt
@@ -257,13 +261,6 @@ class PrefixReport:
         self._epoch = Epoch(began + missed * length)
         self._taken, self._stride, self._skip = 0, 1, 0
         return self._epoch
-
-    def _new_row(self, epoch: Epoch, application: Application, model: str) -> Counts:
-        if len(self._models) < self._limits.rows:
-            self._models.add(model)
-        if len(epoch.rows) >= self._limits.rows:
-            epoch.drop_rare_rows(self._limits.rows // 2)
-        return epoch.rows.setdefault(application, _NOTHING.copy())
 
     def _look_closely(self, epoch: Epoch, record: Record, demand: Demand) -> None:
         """Count every prefix of the request that is known to recur, and those that its own hit shows to."""

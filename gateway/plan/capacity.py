@@ -275,53 +275,49 @@ def warnings(plan: Plan, given_max_num_seqs: int | None) -> list[str]:
         return list(_does_not_fit(plan))
     if not plan.choice.cache.groups:
         return []
-    found = [*too_long(plan.workload, plan.settings.max_length_tokens)]
-    if plan.settings.max_length_tokens > plan.shape.max_length_tokens:
-        found.append(
-            f"max_model_len {plan.settings.max_length_tokens:,} is more than the model's own "
-            f"{plan.shape.max_length_tokens:,}: vLLM refuses to start."
-        )
-    found += caps(plan.choice.sequences, plan.choice.max_num_seqs, given_max_num_seqs, plan.workload)
-    found += _concurrency(plan, plan.choice)
+    found, longest = [], plan.settings.max_length_tokens
+    if longest > plan.shape.max_length_tokens:
+        own = plan.shape.max_length_tokens
+        found.append(f"max_model_len {longest:,} is more than the model's own {own:,}: vLLM refuses to start.")
+    choice, workload = plan.choice, plan.workload
+    found += advice(workload, longest, choice.sequences, choice.max_num_seqs, given_max_num_seqs, choice.replicas)
+    found += _concurrency(plan)
     return found
 
 
-def caps(held: int, recommended: int, given: int | None, workload: Workload) -> Iterator[str]:
-    if given is None:
-        return
-    if given > held:
+def advice(workload: Workload, longest: int, held: int, fits: int, given: int | None, backends: int) -> Iterator[str]:
+    """About the requests, and the given max_num_seqs, if a backend holds `held` requests and had best take `fits`."""
+    expected, slots = workload.concurrency, backends * fits
+    if workload.tokens > longest:
+        yield (
+            f"{workload.tokens:,} tokens of prompt and answer are more than max_model_len {longest:,}: "
+            "the engine refuses such requests."
+        )
+    if given is not None and given > held:
         yield (
             f"max_num_seqs {given:,} is more than the {held:,} sequences of {workload.tokens:,} tokens that the KV "
-            f"cache holds: if so many come, the engine will preempt and compute again what it drops. Set it to "
-            f"{recommended:,}."
+            f"cache holds: if so many come, the engine will preempt and compute again what it drops. Set it to {fits:,}."
         )
-    elif given < held // 2:
+    elif given is not None and given < held // 2:
         yield (
             f"max_num_seqs {given:,} leaves KV cache unused: it holds {held:,} sequences of {workload.tokens:,} tokens."
         )
-
-
-def concurrency_of(workload: Workload, replicas: int, slots: int) -> Iterator[str]:
-    """The effect of the expected concurrency on batches and queue. `slots` are those of one backend."""
-    expected = workload.concurrency
-    if expected is None:
-        return
-    if expected > replicas * slots:
+    if expected is not None and expected > slots:
         yield (
-            f"You expect {expected:,} requests at once and {replicas * slots:,} have a place: about "
-            f"{expected - replicas * slots:,} wait in the gateway's line, which is what the cap is for."
+            f"You expect {expected:,} requests at once and {slots:,} have a place: about "
+            f"{expected - slots:,} wait in the gateway's line, which is what the cap is for."
         )
-    elif expected < replicas * slots:
-        batch = _ceil(expected, replicas)
-        where = "the backend" if replicas == 1 else f"each of {replicas} backends"
+    elif expected is not None and expected < slots:
+        where = "the backend" if backends == 1 else f"each of {backends} backends"
         yield (
             f"The effective batch is the active concurrency: with {expected:,} requests at once {where} decodes "
-            f"{batch:,} together, whatever max_num_seqs is ({slots:,}). More slots or KV cache make nothing faster."
+            f"{_ceil(expected, backends):,} together, whatever max_num_seqs is ({fits:,}). More slots or KV "
+            "cache make nothing faster."
         )
 
 
-def _concurrency(plan: Plan, choice: Fit) -> Iterator[str]:
-    yield from concurrency_of(plan.workload, choice.replicas, choice.max_num_seqs)
+def _concurrency(plan: Plan) -> Iterator[str]:
+    """Other numbers of GPUs that would hold the expected requests."""
     expected = plan.workload.concurrency
     holding = [option for option in plan.options if option.starts and option.sequences]
     if expected is None or not holding:
@@ -338,21 +334,23 @@ def _concurrency(plan: Plan, choice: Fit) -> Iterator[str]:
         yield f"To hold all {expected:,} at once takes {way}."
 
 
-def too_long(workload: Workload, length: int) -> Iterator[str]:
-    if workload.tokens > length:
-        yield (
-            f"{workload.tokens:,} tokens of prompt and answer are more than max_model_len {length:,}: "
-            "the engine refuses such requests."
-        )
-
-
 def _does_not_fit(plan: Plan) -> Iterator[str]:
     if not plan.options:
         yield f"{plan.shape.heads} attention heads cannot be split over {gpu_text(plan.gpus)} in a way that vLLM knows."
         return
-    roomiest = max(plan.options, key=lambda option: option.kv_bytes)
-    yield _what_lacks(plan, roomiest)
-    split = roomiest.tensor_parallel
+    best = max(plan.options, key=lambda option: option.kv_bytes)
+    split, block_bytes = best.tensor_parallel, best.cache.block_bytes
+    if best.kv_bytes <= 0:
+        yield (
+            f"It does not fit on {gpu_text(split)}: each would need {best.weight_bytes / GIB:.1f} GiB for weights and "
+            f"{best.reserve_bytes / GIB:.1f} GiB to work with, and vLLM may use {best.budget_bytes / GIB:.1f} GiB."
+        )
+    else:
+        yield (
+            f"vLLM does not start on {gpu_text(split)}: one sequence of {best.max_length_tokens:,} tokens needs "
+            f"{best.blocks_to_start * block_bytes / GIB:.1f} GiB of KV cache on each, "
+            f"{best.cache.blocks * block_bytes / GIB:.1f} GiB are left."
+        )
     length = longest_that_starts(plan.shape, plan.settings, split)
     ways = [f"with --max-model-len {length}"] if length else []
     ways += _ways(plan.shape, plan.settings, split, plan.gpus)
@@ -367,21 +365,6 @@ def shortened(plan: Plan, length: int) -> str:
     return (
         f"The KV cache has no room for one sequence of the model's own {plan.settings.max_length_tokens:,} tokens, so "
         f"this is a plan for --max-model-len {length}.{alternatives}"
-    )
-
-
-def _what_lacks(plan: Plan, best: Fit) -> str:
-    on = gpu_text(best.tensor_parallel)
-    if best.kv_bytes <= 0:
-        return (
-            f"It does not fit on {on}: each would need {best.weight_bytes / GIB:.1f} GiB for weights and "
-            f"{best.reserve_bytes / GIB:.1f} GiB to work with, and vLLM may use {best.budget_bytes / GIB:.1f} GiB."
-        )
-    held = best.cache.blocks * best.cache.block_bytes
-    wanted = best.blocks_to_start * best.cache.block_bytes
-    return (
-        f"vLLM does not start on {on}: one sequence of {plan.settings.max_length_tokens:,} tokens needs "
-        f"{wanted / GIB:.1f} GiB of KV cache on each, {held / GIB:.1f} GiB are left."
     )
 
 

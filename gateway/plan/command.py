@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gateway.backends.facts import Facts
 from gateway.backends.health import ProbeResult
 from gateway.backends.probe import survey
 from gateway.config import ConfigError
@@ -25,41 +26,19 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 1024, 256
 _LARGEST_DEFAULT = 1024  # the largest of vLLM's defaults of max_num_seqs
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """One backend; several engines (data-parallel ranks) have a KV cache each."""
-
-    url: str
-    model: str
-    version: str | None
-    max_length_tokens: int
-    engines: int
-    kv_tokens: int  # of one engine
-    max_num_seqs: int | None  # of one engine; None = not exposed
-    cache: KvCache
-
-
-def ask_running(url: str, api_key: str = "") -> Running:
+def ask_running(url: str, api_key: str = "") -> Facts:
     """Ask a backend once. Raises PlanError."""
     try:
         config = parse({"backends": [{"url": url, "api_key": api_key}]})
     except ConfigError as error:
         raise PlanError(str(error).splitlines()[0]) from None
     [answers] = asyncio.run(survey(config))
-    facts = answers.facts
     if answers.probe is not ProbeResult.OK:
         raise PlanError(f"{url}: {answers.probe_error}")
-    if not facts.models:
+    if not answers.facts.models:
         why = str(answers.problems.get("/v1/models", "it lists no model"))
         raise PlanError(f"{url}: {why}" + (": give --api-key" if "401" in why else ""))
-    if facts.kv_cache_tokens is None:
-        raise PlanError(f"{url}/metrics does not tell the size of its KV cache: is this a vLLM server, with a decoder?")
-    card = next((card for card in facts.models if card.parent is None), facts.models[0])
-    if card.max_model_len is None:
-        raise PlanError(f"{url}/v1/models does not tell max_model_len of {card.id}")
-    block, tokens = facts.block_size_tokens or capacity.BLOCK_TOKENS, facts.kv_cache_tokens // facts.engines
-    cache = KvCache(block, 0, (None,), tokens // block)
-    return Running(url, card.id, facts.version, card.max_model_len, facts.engines, tokens, facts.max_num_seqs, cache)
+    return answers.facts
 
 
 def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: str, command: str | None) -> Document:
@@ -99,31 +78,31 @@ def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: 
     }
 
 
-def running_document(running: Running, workload: Workload, given_max_num_seqs: int | None) -> Document:
-    """What fits in a running backend. The max_num_seqs that is given counts, then the backend's own."""
-    slots = given_max_num_seqs or running.max_num_seqs
-    fits = capacity.recommended(running.cache, workload, slots or _LARGEST_DEFAULT)
-    held = running.cache.sequences(workload.tokens, workload.shared_prefix_tokens)
+def running_document(url: str, facts: Facts, workload: Workload, given_max_num_seqs: int | None) -> Document:
+    """What fits in a running backend, by what it reports. The max_num_seqs that is given counts, then its own.
+
+    Several engines (data-parallel ranks) have a KV cache each. Raises PlanError.
+    """
+    if facts.kv_cache_tokens is None:
+        raise PlanError(f"{url}/metrics does not tell the size of its KV cache: is this a vLLM server, with a decoder?")
+    card = next((card for card in facts.models if card.parent is None), facts.models[0])
+    if (longest := card.max_model_len) is None:
+        raise PlanError(f"{url}/v1/models does not tell max_model_len of {card.id}")
+    block, tokens = facts.block_size_tokens or capacity.BLOCK_TOKENS, facts.kv_cache_tokens // facts.engines
+    cache, slots = KvCache(block, 0, (None,), tokens // block), given_max_num_seqs or facts.max_num_seqs
+    fits = capacity.recommended(cache, workload, slots or _LARGEST_DEFAULT)
+    held = cache.sequences(workload.tokens, workload.shared_prefix_tokens)
     return {
-        "model": {"name": running.model, "max_model_len": running.max_length_tokens, "version": running.version},
-        "backend": {
-            "url": running.url,
-            "engines": running.engines,
-            "kv_cache_tokens": running.kv_tokens,
-            "max_num_seqs": slots,
-        },
+        "model": {"name": card.id, "max_model_len": longest, "version": facts.version},
+        "backend": {"url": url, "engines": facts.engines, "kv_cache_tokens": tokens, "max_num_seqs": slots},
         "workload": asdict(workload),
-        "lengths": capacity.rows(running.cache, running.max_length_tokens, workload, None),
-        "without_paging": running.kv_tokens // running.max_length_tokens,
-        "block_tokens": running.cache.block_tokens,
+        "lengths": capacity.rows(cache, longest, workload, None),
+        "without_paging": tokens // longest,
+        "block_tokens": block,
         "kv_headroom": capacity.KV_HEADROOM,
         "max_num_seqs": fits,
-        "warnings": [
-            *capacity.too_long(workload, running.max_length_tokens),
-            *capacity.caps(held, fits, slots, workload),
-            *capacity.concurrency_of(workload, running.engines, fits),
-        ],
-        "gateway": gateway_file(1, fits * running.engines, running.url),
+        "warnings": list(capacity.advice(workload, longest, held, fits, slots, facts.engines)),
+        "gateway": gateway_file(1, fits * facts.engines, url),
     }
 
 
@@ -265,22 +244,19 @@ def with_fields(config: Document, assignments: tuple[str, ...]) -> Document:
 
 def _settings(request: PlanRequest, shape: ModelShape, gpu_bytes: int, weight_bytes: int | None) -> Settings:
     seqs, batched = capacity.defaults(gpu_bytes)
-    batched = request.batched_tokens or batched
+    batched, kv_dtype = request.batched_tokens or batched, request.kv_cache_dtype
+    if kv_dtype == "auto":
+        keeps_fp8 = shape.quantization is not None and shape.quantization.kv_cache_fp8
+        kv_dtype = "fp8" if keeps_fp8 else shape.dtype
     return Settings(
         gpu_bytes=gpu_bytes,
         max_length_tokens=request.max_model_len or shape.max_length_tokens,
         max_num_seqs=min(request.max_num_seqs or seqs, batched),
         batched_tokens=batched,
         block_tokens=request.block_tokens or capacity.default_block_tokens(shape),
-        kv_value_bytes=_kv_value_bytes(request.kv_cache_dtype, shape),
+        kv_value_bytes=1 if kv_dtype == "fp8" else DTYPE_BYTES[kv_dtype],
         utilization=request.utilization,
         quantization=chosen(request.quantization, shape.quantization),
         weight_bytes=weight_bytes,
         reserve_bytes=None if request.reserve_gib is None else int(request.reserve_gib * GIB),
     )
-
-
-def _kv_value_bytes(dtype: str, shape: ModelShape) -> float:
-    if dtype == "auto":
-        return 1 if shape.quantization is not None and shape.quantization.kv_cache_fp8 else shape.dtype_bytes
-    return 1 if dtype == "fp8" else DTYPE_BYTES[dtype]

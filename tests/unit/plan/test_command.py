@@ -46,7 +46,7 @@ def test_a_length_that_has_no_room_is_cut_unless_it_was_asked_for(tmp_path: Path
 def test_a_backend_that_holds_more_than_vllms_default_is_given_no_more(tmp_path: Path) -> None:
     many = engine(**{"/metrics": metrics(tokens="1000000")})
     with serving(many) as url:
-        document = running_document(ask_running(url), workload_of(64, 64, 0, None), None)
+        document = running_document(url, ask_running(url), workload_of(64, 64, 0, None), None)
     assert document["max_num_seqs"] == 1024
 
 
@@ -113,7 +113,7 @@ def test_impossible_requests_are_refused() -> None:
 
 def test_a_running_backend_is_compared_with_what_it_was_started_with() -> None:
     with serving(engine()) as url:
-        document = running_document(ask_running(url), workload_of(None, None, 0, 10), 128)
+        document = running_document(url, ask_running(url), workload_of(None, None, 0, 10), 128)
     assert document["max_num_seqs"] == int(3125 * 0.95) // 40
     assert document["backend"]["max_num_seqs"] == 128
     preempts, batch = document["warnings"]

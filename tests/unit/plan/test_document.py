@@ -4,9 +4,10 @@ from itertools import pairwise
 import orjson
 import yaml
 
+from gateway.backends.facts import Facts, ModelCard
 from gateway.config_file import parse
-from gateway.plan.capacity import KvCache, make_plan
-from gateway.plan.command import Running, gateway_file, plan_document, running_document, serve_command
+from gateway.plan.capacity import make_plan
+from gateway.plan.command import gateway_file, plan_document, running_document, serve_command
 from gateway.plan.model import read_shape
 from tests.unit.plan.models import GEMMA3_27B, LLAMA_8B, LLAMA_70B, MINILM, Config, settings, workload
 
@@ -63,9 +64,8 @@ def test_what_is_assumed_is_listed() -> None:
 
 
 def test_a_running_backends_engines_share_its_cap() -> None:
-    cache = KvCache(16, 0, (None,), 6250)
-    running = Running("http://h:1", "m", "0.33.0", 8192, 2, 100_000, None, cache)
-    found = running_document(running, workload(), None)
+    facts = Facts("0.33.0", (ModelCard("m", max_model_len=8192),), 16, 200_000, engines=2)
+    found = running_document("http://h:1", facts, workload(), None)
     assert found["max_num_seqs"] == 92
     assert found["without_paging"] == 12
     assert f"max_in_flight: {2 * found['max_num_seqs']}" in found["gateway"]
