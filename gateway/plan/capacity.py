@@ -287,21 +287,19 @@ def warnings(plan: Plan, given_max_num_seqs: int | None) -> list[str]:
 
 def advice(workload: Workload, longest: int, held: int, fits: int, given: int | None, backends: int) -> Iterator[str]:
     """About the requests, and the given max_num_seqs, if a backend holds `held` requests and had best take `fits`."""
-    expected, slots = workload.concurrency, backends * fits
-    if workload.tokens > longest:
+    tokens, expected, slots = workload.tokens, workload.concurrency, backends * fits
+    if tokens > longest:
         yield (
-            f"{workload.tokens:,} tokens of prompt and answer are more than max_model_len {longest:,}: "
+            f"{tokens:,} tokens of prompt and answer are more than max_model_len {longest:,}: "
             "the engine refuses such requests."
         )
     if given is not None and given > held:
         yield (
-            f"max_num_seqs {given:,} is more than the {held:,} sequences of {workload.tokens:,} tokens that the KV "
-            f"cache holds: if so many come, the engine will preempt and compute again what it drops. Set it to {fits:,}."
+            f"max_num_seqs {given:,} is more than the {held:,} sequences of {tokens:,} tokens that the KV cache holds: "
+            f"if so many come, the engine will preempt and compute again what it drops. Set it to {fits:,}."
         )
     elif given is not None and given < held // 2:
-        yield (
-            f"max_num_seqs {given:,} leaves KV cache unused: it holds {held:,} sequences of {workload.tokens:,} tokens."
-        )
+        yield f"max_num_seqs {given:,} leaves KV cache unused: it holds {held:,} sequences of {tokens:,} tokens."
     if expected is not None and expected > slots:
         yield (
             f"You expect {expected:,} requests at once and {slots:,} have a place: about "

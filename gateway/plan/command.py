@@ -18,7 +18,7 @@ from gateway.config import ConfigError
 from gateway.config_file import parse
 from gateway.plan import capacity
 from gateway.plan.capacity import GIB, TENSOR_PARALLEL, Fit, KvCache, Plan, Settings, Workload
-from gateway.plan.checkpoint import PlanError, read_checkpoint, text_part
+from gateway.plan.checkpoint import PlanError, read_checkpoint, text_part, weigh
 from gateway.plan.model import DTYPE_BYTES, ModelShape, chosen, read_shape
 
 Document = dict[str, Any]
@@ -198,12 +198,13 @@ def workload_of(prompt: int | None, output: int | None, shared_prefix: int, conc
 
 def plan_model(request: PlanRequest, workload: Workload) -> Document:
     """What a model needs, and what fits. Raises PlanError."""
-    checkpoint = read_checkpoint(Path(request.model))
+    path = Path(request.model)
+    name, config = read_checkpoint(path)
     if request.gpu_memory_gib is None:
         raise PlanError("give --gpu-memory-gib: the memory of one GPU, as nvidia-smi tells it")
-    config = with_fields(checkpoint.config, request.fields)
+    config = with_fields(config, request.fields)
     shape = read_shape(config, request.dtype)
-    size, source = replace(checkpoint, config=config).weigh(shape.dtype_bytes)
+    size, source = weigh(path, config, shape.dtype_bytes)
     if request.quantization != "auto":
         size, source = None, "counted from config.json"
     settings = _settings(request, shape, int(request.gpu_memory_gib * GIB), size)
@@ -215,8 +216,8 @@ def plan_model(request: PlanRequest, workload: Workload) -> Document:
     found += capacity.warnings(plan, request.max_num_seqs)
     command = None
     if plan.choice is not None:
-        command = serve_command(plan, plan.choice, checkpoint.name, request.kv_cache_dtype, request.quantization)
-    return plan_document(plan, found, model=checkpoint.name, weights_from=source, command=command)
+        command = serve_command(plan, plan.choice, name, request.kv_cache_dtype, request.quantization)
+    return plan_document(plan, found, model=name, weights_from=source, command=command)
 
 
 def _splits(request: PlanRequest, shape: ModelShape) -> tuple[int, ...]:
