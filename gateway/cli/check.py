@@ -84,15 +84,13 @@ def _kv_events(answers: Answers) -> str:
     return "not offered" if facts.kv_event_sources is None else "not readable"
 
 
-def _knowledge(
-    answers: Answers, policy: str, tokenized: frozenset[str], events_unreachable: str | None
-) -> tuple[str, str]:
+def _knowledge(answers: Answers, policy: str, tokenized: frozenset[str], unreachable: str | None) -> tuple[str, str]:
     """The source of the knowledge of its cache, and why there is no better one."""
     facts, found = answers.facts, endpoints.plan(answers.backend)
     if policy != "prefix" or facts.prefix_caching is False or not answers.is_reachable:
         return "none", "not used for routing"
-    if not found.sources or events_unreachable:
-        return "own record", found.problem or events_unreachable or ""
+    if not found.sources or unreachable:
+        return "own record", found.problem or unreachable or ""
     models = {card.id for card in facts.models if card.parent is None}
     if models <= tokenized:
         return "exact blocks", "reported by its KV events"

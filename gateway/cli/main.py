@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 FAILED = 1
 INVALID = 2
-_ADMIN_TIMEOUT_SECONDS = 30.0
-_MOST_DOCUMENT_BYTES = 32 << 20
 
 ConfigFile = Annotated[Path | None, Option("-c", "--config", help="Configuration file (YAML).", metavar="FILE")]
 BackendUrls = Annotated[
@@ -329,7 +327,7 @@ def _ask_admin(url: str, path: str) -> dict[str, Any]:
 
     whole = url.rstrip("/") + path
     try:
-        status, body = _get(whole, _ADMIN_TIMEOUT_SECONDS, _MOST_DOCUMENT_BYTES)
+        status, body = _get(whole, timeout_seconds=30.0, most_bytes=32 << 20)
     except OSError as error:
         _fail(f"{url} is unreachable: {getattr(error, 'reason', error)}", FAILED)
     try:

@@ -136,12 +136,11 @@ def _salts(samples: Sequence[Sample]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Samples that share their text up to `depth_bytes`, and then their core. Values are by member.
+    """Samples that share their text up to `first_row`, and then their core. Values are by member.
 
     `core_end` is the row of the corpus where the core ends; `saving_bytes` what a cache could have given besides.
     """
 
-    depth_bytes: int
     members: Ints
     branches: Ints
     first_row: Ints  # where the member leaves the common way
@@ -281,14 +280,12 @@ def _measured(corpus: Corpus, branching: _Branching, chosen: Ints, hit_bytes: In
     core_end = _ends(corpus, rows, places, in_core, core_bytes)
     in_core &= rows < core_end[places]
     core_bytes = sums(places[in_core], corpus.size[rows[in_core]], len(members))
-    depth = int(corpus.start[first_row[0]])
-    beyond = np.maximum(0, hit_bytes[members] - depth)
-    saving = core_bytes + _tails(corpus, members, core_end) - beyond
-    saving = np.maximum(0, saving)
+    beyond = np.maximum(0, hit_bytes[members] - corpus.start[first_row[0]])
+    saving = np.maximum(0, core_bytes + _tails(corpus, members, core_end) - beyond)
     saving[0] = 0  # nothing was before it
     last = corpus.rows[members + 1] - 1
     share = float(saving.sum() / (corpus.start[last] + corpus.size[last]).sum())
-    return Family(depth, members, group.branches, first_row, core_end, core_bytes, saving, share, core)
+    return Family(members, group.branches, first_row, core_end, core_bytes, saving, share, core)
 
 
 def _core(corpus: Corpus, group: _Branching, rows: Ints, places: Ints) -> Ints:

@@ -50,7 +50,7 @@ def merged(rows: Iterable[tuple[Key, Counts]]) -> dict[Key, Counts]:
 def clients(rows: dict[Application, Counts], most: int) -> list[dict[str, Any]]:
     by_client = merged((client, row) for (client, _), row in rows.items())
     entries = [{"client": client, **counts(row)} for client, row in by_client.items()]
-    return sorted(entries, key=_by_prompt_tokens)[:most]
+    return sorted(entries, key=lambda entry: -entry["prompt_tokens"])[:most]
 
 
 def applications(
@@ -83,11 +83,7 @@ def applications(
         if show_text and not rare:
             listed[place]["text"] = texts.get(application, b"")[:_EXCERPT_BYTES].decode(errors="replace")
     entries = [{**listed[place], **counts(row)} for place, row in merged(placed).items()]
-    return sorted(entries, key=_by_prompt_tokens)
-
-
-def _by_prompt_tokens(entry: dict[str, Any]) -> int:
-    return -int(entry["prompt_tokens"])
+    return sorted(entries, key=lambda entry: -entry["prompt_tokens"])
 
 
 def hottest(
@@ -98,8 +94,7 @@ def hottest(
     known: dict[int, Reuse] = {}
     for epoch in epochs:
         for key, reuse in epoch.prefixes.items():
-            older = known.get(key)
-            known[key] = reuse if older is None else older.plus(reuse)
+            known[key] = known[key].plus(reuse) if key in known else reuse
     passed: dict[int, int] = {}  # by prefix, the requests of its commonest continuation
     for reuse in known.values():
         passed[reuse.parent] = max(passed.get(reuse.parent, 0), reuse.requests)

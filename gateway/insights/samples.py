@@ -206,19 +206,9 @@ class PrefixReport:
     def finished(self, record: Record) -> None:
         """Count a request that ended, if it was answered and its usage reported, and complete its sample."""
         demand = record.demand
-        if demand is not None and demand.keys:
-            self._count(record, demand)
-            self.samples.finished(record, demand)
-
-    def snapshot(self, now: float, window_seconds: float | None = None) -> Snapshot:
-        """All of these last seconds; not changed afterwards."""
-        longest = self._limits.epochs * self._limits.epoch_seconds
-        since, uptime = now - min(window_seconds or longest, longest), now - self._began_seconds
-        samples, models, counted = self.samples.snapshot(since), frozenset(self._models), self._counted()
-        return Snapshot(uptime, now, counted, self._epochs(since), samples, models, self._show_text, self._holders)
-
-    def _count(self, record: Record, demand: Demand) -> None:
-        """An answered request. Its `demand` has keys."""
+        if demand is None or not demand.keys:
+            return
+        self.samples.finished(record, demand)
         epoch = self._epoch
         if record.ended_seconds - epoch.began_seconds >= self._limits.epoch_seconds:
             epoch = self._next_epoch(record)
@@ -241,6 +231,13 @@ class PrefixReport:
             self._skip -= 1
         else:
             self._look_closely(epoch, record, demand)
+
+    def snapshot(self, now: float, window_seconds: float | None = None) -> Snapshot:
+        """All of these last seconds; not changed afterwards."""
+        longest = self._limits.epochs * self._limits.epoch_seconds
+        since, uptime = now - min(window_seconds or longest, longest), now - self._began_seconds
+        samples, models, counted = self.samples.snapshot(since), frozenset(self._models), self._counted()
+        return Snapshot(uptime, now, counted, self._epochs(since), samples, models, self._show_text, self._holders)
 
     def _epochs(self, since_seconds: float) -> list[Epoch]:
         """Those that end after then, oldest first; not changed afterwards."""

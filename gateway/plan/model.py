@@ -330,11 +330,10 @@ def _stored(fields: Document, hidden: int, heads: int) -> StoredToken:
 def _max_length(fields: Document) -> int:
     length = min((value for name in of.LENGTHS if (value := of.number(fields, name))), default=DEFAULT_LENGTH_TOKENS)
     scaling = fields.get("rope_scaling") or fields.get("rope_parameters")
-    if not isinstance(scaling, dict) or "gemma3" in str(fields.get("model_type")):
-        return length
-    kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor")
-    if kind in ("linear", "dynamic") and isinstance(factor, int | float) and 1 <= factor < _LARGEST_FACTOR:
-        return int(length * factor)
+    if isinstance(scaling, dict) and "gemma3" not in str(fields.get("model_type")):
+        kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor")
+        if kind in ("linear", "dynamic") and isinstance(factor, int | float) and 1 <= factor < _LARGEST_FACTOR:
+            return int(length * factor)
     return length
 
 
