@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from random import Random
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import structlog
 import uvloop
@@ -31,7 +31,9 @@ from gateway.feedback import CacheState, LimitChanges
 from gateway.front.handler import Handler, request_ids
 from gateway.front.read import RequestReader, StoredResponses
 from gateway.front.server import Server
-from gateway.insights.report import Making, PrefixReport
+from gateway.insights.families import Breathe
+from gateway.insights.report import make_report
+from gateway.insights.samples import PrefixReport
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
 from gateway.observe.log import AccessLog, LineWriter, PrefixHashes, logging_to
@@ -176,9 +178,9 @@ class Gateway:
         for backend in self.fleet.backends:
             self.kv_events.follow(backend.name, plan(backend).sources)
 
-    def _prepared_report(self, window_seconds: float | None) -> Making:
+    def _prepared_report(self, window_seconds: float | None) -> Callable[[Breathe], dict[str, Any]]:
         self.finished.settle()
-        return self.prefix_report.prepare(self.clock(), window_seconds)
+        return partial(make_report, self.prefix_report.snapshot(self.clock(), window_seconds))
 
     async def _settle(self) -> None:
         for turn in count():

@@ -5,10 +5,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
 from gateway.backends import vllm_api
 from gateway.backends.concurrency_limit import DEFAULT_MAX_NUM_SEQS
 from gateway.backends.health import ProbeResult
@@ -22,13 +18,9 @@ BACKEND_KEEP_ALIVE_SECONDS = 5.0  # VLLM_HTTP_TIMEOUT_KEEP_ALIVE's default
 
 Report = dict[str, Any]  # one backend as the operator sees it
 
-CACHED_TOKENS_NOTE = (
-    "vLLM does not expose whether --enable-prompt-tokens-details is set. Without it, usage.prompt_tokens_details is "
-    "null in responses, and cache hits are predicted but not confirmed."
-)
 
-
-async def examine(config: Config) -> list[Report]:
+async def examine(config: Config) -> dict[str, list[Any]]:
+    """The document of the command: a report on each backend, and warnings about all of them together."""
     tokenized = frozenset(name for name, model in config.models.by_name.items() if model.tokenizer)
 
     async def report(answers: Answers) -> Report:
@@ -37,7 +29,8 @@ async def examine(config: Config) -> list[Report]:
         unreachable = next((reason for reason in reasons if reason), None)
         return report_on(answers, config.routing.policy, tokenized, unreachable)
 
-    return await asyncio.gather(*map(report, await survey(config)))
+    reports = await asyncio.gather(*map(report, await survey(config)))
+    return {"backends": reports, "warnings": fleet_warnings(config, reports)}
 
 
 def report_on(
@@ -91,15 +84,13 @@ def _kv_events(answers: Answers) -> str:
     return "not offered" if facts.kv_event_sources is None else "not readable"
 
 
-def _knowledge(
-    answers: Answers, policy: str, tokenized: frozenset[str], events_unreachable: str | None
-) -> tuple[str, str]:
+def _knowledge(answers: Answers, policy: str, tokenized: frozenset[str], unreachable: str | None) -> tuple[str, str]:
     """The source of the knowledge of its cache, and why there is no better one."""
     facts, found = answers.backend.facts, endpoints.plan(answers.backend)
     if policy != "prefix" or facts.prefix_caching is False or not answers.is_reachable:
         return "none", "not used for routing"
-    if not found.sources or events_unreachable:
-        return "own record", found.problem or events_unreachable or ""
+    if not found.sources or unreachable:
+        return "own record", found.problem or unreachable or ""
     models = {card.id for card in facts.models if card.parent is None}
     if models <= tokenized:
         return "exact blocks", "reported by its KV events"
@@ -179,38 +170,3 @@ def fleet_warnings(config: Config, reports: Sequence[Report]) -> list[str]:
     if len({report["version"] for report in reports if report["version"]}) > 1:
         found.append("The backends run different versions of vLLM.")
     return found
-
-
-def as_table(config: Config, reports: Sequence[Report]) -> Group:
-    table = Table(title="Backends", title_justify="left", show_header=True)
-    table.add_column("")
-    for report in reports:
-        table.add_column(report["name"], overflow="fold")
-    columns = [_column(report) for report in reports]
-    for row in columns[0]:
-        table.add_row(row, *(column[row] for column in columns))
-    notes = [f"{report['name']}: {warning}" for report in reports for warning in report["warnings"]]
-    notes += fleet_warnings(config, reports)
-    return Group(table, *(Text(f"! {note}", style="yellow") for note in notes), Text(CACHED_TOKENS_NOTE, style="dim"))
-
-
-def _column(report: Report) -> dict[str, str]:
-    lengths = (f"{model}: {length or '?'}" for model, length in report["max_model_len"].items())
-    return {
-        "URL": report["url"],
-        "reachable": "yes" if report["reachable"] else "no",
-        "version": report["version"] or "?",
-        "models": ", ".join(report["models"]) or "none",
-        "max_model_len": ", ".join(lengths) or "?",
-        "block size": _number(report["block_size_tokens"], "tokens"),
-        "KV cache": _number(report["kv_cache_tokens"], "tokens", report["kv_cache_tokens_from"]),
-        "cap": _number(report["cap"], "sequences", report["cap_from"]),
-        "prefix caching": {True: "on", False: "off", None: "?"}[report["prefix_caching"]],
-        "KV events": report["kv_events"] if report["reachable"] else "?",
-        "cache source": f"{report['knowledge']}: {report['knowledge_because']}",
-        "routing": f"{report['routing']}: {report['routing_because']}",
-    }
-
-
-def _number(number: int | None, unit: str, source: str = "") -> str:
-    return "?" if number is None else f"{number:,} {unit}" + (f" ({source})" if source else "")

@@ -138,18 +138,14 @@ def check(
     config = _load(file, backend)
     import asyncio
 
-    from gateway.cli import check as checking
+    from gateway.cli.check import examine
 
-    reports = asyncio.run(checking.examine(config))
-    if json:
-        _print_json({"backends": reports, "warnings": checking.fleet_warnings(config, reports)})
-    else:
-        from rich.console import Console
-
-        Console().print(checking.as_table(config, reports))
-    if not any(report["reachable"] for report in reports):
+    document = asyncio.run(examine(config))
+    _show(document, json, "check.jinja")
+    backends = document["backends"]
+    if not any(each["reachable"] for each in backends):
         _fail("no backend is reachable", FAILED)
-    if strict and (faulty := [each["name"] for each in reports if each["warnings"] or not each["reachable"]]):
+    if strict and (faulty := [each["name"] for each in backends if each["warnings"] or not each["reachable"]]):
         _fail(f"failed checks: {', '.join(faulty)}", FAILED)
 
 
@@ -174,12 +170,7 @@ def prefixes(
     json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show the KV cache hit rate of prompts and the causes of cache misses."""
-    from gateway.cli.http_get import AdminError, ask_admin
-
-    try:
-        report = ask_admin(url, f"/admin/prefixes?minutes={minutes:g}")
-    except AdminError as error:
-        _fail(str(error), FAILED)
+    report = _ask_admin(url, f"/admin/prefixes?minutes={minutes:g}")
     from jinja2 import TemplateError
 
     try:
@@ -226,15 +217,19 @@ def plan(
 ) -> None:
     """Show the GPU memory that a model needs, how many requests fit by length, and which settings to use."""
     from gateway.plan.checkpoint import PlanError
-    from gateway.plan.command import PlanRequest, plan_model, plan_running
+    from gateway.plan.command import PlanRequest, ask_running, plan_model, running_document, workload_of
 
-    request = PlanRequest(
-        model, gpu_memory_gib, gpus, tensor_parallel_size, gpu_memory_utilization, max_model_len, dtype,
-        kv_cache_dtype, quantization, max_num_seqs, max_num_batched_tokens, block_size, reserve_gib,
-        prompt_tokens, output_tokens, shared_prefix_tokens, concurrency, tuple(fields or ()), api_key
-    )  # fmt: skip
     try:
-        document = plan_running(request) if request.is_url else plan_model(request)
+        workload = workload_of(prompt_tokens, output_tokens, shared_prefix_tokens, concurrency)
+        if model.startswith(("http://", "https://")):
+            document = running_document(model, ask_running(model, api_key), workload, max_num_seqs)
+        else:
+            request = PlanRequest(
+                model, gpu_memory_gib, gpus, tensor_parallel_size, gpu_memory_utilization, max_model_len, dtype,
+                kv_cache_dtype, quantization, max_num_seqs, max_num_batched_tokens, block_size, reserve_gib,
+                tuple(fields or ()),
+            )  # fmt: skip
+            document = plan_model(request, workload)
     except PlanError as error:
         _fail(str(error), INVALID)
     _show(document, json, "plan.jinja")
@@ -246,11 +241,9 @@ def healthcheck(
     timeout: Annotated[float, Option(min=0.1, help="Timeout in seconds.")] = 2.0,
 ) -> None:
     """Exit with 0 if the URL returns 200, else with 1. For container health checks."""
-    from gateway.cli.http_get import FAILURES, get
-
     try:
-        status, _ = get(url, timeout, most_bytes=0)
-    except FAILURES as error:
+        status, _ = _get(url, timeout, most_bytes=0)
+    except OSError as error:
         _fail(f"{url}: {error}", FAILED)
     if status != 200:
         _fail(f"{url} returned {status}", FAILED)
@@ -306,6 +299,47 @@ def _load(
         return load(file, backends or [], host, port, "off" if no_admin else admin_port)
     except ConfigError as error:
         _fail(str(error), INVALID)
+
+
+def _get(url: str, timeout_seconds: float, most_bytes: int) -> tuple[int, bytes]:
+    """Status and body of a response, without a proxy. Raises OSError.
+
+    With the standard library alone, since `gateway healthcheck` must start quickly.
+    """
+    import http.client
+    import urllib.error
+    import urllib.request
+
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=timeout_seconds) as answer:
+            return answer.status, answer.read(most_bytes)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read(most_bytes)
+    except (ValueError, http.client.HTTPException) as error:
+        raise OSError(str(error)) from None
+
+
+def _ask_admin(url: str, path: str) -> dict[str, Any]:
+    """The document at the path below the admin port's URL."""
+    import orjson
+
+    whole = url.rstrip("/") + path
+    try:
+        status, body = _get(whole, timeout_seconds=30.0, most_bytes=32 << 20)
+    except OSError as error:
+        _fail(f"{url} is unreachable: {getattr(error, 'reason', error)}", FAILED)
+    try:
+        document = orjson.loads(body)
+    except ValueError:
+        document = None
+    if status == 200 and document and isinstance(document, dict):
+        return document
+    if status != 200 and isinstance(document, dict) and isinstance(reason := document.get("error"), str):
+        _fail(f"{url}: {reason}", FAILED)
+    what = "no gateway document" if status == 200 else status
+    _fail(f"{whole} returned {what}: is this the admin port of a gateway?", FAILED)
 
 
 def _show(document: dict[str, Any], as_json: bool, template: str) -> None:

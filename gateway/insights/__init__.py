@@ -1,1 +1,1 @@
-"""What the prefix report is made of: samples, tallies, and the search for what keeps caches cold."""
+"""What the prefix report is made of: samples, counts, and the search for what keeps caches cold."""

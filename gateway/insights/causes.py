@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
@@ -19,11 +18,13 @@ import orjson
 
 from gateway.insights.families import LEAST_SAVING_BYTES, Corpus, Family, core_flags
 
+_PAIRS = 48  # compared in a family
 _IN_ORDER = 0.9  # share of the common text that has to stand in the same order
 _AGREE_BYTES = 12  # that have to follow two tokens, so that they are what differs
 _JSON_MEMBER = re.compile(rb'\s*\\?"[^"\\]+\\?"\s*:')
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
 _OPENING = (b"system", b"instructions", b"tools", b"documents")
+_NOT_WRITTEN_BY_CLIENTS = ("(assistant)", "(tool)")
 _LEAST_SHARE = 0.01  # of all prompt tokens, that a cause has to cost
 _LEAST_DOUBTFUL_SHARE = 0.05
 _LEAST_DOUBTFUL_OWN_SHARE = 0.2  # of the prompt tokens of its own requests
@@ -32,53 +33,25 @@ _LEAST_SEGMENT_SHARE = 0.01  # of the prompt: smaller ones are drawn with their 
 _MOST_SEGMENTS = 12
 _EXCERPT_BYTES = 60
 
-
-class DifferenceKind(StrEnum):
-    """What differs between prompts that could share more."""
-
-    TIMESTAMP = "timestamp"
-    UUID = "uuid"
-    ID = "id"
-    EMAIL = "email"
-    NUMBER = "number"
-    NAME = "name"
-    WORDS = "words"
-    EXTRA_TEXT = "extra text"
-    TOOL_ORDER = "tool order"
-    JSON_KEY_ORDER = "JSON key order"
-    TEXT_ORDER = "text order"
-    CACHE_SALT = "cache salt"
-
-
-ORDERS = (DifferenceKind.TOOL_ORDER, DifferenceKind.JSON_KEY_ORDER, DifferenceKind.TEXT_ORDER)
-_PAIRS = 48  # compared in a family
-MAY_BE_NATURAL = (
-    DifferenceKind.WORDS,
-    DifferenceKind.NAME,
-    DifferenceKind.NUMBER,
-    DifferenceKind.TEXT_ORDER,
-    DifferenceKind.EXTRA_TEXT,
-)
-_NOT_WRITTEN_BY_CLIENTS = ("(assistant)", "(tool)")
-
-_ADVICE = {
-    DifferenceKind.TIMESTAMP: "Move the time behind the shared text (into the last user message), or round it"
-    " to the day",
-    DifferenceKind.UUID: "Take the id out of the prompt, or move it behind the shared text",
-    DifferenceKind.ID: "Take the id out of the prompt, or move it behind the shared text",
-    DifferenceKind.EMAIL: "Move what is said of the user behind the shared text",
-    DifferenceKind.NAME: "Move what looks like a name behind the shared text, as into the first user message",
-    DifferenceKind.NUMBER: "Move the number behind the shared text",
-    DifferenceKind.WORDS: "Put the shared text first, and what is different in each request behind it",
-    DifferenceKind.EXTRA_TEXT: "Some prompts have text here that others lack: keep it in all, or move it behind the"
-    " shared text; if it is old turns that are cut off, cut many at a time and seldom",
-    DifferenceKind.TOOL_ORDER: "Send the tools in a fixed order, sorted by name for instance",
-    DifferenceKind.JSON_KEY_ORDER: "Write JSON with its keys in a fixed order (sort_keys=True)",
-    DifferenceKind.TEXT_ORDER: "Keep the documents, examples or lines in a fixed order, and put what is always"
-    " there first",
-    DifferenceKind.CACHE_SALT: "Give requests that may share a cache the same cache_salt: it is different in prompts"
-    " that are the same",
+# What differs between prompts that could share more, and what to do about it.
+ADVICE = {
+    "timestamp": "Move the time behind the shared text (into the last user message), or round it to the day",
+    "uuid": "Take the id out of the prompt, or move it behind the shared text",
+    "id": "Take the id out of the prompt, or move it behind the shared text",
+    "email": "Move what is said of the user behind the shared text",
+    "number": "Move the number behind the shared text",
+    "name": "Move what looks like a name behind the shared text, as into the first user message",
+    "words": "Put the shared text first, and what is different in each request behind it",
+    "extra text": "Some prompts have text here that others lack: keep it in all, or move it behind the shared text; if"
+    " it is old turns that are cut off, cut many at a time and seldom",
+    "tool order": "Send the tools in a fixed order, sorted by name for instance",
+    "JSON key order": "Write JSON with its keys in a fixed order (sort_keys=True)",
+    "text order": "Keep the documents, examples or lines in a fixed order, and put what is always there first",
+    "cache salt": "Give requests that may share a cache the same cache_salt: it is different in prompts that are the"
+    " same",
 }
+_ORDERS = ("tool order", "JSON key order", "text order")
+_MAY_BE_NATURAL = ("words", "name", "number", "text order", "extra text")
 
 _MONTH = rb"(?:jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)[a-z]*\.?"
 _DAY = rb"(?:(?:mon|tues?|wednes|wed|thurs?|fri|satur|sat|sun)(?:day)?,? )?"
@@ -89,21 +62,18 @@ _DATE = (
     rb"|" + _DAY + rb"\d{1,2} " + _MONTH + rb",? \d{4})"
 )
 _PATTERNS = (
-    (DifferenceKind.UUID, re.compile(rb"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)),
-    (
-        DifferenceKind.TIMESTAMP,
-        re.compile(_DATE + rb"(?:(?:t|,? | at |, at )" + _TIME + rb")?|\b" + _TIME, re.IGNORECASE),
-    ),
-    (DifferenceKind.EMAIL, re.compile(rb"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")),
-    (DifferenceKind.TIMESTAMP, re.compile(rb"(?<![\w.])1[5-9]\d{8}(?:\d{3}|\d{6}|\d{9})?(?:\.\d+)?(?![\w])")),
-    (DifferenceKind.ID, re.compile(rb"\b(?=[\w-]*\d)(?=[\w-]*[a-z])(?:[0-9a-f]{8,}|[\w-]{12,})\b", re.IGNORECASE)),
-    (DifferenceKind.NUMBER, re.compile(rb"(?<!\w)\d+(?:[.,]\d+)*(?!\w)")),
+    ("uuid", re.compile(rb"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)),
+    ("timestamp", re.compile(_DATE + rb"(?:(?:t|,? | at |, at )" + _TIME + rb")?|\b" + _TIME, re.IGNORECASE)),
+    ("email", re.compile(rb"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")),
+    ("timestamp", re.compile(rb"(?<![\w.])1[5-9]\d{8}(?:\d{3}|\d{6}|\d{9})?(?:\.\d+)?(?![\w])")),
+    ("id", re.compile(rb"\b(?=[\w-]*\d)(?=[\w-]*[a-z])(?:[0-9a-f]{8,}|[\w-]{12,})\b", re.IGNORECASE)),
+    ("number", re.compile(rb"(?<!\w)\d+(?:[.,]\d+)*(?!\w)")),
 )
 _NAME = re.compile(rb"[A-Z][\w'-]+(?: [A-Z][\w'.-]*){0,2}")
 _WINDOW_BYTES = 96
 
 
-def token_at(text: bytes, position: int) -> tuple[DifferenceKind, int, int] | None:
+def token_at(text: bytes, position: int) -> tuple[str, int, int] | None:
     """The time, id or number that the position is in, or at the end of: its kind, start and end in bytes."""
     base = max(0, position - _WINDOW_BYTES)
     window, place = text[base : position + _WINDOW_BYTES], position - base
@@ -114,39 +84,26 @@ def token_at(text: bytes, position: int) -> tuple[DifferenceKind, int, int] | No
     return None
 
 
-def kind_of_words(text: bytes) -> DifferenceKind:
+def kind_of_words(text: bytes) -> str:
     stripped = text.strip(b" \t\r\n,;:.!?\"'")
     if not stripped:
-        return DifferenceKind.EXTRA_TEXT
-    if _NAME.fullmatch(stripped):
-        return DifferenceKind.NAME
-    return DifferenceKind.WORDS
+        return "extra text"
+    return "name" if _NAME.fullmatch(stripped) else "words"
 
 
-def kind_within(text: bytes) -> DifferenceKind | None:
+def kind_within(text: bytes) -> str | None:
     """The first thing in a short piece of text that is known to differ from request to request."""
-    for kind, pattern in _PATTERNS:
-        if kind is not DifferenceKind.NUMBER and pattern.search(text[:2048]):
-            return kind
-    return None
+    return next((kind for kind, pattern in _PATTERNS if kind != "number" and pattern.search(text[:2048])), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The first difference of two prompts; the differing text is `[start, end)` of either."""
 
-    kind: DifferenceKind
+    kind: str
     start: int
     ends: tuple[int, int]
     texts: tuple[bytes, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class PromptPart:
-    """A part of a prompt, and how far into it a position is."""
-
-    name: str
-    offset_bytes: int
 
 
 def common_prefix(one: bytes, other: bytes) -> int:
@@ -160,7 +117,7 @@ def compare(corpus: Corpus, family: Family, one: int, other: int) -> Difference 
     first, second = family.members[one], family.members[other]
     texts = corpus.samples[first].text, corpus.samples[second].text
     if corpus.content[corpus.rows[first]] != corpus.content[corpus.rows[second]]:
-        return Difference(DifferenceKind.CACHE_SALT, 0, (0, 0), texts)
+        return Difference("cache salt", 0, (0, 0), texts)
     start = common_prefix(*texts)
     if start == min(map(len, texts)):
         return None
@@ -235,45 +192,45 @@ def _words(texts: tuple[bytes, bytes], start: int, common: list[tuple[int, int, 
         while texts[0][ends[0] : ends[0] + 1].isalnum() and ends[0] < again[0]:
             ends = ends[0] + 1, ends[1] + 1
     kinds = [kind_of_words(text[start:end]) for text, end in zip(texts, ends, strict=True)]
-    kind = kinds[0] if kinds[0] is kinds[1] else DifferenceKind.WORDS
-    return Difference(DifferenceKind.EXTRA_TEXT if DifferenceKind.EXTRA_TEXT in kinds else kind, start, ends, texts)
+    kind = kinds[0] if kinds[0] == kinds[1] else "words"
+    return Difference("extra text" if "extra text" in kinds else kind, start, ends, texts)
 
 
-def _order_kind(texts: tuple[bytes, bytes], start: int) -> DifferenceKind:
-    if part_of(texts[0], start).name == "tools":
+def _order_kind(texts: tuple[bytes, bytes], start: int) -> str:
+    if part_of(texts[0], start)[0] == "tools":
         one, other = (_tools(text) for text in texts)
         if one is None or other is None or sorted(map(orjson.dumps, one)) == sorted(map(orjson.dumps, other)):
-            return DifferenceKind.TOOL_ORDER
-        return DifferenceKind.JSON_KEY_ORDER
+            return "tool order"
+        return "JSON key order"
     if all(len(_JSON_MEMBER.findall(text[max(0, start - 128) : start + 512])) >= 3 for text in texts):
-        return DifferenceKind.JSON_KEY_ORDER
-    return DifferenceKind.TEXT_ORDER
+        return "JSON key order"
+    return "text order"
 
 
 def _tools(text: bytes) -> list[object] | None:
     try:
-        opening = dict(orjson.loads(text.split(b"\x1e", 1)[0]))
+        tools = dict(orjson.loads(text.split(b"\x1e", 1)[0])).get("tools")
     except (ValueError, TypeError):
         return None
-    tools = opening.get("tools")
     return tools if isinstance(tools, list) else None
 
 
-def part_of(text: bytes, position: int) -> PromptPart:
+def part_of(text: bytes, position: int) -> tuple[str, int]:
+    """The part of a prompt that a position is in, and how many bytes of the part are before it."""
     turn = text.rfind(b"\x1e", 0, position + 1)
     if turn >= 0:
         number = text.count(b"\x1e", 0, turn)
         head = text[turn + 1 : turn + 40].partition(b"\x1f")[0].decode(errors="replace")
         role = head if head in _ROLES else "other"
-        return PromptPart(f"messages[{number}] ({role})", max(0, position - turn - 2 - len(head)))
+        return f"messages[{number}] ({role})", max(0, position - turn - 2 - len(head))
     if not text.startswith(b'[["'):
-        return PromptPart("prompt", position)
+        return "prompt", position
     name, start = "opening", 0
     for field in _OPENING:
         at = text.find(b'["' + field + b'",', start, position + 1)
         if at >= 0:
             name, start = field.decode(), at + len(field) + 5  # behind the comma and the value's first mark
-    return PromptPart(name, max(0, position - start))
+    return name, max(0, position - start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,35 +238,29 @@ class Cause:
     """What differs in a family, and where; `shown_by` pairs of members."""
 
     family: Family
-    kind: DifferenceKind
-    part: PromptPart
+    kind: str
+    part: tuple[str, int]  # its name, and the bytes before the place
     position_bytes: int
     shown_by: tuple[Difference, ...]
 
 
 def find_cause(corpus: Corpus, family: Family) -> Cause | None:
     """The cause, if it is one that the author of the prompts could fix."""
-    found = _differences(corpus, family)
+    _, branches = np.unique(family.branches, return_index=True)
+    neighbours = pairwise(np.sort(branches)[: _PAIRS + 1].tolist())  # in time, one member of each branch
+    compared = (compare(corpus, family, one, other) for one, other in neighbours)
+    found = [difference for difference in compared if difference is not None]
     if not found:
         return None
     kind, _ = Counter(each.kind for each in found).most_common(1)[0]
-    alike = tuple(each for each in found if each.kind is kind)
+    alike = tuple(each for each in found if each.kind == kind)
     position, _ = Counter(each.start for each in alike).most_common(1)[0]
-    if kind in ORDERS:
+    if kind in _ORDERS:
         position = min(each.start for each in alike)
-    if kind in MAY_BE_NATURAL and kind is not DifferenceKind.EXTRA_TEXT and not _is_written(corpus, family):
+    if kind in _MAY_BE_NATURAL and kind != "extra text" and not _is_written(corpus, family):
         return None  # of a history that is cut, answers are a part
-    is_salt = kind is DifferenceKind.CACHE_SALT
-    part = PromptPart("cache_salt", 0) if is_salt else part_of(alike[0].texts[0], position)
+    part = ("cache_salt", 0) if kind == "cache salt" else part_of(alike[0].texts[0], position)
     return Cause(family, kind, part, position, alike)
-
-
-def _differences(corpus: Corpus, family: Family) -> list[Difference]:
-    """The first difference of neighbours in time, one of each branch."""
-    _, firsts = np.unique(family.branches, return_index=True)
-    pairs = pairwise(np.sort(firsts)[: _PAIRS + 1].tolist())
-    compared = (compare(corpus, family, one, other) for one, other in pairs)
-    return [difference for difference in compared if difference is not None]
 
 
 def _is_written(corpus: Corpus, family: Family) -> bool:
@@ -325,7 +276,7 @@ def _is_written(corpus: Corpus, family: Family) -> bool:
     while start < len(text):
         end = text.find(b"\x1e", start + 1)
         end = len(text) if end < 0 else end
-        if not part_of(text, start).name.endswith(_NOT_WRITTEN_BY_CLIENTS):
+        if not part_of(text, start)[0].endswith(_NOT_WRITTEN_BY_CLIENTS):
             inside = (corpus.start[rows] >= start - 1) & (corpus.start[rows] < end)
             written += int(corpus.size[rows[inside]].sum())
         start = end
@@ -353,7 +304,7 @@ def _matters(document: dict[str, Any], whole_tokens: float) -> bool:
     """Text that recurs by chance, such as documents retrieved for a question, is a small part of the whole."""
     share, own_share = document["saved_tokens_per_request"] * document["requests"], document["saved_share"]
     share /= max(1, whole_tokens)
-    if document["kind"] in MAY_BE_NATURAL and own_share < _BEYOND_DOUBT:
+    if document["kind"] in _MAY_BE_NATURAL and own_share < _BEYOND_DOUBT:
         return bool(share >= _LEAST_DOUBTFUL_SHARE and own_share >= _LEAST_DOUBTFUL_OWN_SHARE)
     return bool(share >= _LEAST_SHARE)
 
@@ -362,20 +313,18 @@ def _breaker(
     corpus: Corpus, causes: Sequence[Cause], seconds: float, show_text: bool, models: frozenset[str]
 ) -> dict[str, Any]:
     main = max(causes, key=lambda cause: len(cause.family.members))
-    family, kind, part = main.family, main.kind, main.part
+    family, kind, (part, offset) = main.family, main.kind, main.part
     samples = [corpus.samples[member] for cause in causes for member in cause.family.members]
     tokens_per_byte = sum(each.prompt_tokens for each in samples) / max(1, sum(each.size_bytes for each in samples))
     requests = sum(sample.weight for sample in samples)
     per_hour = requests * 3600 / seconds
     saved = round(_mean_saving_bytes(corpus, causes) * tokens_per_byte)
-    where = (
-        "the request's cache_salt" if kind is DifferenceKind.CACHE_SALT else f"{part.name}, byte {part.offset_bytes:,}"
-    )
+    where = "the request's cache_salt" if kind == "cache salt" else f"{part}, byte {offset:,}"
     document: dict[str, Any] = {
         "id": blake2b(np.sort(corpus.digest[family.is_core]).tobytes(), digest_size=4).hexdigest(),
-        "kind": kind.value,
-        "part": part.name,
-        "part_offset_bytes": part.offset_bytes,
+        "kind": kind,
+        "part": part,
+        "part_offset_bytes": offset,
         "position_bytes": main.position_bytes,
         "position_tokens": round(main.position_bytes * tokens_per_byte),
         "differs_bytes": int(np.median([end - each.start for each in main.shown_by for end in each.ends])),
@@ -391,7 +340,7 @@ def _breaker(
         "clients": sorted({sample.client for sample in samples}),
         "also": _also(corpus, family, kind),
         "picture": _picture(corpus, main, tokens_per_byte),
-        "advice": advice_on(kind, where, saved),
+        "advice": f"{ADVICE[kind]}; it is in {where}. This saves about {saved:,} tokens of prefill a request.",
     }
     if show_text:
         document["examples"] = _examples(main)
@@ -400,12 +349,9 @@ def _breaker(
 
 def _mean_saving_bytes(corpus: Corpus, causes: Sequence[Cause]) -> float:
     """Of a request that is not the first of its family, weighted by sample."""
-    saved = weight = 0.0
-    for cause in causes:
-        weights = np.array([corpus.samples[member].weight for member in cause.family.members[1:]])
-        saved += float((cause.family.saving_bytes[1:] * weights).sum())
-        weight += float(weights.sum())
-    return saved / max(1.0, weight)
+    weights = np.array([corpus.samples[member].weight for cause in causes for member in cause.family.members[1:]])
+    savings = np.concatenate([cause.family.saving_bytes[1:] for cause in causes])
+    return float((savings * weights).sum() / max(1.0, weights.sum()))
 
 
 def _segments(corpus: Corpus, family: Family, member: int) -> list[tuple[str, int, int]]:
@@ -434,11 +380,11 @@ def _picture(corpus: Corpus, cause: Cause, tokens_per_byte: float) -> list[dict[
     sizes = [len(corpus.samples[member].text) for member in family.members]
     member = int(np.argsort(sizes, kind="stable")[len(sizes) // 2])
     runs = [("shared", 0, position)] if position else []
-    if kind is DifferenceKind.CACHE_SALT:
+    if kind == "cache salt":
         runs.append(("differs", 0, 0))
     for segment, start, end in _segments(corpus, family, member):
         begin, what = max(start, position), segment
-        if kind in ORDERS and segment != "own":
+        if kind in _ORDERS and segment != "own":
             what = "reordered"
         if end <= begin:
             continue
@@ -449,12 +395,12 @@ def _picture(corpus: Corpus, cause: Cause, tokens_per_byte: float) -> list[dict[
     return [{"what": what, "tokens": round((end - start) * tokens_per_byte)} for what, start, end in runs]
 
 
-def _also(corpus: Corpus, family: Family, first: DifferenceKind) -> list[str]:
+def _also(corpus: Corpus, family: Family, first: str) -> list[str]:
     """Kinds of what differs further on, within the shared text."""
     text = corpus.samples[family.members[-1]].text
     segments = _segments(corpus, family, len(family.members) - 1)
     later = [text[start:end] for what, start, end in segments if what == "differs"][1:]
-    return sorted({kind.value for kind in map(kind_within, later) if kind is not None and kind is not first})
+    return sorted({kind for kind in map(kind_within, later) if kind is not None and kind != first})
 
 
 def _examples(cause: Cause) -> list[str]:
@@ -464,7 +410,3 @@ def _examples(cause: Cause) -> list[str]:
             end = min(end if end > each.start else each.start + 24, each.start + _EXCERPT_BYTES)
             examples[text[each.start : end].decode(errors="replace")] = None
     return list(examples)[:4]
-
-
-def advice_on(kind: DifferenceKind, place: str, saved_tokens: int) -> str:
-    return f"{_ADVICE[kind]}; it is in {place}. This saves about {saved_tokens:,} tokens of prefill a request."

@@ -26,7 +26,7 @@ Breathe = Callable[[], None]  # called often, so that a long computation can let
 _ENDS = b"\n.,;{}[]\\\x1e\x82\x8c"  # the last two end the comma and the full stop of Chinese and Japanese
 _PIECE = re.compile(rb"[^" + re.escape(_ENDS) + rb"]{0,128}[" + re.escape(_ENDS) + rb"]*")
 _MARGIN = _ENDS + b' ":\t\r'
-_MOST_PIECES = 4096  # of a prompt: what follows is left out
+MOST_PIECES_OF_A_PROMPT = 4096  # what follows is left out
 _MOST_IN_ALL = 400_000  # of all prompts: the oldest are left out
 _DISTINCTIVE_BYTES = 12  # shorter pieces are in every prompt
 _ODD = 0x9E3779B97F4A7C15  # its powers number the places in a chain
@@ -88,7 +88,7 @@ def build(samples: Sequence[Sample], breathe: Breathe) -> Corpus:
     """Cut the samples into pieces and number them; if there are too many pieces, the oldest samples are left out."""
     cut, count = [], 0
     for sample in reversed(samples):
-        pieces = _PIECE.findall(sample.text)[:-1][:_MOST_PIECES]  # the last one is empty
+        pieces = _PIECE.findall(sample.text)[:-1][:MOST_PIECES_OF_A_PROMPT]  # the last one is empty
         count += len(pieces)
         if count > _MOST_IN_ALL:
             break
@@ -136,12 +136,11 @@ def _salts(samples: Sequence[Sample]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Samples that share their text up to `depth_bytes`, and then their core. Values are by member.
+    """Samples that share their text up to `first_row`, and then their core. Values are by member.
 
     `core_end` is the row of the corpus where the core ends; `saving_bytes` what a cache could have given besides.
     """
 
-    depth_bytes: int
     members: Ints
     branches: Ints
     first_row: Ints  # where the member leaves the common way
@@ -150,11 +149,6 @@ class Family:
     saving_bytes: Ints
     saving_share: float  # of all text of the members
     is_core: Ints  # sorted contents
-
-    @property
-    def mean_saving_bytes(self) -> float:
-        """Of a request that is not the first."""
-        return float(self.saving_bytes[1:].mean())
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +179,8 @@ def find_families(corpus: Corpus, hit_bytes: Ints, breathe: Breathe) -> list[Fam
 
 
 def _gains_enough(corpus: Corpus, family: Family) -> bool:
-    if family.mean_saving_bytes < LEAST_SAVING_BYTES or family.saving_share < LEAST_SAVING_SHARE:
+    of_others = family.saving_bytes[1:]  # those of the first are in no cache
+    if of_others.mean() < LEAST_SAVING_BYTES or family.saving_share < LEAST_SAVING_SHARE:
         return False
     before_end = corpus.start[family.core_end - 1] - corpus.start[family.first_row]
     varying = np.median(before_end - family.core_bytes)
@@ -285,14 +280,12 @@ def _measured(corpus: Corpus, branching: _Branching, chosen: Ints, hit_bytes: In
     core_end = _ends(corpus, rows, places, in_core, core_bytes)
     in_core &= rows < core_end[places]
     core_bytes = sums(places[in_core], corpus.size[rows[in_core]], len(members))
-    depth = int(corpus.start[first_row[0]])
-    beyond = np.maximum(0, hit_bytes[members] - depth)
-    saving = core_bytes + _tails(corpus, members, core_end) - beyond
-    saving = np.maximum(0, saving)
+    beyond = np.maximum(0, hit_bytes[members] - corpus.start[first_row[0]])
+    saving = np.maximum(0, core_bytes + _tails(corpus, members, core_end) - beyond)
     saving[0] = 0  # nothing was before it
     last = corpus.rows[members + 1] - 1
     share = float(saving.sum() / (corpus.start[last] + corpus.size[last]).sum())
-    return Family(depth, members, group.branches, first_row, core_end, core_bytes, saving, share, core)
+    return Family(members, group.branches, first_row, core_end, core_bytes, saving, share, core)
 
 
 def _core(corpus: Corpus, group: _Branching, rows: Ints, places: Ints) -> Ints:

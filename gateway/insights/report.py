@@ -5,33 +5,21 @@ requested, on a snapshot, and may be done in another thread.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
-from random import Random
 from typing import Any, TypeVar
 
 import numpy as np
 
 from gateway.insights.causes import breakers, find_cause
 from gateway.insights.families import Breathe, build, find_families
-from gateway.insights.samples import (
-    OTHERS,
-    Application,
-    Counts,
-    Epoch,
-    ReportLimits,
-    Reuse,
-    Sample,
-    Samples,
-    Tallies,
-    total,
-)
+from gateway.insights.samples import OTHERS, Application, Counts, Epoch, Holders, Reuse, Sample, Snapshot, total
 
 Key = TypeVar("Key")
-Holders = Callable[[int], Iterable[str]]
 _SAME = 0.8  # of a prefix's requests with the same continuation: then the longer prefix stands for both
 _EXCERPT_BYTES = 80
+_MOST_ROWS = 20
 
 
 def identity(key: int) -> str:
@@ -62,7 +50,7 @@ def merged(rows: Iterable[tuple[Key, Counts]]) -> dict[Key, Counts]:
 def clients(rows: dict[Application, Counts], most: int) -> list[dict[str, Any]]:
     by_client = merged((client, row) for (client, _), row in rows.items())
     entries = [{"client": client, **counts(row)} for client, row in by_client.items()]
-    return sorted(entries, key=_by_prompt_tokens)[:most]
+    return sorted(entries, key=lambda entry: -entry["prompt_tokens"])[:most]
 
 
 def applications(
@@ -95,11 +83,7 @@ def applications(
         if show_text and not rare:
             listed[place]["text"] = texts.get(application, b"")[:_EXCERPT_BYTES].decode(errors="replace")
     entries = [{**listed[place], **counts(row)} for place, row in merged(placed).items()]
-    return sorted(entries, key=_by_prompt_tokens)
-
-
-def _by_prompt_tokens(entry: dict[str, Any]) -> int:
-    return -int(entry["prompt_tokens"])
+    return sorted(entries, key=lambda entry: -entry["prompt_tokens"])
 
 
 def hottest(
@@ -110,8 +94,7 @@ def hottest(
     known: dict[int, Reuse] = {}
     for epoch in epochs:
         for key, reuse in epoch.prefixes.items():
-            older = known.get(key)
-            known[key] = reuse if older is None else older.plus(reuse)
+            known[key] = known[key].plus(reuse) if key in known else reuse
     passed: dict[int, int] = {}  # by prefix, the requests of its commonest continuation
     for reuse in known.values():
         passed[reuse.parent] = max(passed.get(reuse.parent, 0), reuse.requests)
@@ -142,65 +125,14 @@ def _ending(samples: Sequence[Sample], key: int) -> str:
     return ""
 
 
-_MOST_ROWS = 20
-_LEAST_SECONDS = 60.0  # of traffic that rates by the hour are made of
-Making = Callable[[Breathe], dict[str, Any]]
-
-
-class PrefixReport:
-    """Collects what the report is made of. Times are those of one clock, in seconds."""
-
-    def __init__(
-        self,
-        now: float,
-        random: Random,
-        show_text: bool = False,
-        holders: Holders | None = None,
-        limits: ReportLimits | None = None,
-    ) -> None:
-        self._began_seconds = now
-        self._show_text = show_text
-        self._holders = holders
-        limits = limits or ReportLimits()
-        self.samples = Samples(now, limits)
-        self._tallies = Tallies(now, limits, random, self.samples)
-        self.finished = self._tallies.finished
-
-    def __repr__(self) -> str:
-        return f"<PrefixReport {self.samples!r}, {self._tallies!r}>"
-
-    def prepare(self, now: float, window_seconds: float | None = None) -> Making:
-        """Take a snapshot. The function that comes back makes the report of it, wherever it is called."""
-        window = min(window_seconds or self._tallies.window_seconds, self._tallies.window_seconds)
-        taken = Snapshot(
-            uptime_seconds=now - self._began_seconds,
-            now_seconds=now,
-            since_start=self._tallies.since_start(),
-            epochs=self._tallies.snapshot(now - window),
-            samples=self.samples.snapshot(now - window),
-            models=self._tallies.models(),
-        )
-        return lambda breathe: make(taken, self._show_text, self._holders, breathe)
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What a report is made of."""
-
-    uptime_seconds: float
-    now_seconds: float
-    since_start: Counts
-    epochs: list[Epoch]
-    samples: list[Sample]
-    models: frozenset[str]
-
-
-def make(taken: Snapshot, show_text: bool, holders: Holders | None, breathe: Breathe) -> dict[str, Any]:
+def make_report(taken: Snapshot, breathe: Breathe) -> dict[str, Any]:
+    """The report, wherever it is called: nothing else changes the snapshot."""
+    show_text = taken.show_text
     rows = merged(item for epoch in taken.epochs for item in epoch.rows.items())
     breathe()
     in_window = counts(total(rows.values()))
     window_began = taken.epochs[0].began_seconds if taken.epochs else taken.now_seconds
-    found, behind = _breakers(taken, show_text, breathe)
+    found, behind = _breakers(taken, breathe)
     return {
         "uptime_seconds": round(taken.uptime_seconds, 3),
         "window_seconds": round(min(taken.uptime_seconds, taken.now_seconds - window_began), 3),
@@ -209,20 +141,15 @@ def make(taken: Snapshot, show_text: bool, holders: Holders | None, breathe: Bre
         "shares": _shares(in_window, behind),
         "clients": clients(rows, _MOST_ROWS),
         "applications": applications(rows, taken.samples, _MOST_ROWS, show_text),
-        "prefixes": hottest(taken.epochs, taken.samples, _MOST_ROWS, show_text, holders),
+        "prefixes": hottest(taken.epochs, taken.samples, _MOST_ROWS, show_text, taken.holders),
         "breakers": found,
         "samples": {
             "kept": len(taken.samples),
             "bytes": sum(len(sample.text) for sample in taken.samples),
             "of_requests": sum(sample.weight for sample in taken.samples),
-            "seconds": round(_span_seconds(taken), 3),
+            "seconds": round(taken.span_seconds, 3),
         },
     }
-
-
-def _span_seconds(taken: Snapshot) -> float:
-    first = taken.samples[0].at_seconds if taken.samples else taken.now_seconds
-    return max(_LEAST_SECONDS, taken.now_seconds - first)
 
 
 def _balanced(taken: Snapshot) -> list[Sample]:
@@ -240,7 +167,7 @@ def _balanced(taken: Snapshot) -> list[Sample]:
     return [replace(sample, weight=sample.weight * factors.get(sample.client, 1.0)) for sample in taken.samples]
 
 
-def _breakers(taken: Snapshot, show_text: bool, breathe: Breathe) -> tuple[list[dict[str, Any]], float]:
+def _breakers(taken: Snapshot, breathe: Breathe) -> tuple[list[dict[str, Any]], float]:
     """The causes of cold caches, the most expensive first, and the share of all prompt text behind a difference."""
     if not taken.samples:
         return [], 0.0
@@ -255,7 +182,7 @@ def _breakers(taken: Snapshot, show_text: bool, breathe: Breathe) -> tuple[list[
             causes.append(cause)
         breathe()
     whole = sum(sample.prompt_tokens * sample.weight for sample in samples)
-    found = breakers(corpus, causes, _span_seconds(taken), show_text, taken.models)
+    found = breakers(corpus, causes, taken.span_seconds, taken.show_text, taken.models)
     behind = sum(each["saved_tokens_per_request"] * each["requests"] for each in found)
     return found[:_MOST_ROWS], behind / max(1, whole)
 

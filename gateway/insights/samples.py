@@ -1,6 +1,6 @@
 """What the report is made from: a few prompts, and counts over a sliding window. All in memory, all bounded.
 
-`Samples` keeps prompts, limited in number and bytes. `Tallies` counts requests and hits in epochs, by key and
+`Samples` keeps prompts, limited in number and bytes. `PrefixReport` counts requests and hits in epochs, by key and
 application, and which prefixes recur: an epoch's tables drop their rarest rows when they are full. Applications that
 are dropped are added to the row of their key. Prefixes are counted on a share of the requests, which halves as an
 epoch fills.
@@ -8,8 +8,9 @@ epoch fills.
 
 import re
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import nlargest
 from random import Random
 
 from gateway.observe.record import Record
@@ -21,6 +22,8 @@ Application = tuple[str, int]  # an API key's name, and the key of the first pre
 Counts = dict[str, int]  # by these names
 _COUNTED = ("requests", "prompt_tokens", "predicted_hit_tokens", "reported_prompt_tokens", "actual_hit_tokens")
 _NOTHING: Counts = dict.fromkeys(_COUNTED, 0)
+Holders = Callable[[int], Iterable[str]]
+_LEAST_SECONDS = 60.0  # of traffic that rates by the hour are made of
 
 
 @dataclass(slots=True)
@@ -39,12 +42,6 @@ class Sample:
     prompt_tokens: int
     hit_tokens: int = 0
     has_usage: bool = False
-
-    def finish(self, record: Record) -> None:
-        self.has_usage = True
-        self.prompt_tokens = record.prompt_tokens or self.prompt_tokens
-        actual = record.actual_hit_tokens
-        self.hit_tokens = record.predicted_hit_tokens if actual is None else actual
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +92,9 @@ class Samples:
         if not text:
             return
         name = application if _NAME.fullmatch(application) else ""
-        sample = Sample(
-            text, demand.model, client, name, demand.keys, demand.edges, now, max(1, self._seen), demand.prompt_size,
-            demand.prompt_tokens,
-        )  # fmt: skip
+        weight, keys, edges = max(1, self._seen), demand.keys, demand.edges
+        size, tokens = demand.prompt_size, demand.prompt_tokens
+        sample = Sample(text, demand.model, client, name, keys, edges, now, weight, size, tokens)
         self._seen = 0
         self._kept.append(sample)
         self._bytes += len(text)
@@ -110,7 +106,11 @@ class Samples:
 
     def finished(self, record: Record, demand: Demand) -> None:
         if (found := self._open.pop(id(demand.keys), None)) is not None:
-            found[1].finish(record)
+            _, sample = found
+            sample.has_usage = True
+            sample.prompt_tokens = record.prompt_tokens or sample.prompt_tokens
+            actual = record.actual_hit_tokens
+            sample.hit_tokens = record.predicted_hit_tokens if actual is None else actual
 
     def snapshot(self, since_seconds: float) -> list[Sample]:
         """Those taken since then, oldest first; not changed afterwards."""
@@ -143,7 +143,7 @@ class Epoch:
 
     def copy(self) -> "Epoch":
         rows = {application: row.copy() for application, row in self.rows.items()}
-        prefixes = {key: reuse.plus(Reuse(0, 0.0, 0)) for key, reuse in self.prefixes.items()}
+        prefixes = {key: replace(reuse, backends=set(reuse.backends)) for key, reuse in self.prefixes.items()}
         return Epoch(self.began_seconds, rows, prefixes)
 
     def drop_rare_rows(self, kept: int) -> None:
@@ -152,48 +152,74 @@ class Epoch:
         for (client, _), row in ranked[kept:]:
             self.rows[client, OTHERS] = total((self.rows.get((client, OTHERS), _NOTHING), row))
 
-    def drop_rare_prefixes(self, kept: int) -> None:
-        ranked = sorted(self.prefixes.items(), key=lambda item: item[1].saved_tokens, reverse=True)
-        self.prefixes = dict(ranked[:kept])
+
+def total(rows: Collection[Counts]) -> Counts:
+    return {name: sum(row[name] for row in rows) for name in _COUNTED}
 
 
-class Tallies:
-    """Owner of the counts."""
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a report is made of. `holders` gives the backends that have a prefix, if that is known exactly."""
 
-    def __init__(self, now: float, limits: ReportLimits, random: Random, samples: Samples) -> None:
-        self._limits = limits
-        self._samples = samples
+    uptime_seconds: float
+    now_seconds: float
+    since_start: Counts
+    epochs: list[Epoch]
+    samples: list[Sample]
+    models: frozenset[str]
+    show_text: bool
+    holders: Holders | None
+
+    @property
+    def span_seconds(self) -> float:
+        """The time in which the samples were taken."""
+        return max(_LEAST_SECONDS, self.now_seconds - self.samples[0].at_seconds) if self.samples else _LEAST_SECONDS
+
+
+class PrefixReport:
+    """Collects what the report is made of, and owns the counts. Times are those of one clock, in seconds."""
+
+    def __init__(
+        self,
+        now: float,
+        random: Random,
+        show_text: bool = False,
+        holders: Holders | None = None,
+        limits: ReportLimits | None = None,
+    ) -> None:
+        self._limits = limits or ReportLimits()
+        self._began_seconds = now
         self._random = random
+        self._show_text = show_text
+        self._holders = holders
+        self.samples = Samples(now, self._limits)
         self._epoch = Epoch(now)
         self._taken, self._stride, self._skip = 0, 1, 0  # of the epoch: how many requests are looked at closely
-        self._past: deque[Epoch] = deque(maxlen=limits.epochs - 1)
+        self._past: deque[Epoch] = deque(maxlen=self._limits.epochs - 1)
         self._since_start = _NOTHING
-        self._models: set[str] = set()
+        self._models: set[str] = set()  # that have answered; a bounded number
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{len(epoch.rows)}/{len(epoch.prefixes)}" for epoch in (*self._past, self._epoch))
-        return f"<Tallies rows/prefixes by epoch: {sizes}>"
-
-    @property
-    def window_seconds(self) -> float:
-        return self._limits.epochs * self._limits.epoch_seconds
+        return f"<PrefixReport {self.samples!r}, rows/prefixes by epoch: {sizes}>"
 
     def finished(self, record: Record) -> None:
         """Count a request that ended, if it was answered and its usage reported, and complete its sample."""
         demand = record.demand
-        if demand is not None and demand.keys:
-            self.count(record, demand)
-            self._samples.finished(record, demand)
-
-    def count(self, record: Record, demand: Demand) -> None:
-        """An answered request. Its `demand` has keys."""
+        if demand is None or not demand.keys:
+            return
+        self.samples.finished(record, demand)
         epoch = self._epoch
         if record.ended_seconds - epoch.began_seconds >= self._limits.epoch_seconds:
             epoch = self._next_epoch(record)
         application = (record.client, demand.keys[0])
         row = epoch.rows.get(application)
         if row is None:
-            row = self._new_row(epoch, application, record.model)
+            if len(self._models) < self._limits.rows:
+                self._models.add(record.model)
+            if len(epoch.rows) >= self._limits.rows:
+                epoch.drop_rare_rows(self._limits.rows // 2)
+            row = epoch.rows.setdefault(application, _NOTHING.copy())
         prompt, actual = record.prompt_tokens, record.actual_hit_tokens
         row["requests"] += 1
         row["prompt_tokens"] += prompt
@@ -206,24 +232,26 @@ class Tallies:
         else:
             self._look_closely(epoch, record, demand)
 
-    def models(self) -> frozenset[str]:
-        """Models that have answered; a bounded number."""
-        return frozenset(self._models)
+    def snapshot(self, now: float, window_seconds: float | None = None) -> Snapshot:
+        """All of these last seconds; not changed afterwards."""
+        longest = self._limits.epochs * self._limits.epoch_seconds
+        since, uptime = now - min(window_seconds or longest, longest), now - self._began_seconds
+        samples, models, counted = self.samples.snapshot(since), frozenset(self._models), self._counted()
+        return Snapshot(uptime, now, counted, self._epochs(since), samples, models, self._show_text, self._holders)
 
-    def snapshot(self, since_seconds: float) -> list[Epoch]:
-        """The epochs that end after then, oldest first; not changed afterwards."""
+    def _epochs(self, since_seconds: float) -> list[Epoch]:
+        """Those that end after then, oldest first; not changed afterwards."""
         epochs = [*self._past, self._epoch.copy()]
         ends = [later.began_seconds for later in epochs[1:]]
         return [epoch for epoch, end in zip(epochs, [*ends, float("inf")], strict=True) if end > since_seconds]
 
-    def since_start(self) -> Counts:
+    def _counted(self) -> Counts:
         return total((self._since_start, *self._epoch.rows.values()))
 
     def _next_epoch(self, record: Record) -> Epoch:
-        length = self._limits.epoch_seconds
-        missed = int((record.ended_seconds - self._epoch.began_seconds) // length)
-        self._since_start = self.since_start()
-        began = self._epoch.began_seconds
+        length, began = self._limits.epoch_seconds, self._epoch.began_seconds
+        missed = int((record.ended_seconds - began) // length)
+        self._since_start = self._counted()
         self._past.append(self._epoch)
         for quiet in range(max(1, missed - self._limits.epochs), missed):
             self._past.append(Epoch(began + quiet * length))
@@ -231,17 +259,10 @@ class Tallies:
         self._taken, self._stride, self._skip = 0, 1, 0
         return self._epoch
 
-    def _new_row(self, epoch: Epoch, application: Application, model: str) -> Counts:
-        if len(self._models) < self._limits.rows:
-            self._models.add(model)
-        if len(epoch.rows) >= self._limits.rows:
-            epoch.drop_rare_rows(self._limits.rows // 2)
-        return epoch.rows.setdefault(application, _NOTHING.copy())
-
     def _look_closely(self, epoch: Epoch, record: Record, demand: Demand) -> None:
         """Count every prefix of the request that is known to recur, and those that its own hit shows to."""
         self._taken += 1
-        weight = self._stride
+        weight, most = self._stride, self._limits.prefixes
         if self._taken % self._limits.taken == 0:
             self._stride *= 2
         self._skip = self._random.randrange(2 * self._stride - 1) if self._stride > 1 else 0
@@ -261,9 +282,5 @@ class Tallies:
             if record.backend not in reuse.backends and len(reuse.backends) < 64:
                 reuse.backends.add(record.backend)
             parent = key
-        if len(prefixes) > self._limits.prefixes:
-            epoch.drop_rare_prefixes(self._limits.prefixes // 2)
-
-
-def total(rows: Collection[Counts]) -> Counts:
-    return {name: sum(row[name] for row in rows) for name in _COUNTED}
+        if len(prefixes) > most:
+            epoch.prefixes = dict(nlargest(most // 2, prefixes.items(), key=lambda item: item[1].saved_tokens))

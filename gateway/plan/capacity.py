@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.plan.model import AttentionLayers, ModelShape, Quantization, chosen
+from gateway.plan.model import ModelShape, Quantization, chosen
 
 BLOCK_TOKENS = 16  # vLLM's default
 LATENT_BLOCK_TOKENS = 64  # what its kernels for latent vectors want
@@ -44,11 +44,16 @@ class KvCache:
 
     def blocks_for(self, tokens: int, shared_tokens: int = 0) -> int:
         """Blocks that one sequence of this length holds for itself, while it decodes."""
-        return sum(self._blocks(window, tokens, shared_tokens) for window in self.groups)
+        whole, shared = _ceil(tokens, self.block_tokens), shared_tokens // self.block_tokens
+        dropped = (max(0, tokens - (window or tokens)) // self.block_tokens for window in self.groups)
+        return sum(max(1, whole - max(behind, shared)) for behind in dropped)
 
     def blocks_to_start(self, tokens: int, batched_tokens: int) -> int:
         """Blocks that vLLM requires for one sequence: a window also holds the tokens of the batches in progress."""
-        return sum(self._at_most(window, tokens, batched_tokens) for window in self.groups)
+        windows = [window for window in self.groups if window is not None]
+        held = (min(tokens, window - 1 + _BATCHES_UNDER_WAY * batched_tokens) for window in windows)
+        whole = (len(self.groups) - len(windows)) * _ceil(tokens, self.block_tokens)
+        return whole + sum(_ceil(size, self.block_tokens) + 1 for size in held)  # it need not begin where a block does
 
     def sequences(self, tokens: int, shared_tokens: int = 0, share: float = 1.0) -> int:
         """How many of this length are held at once in this share of the blocks.
@@ -61,17 +66,6 @@ class KvCache:
         held_once = sum(min(shared, window or shared) // self.block_tokens for window in self.groups)
         return max(0, (int(self.blocks * share) - held_once) // self.blocks_for(tokens, shared))
 
-    def _at_most(self, window: int | None, tokens: int, batched_tokens: int) -> int:
-        if window is None:
-            return _ceil(tokens, self.block_tokens)
-        held = window - 1 + _BATCHES_UNDER_WAY * batched_tokens
-        return _ceil(min(held, tokens), self.block_tokens) + 1  # it need not begin where a block does
-
-    def _blocks(self, window: int | None, tokens: int, shared_tokens: int) -> int:
-        behind = 0 if window is None else max(0, tokens - window) // self.block_tokens  # dropped blocks
-        shared = max(0, shared_tokens // self.block_tokens - behind)
-        return max(1, _ceil(tokens, self.block_tokens) - behind - shared)
-
 
 def default_block_tokens(shape: ModelShape) -> int:
     return LATENT_BLOCK_TOKENS if shape.stored is not None and shape.stored.latent else BLOCK_TOKENS
@@ -82,31 +76,21 @@ def kv_cache(
 ) -> KvCache:
     if shape.stored is None:
         return KvCache(block_tokens, 0, (), 0)
-    layers_in_group, counts = _group(shape.attention)
-    one_layer = shape.stored.bytes_on_gpu(tensor_parallel, value_bytes)
-    groups = [kind.window_tokens for kind, count in zip(shape.attention, counts, strict=True) for _ in range(count)]
-    block_bytes = int(block_tokens * one_layer * layers_in_group)
+    counts = [kind.count for kind in shape.attention]
+    fewest, most = min(counts), max(counts)
+    # vLLM's rule: groups of as many layers as the rarest kind has, or as the commonest if these are close.
+    size = most if most < fewest * _EVEN_ENOUGH else fewest
+    groups = [kind.window_tokens for kind in shape.attention for _ in range(_ceil(kind.count, size))]
+    block_bytes = int(block_tokens * shape.stored.bytes_on_gpu(tensor_parallel, value_bytes) * size)
     return KvCache(block_tokens, block_bytes, tuple(groups), max(0, size_bytes // block_bytes - 1))
 
 
-def bytes_per_token(shape: ModelShape, value_bytes: float) -> int:
-    """What all layers store for a token that all of them see, on one GPU that holds the whole model."""
-    return 0 if shape.stored is None else int(shape.layers * shape.stored.bytes_on_gpu(1, value_bytes))
-
-
 def bytes_per_sequence(shape: ModelShape, tokens: int, value_bytes: float) -> int:
-    """What a sequence of this length stores: of a window, no more than the window."""
+    """What a sequence stores on one GPU that holds the whole model: of a window, no more than the window."""
     if shape.stored is None:
         return 0
     one = shape.stored.bytes_on_gpu(1, value_bytes)
     return int(sum(kind.count * min(tokens, kind.window_tokens or tokens) for kind in shape.attention) * one)
-
-
-def _group(kinds: Sequence[AttentionLayers]) -> tuple[int, list[int]]:
-    """vLLM's rule: groups of as many layers as the rarest kind has, or as the commonest if these are close."""
-    fewest, most = min(kind.count for kind in kinds), max(kind.count for kind in kinds)
-    size = most if most < fewest * _EVEN_ENOUGH else fewest
-    return size, [_ceil(kind.count, size) for kind in kinds]
 
 
 def _ceil(number: int, size: int) -> int:
@@ -146,7 +130,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """One engine on `tensor_parallel` GPUs. Bytes are those of each GPU."""
+    """One way to use the GPUs: `replicas` backends, each on `tensor_parallel` GPUs. Bytes are those of each GPU."""
 
     tensor_parallel: int
     budget_bytes: int
@@ -155,6 +139,9 @@ class Fit:
     cache: KvCache
     max_length_tokens: int
     blocks_to_start: int
+    replicas: int = 1
+    sequences: int = 0  # of the workload, on one backend
+    max_num_seqs: int = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -171,24 +158,23 @@ class Fit:
         """Tokens as vLLM counts them: sequences of the greatest length, times that length."""
         return int(self.cache.blocks / self.blocks_to_start * self.max_length_tokens) if self.cache.groups else 0
 
+    @property
+    def fleet_sequences(self) -> int:
+        return self.replicas * self.sequences
+
 
 def fit(shape: ModelShape, settings: Settings, tensor_parallel: int) -> Fit:
     budget = int(settings.gpu_bytes * settings.utilization)
-    weights = _ceil(weight_bytes(shape, settings), tensor_parallel)
-    reserve = settings.reserve_bytes
+    weights, reserve = settings.weight_bytes, settings.reserve_bytes
+    if weights is None:
+        weights = shape.parameters.bytes(shape.dtype_bytes, settings.quantization)
     if reserve is None:
         reserve = assumed_reserve(shape, settings, tensor_parallel)
-    left = budget - weights - reserve
+    weights = _ceil(weights, tensor_parallel)
+    left, longest = budget - weights - reserve, settings.max_length_tokens
     cache = kv_cache(shape, tensor_parallel, settings.kv_value_bytes, settings.block_tokens, left)
-    longest = settings.max_length_tokens
     to_start = cache.blocks_to_start(longest, settings.batched_tokens)
     return Fit(tensor_parallel, budget, weights, reserve, cache, longest, to_start)
-
-
-def weight_bytes(shape: ModelShape, settings: Settings) -> int:
-    if settings.weight_bytes is not None:
-        return settings.weight_bytes
-    return shape.parameters.bytes(shape.dtype_bytes, settings.quantization)
 
 
 def assumed_reserve(shape: ModelShape, settings: Settings, tensor_parallel: int) -> int:
@@ -209,20 +195,6 @@ def longest_that_starts(shape: ModelShape, settings: Settings, tensor_parallel: 
 
 
 @dataclass(frozen=True, slots=True)
-class PlanOption:
-    """One way to use the GPUs: `replicas` backends, each on `fit.tensor_parallel` GPUs."""
-
-    fit: Fit
-    replicas: int
-    sequences: int  # of the workload, on one backend
-    max_num_seqs: int
-
-    @property
-    def fleet_sequences(self) -> int:
-        return self.replicas * self.sequences
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """All options; `choice` is None if none of them fits."""
 
@@ -230,8 +202,8 @@ class Plan:
     settings: Settings
     workload: Workload
     gpus: int
-    options: tuple[PlanOption, ...]
-    choice: PlanOption | None
+    options: tuple[Fit, ...]
+    choice: Fit | None
 
 
 def defaults(gpu_bytes: int) -> tuple[int, int]:
@@ -242,26 +214,32 @@ def defaults(gpu_bytes: int) -> tuple[int, int]:
 def make_plan(
     shape: ModelShape, settings: Settings, workload: Workload, gpus: int, splits: Sequence[int] = TENSOR_PARALLEL
 ) -> Plan:
-    splits = [size for size in splits if size <= gpus and shape.splits(size)]
-    options = tuple(_option(fit(shape, settings, size), settings, workload, gpus // size) for size in splits)
-    return Plan(shape, settings, workload, gpus, options, choose(options, workload))
+    options = []
+    for size in splits:
+        if size <= gpus and shape.splits(size):
+            found, held, slots = fit(shape, settings, size), settings.max_num_seqs, settings.max_num_seqs
+            if found.cache.groups:
+                held = found.cache.sequences(workload.tokens, workload.shared_prefix_tokens)
+                slots = recommended(found.cache, workload, slots)
+            options.append(replace(found, replicas=gpus // size, sequences=held, max_num_seqs=slots))
+    return Plan(shape, settings, workload, gpus, tuple(options), choose(options, workload))
 
 
 def startable_length(plan: Plan) -> int:
     """The greatest length with which vLLM starts at the largest split, in whole steps; 0 = none."""
     if plan.choice is not None or not plan.options:
         return 0
-    split = plan.options[-1].fit.tensor_parallel
+    split = plan.options[-1].tensor_parallel
     return longest_that_starts(plan.shape, plan.settings, split) // _STEP_TOKENS * _STEP_TOKENS
 
 
-def choose(options: Sequence[PlanOption], workload: Workload) -> PlanOption | None:
+def choose(options: Sequence[Fit], workload: Workload) -> Fit | None:
     """The smallest split that is sufficient, since GPUs that need not communicate are faster.
 
     A split is sufficient if it holds the expected concurrency; without one, if no other split holds twice as much.
     """
-    possible = [option for option in options if option.fit.starts]
-    if not possible or not possible[0].fit.cache.groups:
+    possible = [option for option in options if option.starts]
+    if not possible or not possible[0].cache.groups:
         return possible[0] if possible else None
     roomiest = max(possible, key=lambda option: option.fleet_sequences)
     if workload.concurrency is None:
@@ -291,77 +269,59 @@ def rows(cache: KvCache, max_length_tokens: int, workload: Workload, gpus: int |
     ]
 
 
-def _option(found: Fit, settings: Settings, workload: Workload, replicas: int) -> PlanOption:
-    if not found.cache.groups:
-        return PlanOption(found, replicas, settings.max_num_seqs, settings.max_num_seqs)
-    held = found.cache.sequences(workload.tokens, workload.shared_prefix_tokens)
-    return PlanOption(found, replicas, held, recommended(found.cache, workload, settings.max_num_seqs))
-
-
 def warnings(plan: Plan, given_max_num_seqs: int | None) -> list[str]:
     """The most important first; if nothing fits, the first lines say what would."""
     if plan.choice is None:
         return list(_does_not_fit(plan))
-    if not plan.choice.fit.cache.groups:
+    if not plan.choice.cache.groups:
         return []
-    found = [*too_long(plan.workload, plan.settings.max_length_tokens)]
-    if plan.settings.max_length_tokens > plan.shape.max_length_tokens:
-        found.append(
-            f"max_model_len {plan.settings.max_length_tokens:,} is more than the model's own "
-            f"{plan.shape.max_length_tokens:,}: vLLM refuses to start."
-        )
-    found += caps(plan.choice.sequences, plan.choice.max_num_seqs, given_max_num_seqs, plan.workload)
-    found += _concurrency(plan, plan.choice)
+    found, longest = [], plan.settings.max_length_tokens
+    if longest > plan.shape.max_length_tokens:
+        own = plan.shape.max_length_tokens
+        found.append(f"max_model_len {longest:,} is more than the model's own {own:,}: vLLM refuses to start.")
+    choice, workload = plan.choice, plan.workload
+    found += advice(workload, longest, choice.sequences, choice.max_num_seqs, given_max_num_seqs, choice.replicas)
+    found += _concurrency(plan)
     return found
 
 
-def caps(held: int, recommended: int, given: int | None, workload: Workload) -> Iterator[str]:
-    if given is None:
-        return
-    if given > held:
+def advice(workload: Workload, longest: int, held: int, fits: int, given: int | None, backends: int) -> Iterator[str]:
+    """About the requests, and the given max_num_seqs, if a backend holds `held` requests and had best take `fits`."""
+    tokens, expected, slots = workload.tokens, workload.concurrency, backends * fits
+    if tokens > longest:
         yield (
-            f"max_num_seqs {given:,} is more than the {held:,} sequences of {workload.tokens:,} tokens that the KV "
-            f"cache holds: if so many come, the engine will preempt and compute again what it drops. Set it to "
-            f"{recommended:,}."
+            f"{tokens:,} tokens of prompt and answer are more than max_model_len {longest:,}: "
+            "the engine refuses such requests."
         )
-    elif given < held // 2:
+    if given is not None and given > held:
         yield (
-            f"max_num_seqs {given:,} leaves KV cache unused: it holds {held:,} sequences of {workload.tokens:,} tokens."
+            f"max_num_seqs {given:,} is more than the {held:,} sequences of {tokens:,} tokens that the KV cache holds: "
+            f"if so many come, the engine will preempt and compute again what it drops. Set it to {fits:,}."
         )
-
-
-def concurrency_of(workload: Workload, replicas: int, slots: int) -> Iterator[str]:
-    """The effect of the expected concurrency on batches and queue. `slots` are those of one backend."""
-    expected = workload.concurrency
-    if expected is None:
-        return
-    if expected > replicas * slots:
+    elif given is not None and given < held // 2:
+        yield f"max_num_seqs {given:,} leaves KV cache unused: it holds {held:,} sequences of {tokens:,} tokens."
+    if expected is not None and expected > slots:
         yield (
-            f"You expect {expected:,} requests at once and {replicas * slots:,} have a place: about "
-            f"{expected - replicas * slots:,} wait in the gateway's line, which is what the cap is for."
+            f"You expect {expected:,} requests at once and {slots:,} have a place: about "
+            f"{expected - slots:,} wait in the gateway's line, which is what the cap is for."
         )
-    elif expected < replicas * slots:
-        batch = -(-expected // replicas)
-        where = "the backend" if replicas == 1 else f"each of {replicas} backends"
+    elif expected is not None and expected < slots:
+        where = "the backend" if backends == 1 else f"each of {backends} backends"
         yield (
             f"The effective batch is the active concurrency: with {expected:,} requests at once {where} decodes "
-            f"{batch:,} together, whatever max_num_seqs is ({slots:,}). More slots or KV cache make nothing faster."
+            f"{_ceil(expected, backends):,} together, whatever max_num_seqs is ({fits:,}). More slots or KV "
+            "cache make nothing faster."
         )
 
 
-def _concurrency(plan: Plan, choice: PlanOption) -> Iterator[str]:
-    yield from concurrency_of(plan.workload, choice.replicas, choice.max_num_seqs)
+def _concurrency(plan: Plan) -> Iterator[str]:
+    """Other numbers of GPUs that would hold the expected requests."""
     expected = plan.workload.concurrency
-    if expected is None:
+    holding = [option for option in plan.options if option.starts and option.sequences]
+    if expected is None or not holding:
         return
-    needs = {
-        option.fit.tensor_parallel: -(-expected // option.max_num_seqs) * option.fit.tensor_parallel
-        for option in plan.options
-        if option.fit.starts and option.sequences
-    }
-    if not needs:
-        return
-    gpus, split = min((needed, split) for split, needed in needs.items())
+    sizes = [(option.tensor_parallel, _ceil(expected, option.max_num_seqs)) for option in holding]
+    gpus, split = min((replicas * split, split) for split, replicas in sizes)
     way = f"{gpu_text(gpus)} ({gpus // split} x tp {split})"
     if gpus < plan.gpus:
         yield (
@@ -372,21 +332,23 @@ def _concurrency(plan: Plan, choice: PlanOption) -> Iterator[str]:
         yield f"To hold all {expected:,} at once takes {way}."
 
 
-def too_long(workload: Workload, length: int) -> Iterator[str]:
-    if workload.tokens > length:
-        yield (
-            f"{workload.tokens:,} tokens of prompt and answer are more than max_model_len {length:,}: "
-            "the engine refuses such requests."
-        )
-
-
 def _does_not_fit(plan: Plan) -> Iterator[str]:
     if not plan.options:
         yield f"{plan.shape.heads} attention heads cannot be split over {gpu_text(plan.gpus)} in a way that vLLM knows."
         return
-    roomiest = max(plan.options, key=lambda option: option.fit.kv_bytes).fit
-    yield _what_lacks(plan, roomiest)
-    split = roomiest.tensor_parallel
+    best = max(plan.options, key=lambda option: option.kv_bytes)
+    split, block_bytes = best.tensor_parallel, best.cache.block_bytes
+    if best.kv_bytes <= 0:
+        yield (
+            f"It does not fit on {gpu_text(split)}: each would need {best.weight_bytes / GIB:.1f} GiB for weights and "
+            f"{best.reserve_bytes / GIB:.1f} GiB to work with, and vLLM may use {best.budget_bytes / GIB:.1f} GiB."
+        )
+    else:
+        yield (
+            f"vLLM does not start on {gpu_text(split)}: one sequence of {best.max_length_tokens:,} tokens needs "
+            f"{best.blocks_to_start * block_bytes / GIB:.1f} GiB of KV cache on each, "
+            f"{best.cache.blocks * block_bytes / GIB:.1f} GiB are left."
+        )
     length = longest_that_starts(plan.shape, plan.settings, split)
     ways = [f"with --max-model-len {length}"] if length else []
     ways += _ways(plan.shape, plan.settings, split, plan.gpus)
@@ -395,27 +357,12 @@ def _does_not_fit(plan: Plan) -> Iterator[str]:
 
 def shortened(plan: Plan, length: int) -> str:
     """That the model's own length does not fit, and what would make it fit."""
-    split = max(option.fit.tensor_parallel for option in plan.options)
+    split = max(option.tensor_parallel for option in plan.options)
     ways = list(_ways(plan.shape, plan.settings, split, plan.gpus))
     alternatives = f" That fits {'; or '.join(ways)}." if ways else ""
     return (
         f"The KV cache has no room for one sequence of the model's own {plan.settings.max_length_tokens:,} tokens, so "
         f"this is a plan for --max-model-len {length}.{alternatives}"
-    )
-
-
-def _what_lacks(plan: Plan, best: Fit) -> str:
-    on = gpu_text(best.tensor_parallel)
-    if best.kv_bytes <= 0:
-        return (
-            f"It does not fit on {on}: each would need {best.weight_bytes / GIB:.1f} GiB for weights and "
-            f"{best.reserve_bytes / GIB:.1f} GiB to work with, and vLLM may use {best.budget_bytes / GIB:.1f} GiB."
-        )
-    held = best.cache.blocks * best.cache.block_bytes
-    wanted = best.blocks_to_start * best.cache.block_bytes
-    return (
-        f"vLLM does not start on {on}: one sequence of {plan.settings.max_length_tokens:,} tokens needs "
-        f"{wanted / GIB:.1f} GiB of KV cache on each, {held / GIB:.1f} GiB are left."
     )
 
 

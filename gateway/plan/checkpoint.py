@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +52,10 @@ def text_part(document: Document) -> dict[str, Any]:
         return _with_defaults(dict(document))
     if any(isinstance(inner.get(name), dict) for name in _TEXT_PARTS):
         inner = text_part(inner)
+    inner = {"quantization_config": document.get("quantization_config"), **inner}
     outer = {name: value for name, value in document.items() if not isinstance(value, dict)}
-    whole = {"quantization_config": document["quantization_config"]} if "quantization_config" in document else {}
     # The library's defaults are those of the inner family; tying in the outer file applies to the whole model.
-    return _with_defaults({**outer, **whole, **inner})
+    return _with_defaults(outer | inner)
 
 
 def _with_defaults(fields: dict[str, Any]) -> dict[str, Any]:
@@ -67,11 +66,8 @@ def _with_defaults(fields: dict[str, Any]) -> dict[str, Any]:
 
 def number(fields: Document, *names: str) -> int | None:
     """The first of these fields that holds a whole number above 0."""
-    for name in names:
-        value = fields.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return None
+    values = (fields.get(name) for name in names)
+    return next((value for value in values if type(value) is int and value > 0), None)
 
 
 def kv_heads(fields: Document, heads: int) -> int:
@@ -94,37 +90,27 @@ def needed(fields: Document, *wanted: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(value for value in found if value is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A model as found in a folder, or in a config.json alone."""
-
-    name: str
-    config: dict[str, Any]
-    folder: Path
-
-    def weigh(self, value_bytes: int) -> tuple[int | None, str]:
-        """Size of the weights in bytes, with floating-point values loaded as `value_bytes` each, and its source.
-
-        The size is None if the folder has no weights. Raises PlanError.
-        """
-        text = text_part(self.config)
-        # Layers behind the last are for speculation, which is off unless asked for.
-        layers = number(text, *LAYERS) if text.get("num_nextn_predict_layers") else None
-        if files := _weight_files(self.folder):
-            return _size(files, value_bytes, layers), "the headers of its safetensors files"
-        total = number(_section(self.folder / _INDEX, "metadata"), "total_size")
-        if total is not None:
-            of_32_bits = "float32" in str(text.get("torch_dtype") or text.get("dtype"))
-            return total * value_bytes // 4 if of_32_bits else total, f"total_size of {_INDEX}"
-        return None, "counted from config.json"
+def read_checkpoint(path: Path) -> tuple[str, dict[str, Any]]:
+    """Name and config.json of a model, by its folder or its config.json. Raises PlanError."""
+    config = _document(path / "config.json" if path.is_dir() else path)
+    return str(path.resolve()) if path.is_dir() else str(config.get("_name_or_path") or "MODEL"), config
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a model's folder or its config.json. Raises PlanError."""
-    file = path / "config.json" if path.is_dir() else path
-    config = _document(file)
-    name = str(path.resolve()) if path.is_dir() else str(config.get("_name_or_path") or "MODEL")
-    return Checkpoint(name, config, file.parent)
+def weigh(path: Path, config: Document, value_bytes: int) -> tuple[int | None, str]:
+    """Size of a model's weights in bytes, with floating-point values loaded as `value_bytes` each, and its source.
+
+    The size is None if the folder has no weights. Raises PlanError.
+    """
+    text, folder = text_part(config), path if path.is_dir() else path.parent
+    # Layers behind the last are for speculation, which is off unless asked for.
+    layers = number(text, *LAYERS) if text.get("num_nextn_predict_layers") else None
+    if files := _weight_files(folder):
+        return _size(files, value_bytes, layers), "the headers of its safetensors files"
+    total = number(_section(folder / _INDEX, "metadata"), "total_size")
+    if total is not None:
+        of_32_bits = "float32" in str(text.get("torch_dtype") or text.get("dtype"))
+        return total * value_bytes // 4 if of_32_bits else total, f"total_size of {_INDEX}"
+    return None, "counted from config.json"
 
 
 def _document(file: Path) -> dict[str, Any]:

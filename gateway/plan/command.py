@@ -7,16 +7,18 @@ figures replace the estimated ones.
 import asyncio
 import shlex
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gateway.backends.facts import Facts
 from gateway.backends.health import ProbeResult
 from gateway.backends.probe import survey
 from gateway.config import ConfigError
 from gateway.config_file import parse
 from gateway.plan import capacity
-from gateway.plan.capacity import GIB, TENSOR_PARALLEL, KvCache, Plan, PlanOption, Settings, Workload
-from gateway.plan.checkpoint import PlanError, read_checkpoint, text_part
+from gateway.plan.capacity import GIB, TENSOR_PARALLEL, Fit, KvCache, Plan, Settings, Workload
+from gateway.plan.checkpoint import PlanError, read_checkpoint, text_part, weigh
 from gateway.plan.model import DTYPE_BYTES, ModelShape, chosen, read_shape
 
 Document = dict[str, Any]
@@ -24,21 +26,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 1024, 256
 _LARGEST_DEFAULT = 1024  # the largest of vLLM's defaults of max_num_seqs
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """One backend; several engines (data-parallel ranks) have a KV cache each."""
-
-    url: str
-    model: str
-    version: str | None
-    max_length_tokens: int
-    engines: int
-    kv_tokens: int  # of one engine
-    max_num_seqs: int | None  # of one engine; None = not exposed
-    cache: KvCache
-
-
-def ask_running(url: str, api_key: str = "") -> Running:
+def ask_running(url: str, api_key: str = "") -> Facts:
     """Ask a backend once. Raises PlanError."""
     try:
         config = parse({"backends": [{"url": url, "api_key": api_key}]})
@@ -51,20 +39,13 @@ def ask_running(url: str, api_key: str = "") -> Running:
     if not facts.models:
         why = str(answers.problems.get("/v1/models", "it lists no model"))
         raise PlanError(f"{url}: {why}" + (": give --api-key" if "401" in why else ""))
-    if facts.kv_cache_tokens is None:
-        raise PlanError(f"{url}/metrics does not tell the size of its KV cache: is this a vLLM server, with a decoder?")
-    card = next((card for card in facts.models if card.parent is None), facts.models[0])
-    if card.max_model_len is None:
-        raise PlanError(f"{url}/v1/models does not tell max_model_len of {card.id}")
-    block, tokens = facts.block_size_tokens or capacity.BLOCK_TOKENS, facts.kv_cache_tokens // facts.engines
-    cache = KvCache(block, 0, (None,), tokens // block)
-    return Running(url, card.id, facts.version, card.max_model_len, facts.engines, tokens, facts.max_num_seqs, cache)
+    return facts
 
 
 def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: str, command: str | None) -> Document:
     shape, settings, choice, longest = plan.shape, plan.settings, plan.choice, plan.settings.max_length_tokens
-    first = plan.options[0].fit if plan.options else None
-    cached = None if choice is None or shape.stored is None else choice.fit
+    first = plan.options[0] if plan.options else None
+    cached = None if shape.stored is None else choice
     return {
         "model": {
             "name": model,
@@ -77,7 +58,7 @@ def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: 
             "layers": list(map(asdict, shape.attention)),
             "kv_heads": None if shape.stored is None else shape.stored.heads,
             "latent": shape.stored is not None and shape.stored.latent,
-            "kv_bytes_per_token": capacity.bytes_per_token(shape, settings.kv_value_bytes),
+            "kv_bytes_per_token": capacity.bytes_per_sequence(shape, 1, settings.kv_value_bytes),
             "kv_bytes_of_longest": capacity.bytes_per_sequence(shape, longest, settings.kv_value_bytes),
             "max_model_len": longest,
         },
@@ -86,7 +67,7 @@ def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: 
         "workload": asdict(plan.workload),
         "options": [_option(option) for option in plan.options],
         "cannot_split_by": [size for size in TENSOR_PARALLEL if size <= plan.gpus and not shape.splits(size)],
-        "choice": None if choice is None else choice.fit.tensor_parallel,
+        "choice": None if choice is None else choice.tensor_parallel,
         "lengths": capacity.rows(cached.cache, longest, plan.workload, cached.tensor_parallel) if cached else [],
         "without_paging": cached.kv_tokens // longest if cached else None,
         "block_tokens": settings.block_tokens,
@@ -98,23 +79,31 @@ def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: 
     }
 
 
-def running_document(running: Running, workload: Workload, warnings: list[str], max_num_seqs: int) -> Document:
+def running_document(url: str, facts: Facts, workload: Workload, given_max_num_seqs: int | None) -> Document:
+    """What fits in a running backend, by what it reports. The max_num_seqs that is given counts, then its own.
+
+    Several engines (data-parallel ranks) have a KV cache each. Raises PlanError.
+    """
+    if facts.kv_cache_tokens is None:
+        raise PlanError(f"{url}/metrics does not tell the size of its KV cache: is this a vLLM server, with a decoder?")
+    card = next((card for card in facts.models if card.parent is None), facts.models[0])
+    if (longest := card.max_model_len) is None:
+        raise PlanError(f"{url}/v1/models does not tell max_model_len of {card.id}")
+    block, tokens = facts.block_size_tokens or capacity.BLOCK_TOKENS, facts.kv_cache_tokens // facts.engines
+    cache, slots = KvCache(block, 0, (None,), tokens // block), given_max_num_seqs or facts.max_num_seqs
+    fits = capacity.recommended(cache, workload, slots or _LARGEST_DEFAULT)
+    held = cache.sequences(workload.tokens, workload.shared_prefix_tokens)
     return {
-        "model": {"name": running.model, "max_model_len": running.max_length_tokens, "version": running.version},
-        "backend": {
-            "url": running.url,
-            "engines": running.engines,
-            "kv_cache_tokens": running.kv_tokens,
-            "max_num_seqs": running.max_num_seqs,
-        },
+        "model": {"name": card.id, "max_model_len": longest, "version": facts.version},
+        "backend": {"url": url, "engines": facts.engines, "kv_cache_tokens": tokens, "max_num_seqs": slots},
         "workload": asdict(workload),
-        "lengths": capacity.rows(running.cache, running.max_length_tokens, workload, None),
-        "without_paging": running.kv_tokens // running.max_length_tokens,
-        "block_tokens": running.cache.block_tokens,
+        "lengths": capacity.rows(cache, longest, workload, None),
+        "without_paging": tokens // longest,
+        "block_tokens": block,
         "kv_headroom": capacity.KV_HEADROOM,
-        "max_num_seqs": max_num_seqs,
-        "warnings": warnings,
-        "gateway": gateway_file(1, max_num_seqs * running.engines, running.url),
+        "max_num_seqs": fits,
+        "warnings": list(capacity.advice(workload, longest, held, fits, slots, facts.engines)),
+        "gateway": gateway_file(1, fits * facts.engines, url),
     }
 
 
@@ -132,8 +121,7 @@ def _assumed(plan: Plan) -> list[str]:
     return [text for text, is_assumed in found.items() if is_assumed]
 
 
-def _option(option: PlanOption) -> Document:
-    fit = option.fit
+def _option(fit: Fit) -> Document:
     return {
         "tensor_parallel": fit.tensor_parallel,
         "starts": fit.starts,
@@ -145,37 +133,30 @@ def _option(option: PlanOption) -> Document:
         },
         "blocks": fit.cache.blocks,
         "kv_tokens": fit.kv_tokens,
-        "replicas": option.replicas,
-        "sequences": option.sequences,
-        "max_num_seqs": option.max_num_seqs,
-        "fleet_sequences": option.fleet_sequences,
-        "fleet_kv_tokens": option.replicas * fit.kv_tokens,
+        "replicas": fit.replicas,
+        "sequences": fit.sequences,
+        "max_num_seqs": fit.max_num_seqs,
+        "fleet_sequences": fit.fleet_sequences,
+        "fleet_kv_tokens": fit.replicas * fit.kv_tokens,
     }
 
 
-def serve_command(plan: Plan, choice: PlanOption, model: str, kv_cache_dtype: str, quantization: str) -> list[str]:
-    settings, words = plan.settings, ["vllm", "serve", model]
-    if choice.fit.tensor_parallel > 1:
-        words += ["--tensor-parallel-size", str(choice.fit.tensor_parallel)]
-    words += ["--max-num-seqs", str(choice.max_num_seqs), "--max-model-len", str(settings.max_length_tokens)]
+def serve_command(plan: Plan, choice: Fit, model: str, kv_cache_dtype: str, quantization: str) -> str:
+    """For a shell, with an option in each line."""
+    settings, words = plan.settings, [["vllm", "serve", model]]
+    if choice.tensor_parallel > 1:
+        words.append(["--tensor-parallel-size", str(choice.tensor_parallel)])
+    words += [["--max-num-seqs", str(choice.max_num_seqs)], ["--max-model-len", str(settings.max_length_tokens)]]
     if settings.utilization != capacity.UTILIZATION:
-        words += ["--gpu-memory-utilization", f"{settings.utilization:g}"]
+        words.append(["--gpu-memory-utilization", f"{settings.utilization:g}"])
     if settings.block_tokens != capacity.default_block_tokens(plan.shape):
-        words += ["--block-size", str(settings.block_tokens)]
+        words.append(["--block-size", str(settings.block_tokens)])
     if kv_cache_dtype != "auto":
-        words += ["--kv-cache-dtype", kv_cache_dtype]
+        words.append(["--kv-cache-dtype", kv_cache_dtype])
     if quantization == "fp8":  # other methods are applied beforehand, and found in the checkpoint
-        words += ["--quantization", "fp8"]
-    return [*words, "--enable-prompt-tokens-details", "--shutdown-timeout", "600"]
-
-
-def shell(words: list[str]) -> str:
-    lines: list[list[str]] = [[]]
-    for word in words:
-        if word.startswith("--"):
-            lines.append([])
-        lines[-1].append(word)
-    return " \\\n    ".join(shlex.join(line) for line in lines)
+        words.append(["--quantization", "fp8"])
+    words += [["--enable-prompt-tokens-details"], ["--shutdown-timeout", "600"]]
+    return " \\\n    ".join(map(shlex.join, words))
 
 
 def gateway_file(replicas: int, max_in_flight: int, url: str | None = None) -> str:
@@ -186,7 +167,7 @@ def gateway_file(replicas: int, max_in_flight: int, url: str | None = None) -> s
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """The options of the command; None = not given."""
+    """The options of the command that are of vLLM and its GPUs; None = not given."""
 
     model: str
     gpu_memory_gib: float | None
@@ -201,73 +182,43 @@ class PlanRequest:
     batched_tokens: int | None
     block_tokens: int | None
     reserve_gib: float | None
-    prompt_tokens: int | None
-    output_tokens: int | None
-    shared_prefix_tokens: int
-    concurrency: int | None
     fields: tuple[str, ...]  # FIELD=VALUE
-    api_key: str = ""
-
-    @property
-    def is_url(self) -> bool:
-        return self.model.startswith(("http://", "https://"))
-
-    @property
-    def workload(self) -> Workload:
-        prompt, output = self.prompt_tokens, self.output_tokens
-        assumed = prompt is None or output is None
-        prompt = max(PROMPT_TOKENS, self.shared_prefix_tokens) if prompt is None else prompt
-        output = OUTPUT_TOKENS if output is None else output
-        if self.shared_prefix_tokens > prompt:
-            raise PlanError(
-                "--shared-prefix-tokens is more than --prompt-tokens: the shared part belongs to the prompt"
-            )
-        if prompt + output < 1:
-            raise PlanError("--prompt-tokens and --output-tokens are both 0: there is nothing to plan for")
-        return Workload(prompt, output, self.shared_prefix_tokens, self.concurrency, assumed)
 
 
-def plan_running(request: PlanRequest) -> Document:
-    """What fits in a running backend. Raises PlanError."""
-    running, workload = ask_running(request.model, request.api_key), request.workload
-    max_num_seqs = request.max_num_seqs or running.max_num_seqs
-    fits = capacity.recommended(running.cache, workload, max_num_seqs or _LARGEST_DEFAULT)
-    held = running.cache.sequences(workload.tokens, workload.shared_prefix_tokens)
-    found = [
-        *capacity.too_long(workload, running.max_length_tokens),
-        *capacity.caps(held, fits, max_num_seqs, workload),
-        *capacity.concurrency_of(workload, running.engines, fits),
-    ]
-    return running_document(replace(running, max_num_seqs=max_num_seqs), workload, found, fits)
+def workload_of(prompt: int | None, output: int | None, shared_prefix: int, concurrency: int | None) -> Workload:
+    """The expected requests, in tokens; None = not given. Raises PlanError."""
+    assumed = prompt is None or output is None
+    prompt = max(PROMPT_TOKENS, shared_prefix) if prompt is None else prompt
+    output = OUTPUT_TOKENS if output is None else output
+    if shared_prefix > prompt:
+        raise PlanError("--shared-prefix-tokens is more than --prompt-tokens: the shared part belongs to the prompt")
+    if prompt + output < 1:
+        raise PlanError("--prompt-tokens and --output-tokens are both 0: there is nothing to plan for")
+    return Workload(prompt, output, shared_prefix, concurrency, assumed)
 
 
-def plan_model(request: PlanRequest) -> Document:
+def plan_model(request: PlanRequest, workload: Workload) -> Document:
     """What a model needs, and what fits. Raises PlanError."""
-    checkpoint = read_checkpoint(Path(request.model))
+    path = Path(request.model)
+    name, config = read_checkpoint(path)
     if request.gpu_memory_gib is None:
         raise PlanError("give --gpu-memory-gib: the memory of one GPU, as nvidia-smi tells it")
-    config = with_fields(checkpoint.config, request.fields)
+    config = with_fields(config, request.fields)
     shape = read_shape(config, request.dtype)
-    size, source = replace(checkpoint, config=config).weigh(shape.dtype_bytes)
+    size, source = weigh(path, config, shape.dtype_bytes)
     if request.quantization != "auto":
         size, source = None, "counted from config.json"
-    settings = _settings(request, shape, size)
-    plan, found = _planned(request, shape, settings)
+    settings = _settings(request, shape, int(request.gpu_memory_gib * GIB), size)
+    make = partial(capacity.make_plan, shape, workload=workload, gpus=request.gpus, splits=_splits(request, shape))
+    plan, found = make(settings), []
+    if request.max_model_len is None and (length := capacity.startable_length(plan)):
+        found.append(capacity.shortened(plan, length))
+        plan = make(replace(settings, max_length_tokens=length))
+    found += capacity.warnings(plan, request.max_num_seqs)
     command = None
     if plan.choice is not None:
-        command = shell(serve_command(plan, plan.choice, checkpoint.name, request.kv_cache_dtype, request.quantization))
-    return plan_document(plan, found, model=checkpoint.name, weights_from=source, command=command)
-
-
-def _planned(request: PlanRequest, shape: ModelShape, settings: Settings) -> tuple[Plan, list[str]]:
-    def make(settings: Settings) -> Plan:
-        return capacity.make_plan(shape, settings, request.workload, request.gpus, _splits(request, shape))
-
-    plan = make(settings)
-    if request.max_model_len is None and (length := capacity.startable_length(plan)):
-        shorter = make(replace(settings, max_length_tokens=length))
-        return shorter, [capacity.shortened(plan, length), *capacity.warnings(shorter, request.max_num_seqs)]
-    return plan, capacity.warnings(plan, request.max_num_seqs)
+        command = serve_command(plan, plan.choice, name, request.kv_cache_dtype, request.quantization)
+    return plan_document(plan, found, model=name, weights_from=source, command=command)
 
 
 def _splits(request: PlanRequest, shape: ModelShape) -> tuple[int, ...]:
@@ -293,27 +244,21 @@ def with_fields(config: Document, assignments: tuple[str, ...]) -> Document:
     return {**text_part(config), **other_parts, **fields} if fields else config
 
 
-def _settings(request: PlanRequest, shape: ModelShape, size: int | None) -> Settings:
-    gpu_bytes = int((request.gpu_memory_gib or 0) * GIB)
+def _settings(request: PlanRequest, shape: ModelShape, gpu_bytes: int, weight_bytes: int | None) -> Settings:
     seqs, batched = capacity.defaults(gpu_bytes)
-    quantization = chosen(request.quantization, shape.quantization)
-    length = request.max_model_len or shape.max_length_tokens
-    batched = request.batched_tokens or batched
+    batched, kv_dtype = request.batched_tokens or batched, request.kv_cache_dtype
+    if kv_dtype == "auto":
+        keeps_fp8 = shape.quantization is not None and shape.quantization.kv_cache_fp8
+        kv_dtype = "fp8" if keeps_fp8 else shape.dtype
     return Settings(
         gpu_bytes=gpu_bytes,
-        max_length_tokens=length,
+        max_length_tokens=request.max_model_len or shape.max_length_tokens,
         max_num_seqs=min(request.max_num_seqs or seqs, batched),
         batched_tokens=batched,
         block_tokens=request.block_tokens or capacity.default_block_tokens(shape),
-        kv_value_bytes=_kv_value_bytes(request.kv_cache_dtype, shape),
+        kv_value_bytes=1 if kv_dtype == "fp8" else DTYPE_BYTES[kv_dtype],
         utilization=request.utilization,
-        quantization=quantization,
-        weight_bytes=size,
+        quantization=chosen(request.quantization, shape.quantization),
+        weight_bytes=weight_bytes,
         reserve_bytes=None if request.reserve_gib is None else int(request.reserve_gib * GIB),
     )
-
-
-def _kv_value_bytes(dtype: str, shape: ModelShape) -> float:
-    if dtype == "auto":
-        return 1 if shape.quantization is not None and shape.quantization.kv_cache_fp8 else shape.dtype_bytes
-    return 1 if dtype == "fp8" else DTYPE_BYTES[dtype]

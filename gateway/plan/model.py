@@ -130,7 +130,9 @@ def count_parameters(fields: Document) -> Parameters:
     layers, hidden, heads, vocabulary = of.needed(fields, of.LAYERS, of.HIDDEN, of.HEADS, of.VOCABULARY)
     family = str(fields.get("model_type"))
     norms = (4 if family in _FOUR_NORMS else 2) * hidden * layers + hidden
-    tables = 1 if fields.get("tie_word_embeddings") or _has_no_output_layer(fields) else 2
+    classes = [str(name) for name in of.listed(fields, "architectures")]
+    has_no_output = bool(classes) and all(name.endswith(("Model", "ForSequenceClassification")) for name in classes)
+    tables = 1 if fields.get("tie_word_embeddings") or has_no_output else 2
     positions = (of.number(fields, "max_position_embeddings", "n_positions") or 0) * hidden
     embeddings = tables * vocabulary * hidden + (positions if family in _WITHOUT_A_GATE else 0)
     experts = of.number(fields, *of.EXPERTS)
@@ -192,11 +194,6 @@ def _is_sparse(fields: Document, index: int) -> bool:
     return (index + 1) % step == 0
 
 
-def _has_no_output_layer(fields: Document) -> bool:
-    names = [str(name) for name in of.listed(fields, "architectures")]
-    return bool(names) and all(name.endswith(("Model", "ForSequenceClassification")) for name in names)
-
-
 @dataclass(frozen=True, slots=True)
 class AttentionLayers:
     """A number of layers with the same attention window; None = the whole sequence."""
@@ -248,14 +245,12 @@ class StoredToken:
     extra_bytes: int = 0  # beside the values, whatever their type
     bytes_in_8_bits: int | None = None  # of all values, where only a part of them is packed; None: a byte each
 
-    def heads_on_gpu(self, tensor_parallel: int) -> int:
-        """Heads are split over the GPUs, but each holds at least one: beyond that they are held several times."""
-        return 1 if self.latent else max(1, self.heads // tensor_parallel)
-
     def bytes_on_gpu(self, tensor_parallel: int, value_bytes: float) -> float:
+        """Heads are split over the GPUs, but each holds at least one: beyond that they are held several times."""
         if value_bytes == 1 and self.bytes_in_8_bits is not None:
             return self.bytes_in_8_bits + self.extra_bytes
-        return self.heads_on_gpu(tensor_parallel) * self.values_per_head * value_bytes + self.extra_bytes
+        heads = 1 if self.latent else max(1, self.heads // tensor_parallel)
+        return heads * self.values_per_head * value_bytes + self.extra_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +293,8 @@ def read_shape(document: Document, dtype: str = "auto") -> ModelShape:
             "start vLLM once and plan from its URL"
         )
     layers, hidden, heads, vocabulary = of.needed(fields, of.LAYERS, of.HIDDEN, of.HEADS, of.VOCABULARY)
-    encoder = _is_encoder(family, fields)
+    causal = any("CausalLM" in str(name) for name in of.listed(fields, "architectures"))
+    encoder = (family in _ENCODERS and not causal) or fields.get("is_causal") is False
     return ModelShape(
         family=family,
         layers=layers,
@@ -313,11 +309,6 @@ def read_shape(document: Document, dtype: str = "auto") -> ModelShape:
         quantization=read_quantization(fields.get("quantization_config")),
         has_other_parts=any("vision" in name or "audio" in name for name in document if name.endswith("_config")),
     )
-
-
-def _is_encoder(family: str, fields: Document) -> bool:
-    causal = any("CausalLM" in str(name) for name in of.listed(fields, "architectures"))
-    return (family in _ENCODERS and not causal) or fields.get("is_causal") is False
 
 
 def _stored(fields: Document, hidden: int, heads: int) -> StoredToken:
@@ -339,11 +330,10 @@ def _stored(fields: Document, hidden: int, heads: int) -> StoredToken:
 def _max_length(fields: Document) -> int:
     length = min((value for name in of.LENGTHS if (value := of.number(fields, name))), default=DEFAULT_LENGTH_TOKENS)
     scaling = fields.get("rope_scaling") or fields.get("rope_parameters")
-    if not isinstance(scaling, dict) or "gemma3" in str(fields.get("model_type")):
-        return length
-    kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor")
-    if kind in ("linear", "dynamic") and isinstance(factor, int | float) and 1 <= factor < _LARGEST_FACTOR:
-        return int(length * factor)
+    if isinstance(scaling, dict) and "gemma3" not in str(fields.get("model_type")):
+        kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor")
+        if kind in ("linear", "dynamic") and isinstance(factor, int | float) and 1 <= factor < _LARGEST_FACTOR:
+            return int(length * factor)
     return length
 
 

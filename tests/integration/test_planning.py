@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.plan.capacity import bytes_per_token
+from gateway.plan.capacity import bytes_per_sequence
 from gateway.plan.checkpoint import read_checkpoint
 from gateway.plan.model import read_shape
 from loadtest.vllm_cpu.process import VllmOptions
@@ -38,7 +38,7 @@ def test_a_real_engines_cache_holds_the_tokens_that_its_config_promises(
 ) -> None:
     if engine_kind(request.config) != "vllm":
         pytest.skip("needs --engine vllm")
-    shape = read_shape(read_checkpoint(MODELS / CHAT_MODEL).config)
+    shape = read_shape(read_checkpoint(MODELS / CHAT_MODEL)[1])
     tokens = plan(fleet.chat_urls[0])["backend"]["kv_cache_tokens"]
     given_bytes = VllmOptions(MODELS / CHAT_MODEL).kv_cache_gib << 30
-    assert tokens * bytes_per_token(shape, 2) == pytest.approx(given_bytes, rel=0.02)
+    assert tokens * bytes_per_sequence(shape, 1, 2) == pytest.approx(given_bytes, rel=0.02)

@@ -1,5 +1,5 @@
 import io
-from collections.abc import Sequence
+import re
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -12,7 +12,8 @@ from gateway.backends.facts import Facts, KvEventSource, ModelCard
 from gateway.backends.health import ProbeResult
 from gateway.backends.probe import Answers
 from gateway.backends.vllm_api import ControlError
-from gateway.cli.check import Report, as_table, examine, fleet_warnings, report_on
+from gateway.cli.check import Report, examine, fleet_warnings, report_on
+from gateway.cli.pages import page
 from gateway.config import BackendConfig, Config, HealthConfig, UpstreamConfig
 from tests.unit.backends.scripted import Scripted, hang, json_answer
 from tests.unit.backends.test_vllm_api import closed_port
@@ -39,11 +40,11 @@ def config_for(*urls: str, **sections: object) -> Config:
     return Config.model_validate({"backends": [{"url": url} for url in urls or ("http://h:1",)], **sections})
 
 
-def shown(reports: Sequence[Report]) -> list[str]:
-    """The rows of the table."""
+def shown(reports: list[Report], warnings: list[str] | None = None) -> str:
+    """The page for a terminal."""
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(as_table(config_for(), reports))
-    return [line for line in console.export_text().splitlines() if line.startswith("│")]
+    console.print(page("check.jinja", {"backends": reports, "warnings": warnings or []}))
+    return console.export_text()
 
 
 def warnings_about(facts: Facts) -> str:
@@ -119,7 +120,7 @@ def test_no_number_is_made_up_for_a_backend_that_was_not_reached() -> None:
     configured.probe = ProbeResult.REFUSED
     reports = [report_on(silent, "prefix"), report_on(configured, "prefix")]
     assert [(report["cap"], report["cap_from"]) for report in reports] == [(None, "unknown"), (8, "max_in_flight")]
-    rows = {row.split("│")[1].strip(): [cell.strip() for cell in row.split("│")[2:4]] for row in shown(reports)}
+    rows = {name: cells for name, *cells in (re.split(" {2,}", line.strip()) for line in shown(reports).splitlines())}
     assert rows["cap"] == ["?", "8 sequences (max_in_flight)"]
     assert rows["KV cache"] == ["?", "2,000 tokens (kv_cache_tokens)"]
 
@@ -203,7 +204,7 @@ async def test_a_fleet_is_examined_whatever_state_its_backends_are_in() -> None:
             f"http://127.0.0.1:{closed_port()}",
             health={"probe_timeout_seconds": 0.5},
         )
-        reports = await examine(config)
+        reports = (await examine(config))["backends"]
     assert [report["reachable"] for report in reports] == [True, True, False, False]
     assert reports[0]["models"] == ["m"]
     assert reports[0]["warnings"] == ["max_num_seqs is not visible: set max_in_flight to vLLM's --max-num-seqs."]
@@ -218,9 +219,20 @@ def test_the_table_shows_every_backend_its_warnings_and_the_hint_on_cached_token
         report_on(answered(GOOD, "a"), "prefix"),
         report_on(answered(replace(GOOD, version="0.9"), "b"), "prefix"),
     ]
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(as_table(config_for(), reports))
-    text = console.export_text()
+    text = shown(reports, ["The backends differ."])
     for word in ("100,000 tokens", "64 sequences (/server_info)", "! b: Version 0.9", "--enable-prompt-tokens-details"):
         assert word in text
-    assert reports[1]["version"] == "0.9"
+    assert "! The backends differ." in text
+    for row in ("URL http://h:1 http://h:1", "reachable yes yes", "version 0.32.0 0.9", "models m m",
+                "max_model_len m: 4096 m: 4096", "block size 16 tokens 16 tokens", "prefix caching on on",
+                "KV events off off", "routing prefix: prefix caching is on prefix: prefix caching is on"):  # fmt: skip
+        assert row in [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_the_table_shows_what_is_not_known() -> None:
+    silent = answered(Facts())
+    silent.probe = ProbeResult.REFUSED
+    rows = [" ".join(line.split()) for line in shown([report_on(silent, "prefix")]).splitlines()]
+    for row in ("reachable no", "version ?", "models none", "max_model_len ?", "block size ?", "KV cache ?", "cap ?",
+                "prefix caching ?", "KV events ?"):  # fmt: skip
+        assert row in rows

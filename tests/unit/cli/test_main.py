@@ -258,6 +258,7 @@ def test_a_strict_check_exits_with_1_if_any_backend_is_not_as_it_should_be(
         return gateway("check", "-c", str(file), "--json", "--strict")
 
     assert check(well).exit_code == 0
+    assert "8 sequences (max_in_flight)" in gateway("check", "-c", str(tmp_path / "gateway.yaml")).stdout
     for bad in (closed_url(), answering):  # one that cannot be reached, one with a warning
         result = check(well, bad)
         assert result.exit_code == 1

@@ -3,9 +3,10 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
+from gateway.backends.facts import Facts, ModelCard
 from gateway.cli.pages import page
-from gateway.plan.capacity import KvCache, make_plan
-from gateway.plan.command import Running, plan_document, running_document
+from gateway.plan.capacity import make_plan
+from gateway.plan.command import plan_document, running_document
 from gateway.plan.model import read_shape
 from tests.unit.plan.models import DEEPSEEK_V3, GEMMA3_27B, LLAMA_8B, LLAMA_70B, MINILM, Config, settings, workload
 
@@ -86,11 +87,10 @@ def test_nothing_is_wider_than_the_terminal() -> None:
 
 
 def test_a_running_backend_is_shown_by_its_own_figures() -> None:
-    cache = KvCache(16, 0, (None,), 6250)
-    running = Running("http://h:1", "m", "0.33.0", 8192, 2, 100_000, 64, cache)
-    text = shown(page("plan.jinja", running_document(running, workload(), ["careful"], 64)))
+    facts = Facts("0.33.0", (ModelCard("m", max_model_len=8192),), 16, 200_000, max_num_seqs=64, engines=2)
+    text = shown(page("plan.jinja", running_document("http://h:1", facts, workload(concurrency=10), None)))
     assert "m at http://h:1, vLLM 0.33.0, max_model_len 8,192" in text
     assert "KV cache: 100,000 tokens in each of 2 engines, in blocks of 16; max_num_seqs 64" in text
     assert "sequences that fit at once in one engine" in text
-    assert "! careful" in text
+    assert "! The effective batch is the active concurrency" in text
     assert '{url: "http://h:1", max_in_flight: 128}' in text

@@ -1,8 +1,10 @@
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from io import StringIO
 from random import Random
 from typing import Any
@@ -12,11 +14,11 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from gateway.admin import AdminPort
-from gateway.cli.http_get import AdminError, ask_admin
 from gateway.cli.main import app
 from gateway.cli.pages import page
 from gateway.config import Listen
-from gateway.insights.report import PrefixReport
+from gateway.insights.report import make_report
+from gateway.insights.samples import PrefixReport
 from gateway.observe.metrics import Metrics
 from tests.unit.insights.traffic import Prose, chat, read, report_of, send, times
 from tests.unit.pages import serving
@@ -45,7 +47,7 @@ async def admin_port(report: PrefixReport | None) -> AsyncIterator[str]:
     async def unused(*_: object) -> dict[str, Any]:
         raise AssertionError
 
-    prepare = None if report is None else lambda window: report.prepare(31.0, window)
+    prepare = None if report is None else lambda window: partial(make_report, report.snapshot(31.0, window))
     async with AdminPort(Listen(port=0), Metrics().snapshot, list, unused, unused, prepare).listening() as port:
         yield f"http://127.0.0.1:{port}"
 
@@ -125,36 +127,43 @@ def answering(status: int, body: bytes) -> Iterator[str]:
         yield url
 
 
+def ask(url: str) -> Result:
+    return CliRunner().invoke(app, ["prefixes", url, "--json"])
+
+
 def test_a_document_comes_back() -> None:
     with answering(200, json.dumps({"breakers": []}).encode()) as url:
-        assert ask_admin(url, "/admin/prefixes") == {"breakers": []}
-        assert ask_admin(url + "/", "/admin/prefixes") == {"breakers": []}
+        assert json.loads(ask(url).stdout) == {"breakers": []}
+        assert json.loads(ask(url + "/").stdout) == {"breakers": []}
 
 
 @pytest.mark.parametrize(
     ("status", "body", "message"),
     [
         (404, b'{"error": "It is switched off."}', "{url}: It is switched off."),
-        (404, b"404: Not Found", "{url}/x returned 404: is this the admin port of a gateway?"),
-        (200, b"<html>", "{url}/x returned no gateway document: is this the admin port of a gateway?"),
-        (200, b"[1]", "{url}/x returned no gateway document: is this the admin port of a gateway?"),
+        (404, b"404: Not Found", "{url}{path} returned 404: is this the admin port of a gateway?"),
+        (200, b"<html>", "{url}{path} returned no gateway document: is this the admin port of a gateway?"),
+        (200, b"[1]", "{url}{path} returned no gateway document: is this the admin port of a gateway?"),
     ],
 )
 def test_other_answers_are_errors_of_one_line(status: int, body: bytes, message: str) -> None:
-    with answering(status, body) as url, pytest.raises(AdminError) as error:
-        ask_admin(url, "/x")
-    assert str(error.value) == message.format(url=url)
+    with answering(status, body) as url:
+        result = ask(url)
+    assert result.exit_code == 1
+    assert result.stderr == f"gateway: {message.format(url=url, path='/admin/prefixes?minutes=0')}\n"
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://127.0.0.1:99999", "ftp://127.0.0.1"])
 def test_what_is_no_url_is_an_error_of_one_line(url: str) -> None:
-    with pytest.raises(AdminError, match="is unreachable"):
-        ask_admin(url, "/x")
+    result = ask(url)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"gateway: {url} is unreachable: ")
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_a_closed_port_is_an_error_of_one_line() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        with pytest.raises(AdminError, match=r"is unreachable: .*refused"):
-            ask_admin(url, "/x")
+        result = ask(f"http://127.0.0.1:{bound.getsockname()[1]}")
+    assert result.exit_code == 1
+    assert re.search(r"is unreachable: .*refused\n$", result.stderr)

@@ -3,7 +3,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from gateway.insights.causes import Cause, DifferenceKind, advice_on, breakers, find_cause
+from gateway.insights.causes import _MAY_BE_NATURAL, _ORDERS, _PATTERNS, ADVICE, Cause, breakers, find_cause
 from gateway.insights.families import build, find_families
 from gateway.insights.samples import Sample
 from tests.unit.insights.traffic import Document, Prose, chat, read, uuid
@@ -29,8 +29,8 @@ def test_what_most_pairs_show_is_the_cause() -> None:
     documents = [chat(f"It is 09:{minute}.\n{system}", "Hi") for minute in range(10, 30)]
     documents[4] = chat(f"It is late.\n{system}", "Hi")
     (cause,) = causes(documents)
-    assert (cause.kind, cause.part.name, cause.part.offset_bytes) == (
-        DifferenceKind.TIMESTAMP,
+    assert (cause.kind, *cause.part) == (
+        "timestamp",
         "messages[0] (system)",
         6,
     )
@@ -59,13 +59,13 @@ def test_a_time_before_them_is() -> None:
     for number, document in enumerate(documents):
         document["messages"][0]["content"] = f"Now 2026-03-14 10:{number + 10}\n{system}"
     (cause,) = causes(documents)
-    assert cause.kind is DifferenceKind.TIMESTAMP
+    assert cause.kind == "timestamp"
 
 
 def test_files_that_users_paste_are() -> None:
     file, system = PROSE.text(3000), PROSE.text(1000)
     (cause,) = causes([chat(system, f"{PROSE.sentence()}\n{file}") for _ in range(12)])
-    assert (cause.kind, cause.part.name) == (DifferenceKind.WORDS, "messages[1] (user)")
+    assert (cause.kind, cause.part[0]) == ("words", "messages[1] (user)")
 
 
 def described(texts: list[str], weight: int = 10, model: str = "m", show_text: bool = False) -> Document:
@@ -139,9 +139,12 @@ def test_differing_text_is_shown_only_if_that_is_wanted(show: bool) -> None:
     assert found.get("examples") == (["100", "101", "102", "103"] if show else None)
 
 
-@pytest.mark.parametrize("kind", DifferenceKind)
-def test_every_kind_has_an_advice(kind: DifferenceKind) -> None:
-    described = advice_on(kind, "tools, byte 12", 1234)
-    assert "it is in tools, byte 12" in described or "It is in tools, byte 12" in described
-    assert "1,234 tokens" in described
-    assert described.endswith(".")
+def test_the_advice_names_the_place_and_the_saving() -> None:
+    found = described([f"Case {number}:\n{SHARED}" for number in range(100, 120)])
+    assert found["advice"].startswith(f"{ADVICE[found['kind']]}; it is in prompt, byte 5. This saves about ")
+    assert found["advice"].endswith(f" {found['saved_tokens_per_request']:,} tokens of prefill a request.")
+
+
+def test_every_kind_has_an_advice() -> None:
+    assert {kind for kind, _ in _PATTERNS} | {"words", "name", "extra text", "cache salt", *_ORDERS} == set(ADVICE)
+    assert set(_MAY_BE_NATURAL) < set(ADVICE)

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.insights.families import build, chained, distinct
+from gateway.insights.families import MOST_PIECES_OF_A_PROMPT, build, chained, distinct
 from gateway.insights.samples import Sample
 
 
@@ -39,6 +39,11 @@ def test_nodes_are_the_same_as_far_as_everything_before_is(texts: list[bytes]) -
     for one, way in enumerate(flat):
         for other, its_way in enumerate(flat):
             assert (corpus.node[one] == corpus.node[other]) == (way == its_way)
+
+
+def test_pieces_beyond_the_limit_of_a_prompt_are_left_out() -> None:
+    corpus = build([sample(b"a," * (MOST_PIECES_OF_A_PROMPT + 1000)), sample(b"b.")], no_rest)
+    assert corpus.rows.tolist() == [0, 1 + MOST_PIECES_OF_A_PROMPT, 1 + MOST_PIECES_OF_A_PROMPT + 2]
 
 
 def test_what_an_older_prompt_began_with_is_matched() -> None:

@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 
 from gateway.insights.causes import (
     Difference,
-    DifferenceKind,
-    PromptPart,
     common_prefix,
     compare,
     kind_of_words,
@@ -24,21 +22,21 @@ PROSE = Prose(Random(3))
 SHARED = PROSE.text(3000)
 
 TOKENS = [
-    (DifferenceKind.TIMESTAMP, "2026-03-14T09:26:53Z"),
-    (DifferenceKind.TIMESTAMP, "2026-03-14 09:26:53.123456+00:00"),
-    (DifferenceKind.TIMESTAMP, "2026-03-14"),
-    (DifferenceKind.TIMESTAMP, "14/03/2026"),
-    (DifferenceKind.TIMESTAMP, "Saturday, March 14, 2026 at 9:26 AM"),
-    (DifferenceKind.TIMESTAMP, "Sat, 14 Mar 2026 09:26:53 GMT"),
-    (DifferenceKind.TIMESTAMP, "09:26"),
-    (DifferenceKind.TIMESTAMP, "1773480413"),
-    (DifferenceKind.TIMESTAMP, "1773480413123"),
-    (DifferenceKind.UUID, "123e4567-e89b-42d3-a456-426614174000"),
-    (DifferenceKind.EMAIL, "ada.l@example.org"),
-    (DifferenceKind.ID, "9f86d081884c7d65"),
-    (DifferenceKind.ID, "req_8fK2mZpQ4x"),
-    (DifferenceKind.NUMBER, "42"),
-    (DifferenceKind.NUMBER, "1,204.50"),
+    ("timestamp", "2026-03-14T09:26:53Z"),
+    ("timestamp", "2026-03-14 09:26:53.123456+00:00"),
+    ("timestamp", "2026-03-14"),
+    ("timestamp", "14/03/2026"),
+    ("timestamp", "Saturday, March 14, 2026 at 9:26 AM"),
+    ("timestamp", "Sat, 14 Mar 2026 09:26:53 GMT"),
+    ("timestamp", "09:26"),
+    ("timestamp", "1773480413"),
+    ("timestamp", "1773480413123"),
+    ("uuid", "123e4567-e89b-42d3-a456-426614174000"),
+    ("email", "ada.l@example.org"),
+    ("id", "9f86d081884c7d65"),
+    ("id", "req_8fK2mZpQ4x"),
+    ("number", "42"),
+    ("number", "1,204.50"),
 ]
 
 
@@ -62,23 +60,23 @@ def test_the_common_prefix_is_found_byte_for_byte(shared: bytes, one: bytes, oth
 @pytest.mark.parametrize(
     ("variants", "kind", "differing"),
     [
-        (["at 09:15:00,", "at 09:16:10,", "at 10:02:00,", "at 11:11:11,"], DifferenceKind.TIMESTAMP,
+        (["at 09:15:00,", "at 09:16:10,", "at 10:02:00,", "at 11:11:11,"], "timestamp",
          ("09:15:00", "09:16:10")),
-        (["order 998,", "order 1001,", "order 7,", "order 85,"], DifferenceKind.NUMBER, ("998", "1001")),
-        (["Dear Ada Byron,", "Dear Clara Schumann,", "Dear Emmy,", "Dear Lise Meitner,"], DifferenceKind.NAME,
+        (["order 998,", "order 1001,", "order 7,", "order 85,"], "number", ("998", "1001")),
+        (["Dear Ada Byron,", "Dear Clara Schumann,", "Dear Emmy,", "Dear Lise Meitner,"], "name",
          ("Ada Byron", "Clara Schumann")),
-        (["in loud tone,", "in lush tone,", "in a soft tone,", "in any tone,"], DifferenceKind.WORDS, ("loud", "lush")),
-        (["go,", "go and see people we know,", "go on,", "go elsewhere,"], DifferenceKind.EXTRA_TEXT,
+        (["in loud tone,", "in lush tone,", "in a soft tone,", "in any tone,"], "words", ("loud", "lush")),
+        (["go,", "go and see people we know,", "go on,", "go elsewhere,"], "extra text",
          ("", " and see people we know")),
     ],
 )  # fmt: skip
 def test_what_differs_is_found_from_its_first_to_its_last_byte(
-    variants: list[str], kind: DifferenceKind, differing: tuple[str, str]
+    variants: list[str], kind: str, differing: tuple[str, str]
 ) -> None:
     texts = [f"We begin {variant}\n{SHARED}" for variant in variants]
     found = first_difference(texts)
     assert found is not None
-    assert found.kind is kind
+    assert found.kind == kind
     shown = tuple(text[found.start : end] for text, end in zip(texts, found.ends, strict=False))
     assert shown == differing
 
@@ -89,7 +87,7 @@ def test_numbers_of_documents_in_another_order_are_an_order() -> None:
     texts = ["Read:\n" + "\n".join(random.sample(pages, 5)) for _ in range(6)]
     found = first_difference(texts)
     assert found is not None
-    assert found.kind is DifferenceKind.TEXT_ORDER
+    assert found.kind == "text order"
 
 
 def test_a_prompt_that_begins_with_another_has_no_difference() -> None:
@@ -107,32 +105,32 @@ def test_a_position_is_given_in_its_part() -> None:
         (b'{"type":"function"', "tools"), (b'{"text":"d"}', "documents"), (b"Be good", "messages[0] (system)"),
         (b"Hi.", "messages[1] (user)"), (b"Yes?", "messages[2] (assistant)"), (b"Do it", "messages[3] (user)"),
     ):  # fmt: skip
-        assert part_of(text, text.index(mark)) == PromptPart(name, 0)
-        assert part_of(text, text.index(mark) + 2) == PromptPart(name, 2)
+        assert part_of(text, text.index(mark)) == (name, 0)
+        assert part_of(text, text.index(mark) + 2) == (name, 2)
 
 
 def test_a_system_text_beside_the_turns_is_a_part() -> None:
     text = b"".join(read({"system": "Now: 12", "messages": [{"role": "user", "content": "x"}]}).pieces)
-    assert part_of(text, text.index(b"12")) == PromptPart("system", 5)
+    assert part_of(text, text.index(b"12")) == ("system", 5)
 
 
 def test_a_plain_prompt_is_one_part_and_a_made_up_role_is_not_shown() -> None:
-    assert part_of(b"some prompt", 5) == PromptPart("prompt", 5)
+    assert part_of(b"some prompt", 5) == ("prompt", 5)
     text = b"".join(read({"messages": [{"role": "my secret role", "content": "abc"}]}).pieces)
-    assert part_of(text, text.index(b"abc")) == PromptPart("messages[0] (other)", 0)
+    assert part_of(text, text.index(b"abc")) == ("messages[0] (other)", 0)
 
 
 @pytest.mark.parametrize(("kind", "token"), TOKENS, ids=[token for _, token in TOKENS])
-def test_a_token_is_known_wherever_in_it_one_looks(kind: DifferenceKind, token: str) -> None:
+def test_a_token_is_known_wherever_in_it_one_looks(kind: str, token: str) -> None:
     before, after = b"the value is (", b") and then more"
     text = before + token.encode() + after
     end = len(before) + len(token)
     for position in range(len(before), end + 1):
         found = token_at(text, position)
         assert found is not None
-        if kind is not DifferenceKind.TIMESTAMP or len(token) < 13:
+        if kind != "timestamp" or len(token) < 13:
             assert found == (kind, len(before), end)
-        assert found[0] is kind
+        assert found[0] == kind
         assert len(before) <= found[1] < found[2] <= end
 
 
@@ -144,26 +142,26 @@ def test_plain_words_are_no_token(text: str) -> None:
 
 def test_the_place_just_before_a_token_is_not_in_it() -> None:
     assert token_at(b"at 42", 2) is None
-    assert token_at(b"at 42", 3) == (DifferenceKind.NUMBER, 3, 5)
+    assert token_at(b"at 42", 3) == ("number", 3, 5)
 
 
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("Ada", DifferenceKind.NAME),
-        ("Ada Lovelace", DifferenceKind.NAME),
-        ("ada", DifferenceKind.WORDS),
-        ("The cat sat on the mat", DifferenceKind.WORDS),
-        ("", DifferenceKind.EXTRA_TEXT),
-        (", ", DifferenceKind.EXTRA_TEXT),
+        ("Ada", "name"),
+        ("Ada Lovelace", "name"),
+        ("ada", "words"),
+        ("The cat sat on the mat", "words"),
+        ("", "extra text"),
+        (", ", "extra text"),
     ],
 )
-def test_words_may_be_a_name_or_nothing(text: str, kind: DifferenceKind) -> None:
-    assert kind_of_words(text.encode()) is kind
+def test_words_may_be_a_name_or_nothing(text: str, kind: str) -> None:
+    assert kind_of_words(text.encode()) == kind
 
 
 def test_the_first_telling_token_within_a_text_is_found() -> None:
-    assert kind_within(b"run 7 began at 2026-03-14 09:26") is DifferenceKind.TIMESTAMP
+    assert kind_within(b"run 7 began at 2026-03-14 09:26") == "timestamp"
     assert kind_within(b"nothing but 7 words") is None
 
 

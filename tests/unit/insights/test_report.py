@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.insights.report import PrefixReport
-from gateway.insights.samples import ReportLimits
+from gateway.insights.samples import PrefixReport, ReportLimits
 from tests.unit.insights.traffic import (
     BYTES_PER_TOKEN,
     Document,
@@ -404,12 +403,12 @@ def test_memory_is_bounded_whatever_comes(prose: Prose, random: Random) -> None:
         read(chat(f"{uuid(random)} {prose.text(300)}", prose.text(random.randint(10, 12_000)))) for _ in range(600)
     )
     now = send(report, requests, client=lambda number: f"key-{number % 5}")
-    samples, tallies = report.samples, report._tallies
+    samples = report.samples
     assert len(samples._kept) <= 50
     assert samples._bytes == sum(len(sample.text) for sample in samples._kept) <= 200_000
     assert all(len(sample.text) <= 8_000 for sample in samples._kept)
     assert len(samples._open) == 0
-    epochs = tallies.snapshot(-1.0)
+    epochs = report._epochs(-1.0)
     assert len(epochs) == 3
     assert all(len(epoch.rows) <= 45 and len(epoch.prefixes) <= 61 for epoch in epochs)
     assert report_of(report, now)["totals"]["since_start"]["requests"] == 600

@@ -4,7 +4,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.insights.samples import OTHERS, ReportLimits, Samples, Tallies
+from gateway.insights.samples import OTHERS, PrefixReport, ReportLimits, Samples
 from gateway.observe.record import Record
 from gateway.request import Demand
 from tests.unit.insights.traffic import answered, row
@@ -92,84 +92,86 @@ def ask_of(*keys: int) -> Demand:
     return Demand("m", keys=keys, edges=edges, prompt_size=100 * len(keys), prompt_tokens=25 * len(keys))
 
 
-def count(tallies: Tallies, keys: tuple[int, ...], hit_tokens: int = 0, now: float = 1.0, client: str = "a") -> None:
+def count(
+    report: PrefixReport, keys: tuple[int, ...], hit_tokens: int = 0, now: float = 1.0, client: str = "a"
+) -> None:
     asked = ask_of(*keys)
-    tallies.count(answered(asked, client, hit_tokens, now), asked)
+    report.finished(answered(asked, client, hit_tokens, now))
 
 
 def test_tokens_are_counted_by_key_and_application() -> None:
-    tallies = Tallies(0.0, BOUNDS, Random(1), Samples(0.0, BOUNDS))
-    count(tallies, (1, 2), 25)
-    count(tallies, (1, 3), 0)
-    count(tallies, (9, 3), 0, client="b")
-    (epoch,) = tallies.snapshot(0.0)
+    report = PrefixReport(0.0, Random(1), limits=BOUNDS)
+    count(report, (1, 2), 25)
+    count(report, (1, 3), 0)
+    count(report, (9, 3), 0, client="b")
+    (epoch,) = report._epochs(0.0)
     assert epoch.rows == {("a", 1): row(2, 100, 25, 100, 25), ("b", 9): row(1, 50, 0, 50, 0)}
-    assert tallies.since_start() == row(3, 150, 25, 150, 25)
-    assert tallies.models() == {"m"}
+    assert report._counted() == row(3, 150, 25, 150, 25)
+    assert report._models == {"m"}
 
 
 def test_counts_move_on_with_time_and_are_forgotten() -> None:
-    tallies = Tallies(0.0, BOUNDS, Random(1), Samples(0.0, BOUNDS))
+    report = PrefixReport(0.0, Random(1), limits=BOUNDS)
     for now in (1.0, 12.0, 25.0, 37.0):
-        count(tallies, (1,), now=now)
-    assert [epoch.began_seconds for epoch in tallies.snapshot(-1.0)] == [10.0, 20.0, 30.0]
-    assert [epoch.began_seconds for epoch in tallies.snapshot(29.0)] == [20.0, 30.0]
-    count(tallies, (1,), now=1000.0)
-    assert sum(each["requests"] for epoch in tallies.snapshot(960.0) for each in epoch.rows.values()) == 1
-    assert tallies.since_start()["requests"] == 5
+        count(report, (1,), now=now)
+    assert [epoch.began_seconds for epoch in report._epochs(-1.0)] == [10.0, 20.0, 30.0]
+    assert [epoch.began_seconds for epoch in report._epochs(29.0)] == [20.0, 30.0]
+    count(report, (1,), now=1000.0)
+    assert sum(each["requests"] for epoch in report._epochs(960.0) for each in epoch.rows.values()) == 1
+    assert report._counted()["requests"] == 5
 
 
 def test_a_snapshot_does_not_change() -> None:
-    tallies = Tallies(0.0, BOUNDS, Random(1), Samples(0.0, BOUNDS))
-    count(tallies, (1, 2), 50)
-    (before,) = tallies.snapshot(0.0)
-    count(tallies, (1, 2), 50)
+    report = PrefixReport(0.0, Random(1), limits=BOUNDS)
+    count(report, (1, 2), 50)
+    (before,) = report._epochs(0.0)
+    count(report, (1, 2), 50)
     assert before.rows[("a", 1)]["requests"] == 1
     assert before.prefixes[1].requests == 1
     assert before.prefixes[1].backends == {"b0"}
 
 
 def test_a_prefix_is_counted_from_its_first_hit_on() -> None:
-    tallies = Tallies(0.0, ReportLimits(), Random(1), Samples(0.0, ReportLimits()))
-    count(tallies, (1, 2, 3))
-    assert tallies.snapshot(0.0)[0].prefixes == {}
-    count(tallies, (1, 2, 4), 50)
-    count(tallies, (1, 2, 5), 0)  # on a backend that has not got it
-    prefixes = tallies.snapshot(0.0)[0].prefixes
+    report = PrefixReport(0.0, Random(1))
+    count(report, (1, 2, 3))
+    assert report._epochs(0.0)[0].prefixes == {}
+    count(report, (1, 2, 4), 50)
+    count(report, (1, 2, 5), 0)  # on a backend that has not got it
+    prefixes = report._epochs(0.0)[0].prefixes
     assert {key: (reuse.requests, reuse.saved_tokens) for key, reuse in prefixes.items()} == {1: (2, 25), 2: (2, 50)}
     assert prefixes[2].parent == 1
     assert (prefixes[2].size_bytes, prefixes[2].tokens) == (200, 50)
 
 
 def test_of_many_requests_a_share_is_looked_at_and_stands_for_all() -> None:
-    tallies = Tallies(0.0, ReportLimits(taken=64), Random(1), Samples(0.0, ReportLimits(taken=64)))
+    report = PrefixReport(0.0, Random(1), limits=ReportLimits(taken=64))
     for number in range(6000):
-        count(tallies, (1 + number % 2, 7), 50)
-    epoch = tallies._epoch
-    assert tallies._taken < 600
+        count(report, (1 + number % 2, 7), 50)
+    epoch = report._epoch
+    assert report._taken < 600
     for key in (1, 2):
         assert abs(epoch.prefixes[key].requests - 3000) < 600
 
 
 @given(st.lists(st.tuples(st.integers(1, 200), st.sampled_from("abc"), st.integers(0, 3)), max_size=300))
 def test_tables_are_bounded_and_lose_no_count(requests: list[tuple[int, str, int]]) -> None:
-    tallies = Tallies(0.0, BOUNDS, Random(1), Samples(0.0, BOUNDS))
+    report = PrefixReport(0.0, Random(1), limits=BOUNDS)
     for number, (first, client, hit) in enumerate(requests):
-        count(tallies, (first, first + 1000, first + 2000), 25 * hit, now=1.0 + number / 20, client=client)
-        epoch = tallies._epoch
+        count(report, (first, first + 1000, first + 2000), 25 * hit, now=1.0 + number / 20, client=client)
+        epoch = report._epoch
         assert len(epoch.rows) <= BOUNDS.rows + 3
         assert len(epoch.prefixes) <= BOUNDS.prefixes + 3
-    counted = tallies.since_start()
+    counted = report._counted()
     assert (counted["requests"], counted["prompt_tokens"]) == (len(requests), 75 * len(requests))
 
 
 def test_the_rarest_applications_share_a_row() -> None:
-    tallies = Tallies(0.0, BOUNDS, Random(1), Samples(0.0, BOUNDS))
+    report = PrefixReport(0.0, Random(1), limits=BOUNDS)
     for _ in range(5):
-        count(tallies, (1,))
+        count(report, (1,))
     for number in range(2, 30):
-        count(tallies, (number,))
-    rows = tallies.snapshot(0.0)[0].rows
+        count(report, (number,))
+    rows = report._epochs(0.0)[0].rows
     assert rows[("a", 1)]["requests"] == 5
     assert rows[("a", OTHERS)]["requests"] > 10
     assert sum(counts["requests"] for counts in rows.values()) == 33

@@ -8,7 +8,8 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
-from gateway.insights.report import PrefixReport
+from gateway.insights.report import make_report
+from gateway.insights.samples import PrefixReport
 from gateway.observe.record import Record
 from gateway.request import Demand, Usage
 from gateway.routing.prompt_blocks import canonical_prompt, prefix_keys, seed
@@ -178,4 +179,4 @@ def answered(ask: Demand, client: str, hit_tokens: int, now: float, tells_cached
 
 
 def report_of(report: PrefixReport, now: float, window_seconds: float | None = None) -> dict[str, Any]:
-    return report.prepare(now, window_seconds)(lambda: None)
+    return make_report(report.snapshot(now, window_seconds), lambda: None)

@@ -1,4 +1,4 @@
-from gateway.plan.capacity import Plan, Workload, caps, concurrency_of, make_plan, shortened, too_long, warnings
+from gateway.plan.capacity import Plan, Workload, advice, make_plan, shortened, warnings
 from gateway.plan.model import read_shape
 from tests.unit.plan.models import DEEPSEEK_V3, LLAMA_8B, LLAMA_70B, MINILM, settings, workload
 
@@ -15,30 +15,30 @@ def test_a_plan_without_surprises_has_no_warning() -> None:
 
 
 def test_more_slots_than_the_cache_holds_would_preempt() -> None:
-    [line] = caps(300, 285, 1024, workload())
+    [line] = advice(workload(), 8192, 300, 285, 1024, 1)
     assert "max_num_seqs 1,024 is more than the 300 sequences of 1,024 tokens" in line
     assert "preempt" in line
     assert "Set it to 285." in line
 
 
 def test_far_fewer_slots_leave_the_cache_unused() -> None:
-    [line] = caps(300, 64, 64, workload())
+    [line] = advice(workload(), 8192, 300, 64, 64, 1)
     assert "leaves KV cache unused: it holds 300" in line
-    assert list(caps(300, 285, 285, workload())) == []
-    assert list(caps(300, 285, None, workload())) == []
+    assert list(advice(workload(), 8192, 300, 285, 285, 1)) == []
+    assert list(advice(workload(), 8192, 300, 285, None, 1)) == []
 
 
 def test_the_effective_batch_is_the_active_concurrency() -> None:
-    [line] = concurrency_of(workload(concurrency=41), 8, 335)
+    [line] = advice(workload(concurrency=41), 8192, 335, 335, None, 8)
     assert line.startswith("The effective batch is the active concurrency")
     assert "each of 8 backends decodes 6 together, whatever max_num_seqs is (335)" in line
 
 
 def test_more_requests_than_places_wait_in_the_line() -> None:
-    [line] = concurrency_of(workload(concurrency=1000), 2, 335)
+    [line] = advice(workload(concurrency=1000), 8192, 335, 335, None, 2)
     assert "670 have a place: about 330 wait in the gateway's line" in line
-    assert list(concurrency_of(workload(concurrency=670), 2, 335)) == []
-    assert list(concurrency_of(workload(), 2, 335)) == []
+    assert list(advice(workload(concurrency=670), 8192, 335, 335, None, 2)) == []
+    assert list(advice(workload(), 8192, 335, 335, None, 2)) == []
 
 
 def test_fewer_sufficient_gpus_are_recommended() -> None:
@@ -50,13 +50,13 @@ def test_gpus_that_lack_are_counted() -> None:
     load = workload(concurrency=9000)
     plan = plan_for(load)
     [line] = [line for line in warnings(plan, None) if line.startswith("To hold all 9,000")]
-    per_gpu = max(option.max_num_seqs / option.fit.tensor_parallel for option in plan.options)
+    per_gpu = max(option.max_num_seqs / option.tensor_parallel for option in plan.options)
     assert f"takes {-(-9000 // int(per_gpu))} GPUs" in line
 
 
 def test_requests_longer_than_the_engine_takes_are_a_warning() -> None:
-    assert list(too_long(workload(8190), 8192)) != []
-    assert list(too_long(workload(8168), 8192)) == []
+    assert list(advice(workload(8190), 8192, 300, 300, None, 1)) != []
+    assert list(advice(workload(8168), 8192, 300, 300, None, 1)) == []
 
 
 def test_a_length_above_the_models_own_is_a_warning() -> None:

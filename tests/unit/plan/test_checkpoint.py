@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.plan.checkpoint import PlanError, needed, number, read_checkpoint, text_part
+from gateway.plan.checkpoint import PlanError, needed, number, read_checkpoint, text_part, weigh
 from tests.unit.plan.models import DEEPSEEK_V3, GEMMA3_4B, LLAMA_8B
 
 
@@ -23,41 +23,45 @@ def write_tensors(file: Path, tensors: dict[str, tuple[str, int]]) -> None:
     file.write_bytes(len(text).to_bytes(8, "little") + text)
 
 
+def weighed(path: Path, value_bytes: int) -> tuple[int | None, str]:
+    return weigh(path, read_checkpoint(path)[1], value_bytes)
+
+
 def test_a_folder_and_its_config_are_read_alike(tmp_path: Path) -> None:
     write_config(tmp_path, LLAMA_8B | {"_name_or_path": "meta-llama/Llama-3.1-8B"})
-    assert read_checkpoint(tmp_path).config == read_checkpoint(tmp_path / "config.json").config
-    assert read_checkpoint(tmp_path).name == str(tmp_path)
-    assert read_checkpoint(tmp_path / "config.json").name == "meta-llama/Llama-3.1-8B"
+    assert read_checkpoint(tmp_path)[1] == read_checkpoint(tmp_path / "config.json")[1]
+    assert read_checkpoint(tmp_path)[0] == str(tmp_path)
+    assert read_checkpoint(tmp_path / "config.json")[0] == "meta-llama/Llama-3.1-8B"
 
 
 def test_without_weights_nothing_is_weighed(tmp_path: Path) -> None:
     write_config(tmp_path, LLAMA_8B)
-    assert read_checkpoint(tmp_path).weigh(2) == (None, "counted from config.json")
+    assert weighed(tmp_path, 2) == (None, "counted from config.json")
 
 
 def test_an_index_alone_has_the_total(tmp_path: Path) -> None:
     write_config(tmp_path, LLAMA_8B)
     index = {"metadata": {"total_size": 16060522496}, "weight_map": {"a": "model-00001-of-00004.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert read_checkpoint(tmp_path).weigh(2) == (16060522496, "total_size of model.safetensors.index.json")
+    assert weighed(tmp_path, 2) == (16060522496, "total_size of model.safetensors.index.json")
 
 
 def test_a_total_of_32_bit_values_is_loaded_smaller(tmp_path: Path) -> None:
     write_config(tmp_path, LLAMA_8B | {"torch_dtype": "float32"})
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {"total_size": 400}}))
-    assert read_checkpoint(tmp_path).weigh(2)[0] == 200
+    assert weighed(tmp_path, 2)[0] == 200
     index.write_text(json.dumps({"metadata": [], "weight_map": []}))
-    assert read_checkpoint(tmp_path).weigh(2)[0] is None
+    assert weighed(tmp_path, 2)[0] is None
 
 
 def test_headers_are_added_up_and_32_bit_values_loaded_smaller(tmp_path: Path) -> None:
     write_config(tmp_path, LLAMA_8B)
     write_tensors(tmp_path / "model.safetensors", {"a": ("BF16", 100), "b": ("F32", 400), "c": ("I32", 40)})
-    size, source = read_checkpoint(tmp_path).weigh(2)
+    size, source = weighed(tmp_path, 2)
     assert size == 100 + 200 + 40
     assert source == "the headers of its safetensors files"
-    assert read_checkpoint(tmp_path).weigh(4)[0] == 540
+    assert weighed(tmp_path, 4)[0] == 540
 
 
 def test_files_that_the_index_does_not_name_are_left_out(tmp_path: Path) -> None:
@@ -67,14 +71,14 @@ def test_files_that_the_index_does_not_name_are_left_out(tmp_path: Path) -> None
     write_tensors(tmp_path / "consolidated.safetensors", {"a": ("BF16", 100), "b": ("BF16", 50)})
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert read_checkpoint(tmp_path).weigh(2)[0] == 150
+    assert weighed(tmp_path, 2)[0] == 150
 
 
 def test_layers_for_speculation_are_left_out(tmp_path: Path) -> None:
     write_config(tmp_path, DEEPSEEK_V3)
     tensors = {"model.layers.60.w": ("BF16", 10), "model.layers.61.w": ("BF16", 1000)}
     write_tensors(tmp_path / "model.safetensors", tensors)
-    assert read_checkpoint(tmp_path).weigh(2)[0] == 10
+    assert weighed(tmp_path, 2)[0] == 10
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 8, b"\xff" * 16, b"\x02\x00\x00\x00\x00\x00\x00\x00[]"])
@@ -82,7 +86,7 @@ def test_a_broken_file_is_an_error(tmp_path: Path, content: bytes) -> None:
     write_config(tmp_path, LLAMA_8B)
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(PlanError, match="not a safetensors file"):
-        read_checkpoint(tmp_path).weigh(2)
+        weighed(tmp_path, 2)
 
 
 def test_what_is_no_model_is_an_error(tmp_path: Path) -> None:

@@ -8,18 +8,17 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli.main import app
 from gateway.plan.checkpoint import PlanError
-from gateway.plan.command import PlanRequest, plan_model, plan_running, with_fields
+from gateway.plan.command import PlanRequest, ask_running, plan_model, running_document, with_fields, workload_of
 from tests.unit.plan.models import DEEPSEEK_V3, GEMMA3_4B, GPT_OSS_20B, LLAMA_8B, Config
 from tests.unit.plan.test_running import engine, metrics, serving
 
-ASKED = PlanRequest(
-    "", 80.0, 1, None, 0.92, None, "auto", "auto", "auto", None, None, None, None, None, None, 0, None, ()
-)
+ASKED = PlanRequest("", 80.0, 1, None, 0.92, None, "auto", "auto", "auto", None, None, None, None, ())
+TYPICAL = workload_of(None, None, 0, None)
 
 
 def planned(tmp_path: Path, config: Config, **asked: Any) -> dict[str, Any]:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    return plan_model(replace(ASKED, model=str(tmp_path), **asked))
+    return plan_model(replace(ASKED, model=str(tmp_path), **asked), TYPICAL)
 
 
 def gateway(*arguments: str) -> Result:
@@ -47,7 +46,7 @@ def test_a_length_that_has_no_room_is_cut_unless_it_was_asked_for(tmp_path: Path
 def test_a_backend_that_holds_more_than_vllms_default_is_given_no_more(tmp_path: Path) -> None:
     many = engine(**{"/metrics": metrics(tokens="1000000")})
     with serving(many) as url:
-        document = plan_running(replace(ASKED, model=url, prompt_tokens=64, output_tokens=64))
+        document = running_document(url, ask_running(url), workload_of(64, 64, 0, None), None)
     assert document["max_num_seqs"] == 1024
 
 
@@ -106,15 +105,15 @@ def test_what_is_no_field_and_number_is_refused(assignment: str) -> None:
 
 def test_impossible_requests_are_refused() -> None:
     with pytest.raises(PlanError, match="belongs to the prompt"):
-        _ = replace(ASKED, prompt_tokens=10, shared_prefix_tokens=20).workload
+        workload_of(10, None, 20, None)
     with pytest.raises(PlanError, match="both 0"):
-        _ = replace(ASKED, prompt_tokens=0, output_tokens=0).workload
-    assert replace(ASKED, shared_prefix_tokens=5000).workload.prompt_tokens == 5000
+        workload_of(0, 0, 0, None)
+    assert workload_of(None, None, 5000, None).prompt_tokens == 5000
 
 
 def test_a_running_backend_is_compared_with_what_it_was_started_with() -> None:
     with serving(engine()) as url:
-        document = plan_running(replace(ASKED, model=url, gpu_memory_gib=None, max_num_seqs=128, concurrency=10))
+        document = running_document(url, ask_running(url), workload_of(None, None, 0, 10), 128)
     assert document["max_num_seqs"] == int(3125 * 0.95) // 40
     assert document["backend"]["max_num_seqs"] == 128
     preempts, batch = document["warnings"]

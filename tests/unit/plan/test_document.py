@@ -1,11 +1,13 @@
+import shlex
 from itertools import pairwise
 
 import orjson
 import yaml
 
+from gateway.backends.facts import Facts, ModelCard
 from gateway.config_file import parse
-from gateway.plan.capacity import KvCache, make_plan
-from gateway.plan.command import Running, gateway_file, plan_document, running_document, serve_command, shell
+from gateway.plan.capacity import make_plan
+from gateway.plan.command import gateway_file, plan_document, running_document, serve_command
 from gateway.plan.model import read_shape
 from tests.unit.plan.models import GEMMA3_27B, LLAMA_8B, LLAMA_70B, MINILM, Config, settings, workload
 
@@ -62,9 +64,8 @@ def test_what_is_assumed_is_listed() -> None:
 
 
 def test_a_running_backends_engines_share_its_cap() -> None:
-    cache = KvCache(16, 0, (None,), 6250)
-    running = Running("http://h:1", "m", "0.33.0", 8192, 2, 100_000, None, cache)
-    found = running_document(running, workload(), [], 92)
+    facts = Facts("0.33.0", (ModelCard("m", max_model_len=8192),), 16, 200_000, engines=2)
+    found = running_document("http://h:1", facts, workload(), None)
     assert found["max_num_seqs"] == 92
     assert found["without_paging"] == 12
     assert f"max_in_flight: {2 * found['max_num_seqs']}" in found["gateway"]
@@ -74,7 +75,7 @@ def test_a_running_backends_engines_share_its_cap() -> None:
 def test_the_command_has_what_the_plan_decided() -> None:
     plan = make_plan(read_shape(LLAMA_70B), settings(), workload(), 8, (4,))
     assert plan.choice is not None
-    words = serve_command(plan, plan.choice, "m", "fp8", "fp8")
+    words = shlex.split(serve_command(plan, plan.choice, "m", "fp8", "fp8"))
     options = dict(pairwise(words))
     assert words[:3] == ["vllm", "serve", "m"]
     assert options["--tensor-parallel-size"] == "4"
@@ -88,14 +89,22 @@ def test_the_command_has_what_the_plan_decided() -> None:
 def test_the_command_has_only_what_is_not_vllms_default() -> None:
     plan = make_plan(read_shape(LLAMA_8B), settings(utilization=0.8, block_tokens=32), workload(), 1)
     assert plan.choice is not None
-    words = serve_command(plan, plan.choice, "m", "auto", "int4")
+    words = shlex.split(serve_command(plan, plan.choice, "m", "auto", "int4"))
     options = dict(pairwise(words))
     assert (options["--gpu-memory-utilization"], options["--block-size"]) == ("0.8", "32")
     assert not {"--tensor-parallel-size", "--kv-cache-dtype", "--quantization"} & set(words)
 
 
 def test_a_shell_can_take_it() -> None:
-    assert shell(["vllm", "serve", "my model", "--a", "1", "--b"]) == "vllm serve 'my model' \\\n    --a 1 \\\n    --b"
+    plan = make_plan(read_shape(LLAMA_8B), settings(), workload(), 1)
+    assert plan.choice is not None
+    assert serve_command(plan, plan.choice, "my model", "auto", "auto").splitlines() == [
+        "vllm serve 'my model' \\",
+        f"    --max-num-seqs {plan.choice.max_num_seqs} \\",
+        "    --max-model-len 8192 \\",
+        "    --enable-prompt-tokens-details \\",
+        "    --shutdown-timeout 600",
+    ]
 
 
 def test_the_gateway_takes_its_file() -> None:

@@ -7,12 +7,10 @@ from gateway.plan.capacity import (
     KvCache,
     assumed_reserve,
     bytes_per_sequence,
-    bytes_per_token,
     default_block_tokens,
     fit,
     kv_cache,
     longest_that_starts,
-    weight_bytes,
 )
 from gateway.plan.model import chosen, read_shape
 from tests.unit.plan.models import (
@@ -87,8 +85,8 @@ def test_splitting_leaves_more_than_twice_the_cache() -> None:
 
 
 def test_the_checkpoint_decides_over_the_count() -> None:
-    assert weight_bytes(LLAMA, settings(weight_bytes=7)) == 7
-    assert weight_bytes(LLAMA, settings(quantization=chosen("fp8", None))) < LLAMA.parameters.total * 1.2
+    assert fit(LLAMA, settings(weight_bytes=7), 1).weight_bytes == 7
+    assert fit(LLAMA, settings(quantization=chosen("fp8", None)), 1).weight_bytes < LLAMA.parameters.total * 1.2
 
 
 def test_weights_that_do_not_fit_leave_nothing() -> None:
@@ -140,8 +138,8 @@ def test_a_latent_cache_gains_only_by_the_weights_that_others_hold() -> None:
     ],
 )
 def test_bytes_of_a_token_are_those_that_are_published(config: Config, size: int) -> None:
-    assert bytes_per_token(read_shape(config), 2) == size
-    assert bytes_per_token(read_shape(config), 1) == size // 2
+    assert bytes_per_sequence(read_shape(config), 1, 2) == size
+    assert bytes_per_sequence(read_shape(config), 1, 1) == size // 2
 
 
 @pytest.mark.parametrize(

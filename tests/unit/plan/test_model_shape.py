@@ -61,7 +61,7 @@ def test_falcon_may_have_one_kv_head_for_all() -> None:
 def test_kv_heads_beyond_their_number_are_held_several_times() -> None:
     stored = read_shape(QWEN25_7B).stored
     assert stored is not None
-    assert [stored.heads_on_gpu(size) for size in (1, 2, 4, 8)] == [4, 2, 1, 1]
+    assert [stored.bytes_on_gpu(size, 2) / (256 * 2) for size in (1, 2, 4, 8)] == [4, 2, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ LLAMA = read_shape(LLAMA_8B)
 
 
 def splits(plan: Plan) -> list[tuple[int, int]]:
-    return [(option.replicas, option.fit.tensor_parallel) for option in plan.options]
+    return [(option.replicas, option.tensor_parallel) for option in plan.options]
 
 
 def test_every_way_to_use_the_gpus_is_shown() -> None:
@@ -22,7 +22,7 @@ def test_every_way_to_use_the_gpus_is_shown() -> None:
 def test_the_least_split_that_holds_the_expected_requests_is_taken() -> None:
     def chosen(**more: int) -> int | None:
         choice = make_plan(LLAMA, settings(24), workload(**more), 8).choice
-        return choice and choice.fit.tensor_parallel
+        return choice and choice.tensor_parallel
 
     assert chosen(concurrency=100) == 1
     assert chosen(concurrency=300) == 2
@@ -32,7 +32,7 @@ def test_without_a_concurrency_a_split_is_worth_it_if_it_doubles_what_fits() -> 
     small, large = (make_plan(LLAMA, settings(size), workload(), 8) for size in (24, 80))
     one, two, *_ = small.options
     assert two.fleet_sequences > 2 * one.fleet_sequences
-    assert [plan.choice.fit.tensor_parallel for plan in (small, large) if plan.choice] == [2, 1]
+    assert [plan.choice.tensor_parallel for plan in (small, large) if plan.choice] == [2, 1]
 
 
 def test_if_no_split_holds_them_the_roomiest_is_taken() -> None:
@@ -43,8 +43,8 @@ def test_if_no_split_holds_them_the_roomiest_is_taken() -> None:
 def test_a_large_model_is_split() -> None:
     plan = make_plan(read_shape(LLAMA_70B), settings(), workload(), 8)
     assert plan.choice is not None
-    assert (plan.choice.fit.tensor_parallel, plan.choice.replicas) == (4, 2)
-    assert [option.fit.starts for option in plan.options] == [False, True, True, True]
+    assert (plan.choice.tensor_parallel, plan.choice.replicas) == (4, 2)
+    assert [option.starts for option in plan.options] == [False, True, True, True]
 
 
 def test_nothing_is_chosen_where_nothing_fits() -> None:
@@ -53,12 +53,12 @@ def test_nothing_is_chosen_where_nothing_fits() -> None:
 
 def test_sequences_of_the_fleet_are_those_of_all_backends() -> None:
     [one, *_] = make_plan(LLAMA, settings(), workload(), 8).options
-    assert one.sequences == one.fit.cache.sequences(1024)
+    assert one.sequences == one.cache.sequences(1024)
     assert one.fleet_sequences == 8 * one.sequences
 
 
 def test_max_num_seqs_is_what_fits_in_the_share_that_the_gateway_fills() -> None:
-    cache = make_plan(LLAMA, settings(), workload(), 1).options[0].fit.cache
+    cache = make_plan(LLAMA, settings(), workload(), 1).options[0].cache
     assert recommended(cache, workload(), 1024) == int(cache.blocks * 0.95) // 64
     assert recommended(cache, workload(), 256) == 256
     assert recommended(cache, workload(10**7), 256) == 1
@@ -66,7 +66,7 @@ def test_max_num_seqs_is_what_fits_in_the_share_that_the_gateway_fills() -> None
 
 
 def test_lengths_go_up_to_the_longest_and_have_the_own_requests_among_them() -> None:
-    cache = make_plan(LLAMA, settings(), workload(), 1).options[0].fit.cache
+    cache = make_plan(LLAMA, settings(), workload(), 1).options[0].cache
     found = rows(cache, 8192, workload(), 2)
     assert [row["tokens"] for row in found] == [512, 1024, 2048, 8192]
     assert [row["is_workload"] for row in found] == [False, True, False, False]
@@ -76,7 +76,7 @@ def test_lengths_go_up_to_the_longest_and_have_the_own_requests_among_them() -> 
 
 
 def test_the_shared_prefix_counts_for_the_own_requests_alone() -> None:
-    cache = make_plan(LLAMA, settings(), workload(), 1).options[0].fit.cache
+    cache = make_plan(LLAMA, settings(), workload(), 1).options[0].cache
     plain, shared = (rows(cache, 8192, workload(shared_prefix_tokens=size), None) for size in (0, 512))
     assert shared[1]["sequences"] == pytest.approx(2 * plain[1]["sequences"], rel=0.01)
     assert shared[2] == plain[2]

@@ -1,12 +1,14 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from gateway.plan.checkpoint import PlanError
-from gateway.plan.command import ask_running
+from gateway.plan.command import ask_running, running_document
 from tests.unit import pages
+from tests.unit.plan.models import workload
 
 MODELS = json.dumps({"data": [{"id": "lora", "parent": "m"}, {"id": "m", "max_model_len": 8192}]})
 
@@ -35,27 +37,31 @@ def serving(answers: dict[str, str], other: int = 404) -> Iterator[str]:
         yield url
 
 
+def running(url: str) -> dict[str, Any]:
+    return running_document(url, ask_running(url), workload(), None)
+
+
 def refusal(answers: dict[str, str], other: int = 404) -> str:
     """Why there is no plan."""
     with serving(answers, other) as url, pytest.raises(PlanError) as refused:
-        ask_running(url)
+        running(url)
     return str(refused.value)
 
 
 def test_a_backend_reports_all_that_a_plan_needs() -> None:
     with serving(engine()) as url:
-        found = ask_running(url)
-    assert (found.model, found.version, found.max_length_tokens, found.max_num_seqs) == ("m", "0.33.0", 8192, None)
-    assert (found.engines, found.kv_tokens) == (1, 100_000)
-    assert found.cache.blocks == 3125
-    assert found.cache.sequences(8192) == 3125 // 256
+        found = running(url)
+    backend = {"url": url, "engines": 1, "kv_cache_tokens": 100_000, "max_num_seqs": None}
+    assert found["model"] == {"name": "m", "max_model_len": 8192, "version": "0.33.0"}
+    assert (found["backend"], found["block_tokens"]) == (backend, 32)
+    assert found["lengths"][-1]["sequences"] == 3125 // 256
 
 
 def test_several_engines_have_a_cache_each() -> None:
     info = '{"vllm_config": {"scheduler_config": {"max_num_seqs": 64}}}'
     with serving(engine(**{"/metrics": metrics(2), "/server_info?config_format=json": info})) as url:
-        found = ask_running(url)
-    assert (found.engines, found.kv_tokens, found.max_num_seqs) == (2, 100_000, 64)
+        found = running(url)
+    assert found["backend"] == {"url": url, "engines": 2, "kv_cache_tokens": 100_000, "max_num_seqs": 64}
 
 
 @pytest.mark.parametrize(
