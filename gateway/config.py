@@ -320,7 +320,8 @@ class ModelConfig(Section):
     """Settings of one model, by the name that backends use."""
 
     tokenizer: str = default(
-        "", "Folder or Hugging Face name: prompts are tokenized here too, for exact routing and usage in batches."
+        "",
+        "Folder or Hugging Face name: prompts are tokenized here too, for exact prefix routing and exact usage in batches.",
     )
     embeddings: ModelEmbeddingsConfig = default(ModelEmbeddingsConfig(), "Overrides of `embeddings` for this model.")
 

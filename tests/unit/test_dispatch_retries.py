@@ -9,6 +9,7 @@ from gateway.config import UpstreamConfig
 from gateway.dispatch import Attempts, RetryBudget
 from gateway.errors import (
     BackendBusy,
+    BackendDown,
     BackendError,
     ConnectFailed,
     FreshConnectionClosed,
@@ -27,6 +28,7 @@ RULES = {
     "ConnectFailed": ALWAYS,
     "ReusedConnectionClosed": SAME_PLACE,
     "FreshConnectionClosed": ELSEWHERE,
+    "BackendDown": ELSEWHERE,
     "BackendBusy": ELSEWHERE,
     "ModelMissing": ELSEWHERE,
     "EngineDead": ELSEWHERE,
@@ -59,7 +61,13 @@ def test_the_table_names_every_kind_of_failure() -> None:
     assert set(RULES) == {kind.__name__ for kind in KINDS}
 
 
-RETURNING = {"ConnectFailed", "FreshConnectionClosed", "BackendAborted", "EngineDead"}  # worth waiting for
+RETURNING = {
+    "ConnectFailed",
+    "FreshConnectionClosed",
+    "BackendDown",
+    "BackendAborted",
+    "EngineDead",
+}  # worth waiting for
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -122,7 +130,7 @@ def test_other_failures_are_not_tried_again_where_they_happened() -> None:
 
 def test_only_failures_that_may_be_the_requests_fault_are_charged_to_the_budget() -> None:
     shared = budget(minimum=1, fraction=0.0)
-    for error in (ConnectFailed("why"), ReusedConnectionClosed("why")):
+    for error in (ConnectFailed("why"), ReusedConnectionClosed("why"), BackendDown("why")):
         assert Attempts(shared, repeatable=True).allows(error, "a", others=True)
     assert Attempts(shared, repeatable=True).allows(BackendBusy("why"), "a", others=True)
     assert not Attempts(shared, repeatable=True).allows(BackendBusy("why"), "a", others=True)
