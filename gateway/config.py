@@ -321,7 +321,7 @@ class ModelConfig(Section):
 
     tokenizer: str = default(
         "",
-        "Folder or Hugging Face name: prompts are tokenized here too, for exact prefix routing and exact usage in batches.",
+        "Folder or Hugging Face name: prompts are tokenized here too, for exact prefix routing and usage in batches.",
     )
     embeddings: ModelEmbeddingsConfig = default(ModelEmbeddingsConfig(), "Overrides of `embeddings` for this model.")
 
