@@ -117,10 +117,14 @@ class QueueScan:
     tenants: Tenants | None = None
     # seconds of prefill of the requests that wait for each engine; endless if a starving request reserves it
     held: list[float] = field(init=False)
+    _open_guarded: list[bool] = field(init=False)  # the same as `is_open`, for guarded requests
     _kept: set[int] = field(default_factory=set)  # engines reserved for a starving request, closed to guarded ones
 
     def __post_init__(self) -> None:
         self.held = [0.0] * len(self.engines)
+        self._open_guarded = self.is_open
+        if self.tenants is not None:
+            self._open_guarded = self.capacity.are_open(self.engines, self.now, guarded=True)
 
     def run(self, tickets: Iterable[Ticket], eligible: Mapping[Ticket, Sequence[int]]) -> None:
         """`eligible` has the positions of engines for tickets that may not use every engine."""
@@ -128,7 +132,7 @@ class QueueScan:
         for ticket in tickets:
             if True not in self.is_open:
                 return
-            positions = eligible.get(ticket, everywhere)
+            positions = eligible.get(ticket, everywhere) if eligible else everywhere
             if self.now - ticket.arrived_seconds > self.starvation_seconds:
                 self._take_any(ticket, positions, starving=True)
             elif not self.policy.waits_for_best:
@@ -138,8 +142,13 @@ class QueueScan:
 
     def _take_best(self, ticket: Ticket, positions: Sequence[int]) -> None:
         at, now = ticket.waits_for, self.now
+        is_known = ticket.waits_among is self.engines and now < ticket.waits_until
+        if is_known and not self.is_open[at]:  # the usual case
+            self.held[at] += ticket.waits_seconds
+            return
         guarded = self.tenants is not None and self._is_guarded(ticket)
-        if ticket.waits_among is not self.engines or now >= ticket.waits_until or self._takes(at, guarded):
+        is_open = self._open_guarded if guarded else self.is_open
+        if not is_known or is_open[at]:
             options = self._price(ticket)
             costs = options.costs = list(map(add, options.costs, self.held))
             at = options.cheapest(positions)
@@ -149,21 +158,18 @@ class QueueScan:
             is_clear = lead >= _LEAD_TOKENS * self.capacity.calibration.model.b
             until = now + _GOOD_FOR_SECONDS if is_clear else now
             ticket.choose(at, options.prefill_seconds[at], self.engines, until)
-            if self._takes(at, guarded):
+            if is_open[at]:
                 if self.capacity.admits(self.engines[at], ticket.demand, now, guarded=guarded):
                     self._bind(ticket, at, options)
                 return  # else it is too large for what is free there; smaller requests may take that
         self.held[at] += ticket.waits_seconds
 
     def _take_any(self, ticket: Ticket, positions: Sequence[int], *, starving: bool) -> None:
-        engines, is_open, now, demand = self.engines, self.is_open, self.now, ticket.demand
+        engines, now, demand = self.engines, self.now, ticket.demand
         guarded = self.tenants is not None and self._is_guarded(ticket)
+        is_open = self._open_guarded if guarded else self.is_open
         able = [
-            at
-            for at in positions
-            if is_open[at]
-            and not (guarded and at in self._kept)
-            and self.capacity.admits(engines[at], demand, now, guarded=guarded)
+            at for at in positions if is_open[at] and self.capacity.admits(engines[at], demand, now, guarded=guarded)
         ]
         if able:
             options = self._price(ticket)
@@ -183,6 +189,7 @@ class QueueScan:
                 self._kept.add(at)
             else:
                 self.held[at], self.is_open[at] = math.inf, False
+            self._open_guarded[at] = False
 
     def _price(self, ticket: Ticket) -> Options:
         return self.policy.options(ticket.demand, self.engines, self.capacity.calibration.model, self.now)
@@ -195,12 +202,8 @@ class QueueScan:
         tenants, demand = self.tenants, ticket.demand
         return tenants is not None and tenants.is_over_share(tenants.of(demand), self.now, batch=demand.batch)
 
-    def _takes(self, at: int, guarded: bool) -> bool:
-        """Whether an engine is open to a request, `guarded` if it is of a tenant over its share."""
-        if not guarded or not self.is_open[at]:
-            return self.is_open[at]
-        return at not in self._kept and self.capacity.is_open(self.engines[at], self.now, guarded=True)
-
     def _bind(self, ticket: Ticket, at: int, options: Options) -> None:
         self.bind(ticket, at, options)
         self.is_open[at] = self.capacity.is_open(self.engines[at], self.now)
+        if self.tenants is not None and self._open_guarded[at]:
+            self._open_guarded[at] = self.capacity.is_open(self.engines[at], self.now, guarded=True)
