@@ -137,7 +137,7 @@ class Terms(NamedTuple):
     With `output` tokens expected and `prompt` tokens in all, a request costs there
     ahead + own x (stall + mean_stall) + step x chunks + waits
     + output x (slowdown + slowdown_by_prompt x prompt + slot) + output x room_rate x tokens that do not fit.
-    `placement_costs` has it for one request, `cost_parts` to explain it, and `CostMatrix` for many requests.
+    `placement_costs` has it, and `cost_parts` to explain it.
     """
 
     slowness: float

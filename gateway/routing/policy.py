@@ -9,7 +9,6 @@ from typing import Any
 
 from gateway.request import Demand
 from gateway.routing.cache_view import HitPredictor
-from gateway.routing.cost_matrix import CostMatrix, EngineColumns, Hit, Ranking
 from gateway.routing.engine import CostModel, Engine, Parts, cost_parts, mean_stall_of, placement_costs
 from gateway.routing.estimates import Estimates
 
@@ -53,6 +52,16 @@ class Options:
         self.prefill_seconds = prefills or [0.0] * len(engines)
         self.hit_tokens = hits or [0] * len(engines)
 
+    def cheapest(self, positions: Sequence[int]) -> int:
+        """The one of these positions with the lowest cost. Of equal ones it is the engine with less in flight, then the
+        one chosen less often."""
+        costs, engines = self.costs, self.engines
+        best = min(positions, key=costs.__getitem__)
+        if costs.count(costs[best]) == 1:
+            return best
+        equal = [(engines[at].load.in_flight, engines[at].placed, at) for at in positions if costs[at] == costs[best]]
+        return min(equal)[2]
+
 
 class Policy(ABC):
     """Ranks engines; the scheduler decides which are open and which requests wait.
@@ -67,19 +76,9 @@ class Policy(ABC):
     def options(self, demand: Demand, engines: Sequence[Engine], model: CostModel, now: float) -> Options:
         """What the request would cost on each engine."""
 
-    def hits(self, demand: Demand, engines: Sequence[Engine]) -> list[int]:
-        """Predicted hit tokens, for each engine; 0 if the policy ignores prompts."""
-        return [0] * len(engines)
-
     def parts(self, demand: Demand, options: Options, model: CostModel, now: float) -> Sequence[Parts | None]:
         """The costs of `options`, taken apart; None if they are not in seconds."""
         return [None] * len(options.costs)
-
-    def ranking(
-        self, demands: Sequence[Demand], hits: Sequence[Hit], engines: Sequence[Engine], model: CostModel, now: float
-    ) -> Ranking:
-        """All waiting requests at once; `hits` has a row for each."""
-        return Ranking(engines, lambda row: self.options(demands[row], engines, model, now).costs)
 
     def placed(self, demand: Demand, engine: Engine) -> None:  # noqa: B027
         """The request is sent to the engine."""
@@ -94,7 +93,6 @@ class PrefixPolicy(Policy):
         self._hit_predictor = hit_predictor
         self._estimates = estimates
         self._affinity = affinity
-        self._table = EngineColumns()
 
     def options(self, demand: Demand, engines: Sequence[Engine], model: CostModel, now: float) -> Options:
         hits = self._hit_predictor.predict(demand, engines)
@@ -103,9 +101,6 @@ class PrefixPolicy(Policy):
         if demand.hint and (at := self._affinity.favoured(demand.hint, engines, hits)) is not None:
             costs[at] -= WORTH * prefills[at]
         return Options(engines, costs, prefills, hits)
-
-    def hits(self, demand: Demand, engines: Sequence[Engine]) -> list[int]:
-        return self._hit_predictor.predict(demand, engines)
 
     def parts(self, demand: Demand, options: Options, model: CostModel, now: float) -> list[Parts]:
         """The cost's parts, without the discount for a hint."""
@@ -117,21 +112,6 @@ class PrefixPolicy(Policy):
             chunks, ahead = -((hit - prompt) // model.max_batched_tokens), engine.ahead_seconds(model, now)
             parts.append(cost_parts(engine.terms(model), prompt, own, chunks, output, stall, ahead))
         return parts
-
-    def ranking(
-        self, demands: Sequence[Demand], hits: Sequence[Hit], engines: Sequence[Engine], model: CostModel, now: float
-    ) -> CostMatrix:
-        usual = self._estimates.expected_output_tokens(demands[0].model, None)
-        limits = [demand.output_tokens for demand in demands]
-        outputs = [usual if limit is None or limit > usual else limit for limit in limits]
-        prompts = [demand.prompt_tokens for demand in demands]
-        matrix = CostMatrix(model, prompts, outputs, hits, engines, now, self._table)
-        for row, demand in enumerate(demands):
-            if demand.hint:
-                column = self._affinity.favoured(demand.hint, engines, hits[row].tolist())
-                if column is not None:
-                    matrix.favour(row, column, WORTH)
-        return matrix
 
     def placed(self, demand: Demand, engine: Engine) -> None:
         if demand.keys:

@@ -3,17 +3,20 @@
 An engine has capacity while slots and KV cache are free and little prefill is ahead. A scan takes the cheapest prefill
 first, aged by waiting. A request is bound if its own best engine has capacity, and keeps waiting for it otherwise,
 while others overtake. After `starvation_seconds` any engine will do; if none has capacity, the emptiest takes nothing
-else until it has. Predicted hits are kept between scans, because caches change slowly.
+else until it has. A waiting request whose best engine is clearly better than others remembers it for a while, and
+chooses again when that engine has capacity; the others choose again in each scan.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import add
 
 from gateway.request import Demand
-from gateway.routing.cost_matrix import Hit, Ranking
 from gateway.routing.engine import Engine
 from gateway.routing.estimates import Calibration, OutputLengths
+from gateway.routing.policy import Options, Policy
+from gateway.scheduling.fair_share import Tenants
 from gateway.scheduling.wait_queue import Ticket
 
 _GUARDED_SHARE = 16  # one slot in 16 is guarded, and as much of the KV cache
@@ -92,122 +95,115 @@ def guarded_slots(slots: int) -> int:
     return max(1, slots // _GUARDED_SHARE) if slots >= _FEW_SLOTS else 0
 
 
+_LEAD_TOKENS = 1000  # of prefill by which a request's best engine leads, for it to be remembered
+_GOOD_FOR_SECONDS = 0.05  # then it is chosen again
+
+
 @dataclass(slots=True)
 class QueueScan:
-    """One scan of tickets in fair order; `is_open` has a flag for each engine, kept up to date.
+    """One scan of tickets in fair order, most of which wait for an engine without capacity: these are not priced.
 
-    `bind` is called with ticket, engine, and seconds of prefill there. `is_over_share` says whether the last slots are
-    kept from a ticket; None = from none, or from all if `all_guarded`.
+    `is_open` has a flag for each engine, kept up to date. `bind` is called with ticket, position of the engine, and
+    what the engines mean for it. `tenants`: the last slots are kept from those over their share; None = from none.
     """
 
     engines: Sequence[Engine]
-    ranking: Ranking
-    is_open: list[bool]
+    policy: Policy
     capacity: Capacity
+    is_open: list[bool]
     starvation_seconds: float
-    waits_for_best: bool
-    bind: Callable[[Ticket, int, float], None]
-    is_over_share: Callable[[Ticket], bool] | None = None
-    all_guarded: bool = False
+    now: float
+    bind: Callable[[Ticket, int, Options], None]
+    tenants: Tenants | None = None
+    # seconds of prefill of the requests that wait for each engine; endless if a starving request reserves it
+    held: list[float] = field(init=False)
+    _open_guarded: list[bool] = field(init=False)  # the same as `is_open`, for guarded requests
     _kept: set[int] = field(default_factory=set)  # engines reserved for a starving request, closed to guarded ones
 
-    def run(self, tickets: Sequence[Ticket], now: float) -> None:
-        row, skipped = 0, False
-        while row < len(tickets):
-            ticket = tickets[row]
-            starving = now - ticket.arrived_seconds > self.starvation_seconds
-            if starving or not self.waits_for_best:
-                self._take_any(row, ticket, now, starving=starving)
-            elif not any(self.is_open):
-                return
-            elif not skipped:
-                row, skipped = self.ranking.skip(row, self.is_open), True
-                continue
-            else:
-                self._take_best(row, ticket, now)
-            row += 1
+    def __post_init__(self) -> None:
+        self.held = [0.0] * len(self.engines)
+        self._open_guarded = self.is_open
+        if self.tenants is not None:
+            self._open_guarded = self.capacity.are_open(self.engines, self.now, guarded=True)
 
-    def _take_best(self, row: int, ticket: Ticket, now: float) -> None:
-        column = self.ranking.best(row)
-        if column is None:
+    def run(self, tickets: Iterable[Ticket], eligible: Mapping[Ticket, Sequence[int]]) -> None:
+        """`eligible` has the positions of engines for tickets that may not use every engine."""
+        everywhere = range(len(self.engines))
+        for ticket in tickets:
+            if True not in self.is_open:
+                return
+            positions = eligible.get(ticket, everywhere) if eligible else everywhere
+            if self.now - ticket.arrived_seconds > self.starvation_seconds:
+                self._take_any(ticket, positions, starving=True)
+            elif not self.policy.waits_for_best:
+                self._take_any(ticket, positions, starving=False)
+            else:
+                self._take_best(ticket, positions)
+
+    def _take_best(self, ticket: Ticket, positions: Sequence[int]) -> None:
+        at, now = ticket.waits_for, self.now
+        is_known = ticket.waits_among is self.engines and now < ticket.waits_until
+        if is_known and not self.is_open[at]:  # the usual case
+            self.held[at] += ticket.waits_seconds
             return
-        guarded = self._is_guarded(ticket)
-        engine, is_open = self.engines[column], self.is_open[column]
-        if guarded and is_open:
-            is_open = column not in self._kept and self.capacity.is_open(engine, now, guarded=True)
-        if not is_open:
-            self.ranking.keep_waiting(row, column)
-        elif self.capacity.admits(engine, ticket.demand, now, guarded=guarded):
-            self._bind(row, ticket, column, now)
-        # else it is too large for what is free there; smaller requests may take that
-
-    def _take_any(self, row: int, ticket: Ticket, now: float, *, starving: bool) -> None:
-        columns, guarded = self.ranking.by_cost(row), self._is_guarded(ticket)
-        if guarded:
-            columns = [column for column in columns if column not in self._kept]
-        for column in columns:
-            if self.capacity.admits(self.engines[column], ticket.demand, now, guarded=guarded):
-                self._bind(row, ticket, column, now)
+        guarded = self.tenants is not None and self._is_guarded(ticket)
+        is_open = self._open_guarded if guarded else self.is_open
+        if not is_known or is_open[at]:
+            options = self._price(ticket)
+            costs = options.costs = list(map(add, options.costs, self.held))
+            at = options.cheapest(positions)
+            if costs[at] == math.inf:
                 return
-        if starving and columns:
-            column = min(columns, key=lambda column: self._fullness(column, ticket.demand))
-            if guarded and not self.all_guarded:
-                self._kept.add(column)
-            else:
-                self.ranking.close(column)
-                self.is_open[column] = False
+            lead = min([costs[other] for other in positions if other != at], default=math.inf) - costs[at]
+            is_clear = lead >= _LEAD_TOKENS * self.capacity.calibration.model.b
+            until = now + _GOOD_FOR_SECONDS if is_clear else now
+            ticket.choose(at, options.prefill_seconds[at], self.engines, until)
+            if is_open[at]:
+                if self.capacity.admits(self.engines[at], ticket.demand, now, guarded=guarded):
+                    self._bind(ticket, at, options)
+                return  # else it is too large for what is free there; smaller requests may take that
+        self.held[at] += ticket.waits_seconds
 
-    def _fullness(self, column: int, demand: Demand) -> tuple[bool, float, int]:
+    def _take_any(self, ticket: Ticket, positions: Sequence[int], *, starving: bool) -> None:
+        engines, now, demand = self.engines, self.now, ticket.demand
+        guarded = self.tenants is not None and self._is_guarded(ticket)
+        is_open = self._open_guarded if guarded else self.is_open
+        able = [
+            at for at in positions if is_open[at] and self.capacity.admits(engines[at], demand, now, guarded=guarded)
+        ]
+        if able:
+            options = self._price(ticket)
+            self._bind(ticket, options.cheapest(able), options)
+        elif starving:
+            self._reserve_emptiest(positions, demand, guarded)
+
+    def _reserve_emptiest(self, positions: Sequence[int], demand: Demand, guarded: bool) -> None:
+        left = [
+            (self._fullness(self.engines[at], demand), at)
+            for at in positions
+            if self.held[at] < math.inf and not (guarded and at in self._kept)
+        ]
+        if left:
+            at = min(left)[1]
+            if guarded:
+                self._kept.add(at)
+            else:
+                self.held[at], self.is_open[at] = math.inf, False
+            self._open_guarded[at] = False
+
+    def _price(self, ticket: Ticket) -> Options:
+        return self.policy.options(ticket.demand, self.engines, self.capacity.calibration.model, self.now)
+
+    def _fullness(self, engine: Engine, demand: Demand) -> tuple[bool, float, int]:
         """Least for the engine that will have capacity for the request first."""
-        engine = self.engines[column]
         return not is_large_enough(engine, demand), engine.load.in_flight / engine.slots, engine.index
 
     def _is_guarded(self, ticket: Ticket) -> bool:
-        return self.all_guarded or (self.is_over_share is not None and self.is_over_share(ticket))
+        tenants, demand = self.tenants, ticket.demand
+        return tenants is not None and tenants.is_over_share(tenants.of(demand), self.now, batch=demand.batch)
 
-    def _bind(self, row: int, ticket: Ticket, column: int, now: float) -> None:
-        self.bind(ticket, column, self.ranking.prefill(row, column))
-        self.ranking.bound(column)
-        self.is_open[column] = self.capacity.is_open(self.engines[column], now, guarded=self.all_guarded)
-
-
-_GOOD_FOR_SECONDS = 1.0  # unless a prompt that begins alike is bound meanwhile
-_NEVER = -math.inf
-
-
-class HitCache:
-    """Predicted hits of waiting requests, kept with each ticket; `predict` gives those of a prompt, for each engine.
-
-    A binding voids the hits of prompts that begin alike. Bindings are kept in two generations of at least a second
-    each, so memory is bounded by their rate.
-    """
-
-    def __init__(self, predict: Callable[[Demand, Sequence[Engine]], Sequence[int]]) -> None:
-        self._predict = predict
-        self._bound: dict[int, float] = {}  # by first block: when a prompt that begins with it was last bound
-        self._bound_before: dict[int, float] = {}  # the generation before
-        self._since_seconds = _NEVER  # when the younger generation began
-
-    def __len__(self) -> int:
-        return len(self._bound) + len(self._bound_before)
-
-    def bound(self, demand: Demand, now: float) -> None:
-        """A prompt is sent to an engine. Needed only while requests wait."""
-        if demand.keys:
-            if now - self._since_seconds > _GOOD_FOR_SECONDS:
-                self._bound_before, self._bound, self._since_seconds = self._bound, {}, now
-            self._bound[demand.keys[0]] = now
-
-    def of(self, tickets: Sequence[Ticket], engines: Sequence[Engine], now: float) -> list[Hit]:
-        too_old, bound, before = now - _GOOD_FOR_SECONDS, self._bound, self._bound_before
-        return [
-            ticket.hits
-            if (
-                ticket.hits_of is engines
-                and ticket.hits_seconds >= too_old
-                and ticket.hits_seconds > bound.get(ticket.opening, _NEVER)
-                and ticket.hits_seconds > before.get(ticket.opening, _NEVER)
-            )
-            else ticket.keep_hits(self._predict(ticket.demand, engines), engines, now)
-            for ticket in tickets
-        ]
+    def _bind(self, ticket: Ticket, at: int, options: Options) -> None:
+        self.bind(ticket, at, options)
+        self.is_open[at] = self.capacity.is_open(self.engines[at], self.now)
+        if self.tenants is not None and self._open_guarded[at]:
+            self._open_guarded[at] = self.capacity.is_open(self.engines[at], self.now, guarded=True)

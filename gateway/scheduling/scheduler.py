@@ -18,7 +18,7 @@ from gateway.routing.engine import Engine, prefill_seconds
 from gateway.routing.estimates import Calibration, Calibrations, OutputLengths
 from gateway.routing.kv_reservations import Reservation
 from gateway.routing.policy import EngineVerdict, Options, Policy
-from gateway.scheduling.admission import Capacity, HitCache, QueueScan, is_large_enough, slots_of
+from gateway.scheduling.admission import Capacity, QueueScan, is_large_enough, slots_of
 from gateway.scheduling.fair_share import Tenant, Tenants, expected_tokens
 from gateway.scheduling.wait_queue import Queue, ScanOrder, Ticket
 
@@ -138,7 +138,6 @@ class Scheduler:
         self._settings = settings
         self._serving = serving
         self._views: dict[str, ModelView] = {}  # until the fleet changes
-        self._hits = HitCache(policy.hits)
 
     @property
     def waits_for_best(self) -> bool:
@@ -166,18 +165,15 @@ class Scheduler:
         if tenants.waiting:  # refuse early: refusals should be cheap
             self._queue.refuse_if_full(demand, now)
         options = self._policy.options(demand, engines, view.capacity.calibration.model, now)
-        prefills, hits = options.prefill_seconds, options.hit_tokens
         if not tenants.waiting:
             guarded = tenants.is_over_share(tenant, now, batch=demand.batch)
             at = choose(options, demand, view.capacity, now, self._policy.waits_for_best, guarded)
             if at is not None:
-                return self._bind(demand, engines[at], prefills[at], hits[at], tenants, tenant, now)
-        ticket = Ticket(demand, now, avoid, min(prefills))
+                return self._bind(demand, options, at, tenants, tenant, now)
+        ticket = Ticket(demand, now, avoid, min(options.prefill_seconds))
         if demand.deadline_seconds is not None:
             self._queue.refuse_late(ticket, now)
-        self._join(ticket, max(hits), now)
-        if engines is view.engines:
-            ticket.keep_hits(hits, engines, now)
+        self._join(ticket, max(options.hit_tokens), now)
         return ticket
 
     def _hold(self, demand: Demand, now: float, avoid: frozenset[str]) -> Ticket | None:
@@ -217,49 +213,42 @@ class Scheduler:
         self, model: str, order: ScanOrder, now: float, granted: list[tuple[Ticket, Lease | GatewayError]]
     ) -> bool:
         """One scan; returns whether an engine is left idle and requests further back may be bound to it."""
+        if self._is_closed_to_all(model, now):
+            return False
         tickets, eligible = self._next_tickets(model, order, now, granted)
         if not tickets:
             return False
         engines, capacity = self._views[model].engines, self._views[model].capacity
         tenants = self._queue.tenants(model)
-        is_over_share = self._over_share_check(tenants, now)
-        all_guarded = is_over_share is not None and all(is_over_share(ticket) for ticket in tickets)
-        is_open = capacity.are_open(engines, now, guarded=all_guarded)
-        if not any(is_open):
-            return False
-        hits = self._hits.of(tickets, engines, now)
-        demands = [ticket.demand for ticket in tickets]
-        ranking = self._policy.ranking(demands, hits, engines, capacity.calibration.model, now)
-        for row, its_engines in eligible.items():
-            for column, engine in enumerate(engines):
-                if engine not in its_engines:
-                    ranking.close(column, row)
 
-        def bind(ticket: Ticket, column: int, prefill_seconds: float) -> None:
+        def bind(ticket: Ticket, at: int, options: Options) -> None:
             self._queue.serve(ticket, order)
-            demand, hit, tenant = ticket.demand, int(ticket.hits[column]), tenants.of(ticket.demand)
-            lease = self._bind(demand, engines[column], prefill_seconds, hit, tenants, tenant, now, ticket)
+            lease = self._bind(ticket.demand, options, at, tenants, tenants.of(ticket.demand), now, ticket)
             granted.append((ticket, lease))
 
-        QueueScan(
-            engines, ranking, is_open, capacity, self._settings.starvation_seconds, self.waits_for_best, bind,
-            is_over_share, all_guarded,
-        ).run(tickets, now)  # fmt: skip
-        if len(tickets) < order.scan:
+        guards = tenants.guards(now, batch=tenants.waiting_batch > 0)
+        is_open, starvation = capacity.are_open(engines, now), self._settings.starvation_seconds
+        scan = QueueScan(engines, self._policy, capacity, is_open, starvation, now, bind, tenants if guards else None)
+        scan.run(tickets, eligible)
+        if len(tickets) < order.scan or True not in is_open:
             return False
         few = _IDLE_SHARE * sum(engine.load.in_flight for engine in engines) / len(engines)
         return any(engine.load.in_flight < few for engine in compress(engines, is_open))
 
-    def _over_share_check(self, tenants: Tenants, now: float) -> Callable[[Ticket], bool] | None:
-        """Whether the last slots are kept from a ticket; None = from none."""
-        if not tenants.guards(now, batch=tenants.waiting_batch > 0):
-            return None
-        return lambda ticket: tenants.is_over_share(tenants.of(ticket.demand), now, batch=ticket.demand.batch)
+    def _is_closed_to_all(self, model: str, now: float) -> bool:
+        """Whether no engine has capacity: the usual case when a model's queue is long, and found before it is read.
+
+        Requests that may not use every engine can fail at any time, and those without a sequence need no capacity.
+        """
+        view, queue = self._views.get(model), self._queue.of_model(model)
+        if view is None or queue is None or queue.restricted:
+            return False
+        return True not in view.capacity.are_open(view.engines, now)
 
     def _next_tickets(
         self, model: str, order: ScanOrder, now: float, granted: list[tuple[Ticket, Lease | GatewayError]]
-    ) -> tuple[list[Ticket], dict[int, list[Engine]]]:
-        """The tickets to scan; by position, the engines of those that may not use every engine.
+    ) -> tuple[list[Ticket], dict[Ticket, list[int]]]:
+        """The tickets to scan; the positions of engines of those that may not use every engine.
 
         Tickets that no backend can serve for now are passed over; they do not count in the length of the scan.
         """
@@ -271,7 +260,6 @@ class Scheduler:
             waiting = queue.in_order(order._replace(start=0, scan=count))
             tickets, eligible = self._eligible(waiting, now, granted)
             if len(tickets) == len(waiting) or len(waiting) < count or len(tickets) >= end:
-                eligible = {at - start: engines for at, engines in eligible.items() if start <= at < end}
                 return tickets[start:end], eligible
             count *= 2
 
@@ -284,11 +272,11 @@ class Scheduler:
 
     def _eligible(
         self, waiting: list[Ticket], now: float, granted: list[tuple[Ticket, Lease | GatewayError]]
-    ) -> tuple[list[Ticket], dict[int, list[Engine]]]:
+    ) -> tuple[list[Ticket], dict[Ticket, list[int]]]:
         if waiting and waiting[0].demand.model in self._views and all(map(_goes_anywhere, waiting)):
             return waiting, {}
         tickets: list[Ticket] = []
-        eligible: dict[int, list[Engine]] = {}
+        eligible: dict[Ticket, list[int]] = {}
         for ticket in waiting:
             demand = ticket.demand
             if demand.model not in self._views or not ticket.goes_anywhere:
@@ -306,15 +294,16 @@ class Scheduler:
                     self._queue.leave(ticket)
                     granted.append((ticket, self._bind_light(demand, its_engines, now, ticket)))
                     continue
-                if its_engines is not self._views[demand.model].engines:
-                    eligible[len(tickets)] = its_engines
+                engines = self._views[demand.model].engines
+                if its_engines is not engines:
+                    eligible[ticket] = [at for at, engine in enumerate(engines) if engine in its_engines]
             tickets.append(ticket)
         return tickets, eligible
 
     def _bind_light(self, demand: Demand, engines: list[Engine], now: float, ticket: Ticket | None = None) -> Lease:
         """A request that takes no slot goes to the engine with the least in flight."""
         tenants, engine = self._queue.tenants(demand.model), min(engines, key=_in_flight)
-        return self._bind(demand, engine, 0.0, 0, tenants, tenants.of(demand), now, ticket)
+        return self._bind(demand, Options([engine], [0.0]), 0, tenants, tenants.of(demand), now, ticket)
 
     def is_served(self, demand: Demand, avoid: frozenset[str] = frozenset()) -> bool:
         """Whether some engine can take this request, now or after a wait."""
@@ -401,14 +390,15 @@ class Scheduler:
     def _bind(
         self,
         demand: Demand,
-        engine: Engine,
-        prefill_seconds: float,
-        hit_tokens: int,
+        options: Options,
+        at: int,
         tenants: Tenants,
         tenant: Tenant,
         now: float,
         ticket: Ticket | None = None,
     ) -> Lease:
+        """Bind the request to the engine at this position."""
+        engine, prefill_seconds, hit_tokens = options.engines[at], options.prefill_seconds[at], options.hit_tokens[at]
         lease = Lease(demand, engine, prefill_seconds, hit_tokens, tenants, tenant)
         lease.calibration = self._views[demand.model].capacity.calibration
         lease.predicted_seconds = prefill_seconds + engine.terms(lease.calibration.model).step
@@ -416,8 +406,6 @@ class Scheduler:
         engine.placed += 1
         engine.kv.reserve(lease, self._lengths.expected(demand.model, demand.tenant, demand.output_tokens))
         self._policy.placed(demand, engine)
-        if self._queue.requests:  # only waiting requests have cached hits
-            self._hits.bound(demand, now)
         if ticket is not None:
             lease.waited_seconds = now - ticket.arrived_seconds
         if demand.sequences:
@@ -438,16 +426,13 @@ def choose(
     Without `waits_for_best`, of the cheapest one that does. Between equal costs, the engine with less in flight wins,
     then the one chosen less often.
     """
-    engines, costs = options.engines, options.costs
-    positions: Sequence[int] = range(len(costs))
+    engines = options.engines
+    positions: Sequence[int] = range(len(engines))
     if not waits_for_best:
         positions = [at for at in positions if capacity.admits(engines[at], demand, now, guarded=guarded)]
     if not positions:
         return None
-    best = min(positions, key=costs.__getitem__)
-    if costs.count(costs[best]) > 1:
-        equal = [at for at in positions if costs[at] == costs[best]]
-        best = min(equal, key=lambda at: (engines[at].load.in_flight, engines[at].placed))
+    best = options.cheapest(positions)
     if waits_for_best and not capacity.admits(engines[best], demand, now, guarded=guarded):
         return None
     return best

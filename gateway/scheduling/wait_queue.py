@@ -13,22 +13,18 @@ from math import ceil, inf
 from operator import attrgetter
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from gateway.errors import DeadlineUnmeetable, QueueFull
 from gateway.request import Demand
+from gateway.routing.engine import Engine
 from gateway.scheduling.fair_share import UNKNOWN_SECONDS, Backlog, FairClock, Share, Tenant, Tenants, expected_tokens
-
-_NO_HITS: npt.NDArray[np.float64] = np.zeros(0)
 
 
 class Ticket:
     """One waiting request."""
 
     __slots__ = (
-        "arrived_seconds", "avoid", "demand", "goes_anywhere", "hits", "hits_of", "hits_seconds", "late_seconds",
-        "opening", "prefill_seconds", "tokens", "turn",
+        "arrived_seconds", "avoid", "demand", "goes_anywhere", "late_seconds", "prefill_seconds",
+        "tokens", "turn", "waits_among", "waits_for", "waits_seconds", "waits_until",
     )  # fmt: skip
 
     def __init__(self, demand: Demand, arrived_seconds: float, avoid: frozenset[str], prefill_seconds: float) -> None:
@@ -41,20 +37,17 @@ class Ticket:
         self.late_seconds = inf if demand.deadline_seconds is None else demand.deadline_seconds - prefill_seconds
         self.turn = prefill_seconds  # least first within a tenant; the scheduler adds the arrival time, weighted
         self.tokens = expected_tokens(demand, 0, 0.0)  # charged to its tenant's share
-        self.opening = demand.keys[0] if demand.keys else 0
-        self.hits = _NO_HITS  # predicted, for each of the engines `hits_of`, at `hits_seconds`
-        self.hits_of: object = None
-        self.hits_seconds = 0.0
+        self.waits_for = 0  # position of its best engine in `waits_among`, `waits_until` that time
+        self.waits_among: Sequence[Engine] = ()
+        self.waits_seconds = self.waits_until = 0.0  # the former: of its prefill there
 
     def enqueue(self, turn: float, tokens: float) -> None:
         """Set its place among its tenant's requests, and what it is charged."""
         self.turn, self.tokens = turn, tokens
 
-    def keep_hits(self, hits: Sequence[int], engines: Sequence[object], now: float) -> npt.NDArray[np.float64]:
-        """Keep the predicted hit tokens, for each engine, that were found just now."""
-        self.hits = found = np.array(hits, dtype=np.float64)
-        self.hits_of, self.hits_seconds = engines, now
-        return found
+    def choose(self, at: int, prefill_seconds: float, among: Sequence[Engine], until: float) -> None:
+        """Remember its best engine, by its position among these."""
+        self.waits_for, self.waits_seconds, self.waits_among, self.waits_until = at, prefill_seconds, among, until
 
 
 # A share with waiting requests: virtual start of the first one, tie-breaker, weight, and the requests.
@@ -84,11 +77,15 @@ class TenantQueue:
     def parts(self, order: "ScanOrder", count: int) -> tuple[list[Ticket], list[Ticket]]:
         """The oldest `count` tickets: those that starve, and the others, each in order."""
         tickets, since, starving = list(islice(self.tickets, count)), order.starving_since_seconds, 0
-        while starving < len(tickets) and tickets[starving].arrived_seconds < since:
-            starving += 1
-        if len(tickets) == 1 or not order.by_turn:
-            return tickets[:starving], tickets[starving:]
-        return sorted(tickets[:starving], key=_turn), sorted(tickets[starving:], key=_turn)
+        if tickets[-1].arrived_seconds < since:
+            starving = len(tickets)
+        elif tickets[0].arrived_seconds < since:
+            starving = bisect_left(tickets, since, key=_arrived)
+        first, others = tickets[:starving], tickets[starving:]
+        if order.by_turn:
+            first.sort(key=_turn)
+            others.sort(key=_turn)
+        return first, others
 
     def in_order(self, order: "ScanOrder", count: int) -> list[Ticket]:
         starving, others = self.parts(order, count)
@@ -114,6 +111,7 @@ class ModelQueue:
         self.tenants = tenants
         self.began_seconds = began_seconds
         self.served = 0  # since then
+        self.restricted = 0  # requests that may not use every engine
         self._flows: dict[tuple[str, bool], TenantQueue] = {}
         self._aged = Share(1.0, 0.0)  # of the batch requests that starve
         self._aged_wait = False
@@ -147,6 +145,7 @@ class ModelQueue:
             clock.waiting.join(share, flow.number, flow)
             self.tenants.flow_began_seconds = ticket.arrived_seconds
         flow.tickets[ticket] = None
+        self.restricted += not ticket.goes_anywhere
         if demand.batch and len(flow.tickets) == 1:
             self._note_age(flow)
         self.tenants.queued(flow.tenant, batch=demand.batch)
@@ -159,6 +158,7 @@ class ModelQueue:
             return False
         is_oldest = demand.batch and next(iter(flow.tickets)) is ticket
         del flow.tickets[ticket]
+        self.restricted -= not ticket.goes_anywhere
         if is_oldest:
             self._forget_age(flow)
         if not flow.tickets:
@@ -282,7 +282,7 @@ def _tickets(flow: TenantQueue, order: ScanOrder, count: int) -> Iterator[Ticket
     yield from islice(flow.tickets, count, order.scan)
 
 
-_turn = attrgetter("turn")
+_turn, _arrived = attrgetter("turn"), attrgetter("arrived_seconds")
 
 
 _MOST_MODELS = 1024  # idle ones beyond are forgotten

@@ -1,11 +1,10 @@
-import numpy as np
 import pytest
 
 from gateway.request import Demand
 from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import CostModel, Engine, prefill_seconds
 from gateway.routing.estimates import Estimates
-from gateway.routing.policy import WORTH, Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
+from gateway.routing.policy import Affinity, LeastLoadedPolicy, Options, Policy, PrefixPolicy, RoundRobinPolicy
 from tests.unit.routing.crowds import options_of, work
 
 KEYS = tuple(range(1, 6))  # 2 KiB of prompt, at 4 bytes a token
@@ -158,58 +157,33 @@ def test_the_parts_of_an_options_cost_are_all_of_it_but_what_a_hint_takes_off() 
     )
 
 
-def test_the_ranking_of_many_is_that_of_each() -> None:
-    policy, index = prefix_policy()
-    index.record(1, KEYS, EDGES)
-    among = engines()
-    busy(among[1], 3)
-    asks = [asking(525), asking(4000), Demand("m", prompt_tokens=50, output_tokens=1), asking(600), asking(525)]
-    asks[3].hint, asks[4].hint = 5, 6
-    for hint, at in ((5, 1), (6, 2)):  # the second of them is at an engine that holds less
-        policy.placed(Demand("m", hint=hint), among[at])
-    hits = [np.array(policy.hits(ask, among), dtype=np.float64) for ask in asks]
-    ranking = policy.ranking(asks, hits, among, CostModel(), 0.0)
-    for row, ask in enumerate(asks):
-        options = options_of(policy, ask, among, 0.0)
-        assert ranking.cost[row] == pytest.approx([option.cost for option in options], abs=1e-8)
-        assert [ranking.prefill(row, at) for at in range(3)] == pytest.approx(
-            [each.prefill_seconds for each in options]
-        )
-
-
-def test_a_hint_still_counts_when_the_load_of_its_engine_has_changed() -> None:
-    policy, _ = prefix_policy()
-    among = engines()
-    asks = [asking(4000), asking(4000)]
-    asks[0].hint = 5
-    policy.placed(Demand("m", hint=5), among[1])
-    ranking = policy.ranking(asks, [np.zeros(3), np.zeros(3)], among, CostModel(), 0.0)
-    busy(among[1], 3)
-    ranking.bound(1)
-    assert ranking.cost[1, 1] - ranking.cost[0, 1] == pytest.approx(WORTH * ranking.prefill(0, 1))
-
-
 @pytest.mark.parametrize("policy", [LeastLoadedPolicy(), RoundRobinPolicy()])
 def test_policies_without_an_index_predict_no_hits_and_have_no_parts(policy: Policy) -> None:
     among = engines()
     options = policy.options(Demand("m"), among, CostModel(), 0.0)
-    assert policy.hits(asking(100), among) == [0, 0, 0]
+    assert options.hit_tokens == options.prefill_seconds == [0] * 3
     assert policy.parts(Demand("m"), options, CostModel(), 0.0) == [None] * 3
-    ranking = policy.ranking([Demand("m")] * 2, [], among, CostModel(), 0.0)
-    assert [ranking.best(row) for row in range(2)] == [0, 0]
+    assert options.cheapest(range(3)) == 0
 
 
 def test_round_robin_ranks_anew_as_the_turn_passes_on() -> None:
     policy, among = RoundRobinPolicy(), engines()
-    ranking = policy.ranking([Demand("m")] * 4, [], among, CostModel(), 0.0)
     order = []
-    for row in range(4):
-        best = ranking.best(row)
-        assert best is not None
-        policy.placed(Demand("m"), options_of(policy, Demand("m"), among, 0.0)[best].engine)
-        ranking.bound(best)
+    for _ in range(4):
+        best = policy.options(Demand("m"), among, CostModel(), 0.0).cheapest(range(3))
+        policy.placed(Demand("m"), among[best])
         order.append(best)
     assert order == [0, 1, 2, 0]
+
+
+def test_of_equal_costs_the_quietest_comes_first_then_the_one_that_was_chosen_less_often() -> None:
+    among = engines()
+    for at, count in enumerate((2, 1, 1)):
+        busy(among[at], count)
+    among[1].placed = 5
+    assert Options(among, [1.0, 1.0, 1.0]).cheapest(range(3)) == 2
+    assert Options(among, [1.0, 1.0, 1.0]).cheapest([0, 1]) == 1
+    assert Options(among, [1.0, 1.0, 0.5]).cheapest([0, 1]) == 1
 
 
 def test_a_request_without_blocks_leaves_nothing_in_the_record() -> None:

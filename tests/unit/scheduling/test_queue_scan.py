@@ -1,13 +1,17 @@
-"""One look through the line, with a ranking that the test writes down."""
+"""One look through the line, with an order of engines that the test writes down."""
 
 from collections.abc import Sequence
+from math import inf
 
 import pytest
 
 from gateway.request import Demand
 from gateway.routing.engine import CostModel, Engine
 from gateway.routing.estimates import Calibration, OutputLengths
+from gateway.routing.kv_reservations import Reservation
+from gateway.routing.policy import Options, Policy
 from gateway.scheduling.admission import Capacity, QueueScan
+from gateway.scheduling.fair_share import Tenant, Tenants
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.routing.crowds import work
 
@@ -15,75 +19,88 @@ NOW, STARVATION_SECONDS = 100.0, 30.0
 CAPACITY = Capacity(Calibration(CostModel(), window_seconds=0.1), OutputLengths())
 
 
-class Written:
-    """A fixed ranking, except for what is closed; records calls."""
+class Written(Policy):
+    """A written order of engines for each row, however busy they are; counts how often a row is priced."""
 
-    def __init__(self, *orders: str) -> None:
+    def __init__(self, *orders: str, apart_seconds: float = 1.0) -> None:
         self.orders = [[ord(name) - ord("a") for name in order] for order in orders]
-        self.calls: list[str] = []
-        self.closed: set[tuple[int | None, int]] = set()
+        self.apart_seconds = apart_seconds
+        self.priced: list[int] = []
+        self.waits_for_best = True
 
-    def best(self, row: int) -> int | None:
-        return next(iter(self.by_cost(row)), None)
+    def options(self, demand: Demand, engines: Sequence[Engine], model: CostModel, now: float) -> Options:
+        row = demand.hint
+        self.priced.append(row)
+        order = self.orders[row]
+        costs = [order.index(at) * self.apart_seconds if at in order else inf for at in range(len(engines))]
+        return Options(engines, costs, [row + at / 10 for at in range(len(engines))])
 
-    def skip(self, row: int, is_open: Sequence[bool]) -> int:
-        return row
 
-    def by_cost(self, row: int) -> Sequence[int]:
-        return [at for at in self.orders[row] if not self.closed & {(None, at), (row, at)}]
+class OverShare(Tenants):
+    """Tenants of which those of the given rows are over their share."""
 
-    def prefill(self, row: int, column: int) -> float:
-        return row + column / 10
+    def __init__(self, rows: str) -> None:
+        super().__init__()
+        self.rows = rows
 
-    def keep_waiting(self, row: int, column: int) -> None:
-        self.calls.append(f"{row} waits for {'abc'[column]}")
-
-    def bound(self, column: int) -> None:
-        self.calls.append(f"bound to {'abc'[column]}")
-
-    def close(self, column: int, row: int | None = None) -> None:
-        self.calls.append(f"{'abc'[column]} closed")
-        self.closed.add((row, column))
+    def is_over_share(self, tenant: Tenant, now: float, *, batch: bool) -> bool:
+        return tenant.name in self.rows
 
 
 class Scene:
     """Engines of so many free slots each, of two; requests that arrived so many seconds ago."""
 
     def __init__(
-        self, ranking: Written, *free: int, waited: Sequence[float] | None = None, slots: int = 2, **wish: int
+        self, policy: Written, *free: int, waited: Sequence[float] | None = None, slots: int = 2, **wish: int
     ) -> None:
-        self.ranking = ranking
+        self.policy = policy
+        self.started: list[tuple[Engine, Reservation]] = []
         self.engines = [Engine(number, "abc"[number], cap=slots, slots=slots) for number in range(len(free))]
         for engine, count in zip(self.engines, free, strict=True):
             for _ in range(slots - count):
                 self.take(engine)
-        waited = waited or [1.0] * len(ranking.orders)
-        asks = [Demand("m", **(wish if row == 0 else {})) for row in range(len(waited))]  # type: ignore[arg-type]
-        self.tickets = [Ticket(ask, NOW - ago, frozenset(), 0.0) for ask, ago in zip(asks, waited, strict=True)]
+        waited = waited or [1.0] * len(policy.orders)
+        self.tickets = []
+        for row, ago in enumerate(waited):
+            demand = Demand("m", tenant=str(row), hint=row, **(wish if row == 0 else {}))  # type: ignore[arg-type]
+            self.tickets.append(Ticket(demand, NOW - ago, frozenset(), 0.0))
         self.bound: list[str] = []
+        self.scan = self.new_scan(NOW)
+
+    def new_scan(self, now: float, much: str = "") -> QueueScan:
+        is_open = CAPACITY.are_open(self.engines, now)
+        tenants = OverShare(much) if much else None
+        scan = QueueScan(self.engines, self.policy, CAPACITY, is_open, STARVATION_SECONDS, now, self.bind, tenants)
+        self.scan = scan
+        return scan
 
     def take(self, engine: Engine, sequences: int = 1) -> None:
         started = work(sequences, 100, 0.0, observable=True)
+        self.started.append((engine, started))
         engine.load.start(started, NOW)
         engine.load.first_token(started, NOW)
 
-    def bind(self, ticket: Ticket, column: int, prefill_seconds: float) -> None:
+    def bind(self, ticket: Ticket, at: int, options: Options) -> None:
         row = self.tickets.index(ticket)
-        assert prefill_seconds == row + column / 10
-        self.bound.append(f"{row} to {'abc'[column]}")
-        self.take(self.engines[column], ticket.demand.sequences)
+        assert options.prefill_seconds[at] == row + at / 10
+        self.bound.append(f"{row} to {'abc'[at]}")
+        self.take(self.engines[at], ticket.demand.sequences)
 
-    def run(self, *, waits_for_best: bool = True, much: str = "", all_guarded: bool = False) -> list[str]:
+    @property
+    def closed(self) -> str:
+        """The engines that are reserved for requests that starve."""
+        return "".join(name for name, held in zip("abc", self.scan.held, strict=False) if held == inf)
+
+    def run(self, *, waits_for_best: bool = True, much: str = "", now: float = NOW) -> list[str]:
         """`much`: the rows of tenants over their share."""
-        is_open = [CAPACITY.is_open(engine, NOW, guarded=all_guarded) for engine in self.engines]
-        is_over_share = (lambda ticket: str(self.tickets.index(ticket)) in much) if much else None
-        QueueScan(
-            self.engines, self.ranking, is_open, CAPACITY, STARVATION_SECONDS, waits_for_best, self.bind, is_over_share,
-            all_guarded,
-        ).run(self.tickets, NOW)  # fmt: skip
-        assert is_open == [
-            CAPACITY.is_open(engine, NOW, guarded=all_guarded) and (None, column) not in self.ranking.closed
-            for column, engine in enumerate(self.engines)
+        self.policy.waits_for_best = waits_for_best
+        scan = self.new_scan(now, much)
+        open_ones = {
+            row: [at for at in order if at < len(self.engines)] for row, order in enumerate(self.policy.orders)
+        }
+        scan.run(self.tickets, {ticket: open_ones[row] for row, ticket in enumerate(self.tickets) if open_ones[row]})
+        assert scan.is_open == [
+            CAPACITY.is_open(engine, now) and scan.held[at] < inf for at, engine in enumerate(self.engines)
         ]
         return self.bound
 
@@ -91,25 +108,60 @@ class Scene:
 def test_a_request_whose_best_engine_is_open_is_bound_there_and_the_others_count_it() -> None:
     scene = Scene(Written("ab", "ab"), 2, 2)
     assert scene.run() == ["0 to a", "1 to a"]
-    assert scene.ranking.calls == ["bound to a", "bound to a"]
 
 
 def test_a_request_whose_best_engine_is_taken_waits_and_others_overtake() -> None:
     scene = Scene(Written("ab", "ba"), 0, 1)
     assert scene.run() == ["1 to b"]
-    assert scene.ranking.calls == ["0 waits for a", "bound to b"]
+    assert scene.scan.held == [0.0, 0.0]
+    assert scene.run() == ["1 to b"]
+
+
+def test_the_prefill_of_a_request_that_waits_counts_on_its_engine_for_those_behind() -> None:
+    scene = Scene(Written("ab", "ab", "ab", "ab"), 0, 1)
+    assert scene.run() == ["2 to b"]
+    assert scene.scan.held == [1.0, 0.0]
+
+
+def test_a_request_whose_best_engine_is_clearly_better_is_not_priced_again_for_a_while() -> None:
+    scene = Scene(Written("ab"), 0, 1)
+    for now, times in ((NOW, 1), (NOW + 0.02, 1), (NOW + 0.06, 2), (NOW + 0.08, 2)):
+        assert scene.run(now=now) == []
+        assert len(scene.policy.priced) == times
+
+
+def test_one_to_which_engines_are_much_alike_is_priced_in_each_scan() -> None:
+    scene = Scene(Written("ab", apart_seconds=0.001), 0, 1)
+    for times in (1, 2, 3):
+        scene.run()
+        assert len(scene.policy.priced) == times
+
+
+def test_a_request_is_priced_again_as_soon_as_its_engine_is_open() -> None:
+    scene = Scene(Written("ab"), 0, 1)
+    scene.run()
+    engine, running = scene.started[0]
+    assert engine is scene.engines[0]
+    engine.load.finish(running, NOW)
+    assert scene.run(now=NOW + 0.001) == ["0 to a"]
+
+
+def test_what_is_remembered_of_other_engines_does_not_count() -> None:
+    scene = Scene(Written("ab"), 0, 1)
+    scene.tickets[0].choose(5, 1.0, [], NOW + 1.0)
+    assert scene.run() == []
+    assert scene.tickets[0].waits_for == 0
 
 
 def test_the_scan_ends_when_the_last_engine_closes() -> None:
     scene = Scene(Written("ab", "ab", "ba"), 1, 0)
     assert scene.run() == ["0 to a"]
-    assert scene.ranking.calls == ["bound to a"]
+    assert scene.policy.priced == [0]
 
 
 def test_a_request_that_does_not_fit_blocks_no_others() -> None:
     scene = Scene(Written("ab", "ab", "ba"), 1, 1, sequences=2)
     assert scene.run() == ["1 to a", "2 to b"]
-    assert scene.ranking.calls == ["bound to a", "bound to b"]
 
 
 def test_a_request_to_which_all_engines_are_closed_is_passed_over() -> None:
@@ -119,7 +171,7 @@ def test_a_request_to_which_all_engines_are_closed_is_passed_over() -> None:
 def test_a_starving_request_takes_any_engine_with_capacity() -> None:
     scene = Scene(Written("acb", "ab"), 0, 1, 1, waited=[STARVATION_SECONDS + 1, 1.0])
     assert scene.run() == ["0 to c"]
-    assert scene.ranking.calls == ["bound to c", "1 waits for a"]
+    assert scene.scan.held == [1.0, 0.0, 0.0]
 
 
 def test_at_the_starvation_time_exactly_one_still_waits() -> None:
@@ -129,14 +181,15 @@ def test_at_the_starvation_time_exactly_one_still_waits() -> None:
 def test_a_starving_request_without_capacity_reserves_the_emptiest_engine() -> None:
     scene = Scene(Written("ab", "ba", "ab"), 1, 1, waited=[STARVATION_SECONDS + 1, 1.0, 1.0], sequences=2)
     assert scene.run() == ["1 to b"]
-    assert scene.ranking.calls == ["a closed", "bound to b"]
+    assert scene.closed == "a"
 
 
 def test_a_second_starving_request_reserves_another() -> None:
     waited = [STARVATION_SECONDS + 2, STARVATION_SECONDS + 1, 1.0]
-    scene = Scene(Written("ab", "ab", "ab"), 0, 0, waited=waited)
+    scene = Scene(Written("ab", "ab", "ab"), 1, 1, 1, waited=waited, sequences=2)
+    scene.tickets[1] = scene.tickets[0]  # both need two slots
     assert scene.run() == []
-    assert scene.ranking.calls == ["a closed", "b closed"]
+    assert scene.closed == "ab"
 
 
 @pytest.mark.parametrize("waited", [1.0, STARVATION_SECONDS + 1])
@@ -148,7 +201,7 @@ def test_without_waiting_for_the_best_each_takes_the_first_engine_with_capacity(
 def test_a_tenant_over_its_share_waits_for_an_engine_with_only_guarded_slots() -> None:
     scene = Scene(Written("ab", "ab", "ab"), 1, 0, slots=4)
     assert scene.run(much="0") == ["1 to a"]
-    assert scene.ranking.calls[0] == "0 waits for a"
+    assert scene.scan.held[0] == 0.0
 
 
 @pytest.mark.parametrize("waits_for_best", [True, False])
@@ -159,12 +212,12 @@ def test_with_more_free_slots_it_is_bound_like_any_other(waits_for_best: bool) -
 def test_a_starving_request_of_a_tenant_over_its_share_reserves_an_engine_from_its_like_only() -> None:
     scene = Scene(Written("a", "ab", "ab", "ab"), 1, 1, slots=4, waited=[31.0, 1.0, 31.0, 31.0])
     assert scene.run(much="03") == ["1 to a", "2 to b"]
-    assert scene.ranking.calls == ["bound to a", "bound to b"]
+    assert scene.closed == ""
 
 
 def test_where_all_have_much_engines_with_the_last_slots_alone_count_as_closed() -> None:
     scene = Scene(Written("ab", "ba"), 1, 2, slots=4)
-    assert scene.run(all_guarded=True) == ["1 to b"]
+    assert scene.run(much="01") == ["1 to b"]
 
 
 def test_the_emptiest_engine_is_the_one_with_the_smallest_share_taken_that_can_run_the_request_at_all() -> None:
@@ -172,6 +225,7 @@ def test_the_emptiest_engine_is_the_one_with_the_smallest_share_taken_that_can_r
     for engine, running in zip(engines, (0, 3, 4), strict=True):
         for _ in range(running):
             engine.load.start(work(1, 100, 0.0, observable=True), 0.0)
-    scan = QueueScan(engines, Written(), [True] * 3, CAPACITY, STARVATION_SECONDS, True, lambda *_: None)  # type: ignore[arg-type]
-    assert min(range(3), key=lambda at: scan._fullness(at, Demand("m"))) == 0
-    assert min(range(3), key=lambda at: scan._fullness(at, Demand("m", sequences=3))) == 2
+    scan = QueueScan(engines, Written(), CAPACITY, [True] * 3, STARVATION_SECONDS, NOW, lambda *_: None)
+    for demand, emptiest in ((Demand("m"), 0), (Demand("m", sequences=3), 2)):
+        scan._reserve_emptiest(range(3), demand, guarded=False)
+        assert scan.held[emptiest] == inf

@@ -95,14 +95,6 @@ def test_no_arrival_overtakes_the_queue() -> None:
     assert list(here.queue) == [second]
 
 
-def test_prompts_placed_while_the_queue_is_empty_are_not_noted() -> None:
-    here = hall(1, policy="prefix")
-    for key in range(100):
-        bound = bind(here, ask(keys=(key,), edges=(256,), prompt_size=256))
-        here.scheduler.release(bound, here.now)
-    assert len(here.scheduler._hits) == 0
-
-
 def test_a_full_queue_refuses_with_a_retry_time() -> None:
     here = hall(1, max_requests=1)
     bind(here)
@@ -399,16 +391,15 @@ def test_requests_waiting_for_a_backend_raise_its_cost_for_one_scan_only() -> No
     assert costs() == before
 
 
-@pytest.mark.parametrize(("later_seconds", "backend"), [(0.05, "a"), (1.1, "b")])
-def test_predicted_hits_of_a_waiting_request_are_renewed_but_not_each_time(later_seconds: float, backend: str) -> None:
+def test_hits_of_a_waiting_request_are_predicted_again_before_it_is_bound() -> None:
     here = hall(1, 1, policy="prefix")
     running = [bind(here, ask(pinned=name)) for name in "ab"]
     ticket = wait(here, ask(keys=LONG_KEYS, edges=LONG_EDGES, prompt_size=400_000, prompt_tokens=100_000))
     here.index.record(1, LONG_KEYS, LONG_EDGES)
-    here.now = later_seconds
+    here.now = 0.05
     for lease in running:
         here.scheduler.release(lease, here.now)
-    assert drain(here) == {ticket: backend}
+    assert drain(here) == {ticket: "b"}
 
 
 def test_what_is_bound_meanwhile_counts_at_once_for_a_waiting_request_with_the_same_beginning() -> None:

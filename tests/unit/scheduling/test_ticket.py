@@ -7,7 +7,7 @@ from tests.unit.scheduling.builders import ask
 def test_a_ticket_starts_with_what_is_known_of_its_request() -> None:
     ticket = Ticket(ask(prompt_tokens=700, keys=(5, 6)), 3.0, frozenset(), 0.5)
     assert (ticket.arrived_seconds, ticket.prefill_seconds, ticket.turn, ticket.tokens) == (3.0, 0.5, 0.5, 700)
-    assert (ticket.opening, ticket.hits_of) == (5, None)
+    assert (ticket.waits_among, ticket.waits_until) == ((), 0.0)
 
 
 @pytest.mark.parametrize("wish", [{"pinned": "a"}, {"rank": 0}, {"sequences": 2}])
