@@ -155,7 +155,7 @@ class Dispatcher:
                     lease.on_failure()  # nothing was sent
                     raise
                 except asyncio.CancelledError:
-                    self._metrics.attempts.values[lease.backend, "cancelled"] += 1
+                    self._metrics.attempts.add((lease.backend, "cancelled"))
                     raise
                 else:
                     self._succeeded(request, lease, answer, record)
@@ -180,7 +180,7 @@ class Dispatcher:
         demand, backend = request.demand, self._fleet.by_name[lease.backend]
         lease.on_answer(answer)
         self._fleet.succeeded(backend, None if demand.tenant == SEVERAL_TENANTS else demand.tenant)
-        self._metrics.attempts.values[lease.backend, "ok"] += 1
+        self._metrics.attempts.add((lease.backend, "ok"))
         if answer.usage is not None:
             plausible = answer.limit_usage(demand, backend.context_tokens.get(demand.model))
             record.answered(
@@ -191,7 +191,7 @@ class Dispatcher:
     def _failed(self, request: InferenceRequest, lease: Lease, error: BackendError) -> None:
         demand, backend = request.demand, self._fleet.by_name[lease.backend]
         self._fleet.failed(backend, error, None if demand.tenant == SEVERAL_TENANTS else demand.tenant)
-        self._metrics.attempts.values[lease.backend, error.code or "failed"] += 1
+        self._metrics.attempts.add((lease.backend, error.code or "failed"))
         lease.on_failure()
         if isinstance(error, BackendBusy):
             error.retry_after(self._lease_broker.retry_after_seconds(demand.model))

@@ -42,15 +42,15 @@ class LineWriter:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def write(self, line: bytes) -> None:
-        """Queue a line, with its newline. Never waits for the reader, never raises."""
-        size = len(line) + _LINE_OVERHEAD_BYTES
+    def write(self, lines: bytes, count: int = 1) -> None:
+        """Queue a line, or several, with their newlines. Never waits for the reader, never raises."""
+        size = len(lines) + _LINE_OVERHEAD_BYTES
         with self._lock:
             if self._held_bytes + size > MAX_HELD_BYTES:
-                self.dropped += 1
+                self.dropped += count
             else:
                 self._held_bytes += size
-                self._lines.append(line)
+                self._lines.append(lines)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -189,10 +189,11 @@ class AccessLog(LineWriter):
         self._wall_clock = wall_clock
         self._look_at_clocks()
 
-    def add(self, record: Record) -> None:
-        if record.ended_seconds - self._looked_seconds > _OFFSET_SECONDS:
+    def add(self, records: list[Record]) -> None:
+        if records[-1].ended_seconds - self._looked_seconds > _OFFSET_SECONDS:
             self._look_at_clocks()
-        self.write(line_of(record, self._offset_seconds, self._prefixes))
+        offset_seconds, prefixes = self._offset_seconds, self._prefixes
+        self.write(b"".join([line_of(record, offset_seconds, prefixes) for record in records]), len(records))
 
     def _look_at_clocks(self) -> None:
         self._looked_seconds = self._clock()

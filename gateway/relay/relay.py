@@ -81,7 +81,8 @@ class UpstreamResponse:
         self._content_type = b"application/json"
         self._extra = b""
         self._events: EventStream | None = None
-        self._kept = b""  # a plain answer until it is passed on, then its end
+        self._kept: list[bytes] = []  # a plain answer in parts until it is passed on, then its end
+        self._kept_bytes = 0
         self._client_was_slow = False
         self._first_byte_seconds: float | None = None
 
@@ -115,21 +116,24 @@ class UpstreamResponse:
     def received(self) -> None:
         """Pass on what has arrived together: of a stream, mostly one event in one part."""
         self.heard = True
-        connection, sink = self._connection, self._sink
+        connection = self._connection
         if not self._status and connection.status:
             self._take_head()
         events, parts, count = self._events, connection.parts, len(connection.parts)
-        if count and not self.done.done():  # done: the end marker has come, or the client has left
+        if self.done.done():  # the end marker has come, or the client has left
+            parts.clear()
+            return
+        if count:
             data = parts[0] if count == 1 else b"".join(parts)
+            parts.clear()
             if self._first_byte_seconds is None:
                 self._first_byte_seconds = self._clock()
                 if events is not None:
                     self._first_token()
             if events is None:
-                self._kept = self._kept + data if self._kept else data
-                if sink.begun or (len(self._kept) > _HELD_BYTES and not connection.ended):
-                    self._pass_plain(data)
+                self._keep(data)
             elif data := events.take(data):
+                sink = self._sink
                 if not sink.begun:
                     self._begin(data)
                 if sink.write(data):
@@ -137,9 +141,8 @@ class UpstreamResponse:
                 self._left -= count if len(data) <= count * _EVENT_BYTES else data.count(_EVENT_END)
                 if self._left <= 0:
                     self._expected = self._left = self._on_tokens(self._expected - self._left)
-        parts.clear()
         # Engines send the end of a stream's framing a little later than its last event: do not wait for it.
-        if (connection.ended or (events is not None and events.ended)) and not self.done.done():
+        if connection.ended or (events is not None and events.ended):
             self._finish()
 
     def failed(self, error: BackendError) -> None:
@@ -184,13 +187,19 @@ class UpstreamResponse:
         if self._status == 200 and self._content_type.startswith(b"text/event-stream"):
             self._events = EventStream(self._request.done_marker, self._request.hides_usage)
 
-    def _pass_plain(self, data: bytes) -> None:
-        """Pass on a part of a long plain answer; with the first one, all that was kept."""
-        if not self._sink.begun:
-            data = self._kept
+    def _keep(self, data: bytes) -> None:
+        """Keep a part of a plain answer; pass on a long one, of which only the end is kept."""
+        sink = self._sink
+        self._kept.append(data)
+        self._kept_bytes += len(data)
+        if not sink.begun and (self._kept_bytes <= _HELD_BYTES or self._connection.ended):
+            return
+        kept = b"".join(self._kept)
+        self._kept = [kept[-_TAIL_BYTES:]]
+        if not sink.begun:
+            data = kept
             self._begin(data)
-        self._kept = self._kept[-_TAIL_BYTES:]
-        if self._sink.write(data):
+        if sink.write(data):
             self._wait_for_room()
 
     def _begin(self, data: bytes) -> None:
@@ -207,7 +216,7 @@ class UpstreamResponse:
         self._sink.when_writable(self._connection.resume_reading)
 
     def _finish(self) -> None:
-        events, sink, status = self._events, self._sink, self._status
+        events, sink, status, kept = self._events, self._sink, self._status, b"".join(self._kept)
         if events is not None:
             if events.failure:
                 self._gave_up(events.failure)
@@ -221,20 +230,19 @@ class UpstreamResponse:
             usage = read_stream_usage(events.usage_first, events.usage_last)
         elif sink.begun:
             sink.end()
-            usage = read_usage(self._kept)
+            usage = read_usage(kept)
         elif status >= 400:
             self._finish_error(
-                UpstreamResult(status, None, self._first_byte_seconds, self._kept, self._content_type, self._extra)
+                UpstreamResult(status, None, self._first_byte_seconds, kept, self._content_type, self._extra)
             )
             return
-        elif self._request.done_marker is not None and ABORTED in self._kept:
+        elif self._request.done_marker is not None and kept.find(ABORTED) >= 0:
             self.done.set_exception(BackendAborted("The backend aborted the response."))
             return
         else:
-            if self._request.on_opening is not None:
-                self._note_opening(self._kept)
-            sink.send(status, self._content_type, self._extra, self._kept)
-            usage = read_usage(self._kept[-_TAIL_BYTES:])
+            self._note_opening(kept)
+            sink.send(status, self._content_type, self._extra, kept)
+            usage = read_usage(kept[-_TAIL_BYTES:])
         self.answered = True
         self.done.set_result(
             UpstreamResult(status, usage, self._first_byte_seconds, client_was_slow=self._client_was_slow)
